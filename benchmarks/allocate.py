@@ -31,16 +31,16 @@ from common import Row, alone, arguments, compared, report, skipped, timed
 from peers.go_peer import KUBELET, GoPeer, beside
 
 from agent.allocate import accumulator, layout
-from agent.allocate.account import CpuRefCounts
 from agent.allocate.cpu_request import CpuRequest, Taken
 from agent.allocate.kubelet.options import StaticOptions
 from agent.allocate.kubelet.take import take
 from agent.allocate.layout import Layout
+from agent.allocate.node_allocation import CpuRefCounts
 from agent.allocate.numa import kubelet_merge
 from agent.allocate.numa.hint import TopologyHint
 from agent.conformance.machines import cpus
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
+from agent.model.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.topology import Cpu
 
 SHAPES = {64: (2, 1, 16, 2), 256: (2, 4, 16, 2), 512: (2, 8, 16, 2)}
@@ -215,7 +215,7 @@ def accumulator_rows(size: int, turns: Turns) -> Iterator[Row]:
     for point in points(machine):
         holdings = CpuRefCounts().adding(machine.cpus & ~point.free)
         for bind in (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS):
-            for strategy in (NumaStrategy.MOST_ALLOCATED, NumaStrategy.LEAST_ALLOCATED):
+            for strategy in (Strategy.MOST_ALLOCATED, Strategy.LEAST_ALLOCATED):
                 request = CpuRequest(point.need, bind, strategy=strategy)
                 values.append(accumulated(machine, holdings, request, turns))
     yield alone(f"koordinator_take_cpus_{size}", statistics.mean(values), UNIT)

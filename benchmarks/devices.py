@@ -38,15 +38,14 @@ from peers.go_peer import KOORDINATOR, GoPeer, beside
 from agent.allocate.bits import members
 from agent.allocate.devices.allocation import Allocation, allocate, device_request
 from agent.allocate.devices.bandwidth import BandwidthTable, Matrix
-from agent.allocate.devices.besteffort import BestEffortTable
+from agent.allocate.devices.besteffort import BestEffortTable, GpuTable
 from agent.allocate.devices.inventory import LinkTable, inventory, linked
-from agent.allocate.devices.objectives import GpuTable
 from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.allocate.node_allocator.companion import device_hints
 from agent.model import deviceobject
 from agent.model.devices import Device, DeviceTopology
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 
 UNIT = "us"
 BASE = "Koordinator"
@@ -54,7 +53,7 @@ BRUTE = "all sets"
 ANSWER_SECONDS = 60.0
 GPU_BYTES = 80 << 30
 SIZES = (8, 16)
-STRATEGY = NumaStrategy.LEAST_ALLOCATED
+STRATEGY = Strategy.LEAST_ALLOCATED
 JOINT = "scheduling.koordinator.sh/device-joint-allocate"
 SAME_PCIE = '{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}'
 USED = {1: 50, 2: 100, 5: 100}

@@ -11,7 +11,7 @@ from typing import Final
 from agent.host.ending import Ending
 from agent.kube import auth
 from agent.kube.auth import FileAccess
-from agent.model.settings import Settings
+from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import process
 from agent.scheduler.http_routes import Reply, Route
 from agent.scheduler.server import Server
@@ -23,7 +23,7 @@ def ours(api: int, port: int) -> None:
     """Until SIGTERM. All is as in production but for how the API server is found."""
     auth.access = lambda *_: FileAccess(f"http://127.0.0.1:{api}")
     process.run(
-        Settings(
+        SchedulerSettings(
             extender_address=f"127.0.0.1:{port}",
             tls_certificate_file="",
             scheduler_http="",

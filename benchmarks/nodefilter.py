@@ -26,10 +26,10 @@ from peers.go_peer import KOORDINATOR, GoPeer, beside
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.facts import place_facts
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
-from agent.allocate.nodefacts import node_facts
+from agent.allocate.node_allocator.properties import node_properties
 from agent.allocate.policies_in_force import NUMA_LABEL
+from agent.allocate.topology_options import topology_options
 from agent.conformance import machines
 from agent.model import apiobjects, nodetopology
 from agent.model.annotations import RESOURCE_STATUS
@@ -108,10 +108,10 @@ def question(case: Case) -> Question:
     )
     labels = {NUMA_LABEL: case.policy.value}
     allocatable = {"cpu": str(len(cpus)), "memory": str(ZONE_BYTES * len(_nodes(case)))}
-    facts, faults = node_facts(labels, {}, topology, 1000 * len(cpus))
+    facts, faults = topology_options(labels, {}, topology, 1000 * len(cpus))
     if faults:
         raise SystemExit(f"{case.name}: {faults}")
-    place = NodeAllocator(place_facts("node", labels, facts))
+    place = NodeAllocator(node_properties("node", labels, facts))
     held = [_placed(case, place, number) for number in range(2 * case.before)]
     body = pod("pod", case.qos, case.cpu, case.memory_gib)
     asked = {

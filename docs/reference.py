@@ -10,7 +10,10 @@ import sys
 import msgspec
 
 from agent.cli.main import COMMANDS
-from agent.model import settings
+from agent.model.settings import options
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.frontends import NriSettings, ProxySettings
+from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
 
 PAGE = pathlib.Path(__file__).with_name("options.md")
 
@@ -27,7 +30,9 @@ def page() -> str:
         "| option | default | commands | what it is |",
         "|---|---|---|---|",
     ]
-    for field in settings.options():
+    kinds = (AgentSettings, ProxySettings, NriSettings, SchedulerSettings, WebhookSettings)
+    fields = {field.name: field for kind in kinds for field in options.options(kind)}
+    for field in fields.values():
         kind = field.type
         text = ""
         if isinstance(kind, msgspec.inspect.Metadata):
@@ -40,7 +45,8 @@ def page() -> str:
 
 def _options(command: str) -> tuple[str, ...]:
     module = importlib.import_module(f"agent.cli.{command.replace('-', '_')}")
-    return tuple(getattr(module, "OPTIONS", ()))
+    kind = getattr(module, "SETTINGS", None)
+    return kind.__struct_fields__ if kind else ()
 
 
 def main() -> int:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from agent.allocate.account import CpuRefCounts
 from agent.allocate.bits import members
 from agent.allocate.cpu_request import AllocationStep, CpuRequest, Shortage, Taken
 from agent.allocate.layout import Area, Layout
+from agent.allocate.node_allocation import CpuRefCounts
 from agent.allocate.packing import Found, Terms, pack, whole_cores
 from agent.allocate.reasons import Reason
-from agent.model.policies import BindPolicy, NumaStrategy
+from agent.model.policies import BindPolicy, Strategy
 
 
 class _Choice(NamedTuple):
@@ -72,8 +72,8 @@ def shares(
 
 
 def even(rooms: Sequence[int], need: int) -> list[int]:
-    """`need` units, shared as equally as the rooms allow, which have enough; what does not divide
-    goes to the largest rooms, the first of equal ones."""
+    """Shares `need` units as equally as the rooms allow, which are large enough together; a
+    remainder goes to the largest rooms, the first of equal ones."""
     given = [0] * len(rooms)
     while need:
         open_ = [index for index, room in enumerate(rooms) if given[index] < room]
@@ -130,7 +130,7 @@ def take(
     fitting, preferred = _fitting(layout, free, preferred, request)
     if request.count > fitting.bit_count():
         return _shortage(request.count, free, fitting)
-    search = _evenly if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY else pack
+    search = _evenly if request.strategy is Strategy.DISTRIBUTE_EVENLY else pack
     terms = Terms.of(layout, holdings, request, max_ref)
     found = _find(search, terms, fitting, preferred, request.count)
     if found is None:

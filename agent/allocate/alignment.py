@@ -1,11 +1,9 @@
 """Which NUMA nodes a pod gets under a NUMA policy: hints, their merge, and a trial of the answer.
 
 Koordinator's topology manager (pkg/scheduler/frameworkext/topologymanager) with the hints of CPU,
-memory and whatever else NUMA nodes count; but nothing that would fail when it is reserved is
-admitted, not even under BestEffort, and a machine of one NUMA node keeps accounts too. Other
-modules that give out something that lies on NUMA nodes, such as devices, join the merge as
-companions.
-"""
+memory and whatever else NUMA nodes count; but a request that could not be reserved is not admitted,
+not even under BestEffort, and a machine with one NUMA node keeps an account too. Other hint
+providers, such as the allocator of devices, join the merge as companions."""
 
 from __future__ import annotations
 
@@ -14,15 +12,15 @@ from typing import Protocol
 
 import msgspec
 
-from agent.allocate.account import Account
-from agent.allocate.ask import ResourceRequest
 from agent.allocate.bits import ids
+from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.numa import koordinator_merge
 from agent.allocate.numa.hint import MergeCause, Merged, Provider, TopologyHint
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.allocate.offer import NumaCandidate
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Allotment, Trials
 from agent.model.policies import NumaExclusive, NumaPolicy
 
@@ -36,18 +34,18 @@ class Aligned(msgspec.Struct, frozen=True):
 
 
 class Companion(Protocol):
-    """What a pod asks for beside what the NUMA nodes count."""
+    """A hint provider for what a pod requests in addition to what the NUMA nodes count."""
 
     def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
-        """From which of the machine's NUMA nodes it could come; `narrowest`: those sets of the
-        fewest nodes, which are the preferred ones."""
+        """The sets of NUMA nodes that it could come from; `narrowest`: the sets of the fewest
+        nodes, which are the preferred ones."""
 
     def fits(self, mask: int | None) -> bool:
         """Whether it can be had of the NUMA nodes that were chosen; None: of any."""
 
 
 def align(
-    account: Account,
+    account: NodeAllocation,
     ask: ResourceRequest,
     policies: InForce,
     trials: Trials,
@@ -117,9 +115,9 @@ def align(
 def _together(
     companion: Companion, trials: Trials, merge: Callable[[Provider, int | None], Merged]
 ) -> Merged:
-    """Where all prefer some of the sets that the companion prefers, which are its narrowest, no
-    wider ones can win: they are looked at only where there are none. Its own wider ones matter only
-    where something that is not preferred is admitted too."""
+    """The companion prefers its narrowest sets. Where all providers prefer some of these, no wider
+    set can win, so wider sets are tried only where there are none. The companion's own wider sets
+    matter only where a result that is not preferred is admitted too."""
     nodes = tuple(trials.totals)
     narrow = companion.hints(nodes, narrowest=True)
     sizes = [_size(hint) for hints in narrow.values() for hint in hints or ()]

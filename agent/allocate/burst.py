@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.allocate import split
-from agent.allocate.account import Account
-from agent.allocate.node import NodeFacts
+from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.reasons import Reason, Rejection
-from agent.model.policies import NumaStrategy
+from agent.allocate.topology_options import TopologyOptions
+from agent.model.policies import Strategy
 
 
-def pools(facts: NodeFacts, account: Account) -> dict[int, int]:
-    """By NUMA node, the milli-CPU of the CPUs that nobody owns; those that the kubelet reserves are
-    in the pool as on the node (fine-grained CPU orchestration proposal, Basic CPU orchestration
-    principles)."""
+def pools(facts: TopologyOptions, account: NodeAllocation) -> dict[int, int]:
+    """By NUMA node, the milli-CPU of the CPUs without an owner; CPUs that the kubelet reserves are
+    in the pool, as they are on the node (fine-grained CPU orchestration proposal, Basic CPU
+    orchestration principles)."""
     if facts.layout is None:
         return {}
     kept = facts.reserved - facts.kubelet_reserved
@@ -31,7 +31,7 @@ def nodes(
     request_milli: int,
     pools: Mapping[int, int],
     available: Mapping[int, int],
-    strategy: NumaStrategy,
+    strategy: Strategy,
 ) -> tuple[int, ...] | Rejection:
     """The NUMA nodes to hold the pod to. `available`: milli-CPU not promised to anyone; nodes that
     have none left hold no further pod.
@@ -46,7 +46,7 @@ def nodes(
         if pool >= limit_milli and available[node] >= request_milli
     ]
     if fitting:
-        if strategy is NumaStrategy.MOST_ALLOCATED:
+        if strategy is Strategy.MOST_ALLOCATED:
             return (min(fitting, key=lambda node: (pools[node], available[node], node)),)
         return (min(fitting, key=lambda node: (-available[node], node)),)
     chosen: list[int] = []

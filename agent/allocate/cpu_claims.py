@@ -19,8 +19,8 @@ from agent.model.topology import Topology
 
 
 class Claimant(msgspec.Struct, frozen=True):
-    """`keeps`: it owned these CPUs, or it runs on exactly them and nobody does who may not share
-    them. `keeps_reserved`: and not just because they are the pool that it would share."""
+    """`keeps`: the pod owned these CPUs, or runs on exactly these and no pod runs there that may
+    not share them. `keeps_reserved`: not only because they are the pool that it would share."""
 
     pod: Pod
     wish: CpuSet
@@ -29,8 +29,8 @@ class Claimant(msgspec.Struct, frozen=True):
 
 
 class UnownedPools(msgspec.Struct, frozen=True):
-    """Where pods run while nobody owns CPUs: what all but SYSTEM pods share, and what these do
-    (empty: the same)."""
+    """Where pods run while no CPU has an owner: the CPUs that all pods but SYSTEM pods share, and
+    those that SYSTEM pods share (empty: the same)."""
 
     online: CpuSet
     shared: CpuSet
@@ -79,8 +79,8 @@ def in_order(
     return [claimant for _, claimant in ordered]
 
 
-class Hearing:
-    """The pools while claims are heard one after the other."""
+class ClaimAdmission:
+    """The owners and the pools while claims are admitted one after the other."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Hearing:
         return QoS.LS if of_class is QoS.SYSTEM and not self.system else of_class
 
     def claim(self, claim: Claimant) -> str:
-        """Takes the CPUs that are online, or says why not."""
+        """Admits the claim with its online CPUs, or returns why not."""
         pod, wish = claim.pod, claim.wish
         if missing := wish - self._online - self._offline:
             return f"CPUs {missing} do not exist"
@@ -166,7 +166,7 @@ class Hearing:
         return ""
 
     def keep_offline(self, pod: Pod, owned: CpuSet) -> None:
-        """What the pod owned and is offline stays its own, where nobody got it."""
+        """Offline CPUs that the pod owned stay its own, where no other pod got them."""
         others = self._kubelets | union(owner.claimed for owner in self.owners)
         kept = owned & self._offline - others
         if kept:

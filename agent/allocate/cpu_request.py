@@ -7,21 +7,20 @@ import enum
 import msgspec
 
 from agent.allocate.reasons import Reason
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
+from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
 
 
 class CpuRequest(msgspec.Struct, frozen=True):
     """`count` CPUs; a negative one raises ValueError.
 
-    `bind`: FULL_PCPUS wants whole cores, every other policy one thread of each core; a wish unless
-    `required`, as `exclusive` always is. `prefer_l3`: of CPUs that are as good, those that share
-    the fewest L3 caches. `nodes`: the only NUMA nodes to take from, a mask of their ids.
-    """
+    `bind`: FULL_PCPUS prefers whole cores, every other policy one thread of each core; a preference
+    unless `required`. `exclusive` is always a preference. `prefer_l3`: of equal CPUs, those that
+    share the fewest L3 caches. `nodes`: the only NUMA nodes to take from, a mask of their ids."""
 
     count: int
     bind: BindPolicy = BindPolicy.DEFAULT
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
-    strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
+    strategy: Strategy = Strategy.LEAST_ALLOCATED
     required: bool = False
     prefer_l3: bool = False
     nodes: int | None = None

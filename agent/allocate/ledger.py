@@ -1,10 +1,10 @@
-"""The one account of a node: who holds what, what a pod would get, and what then remains.
+"""The ledger of a node's CPUs and NUMA nodes: what each pod holds, and what a further pod would
+get.
 
-`offer` prices a place and changes nothing; `commit` makes an offer come true, if it still can;
-`record` takes what a pod's annotations say, true or not: two pods that hold the same CPU both count
-and are reported. The state is that of the claims alone, so that a restart rebuilds it from the
-pods' annotations in any order. One thread at a time.
-"""
+`offer` prices an allocation and changes nothing; `commit` applies an offer, if that is still
+possible; `record` takes the allocation in a pod's annotations as it is: two pods that hold the same
+CPU both count and are reported. The state depends on the allocations alone, so a restart rebuilds
+it from the pods' annotations in any order. One thread at a time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from types import MappingProxyType
 import msgspec
 
 from agent.allocate import burst, offering
-from agent.allocate.account import Account
 from agent.allocate.alignment import Companion
-from agent.allocate.ask import ResourceRequest
-from agent.allocate.claims import PodAllocation
-from agent.allocate.node import NodeFacts
+from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.offer import Declined, Offer
+from agent.allocate.pod_allocation import PodAllocation
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import TopologyOptions
 from agent.model.cpuset import CpuSet
 
 
 class StaleOfferError(Exception):
-    """An offer that is not true any more; the message says what is gone."""
+    """An offer that can't be committed any more; the message names what is gone."""
 
 
 class Overlap(msgspec.Struct, frozen=True):
@@ -38,15 +38,15 @@ class Overlap(msgspec.Struct, frozen=True):
 class Ledger:
     """Claims by pod uid on a node of these facts."""
 
-    def __init__(self, facts: NodeFacts, claims: Iterable[PodAllocation] = ()) -> None:
+    def __init__(self, facts: TopologyOptions, claims: Iterable[PodAllocation] = ()) -> None:
         self._facts = facts
         self._claims: dict[str, PodAllocation] = {}
-        self._account = Account(facts)
+        self._account = NodeAllocation(facts)
         for claim in claims:
             self.record(claim)
 
     @property
-    def facts(self) -> NodeFacts:
+    def facts(self) -> TopologyOptions:
         return self._facts
 
     @property
@@ -55,7 +55,7 @@ class Ledger:
         return MappingProxyType(self._claims)
 
     @property
-    def account(self) -> Account:
+    def account(self) -> NodeAllocation:
         """The sums, to read."""
         return self._account
 

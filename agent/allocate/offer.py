@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.claims import PodAllocation
 from agent.allocate.cpu_request import AllocationStep
 from agent.allocate.numa.hint import Merged
+from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import PolicyInForce
 from agent.allocate.reasons import Rejection
 
@@ -20,9 +20,9 @@ class NumaCandidate(msgspec.Struct, frozen=True):
 
 
 class Why(msgspec.Struct, frozen=True):
-    """`policies`: in force, and whose word. `candidates`: in the order tried. `merged`: what the
-    hints of all resources together chose. `steps`: those of the accumulator that gave CPUs, in one
-    tuple for each NUMA node where each gave its own."""
+    """`policies`: those in force, with their sources. `candidates`: in the order tried. `merged`:
+    what the hints of all resources together chose. `steps`: those of the accumulator that gave
+    CPUs, in one tuple for each NUMA node where each gave its own."""
 
     policies: tuple[PolicyInForce, ...] = ()
     candidates: tuple[NumaCandidate, ...] = ()

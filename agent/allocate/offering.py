@@ -1,11 +1,11 @@
-"""Finding a pod its place on a node: the rules first, then CPUs, then NUMA nodes.
+"""An offer of CPUs and NUMA nodes of one node to a pod: the checks first, then CPUs, then NUMA
+nodes.
 
 Checks come in Koordinator's order (pkg/scheduler/plugins/nodenumaresource/plugin.go, PreFilter and
 Filter): policies, whole CPUs, amplified CPU, SMT alignment. Without a NUMA policy an owner's CPUs
-are taken from the whole machine. With one, hints say which NUMA nodes could hold CPU, memory and
-the rest, their merge says which nodes it is, and the amounts are split over those. Nothing is
-offered that could not be committed at once.
-"""
+are taken from the whole machine. With one, hints name the NUMA nodes that could hold CPU, memory
+and other resources, their merge chooses the nodes, and the amounts are split over these. Nothing is
+offered that could not be committed at once."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from collections.abc import Callable
 import msgspec
 
 from agent.allocate import alignment, burst
-from agent.allocate.account import Account
 from agent.allocate.alignment import Companion
-from agent.allocate.ask import ResourceRequest
-from agent.allocate.claims import PodAllocation
-from agent.allocate.node import NodeFacts
+from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.offer import Declined, Offer, Price, Why
+from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import InForce, in_force
 from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import TopologyOptions
 from agent.allocate.trials import Allotment, Trials
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
 
 
 def offer(
-    facts: NodeFacts,
-    account: Account,
+    facts: TopologyOptions,
+    account: NodeAllocation,
     ask: ResourceRequest,
     companion: Companion | None = None,
-    trying: Callable[[NodeFacts, Account, ResourceRequest, InForce], Trials] = Trials,
+    trying: Callable[[TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials] = Trials,
 ) -> Offer | Declined:
-    """The place for a pod that holds nothing on the node yet. `companion` is heard where a NUMA
-    policy is in force; without one it is free. `trying`: how NUMA nodes are tried."""
+    """The place for a pod that holds nothing on the node yet. `companion` takes part where a NUMA
+    policy is in force. `trying`: how NUMA nodes are tried."""
     if not ask.requests and not ask.burst_milli and companion is None:
         return Offer(PodAllocation(ask.uid, ask.title), Price(0, 0, 0), Why())
     policies = in_force(facts.policies, facts.profile, ask)
@@ -68,8 +68,8 @@ def offer(
     return Offer(claim, trials.price(found), why)
 
 
-def gone(facts: NodeFacts, account: Account, claim: PodAllocation) -> str:
-    """What a claim needs that an account has not any more; empty if it has all."""
+def gone(facts: TopologyOptions, account: NodeAllocation, claim: PodAllocation) -> str:
+    """What an allocation needs and the node does not have any more; empty if it has all."""
     if missing := claim.cpus - CpuSet.from_int(account.free_cpus()):
         return f"CPUs {missing} are not free any more"
     if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
@@ -90,7 +90,7 @@ def gone(facts: NodeFacts, account: Account, claim: PodAllocation) -> str:
 
 
 def _unfit(
-    facts: NodeFacts, account: Account, ask: ResourceRequest, policies: InForce
+    facts: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, policies: InForce
 ) -> Rejection | None:
     cpu_milli = ask.requests.get("cpu", 0)
     bind = policies.bind

@@ -25,12 +25,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from agent.allocate.account import CpuRefCounts
 from agent.allocate.bits import lowest, members
 from agent.allocate.cpu_request import AllocationStep, CpuRequest
 from agent.allocate.layout import Layout
+from agent.allocate.node_allocation import CpuRefCounts
 from agent.allocate.ranking import best_fit, core_tiers, first_of, in_fewest, rounds, tiers
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
+from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
 
 Found: TypeAlias = tuple[int, tuple[AllocationStep, ...]]
 """A mask of CPUs, and the steps that gave them."""
@@ -51,7 +51,7 @@ class Terms(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, layout: Layout, holdings: CpuRefCounts, request: CpuRequest, max_ref: int) -> Terms:
-        """The terms of a request beside what other pods hold; `max_ref` pods may share a CPU."""
+        """The terms of a request next to what other pods hold; `max_ref` pods may share a CPU."""
         cores = nodes = 0
         if request.exclusive is ExclusivePolicy.PCPU_LEVEL and holdings.core_exclusive:
             cores = layout.expand(layout.touched(holdings.core_exclusive[0]))
@@ -75,7 +75,7 @@ def pack(terms: Terms, free: int, need: int) -> Found:
 
 def _cores(terms: Terms, free: int, need: int) -> Found:
     layout, request, levels = terms.layout, terms.request, terms.levels
-    most = request.strategy is NumaStrategy.MOST_ALLOCATED
+    most = request.strategy is Strategy.MOST_ALLOCATED
     whole = layout.expand(layout.whole(free))
     open_ = whole & ~terms.nodes_off
     step = AllocationStep.CORES_IN_NODE
@@ -102,7 +102,7 @@ def _cores(terms: Terms, free: int, need: int) -> Found:
 
 def _threads(terms: Terms, free: int, need: int) -> Found:
     layout, request, levels = terms.layout, terms.request, terms.levels
-    most = request.strategy is NumaStrategy.MOST_ALLOCATED
+    most = request.strategy is Strategy.MOST_ALLOCATED
     off = terms.cores_off | terms.nodes_off
     open_ = free & ~off
     firsts = _firsts(layout, open_, levels)
@@ -152,7 +152,7 @@ def _over_sockets(
 
 def _singles(terms: Terms, free: int, need: int, taken: int, off: int) -> int:
     """What is taken and, to make up the need, single CPUs: those that are off last."""
-    most = terms.request.strategy is NumaStrategy.MOST_ALLOCATED
+    most = terms.request.strategy is Strategy.MOST_ALLOCATED
     for open_ in (free & ~off, free):
         missing = need - taken.bit_count()
         if missing:

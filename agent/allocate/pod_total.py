@@ -14,7 +14,7 @@ _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class InitRequests(msgspec.Struct, frozen=True):
-    """Of an init container; `sidecar`: it keeps running beside all that come after it."""
+    """Of an init container; `sidecar`: it keeps running while all later containers run."""
 
     requests: Mapping[str, int]
     sidecar: bool = False
@@ -26,9 +26,9 @@ def pod_total(
     whole: Mapping[str, int] = _NOTHING,
     overhead: Mapping[str, int] = _NOTHING,
 ) -> dict[str, int]:
-    """By resource, as the API server counts: the containers beside all sidecars, or more where an
-    init container, beside the sidecars before it, asks for more. What the pod says as a `whole`
-    goes before that, for the resources that may be asked for so; `overhead` comes on top."""
+    """By resource, as the API server counts: the containers together with all sidecars, or more
+    where an init container, together with the sidecars before it, requests more. Pod-level requests
+    (`whole`) override that for the resources that may be requested so; `overhead` is added."""
     sidecars: dict[str, int] = {}
     most: dict[str, int] = {}
     for each in init:

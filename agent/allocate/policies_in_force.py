@@ -1,13 +1,12 @@
-"""Which policy is in force for a pod on a node, and who said so.
+"""The policies in force for a pod on a node, with their sources.
 
 NUMA policy: the kubelet's where it is not None (it rejects what breaks its policy), else the node's
 label, else the configured one (numa-topology-scheduling proposal); `label_first` is Koordinator's
-order. A pod's own policy speaks where the node has none, and conflicts where the node has another.
+order. A pod's own policy counts where the node has none, and conflicts where the node has another.
 Bind policy: what the node forces on every pod (the kubelet's full-pcpus-only, else the label), else
 what the pod requires or prefers where it owns CPUs (Koordinator: getCPUBindPolicy in
 pkg/scheduler/plugins/nodenumaresource/util.go). NUMA strategy: the node's label, else the kubelet's
-distribute-cpus-across-numa, else the configured one.
-"""
+distribute-cpus-across-numa, else the configured one."""
 
 from __future__ import annotations
 
@@ -17,14 +16,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.ask import KubeletWords, ResourceRequest
 from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.resource_request import FollowedPolicies, ResourceRequest
 from agent.model.policies import (
+    NUMA_STRATEGIES,
     BindPolicy,
     ExclusivePolicy,
     NumaExclusive,
     NumaPolicy,
-    NumaStrategy,
+    Strategy,
     kubelet_numa_policy,
 )
 from agent.model.qos import QoS
@@ -47,46 +47,46 @@ class PolicySource(enum.StrEnum):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What holds where neither pod nor node says anything, and who is heard first.
+    """The defaults where neither pod nor node has a policy, and the order of the sources.
 
     `owners_on_reserved`: LSE and LSR pods may own CPUs that the kubelet reserves. `prefer_l3`: of
-    CPUs that are as good, those that share an L3. `packed`: amounts fill one NUMA node after the
-    other instead of being split evenly. `scoring` and `weights` (by resource): how sets of NUMA
-    nodes are compared for a pod; where nothing is said, by `strategy`, CPU and memory alike.
-    """
+    equal CPUs, those that share an L3. `packed`: amounts fill one NUMA node after the other instead
+    of being split evenly. `scoring` and `weights` (by resource): how sets of NUMA nodes are
+    compared for a pod; by default by `strategy`, with equal weights of CPU and memory."""
 
     numa_policy: NumaPolicy
-    strategy: NumaStrategy
+    strategy: Strategy
     bind: BindPolicy = BindPolicy.FULL_PCPUS
     label_first: bool = False
     owners_on_reserved: bool = False
     prefer_l3: bool = False
     packed: bool = False
-    scoring: NumaStrategy | None = None
+    scoring: Strategy | None = None
     weights: dict[str, int] = {}
 
 
 PROFILES: Final[Mapping[str, Profile]] = {
-    "koordinator": Profile(NumaPolicy.NONE, NumaStrategy.LEAST_ALLOCATED),
-    "proposal": Profile(NumaPolicy.BEST_EFFORT, NumaStrategy.MOST_ALLOCATED),
+    "koordinator": Profile(NumaPolicy.NONE, Strategy.LEAST_ALLOCATED),
+    "proposal": Profile(NumaPolicy.BEST_EFFORT, Strategy.MOST_ALLOCATED),
 }
 """The defaults of Koordinator's code, and those of the proposals."""
 
 
 class NodePolicies(msgspec.Struct, frozen=True):
-    """What labels and kubelet say; None: nothing. `arm`: the architecture, not the lack of SMT."""
+    """The policies of labels and kubelet; None: there is none. `arm`: the architecture, not the
+    lack of SMT."""
 
     numa_label: NumaPolicy | None = None
     numa_kubelet: NumaPolicy | None = None
     bind_label: BindPolicy | None = None
-    strategy_label: NumaStrategy | None = None
+    strategy_label: Strategy | None = None
     full_pcpus_only: bool = False
     distribute_across_numa: bool = False
     arm: bool = False
 
 
 class PolicyInForce(msgspec.Struct, frozen=True):
-    """One policy in force: which (`numa policy`, `cpu bind policy`, ...), its value, whose word."""
+    """One policy in force: its name (`numa policy`, `cpu bind policy`, ...), value and source."""
 
     policy: str
     value: str
@@ -94,7 +94,7 @@ class PolicyInForce(msgspec.Struct, frozen=True):
 
 
 class Bind(msgspec.Struct, frozen=True):
-    """CPUs are bound to the pod; `required`: they must lie as the policy says."""
+    """CPUs are bound to the pod; `required`: the CPUs must follow the policy."""
 
     policy: BindPolicy
     required: bool
@@ -106,8 +106,8 @@ def node_policies(
     static_options: Mapping[str, str] | None = None,
 ) -> tuple[NodePolicies, tuple[str, ...]]:
     """Of a node's labels, the kubelet's topology manager policy and the options of its static CPU
-    manager policy (None under another policy); and a complaint for every word that means nothing
-    and is passed over."""
+    manager policy (None under another policy); and a complaint for every value that is unknown and
+    ignored."""
     faults: list[str] = []
     kubelet = kubelet_numa_policy(topology_policy)
     if topology_policy and kubelet is None:
@@ -145,7 +145,7 @@ def numa_policy(
 
 
 def numa_exclusive(spec: NumaSpec) -> NumaExclusive | None:
-    """A pod that brings its own policy keeps NUMA nodes exclusive unless it says otherwise."""
+    """A pod with a policy of its own keeps NUMA nodes exclusive by default."""
     if spec.exclusive is None and spec.policy not in (None, NumaPolicy.NONE):
         return NumaExclusive.REQUIRED
     return spec.exclusive
@@ -157,8 +157,8 @@ def bind(
     """None: no CPUs are bound. `owner`: the pod's class and priority let it own CPUs.
 
     A node's policy binds every pod that asks for CPU, save BE pods: they run on what is left. On
-    ARM FullPCPUs is the default, whatever is configured (fine-grained CPU orchestration proposal).
-    """
+    ARM FullPCPUs is the default, also where another one is configured (fine-grained CPU
+    orchestration proposal)."""
     asked = spec.required or spec.preferred
     source = PolicySource.DEFAULT if asked is BindPolicy.DEFAULT else PolicySource.POD
     configured = BindPolicy.FULL_PCPUS if node.arm else profile.bind
@@ -174,12 +174,12 @@ def bind(
     return (Bind(wish, required=spec.required is not None) if owns else None), source
 
 
-def numa_strategy(node: NodePolicies, profile: Profile) -> tuple[NumaStrategy, PolicySource]:
+def numa_strategy(node: NodePolicies, profile: Profile) -> tuple[Strategy, PolicySource]:
     """Which NUMA node first."""
     if node.strategy_label:
         return node.strategy_label, PolicySource.NODE_LABEL
     if node.distribute_across_numa:
-        return NumaStrategy.DISTRIBUTE_EVENLY, PolicySource.KUBELET
+        return Strategy.DISTRIBUTE_EVENLY, PolicySource.KUBELET
     return profile.strategy, PolicySource.DEFAULT
 
 
@@ -187,7 +187,7 @@ def architecture(
     spec: ResourceSpec, node: NodePolicies, bound: Bind | None = None
 ) -> Rejection | None:
     """On ARM only FullPCPUs and NUMANodeLevel exist (fine-grained CPU orchestration proposal).
-    `bound`: what is in force for the pod, as the node's label may say it."""
+    `bound`: the policy in force for the pod, which may come from the node's label."""
     if not node.arm:
         return None
     for policy in (spec.required, spec.preferred, bound and bound.policy):
@@ -201,7 +201,7 @@ def architecture(
 _Word = TypeVar("_Word")
 _BINDING: Final = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
 _NUMA_WORDS: Final = {str(each): each for each in NumaPolicy}
-_STRATEGY_WORDS: Final = {str(each): each for each in NumaStrategy}
+_STRATEGY_WORDS: Final = {str(each): each for each in NUMA_STRATEGIES}
 _BIND_WORDS: Final = {
     "None": None,
     "FullPCPUsOnly": BindPolicy.FULL_PCPUS,
@@ -228,7 +228,7 @@ class InForce(msgspec.Struct, frozen=True):
     exclusive: ExclusivePolicy
     numa: NumaPolicy
     numa_exclusive: NumaExclusive | None
-    strategy: NumaStrategy
+    strategy: Strategy
     chosen: tuple[PolicyInForce, ...]
 
 
@@ -268,13 +268,13 @@ def in_force(of_node: NodePolicies, profile: Profile, ask: ResourceRequest) -> I
     )
 
 
-def _without_kubelet(policies: NodePolicies, words: KubeletWords) -> NodePolicies:
+def _without_kubelet(policies: NodePolicies, words: FollowedPolicies) -> NodePolicies:
     match words:
-        case KubeletWords.ALL:
+        case FollowedPolicies.ALL:
             return policies
-        case KubeletWords.NUMA:
+        case FollowedPolicies.NUMA:
             return msgspec.structs.replace(policies, full_pcpus_only=False)
-        case KubeletWords.NONE:
+        case FollowedPolicies.NONE:
             return msgspec.structs.replace(
                 policies, full_pcpus_only=False, numa_kubelet=None, distribute_across_numa=False
             )

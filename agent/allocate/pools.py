@@ -1,10 +1,11 @@
 """Who owns which CPUs of a node, and what the rest share.
 
-Every pod whose resource-status names CPUs claims them. A claim is a wish until checked: it is
-refused when it can't be read, names CPUs that are not there, takes CPUs that already have an owner,
-or would leave a shared pool empty while somebody runs in it. Whoever owned its CPUs before, or runs
-on them already, is heard first, then the older pod: so a restart decides as if it had not happened.
-What an owner has that goes offline is kept for it; one that has nothing else left shares a pool.
+Every pod whose resource-status names CPUs claims them. A claim is a request until checked: it is
+refused when it can't be read, names CPUs that do not exist, takes CPUs that already have an owner,
+or would leave a shared pool empty while containers run in it. Pods that owned their CPUs before, or
+run on them already, are admitted first, then the older pods: so a restart does not change
+decisions. CPUs of an owner that go offline are kept for it; an owner without other CPUs shares a
+pool.
 
 Under a kubelet with the static policy its checkpoint decides: the kubelet admits one pod after the
 other and gives each container of whole CPUs of a Guaranteed pod CPUs that no other has, before its
@@ -18,8 +19,7 @@ that are not LSR, what a driver of claims gave away, what the node keeps for its
 pods alone, and what the kernel isolates is in neither (compare Koordinator: calCPUSharePools in
 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). A Guaranteed pod without a class
 of ours is LS, unless a kubelet with the static policy gave it CPUs. Where nothing is left to share,
-pools are empty, containers that run stay where they are, and no new one is created.
-"""
+pools are empty, containers that run stay where they are, and no new one is created."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.allocate.cpu_claims import Hearing, UnownedPools, in_order
+from agent.allocate.cpu_claims import ClaimAdmission, UnownedPools, in_order
 from agent.allocate.node_local.claim import Move
 from agent.allocate.node_local.outcome import Demand, LocalOutcome, Share
 from agent.allocate.portions import Memory, Portions, of_spec
@@ -90,11 +90,10 @@ def decide(
 ) -> Decision:
     """`owned_before`: by pod uid, what the last decision gave its owners, also what is kept offline
     for them (empty after a reboot); `running_on`: by pod uid, the CPUs that its running containers
-    hold now. `local`: who claims by a node-local policy, and is heard after all others; these
-    owners count as LSE: nobody else, not even BE, is on their CPUs.
+    hold now. `local`: the claims of a node-local policy, which are admitted after all others; these
+    owners count as LSE: no other pod, not even a BE pod, runs on their CPUs.
 
-    An owner whose new claim can't be read or honoured keeps what it owned.
-    """
+    An owner whose new claim can't be read or honoured keeps what it owned."""
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
     refusals: dict[str, ClaimRefusal] = {}
 
@@ -143,8 +142,8 @@ def decide(
     # Claimants that run on a pool, and whose claims are refused.
     sharing: set[str] = set()
 
-    def heard() -> tuple[Hearing, dict[str, str]]:
-        ledger = Hearing(topology, by_kubelet, rules, claimed)
+    def admit() -> tuple[ClaimAdmission, dict[str, str]]:
+        ledger = ClaimAdmission(topology, by_kubelet, rules, claimed)
         for pod in pods:
             if pod.uid in claimants:
                 shares = pod.uid in sharing or bool(sidecars(pod))
@@ -163,7 +162,7 @@ def decide(
 
     kept: dict[str, str] = {}
     while True:
-        ledger, reasons = heard()
+        ledger, reasons = admit()
         staying = {
             pod.uid
             for pod, wish in claims
@@ -283,8 +282,8 @@ def _be_pool(free: CpuSet, requested_milli: int, rules: PoolRules) -> CpuSet:
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
-    """By the CPUs' own word: the node of a CPU may be offline, and so in no list. A node that spans
-    sockets has the socket of its lowest CPU, whichever CPUs are left in the pool."""
+    """By the node that each CPU names: the node of a CPU may be offline, and so in no list. A node
+    that spans sockets has the socket of its lowest CPU, whichever CPUs are left in the pool."""
     sockets: dict[int, int] = {}
     parts: dict[int, list[int]] = {}
     for cpu in topology.cpus:

@@ -1,4 +1,4 @@
-"""What the containers of a pod get, once it is decided who owns which CPUs."""
+"""What the containers of a pod get, once the owners of CPUs are decided."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def of_spec(pod: Pod, named: Mapping[str, T]) -> dict[str, T]:
 
 
 def counting(pod: Pod, names: Collection[str]) -> set[str]:
-    """Of these names, the containers that the pod has, and the next ones of those to come.
+    """Of these names, the containers that the pod has, and the next ones that the kubelet will
+    create.
 
-    A pod may name any number of containers, and each that counts has an entry in the snapshot.
-    """
+    A pod may name any number of containers, and each that counts has an entry in the snapshot."""
     present = _present(pod)
     to_come = names if pod.named is None else pod.named
     coming = (name for name in to_come if name in names and name not in present)
@@ -70,7 +70,7 @@ _OWNERS: Final = (QoS.LSE, QoS.LSR)
 
 
 class Portions(msgspec.Struct, frozen=True):
-    """`nobody_left`: why somebody has no CPU, if so. `cpu_normalization_ratio`: see
+    """`nobody_left`: why a container has no CPU, if so. `cpu_normalization_ratio`: see
     batch_limits."""
 
     ls_pools: tuple[Pool, ...]

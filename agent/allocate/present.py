@@ -1,12 +1,11 @@
-"""Which pods are on the node, by both who tell of them: the runtime says what is there, the cluster
-what it shall be.
+"""The pods on the node, by two sources: the runtime lists the pods that exist, and the cluster has
+their wanted state.
 
 A pod's labels and annotations change in the API after its sandbox was made, so there they count,
-but for static pods: their source is the kubelet's, and the mirror in the API only shows it.
-Whatever the API says of a pod's end, it has what it holds until the runtime lists it no more; and
-one that was given to this node counts before the runtime has it. Pods are told apart by uid alone:
-two of one name are two pods.
-"""
+but for static pods: their source is the kubelet's, and the mirror in the API only shows it. A pod
+that ended or was deleted in the API keeps what it holds while the runtime lists it; a pod that was
+assigned to this node counts before the runtime has it. The uid alone identifies a pod: two pods of
+one name are two pods."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
 def present(
     told: Iterable[ApiPod], running: Iterable[Pod], said: Mapping[str, PodMetadata]
 ) -> tuple[Pod, ...]:
-    """Sorted by uid, which is the runtime's. `said`: the words that count, also of pods that the
-    API has no more."""
+    """Sorted by uid, which is the runtime's. `said`: the labels and annotations that count, also of
+    pods that the API does not have any more."""
     pods = {pod.uid: _with(pod, said[pod.uid]) if pod.uid in said else pod for pod in running}
     for pod in told:
         uid, named = pod.runtime_uid, _named(pod)
@@ -52,7 +51,8 @@ def present(
 def admitted(pods: Iterable[Pod], there: Container[str], *, static: bool) -> tuple[Pod, ...]:
     """Those that can be decided about. `there`: by uid, those that the runtime has or is about to
     get. A kubelet with the static policy gives CPUs to Guaranteed pods as it admits them, before
-    their sandbox comes: until then nobody knows which, and what such a pod claims is not its."""
+    their sandbox comes: until then these CPUs are unknown, and the claim of such a pod does not
+    count."""
     return tuple(
         pod for pod in pods if not static or pod.uid in there or pod.kube_class != "guaranteed"
     )

@@ -1,9 +1,8 @@
-"""Which NUMA node, socket, core or CPU comes first.
+"""The order of NUMA nodes, sockets, cores and CPUs.
 
 CPUs that fewer pods hold come before others, then lower ids. How often a CPU is held is given as
-`levels`, the account's masks up to one less than the pods that may share a CPU: none where CPUs
-are not shared, and then an order is nothing but a mask.
-"""
+`levels`, the account's masks up to one less than the pods that may share a CPU: none where CPUs are
+not shared, and then an order is only a mask."""
 
 from __future__ import annotations
 

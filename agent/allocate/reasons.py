@@ -1,4 +1,4 @@
-"""Why a pod is not offered a place, as data: what was asked, what there is, of which resource."""
+"""The reasons of a declined pod as data: the resource, the requested and the available amount."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import msgspec
 
 
 class Reason(enum.StrEnum):
-    """Stable words, for metrics, events and whoever turns them into sentences."""
+    """Stable names, for metrics, events and messages."""
 
     ARCHITECTURE = "architecture"
-    """ARM has not this bind or exclusive policy."""
+    """ARM does not have this bind or exclusive policy."""
     CPU_NOT_INTEGER = "cpu-not-integer"
-    """CPUs are bound, and the request is no whole number of them."""
+    """CPUs are bound, and the request is not a whole number of CPUs."""
     SMT_ALIGNMENT = "smt-alignment"
-    """Whole cores are required, and the request is no multiple of a core's threads."""
+    """Whole cores are required, and the request is not a multiple of a core's threads."""
     BIND_POLICY_CONFLICT = "bind-policy-conflict"
     """The pod requires another bind policy than its node."""
     NUMA_POLICY_CONFLICT = "numa-policy-conflict"
     """The pod has another NUMA policy than its node."""
     NO_CPU_TOPOLOGY = "no-cpu-topology"
-    """CPUs are to be bound, and the node does not tell which it has."""
+    """CPUs are to be bound, and the node does not report its CPUs."""
     NO_NUMA_RESOURCES = "no-numa-resources"
-    """A NUMA policy holds, and the node does not tell what its NUMA nodes have."""
+    """A NUMA policy is in force, and the node does not report the resources of its NUMA nodes."""
     AMPLIFIED_CPU = "amplified-cpu"
     """Bound CPUs are paid for amplified, and not so much is left."""
     NOT_ENOUGH_CPUS = "not-enough-cpus"
@@ -36,9 +36,9 @@ class Reason(enum.StrEnum):
     NUMA_UNALIGNED = "numa-unaligned"
     """The resources have no NUMA nodes in common that the policy admits."""
     NUMA_INSUFFICIENT = "numa-insufficient"
-    """The NUMA nodes have not enough of a resource."""
+    """The NUMA nodes do not have enough of a resource."""
     NUMA_COMPANION = "numa-companion"
-    """The NUMA nodes have not the devices that go with CPU and memory."""
+    """The NUMA nodes with enough CPU and memory do not have the devices."""
     NO_POOL_FITS = "no-pool-fits"
     """The limit is larger than the shared pools."""
 

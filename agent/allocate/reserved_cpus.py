@@ -23,10 +23,9 @@ from agent.model.topology import Topology
 
 class KubeletCpus(msgspec.Struct, frozen=True):
     """What a kubelet with the static policy gave away, by pod uid. `containers`: the CPUs of each
-    container that it gave some, where they are known; without, nobody knows which containers of a
-    pod have its CPUs.
-    `claimed`: by pod uid and container, what drivers of claims gave, whatever the kubelet's
-    policy."""
+    container that it gave some, where they are known; otherwise it is unknown which containers of a
+    pod have its CPUs. `claimed`: by pod uid and container, what DRA drivers gave, under every
+    policy of the kubelet."""
 
     static: bool = False
     by_uid: dict[str, CpuSet] = {}
@@ -67,7 +66,7 @@ DEFAULT_RULES: Final = PoolRules()
 
 def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
     """By pod uid, also of pods that are gone: the CPUs that a static kubelet's checkpoint gives
-    away, whatever a pod claims."""
+    away, also where a pod claims others."""
     if not kubelet.static:
         return {}
     sharing = {pod.uid for pod in pods if shares_by_label(pod)}
@@ -75,10 +74,10 @@ def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuS
 
 
 class KubeletAssignments(msgspec.Struct, frozen=True):
-    """What a kubelet gave away: `owners` are pods that are there, sorted by uid; `all` also has
-    what is still in its file of pods that are gone; `with_be`: CPUs of LSR pods, which BE pods
-    share; `named`: also those of pods that share by their label, which are in the pools and
-    nobody's own. `static`: whether it gives any at all."""
+    """The CPUs that a kubelet gave away: `owners` are pods that exist, sorted by uid; `all` also
+    has the CPUs of removed pods that are still in its file; `with_be`: CPUs of LSR pods, which BE
+    pods share; `named`: also those of pods that share by their label, which are in the pools
+    without an owner. `static`: whether it gives CPUs away."""
 
     static: bool
     owners: tuple[Owner, ...]
@@ -88,8 +87,8 @@ class KubeletAssignments(msgspec.Struct, frozen=True):
 
 
 def given(topology: Topology, pods: tuple[Pod, ...], kubelet: KubeletCpus) -> KubeletAssignments:
-    """Nobody else is on these CPUs, as if their pods were LSE, but for those that are LSR. The
-    kubelet gives each CPU once; where its file says one twice, the older pod has it."""
+    """No other pod runs on these CPUs, as if their pods were LSE, except CPUs of LSR pods. The
+    kubelet gives each CPU once; where its file names one twice, the older pod has it."""
     owned = kubelet_owned(pods, kubelet)
     owners = []
     taken = EMPTY

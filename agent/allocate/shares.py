@@ -1,8 +1,9 @@
-"""What a pod without CPUs of its own runs on: for agent and proxy, so it imports little."""
+"""The CPUs of a pod without CPUs of its own, and which containers may own CPUs under a node-local
+policy: for agent and proxy, so it imports little."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from agent.model.annotations import AnnotationError, resource_status, shared_containers
 from agent.model.cpuset import EMPTY, CpuSet
@@ -51,8 +52,8 @@ def kubelet_may_own(pod: Pod) -> bool:
 
 
 def shares_by_label(pod: Pod) -> bool:
-    """Whether the pod's label, LS or BE, puts it on a pool, whatever a static kubelet gave it. A
-    pod that names CPUs of its own, in a way that can be read, asks for some all the same."""
+    """Whether the pod's label, LS or BE, puts it on a pool, also where a static kubelet gave it
+    CPUs. A pod that names CPUs of its own, in a way that can be read, does not share."""
     return pod.labels.get(QOS_LABEL) in (QoS.LS, QoS.BE) and not claims(pod)
 
 
@@ -79,3 +80,24 @@ def numa_nodes(pod: Pod) -> tuple[int, ...]:
         return resource_status(pod.annotations).shared_numa_nodes()
     except AnnotationError:
         return ()
+
+
+_SHARES_PER_CPU: Final = 1024
+_MOST_SHARES: Final = 262_144
+"""The kubelet's upper bound of shares: from there on they do not show the request."""
+
+
+def whole_cpus(shares: int) -> int:
+    """The CPUs of a container's request by its cpu shares, 0 unless it is a whole number.
+
+    The kubelet rounds milli * 1024 / 1000 down, so that only whole CPUs are multiples of 1024. A
+    container of a pod with pod-level resources that requests nothing itself has the least shares.
+    """
+    cpus, rest = divmod(shares, _SHARES_PER_CPU)
+    return 0 if rest or shares < 0 or shares >= _MOST_SHARES else cpus
+
+
+def may_own(pod: Pod) -> bool:
+    """Whether containers of the pod qualify: a Guaranteed one whose CPUs no scheduler chose and
+    whose label does not put it on a pool."""
+    return kubelet_may_own(pod) and not claims(pod) and pod.qos is not QoS.SYSTEM

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 
 
 def evenly(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
-    """As equal as availability and whole `unit`s permit; what can't be equal goes to the nodes that
-    have most. Nodes that get nothing are left out; a sum below `asked` is a shortage.
+    """As equal as availability and whole `unit`s permit; a remainder goes to the nodes that have
+    most. Nodes that get nothing are left out; a sum below `asked` is a shortage.
 
     Koordinator's rule (tryBestToDistributeEvenly): the poorest node first, each at most its share
-    of what is left.
-    """
+    of what is left."""
     shares: dict[int, int] = {}
     missing = asked // unit
     ordered = sorted(available, key=lambda node: (available[node], node))

@@ -10,14 +10,14 @@ from typing import Final
 import msgspec
 
 from agent.allocate import accumulator, burst, split
-from agent.allocate.account import Account
-from agent.allocate.ask import ResourceRequest
 from agent.allocate.cpu_request import AllocationStep, CpuRequest, Shortage
-from agent.allocate.node import Amounts, NodeFacts
+from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.numa.resource_hints import MaskScores
 from agent.allocate.offer import Price
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import Amounts, TopologyOptions
 from agent.model.policies import BindPolicy
 
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
@@ -37,7 +37,11 @@ class Trials:
     """Trials for one pod on one node as it stands."""
 
     def __init__(
-        self, facts: NodeFacts, account: Account, ask: ResourceRequest, policies: InForce
+        self,
+        facts: TopologyOptions,
+        account: NodeAllocation,
+        ask: ResourceRequest,
+        policies: InForce,
     ) -> None:
         self._facts = facts
         self._account = account
@@ -130,7 +134,7 @@ class Trials:
         return way(asked, room, self.unit(name))
 
     def _have_enough(self, nodes: Collection[int]) -> bool:
-        """By sums alone, where these tell."""
+        """By sums alone, where these decide."""
         if self._units is None:
             return False
         for name, missing, unit in self._units:
@@ -226,7 +230,7 @@ class Trials:
 
     @cached_property
     def _request(self) -> CpuRequest | None:
-        """None for a pod that shares, and where nobody tells of CPUs."""
+        """None for a pod that shares, and without reported CPUs."""
         bind = self._policies.bind
         if bind is None or self._facts.layout is None:
             return None

@@ -1,7 +1,6 @@
 """Which pods of one node have to end so that another fits: few, and those of lowest priority.
 
-Whether a set helps is asked of the caller; what helps goes on helping when more pods end.
-"""
+Whether a set helps is asked of the caller; what helps goes on helping when more pods end."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ class Victims(msgspec.Struct, frozen=True):
 
 
 def importance(candidate: PotentialVictim) -> tuple[int, int, str]:
-    """Sorts the most important pod first, as kube-scheduler does: by priority, then who started
-    first."""
+    """Sorts the most important pod first, as kube-scheduler does: by priority, then by start
+    time."""
     return -candidate.priority, candidate.started_at, candidate.uid
 
 
@@ -67,8 +66,7 @@ def fewest(
     those that started last. None where not even all of them help.
 
     `allowed`: disruptions that each budget still allows. After so many `trials` the best set so far
-    is the answer, which is never worse than sparing pods one by one.
-    """
+    is the result, which is never worse than reprieving pods one by one."""
     return _Search(candidates, allowed, helps, trials).run()
 
 
@@ -121,8 +119,8 @@ class _Search:
         return chosen
 
     def _few(self) -> None:
-        """Single pods and pairs, the least important first: of many pods alike, where a large one
-        does for several small ones, a search by importance comes to it late."""
+        """Single pods and pairs, the least important first: among many similar pods, where one
+        large pod replaces several small ones, a search by importance finds it late."""
         places = range(len(self._pods) - 1, -1, -1)
         for place in places:
             self._try((place,))

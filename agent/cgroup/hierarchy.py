@@ -24,13 +24,13 @@ _EFFECTIVE: Final = {
     (2, MEMS): "cpuset.mems.effective",
 }
 _OF_V1: Final = {"cpu": "cpu.shares", "cpuset": CPUS, "memory": "memory.limit_in_bytes"}
-"""A file that tells a mounted v1 controller from an empty folder of its name."""
+"""A file that distinguishes a mounted v1 controller from an empty folder of its name."""
 _LEAF_LINKS: Final = 2
 """A cgroup's directory has as many links as it has groups in it, and these."""
 
 
 class CgroupError(Exception):
-    """The kernel or the tree said no; the message names file, value and reason."""
+    """The kernel or the tree refused; the message names file, value and reason."""
 
 
 class GroupGone(CgroupError):  # noqa: N818 - an event of everyday life, not a fault
@@ -113,8 +113,7 @@ class Hierarchy:
     def inherit(self, group: str) -> None:
         """Let a v2 group use its parent's CPUs again. Raises Populated.
 
-        v1 knows no such thing: ValueError.
-        """
+        v1 knows no such thing: ValueError."""
         if self.version == 1:
             raise ValueError(f"a cgroup v1 cpuset can't inherit ({group!r})")
         try:

@@ -71,7 +71,7 @@ def files(controllers: Controllers, limits: CgroupLimits) -> Iterator[str]:
 
 
 def lifts(limits: CgroupLimits, file: str) -> bool:
-    """Whether the limits say that the file is to limit nothing."""
+    """Whether the limits remove the limit of the file."""
     if file in (notation.QUOTA, notation.MAX):
         return limits.quota_microseconds == UNLIMITED
     return file in _MEMORY and limits.memory_limit_bytes == UNLIMITED

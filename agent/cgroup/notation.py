@@ -42,7 +42,7 @@ MEMS: Final = "cpuset.mems"
 MIGRATE: Final = "cpuset.memory_migrate"
 
 _ALL_MEMORY: Final = 2**63 - 2**20
-"""v1 has no word for no limit: it says the largest number of whole pages, whatever their size."""
+"""v1 has no value for no limit: it shows the largest number of whole pages, for any page size."""
 _ENDLESS: Final = 2**64
 _MOST_WEIGHT: Final = 10_000
 
@@ -108,8 +108,8 @@ def same(file: str, one: str, other: str) -> bool:
 
 
 def grows(file: str, old: str, new: str) -> bool:
-    """Whether the group gets more, so that its parent has to come first; of NUMA nodes any at all,
-    or the parent's (v2). Raises ValueError."""
+    """Whether the group gets more, so that its parent must be written first; of NUMA nodes any
+    further one, or the parent's (v2). Raises ValueError."""
     if file == MEMS:
         return not new or not nodes(new) <= nodes(old)
     return _amount(file, new) > _amount(file, old)

@@ -67,7 +67,7 @@ def ancestors(group: str) -> tuple[str, ...]:
 
 
 def effective(tree: GroupTree, group: str) -> CpuSet:
-    """What the kernel makes of the own values: on v1 the own value itself."""
+    """The effective values of the own values: on v1 the own value itself."""
     if not tree.inherits:
         return tree.cpus[group]
     cpus = tree.cpus["/"]
@@ -134,8 +134,8 @@ def _check(tree: GroupTree, wanted: Mapping[str, CpuSet], group: str) -> None:
 
 
 class _Task(msgspec.Struct):
-    """A write of step 2, and the tasks that come before it: those that must, and those that hold
-    CPUs which this one gains."""
+    """A write of step 2, and the tasks before it: the required ones, and those that hold CPUs which
+    this one gains."""
 
     write: Write
     after: set[int]

@@ -35,8 +35,7 @@ class WriteOutcome(msgspec.Struct, frozen=True):
     """A change for each group asked for, and `others`: ancestors and descendants that had to give
     or make room. Both sorted by group.
 
-    `journal_error`: the values are right, but the journal does not say so.
-    """
+    `journal_error`: the values are right, but are missing in the journal."""
 
     changes: tuple[GroupChange, ...] = ()
     others: tuple[GroupChange, ...] = ()

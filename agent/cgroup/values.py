@@ -1,33 +1,197 @@
-"""Wanted limits made true: read, note the originals, write in order, read back; and the way back.
+"""Applies limits of cgroups: reads the files, journals the original values, writes in a legal
+order, reads back; and restores the original values.
 
-Nothing here raises for what a machine does: a group that vanished, a refused write or a full disk
-becomes part of the outcome, and the other files are still served.
+The state of the machine raises nothing: a group that vanished, a refused write or a full disk
+becomes part of the outcome, and a failed write does not end the pass: the kernel refuses the
+writes that depend on it.
 
-* No write where what is there means the same.
+* A file whose value means the same already is not written.
 * On v1 a child's quota or memory nodes may not be beyond its parent's (EINVAL, EACCES, EBUSY). So
-  what grows is written from the top, and then what shrinks from the bottom. Groups that were not
-  asked for are never written.
-* A memory limit below what is in use makes v2 kill processes; it is not written there, and said. v1
-  reclaims and refuses (EBUSY).
+  values that grow are written from the top, and then values that shrink from the bottom. Groups
+  that were not asked for are never written.
+* A memory limit below the present use makes v2 kill processes; it is not written there, and the
+  outcome says so. v1 reclaims and refuses (EBUSY).
 * v2 moves pages whenever memory nodes change; v1 does with `migrate`, which is written first. v2
-  keeps nodes that the parent has not, and they are not in force: that is not looked at.
+  keeps nodes that the parent does not have, and they are not in force: the writer ignores that.
 * The groups that pods have in common belong to the kubelet (pkg/kubelet/cm,
-  qos_container_manager_linux.go, UpdateCgroups): values for them are refused.
-"""
+  qos_container_manager_linux.go, UpdateCgroups): values for them are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import errno
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
+import msgspec
+
 from agent.cgroup import limits as fields
+from agent.cgroup import notation
 from agent.cgroup.controllers import Controllers
+from agent.cgroup.hierarchy import CgroupError, GroupGone
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
-from agent.cgroup.notation import MAX, QUOTA
-from agent.cgroup.outcome import ValueOutcome, WriteState
-from agent.cgroup.valueround import ValueRound
+from agent.cgroup.notation import MAX, MEMORY_CURRENT, MEMORY_MAX, MEMS, MIGRATE, QUOTA
+from agent.cgroup.order import ancestors, parent
+from agent.cgroup.outcome import ValueChange, ValueOutcome, WriteState
 from agent.model.qos import is_qos_root
 from agent.model.wanted import UNLIMITED, CgroupLimits
+
+_EFFECTIVE_MEMS = "cpuset.mems.effective"
+
+
+class ValueWrite(msgspec.Struct, frozen=True):
+    """One write, and the text that stood there before all of them."""
+
+    group: str
+    file: str
+    old: str
+    new: str
+
+
+class ValueRound:
+    """Used once: `ask` or `ask_back` for each file, then `run`, then `changes`. Raises nothing for
+    the state of the machine."""
+
+    def __init__(self, controllers: Controllers) -> None:
+        self._controllers = controllers
+        self._steps: dict[tuple[str, str], ValueWrite] = {}
+        self._changes: dict[tuple[str, str], ValueChange] = {}
+        self._notes: dict[tuple[str, str], str] = {}
+
+    def ask(self, group: str, file: str, limits: CgroupLimits) -> None:
+        """Asks for the value of the limits in the file. A group to which v2 does not hand the
+        controller down has no limit to lift."""
+        try:
+            if fields.lifts(limits, file) and self._controllers.read(group, file) is None:
+                self._settle(group, file, WriteState.RIGHT)
+                return
+            old = self._present(group, file)
+            self._compare(
+                group, file, old, fields.text(self._controllers, group, file, limits, old)
+            )
+        except (CgroupError, ValueError) as error:
+            self.fail(group, file, error)
+
+    def ask_back(self, group: str, file: str, original: str) -> None:
+        """Give the file its original text."""
+        try:
+            old = self._present(group, file)
+            if file == MEMS and not original and self._controllers.version("cpuset") == 1:
+                note = "was empty, keeps what it has"
+                self._settle(group, file, WriteState.RIGHT, old, old, note)
+            else:
+                self._compare(group, file, old, original)
+        except (CgroupError, ValueError) as error:
+            self.fail(group, file, error)
+
+    def steps(self) -> list[ValueWrite]:
+        """What is to be written, by group and file."""
+        return list(self._steps.values())
+
+    def fail(self, group: str, file: str, reason: Exception | str) -> None:
+        """Note that the file ended without what was asked, and ask no more for it."""
+        step = self._steps.pop((group, file), None)
+        state = WriteState.GONE if isinstance(reason, GroupGone) else WriteState.FAILED
+        self._settle(group, file, state, step.old if step else None, None, str(reason))
+
+    def run(self) -> None:
+        """Writes in order, and records the content of each file afterwards."""
+        for step in _ordered(self.steps(), self._controllers.version("cpuset") == 1):
+            if (step.group, step.file) in self._steps:
+                try:
+                    self._write(step)
+                except (CgroupError, ValueError) as error:
+                    self.fail(step.group, step.file, error)
+        for step in self.steps():
+            try:
+                self._read_back(step)
+            except (CgroupError, ValueError) as error:
+                self.fail(step.group, step.file, error)
+
+    def changes(self) -> tuple[ValueChange, ...]:
+        """The outcome of all files, sorted."""
+        return tuple(self._changes[key] for key in sorted(self._changes))
+
+    def _present(self, group: str, file: str) -> str:
+        text = self._controllers.read(group, file)
+        if text is None:
+            raise CgroupError(f"{group!r} has no {file}")
+        return text
+
+    def _compare(self, group: str, file: str, old: str, new: str) -> None:
+        if notation.same(file, old, new):
+            self._settle(group, file, WriteState.RIGHT, old, old)
+        else:
+            self._steps[group, file] = ValueWrite(group, file, old, new)
+
+    def _write(self, step: ValueWrite) -> None:
+        if step.file == MEMORY_MAX and not notation.grows(step.file, step.old, step.new):
+            used = int(self._present(step.group, MEMORY_CURRENT))
+            if used > notation.memory_of(step.new):
+                raise CgroupError(
+                    f"not written: {step.group!r} uses {used} bytes, more than '{step.new}'; "
+                    "the kernel would kill its processes"
+                )
+        try:
+            self._controllers.write(step.group, step.file, step.new)
+        except CgroupError as error:
+            cause = error.__cause__
+            clears = step.file == MEMS and not step.new
+            if not (clears and isinstance(cause, OSError) and cause.errno == errno.ENOSPC):
+                raise
+            self._write_nodes_above(step)
+
+    def _write_nodes_above(self, step: ValueWrite) -> None:
+        """For a used v2 group that may not inherit again: the kernel (6.1) refuses that."""
+        above = parent(step.group)
+        nodes = self._present(above, _EFFECTIVE_MEMS)
+        self._controllers.write(step.group, step.file, nodes)
+        self._steps[step.group, step.file] = msgspec.structs.replace(step, new=nodes)
+        self._notes[step.group, step.file] = f"is used, so it got every node of {above!r}"
+
+    def _read_back(self, step: ValueWrite) -> None:
+        group, file = step.group, step.file
+        now = self._present(group, file)
+        if not notation.same(file, now, step.new):
+            raise CgroupError(f"'{step.new}' was written to {file}, '{now}' read back")
+        del self._steps[group, file]
+        self._settle(group, file, WriteState.WRITTEN, step.old, now, self._notes.get((group, file)))
+
+    def _settle(
+        self,
+        group: str,
+        file: str,
+        state: WriteState,
+        old: str | None = None,
+        new: str | None = None,
+        note: str | None = None,
+    ) -> None:
+        self._changes[group, file] = ValueChange(group, file, state, old, new, note)
+
+
+def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite]:
+    """What decides how others act, what grows from the top, what shrinks from the bottom.
+
+    `nested_nodes`: v1's rule, a group's memory nodes hold those of every group in it. One that
+    changes its nodes for others above one that changes too has both in between.
+    """
+    top_down = sorted(steps, key=lambda each: (each.group.count("/"), each.group))
+    above = {each for step in steps if step.file == MEMS for each in ancestors(step.group)}
+    shrinking = []
+    yield from (step for step in top_down if step.file == MIGRATE)
+    for step in top_down:
+        if step.file == MIGRATE:
+            continue
+        if not notation.grows(step.file, step.old, step.new):
+            shrinking.append(step)
+        elif nested_nodes and step.file == MEMS and step.group in above:
+            both = notation.nodes(step.old) | notation.nodes(step.new)
+            if both != notation.nodes(step.new):
+                shrinking.append(step)
+            yield msgspec.structs.replace(step, new=str(both))
+        else:
+            yield step
+    yield from reversed(shrinking)
+
 
 read: Final = fields.read
 

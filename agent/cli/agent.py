@@ -12,7 +12,8 @@ from agent.cli import options
 from agent.host.locks import LockedError
 from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError
-from agent.model.settings import Settings, SettingsError, socket_path
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError, socket_path
 from agent.node import daemon
 from agent.node.daemon import Frontend
 from agent.telemetry import logs
@@ -23,53 +24,7 @@ if TYPE_CHECKING:
 
     from agent.node.corrected import PodResourcesServer, Serve
 
-OPTIONS = (
-    "state_dir",
-    "runtime_endpoint",
-    "node_name",
-    "store_dir",
-    "kubeconfig",
-    "service_account_dir",
-    "recheck_seconds",
-    "devices",
-    "gpu_driver_root",
-    "gpu_actions",
-    "gfd_labels",
-    "withhold_held_devices",
-    "root",
-    "cgroup_root",
-    "kubelet_dir",
-    "kubelet_configz",
-    "kubelet_config",
-    "kubelet_token_file",
-    "kubelet_ca_file",
-    "kubelet_cpu_manager",
-    "pod_resources_socket",
-    "corrected_pod_resources_socket",
-    "owners_on_reserved",
-    "cpu_policy",
-    "cpu_policy_options",
-    "reserved_cpus",
-    "be_on_reserved",
-    "bind_memory",
-    "migrate_memory",
-    "unasked_gpus",
-    "gpu_cdi_kind",
-    "hami_core_library",
-    "http",
-    "exclude",
-    "hook_server_socket",
-    "hook_server_registration_dir",
-    "hook_server_failure_policy",
-    "hook_server_hooks",
-    "hold_seconds",
-    "hook_deadlines",
-    "hook_failure_policy",
-    "period_seconds",
-    "full_pass_seconds",
-    "log_level",
-)
-PLAIN = OPTIONS
+SETTINGS = AgentSettings
 SWITCHES = ("standalone",)
 
 
@@ -79,19 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no cluster: pods come from the runtime, objects go to files",
     )
-    options.add_arguments(parser, OPTIONS)
+    options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        settings = options.load(arguments)
+        settings = options.load(arguments, SETTINGS)
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)
     try:
         daemon.run(
             settings,
-            lambda: options.load(arguments),
+            lambda: options.load(arguments, SETTINGS),
             _frontend(settings),
             _serve(settings),
             standalone=arguments.standalone,
@@ -109,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _frontend(settings: Settings) -> Frontend | None:
+def _frontend(settings: AgentSettings) -> Frontend | None:
     """Only where it is asked for: it costs the agent 14 MB. Raises SettingsError, LockedError or
     OSError."""
     if not settings.hook_server_socket:
@@ -120,7 +75,7 @@ def _frontend(settings: Settings) -> Frontend | None:
     return HookServer(settings)
 
 
-def _serve(settings: Settings) -> Serve | None:
+def _serve(settings: AgentSettings) -> Serve | None:
     """Only where it is asked for, as above. Raises SettingsError."""
     name, socket = "corrected-pod-resources-socket", settings.corrected_pod_resources_socket
     if not socket:

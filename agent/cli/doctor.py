@@ -18,7 +18,8 @@ import msgspec
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options, output
 from agent.model.cpuset import CpuSet
-from agent.model.settings import SettingsError
+from agent.model.settings.agent import DoctorSettings
+from agent.model.settings.options import SettingsError
 from agent.node import doctor
 from agent.node.doctor import Examination
 from agent.node.drift import Finding
@@ -26,19 +27,19 @@ from agent.rpc.grpc import RpcError
 from agent.view import format
 from agent.view.format import count
 
-OPTIONS = ("state_dir", "runtime_endpoint", "root", "cgroup_root", "kubelet_dir")
+SETTINGS = DoctorSettings
 
 _HEAD = ("CONTAINER", "QOS", "ANNOTATION", "KUBELET", "AGENT", "CGROUP", "PROCESSES", "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", choices=("text", "json"), default="text")
-    options.add_arguments(parser, OPTIONS)
+    options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        examined = doctor.examine(options.load(arguments))
+        examined = doctor.examine(options.load(arguments, SETTINGS))
     except (SettingsError, CgroupError, RpcError) as error:
         return options.fail(error, 2)
     try:
@@ -76,7 +77,7 @@ def described(examined: Examination, width: int) -> str:
 
 
 def body(examined: Examination) -> dict[str, Any]:
-    """The examination as JSON values: CPU sets as Linux lists, null for what nobody says."""
+    """The examination as JSON values: CPU sets as Linux lists, null for an unknown set."""
 
     def listed(value: Any) -> Any:
         if isinstance(value, CpuSet):

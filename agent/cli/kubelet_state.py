@@ -30,13 +30,14 @@ from agent.kubelet.memory_manager_state import Blocks, MemoryManagerState
 from agent.kubelet.statefile import StateFileError
 from agent.kubelet.takeover import TakeoverError
 from agent.model.cpuset import CpuSet
-from agent.model.settings import SettingsError
+from agent.model.settings.agent import DoctorSettings
+from agent.model.settings.options import SettingsError
 from agent.node import takeover
 from agent.node.takeover import TakenOver
 from agent.rpc.grpc import RpcError
 from agent.view.format import table
 
-OPTIONS = ("state_dir", "runtime_endpoint", "root", "cgroup_root", "kubelet_dir")
+SETTINGS = DoctorSettings
 
 State = CpuManagerState | MemoryManagerState | DeviceCheckpoint
 
@@ -66,12 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write the CPUs that a scheduler chose into the file of a stopped kubelet",
     )
-    options.add_arguments(parser, OPTIONS)
+    options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        settings = options.load(arguments)
+        settings = options.load(arguments, SETTINGS)
     except SettingsError as error:
         return options.fail(error, 2)
     shown: Any
@@ -107,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read(folder: str) -> list[StateFile]:
-    """All three, whatever is wrong with them."""
+    """All three, also damaged ones."""
     found = []
     for name, decode in _FILES.items():
         try:
@@ -130,7 +131,7 @@ def body(shown: object) -> Any:
 
 
 def described(found: list[StateFile]) -> Iterator[str]:
-    """A head for each file, then who has what."""
+    """A heading for each file, then a line for each holder."""
     for each in found:
         if each.state is None:
             yield f"{each.name}: {each.error or 'absent'}"

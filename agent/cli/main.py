@@ -1,9 +1,9 @@
 """The command `topolet`: one thin module a subcommand, imported only when called.
 
 A subcommand's module has `add_arguments(parser)` and `run(arguments) -> exit code`; dashes in its
-name are underscores. A daemon that has nothing but options of the settings names them in `PLAIN` as
-well, and flags without a value in `SWITCHES`: written out in full they need no argparse, a megabyte
-that it would hold for life.
+name are underscores; the options of its process are `SETTINGS`. A daemon names its flags without a
+value in `SWITCHES`: written out in full its flags need no argparse, a megabyte that it would hold
+for life.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _usage(words)
     module = importlib.import_module(f"agent.cli.{words[0].replace('-', '_')}")
     arguments: object = None
-    if hasattr(module, "PLAIN"):
-        arguments = options.plain(words[1:], module.PLAIN, getattr(module, "SWITCHES", ()))
+    if hasattr(module, "SWITCHES"):
+        arguments = options.plain(words[1:], module.SETTINGS, module.SWITCHES)
     if arguments is None:
         arguments = _parsed(module, words)
         # The parser refers to itself; a daemon that starts now would keep its memory for long.

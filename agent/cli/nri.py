@@ -8,29 +8,19 @@ from typing import TYPE_CHECKING
 from agent.cli import options
 from agent.host.locks import LockedError
 from agent.model import failurepolicy
-from agent.model.settings import SettingsError, host_port, socket_path
+from agent.model.settings.options import SettingsError, host_port, socket_path
 from agent.telemetry import logs
 
 if TYPE_CHECKING:
     import argparse
+from agent.model.settings.frontends import NriSettings
 
-OPTIONS = (
-    "nri_socket",
-    "nri_name",
-    "nri_index",
-    "nri_updates",
-    "state_dir",
-    "hold_seconds",
-    "hook_deadlines",
-    "hook_failure_policy",
-    "nri_http",
-    "log_level",
-)
-PLAIN = OPTIONS
+SETTINGS = NriSettings
+SWITCHES = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_arguments(parser, OPTIONS)
+    options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from agent.nri.daemon import LaunchError, launched
 
     try:
-        settings = options.load(arguments)
+        settings = options.load(arguments, SETTINGS)
         failurepolicy.of(settings)
         socket_path(settings.nri_socket)
         if settings.nri_http:

@@ -1,4 +1,5 @@
-"""Flags made from the settings: `--config FILE` (TOML), then one flag an option wins over it."""
+"""Flags made from the options of a process: `--config FILE` (TOML), and one flag an option, which
+wins over the file. One file may hold the options of all processes."""
 
 from __future__ import annotations
 
@@ -9,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent.model import settings
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings import options
+from agent.model.settings.options import Kind, Options, SettingsError
 
 if TYPE_CHECKING:
     import argparse
 
 
 def plain(
-    words: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()
+    words: Sequence[str], kind: type[Options], switches: Sequence[str] = ()
 ) -> SimpleNamespace | None:
-    """What argparse would make of `--option VALUE` and `--option=VALUE` for the named options and
-    `--config`, and of `--switch`, written in full; None for anything else."""
-    flags = {f"--{name.replace('_', '-')}": name for name in (*names, "config")}
+    """The values that argparse would return for `--option VALUE` and `--option=VALUE` of these
+    options and `--config`, and for `--switch`, written in full; None for anything else."""
+    flags = {f"--{encoded}": name for name, encoded in _names(kind)} | {"--config": "config"}
     given: dict[str, str | bool | None] = dict.fromkeys(flags.values())
     given |= dict.fromkeys(switches, False)
     rest = iter(words)
@@ -40,30 +41,53 @@ def plain(
     return SimpleNamespace(**given)
 
 
-def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Adds `--config` and the named options (as in Settings) with their defaults in the help."""
+def add_arguments(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
+    """Adds `--config` and the options with their defaults in the help."""
     parser.add_argument("--config", metavar="FILE", help="TOML file of options, flags win over it")
-    for field in settings.options():
-        if field.name not in names:
-            continue
-        kind = field.type
+    for field in options.options(kind):
         text = ""
-        if isinstance(kind, msgspec.inspect.Metadata):
-            text, kind = str((kind.extra_json_schema or {}).get("description", "")), kind.type
+        if isinstance(field.type, msgspec.inspect.Metadata):
+            text = str((field.type.extra_json_schema or {}).get("description", ""))
         parser.add_argument(
             f"--{field.encode_name}", metavar=_metavar(field.name), help=f"{text} ({field.default})"
         )
 
 
-def load(arguments: argparse.Namespace | SimpleNamespace) -> Settings:
+def load(arguments: argparse.Namespace | SimpleNamespace, kind: type[Kind]) -> Kind:
     """Raises SettingsError that names file and option."""
-    raw = _read(arguments.config) if arguments.config else {}
-    names = Settings.__struct_fields__, Settings.__struct_encode_fields__
-    for name, encoded in zip(*names, strict=True):
+    raw = _of_process(_read(arguments.config), kind) if arguments.config else {}
+    for name, encoded in _names(kind):
         given = getattr(arguments, name, None)
         if given is not None:
             raw[encoded] = given
-    return settings.parse(raw)
+    return options.parse(raw, kind)
+
+
+def _names(kind: type[Options]) -> list[tuple[str, str]]:
+    """Of each option, as a field and as it is written."""
+    return list(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+
+
+def _of_process(raw: dict[str, Any], kind: type[Options]) -> dict[str, Any]:
+    """The options of this process, after those of the others were checked. Raises SettingsError."""
+    own = {name: value for name, value in raw.items() if name in kind.__struct_encode_fields__}
+    rest = raw.keys() - own.keys()
+    if not rest:
+        return own
+    from agent.model.settings import agent, frontends, scheduler
+
+    for other in (
+        agent.AgentSettings,
+        frontends.ProxySettings,
+        frontends.NriSettings,
+        scheduler.SchedulerSettings,
+        scheduler.WebhookSettings,
+    ):
+        theirs = rest & set(other.__struct_encode_fields__)
+        options.parse({name: raw[name] for name in theirs}, other)
+        rest -= theirs
+    # What no process knows is an unknown option of this one.
+    return own | {name: raw[name] for name in rest}
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Standard output, whatever it leads to: any encoding, a reader that goes away, a full disk."""
+"""Standard output to any target: any encoding, a reader that leaves, a full disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def unwritten(command: str, error: OSError) -> int:
-    """The exit code: a reader that has seen enough (`head`) is no fault; a full disk is."""
+    """The exit code: a reader that closes early (`head`) is not a fault; a full disk is."""
     with open(os.devnull, "wb") as nowhere:  # for what Python flushes when it ends
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):

@@ -9,33 +9,24 @@ from agent.cli import options
 from agent.host.listener import ActivationError, Listener, ListenError, inherited
 from agent.host.locks import LockedError
 from agent.model import failurepolicy
-from agent.model.settings import Settings, SettingsError, host_port, socket_path
+from agent.model.settings.frontends import ProxySettings
+from agent.model.settings.options import SettingsError, host_port, socket_path
 from agent.telemetry import logs
 
 if TYPE_CHECKING:
     import argparse
 
-OPTIONS = (
-    "listen",
-    "runtime_endpoint",
-    "state_dir",
-    "hold_seconds",
-    "hook_deadlines",
-    "hook_failure_policy",
-    "drain_seconds",
-    "proxy_http",
-    "log_level",
-)
-PLAIN = OPTIONS
+SETTINGS = ProxySettings
+SWITCHES = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_arguments(parser, OPTIONS)
+    options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        settings = options.load(arguments)
+        settings = options.load(arguments, SETTINGS)
         failurepolicy.of(settings)
     except SettingsError as error:
         return options.fail(error, 2)
@@ -61,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _listen(settings: Settings) -> Listener:
+def _listen(settings: ProxySettings) -> Listener:
     listen, runtime = socket_path(settings.listen), socket_path(settings.runtime_endpoint)
     if os.path.realpath(listen) == os.path.realpath(runtime):
         raise SettingsError(f"listen and runtime-endpoint are the same socket, {runtime}")

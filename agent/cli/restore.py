@@ -9,19 +9,20 @@ from agent.cgroup.hierarchy import CgroupError
 from agent.cgroup.outcome import GroupChange, ValueChange, WriteState
 from agent.cli import options
 from agent.host.locks import LockedError
-from agent.model.settings import SettingsError
+from agent.model.settings.agent import RestoreSettings
+from agent.model.settings.options import SettingsError
 from agent.node.restore import restore
 
-OPTIONS = ("state_dir", "runtime_endpoint", "root", "cgroup_root")
+SETTINGS = RestoreSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_arguments(parser, OPTIONS)
+    options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        restored = restore(options.load(arguments))
+        restored = restore(options.load(arguments, SETTINGS))
     except SettingsError as error:
         return options.fail(error, 2)
     except (LockedError, CgroupError, OSError) as error:

@@ -6,42 +6,20 @@ from __future__ import annotations
 import argparse
 
 from agent.cli import options, serving
-from agent.model.settings import Settings
+from agent.model.settings.scheduler import SchedulerSettings
 
-OPTIONS = (
-    "extender_address",
-    "tls_certificate_file",
-    "tls_key_file",
-    "client_ca_file",
-    "client_names",
-    "scheduler_http",
-    "scheduler_name",
-    "scheduler_args_file",
-    "gpu_shares",
-    "agent_selector",
-    "agent_namespace",
-    "best_node_only",
-    "group_seconds",
-    "evict",
-    "lease_namespace",
-    "lease_name",
-    "lease_seconds",
-    "watch_stale_seconds",
-    "kubeconfig",
-    "service_account_dir",
-    "log_level",
-)
+SETTINGS = SchedulerSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_arguments(parser, OPTIONS)
+    options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return serving.run(arguments, "scheduler", _run)
+    return serving.run(arguments, SETTINGS, "scheduler", _run)
 
 
-def _run(settings: Settings) -> None:
+def _run(settings: SchedulerSettings) -> None:
     from agent.scheduler import process
 
     process.run(settings)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from agent.cli import options
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings.options import SettingsError
+from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
 from agent.telemetry import logs
 
 if TYPE_CHECKING:
     import argparse
 
+Kind = TypeVar("Kind", SchedulerSettings, WebhookSettings)
 
-def run(arguments: argparse.Namespace, name: str, process: Callable[[Settings], None]) -> int:
+
+def run(
+    arguments: argparse.Namespace, kind: type[Kind], name: str, process: Callable[[Kind], None]
+) -> int:
     """The exit code. `process` imports what it needs when it is called, ends with SIGTERM, and
     raises AccessError, FaultError, SettingsError and StartError."""
     try:
-        settings = options.load(arguments)
+        settings = options.load(arguments, kind)
         if importlib.util.find_spec("cheroot") is None:
             raise SettingsError(f"the {name} needs cheroot: pip install 'topolet[scheduler]'")
     except SettingsError as error:

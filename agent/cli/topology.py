@@ -15,12 +15,13 @@ from agent.cli import options, output
 from agent.discover import cpus
 from agent.discover.facts import DiscoveryError
 from agent.model import snapshot as snapshots
-from agent.model.settings import SettingsError
+from agent.model.settings.agent import TopologySettings
+from agent.model.settings.options import SettingsError
 from agent.model.snapshot import SnapshotError
 from agent.model.topology import Cpu, NumaNode, Topology
 from agent.view import machine, node
 
-OPTIONS = ("state_dir",)
+SETTINGS = TopologySettings
 
 _NARROWEST = 40
 _WATCH_SECONDS = 0.25
@@ -41,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show who owns which CPUs, and the pods, as the agent decided",
     )
     parser.add_argument("--watch", action="store_true", help="--owners, live, until Ctrl-C")
-    options.add_arguments(parser, OPTIONS)
+    options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the machine; 1 where it cannot be made out, 2 where the root is no folder."""
+    """Prints the machine; returns 1 where it can't be read, 2 where the root is not a folder."""
     root: str = arguments.root
     if not os.path.isdir(root):
         print(f"topolet topology: --root {root}: no such folder", file=sys.stderr)
@@ -131,7 +132,7 @@ def _watch(topology: Topology, snapshot_path: str) -> None:
 
 
 def _snapshot_path(arguments: argparse.Namespace) -> str:
-    return os.path.join(options.load(arguments).state_dir, "snapshot.json")
+    return os.path.join(options.load(arguments, SETTINGS).state_dir, "snapshot.json")
 
 
 def _width() -> int:

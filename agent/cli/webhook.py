@@ -5,28 +5,20 @@ from __future__ import annotations
 import argparse
 
 from agent.cli import options, serving
-from agent.model.settings import Settings
+from agent.model.settings.scheduler import WebhookSettings
 
-OPTIONS = (
-    "webhook_https",
-    "tls_certificate_file",
-    "tls_key_file",
-    "webhook_failure_policy",
-    "kubeconfig",
-    "service_account_dir",
-    "log_level",
-)
+SETTINGS = WebhookSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_arguments(parser, OPTIONS)
+    options.add_arguments(parser, SETTINGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return serving.run(arguments, "webhook", _run)
+    return serving.run(arguments, SETTINGS, "webhook", _run)
 
 
-def _run(settings: Settings) -> None:
+def _run(settings: WebhookSettings) -> None:
     from agent.scheduler import webhook
 
     webhook.run(settings)

@@ -1,7 +1,6 @@
 """Devices, and what pods say of them, as both kinds of device vectors write them.
 
-The differences that both kinds have are here too.
-"""
+The differences that both kinds have are here too."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.conformance.verdict import Difference
+from agent.conformance.files import Difference
 from agent.model import deviceobject
 from agent.model.device_wishes import (
     DEVICE_ALLOCATE_HINT,

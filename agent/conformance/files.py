@@ -1,4 +1,5 @@
-"""Vector files: JSON lines, one case a line, plain or gzip; blank lines are no cases."""
+"""Vector files (JSON lines, one case a line, plain or gzip; blank lines are ignored), and the
+verdict on a case: the same answer, a declared difference, or a disagreement."""
 
 from __future__ import annotations
 
@@ -55,3 +56,24 @@ def _case(path: str, number: int, line: bytes) -> Case:
         return bounds.decode(_CASE, line)
     except JsonError as error:
         raise FileError(path, str(error), number) from None
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where ours answers otherwise on purpose, because the other side's answer is wrong.
+
+    `listed`: one of those that the vectors' own tables call wrong, counted apart; the others
+    together may be at most 2 % of a set.
+    """
+
+    name: str
+    reason: str
+    listed: bool = False
+
+
+class CaseVerdict(msgspec.Struct, frozen=True):
+    """`ours` is our answer in the form of the case's `expect`; `declared` names a Difference and is
+    set only where `ours` differs and its predicate over the case holds."""
+
+    agrees: bool
+    ours: Any
+    declared: str | None = None

@@ -1,8 +1,7 @@
 """The kinds of vectors. A case shows its kind by its keys and by the value of `op`.
 
-A kind is added by an entry in KINDS and a module of its name (dashes become underscores) that has
-what Judge tells.
-"""
+A kind is added by an entry in KINDS and a module of its name (dashes become underscores) that
+implements Judge."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from typing import Final, Protocol, cast
 
 import msgspec
 
-from agent.conformance.files import Case
-from agent.conformance.verdict import CaseVerdict, Difference
+from agent.conformance.files import Case, CaseVerdict, Difference
 
 
 class Judge(Protocol):

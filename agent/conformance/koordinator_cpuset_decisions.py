@@ -1,16 +1,16 @@
 """Koordinator's node agent: the pools that it reports, and the cpuset that it gives a container.
 
-Three decisions, told by `op`: `pools`, `hook` (a container), `hostapp` (a host application).
-"""
+Three decisions, by the value of `op`: `pools`, `hook` (a container), `hostapp` (a host
+application)."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from agent.conformance import koordinator_cpuset_hook, koordinator_pools
+from agent.conformance.files import CaseVerdict, Difference
 from agent.conformance.koordinator_cpuset_hook import BE_ON_LS_POOL, EMPTY_POOL, STRAY_COMMA
 from agent.conformance.koordinator_pools import CLAIMED_TWICE, KUBELET_DECIDES
-from agent.conformance.verdict import CaseVerdict, Difference
 
 DIFFERENCES: Final[tuple[Difference, ...]] = (
     CLAIMED_TWICE,

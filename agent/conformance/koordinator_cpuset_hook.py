@@ -25,7 +25,7 @@ from agent.allocate.shares import (
     pool_class,
     shared_cpus,
 )
-from agent.conformance.verdict import CaseVerdict, Difference
+from agent.conformance.files import CaseVerdict, Difference
 from agent.hooks import cpuset
 from agent.hooks.cpuset import Answer, Give
 from agent.hooks.requests import CreateContainer, announced
@@ -141,7 +141,7 @@ def _reported(nrt: dict[str, Any] | None) -> _Reported | None:
 
 
 def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
-    """With the pod only where the agent's word is needed: the proxy knows the pools itself."""
+    """With the pod only where the agent's decision is needed: the proxy knows the pools itself."""
     decision = decide(_machine(claimed), (pod,), KubeletCpus(), {pod.uid: claimed}, {})
     if decision.owners:
         pods = decision.pods
@@ -174,7 +174,7 @@ def _machine(cpus: CpuSet) -> Topology:
 
 
 def _ours(answer: Answer, *, lifts_pod: bool) -> dict[str, Any]:
-    """In the form of a case's `expect`; `wait` says why no container is created."""
+    """In the form of a case's `expect`; `wait`: why no container is created."""
     given = answer.wanted if isinstance(answer, Give) else NOTHING
     return {
         "cpuset": given.cpuset or None,

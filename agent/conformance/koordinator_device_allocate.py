@@ -15,12 +15,11 @@ from agent.allocate.devices.allocation import (
 )
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.partitions import partitions
-from agent.allocate.devices.refusal import DeviceRefusal
-from agent.allocate.devices.request import RequestError, RequestFault, asks
+from agent.allocate.devices.request import DeviceRefusal, RequestError, RequestFault, asks
 from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.conformance.device_differences import DIFFERENCES, DeviceCase, declared
 from agent.conformance.devices import amounts, devices, pod_wishes
-from agent.conformance.verdict import CaseVerdict
+from agent.conformance.files import CaseVerdict
 from agent.model.device_allocation import (
     DEVICE_ALLOCATED,
     allocated,
@@ -29,13 +28,13 @@ from agent.model.device_allocation import (
     virtual_functions,
 )
 from agent.model.deviceobject import GPU_PARTITIONS
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 
 __all__ = ["DIFFERENCES", "judge"]
 
 
 def judge(case: dict[str, Any]) -> CaseVerdict:
-    """Errors agree with errors, whatever their text; a choice in every device, its amounts, its
+    """Errors agree with errors of any text; a choice agrees in every device, its amounts, its
     functions and the order, and in the score."""
     question = _question(case)
     ours = _answer(question)
@@ -58,7 +57,7 @@ def _question(case: dict[str, Any]) -> DeviceCase:
         node(case),
         request,
         None if numa is None else of_nodes(numa),
-        NumaStrategy(strategy) if strategy else None,
+        Strategy(strategy) if strategy else None,
     )
 
 

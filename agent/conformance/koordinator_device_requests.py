@@ -24,7 +24,7 @@ from agent.conformance.devices import (
     devices,
     pod_wishes,
 )
-from agent.conformance.verdict import CaseVerdict
+from agent.conformance.files import CaseVerdict
 from agent.model.device_wishes import DeviceAllocateStrategy, DeviceHint
 from agent.model.devices import Device, DeviceType
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED

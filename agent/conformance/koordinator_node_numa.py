@@ -10,21 +10,21 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate import offering, scoring
-from agent.allocate.account import Account
-from agent.allocate.ask import ResourceRequest
+from agent.allocate import node_score, offering
 from agent.allocate.ledger import Ledger
-from agent.allocate.node import NodeFacts
+from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.node_allocator.answer import spec_text
+from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.offer import Declined
 from agent.allocate.policies_in_force import InForce, in_force
 from agent.allocate.reasons import UNRESOLVABLE, Rejection
-from agent.allocate.scoring import Scene, Whole
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import TopologyOptions
 from agent.allocate.trials import Trials
+from agent.conformance.files import CaseVerdict
 from agent.conformance.node_numa_account import RecordedAccount, TheirTrials
 from agent.conformance.node_numa_case import NodeCase, question, text, written
 from agent.conformance.node_numa_differences import DIFFERENCES, QUIRKS, Quirk
-from agent.conformance.verdict import CaseVerdict
 from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, resource_status
 from agent.model.policies import BindPolicy
 from agent.model.resource_spec import resource_spec
@@ -36,9 +36,9 @@ _MOST_QUIRKS: Final = 3
 
 
 def judge(case: dict[str, Any]) -> CaseVerdict:
-    """Errors agree with errors of the same kind (can evicting pods help?), whatever their text and
-    stage; places and policies by value. Declared is the rule by which ours becomes the answer of
-    Koordinator; of several that it takes together, the first."""
+    """Errors agree with errors of the same kind (resolvable by evictions or not), of any text and
+    stage; allocations and policies agree by value. The declared difference is the rule that turns
+    ours into Koordinator's answer; of several rules that are needed together, the first."""
     ours = _answer(case)
     theirs = _value(case["expect"])
     if _value(ours) == theirs:
@@ -73,7 +73,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     facts = asked.facts
     if any(quirk.unamplified for quirk in quirks):
         facts = msgspec.structs.replace(facts, cpu_ratio=1.0)
-    scene = Scene(facts, account, Whole(asked.allocatable, asked.requested))
+    state = ScoreInput(facts, account, WholeNode(asked.allocatable, asked.requested))
     claim = found.claim
     if any(quirk.unaccounted for quirk in quirks):
         claim = msgspec.structs.replace(claim, amounts={})
@@ -82,13 +82,13 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
         bind = policies.bind
         spec = spec_text(spec, bind.policy, forced=bind.required) or spec
     return {
-        "score": scoring.score(defaults(Rules.KOORDINATOR), scene, asked.ask, claim),
+        "score": node_score.score(defaults(Rules.KOORDINATOR), state, asked.ask, claim),
         "resourceStatus": msgspec.json.decode(claim.annotations().get(RESOURCE_STATUS, "{}")),
         "resourceSpec": msgspec.json.decode(spec or "{}"),
     }
 
 
-def _account(asked: NodeCase, quirks: Sequence[Quirk]) -> Account:
+def _account(asked: NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
     if not any(quirk.recorded_only for quirk in quirks):
         return Ledger(asked.facts, asked.claims).account
     account = RecordedAccount(asked.facts)
@@ -99,7 +99,7 @@ def _account(asked: NodeCase, quirks: Sequence[Quirk]) -> Account:
 
 def _trying(
     quirks: Sequence[Quirk],
-) -> Callable[[NodeFacts, Account, ResourceRequest, InForce], Trials]:
+) -> Callable[[TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials]:
     loose = any(quirk.recorded_only or quirk.unpaid for quirk in quirks)
     by_position = any(quirk.by_position for quirk in quirks)
     unbound = any(quirk.unbound for quirk in quirks)
@@ -114,7 +114,7 @@ def _code(rejections: Sequence[Rejection]) -> str:
 
 
 def _value(answer: Mapping[str, Any]) -> object:
-    """What an answer means; a preferred policy means nothing where one is required."""
+    """The parts of an answer; a preferred policy is ignored where one is required."""
     if answer.get("skip"):
         return "skip"
     if "error" in answer:

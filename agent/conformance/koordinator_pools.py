@@ -15,7 +15,7 @@ import msgspec
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.conformance import machines
-from agent.conformance.verdict import CaseVerdict, Difference
+from agent.conformance.files import CaseVerdict, Difference
 from agent.kubelet.configuration import ConfigurationError, of_object
 from agent.model import report
 from agent.model.annotations import RESOURCE_STATUS, resource_status

@@ -6,14 +6,14 @@ from functools import lru_cache
 from typing import Any, Final
 
 from agent.allocate import layout as layouts
-from agent.allocate.account import NOTHING_HELD
 from agent.allocate.accumulator import take
 from agent.allocate.cpu_request import CpuRequest, Taken
 from agent.allocate.layout import Layout
+from agent.allocate.node_allocation import NOTHING_HELD
 from agent.conformance import machines
-from agent.conformance.verdict import CaseVerdict, Difference
+from agent.conformance.files import CaseVerdict, Difference
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
+from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
 
 MORE_THAN_ASKED: Final = Difference(
     name="more-than-asked",
@@ -26,12 +26,12 @@ DIFFERENCES: Final = (MORE_THAN_ASKED,)
 
 
 def judge(case: dict[str, Any]) -> CaseVerdict:
-    """Errors agree with errors, whatever their text."""
+    """Errors agree with errors of any text."""
     request = CpuRequest(
         count=case["need"],
         bind=BindPolicy(case["bind"]),
         exclusive=_exclusive(case["exclusive"]),
-        strategy=NumaStrategy(case["strategy"]),
+        strategy=Strategy(case["strategy"]),
     )
     holdings = NOTHING_HELD
     for each in case["allocated"]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from agent.allocate.numa.kubelet_merge import Distances, merge
+from agent.conformance.files import CaseVerdict, Difference
 from agent.conformance.numa_hints import ids, providers
-from agent.conformance.verdict import CaseVerdict, Difference
 from agent.model.policies import NumaPolicy
 
 DIFFERENCES: Final[tuple[Difference, ...]] = ()

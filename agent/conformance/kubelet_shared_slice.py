@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from agent.allocate.layout import Layout
-from agent.conformance.verdict import Difference
+from agent.conformance.files import Difference
 
 SHARED_SLICE: Final = Difference(
     "shared-slice",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from agent.conformance.verdict import CaseVerdict, Difference
+from agent.conformance.files import CaseVerdict, Difference
 from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state
 from agent.kubelet.checksum import Checked
 

@@ -16,6 +16,7 @@ from agent.allocate.kubelet.demand import (
 from agent.allocate.kubelet.options import PolicyStartError, StaticOptions
 from agent.allocate.layout import of
 from agent.allocate.numa.hint import TopologyHint
+from agent.conformance.files import CaseVerdict, Difference
 from agent.conformance.kubelet_shared_slice import SHARED_SLICE, overwritten
 from agent.conformance.machines import cpus
 from agent.conformance.numa_hints import ids
@@ -31,7 +32,6 @@ from agent.conformance.static_cpu_manager import (
     remove,
     start,
 )
-from agent.conformance.verdict import CaseVerdict, Difference
 from agent.model.cpuset import CpuSet
 from agent.model.policies import kubelet_numa_policy
 from agent.model.quantities import milli

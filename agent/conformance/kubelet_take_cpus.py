@@ -8,9 +8,9 @@ from agent.allocate.kubelet.options import StaticOptions
 from agent.allocate.kubelet.packed import NotEnoughCpusError
 from agent.allocate.kubelet.take import take
 from agent.allocate.layout import of
+from agent.conformance.files import CaseVerdict
 from agent.conformance.kubelet_shared_slice import SHARED_SLICE, overwritten
 from agent.conformance.machines import cpus
-from agent.conformance.verdict import CaseVerdict
 from agent.model.cpuset import CpuSet
 
 DIFFERENCES: Final = (SHARED_SLICE,)

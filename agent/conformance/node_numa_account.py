@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from agent.allocate.account import Account
-from agent.allocate.ask import ResourceRequest
-from agent.allocate.node import Amounts, NodeFacts
+from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Rejection
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import Amounts, TopologyOptions
 from agent.allocate.trials import Trials
 from agent.model.policies import BindPolicy
 
 
-class RecordedAccount(Account):
+class RecordedAccount(NodeAllocation):
     """CPUs that a pod owns without recorded amounts are still their NUMA node's to give."""
 
     def available(self) -> Amounts:
@@ -29,8 +29,8 @@ class TheirTrials(Trials):
 
     def __init__(
         self,
-        facts: NodeFacts,
-        account: Account,
+        facts: TopologyOptions,
+        account: NodeAllocation,
         ask: ResourceRequest,
         policies: InForce,
         *,

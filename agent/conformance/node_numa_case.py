@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.ask import ResourceRequest, ask_of
-from agent.allocate.claims import PodAllocation, claim_of
-from agent.allocate.node import NodeFacts
-from agent.allocate.nodefacts import node_facts
+from agent.allocate.pod_allocation import PodAllocation, pod_allocation
 from agent.allocate.policies_in_force import PROFILES
+from agent.allocate.resource_request import ResourceRequest, resource_request
+from agent.allocate.topology_options import TopologyOptions, topology_options
 from agent.conformance import machines
 from agent.model import nodetopology, seentopology
 from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS
@@ -24,13 +23,13 @@ from agent.model.quantities import milli, whole
 from agent.model.resources import CPU_MANAGER_POLICY, CPU_TOPOLOGY, POD_CPU_ALLOCS
 
 PROFILE: Final = msgspec.structs.replace(PROFILES["koordinator"], label_first=True)
-"""The vectors' scheduler: the plugin's defaults; the node's label goes before the kubelet."""
+"""The vectors' scheduler: the plugin's defaults; the node's label overrides the kubelet."""
 
 
 class NodeCase(msgspec.Struct, frozen=True):
     """`allocatable` and `requested` of the whole node, the latter before CPU is amplified."""
 
-    facts: NodeFacts
+    facts: TopologyOptions
     claims: tuple[PodAllocation, ...]
     ask: ResourceRequest
     allocatable: dict[str, int]
@@ -43,7 +42,7 @@ def question(case: Mapping[str, Any]) -> NodeCase:
     allocatable = amounts(case["allocatable"])
     allocatable["cpu"] = math.ceil(allocatable["cpu"] * ratio)
     notes = {AMPLIFICATION_RATIO: text({"cpu": ratio})}
-    facts, faults = node_facts(
+    facts, faults = topology_options(
         case.get("nodeLabels", {}), notes, topology(case), allocatable["cpu"], PROFILE
     )
     if faults:
@@ -52,11 +51,13 @@ def question(case: Mapping[str, Any]) -> NodeCase:
     requested: dict[str, int] = {}
     for number, pod in enumerate(case["allocated"]):
         held = amounts(pod["requests"])
-        claims.append(claim_of(f"p{number}", f"ns/p{number}", written(pod), held.get("cpu", 0)))
+        claims.append(
+            pod_allocation(f"p{number}", f"ns/p{number}", written(pod), held.get("cpu", 0))
+        )
         for name, amount in held.items():
             requested[name] = requested.get(name, 0) + amount
     pod = case["pod"]
-    ask = ask_of(
+    ask = resource_request(
         "pod",
         "ns/pod",
         QoS(pod.get("qos", "LS")),

@@ -1,20 +1,138 @@
-"""Where ours gives other answers than Koordinator's NodeNUMAResource on purpose.
+"""The declared differences from Koordinator's NodeNUMAResource.
 
-Each is a rule of theirs that is wrong, as what it does to a case, to the account or to the answer:
-a case is declared only if ours under that rule answers exactly what they did.
-"""
+Each is a rule of theirs that is wrong, as what it does to a case, to the account or to the
+answer: a case is declared only if ours under that rule answers exactly what they did."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from agent.conformance import node_numa_looks as looks
-from agent.conformance.node_numa_looks import Case
-from agent.conformance.verdict import Difference
+from agent.allocate.policies_in_force import BIND_LABEL
+from agent.conformance.files import Difference
+from agent.model.policies import NumaPolicy
+
+Case = Mapping[str, Any]
+
+REQUIRED: Final = "requiredCPUBindPolicy"
+EXCLUSIVE: Final = "preferredCPUExclusivePolicy"
+READ_POLICIES: Final = ("BestEffort", "Restricted", "SingleNUMANodePodLevel")
+
+
+def as_it_is(case: Case) -> Case:
+    return case
+
+
+def spelled(case: Case) -> bool:
+    return any(word not in READ_POLICIES for word in case.get("topologyPolicies", ()))
+
+
+def without_policies(case: Case) -> Case:
+    return {**case, "topologyPolicies": []}
+
+
+def single_machine(case: Case) -> bool:
+    return len(case["zones"]) == 1 and NumaPolicy.SINGLE_NUMA_NODE in str(policies(case))
+
+
+def policies(case: Case) -> list[Any]:
+    own = case["pod"].get("numaTopologySpec") or {}
+    labels = case.get("nodeLabels", {})
+    return [*labels.values(), *case.get("topologyPolicies", ()), *own.values()]
+
+
+def be_bound(case: Case) -> bool:
+    forced = case.get("nodeLabels", {}).get(BIND_LABEL, "None") != "None" or bool(
+        case.get("kubelet", {}).get("options")
+    )
+    return forced and case["pod"].get("qos") == "BE"
+
+
+def as_ls(case: Case) -> Case:
+    return {**case, "pod": {**case["pod"], "qos": "LS"}}
+
+
+def no_cpus(case: Case) -> bool:
+    return bool(case.get("noCPUTopology"))
+
+
+def forgotten(case: Case) -> Case:
+    return {**case, "allocated": [{"requests": each["requests"]} for each in case["allocated"]]}
+
+
+def unrecorded(case: Case) -> bool:
+    held = [each.get("resourceStatus", {}) for each in case["allocated"]]
+    return any("cpuset" in each and "numaNodeResources" not in each for each in held)
+
+
+def recorded(case: Case) -> dict[int, set[str]]:
+    """What pods recorded, by NUMA node."""
+    names: dict[int, set[str]] = {}
+    for pod in case["allocated"]:
+        for part in pod.get("resourceStatus", {}).get("numaNodeResources", ()):
+            names.setdefault(part["node"], set()).update(part["resources"])
+    return names
+
+
+def uncounted(case: Case) -> bool:
+    return with_nothing(case) != case
+
+
+def with_nothing(case: Case) -> Case:
+    """What pods recorded and a zone does not count is there, and there is none of it."""
+    named = recorded(case)
+    zones = [
+        {
+            **zone,
+            "resources": {
+                **dict.fromkeys(named.get(zone["node"], ()), "0"),
+                **zone["resources"],
+            },
+        }
+        for zone in case["zones"]
+    ]
+    return {**case, "zones": zones}
+
+
+def split(case: Case) -> bool:
+    return len(case["zones"]) > 1
+
+
+def amplified_blindly(case: Case) -> bool:
+    return amplified(case) and no_cpus(case)
+
+
+def amplified_conflict(case: Case) -> bool:
+    return amplified(case) and REQUIRED in spec(case)
+
+
+def exclusive(case: Case) -> bool:
+    return EXCLUSIVE in spec(case)
+
+
+def spec(case: Case) -> Mapping[str, str]:
+    return case["pod"].get("resourceSpec") or {}
+
+
+def unsaid(case: Case, word: str) -> Case:
+    """The pod has no such policy."""
+    kept = {key: value for key, value in spec(case).items() if key != word}
+    return {**case, "pod": {**case["pod"], "resourceSpec": kept}}
+
+
+def amplified(case: Case) -> bool:
+    return case.get("amplification", 1) > 1 and "cpu" in case["pod"]["requests"]
+
+
+def without_cpu(case: Case) -> bool:
+    return "cpu" not in case["pod"]["requests"]
+
+
+def amplified_for_nothing(case: Case) -> bool:
+    return case.get("amplification", 1) > 1 and without_cpu(case)
 
 
 class Quirk(msgspec.Struct, frozen=True):
@@ -25,7 +143,7 @@ class Quirk(msgspec.Struct, frozen=True):
 
     difference: Difference
     applies: Callable[[Case], bool]
-    case: Callable[[Case], Case] = looks.as_it_is
+    case: Callable[[Case], Case] = as_it_is
     recorded_only: bool = False
     unpaid: bool = False
     by_position: bool = False
@@ -42,8 +160,8 @@ QUIRKS: Final = (
             "of the spellings of a topology manager policy three are read; ours reads all",
             listed=True,
         ),
-        looks.spelled,
-        case=looks.without_policies,
+        spelled,
+        case=without_policies,
     ),
     Quirk(
         Difference(
@@ -51,7 +169,7 @@ QUIRKS: Final = (
             "SingleNUMANode on a machine of one NUMA node accounts for nothing; ours accounts",
             listed=True,
         ),
-        looks.single_machine,
+        single_machine,
         unaccounted=True,
     ),
     Quirk(
@@ -60,8 +178,8 @@ QUIRKS: Final = (
             "where the node binds CPUs BE pods own some too; ours leave them on what is left",
             listed=True,
         ),
-        looks.be_bound,
-        case=looks.as_ls,
+        be_bound,
+        case=as_ls,
     ),
     Quirk(
         Difference(
@@ -70,7 +188,7 @@ QUIRKS: Final = (
             "nodes themselves",
             listed=True,
         ),
-        looks.split,
+        split,
         by_position=True,
     ),
     Quirk(
@@ -79,7 +197,7 @@ QUIRKS: Final = (
             "where CPU is amplified and no CPU topology is reported, no pod that asks for CPU "
             "comes; ours counts what pods own",
         ),
-        looks.amplified_blindly,
+        amplified_blindly,
         refused="UnschedulableAndUnresolvable",
     ),
     Quirk(
@@ -88,8 +206,8 @@ QUIRKS: Final = (
             "a pod whose bind policy conflicts with the node's is told first that amplified CPU "
             "is lacking, as if evicting pods could help; ours names the conflict",
         ),
-        looks.amplified_conflict,
-        case=partial(looks.unsaid, word=looks.REQUIRED),
+        amplified_conflict,
+        case=partial(unsaid, word=REQUIRED),
     ),
     Quirk(
         Difference(
@@ -97,8 +215,8 @@ QUIRKS: Final = (
             "the exclusive policy of a pod whose CPUs only the node binds is not heard; ours hears "
             "whoever has one",
         ),
-        looks.exclusive,
-        case=partial(looks.unsaid, word=looks.EXCLUSIVE),
+        exclusive,
+        case=partial(unsaid, word=EXCLUSIVE),
     ),
     Quirk(
         Difference(
@@ -106,8 +224,8 @@ QUIRKS: Final = (
             "on a node that reports no CPU topology what pods hold of NUMA nodes is forgotten; "
             "ours counts it",
         ),
-        looks.no_cpus,
-        case=looks.forgotten,
+        no_cpus,
+        case=forgotten,
     ),
     Quirk(
         Difference(
@@ -115,7 +233,7 @@ QUIRKS: Final = (
             "CPUs that a pod owns without recorded amounts are not gone from their NUMA node; "
             "with ours they are",
         ),
-        looks.unrecorded,
+        unrecorded,
         recorded_only=True,
     ),
     Quirk(
@@ -124,7 +242,7 @@ QUIRKS: Final = (
             "CPUs are bound in a NUMA node that has not so much amplified CPU left; ours binds as "
             "many as it can pay for",
         ),
-        looks.amplified,
+        amplified,
         unpaid=True,
     ),
     Quirk(
@@ -133,7 +251,7 @@ QUIRKS: Final = (
             "for a pod that asks for no CPU NUMA nodes are compared by the CPUs that suit the "
             "policy by which the node binds others; ours compares what they have",
         ),
-        looks.without_cpu,
+        without_cpu,
         unbound=True,
     ),
     Quirk(
@@ -143,8 +261,8 @@ QUIRKS: Final = (
             "not take it for the NUMA nodes'",
             listed=True,
         ),
-        looks.uncounted,
-        case=looks.with_nothing,
+        uncounted,
+        case=with_nothing,
     ),
     Quirk(
         Difference(
@@ -152,7 +270,7 @@ QUIRKS: Final = (
             "a pod that asks for no CPU is scored as if CPU that others own were not amplified; "
             "ours counts the node as it is",
         ),
-        looks.amplified_for_nothing,
+        amplified_for_nothing,
         unamplified=True,
     ),
 )

@@ -13,9 +13,9 @@ from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.allocate.nrt.score import score
 from agent.allocate.numa.scope import TopologyManagerScope
-from agent.conformance.verdict import CaseVerdict, Difference
+from agent.conformance.files import CaseVerdict, Difference
 from agent.model import apiobjects, seentopology
-from agent.model.schedulerargs import ZoneStrategy
+from agent.model.policies import Strategy
 
 SIDECARS: Final = Difference(
     "sidecars-stay",
@@ -86,7 +86,7 @@ class _Question:
         self._staying = _pod(case["pod"], sidecars=True)
 
     def score(self, pod: ZonedPod, name: str) -> int:
-        return score(self.node, pod, ZoneStrategy(name), self._weights)
+        return score(self.node, pod, Strategy(name), self._weights)
 
     def why_fit(self, found: object, expect: dict[str, Any]) -> Difference | None:
         """What explains that they answer otherwise."""
@@ -102,7 +102,7 @@ class _Question:
 
     def why_score(self, name: str, theirs: int) -> Difference | None:
         """What explains that they score otherwise."""
-        if ZoneStrategy(name) is not ZoneStrategy.LEAST_NUMA_NODES:
+        if Strategy(name) is not Strategy.LEAST_NUMA_NODES:
             return SIDECARS if self.score(self._ending, name) == theirs else None
         if theirs == 0 and self._asks_machine():
             return MACHINES_OWN
@@ -113,8 +113,8 @@ class _Question:
         return SIDECARS if self.score(self._ending, name) == theirs else None
 
     def _asks_machine(self) -> bool:
-        """Whether something asks for resources of which some are told by NUMA nodes, and others by
-        none."""
+        """Whether a container requests resources of which NUMA nodes report some, and others
+        not."""
         node = self.node
         if node is None:
             return False

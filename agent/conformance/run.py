@@ -9,15 +9,14 @@ from typing import Any, Final
 import msgspec
 
 from agent.conformance import files, kinds
-from agent.conformance.files import Case, FileError
+from agent.conformance.files import Case, CaseVerdict, Difference, FileError
 from agent.conformance.kinds import KINDS, CaseKind, Judge
-from agent.conformance.verdict import CaseVerdict, Difference
 
 DECLARED_PERCENT: Final = 2
 """How much of a set may differ in declared ways that are not listed."""
 
 _UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What comes of taking a value for what it is not."""
+"""The exceptions of code that takes a value for another type."""
 
 
 class UnknownKindError(FileError):
@@ -65,11 +64,10 @@ class FileResult(msgspec.Struct, frozen=True):
 
 
 def judge(path: str, known: Sequence[CaseKind] = KINDS) -> FileResult:
-    """Runs a file; its first case says of which kind it is, and all have to be of that kind.
+    """Runs a file; its first case shows the kind, and all cases must be of that kind.
 
     Raises UnknownKindError for a file whose first case is of no known kind, and FileError for one
-    that can't be read, that has cases of several kinds, or that has no case.
-    """
+    that can't be read, that has cases of several kinds, or that has no case."""
     kind: CaseKind | None = None
     agree = disagree = 0
     declared: Counter[str] = Counter()
@@ -118,7 +116,7 @@ def _verdict(path: str, line: int, case: Case, module: Judge) -> CaseVerdict:
 
 
 def _explained(counts: Counter[str], module: Judge) -> tuple[Declared, ...]:
-    """In the order in which the module tells its differences."""
+    """In the order of the module's differences."""
     known = {difference.name: difference for difference in module.DIFFERENCES}
     unknown = counts.keys() - known.keys()
     if unknown:

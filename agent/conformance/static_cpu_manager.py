@@ -206,7 +206,7 @@ def remove(state: StaticState, uid: str, container: str) -> StaticState:
 def _smt_refusal(
     policy: StaticPolicy, state: StaticState, asked: int, held: int
 ) -> AllocationRefused | None:
-    """The kubelet looks at this even where the container has its CPUs, and counts no reusable."""
+    """The kubelet checks this even where the container has its CPUs, without reusable CPUs."""
     if not policy.options.full_pcpus_only:
         return None
     free = (state.default & ~policy.reserved_cores).bit_count()

@@ -1,8 +1,7 @@
 """What a runtime's verbose ContainerStatus tells of how devices came to a container.
 
 containerd tells the request (`config`) and the OCI spec, CRI-O the spec and whether it is
-privileged. What was made counts before what was asked for: plugins in the runtime change it.
-"""
+privileged. What was made counts before what was asked for: plugins in the runtime change it."""
 
 from __future__ import annotations
 
@@ -82,8 +81,8 @@ _decoder: Final = msgspec.json.Decoder(_Info)
 
 
 def carriers(info: str) -> Carriers:
-    """Of the text under `info`; nothing where it can't be read. What the spec says comes last, so
-    that of a variable its value counts: images and CDI put in more than was asked for."""
+    """Of the text under `info`; nothing where it can't be read. The spec's values are last, so that
+    they count for a variable that is set twice: images and CDI add more than was requested."""
     try:
         told = bounds.decode(_decoder, info or "{}")
     except bounds.JsonError:

@@ -57,13 +57,12 @@ class RuntimeContainer(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where a container or sandbox is, and what the runtime remembers of it: what its verbose
-    status tells, "" or 0 if nothing.
+    """Where a container or sandbox is, and the values that the runtime keeps of it, by its verbose
+    status; "" or 0 for absent ones.
 
     `cgroups_path` is the OCI spec's (`/parent/ID` or `slice:prefix:ID`), `cpuset` the one in the
     spec that the container starts with. `carriers`: what it shows of its devices, None where that
-    was not asked for.
-    """
+    was not asked for."""
 
     pid: int = 0
     cgroup_parent: str = ""
@@ -156,7 +155,7 @@ class Cri:
         ]
 
     def sandbox_placement(self, sandbox_id: str) -> Placement:
-        """Asks the runtime's verbose status; what it does not tell stays empty."""
+        """Asks for the runtime's verbose status; fields that it does not have stay empty."""
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
         return _placement(
             dict(self.call("PodSandboxStatus", request, pb.PodSandboxStatusResponse).info)

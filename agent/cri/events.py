@@ -1,10 +1,9 @@
-"""The runtime's container events, as nothing but the word that something happened.
+"""The runtime's container events, without their content: only that something happened.
 
 containerd before 2.0 hands every event to one of the callers of GetContainerEvents only
 (containerd's issue 7318, solved by its pull request 9661), so a second caller would take events
 from the kubelet; CRI-O did the same at first (its issue 6466). Such a runtime is not asked: its
-connection is held, and tells when the runtime ends.
-"""
+connection is held, and tells when the runtime ends."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def tells_everybody(runtime_name: str, runtime_version: str) -> bool:
 class ContainerEvents:
     """Calls `happened` from a thread of its own: after events, and when the runtime comes or goes.
 
-    `telling`: the stream is open.
-    """
+    `telling`: the stream is open."""
 
     def __init__(self, socket_path: str, happened: Callable[[], None]) -> None:
         self._path = socket_path
@@ -128,7 +126,7 @@ class ContainerEvents:
         return False
 
     def _say(self, what: str) -> None:
-        """A runtime that restarts is no news."""
+        """A restart of the runtime is not an event."""
         if what != self._said:
             log.info("%s", what)
         self._said = what

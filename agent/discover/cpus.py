@@ -68,8 +68,8 @@ def _topology(tree: Tree) -> Topology:
 
 def _online(tree: Tree, folders: CpuSet) -> CpuSet:
     """The CPUs that run. The kernel describes only those, so when some CPUs have a `topology`
-    folder and others have none, the others do not run, whatever the list says. Kernels before
-    2.6.26 have no list."""
+    folder and others have none, the others do not run, also where the list names them. Kernels
+    before 2.6.26 have no list."""
     listed = cpu_list(tree, f"{CPU}/online")
     if listed is None:
         listed = CpuSet(cpu for cpu in folders if tree.text(f"{CPU}/cpu{cpu}/online") != "0")

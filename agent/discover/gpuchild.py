@@ -1,7 +1,7 @@
-"""The child process with NVML: it answers requests and passes events on, until its parent ends. It
-is a process of its own because a driver can be replaced only under a process that ends, can hang,
-and is large: `python -P -m agent.discover.gpuchild [DRIVER_ROOT]`, with a socket as standard
-input."""
+"""The child process with NVML: it answers requests and passes the driver's events on, until its
+parent ends. It is a process of its own because a driver can be replaced only under a process
+that ends, can hang, and is large: `python -P -m agent.discover.gpuchild [DRIVER_ROOT]`, with a
+socket as standard input."""
 
 from __future__ import annotations
 
@@ -11,16 +11,73 @@ import select
 import signal
 import socket
 import sys
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from agent.discover.gpuevents import EventReader
 from agent.discover.gpuinventory import InventoryReader
 from agent.discover.gpumessages import BUFFER_BYTES, Answer, GpuSeen, Lines, Look, Over, Told, line
 from agent.discover.gpureadings import readings
 from agent.discover.nvml import DriverGoneError, Nvml, NvmlError
 from agent.model.gpus import GpuEvent, GpuSight
+
+_XID: Final = 0x8
+_LOOK_AGAIN: Final = (
+    0x2  # an uncorrectable ECC error
+    | 0x100  # MIG was configured anew
+    | 0x400  # memory was retired
+    | 0x800  # memory could not be retired
+    | 0x4000  # a card can't be used
+    | 0x8000  # the driver recommends another action
+)
+_ANY_INSTANCE: Final = 0xFFFFFFFF
+
+
+class EventReader:
+    """Events of these cards, by UUID. Raises DriverGoneError."""
+
+    def __init__(self, nvml: Nvml, handles: dict[str, Any]) -> None:
+        self._nvml = nvml
+        # A lost card no longer tells its UUID; the driver's handle of it stays what it was.
+        self._uuids = {_address(handle): uuid for uuid, handle in handles.items()}
+        self._events = nvml.maybe("nvmlEventSetCreate") if handles else None
+        registered = [self._register(handle) for handle in handles.values()]
+        self.silent = not any(registered)
+        """Whether the driver has no events."""
+
+    def within(self, milliseconds: int) -> GpuEvent | None:
+        """Raises NvmlError too, when the wait fails."""
+        data = self._nvml.event_within(self._events, milliseconds)
+        if data is None:
+            return None
+        uuid = self._uuids.get(_address(data.device), "")
+        if data.eventType != _XID:
+            return GpuEvent(uuid)
+        instance = None if data.gpuInstanceId == _ANY_INSTANCE else int(data.gpuInstanceId)
+        return GpuEvent(uuid, int(data.eventData), instance)
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._nvml.maybe("nvmlEventSetFree", self._events)
+
+    def _register(self, handle: Any) -> bool:
+        if self._events is None:
+            return False
+        try:
+            known = self._nvml.must("nvmlDeviceGetSupportedEventTypes", handle)
+            wanted = known & (_XID | _LOOK_AGAIN)
+            self._nvml.must("nvmlDeviceRegisterEvents", handle, wanted, self._events)
+        except DriverGoneError:
+            raise
+        except NvmlError:
+            return False
+        return True
+
+
+def _address(handle: Any) -> int:
+    """Of the driver's own object: handles themselves do not compare."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
 
 _WAIT_MILLISECONDS: Final = 200
 """For events, in one thread with the calls: a look waits for it, an event never."""
@@ -89,7 +146,7 @@ class _Child:
             self._tell(event)
 
     def _pass_last_events_on(self, events: EventReader) -> None:
-        """The last events of a lost card; at most as many as may have come since."""
+        """The last events of a lost card, at most as many as the driver keeps."""
         if events.silent:
             return
         for _ in range(_MOST_LAST_EVENTS):

@@ -24,8 +24,8 @@ from agent.model.gpus import (
 _MOST_LINKS: Final = 36
 _ENDS: Final = {0: LinkEnd.GPU, 1: LinkEnd.NPU, 2: LinkEnd.SWITCH}
 _LINKS_LAST: Final = 60
-"""Looks for which links and pairs hold: links at NVSwitches come up with the fabric manager, and
-nobody tells."""
+"""For how many reports links and pairs stay valid: links at NVSwitches come up with the fabric
+manager, without an event."""
 _MAY_READ: Final = 0
 """As a number, because pynvml's constant for it is a tuple."""
 

@@ -1,4 +1,4 @@
-"""What the agent and its child that has NVML say to each other: lines of JSON."""
+"""The messages between the agent and its child with NVML: lines of JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent.model.gpus import GpuEvent, GpuSight
 
 BUFFER_BYTES: Final = 1 << 16
 MOST_BYTES: Final = 16 << 20
-"""Of one line; more is no message."""
+"""Of one line; a longer one is not a message."""
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
@@ -46,7 +46,7 @@ def line(message: Look | Answer) -> bytes:
 
 
 class Lines:
-    """Bytes as they come, cut into lines. Raises ValueError when one has no end."""
+    """Received bytes, cut into lines. Raises ValueError for a line without end."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

@@ -24,7 +24,7 @@ _FOLDERS: Final = (
     "usr/lib",
 )
 MEMORY_V2: Final = pynvml.nvmlMemory_v2
-"""The layout that tells what the driver keeps for itself from what processes use."""
+"""The layout that separates the memory of the driver from that of processes."""
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _TRIES: Final = 3
@@ -52,8 +52,8 @@ _NO_SUCH_THING: Final = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
 )
-"""Asked for again at each look all the same, which costs microseconds: MIG mode and links that
-come up change what a card has while the driver stays."""
+"""Each report asks again, which costs microseconds: MIG mode and new links change what a card
+supports while the driver stays."""
 
 _PASSING: Final = (
     pynvml.NVML_ERROR_TIMEOUT,
@@ -74,7 +74,7 @@ class NvmlError(Exception):
 
 
 class DriverGoneError(NvmlError):
-    """There is no driver, or another one than this process has the library of."""
+    """The driver is missing, or is not that of the library in this process."""
 
 
 class GpuGoneError(NvmlError):
@@ -115,7 +115,7 @@ class Nvml:
         raise _error(call, code)
 
     def known(self, call: str, *arguments: object) -> Any:
-        """None when the driver says that there is no such thing; an unknown kind of card must not
+        """None when the driver reports that the card has none; an unknown kind of card must not
         count as another kind. Raises NvmlError."""
         try:
             return self.must(call, *arguments)
@@ -169,7 +169,7 @@ def _candidates(driver_root: str) -> list[str]:
 
 
 def _followed(root: str, path: str) -> str:
-    """Where a link below the root leads, which says it as seen from there."""
+    """The target of a link below the root, which is written relative to the root."""
     for _ in range(_MOST_LINKS):
         try:
             target = os.readlink(path)

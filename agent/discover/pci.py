@@ -85,7 +85,7 @@ class PciLocality:
         return node, self._socket(self._cpus.get(node, CpuSet()), local)
 
     def _read(self, path: str) -> tuple[int, CpuSet]:
-        """-1 for a node that is not told; no CPUs where they tell nothing."""
+        """-1 for an unknown node; no CPUs where they do not show it."""
         bus = _ROOT_BUS.fullmatch(path.rpartition("/")[2])
         if bus:
             folder = f"{path}/pci_bus/{bus[1]}"
@@ -102,7 +102,7 @@ class PciLocality:
         return (around[0] if around else -1), local
 
     def _socket(self, of_node: CpuSet, local: CpuSet) -> int:
-        """-1 where the CPUs lie in several sockets, as the kernel's ids can't say which."""
+        """-1 where the CPUs are in several sockets."""
         for cpus in (of_node, local):
             sockets = {self._socket_of[cpu] for cpu in cpus}
             if len(sockets) == 1:

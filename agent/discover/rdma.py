@@ -1,8 +1,8 @@
 """RDMA devices: the PCI functions that have an `infiniband` folder (Mellanox/rdmamap: rdma_map.go).
 
-The class of a function does not tell: HCAs are Ethernet, InfiniBand, serial bus or other
-controllers by their class. What has no PCI function (`scif0`, soft RoCE) is not shared out.
-"""
+The class of a function does not show it: HCAs are Ethernet, InfiniBand, serial bus or other
+controllers by their class. A device without a PCI function (`scif0`, soft RoCE) is not
+allocated."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _port(reader: SysfsReader, path: str, number: int) -> RdmaPort:
 
 
 def _word(reader: SysfsReader, path: str) -> str:
-    """Of `4: ACTIVE` the word."""
+    """`ACTIVE` of `4: ACTIVE`."""
     text = reader.text(path)
     match = _STATE.fullmatch(text) if text else None
     if text and not match:

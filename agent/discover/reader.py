@@ -41,7 +41,7 @@ class SysfsReader:
         return int(text, 16)
 
     def cpus(self, list_path: str, mask_path: str) -> CpuSet | None:
-        """The list, otherwise the mask; an empty set means nothing."""
+        """The list, otherwise the mask; an empty set is ignored."""
         return (
             self._told(lambda: cpu_list(self.tree, list_path), list_path)
             or self._told(lambda: cpu_map(self.tree, mask_path), mask_path)

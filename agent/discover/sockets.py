@@ -41,7 +41,7 @@ class Siblings:
 
     def of(self, cpu: int) -> CpuSet | None:
         """The CPUs that share with `cpu`, possibly also offline ones; None if unknown. An empty
-        mask means nothing: a CPU shares with itself at least."""
+        mask is invalid: a CPU shares with itself at least."""
         for index, (name, read) in enumerate(self._order):
             found = read(self._tree, f"{CPU}/cpu{cpu}/topology/{name}")
             if found:

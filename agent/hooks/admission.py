@@ -38,8 +38,8 @@ _UNDECIDED: Final = Visible()
 
 
 def decided_devices(request: CreateContainer, snapshot: Snapshot | None) -> Visible | Wait | None:
-    """The agent's decision about the container's devices; None when the snapshot says nothing of
-    them."""
+    """The agent's decision about the container's devices; None when the snapshot has no decisions
+    about devices."""
     pod = request.pod
     if snapshot is None:
         allocated = DEVICE_ALLOCATED in pod.annotations

@@ -57,7 +57,7 @@ class Creation:
         return DEVICE_ALLOCATED in self.request.pod.annotations
 
     def failed(self) -> Notification:
-        """What the agent hears when it does not come to be."""
+        """The notification of the agent when the container is not created."""
         pod = self.request.pod
         return (
             ContainerFailed(pod.uid, self.request.container_name)
@@ -75,8 +75,8 @@ class Update:
 
 
 class Unread:
-    """A creation that goes on although its request could not be read; `grant` stands for whatever
-    CPUs it may hold."""
+    """A creation that continues although its request could not be read; `grant` stands for the CPUs
+    that it may hold, which are unknown."""
 
     def __init__(self, grant: int) -> None:
         self.grant = grant
@@ -114,11 +114,11 @@ class Outcomes:
         return next((each for each in classes if self._policies.fails(hook, each)), classes[0])
 
     def refused(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
-        """The call fails whatever the policy is."""
+        """The call fails under every policy."""
         self._note(self.failed, hook, class_, reason, f"fails: {detail}")
 
     def goes_on(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
-        """The call goes on whatever the policy is."""
+        """The call continues under every policy."""
         self._note(self.failed_open, hook, class_, reason, f"goes on: {detail}")
 
     def _note(

@@ -38,8 +38,8 @@ _NUMBER: Final = re.compile(r"(gpu|mig)?([0-9]+(?::[0-9]+)?)")
 class Carried(msgspec.Struct, frozen=True):
     """All parts of a request that may name devices, in its order. `environment`: the values of
     NVIDIA_VISIBLE_DEVICES that are not the image's. `mounts`: paths in the container that name
-    GPUs, whatever is mounted there. `annotations`: those that CDI reads. `serving`: it mounts a
-    folder in which the kubelet or others learn of the node's devices."""
+    GPUs, with any source. `annotations`: those that CDI reads. `serving`: it mounts a folder
+    through which the kubelet or others find the node's devices."""
 
     environment: tuple[str, ...] = ()
     preload: str = ""

@@ -21,8 +21,14 @@ from typing import TypeVar
 import msgspec
 
 from agent.allocate.batch import batch_limits
-from agent.allocate.node_local.request import may_own, whole_cpus
-from agent.allocate.shares import claims, kubelet_may_own, pool_class, shared_cpus
+from agent.allocate.shares import (
+    claims,
+    kubelet_may_own,
+    may_own,
+    pool_class,
+    shared_cpus,
+    whole_cpus,
+)
 from agent.hooks.changes import UNCHANGED, Changes
 from agent.hooks.requests import CreateContainer, UpdateContainer, announced
 from agent.model.annotations import AnnotationError

@@ -17,7 +17,8 @@ from agent.model.visible import DeviceNode, Mount, VisibleGpu
 
 
 class UnhonouredError(ValueError):
-    """The container can't have its allocation; the text says why, `reason` in one word."""
+    """The container can't have its allocation; the text is the explanation, `reason` a short
+    name."""
 
     reason = "unhonoured"
 

@@ -37,7 +37,8 @@ class Grants:
         return None if number is None else self._open.get(number)
 
     def open(self, grant: CpuGrant) -> int:
-        """A creation goes to the runtime; the number names it in `answered` and `failed`."""
+        """A creation is sent to the runtime; the number identifies it in `answered` and
+        `failed`."""
         number = self._number()
         self._open[number] = grant
         return number

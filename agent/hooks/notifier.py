@@ -1,4 +1,4 @@
-"""Notifies the agent by datagrams. An absent agent is no error."""
+"""Notifies the agent by datagrams. An absent agent is not an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_KEPT = 1024
 
 class Notifier:
     """Never blocks: a datagram that can't be delivered is dropped and counted. Only the values that
-    a creation replaced are kept and sent later: nobody else knows what to restore in the end."""
+    a creation replaced are kept and sent later: they are needed for the restore in the end."""
 
     def __init__(self, path: str) -> None:
         self._path = path

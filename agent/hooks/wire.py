@@ -14,7 +14,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 class WireError(ValueError):
-    """Bytes that are no protobuf message."""
+    """Bytes that are not a protobuf message."""
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -76,8 +76,8 @@ def string_map(message: bytes, wanted: int) -> dict[str, str]:
 
 
 def filtered(message: bytes, keeps: Callable[[int, bytes], bool], *path: int) -> bytes:
-    """The message with those fields alone of the embedded one at the path that `keeps`, by number
-    and payload, says yes to; those of other types than BYTES stay. Raises WireError."""
+    """The message with only those fields of the embedded one at the path that `keeps`, by number
+    and payload, accepts; fields of other types than BYTES stay. Raises WireError."""
     kept = []
     for field, kind, payload in fields(message):
         if kind == BYTES:

@@ -8,7 +8,7 @@ import os
 
 _CHUNK = 65_536
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
-"""What "there is no such file" looks like; a sysfs file gives ENODEV when its CPU just left."""
+"""The errors of a missing file; a sysfs file gives ENODEV when its CPU just went offline."""
 
 
 class Tree:

@@ -59,7 +59,7 @@ class Inotify:
         self._libc.inotify_rm_watch(self._fd, number)
 
     def read(self) -> list[InotifyEvent]:
-        """What has come, oldest first; nothing if nothing has."""
+        """The received events, oldest first."""
         events: list[InotifyEvent] = []
         with contextlib.suppress(BlockingIOError):
             while True:

@@ -49,7 +49,7 @@ class SharedLock:
     """A lock that holders of one kind share, or that one holder has exclusively; the file stays."""
 
     def __init__(self, path: str, holder: str, *, alone: bool) -> None:
-        """`holder`: what others are told. Raises LockedError, or OSError when the file can't be
+        """`holder`: the name that others see. Raises LockedError, or OSError when the file can't be
         opened."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

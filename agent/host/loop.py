@@ -62,7 +62,7 @@ class Loop:
         self._epoll.unregister(fd)
 
     def at(self, when: float, call: Callable[[], None]) -> Timer:
-        """Calls once at `when` (monotonic seconds), or as soon after as the loop comes to it."""
+        """Calls once at `when` (monotonic seconds), or as soon as possible after it."""
         timer = Timer(when, call)
         heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
@@ -88,7 +88,7 @@ class Loop:
                     ready[fd](events)
 
     def run_on(self, until: Callable[[], bool], seconds: float) -> None:
-        """After a stop: until the condition holds, so many seconds have passed, or a `stop` comes
+        """After a stop: until the condition holds, so many seconds have passed, or `stop` is called
         again."""
         self._stopped = False
         end = time.monotonic() + seconds

@@ -1,5 +1,5 @@
-"""What the kernel says of processes: `/proc/PID` (proc(5)). A process chooses its own name, command
-line and groups, so each read is bounded."""
+"""Processes as the kernel shows them: `/proc/PID` (proc(5)). A process chooses its own name,
+command line and groups, so each read is bounded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ProcessGoneError(Exception):
 
 
 class UnreadableError(Exception):
-    """The process exists and can't be read; the message says what and why."""
+    """The process exists and can't be read; the message names the file and the reason."""
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):

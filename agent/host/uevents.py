@@ -1,4 +1,4 @@
-"""The kernel's word on devices that come and go (netlink(7), NETLINK_KOBJECT_UEVENT)."""
+"""The kernel's events of devices that appear and disappear (netlink(7), NETLINK_KOBJECT_UEVENT)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Refuse
 
 SETTLE_SECONDS: Final = 10.0
-"""After which a creation that was not started counts as over: nobody tells that it failed."""
+"""After which a creation that was not started counts as over: there is no report of its failure."""
 
 _METHODS: Final = {
     "PreRunPodSandbox": failurepolicy.RUN,
@@ -38,8 +38,8 @@ class _Making(NamedTuple):
 
 
 class KoordinatorHooks:
-    """Holds a call until its hook's deadline or shortly before its caller's, then its policy
-    speaks."""
+    """Holds a call until its hook's deadline or shortly before its caller's; then its failure
+    policy decides."""
 
     def __init__(self, admission: Admission, deadlines: Deadlines, snapshots: SnapshotFile) -> None:
         self._admission = admission
@@ -117,7 +117,7 @@ class KoordinatorHooks:
 
     def _repeats_ours(self, request: UpdateContainer) -> bool:
         """Whether the CPU shares are those that we set: koord-runtime-proxy repeats a container's
-        values in every change of it, and these are no request of a kubelet."""
+        values in every update of it, and these are not a kubelet's request."""
         snapshot = self._snapshots.current()
         wanted = snapshot.containers.get(request.container_id) if snapshot else None
         return wanted is not None and wanted.limits.shares == request.asked.shares

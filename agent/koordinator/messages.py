@@ -89,7 +89,7 @@ def response(
 
 
 def _resources(changes: Changes) -> pb.LinuxContainerResources | None:
-    """None where nothing changes that the protocol can say."""
+    """None without a change that the protocol can express."""
     quota = changes.quota_microseconds or 0
     memory_bytes = changes.memory_limit_bytes or 0
     resources = pb.LinuxContainerResources(

@@ -19,7 +19,7 @@ import msgspec
 from agent.host import files
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.settings import SettingsError
+from agent.model.settings.options import SettingsError
 
 HOOKS: Final = (
     "PreRunPodSandbox",
@@ -54,7 +54,8 @@ def hooks(text: str) -> tuple[str, ...]:
 
 
 class Registration:
-    """Our file in `folder`; `policy` is what the proxy does when we do not answer or say no."""
+    """Our file in `folder`; `policy`: what the proxy does when the server fails or does not
+    answer."""
 
     def __init__(
         self, folder: str, socket_path: str, policy: str, runtime_hooks: tuple[str, ...]
@@ -64,7 +65,7 @@ class Registration:
         self._config = _Config(socket_path, policy, runtime_hooks)
 
     def write(self) -> None:
-        """Replaces what an earlier agent left, if it says something else. Raises OSError."""
+        """Replaces the file of an earlier agent, if it differs. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         if _read(self._path) != self._config:
             files.replace(str(self._path), msgspec.json.encode(self._config), durable=False)

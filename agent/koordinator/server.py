@@ -20,8 +20,8 @@ from agent.koordinator.hooks import KoordinatorHooks
 from agent.koordinator.registration import Registration
 from agent.koordinator.service import SERVICE, HookService
 from agent.model import failurepolicy
-from agent.model import settings as options
-from agent.model.settings import Settings
+from agent.model.settings import options
+from agent.model.settings.agent import AgentSettings
 from agent.model.verdict import Refuse
 from agent.rpc.grpc import RpcError
 from agent.rpc.server import GrpcServer, Method
@@ -43,7 +43,7 @@ class HookServer:
     """Uses the same admission as relay and NRI plugin, in the agent's process. `heard_seconds`: the
     time that koord-runtime-proxy may take to notice a file without hooks."""
 
-    def __init__(self, settings: Settings, heard_seconds: float = 0.3) -> None:
+    def __init__(self, settings: AgentSettings, heard_seconds: float = 0.3) -> None:
         """Raises SettingsError, LockedError while another frontend of ours runs, OSError."""
         path = options.socket_path(settings.hook_server_socket)
         self._registration = Registration(

@@ -69,7 +69,7 @@ class HookHandler(Protocol):
         ...
 
     def exists(self, container: ContainerRef) -> None:
-        """It was made, and is about to start or has started."""
+        """It was created, and is about to start or has started."""
         ...
 
     def stopped(self, container: ContainerRef) -> None:
@@ -85,8 +85,8 @@ class HookHandler(Protocol):
         ...
 
     def unhooked(self, hook: str, call: RuntimeHookCall, reason: str, detail: str) -> Refuse | None:
-        """What becomes of a call that can't be understood or whose hook went wrong; None: it goes
-        on as it came."""
+        """The verdict on a call that can't be read or whose hook failed; None: the call continues
+        unchanged."""
         ...
 
 
@@ -115,7 +115,7 @@ class HookService:
         return tuple(self._answers)
 
     def answer(self, hook: str, message: bytes, caller: Caller) -> bytes | Refuse:
-        """The response, whatever the request is. Blocks while the call is held."""
+        """The response to any request. Blocks while the call is held."""
         remaining = caller.time_remaining()
         budget = None if remaining is None else max(remaining - _MARGIN_SECONDS, 0.0)
         call = RuntimeHookCall(time.monotonic(), budget)

@@ -1,4 +1,4 @@
-"""What comes back over HTTP: read within bounds of time and size, and judged."""
+"""Responses of the API server: read within bounds of time and size, and checked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ApiResponse(msgspec.Struct, frozen=True):
 
 
 def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: ResponseLimits) -> ApiResponse:
-    """The body of a successful answer; the connection goes back to the pool. Raises KubeError for
+    """The body of a successful response; the connection returns to the pool. Raises KubeError for
     any other status, and for an answer that can't be read."""
     deadline = time.monotonic() + limits.whole_seconds
     body = bytearray()

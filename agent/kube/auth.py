@@ -145,7 +145,7 @@ def in_cluster(folder: str, environ: Mapping[str, str] = os.environ) -> FileAcce
 
 
 def access(kubeconfig: str, folder: str) -> Access:
-    """As the kubeconfig file says, else (empty) the service account in the folder. Raises
+    """By the kubeconfig file, or where that is empty by the service account in the folder. Raises
     AccessError."""
     return KubeconfigAccess(kubeconfig) if kubeconfig else in_cluster(folder)
 

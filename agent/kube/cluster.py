@@ -102,7 +102,7 @@ class Cluster:
                 self._applied[key] = sent, -self._recheck_seconds
 
     def watch_pods(self, node_name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
-        """Only those of the node come over the wire."""
+        """The server sends only those of the node."""
         return self._watch(kinds.POD, f"spec.nodeName={node_name}", read, changed)
 
     def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:

@@ -26,7 +26,7 @@ _KEYS: Final = {
     "attributes": "name",
     "ownerReferences": "uid",
 }
-"""The lists whose entries are told apart, and by what; any other list is one value."""
+"""The lists whose entries have keys, and these keys; any other list is one value."""
 
 _TYPE: Final = frozenset(("apiVersion", "kind"))
 """An object out of a list does not have them."""
@@ -115,7 +115,7 @@ class _Merge:
         return merged
 
     def _list(self, wanted: list[Object], seen: list[Object], path: Path) -> list[Object]:
-        """In the order seen; what is new comes last."""
+        """In the stored order; new entries are last."""
         key = _KEYS[path[-1]]
         left = {each[key]: each for each in wanted}
         merged = []

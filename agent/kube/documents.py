@@ -10,7 +10,7 @@ MOST_BYTES: Final = 4 << 20
 
 
 class DocumentError(ValueError):
-    """A file without YAML, and what is not a regular file or too large; the message says where."""
+    """A file that is not YAML, not a regular file, or too large; the message names the place."""
 
 
 def text(path: str) -> bytes:

@@ -12,7 +12,8 @@ from agent.model.bounds import JsonError
 
 class StoreError(RuntimeError):
     """An object can't be written or read; the message names kind, name and reason.
-    `retry_after_seconds`: when the store wants the next request, None when it does not say."""
+    `retry_after_seconds`: when the store wants the next request, None when it does not name a
+    time."""
 
     retry_after_seconds: float | None = None
 

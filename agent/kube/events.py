@@ -150,7 +150,7 @@ class Recorder:
             self._results(result)
 
     def _postpone(self, key: EventKey, error: StoreError) -> None:
-        """The other Events come first, as the API server may take those."""
+        """The other Events are sent first, as the API server may take those."""
         with self._changed:
             self._not_before = self._clock() + self._backoff.next(error.retry_after_seconds)
             if (series := self._series.pop(key, None)) is not None:

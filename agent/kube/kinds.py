@@ -16,8 +16,8 @@ from agent.model.bounds import JsonError
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """`versions` are those that we speak, the best first. `must_exist`: others make such objects,
-    we only add to them."""
+    """`versions`: those that are supported, the best first. `must_exist`: others create such
+    objects, Topolet only adds to them."""
 
     name: str
     group: str

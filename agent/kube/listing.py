@@ -33,9 +33,9 @@ def listed(
     *,
     remembered: bool = False,
 ) -> Listed[T]:
-    """`take` makes what is kept of an object, page by page. `remembered`: from the server's cache,
-    which may be old and answers without pages. After an answer that is too large the list begins
-    anew with smaller pages. Raises KubeError, AccessError and whatever `take` raises."""
+    """`take` reads the kept fields of an object, page by page. `remembered`: from the server's
+    cache, which may be old and answers without pages. After an answer that is too large the list
+    begins anew with smaller pages. Raises KubeError, AccessError and the exceptions of `take`."""
     asked = f"list of {path}"
     size = PAGE
     query: Query = {**select, "limit": size}

@@ -20,7 +20,7 @@ class ObjectKey(NamedTuple):
 
 
 class ChangeKind(enum.Enum):
-    """An object that was made anew under its old name is deleted and added."""
+    """An object that was created again under its old name is deleted and added."""
 
     ADDED = "added"
     MODIFIED = "modified"

@@ -73,8 +73,8 @@ WINDOW_SECONDS: Final = 10.0
 BUSY_SECONDS: Final = 1.0
 """For a 429 without Retry-After: kube-apiserver asks for one second by default."""
 HASTEN_SECONDS: Final = 30.0
-"""Between two pauses that end early: the answers that other requests get say little to a watch
-that alone gets none."""
+"""Between two pauses that end early: answers to other requests help little where this watch alone
+gets none."""
 
 
 def _boot_seconds() -> float:
@@ -116,7 +116,7 @@ class Schedule:
         self._asked.append(now)
 
     def wait(self, now: float) -> float:
-        """Seconds until another request may be sent, whatever the last one met."""
+        """Seconds until another request may be sent, after success and failure."""
         if len(self._asked) < REQUESTS:
             return 0.0
         return max(0.0, self._asked[0] + WINDOW_SECONDS + _ROUNDING_SECONDS - now)

@@ -73,7 +73,7 @@ class EmbeddedStore:
         return self._put({**body, "status": status} if status else body, stored)
 
     def version(self, kind: str) -> str | None:
-        """The best that we speak."""
+        """The best version that is supported."""
         return kind_named(kind).versions[0]
 
     def forget(self, kind: str, name: str) -> None:

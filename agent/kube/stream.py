@@ -44,7 +44,7 @@ class Stream:
         self, path: str, query: Query, seconds: float, *, silence_seconds: float | None = None
     ) -> Generator[bytes, None, None]:
         """Returns when the server accepts the request. Then yields the lines of the answer until
-        its end; after `seconds` that is an error, whatever came. So is silence longer than Limits
+        its end; after `seconds` that is an error in any case. So is silence longer than Limits
         allow or `silence_seconds`. Closing it before the end closes the connection. Both raise
         KubeError, AccessError."""
         asked = f"GET {path}"

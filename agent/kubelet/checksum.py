@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 Key = TypeVar("Key", int, str)
 
 NIL: Final = "<nil>"
-"""What a Go map, slice or pointer without a value looks like, which is not an empty one."""
+"""The form of a Go map, slice or pointer without a value, which differs from that of an empty
+one."""
 
 _OFFSET: Final = 0x811C9DC5
 _PRIME: Final = 0x01000193

@@ -1,8 +1,7 @@
 """What a kubelet is configured to do about CPUs, NUMA nodes and memory.
 
 The same object comes from `/configz` (`{"kubeletconfig": {...}}`) and from the file that `--config`
-names; flags of its command line win over the file (KubeletConfiguration v1beta1).
-"""
+names; flags of its command line win over the file (KubeletConfiguration v1beta1)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ class ConfigurationError(ValueError):
 
 class KubeletConfiguration(msgspec.Struct, frozen=True):
     """`reserved_cpus`: named one by one; `reserved_milli`: kubeReserved and systemReserved
-    together, which count where none are named. Policies in the kubelet's own words. `source`: for
-    people. `reserved_memory_bytes`: what the static memory manager keeps of each NUMA node."""
+    together, which count where none are named. Policies have the kubelet's names. `source`: for
+    people. `reserved_memory_bytes`: what the static memory manager reserves of each NUMA node."""
 
     source: str
     cpu_manager_policy: str = "none"
@@ -49,7 +48,7 @@ class _ReservedMemory(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):
-    """As the kubelet spells it; null and empty are "not said" throughout."""
+    """As the kubelet writes it; null and empty mean that a field is not set."""
 
     cpu_manager_policy: str | None = None
     cpu_manager_policy_options: dict[str, str] | None = None

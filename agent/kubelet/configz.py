@@ -1,4 +1,4 @@
-"""What a running kubelet says of its configuration: GET /configz on its own port."""
+"""The configuration of a running kubelet: GET /configz on its own port."""
 
 from __future__ import annotations
 

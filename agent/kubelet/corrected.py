@@ -27,7 +27,7 @@ RESOURCES: Final = {
 """What devices are listed as that no plugin of the kubelet gave any of: what exporters know."""
 
 Known = tuple[Corrections, Keys]
-"""`Keys` tell of which type the devices are that the kubelet lists."""
+"""`Keys` has the types of the devices that the kubelet lists."""
 
 
 class CorrectedLister:

@@ -155,7 +155,8 @@ def _registered(data: dict[str, Any], problems: list[str]) -> dict[str, tuple[st
 def _text(
     entries: list[_Entry] | None, registered: dict[str, list[str] | None] | None, *, listed: bool
 ) -> str:
-    """Nothing and empty differ here, so it is made of what the file says."""
+    """An absent value and an empty one differ here, so the checksum is that of the file's own
+    values."""
     kind = "[]string" if listed else "checkpoint.DevicesPerNUMA"
 
     def entry_text(entry: _Entry) -> str:

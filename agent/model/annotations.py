@@ -1,5 +1,5 @@
-"""The pod annotations that Topolet reads, as values (keys and shapes are Koordinator's, where not
-said otherwise)."""
+"""The pod annotations that Topolet reads, as values (keys and shapes are Koordinator's, except
+where noted)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Value = TypeVar("_Value")
 
 
 class AnnotationError(ValueError):
-    """An annotation that can't be understood; `key` names it, the text says why."""
+    """An annotation that can't be read; `key` names it, the text is the reason."""
 
     def __init__(self, key: str, reason: str) -> None:
         reason = bounds.reason(reason)
@@ -99,9 +99,9 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
         return cpu_list(RESOURCE_STATUS, "cpuset", self.cpuset)
 
     def shared_numa_nodes(self) -> tuple[int, ...]:
-        """NUMA nodes whose pools the pod is held to, in the annotation's order: all that it got
-        something of, once one of them gave it CPU. The older cpuSharedPools speak where
-        numaNodeResources do not. Raises AnnotationError."""
+        """NUMA nodes whose pools the pod is held to, in the annotation's order: all that gave it
+        something, if one of them gave it CPU. The older cpuSharedPools count where
+        numaNodeResources have no CPU. Raises AnnotationError."""
         gave_cpu = [
             _amount(each, name) > 0
             for each in self.numa_node_resources

@@ -31,7 +31,7 @@ class Phase(enum.StrEnum):
 
 class ApiContainer(msgspec.Struct, frozen=True):
     """The requests and limits of a container; `cpu` in milli-CPU, the rest in units. `sidecar`: an
-    init container that keeps running beside the later ones."""
+    init container that keeps running while the later ones run."""
 
     name: str
     requests: dict[str, int] = {}

@@ -2,8 +2,7 @@
 
 Kubernetes knows such pods as BestEffort, so their cgroups say nothing of it. Koordinator's webhook
 copies the amounts of the two batch resources here, by container
-(pkg/webhook/pod/mutating/extended_resource_spec.go, mutateByExtendedResources).
-"""
+(pkg/webhook/pod/mutating/extended_resource_spec.go, mutateByExtendedResources)."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from agent.model.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError, dec
 from agent.model.quantities import Quantity, QuantityError, whole
 
 CPU_NAMES: Final = ("kubernetes.io/batch-cpu", "koordinator.sh/batch-cpu")
-"""Milli-CPU, counted as whole units; the first that is there speaks."""
+"""Milli-CPU, counted as whole units; the first resource that is present counts."""
 MEMORY_NAMES: Final = ("kubernetes.io/batch-memory", "koordinator.sh/batch-memory")
 
 MOST_CPU_MILLI: Final = 10**8

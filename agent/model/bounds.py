@@ -39,7 +39,7 @@ MOST_PODS: Final = 4_096
 """Of a node, that one of its objects lists, with a container or resource each."""
 
 REASON_CHARACTERS: Final = 300
-"""Of the reason of a fault: it may quote what somebody wrote."""
+"""Of the reason of a fault, which may quote what others wrote."""
 
 
 def excess(text: str, most_bytes: int) -> str:
@@ -65,7 +65,7 @@ Value = TypeVar("Value")
 
 
 class JsonError(ValueError):
-    """No JSON, or not of the wanted shape; the message says where."""
+    """A text that is not JSON, or not of the wanted shape; the message names the place."""
 
 
 def decode(decoder: msgspec.json.Decoder[Value], text: bytes | str) -> Value:

@@ -59,8 +59,8 @@ class DeviceHint(msgspec.Struct, frozen=True):
 
 
 class JointScope(enum.StrEnum):
-    """`PREFERRED`: under the same PCIe switches as far as that goes. `SAME_NUMA_NODE` is ours,
-    Koordinator has the others."""
+    """`PREFERRED`: under the same PCIe switches as far as possible. Koordinator has all but
+    `SAME_NUMA_NODE`."""
 
     PREFERRED = ""
     SAME_PCIE = "SamePCIe"

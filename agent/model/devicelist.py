@@ -1,5 +1,5 @@
 """All devices of a node as the Device object has them, from the devices that each source found.
-Numbers and times continue from the published object: there is no other memory of them."""
+Numbers and times continue from the published object, which is their only store."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class DiscoveredDevices(msgspec.Struct, frozen=True):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What the Device object says so far; nothing on a node that is new. `pairs`: what links its
-    GPUs."""
+    """The published Device object; empty on a new node. `pairs`: the links of its GPUs."""
 
     devices: tuple[Device, ...] = ()
     gone: Minors = {}

@@ -25,7 +25,7 @@ def encode(
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
 ) -> Object:
-    """Sorted by type and minor, whatever the order they were found in."""
+    """Sorted by type and minor."""
     metadata: Object = {"name": name}
     if labels:
         metadata["labels"] = dict(sorted(labels.items()))

@@ -1,19 +1,18 @@
 """What becomes of a call whose hook can't do its work, and how long a hook may wait.
 
 Settings as text, so that a flag and a TOML file say them the same way: `HOOK/CLASS=ignore|fail` and
-`HOOK=SECONDS`, separated by commas. A hook is a method of the CRI, a class a QoS class or
-`devices`: what can't be done about a container's devices.
-"""
+`HOOK=SECONDS`, separated by commas. A hook is a method of the CRI, a class is a QoS class, or
+`devices` for a container that can't have its devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from agent.model.qos import QoS
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings.options import SettingsError
 
 RUN, CREATE = "RunPodSandbox", "CreateContainer"
 UPDATE, UPDATE_SANDBOX = "UpdateContainerResources", "UpdatePodSandboxResources"
@@ -26,6 +25,19 @@ _FAILS: Final = {"ignore": False, "fail": True}
 _MOST_SECONDS: Final = 60.0
 
 
+class HookSettings(Protocol):
+    """The options of a process with hooks."""
+
+    @property
+    def hold_seconds(self) -> float: ...
+
+    @property
+    def hook_deadlines(self) -> str: ...
+
+    @property
+    def hook_failure_policy(self) -> str: ...
+
+
 class FailurePolicyError(ValueError):
     """A rule that can't be read; the message quotes it."""
 
@@ -36,8 +48,9 @@ class FailurePolicies(msgspec.Struct, frozen=True):
     rules: Mapping[tuple[str, str], bool]
 
     def fails(self, hook: str, class_: str | None) -> bool:
-        """Whether the caller gets an error; otherwise the call goes on, counted and logged.
-        `class_` None: the pod is unknown. The narrowest rule decides, a hook before a class."""
+        """Whether the caller gets an error; otherwise the call continues, and is counted and
+        logged. `class_` None: the pod is unknown. The narrowest rule decides, a hook before a
+        class."""
         class_ = class_ or ANY
         for key in ((hook, class_), (hook, ANY), (ANY, class_), (ANY, ANY)):
             if key in self.rules:
@@ -55,8 +68,8 @@ class Deadlines(msgspec.Struct, frozen=True):
         return self.by_hook.get(hook, self.usual)
 
 
-def of(settings: Settings) -> tuple[FailurePolicies, Deadlines]:
-    """What the settings say. Raises SettingsError that names the option."""
+def of(settings: HookSettings) -> tuple[FailurePolicies, Deadlines]:
+    """The policies and deadlines of the settings. Raises SettingsError that names the option."""
     option = "hook-failure-policy"
     try:
         policies = parse(settings.hook_failure_policy)

@@ -1,8 +1,7 @@
 """What a GPU's trouble asks for: of XIDs NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors,
 immediate action of Ampere and later) as far as it is about a card's health; and a site's own word.
 
-Troubles have the names of Kubernetes reasons: `XID79`, `RowRemapPending`.
-"""
+Troubles have the names of Kubernetes reasons: `XID79`, `RowRemapPending`."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ class GpuActionError(ValueError):
 
 
 class Action(enum.StrEnum):
-    """From none to manual repair. `agent.model.gpuhealth` says what ends each."""
+    """From none to manual repair; `agent.model.gpuhealth` has the end of each."""
 
     IGNORE = "ignore"
     RESTART_APP = "restart-app"
@@ -44,7 +43,7 @@ CATALOGUE: Final[Mapping[int, Action]] = {
     number: action for action, text in _CATALOGUE.items() for number in _numbers(text)
 }
 ANY_OTHER: Final = Action.SUPPORT
-"""What the catalogue says of those that it calls unused."""
+"""The catalogue's action for XIDs that it calls unused."""
 
 
 LOST: Final = "GpuLost"

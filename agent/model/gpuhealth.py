@@ -115,8 +115,8 @@ def _ills(reading: GpuReading) -> Iterator[tuple[str, str]]:
 
 
 RESTART_SECONDS: Final = 300
-"""How long an XID that asks for another application keeps a card whose processes nobody knows, or
-that strangers hold."""
+"""How long an XID with the action restart-app keeps a card unhealthy whose processes are unknown,
+or that processes outside pods hold."""
 
 
 class Evidence(enum.Enum):

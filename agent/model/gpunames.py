@@ -36,8 +36,8 @@ def cleaned(path: str) -> str:
 
 
 def mounted(container_path: str) -> str | None:
-    """The device that a mount names, behind its kind if that is said; None for a mount of another
-    sense."""
+    """The device that a mount names, after its kind if the mount has one; None for another kind of
+    mount."""
     path = cleaned(container_path)
     below = path.removeprefix(f"{MOUNT_ROOT}/")
     if below == path:

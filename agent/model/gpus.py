@@ -22,7 +22,7 @@ class LinkEnd(enum.StrEnum):
 
 
 class Ancestor(enum.IntEnum):
-    """The nearest thing that two cards share, as NVML numbers it."""
+    """The nearest common ancestor of two cards, as NVML numbers it."""
 
     BOARD = 0
     SWITCH = 10
@@ -164,7 +164,7 @@ NO_PROCESS: Final = "NoProcess"
 CHILD_ENDED: Final = "ChildEnded"
 LET_GO: Final = "LetGo"
 OUR_FAULTS: Final = frozenset({NO_PROCESS, CHILD_ENDED, LET_GO})
-"""Why nobody asked the driver; they tell nothing of a card."""
+"""Reasons why the driver was not asked; they are not about a card."""
 
 
 class GpuSight(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ class Form(enum.StrEnum):
     SHARE = "share"
     """Percents, or bytes, that a scheduler accounts for."""
     REPLICA = "replica"
-    """A right to use it beside others, by time-slicing or MPS."""
+    """A right to use it together with others, by time-slicing or MPS."""
     INSTANCE = "instance"
     """A MIG instance."""
     FUNCTION = "function"

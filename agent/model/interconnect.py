@@ -1,8 +1,7 @@
-"""What links a node's GPUs, as its Device object says it: facts of the driver, no scores.
+"""The links between a node's GPUs in its Device object: the driver's values, not scores.
 
 `topolet.io/gpu-links` lists pairs of cards by minor, those with the same facts together:
-`[{"ancestor": "switch", "nvlinks": 2, "mbPerSecond": 50000, "pairs": [[0, 1], [2, 3]]}]`.
-"""
+`[{"ancestor": "switch", "nvlinks": 2, "mbPerSecond": 50000, "pairs": [[0, 1], [2, 3]]}]`."""
 
 from __future__ import annotations
 
@@ -29,12 +28,12 @@ class Interlink(msgspec.Struct, frozen=True):
 
 
 Interconnect = dict[tuple[int, int], Interlink]
-"""By two minors, the lower first; of a pair that is not in it nobody knows anything."""
+"""By two minors, the lower first; a pair that is missing is unknown."""
 
 
 def encode(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> dict[str, str]:
-    """The annotation, none where nothing is known of any pair of these devices. The same facts
-    make the same text, in whatever order they come."""
+    """The annotation, none where every pair of these devices is unknown. The text does not depend
+    on the order of the pairs."""
     numbers = {each.uuid: each.minor for each in devices if each.type == DeviceType.GPU}
     by_facts: dict[Interlink, list[tuple[int, int]]] = {}
     for pair in pairs:

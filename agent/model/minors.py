@@ -41,7 +41,7 @@ def numbered(ids: Iterable[str], known: Mapping[str, int]) -> dict[str, int]:
 
 
 def known(published: Iterable[Device], gone: Minors) -> Minors:
-    """The numbers in a Device object; its devices come before those that are gone."""
+    """The numbers in a Device object; its devices before those that were removed."""
     found = {kind: dict(ids) for kind, ids in gone.items()}
     for device in published:
         found.setdefault(device.type, {})[device.uuid] = device.minor

@@ -82,8 +82,8 @@ def node_reservation(annotations: Mapping[str, str]) -> NodeReservation:
 
 
 def cpu_normalization_ratio(annotations: Mapping[str, str]) -> float:
-    """How much faster the node's CPUs are than those that pods count in; 1 where the node says
-    nothing. Raises AnnotationError."""
+    """How much faster the node's CPUs are than the CPUs of requests; 1 without the annotation.
+    Raises AnnotationError."""
     text = text_of(annotations, CPU_NORMALIZATION_RATIO, _MOST_BYTES)
     try:
         ratio = float(text or 1)

@@ -113,7 +113,7 @@ def gpu_labels(facts: GpuFacts, devices: Iterable[Device], *, gfd: bool = False)
 
 
 def labelled(labels: Mapping[str, str]) -> GpuFacts:
-    """What Koordinator's labels say; of it the same labels are made."""
+    """The values of Koordinator's labels, read from labels and written to them."""
     return GpuFacts(
         labels.get(GPU_VENDOR, ""), labels.get(GPU_MODEL, ""), labels.get(GPU_DRIVER, "")
     )

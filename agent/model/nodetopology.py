@@ -1,9 +1,8 @@
 """NodeResourceTopology as one value, and its form in both API versions (noderesourcetopology-api:
 pkg/apis/topology/v1alpha1/types.go and pkg/apis/topology/v1alpha2/types.go).
 
-v1alpha1 has no attributes at the top: the policy is a word of `topologyPolicies`, the fingerprint
-an annotation, and the other attributes cannot be expressed there.
-"""
+v1alpha1 has no attributes at the top: the policy is one of `topologyPolicies`, the fingerprint an
+annotation, and the other attributes cannot be expressed there."""
 
 from __future__ import annotations
 
@@ -56,8 +55,8 @@ class Zone(msgspec.Struct, frozen=True):
 
 
 class OwnerReference(msgspec.Struct, frozen=True):
-    """The Node that owns the object. It is not the controller, of which an object may have one
-    only, and does not block its deletion, which needs a further permission."""
+    """The Node that owns the object. It is not the controller, as an object may have only one, and
+    does not block the deletion, which needs a further permission."""
 
     name: str
     uid: str

@@ -58,7 +58,7 @@ def decode(text: bytes) -> Notice | None:
 
 
 def _as_name(text: str) -> str:
-    """No dots and no slashes, whatever the caller of the runtime chose."""
+    """Without dots and slashes, also where the caller of the runtime chose some."""
     from urllib.parse import quote  # a quarter of a megabyte that only cpu-policy dynamic needs
 
     return quote(text, safe="").replace(".", "%2E")

@@ -35,7 +35,7 @@ class PodAnnounced(msgspec.Struct, frozen=True, tag="pod"):
 
 
 class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The sandbox of a pod that was announced did not come to be."""
+    """The sandbox of an announced pod was not created."""
 
     uid: str
 
@@ -50,7 +50,7 @@ class ContainerAnnounced(msgspec.Struct, frozen=True, tag="container"):
 
 
 class ContainerFailed(msgspec.Struct, frozen=True, tag="container-failed"):
-    """A container that was announced did not come to be."""
+    """An announced container was not created."""
 
     uid: str
     name: str

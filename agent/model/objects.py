@@ -1,4 +1,4 @@
-"""Objects of the API as others wrote them: whatever is wrong with one is one error."""
+"""Objects of the API as others wrote them: every fault of an object is one error."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _loose(text: bytes) -> object:
 
 
 def _plain(error: msgspec.ValidationError) -> str:
-    """msgspec says `... - at `$.a.b``; the field comes first here."""
+    """msgspec writes `... - at `$.a.b``; this text begins with the field."""
     reason, at, path = str(error).rpartition(" - at `")
     return f"{path.rstrip('`').removeprefix('$').lstrip('.')}: {reason}" if at else str(error)
 
@@ -94,7 +94,7 @@ class Requirement(msgspec.Struct, frozen=True):
 
 
 class LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
-    """Matches where all that it says holds; an empty one matches everything."""
+    """Matches where all of its terms match; an empty one matches everything."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[Requirement, ...] | None = None

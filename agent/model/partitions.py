@@ -1,10 +1,10 @@
-"""Which GPUs are given out together: Koordinator's annotation gpu-partitions, made of links.
+"""The sets of GPUs that are allocated together: Koordinator's annotation gpu-partitions, made from
+the links.
 
 The cards are halved again and again, each time so that the slowest link within a half is as fast as
-can be, then that the links within both halves are worth most together; of equals the half with
-the lowest card has the lowest numbers. A set is listed where a ring of links leads through all its
-cards: collectives run around it, at the speed of its slowest link.
-"""
+possible, then so that the sum of the links within both halves is highest; of equal halvings the one
+where the half with the lowest card has the lowest numbers. A set is listed if a ring of links
+connects all its cards: collectives run around it, at the speed of its slowest link."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Table = dict[int, tuple[GpuPartition, ...]]
 
 
 def links(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> Links:
-    """The links of the cards that can be allocated whole, also unhealthy ones: their sets come back
+    """The links of the cards that can be allocated whole, also unhealthy ones: their sets return
     with the card."""
     minors = {
         device.uuid: device.minor

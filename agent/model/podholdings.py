@@ -1,7 +1,6 @@
 """What pods hold and what is free by the kubelet's PodResources API, whose gaps are closed here.
 
-Each rule has the place it comes from; `server_v1.go` and its like are Kubernetes 1.36's.
-"""
+Each rule has the place it comes from; `server_v1.go` and its like are Kubernetes 1.36's."""
 
 from __future__ import annotations
 
@@ -39,11 +38,10 @@ def holdings(
 ) -> Holdings:
     """CPUs, bytes of memory and numbers of devices that pods hold.
 
-    `over`: pods that have ended and of which the runtime has nothing more: kubelets before 1.34
-    list them until they are deleted (Kubernetes issue 119423; later ones have the feature gate
+    `over`: ended pods without anything left in the runtime: kubelets before 1.34 list them until
+    they are deleted (Kubernetes issue 119423; later ones have the feature gate
     KubeletPodResourcesListUseActivePods). Two pods of one name are one entry, with what both hold.
-    A device counts on each NUMA node it is near to, and nowhere if there is none.
-    """
+    A device counts on each NUMA node that it is near to."""
     alive = [pod for pod in pods if pod.key not in over]
     problems: list[str] = []
     cpus: dict[PodName, CpuSet] = {}
@@ -81,8 +79,8 @@ def kept(
 
 
 def by_uid(held: Mapping[PodName, Held], names: Mapping[str, PodName]) -> dict[str, Held]:
-    """`names`: of the node's pods by uid. Where several have one name, none of them gets what is
-    held under it: the API can't tell whose it is."""
+    """`names`: of the node's pods by uid. Where several pods have one name, none of them gets what
+    is held under it: the API does not show whose it is."""
     uids: dict[PodName, list[str]] = {}
     for uid, name in names.items():
         uids.setdefault(name, []).append(uid)
@@ -110,10 +108,10 @@ def device_portions(
 ) -> tuple[Portion, ...]:
     """One for each device of a device plugin and NUMA node it is near to.
 
-    A device that a pod holds and the kubelet does not call allocatable is ill
-    (devicemanager/manager.go, GetAllocatableDevices): there, and nothing to give. `over` as above:
-    a device that an ended pod is still listed with may be another's by now, and counts once.
-    """
+    A device that a pod holds and that the kubelet does not list as allocatable is unhealthy
+    (devicemanager/manager.go, GetAllocatableDevices): it exists, with nothing allocatable. `over`
+    as above: a device that is still listed for an ended pod may belong to another one already, and
+    counts once."""
     healthy = {(each.resource, each.id): each for each in allocatable.devices}
     held: dict[tuple[str, str], GivenDevice] = {
         (device.resource, device.id): device
@@ -132,9 +130,9 @@ def _own_cpus(
     pods: Iterable[PodResources], allocatable: Allocatable | None
 ) -> Iterator[tuple[PodName, CpuSet]]:
     """Kubelets of 1.20 list the shared pool with containers that have no CPUs of their own
-    (kubernetes#100211). It has the reserved CPUs, which nobody is given as his own; while these are
-    not known, sets of containers that overlap are the pool, and one alone in it can't be told.
-    """
+    (kubernetes#100211). It has the reserved CPUs, which no container gets as its own; while these
+    are unknown, sets of containers that overlap are the pool, and a single container in the pool is
+    not recognised."""
     pods = tuple(pods)
     # Containers of a pod with CPUs as a whole share what of them is no container's own.
     seen = pool = EMPTY

@@ -97,8 +97,8 @@ class OwnDevice(msgspec.Struct, frozen=True):
 
 
 class ContainerCorrection(msgspec.Struct, frozen=True):
-    """`cpus` None: those that the kubelet says. `devices`: all of a type, by UUID or PCI address;
-    of a type that is absent, those that the kubelet says."""
+    """`cpus` None: those of the kubelet's answer. `devices`: all of a type, by UUID or PCI address;
+    a type that is absent keeps those of the kubelet's answer."""
 
     cpus: CpuSet | None = None
     devices: Mapping[str, tuple[OwnDevice, ...]] = {}
@@ -111,9 +111,9 @@ class PodCorrection(msgspec.Struct, frozen=True):
     containers: Mapping[str, ContainerCorrection] = {}
 
     def of(self, container: str) -> ContainerCorrection:
-        """What is said of the container of that name."""
+        """The corrections of the container of that name."""
         return self.containers.get(container, self.each)
 
 
 Corrections = Mapping[PodName, PodCorrection]
-"""A pod that is absent has what the kubelet says."""
+"""A pod that is absent keeps the kubelet's answer."""

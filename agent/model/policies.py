@@ -1,8 +1,10 @@
-"""The words of CPU, NUMA and GPU orchestration, as pods, nodes and settings write them."""
+"""The policies and strategies of CPU, NUMA and GPU orchestration, as pods, nodes and settings write
+them."""
 
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 
 class BindPolicy(enum.StrEnum):
@@ -25,12 +27,36 @@ class ExclusivePolicy(enum.StrEnum):
     NUMA_NODE_LEVEL = "NUMANodeLevel"
 
 
-class NumaStrategy(enum.StrEnum):
-    """Which NUMA node first: the fullest that fits, the emptiest, or evenly over all."""
+class Strategy(enum.StrEnum):
+    """Which of several nodes, NUMA nodes, cores or devices is better. A setting takes the
+    strategies of its kind only."""
 
     MOST_ALLOCATED = "MostAllocated"
+    """The fullest that fits."""
     LEAST_ALLOCATED = "LeastAllocated"
+    """The emptiest."""
+    BALANCED_ALLOCATION = "BalancedAllocation"
+    """The one whose resources are used in the most equal parts."""
+    LEAST_NUMA_NODES = "LeastNUMANodes"
+    """The one on the fewest and nearest NUMA nodes."""
     DISTRIBUTE_EVENLY = "DistributeEvenly"
+    """None before another: an equal part of each."""
+
+
+NUMA_STRATEGIES: Final = (
+    Strategy.MOST_ALLOCATED,
+    Strategy.LEAST_ALLOCATED,
+    Strategy.DISTRIBUTE_EVENLY,
+)
+"""The order of NUMA nodes on one node."""
+NODE_STRATEGIES: Final = (
+    Strategy.MOST_ALLOCATED,
+    Strategy.LEAST_ALLOCATED,
+    Strategy.BALANCED_ALLOCATION,
+)
+"""The score of a node."""
+ZONE_STRATEGIES: Final = (*NODE_STRATEGIES, Strategy.LEAST_NUMA_NODES)
+"""The score of a node for a plain pod, by its NUMA nodes."""
 
 
 class GpuObjective(enum.StrEnum):

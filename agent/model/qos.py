@@ -34,7 +34,7 @@ def qos_of(labels: Mapping[str, str], kube_class: KubeClass | None) -> QoS:
 
 def kube_class(cgroup_parent: str) -> KubeClass | None:
     """The QoS class that follows from the place of a pod's (or a container's) cgroup. None for a
-    place outside the kubelet's, and for its root. The kubelet's root (`cgroupRoot`) may come before
+    place outside the kubelet's, and for its root. The kubelet's root (`cgroupRoot`) may precede
     `kubepods`."""
     for word, below in pairwise(_words(cgroup_parent)):
         if word == "kubepods":

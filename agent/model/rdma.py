@@ -23,7 +23,7 @@ class RdmaPort(msgspec.Struct, frozen=True):
 
 
 class RdmaLink(msgspec.Struct, frozen=True):
-    """What verbs calls a device. Its name says nothing that lasts: udev renames it."""
+    """A device of verbs. Its name does not last: udev renames it."""
 
     name: str
     node_guid: str = ""

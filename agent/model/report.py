@@ -1,4 +1,4 @@
-"""All that a node says of itself, before it is put into objects."""
+"""All that a node reports, before it is put into objects."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _Word = TypeVar("_Word", bound=enum.StrEnum)
 
 
 def resource_spec(annotations: Mapping[str, str]) -> ResourceSpec:
-    """Defaults where the pod says nothing. Raises AnnotationError that names the field."""
+    """Fields that are absent have their defaults. Raises AnnotationError that names the field."""
     text = decoded(annotations, RESOURCE_SPEC, _resource_spec_decoder)
     if text is None:
         return ResourceSpec()
@@ -70,7 +70,7 @@ def resource_spec(annotations: Mapping[str, str]) -> ResourceSpec:
 
 
 def numa_spec(annotations: Mapping[str, str]) -> NumaSpec:
-    """Defaults where the pod says nothing. Raises AnnotationError that names the field."""
+    """Fields that are absent have their defaults. Raises AnnotationError that names the field."""
     text = decoded(annotations, NUMA_TOPOLOGY_SPEC, _numa_spec_decoder)
     if text is None:
         return NumaSpec()

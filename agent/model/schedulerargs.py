@@ -1,11 +1,11 @@
-"""How a cluster's scheduler is set for CPUs, NUMA nodes and GPUs, as one value.
+"""The configuration of the scheduler for CPUs, NUMA nodes and GPUs, as one value.
 
 Two kinds, with their own keys and defaults: `CPUOrchestrationPluginArgs` (fine-grained CPU
 orchestration proposal, Plugin Configuration) and `NodeNUMAResourceArgs` of Koordinator's plugin
-(pkg/scheduler/apis/config/v1/types.go). `gpuObjective` and `zoneScoringStrategy` are ours, and keys
-of both. The second is for plain pods, like the `scoringStrategy` of NodeResourceTopologyMatch
-(scheduler-plugins: apis/config/v1/types.go, NodeResourceTopologyMatchArgs).
-"""
+(pkg/scheduler/apis/config/v1/types.go). Both kinds also have our keys `gpuObjective` and
+`zoneScoringStrategy`. The second is for plain pods, like the `scoringStrategy` of
+NodeResourceTopologyMatch (scheduler-plugins: apis/config/v1/types.go,
+NodeResourceTopologyMatchArgs)."""
 
 from __future__ import annotations
 
@@ -15,28 +15,17 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from agent.model.objects import ObjectError, converted
-from agent.model.policies import BindPolicy, GpuObjective, NumaPolicy
+from agent.model.policies import (
+    NODE_STRATEGIES,
+    ZONE_STRATEGIES,
+    BindPolicy,
+    GpuObjective,
+    NumaPolicy,
+    Strategy,
+)
 
 Weights = dict[str, int]
 """By resource."""
-
-
-class ScoringType(enum.StrEnum):
-    """Which nodes are good: those with little left, with much left, or evenly used."""
-
-    MOST_ALLOCATED = "MostAllocated"
-    LEAST_ALLOCATED = "LeastAllocated"
-    BALANCED_ALLOCATION = "BalancedAllocation"
-
-
-class ZoneStrategy(enum.StrEnum):
-    """Which nodes suit plain pods. LEAST_NUMA_NODES counts NUMA nodes, the others judge each one
-    separately."""
-
-    LEAST_ALLOCATED = "LeastAllocated"
-    MOST_ALLOCATED = "MostAllocated"
-    BALANCED_ALLOCATION = "BalancedAllocation"
-    LEAST_NUMA_NODES = "LeastNUMANodes"
 
 
 class Measure(enum.StrEnum):
@@ -47,7 +36,7 @@ class Measure(enum.StrEnum):
 
 
 class Rules(enum.StrEnum):
-    """How: as the proposals say, or as Koordinator's plugin does."""
+    """The rules of scoring: those of the proposals, or those of Koordinator's plugin."""
 
     PROPOSAL = "CPUOrchestrationPluginArgs"
     KOORDINATOR = "NodeNUMAResourceArgs"
@@ -56,14 +45,14 @@ class Rules(enum.StrEnum):
 class ScoringStrategy(msgspec.Struct, frozen=True):
     """A way to score, and the resources that count."""
 
-    type: ScoringType
+    type: Strategy
     weights: Weights
 
 
 class ZoneScoring(msgspec.Struct, frozen=True):
     """Of plain pods; a resource without a weight has 1."""
 
-    type: ZoneStrategy = ZoneStrategy.LEAST_ALLOCATED
+    type: Strategy = Strategy.LEAST_ALLOCATED
     weights: Weights = {}
 
 
@@ -92,7 +81,7 @@ def decode(body: object) -> SchedulerArgs:
 
 
 def defaults(kind: Rules) -> SchedulerArgs:
-    """What holds where a file says nothing but its kind."""
+    """The values of a file that has nothing but its kind."""
     return decode({"kind": kind.value})
 
 
@@ -111,17 +100,12 @@ class _Resource(_Fields, frozen=True):
 
 
 class _Strategy(_Fields, frozen=True):
-    type: ScoringType | None = None
+    type: Strategy | None = None
     resources: tuple[_Resource, ...] | None = None
 
 
 class _MeasuredStrategy(_Strategy, frozen=True):
     measures: frozenset[Measure] | None = None
-
-
-class _ZoneStrategy(_Fields, frozen=True):
-    type: ZoneStrategy = ZoneStrategy.LEAST_ALLOCATED
-    resources: tuple[_Resource, ...] = ()
 
 
 class _CpuOrchestration(_Fields, frozen=True):
@@ -134,7 +118,7 @@ class _CpuOrchestration(_Fields, frozen=True):
     scoring_strategy: _MeasuredStrategy | None = None
     numa_scoring_strategy: _Strategy | None = None
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
-    zone_scoring_strategy: _ZoneStrategy = _ZoneStrategy()
+    zone_scoring_strategy: _Strategy = _Strategy()
 
 
 class _NodeNumaResource(_Fields, frozen=True):
@@ -144,12 +128,12 @@ class _NodeNumaResource(_Fields, frozen=True):
     scoring_strategy: _Strategy | None = None
     numa_scoring_strategy: _Strategy | None = None
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
-    zone_scoring_strategy: _ZoneStrategy = _ZoneStrategy()
+    zone_scoring_strategy: _Strategy = _Strategy()
 
 
 def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
     said = raw.scoring_strategy or _MeasuredStrategy()
-    default = ScoringStrategy(ScoringType.MOST_ALLOCATED, _CPU_AND_MEMORY)
+    default = ScoringStrategy(Strategy.MOST_ALLOCATED, _CPU_AND_MEMORY)
     node = _strategy(Rules.PROPOSAL, "scoringStrategy", said, default)
     return SchedulerArgs(
         Rules.PROPOSAL,
@@ -164,7 +148,7 @@ def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
 
 
 def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
-    default = ScoringStrategy(ScoringType.LEAST_ALLOCATED, _CPU_AND_MEMORY)
+    default = ScoringStrategy(Strategy.LEAST_ALLOCATED, _CPU_AND_MEMORY)
     return SchedulerArgs(
         Rules.KOORDINATOR,
         BindPolicy(raw.bind),
@@ -183,11 +167,23 @@ def _strategy(
     if said is None:
         return default
     weights = _weights(kind, field, said.resources) if said.resources else default.weights
-    return ScoringStrategy(said.type or default.type, weights)
+    return ScoringStrategy(
+        _of_kind(kind, field, said.type, NODE_STRATEGIES) or default.type, weights
+    )
 
 
-def _zones(kind: str, said: _ZoneStrategy) -> ZoneScoring:
-    return ZoneScoring(said.type, _weights(kind, "zoneScoringStrategy", said.resources))
+def _zones(kind: str, said: _Strategy) -> ZoneScoring:
+    field = "zoneScoringStrategy"
+    type_ = _of_kind(kind, field, said.type, ZONE_STRATEGIES) or Strategy.LEAST_ALLOCATED
+    return ZoneScoring(type_, _weights(kind, field, said.resources or ()))
+
+
+def _of_kind(
+    kind: str, field: str, said: Strategy | None, known: tuple[Strategy, ...]
+) -> Strategy | None:
+    if said is not None and said not in known:
+        raise ObjectError(kind, "", f"{field}.type: {said} is not one of {', '.join(known)}")
+    return said
 
 
 def _weights(kind: str, field: str, resources: tuple[_Resource, ...]) -> Weights:

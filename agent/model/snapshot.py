@@ -23,7 +23,7 @@ each adds (`allocate.named`)."""
 
 
 class SnapshotError(ValueError):
-    """A snapshot text that can't be read; the message says where."""
+    """A snapshot text that can't be read; the message names the place."""
 
 
 class Pool(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
     devices: VisibleDevices | None = None
-    """None: the agent does not decide who sees which."""
+    """None: the agent does not decide about device visibility."""
 
 
 def pool_cpus(pools: tuple[Pool, ...], nodes: tuple[int, ...] = ()) -> CpuSet:

@@ -52,8 +52,7 @@ class Topology(msgspec.Struct, frozen=True):
     """Everything sorted by id; equal machines compare equal.
 
     `offline`: CPUs that are plugged in and do not run. `smt`: some core runs two threads or more.
-    `smt_control`: the kernel's word for what it permits (`on`, `off`, `forceoff`, ...).
-    """
+    `smt_control`: the kernel's value of the file of that name (`on`, `off`, `forceoff`, ...)."""
 
     cpus: tuple[Cpu, ...]
     numa_nodes: tuple[NumaNode, ...]

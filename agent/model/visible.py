@@ -9,9 +9,9 @@ import msgspec
 from agent.model.gpunames import is_uuid
 
 Unasked: TypeAlias = Literal["leave", "hide", "deny"]
-"""What becomes of a container that no device was given to: as it came; sees no GPU unless its
-request names some, or it serves the node's devices; without such exceptions, and `all` is no
-name."""
+"""The treatment of a container without an allocated device: unchanged; sees no GPU unless its
+request names some, or it serves the node's devices; without such exceptions, and `all` does not
+count as a name."""
 
 
 class Mount(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,9 +47,9 @@ class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Visible(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The devices that one container sees. `gpus` None: there is no decision about them. `nodes`:
-    of other devices, by type; an absent type has no decision. Mounts and environment are added.
-    `refused` says why it can't have its allocation."""
+    """The devices that one container sees. `gpus` None: undecided. `nodes`: of other devices, by
+    type; an absent type has no decision. Mounts and environment are added. `refused`: why it can't
+    have its allocation."""
 
     gpus: tuple[VisibleGpu, ...] | None = None
     nodes: dict[str, tuple[DeviceNode, ...]] = {}
@@ -86,8 +86,8 @@ class VisibleDevices(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def concerns_all(self) -> bool:
-        """Whether a container that nothing was decided about has to be looked into: it may name
-        what others have, or bring files of it."""
+        """Whether a container without a decision must be checked: it may name devices of others, or
+        bring files of them."""
         return self.unasked != "leave" or any(
             each.holders and (each.is_gpu or each.nodes) for each in self.held
         )

@@ -37,11 +37,10 @@ NO_LIMITS: Final = CgroupLimits()
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The wanted values of one container; `cpuset` None: hands off. `exclusive`: its pod owns the
-    CPUs; `kubelet`: a static kubelet gave them, and a cpuset in its request overrides ours;
-    `keeps_quota`: the CFS quota of the request stays. `blocked` says why it must not be created
-    yet: its CPUs are in use, or it has none. `visible` None: there is no decision about its
-    devices."""
+    """The wanted values of one container; `cpuset` None: stays as it is. `exclusive`: its pod owns
+    the CPUs; `kubelet`: a static kubelet gave them, and a cpuset in its request overrides ours;
+    `keeps_quota`: the CFS quota of the request stays. `blocked`: why it must not be created yet:
+    its CPUs are in use, or it has none. `visible` None: its devices are undecided."""
 
     cpuset: str | None = None
     exclusive: bool = False
@@ -63,7 +62,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.exclusive and not has_quota and not self.keeps_quota
 
     def without_memory(self) -> Wanted:
-        """The same with nothing said of memory nodes."""
+        """The same without a decision about memory nodes."""
         if self.limits.mems is None:
             return self
         limits = msgspec.structs.replace(self.limits, mems=None)
@@ -76,9 +75,8 @@ NOTHING: Final = Wanted()
 class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a pod's containers get: `each` those that are not in `containers`, by name.
 
-    `refused` says why the CPUs that the pod claims are not its own. `group`: what the pod's own
-    cgroup is held to.
-    """
+    `refused`: why the CPUs that the pod claims are not its own. `group`: the limits of the pod's
+    own cgroup."""
 
     title: str
     qos: QoS

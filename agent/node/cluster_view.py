@@ -24,7 +24,7 @@ from agent.model.apiobjects import ApiNode, ApiPod
 from agent.model.devicelist import Published, published
 from agent.model.objects import ObjectError
 from agent.model.report import Report
-from agent.model.settings import Settings
+from agent.model.settings.agent import AgentSettings
 from agent.node import pod_events
 from agent.node.outbox import Outbox, ReportPace, deliver
 from agent.telemetry.metrics import AgentMetrics
@@ -131,7 +131,7 @@ class ClusterView:
         self._wake()
 
 
-def cluster_objects(settings: Settings, node_name: str, *, standalone: bool) -> Objects:
+def cluster_objects(settings: AgentSettings, node_name: str, *, standalone: bool) -> Objects:
     """The objects of an API server, or of a folder. Raises AccessError."""
     if standalone:
         from agent.kube.store import EmbeddedStore  # loads YAML, a megabyte

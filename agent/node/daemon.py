@@ -9,7 +9,8 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -29,9 +30,10 @@ from agent.host.locks import Lock
 from agent.kube.errors import StoreError
 from agent.kubelet.statefile import StateFileError
 from agent.model import exclusion
-from agent.model import settings as options
 from agent.model.exclusion import ExclusionError, Patterns
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings import options
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
 from agent.node import device_visibility, node_local
 from agent.node.cluster_cache import ClusterCache
 from agent.node.cluster_view import ClusterView, cluster_objects
@@ -84,8 +86,8 @@ class Frontend(Protocol):
 
 
 def run(
-    settings: Settings,
-    read_again: Callable[[], Settings],
+    settings: AgentSettings,
+    read_again: Callable[[], AgentSettings],
     frontend: Frontend | None = None,
     serve: Serve | None = None,
     *,
@@ -99,163 +101,213 @@ def run(
     malloc.one_arena()
     malloc.return_large_blocks()
     exclude = excluded(settings)
-    node_name = settings.node_name or os.uname().nodename
-    objects = cluster_objects(settings, node_name, standalone=standalone)
     node_local.check_kubelet(settings)
-    topology_view = TopologyView(settings.root)
-    node_local_cpus = node_local.configured(settings, topology_view)
     _keep_files_open()
-    os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
-    state = Path(settings.state_dir)
-    visibility_policy = device_visibility.policy(settings)
-    device_visibility.prepare(visibility_policy)
-    lock = Lock(str(state / "agent.lock"))
-    hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
-    metrics = AgentMetrics()
-    sources = Sources(lambda name, number: metrics.source_troubles.labels(name).set(number))
-    notification_socket = NotificationSocket(str(state / "doorbell.sock"))
-    pace = None if standalone else ReportPace(recheck_seconds=settings.recheck_seconds)
-    cluster = ClusterView(objects, node_name, metrics, notification_socket.wake, pace)
-    cache = ClusterCache(cluster, str(state / "cluster.json"), sources)
-    kubelet_configuration = KubeletConfigurationView(
-        settings,
-        sources,
-        functools.cache(lambda: own_root(hierarchy)),
-        notification_socket.wake,
-        cache.known.configuration,
-    )
-    kubelet_configuration.start()
-    controllers = Controllers(settings.cgroup_root, hierarchy.handles)
-    for missing in controllers.missing():
-        log.warning("this machine has no %s controller: nothing is limited by it", missing)
-    journal = Journal(state / "journal")
-    sources.report(SourceName.JOURNAL, journal.problems)
-    cri = Cri(options.socket_path(settings.runtime_endpoint))
-    updater = RuntimeUpdater(Cri(options.socket_path(settings.runtime_endpoint)), hierarchy.exists)
-    pod_resources = PodResourcesView(
-        settings.pod_resources_socket, notification_socket.wake, sources=sources
-    )
-    devices = device_view(settings, notification_socket.wake, cache.known.files, sources)
-    corrected = _corrected(settings, serve) if serve else None
-    node = Reconciler(
-        topology_view,
-        RuntimeView(
-            cri, CgroupLocator(hierarchy), requests=settings.cpu_policy != "none", grants=True
+    closing = ExitStack()
+    agent = _Agent(settings, serve, closing, standalone=standalone)
+    agent.reconciler.exclude = exclude
+    pages = {
+        "/metrics": lambda: HttpResponse(
+            200, _metrics(agent.metrics, frontend), "text/plain; version=0.0.4"
         ),
-        cache,
-        NodeObject(node_name, sources),
-        KubeletView(
-            kubelet_configuration,
-            CpuManagerStateView(settings.kubelet_dir, sources),
-            PodResourcesStateView(pod_resources, sources),
-        ),
-        Enforcement(
+        "/healthz": agent.health.alive,
+        "/readyz": agent.health.ready,
+    }
+    if settings.http:
+        closing.callback(HttpServer(settings.http, pages).close)
+    loop = _Loop(agent, settings, read_again)
+    closing.callback(loop.triggers.close)
+    signal.signal(signal.SIGHUP, lambda number, frame: loop.reload())
+    with Ending(loop.stop):
+        agent.cluster.start()
+        if frontend:
+            frontend.start()
+            closing.callback(frontend.close)
+        if agent.corrected:
+            agent.corrected.start()
+        log.info("the agent manages the containers of %s", settings.runtime_endpoint)
+        loop.run()
+    closing.close()
+
+
+class _Agent:
+    """The parts of an agent; `closing` ends them."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        serve: Serve | None,
+        closing: ExitStack,
+        *,
+        standalone: bool,
+    ) -> None:
+        node_name = settings.node_name or os.uname().nodename
+        objects = cluster_objects(settings, node_name, standalone=standalone)
+        topology = TopologyView(settings.root)
+        node_local_cpus = node_local.configured(settings, topology)
+        os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
+        state = Path(settings.state_dir)
+        visibility_policy = device_visibility.policy(settings)
+        device_visibility.prepare(visibility_policy)
+        closing.callback(Lock(str(state / "agent.lock")).release)
+        hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+        closing.callback(hierarchy.close)
+        self.hierarchy_root = hierarchy.path
+        self.metrics = AgentMetrics()
+        self.health = Health(settings.period_seconds)
+        by_source = self.metrics.source_troubles.labels
+        self.sources = Sources(lambda name, number: by_source(name).set(number))
+        self.notification_socket = NotificationSocket(str(state / "doorbell.sock"))
+        closing.callback(self.notification_socket.close)
+        wake = self.notification_socket.wake
+        pace = None if standalone else ReportPace(recheck_seconds=settings.recheck_seconds)
+        self.cluster = ClusterView(objects, node_name, self.metrics, wake, pace)
+        closing.callback(self.cluster.close)
+        cache = ClusterCache(self.cluster, str(state / "cluster.json"), self.sources)
+        self.kubelet_configuration = KubeletConfigurationView(
+            settings,
+            self.sources,
+            functools.cache(lambda: own_root(hierarchy)),
+            wake,
+            cache.known.configuration,
+        )
+        self.kubelet_configuration.start()
+        closing.callback(self.kubelet_configuration.close)
+        self.pod_resources = PodResourcesView(
+            settings.pod_resources_socket, wake, sources=self.sources
+        )
+        closing.callback(self.pod_resources.close)
+        self.devices = device_view(settings, wake, cache.known.files, self.sources)
+        if self.devices is not None:
+            closing.callback(self.devices.close)
+        self.corrected = _corrected(settings, serve) if serve else None
+        if self.corrected:
+            closing.callback(self.corrected.close)
+        cri = Cri(options.socket_path(settings.runtime_endpoint))
+        closing.callback(cri.close)
+        locator = CgroupLocator(hierarchy)
+        self.reconciler = Reconciler(
+            topology,
+            RuntimeView(cri, locator, requests=settings.cpu_policy != "none", grants=True),
+            cache,
+            NodeObject(node_name, self.sources),
+            KubeletView(
+                self.kubelet_configuration,
+                CpuManagerStateView(settings.kubelet_dir, self.sources),
+                PodResourcesStateView(self.pod_resources, self.sources),
+            ),
+            self._enforcement(settings, hierarchy, cri, closing),
+            Publisher(str(state / "snapshot.json"), boot_id(), self.sources),
+            Reporter(
+                ClusterReporter(node_name, self.cluster.deliver, waits=pace is not None),
+                self.metrics,
+                PodEvents(self.cluster.events),
+                self.corrected,
+                hierarchy.group_of,
+            ),
+            node_local_cpus,
+            DeviceVisibilityView(self.devices, visibility_policy),
+        )
+
+    def _enforcement(
+        self, settings: AgentSettings, hierarchy: Hierarchy, cri: Cri, closing: ExitStack
+    ) -> Enforcement:
+        controllers = Controllers(settings.cgroup_root, hierarchy.handles)
+        for missing in controllers.missing():
+            log.warning("this machine has no %s controller: nothing is limited by it", missing)
+        journal = Journal(Path(settings.state_dir) / "journal")
+        self.sources.report(SourceName.JOURNAL, journal.problems)
+        # A slow update must not delay what a pass asks the runtime.
+        own = Cri(options.socket_path(settings.runtime_endpoint))
+        updater = RuntimeUpdater(own, hierarchy.exists)
+        closing.callback(updater.close)
+        notices = CpuNotices(settings.state_dir)
+        return Enforcement(
             hierarchy,
             controllers,
             journal,
             cri,
             updater,
-            CpuNotices(settings.state_dir),
+            notices,
             migrate_memory=settings.migrate_memory,
-        ),
-        Publisher(str(state / "snapshot.json"), boot_id(), sources),
-        Reporter(
-            ClusterReporter(node_name, cluster.deliver, waits=pace is not None),
-            metrics,
-            PodEvents(cluster.events),
-            corrected,
-            hierarchy.group_of,
-        ),
-        node_local_cpus,
-        DeviceVisibilityView(devices, visibility_policy),
-    )
-    node.exclude = exclude
-    health = Health(settings.period_seconds)
-    pages = {
-        "/metrics": lambda: HttpResponse(
-            200, _metrics(metrics, frontend), "text/plain; version=0.0.4"
-        ),
-        "/healthz": health.alive,
-        "/readyz": health.ready,
-    }
-    server = HttpServer(settings.http, pages) if settings.http else None
-    triggers = Triggers(
-        notification_socket,
-        hierarchy.path,
-        settings.kubelet_dir,
-        options.socket_path(settings.runtime_endpoint),
-        cluster.news,
-        sources,
-    )
-    stopping = asked_to_reload = False
+        )
 
-    def hang_up(number: int, frame: object) -> None:
-        nonlocal asked_to_reload
-        asked_to_reload = True
-        notification_socket.wake()
 
-    def stop() -> None:
-        nonlocal stopping
-        stopping = True
-        notification_socket.wake()
+class _Loop:
+    """Runs a pass on every trigger, and rests between passes."""
 
-    signal.signal(signal.SIGHUP, hang_up)
-    with Ending(stop):
-        cluster.start()
-        if frontend:
-            frontend.start()
-        if corrected:
-            corrected.start()
-        log.info("the agent manages the containers of %s", settings.runtime_endpoint)
+    def __init__(
+        self, agent: _Agent, settings: AgentSettings, read_again: Callable[[], AgentSettings]
+    ) -> None:
+        self._agent = agent
+        self._settings = settings
+        self._read_again = read_again
+        self.triggers = Triggers(
+            agent.notification_socket,
+            agent.hierarchy_root,
+            settings.kubelet_dir,
+            options.socket_path(settings.runtime_endpoint),
+            agent.cluster.news,
+            agent.sources,
+        )
+        self._stopping = self._asked_to_reload = False
+
+    def reload(self) -> None:
+        """Reads the settings again before the next pass. For a signal's handler."""
+        self._asked_to_reload = True
+        self._agent.notification_socket.wake()
+
+    def stop(self) -> None:
+        """Ends `run` after the present pass. For a signal's handler."""
+        self._stopping = True
+        self._agent.notification_socket.wake()
+
+    def run(self) -> None:
+        """Raises OSError when the state folder is taken away."""
+        socket = self._agent.notification_socket
         next_pass = resting = 0.0
-        while not stopping:
-            received = notification_socket.wait(next_pass - time.monotonic(), resting)
-            node.notified(received)
+        while not self._stopping:
+            received = socket.wait(next_pass - time.monotonic(), resting)
+            self._agent.reconciler.notified(received)
             began = time.monotonic()
-            woken_by = triggers.take() | ({Trigger.NOTIFICATION} if received else set())
-            if not woken_by and began >= next_pass:
-                woken_by = {Trigger.CLOCK}
-            for source in woken_by:
-                metrics.wakes.labels(source.value).inc()
-            if devices is not None and Trigger.HOTPLUG in woken_by:
-                devices.rescan()
-            if woken_by & _PODS_CHANGED:
-                pod_resources.ask()
-            if asked_to_reload or Trigger.KUBELET in woken_by:
-                kubelet_configuration.ask()
-            if asked_to_reload:
-                asked_to_reload = False
-                settings = reloaded(settings, read_again, node)
-            healthy = _reconcile(node, health, metrics)
-            pause = triggers.pause(settings, healthy, woken_by, began)
-            if node.again:
-                pause = min(pause, settings.period_seconds)
-            health.rest(pause)
-            metrics.pause_seconds.set(pause)
-            next_pass = began + pause
-            resting = rest(settings, time.monotonic() - began)
-            if notification_socket.lost():
-                raise OSError(f"{settings.state_dir} was removed or given to another agent")
-    if frontend:
-        frontend.close()
-    if corrected:
-        corrected.close()
-    triggers.close()
-    cluster.close()
-    kubelet_configuration.close()
-    pod_resources.close()
-    if devices is not None:
-        devices.close()
-    notification_socket.close()
-    if server:
-        server.close()
-    updater.close()
-    cri.close()
-    hierarchy.close()
-    lock.release()
+            triggers = self.triggers.take() | ({Trigger.NOTIFICATION} if received else set())
+            if not triggers and began >= next_pass:
+                triggers = {Trigger.CLOCK}
+            self._prepare(triggers)
+            next_pass = began + self._pass(triggers, began)
+            resting = rest(self._settings, time.monotonic() - began)
+            if socket.lost():
+                folder = self._settings.state_dir
+                raise OSError(f"{folder} was removed or given to another agent")
+
+    def _prepare(self, triggers: Set[Trigger]) -> None:
+        """Asks the sources that a trigger concerns, and reads the settings again."""
+        agent = self._agent
+        for each in triggers:
+            agent.metrics.wakes.labels(each.value).inc()
+        if agent.devices is not None and Trigger.HOTPLUG in triggers:
+            agent.devices.rescan()
+        if triggers & _PODS_CHANGED:
+            agent.pod_resources.ask()
+        if self._asked_to_reload or Trigger.KUBELET in triggers:
+            agent.kubelet_configuration.ask()
+        if self._asked_to_reload:
+            self._asked_to_reload = False
+            self._settings = reloaded(self._settings, self._read_again, agent.reconciler)
+
+    def _pass(self, triggers: Set[Trigger], began: float) -> float:
+        """One pass; returns after how many seconds from `began` the next one is due."""
+        agent, settings = self._agent, self._settings
+        healthy = _reconcile(agent.reconciler, agent.health, agent.metrics)
+        pause = self.triggers.pause(settings, healthy, triggers, began)
+        if agent.reconciler.again:
+            pause = min(pause, settings.period_seconds)
+        agent.health.rest(pause)
+        agent.metrics.pause_seconds.set(pause)
+        return pause
 
 
-def _corrected(settings: Settings, serve: Serve) -> CorrectedPodResources:
+def _corrected(settings: AgentSettings, serve: Serve) -> CorrectedPodResources:
     from agent.node.corrected import CorrectedPodResources  # few nodes need it
 
     return CorrectedPodResources(options.socket_path(settings.pod_resources_socket), serve)
@@ -296,7 +348,7 @@ LIVE: Final = ("exclude", "period_seconds", "full_pass_seconds", "log_level")
 """Options that a reload applies."""
 
 
-def excluded(settings: Settings) -> Patterns:
+def excluded(settings: AgentSettings) -> Patterns:
     """Raises SettingsError."""
     try:
         return exclusion.parse(settings.exclude)
@@ -304,7 +356,9 @@ def excluded(settings: Settings) -> Patterns:
         raise SettingsError(f"exclude: {error}") from None
 
 
-def reloaded(old: Settings, read_again: Callable[[], Settings], node: Reconciler) -> Settings:
+def reloaded(
+    old: AgentSettings, read_again: Callable[[], AgentSettings], node: Reconciler
+) -> AgentSettings:
     """The settings from now on. An invalid file leaves the old ones; a changed option that needs a
     restart is logged."""
     try:
@@ -317,7 +371,7 @@ def reloaded(old: Settings, read_again: Callable[[], Settings], node: Reconciler
     now = msgspec.structs.replace(old, **{name: getattr(new, name) for name in LIVE})
     fixed = [
         field.encode_name
-        for field in options.options()
+        for field in options.options(AgentSettings)
         if getattr(now, field.name) != getattr(new, field.name)
     ]
     if fixed:

@@ -16,7 +16,7 @@ from agent.model.apiobjects import ApiPod
 from agent.model.devicefiles import DeviceFiles
 from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from agent.model.pods import Pod
-from agent.model.settings import Settings
+from agent.model.settings.agent import AgentSettings
 from agent.model.topology import Topology
 from agent.model.visible import Unasked, VisibleDevices
 from agent.node.cluster_cache import ClusterCache
@@ -35,7 +35,7 @@ class VisibilityPolicy(msgspec.Struct, frozen=True):
     isolation: Isolation = NO_ISOLATION
 
 
-def policy(settings: Settings) -> VisibilityPolicy:
+def policy(settings: AgentSettings) -> VisibilityPolicy:
     """The policy of the settings."""
     locks = os.path.join(settings.state_dir, "vgpulock")
     isolation = Isolation(settings.hami_core_library, locks)

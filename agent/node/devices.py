@@ -35,9 +35,8 @@ from agent.model.device_allocation import (
     renumbered,
     together,
 )
-from agent.model.devicefiles import NO_FILES, DeviceFiles
+from agent.model.devicefiles import NO_FILES, DeviceFiles, capabilities, device_files
 from agent.model.devicelist import DiscoveredDevices, Published, device_list
-from agent.model.devicepaths import capabilities, device_files
 from agent.model.devices import Device
 from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
@@ -48,7 +47,8 @@ from agent.model.pci import Fpgas, Function
 from agent.model.pods import Pod
 from agent.model.rdma import Rdma
 from agent.model.report import DeviceReport
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
 from agent.model.topology import Topology
 from agent.model.visible import DeviceNode
 from agent.node.gpus import GpuView
@@ -337,7 +337,7 @@ class DeviceView:
 
 
 def device_view(
-    settings: Settings,
+    settings: AgentSettings,
     wake: Callable[[], None],
     files: DeviceFiles = NO_FILES,
     sources: Sources | None = None,

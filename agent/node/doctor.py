@@ -12,12 +12,12 @@ from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri
 from agent.host import processes
 from agent.kubelet.statefile import StateFileError
-from agent.model import settings as options
 from agent.model import snapshot as snapshots
 from agent.model.annotations import AnnotationError, resource_status
 from agent.model.cpuset import CpuSet, union
 from agent.model.pods import Container, ContainerState, Pod
-from agent.model.settings import Settings
+from agent.model.settings import options
+from agent.model.settings.agent import DoctorSettings
 from agent.model.snapshot import Snapshot, SnapshotError
 from agent.model.wanted import NOTHING, PodWanted
 from agent.node import drift
@@ -35,7 +35,7 @@ class Examination(msgspec.Struct, frozen=True):
     remarks: tuple[str, ...]
 
 
-def examine(settings: Settings) -> Examination:
+def examine(settings: DoctorSettings) -> Examination:
     """Raises RpcError where the runtime does not answer, CgroupError without a cpuset hierarchy,
     SettingsError."""
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))

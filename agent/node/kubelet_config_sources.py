@@ -14,7 +14,7 @@ from agent.kubelet import configuration, configz, memory_manager_state, programs
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration, flags
 from agent.kubelet.statefile import StateFileError
 from agent.model.cpuset import CpuSet
-from agent.model.settings import Settings
+from agent.model.settings.agent import AgentSettings
 from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find, ours
 from agent.node.node_object import STRICT_CPU_RESERVATION
 from agent.node.sources import SourceName
@@ -102,7 +102,7 @@ def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def read(settings: Settings, own_group: Callable[[], str | None]) -> Reading:
+def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Reading:
     """Reads the first that applies of the kubelet's own answer, the declared file, and the files
     that its process names. `own_group`: the root of the agent's cgroup namespace."""
     troubles: dict[SourceName, tuple[str, ...]] = dict.fromkeys(_SOURCES, ())
@@ -135,7 +135,7 @@ def read(settings: Settings, own_group: Callable[[], str | None]) -> Reading:
     )
 
 
-def _only(found: FoundKubelets, settings: Settings) -> KubeletProcess | None:
+def _only(found: FoundKubelets, settings: AgentSettings) -> KubeletProcess | None:
     """The node's kubelet; None when no process or several may be it."""
     return None if found.doubts else ours(found.kubelets, settings.root, settings.kubelet_dir)
 
@@ -150,7 +150,7 @@ def _unclear(found: FoundKubelets) -> tuple[str, ...]:
     return found.doubts
 
 
-def _of_files(settings: Settings, kubelet: KubeletProcess | None, files: _Files) -> Reading:
+def _of_files(settings: AgentSettings, kubelet: KubeletProcess | None, files: _Files) -> Reading:
     """The content of the command line and of the readable files."""
     words = _words(kubelet, files) if kubelet else [programs.KUBELET]
     named = flags(words)
@@ -261,7 +261,7 @@ def inferred(
         return configuration.of_object(said, source)
 
 
-def _memory_policy(settings: Settings, troubles: dict[SourceName, tuple[str, ...]]) -> str:
+def _memory_policy(settings: AgentSettings, troubles: dict[SourceName, tuple[str, ...]]) -> str:
     path = os.path.join(settings.kubelet_dir, memory_manager_state.FILE_NAME)
     try:
         state = memory_manager_state.read(path)

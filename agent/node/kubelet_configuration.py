@@ -15,7 +15,8 @@ from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.resources import NodeConfiguration
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
 from agent.model.topology import Topology
 from agent.node import kubelet_config_sources, node_object
 from agent.node.kubelet_config_sources import Reading
@@ -67,7 +68,7 @@ class KubeletConfigurationView:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AgentSettings,
         sources: Sources | None = None,
         own_group: Callable[[], str | None] = lambda: "/",
         changed: Callable[[], None] = lambda: None,
@@ -171,7 +172,7 @@ class KubeletConfigurationView:
         return found or known
 
 
-def check(settings: Settings, kubelet: KubeletConfiguration | None) -> None:
+def check(settings: AgentSettings, kubelet: KubeletConfiguration | None) -> None:
     """Raises CombinationError."""
     if kubelet is None:
         return
@@ -200,7 +201,7 @@ def check(settings: Settings, kubelet: KubeletConfiguration | None) -> None:
         )
 
 
-def ruled(node: NodeConfiguration, settings: Settings) -> NodeConfiguration:
+def ruled(node: NodeConfiguration, settings: AgentSettings) -> NodeConfiguration:
     """Adds the agent's settings to the node's configuration."""
     return msgspec.structs.replace(
         node,

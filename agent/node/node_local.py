@@ -17,7 +17,7 @@ from agent.allocate.kubelet.options import PolicyStartError, StaticOptions
 from agent.allocate.layout import Layout
 from agent.allocate.node_local.claim import LocalPolicy, LocalRequest, LocalRules
 from agent.allocate.node_local.outcome import Demand
-from agent.allocate.node_local.request import may_own, whole_cpus
+from agent.allocate.shares import may_own, whole_cpus
 from agent.discover.cpus import TopologyView
 from agent.discover.facts import DiscoveryError
 from agent.kubelet import cpu_manager_state
@@ -25,7 +25,8 @@ from agent.kubelet.statefile import StateFileError
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.pods import Pod
 from agent.model.policies import NumaPolicy
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
 from agent.model.snapshot import CpuPolicy, LocalOwner
 from agent.model.topology import Topology
 from agent.node.announced import AnnouncedContainer
@@ -152,7 +153,7 @@ def _virtual(pod: Pod) -> bool:
     return not pod.sandboxes
 
 
-def configured(settings: Settings, machine: TopologyView) -> NodeLocalCpus:
+def configured(settings: AgentSettings, machine: TopologyView) -> NodeLocalCpus:
     """Raises SettingsError that names the option."""
     if settings.cpu_policy == "none":
         return NodeLocalCpus()
@@ -174,7 +175,7 @@ def configured(settings: Settings, machine: TopologyView) -> NodeLocalCpus:
     return NodeLocalCpus(settings.cpu_policy, options, reserved)
 
 
-def check_kubelet(settings: Settings) -> None:
+def check_kubelet(settings: AgentSettings) -> None:
     """Raises SettingsError when the kubelet has the static policy: each would give away the CPUs of
     the other. An unreadable state is ignored."""
     if settings.cpu_policy == "none":

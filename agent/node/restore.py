@@ -17,11 +17,11 @@ from agent.cgroup.outcome import ValueOutcome, WriteOutcome
 from agent.cri.client import Cri
 from agent.host import frontendlock
 from agent.host.locks import Lock, LockedError
-from agent.model import settings as options
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.pods import Container, ContainerState
-from agent.model.settings import Settings
+from agent.model.settings import options
+from agent.model.settings.agent import RestoreSettings
 from agent.model.wanted import NOTHING, Wanted
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
@@ -36,7 +36,7 @@ class Restored(msgspec.Struct, frozen=True):
     unasked: str
 
 
-def restore(settings: Settings) -> Restored:
+def restore(settings: RestoreSettings) -> Restored:
     """Updates the runtime with the original values of its containers, so that it does not write
     ours again; restores every journalled file; a container that the proxy created on CPUs of ours,
     which is in no journal, gets its parent's. Then removes the snapshot, so that the proxy rewrites

@@ -20,12 +20,12 @@ from agent.kubelet import configuration, cpu_manager_state, takeover
 from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.cpu_manager_state import CpuManagerState, Entries
 from agent.kubelet.takeover import TakeoverError
-from agent.model import settings as options
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.pods import Pod
 from agent.model.resources import NodeConfiguration
-from agent.model.settings import Settings
+from agent.model.settings import options
+from agent.model.settings.agent import DoctorSettings
 from agent.model.snapshot import Snapshot, SnapshotError
 from agent.model.wanted import NOTHING
 from agent.node import kubelet_process, node_object
@@ -47,7 +47,7 @@ class TakenOver(msgspec.Struct, frozen=True):
     remarks: tuple[str, ...] = ()
 
 
-def take_over(settings: Settings) -> TakenOver:
+def take_over(settings: DoctorSettings) -> TakenOver:
     """Replaces the file atomically and keeps a backup. Raises StateFileError, TakeoverError,
     RpcError, CgroupError, DiscoveryError, ConfigurationError, SettingsError, OSError, before
     anything is written."""
@@ -129,7 +129,7 @@ def _snapshot(path: Path) -> Snapshot:
     return snapshot
 
 
-def _own_group(settings: Settings, proc: str) -> str | None:
+def _own_group(settings: DoctorSettings, proc: str) -> str | None:
     hierarchy = Hierarchy(settings.cgroup_root, proc)
     try:
         return own_root(hierarchy)
@@ -137,7 +137,7 @@ def _own_group(settings: Settings, proc: str) -> str | None:
         hierarchy.close()
 
 
-def _pods(settings: Settings, proc: str) -> tuple[Pod, ...]:
+def _pods(settings: DoctorSettings, proc: str) -> tuple[Pod, ...]:
     hierarchy = Hierarchy(settings.cgroup_root, proc)
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     try:
@@ -152,7 +152,7 @@ def _wanted(snapshot: Snapshot, container_id: str) -> CpuSet | None:
     return None if cpuset is None else CpuSet.parse(cpuset)
 
 
-def reserved(settings: Settings) -> tuple[CpuSet, tuple[str, ...]]:
+def reserved(settings: DoctorSettings) -> tuple[CpuSet, tuple[str, ...]]:
     """What the kubelet keeps, by the configuration file in its folder: it has no command line while
     it is stopped."""
     path = f"{settings.kubelet_dir}/config.yaml"

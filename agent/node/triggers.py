@@ -14,7 +14,7 @@ from agent.host import inotify
 from agent.host.inotify import Inotify
 from agent.host.uevents import Uevents
 from agent.kubelet import cpu_manager_state
-from agent.model.settings import Settings
+from agent.model.settings.agent import AgentSettings
 from agent.node.cgroup_watch import CgroupWatch
 from agent.node.notifications import NotificationSocket
 from agent.node.sources import SourceName, Sources
@@ -138,7 +138,7 @@ class Triggers:
         return triggers
 
     def pause(
-        self, settings: Settings, healthy: bool, triggers: Set[Trigger], began: float
+        self, settings: AgentSettings, healthy: bool, triggers: Set[Trigger], began: float
     ) -> float:
         """How long after `began`, in seconds, the next pass is due without an event. `triggers` of
         the last pass, `healthy` whether it succeeded."""
@@ -178,7 +178,7 @@ class Triggers:
             self._kubelet.try_again()
 
 
-def rest(settings: Settings, took_seconds: float) -> float:
+def rest(settings: AgentSettings, took_seconds: float) -> float:
     """For how many seconds after a pass of this length only a notification triggers another:
     endless cgroup changes keep the agent busy for half of the time at most."""
     return min(max(took_seconds, LEAST_REST_SECONDS), settings.period_seconds)

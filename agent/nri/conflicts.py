@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def named(text: str, own: str) -> str | None:
-    """Which other plugin an error of the runtime speaks of, None for another error; ours for a
-    second session of our own."""
+    """The other plugin that an error of the runtime names, None for another error; our own name for
+    a second session of ours."""
     found = _BOTH.search(text)
     if found is None:
         return None
@@ -38,7 +38,7 @@ class Conflicts:
 
     def __init__(self, own: str, others: Callable[[], Sequence[str]]) -> None:
         self.found: Counter[tuple[str, ...]] = Counter()
-        """By kind (`error`, `undone`, `changed`) and name, "" where nobody can be named."""
+        """By kind (`error`, `undone`, `changed`) and name, "" where the plugin is unknown."""
         self._own = own
         self._others = others
         self._told: dict[tuple[str, str], float] = {}

@@ -16,7 +16,8 @@ from agent.model.wanted import NOTHING
 from agent.nri.messages import NriContainer
 
 _EXPECTED_CPUSETS: Final = 4
-"""Per container: a creation or change, another beside it, and what the runtime says after each."""
+"""Of each container: a creation or change, another one at the same time, and the runtime's values
+after each."""
 
 
 class Containers:

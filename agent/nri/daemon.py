@@ -21,8 +21,8 @@ from agent.host.files import boot_id
 from agent.host.loop import Loop
 from agent.host.sdnotify import ServiceManager
 from agent.model import failurepolicy
-from agent.model import settings as options
-from agent.model.settings import Settings
+from agent.model.settings import options
+from agent.model.settings.frontends import NriSettings
 from agent.nri import messages, metrics
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import Containers
@@ -37,7 +37,7 @@ LOCK_SECONDS = 3.0
 log = logging.getLogger(__name__)
 
 
-def run(settings: Settings, launched: Launched | None) -> None:
+def run(settings: NriSettings, launched: Launched | None) -> None:
     """Until SIGTERM or SIGINT, or, when the runtime started us, until it closes our socket. Raises
     LockedError while a relay or another plugin is on, SettingsError, OSError when the state folder
     can't be written."""

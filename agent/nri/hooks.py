@@ -33,8 +33,8 @@ class _Making(NamedTuple):
 
 
 class NriHooks:
-    """Holds a call until its hook's deadline or the end of the runtime's patience, whatever comes
-    first; then its policy speaks."""
+    """Holds a call until its hook's deadline or the end of the runtime's patience, the earlier of
+    both; then its failure policy decides."""
 
     def __init__(
         self,
@@ -146,8 +146,8 @@ class NriHooks:
         return Waiting(call.started, min(self._deadlines.of(hook), call.budget_seconds))
 
     def _is_ours(self, update: Update) -> bool:
-        """Whether the agent asked for the change: it asks for its wanted values only, which are no
-        request of a kubelet."""
+        """Whether the agent asked for the change: the agent asks for its wanted values only, which
+        are not a kubelet's request."""
         snapshot = self._snapshots.current()
         wanted = snapshot.containers.get(update.request.container_id) if snapshot else None
         return wanted is not None and wanted.limits.shares == update.request.asked.shares

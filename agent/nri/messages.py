@@ -96,8 +96,8 @@ def asked(resources: pb.LinuxResources) -> RequestedResources:
 
 def carried(container: pb.Container) -> Carried:
     """The devices that a request to create a container names. CDI has edited it already; the
-    image's environment can't be told from the request's, and `all` counts as the image's. For a
-    privileged container runtimes list every node of the host, which it did not request."""
+    image's environment can't be distinguished from the request's, and `all` counts as the image's.
+    For a privileged container runtimes list every node of the host, which it did not request."""
     variables = [each.partition(b"=")[::2] for each in container.env]
     visible, preload = gpunames.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()
     named = [value.decode(errors="replace") for name, value in variables if name == visible]

@@ -47,7 +47,7 @@ class Plugin(Protocol):
         ...
 
     def pod_announced(self, pod: PodAnnounced) -> None:
-        """Its sandbox was made, its containers come."""
+        """Its sandbox was created; its containers will follow."""
         ...
 
     def create(self, call: PluginCall) -> Verdict:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 DEFAULT_TIMEOUT_SECONDS: Final = 2.0
-"""Of the runtime, for each of its calls; runtimes before NRI 0.9 don't tell it."""
+"""Of the runtime, for each of its calls; runtimes before NRI 0.9 do not send it."""
 
 # None has a number above 11: NRI before 0.10 refuses those (pkg/adaptation/plugin.go, configure).
 _EVENTS: Final = {
@@ -59,7 +59,7 @@ class PluginService:
         self._stats = stats
         self._synchronized = synchronized
         self.takes_updates = False
-        """Whether the runtime may be told to change containers that it did not ask about."""
+        """Whether the runtime accepts updates of containers that it did not ask about."""
         self._budget_seconds = DEFAULT_TIMEOUT_SECONDS / 2
         self._pods: dict[str, pb.PodSandbox] = {}
         self._containers: list[pb.Container] = []

@@ -15,8 +15,8 @@ from agent.host.files import boot_id
 from agent.host.loop import Loop
 from agent.host.sdnotify import ServiceManager
 from agent.model import failurepolicy
-from agent.model import settings as options
-from agent.model.settings import Settings
+from agent.model.settings import options
+from agent.model.settings.frontends import ProxySettings
 from agent.proxy import metrics
 from agent.proxy.gate import CpusetGate
 from agent.proxy.metrics import Latencies
@@ -26,7 +26,7 @@ from agent.telemetry.page import serve_pages
 log = logging.getLogger(__name__)
 
 
-def run(settings: Settings, listening: socket.socket) -> None:
+def run(settings: ProxySettings, listening: socket.socket) -> None:
     """Until SIGTERM or SIGINT, and then until the calls under way have ended, a signal comes again,
     or `drain-seconds` are over; `listening` stays its giver's. Raises LockedError while an NRI
     plugin is on, OSError when the state folder can't be written."""

@@ -1,4 +1,4 @@
-"""The relay's gate: CRI messages to admission, and what it says back into them."""
+"""The relay's gate: CRI messages to admission, and its answers back into the messages."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ if TYPE_CHECKING:
 
 
 class _Ending:
-    """A container or sandbox that stops or goes, or a sandbox that changes: nothing is rewritten,
-    and the agent looks when it is done. `removed`: the container that is gone then."""
+    """A container or sandbox that is stopped or removed, or a sandbox that changes: nothing is
+    rewritten, and the agent reconciles when the call is done. `removed`: the container that does
+    not exist then."""
 
     def __init__(self, removed: str) -> None:
         self.removed = removed
 
 
 class CpusetGate:
-    """Holds a call that waits for the agent until its hook's deadline, then its policy speaks.
-    `state_dir`: the agent's folder, in which each container's file of CPUs lies."""
+    """Holds a call that waits for the agent until its hook's deadline; then the failure policy
+    decides. `state_dir`: the agent's folder, which has each container's file of CPUs."""
 
     methods = frozenset(METHODS)
 

@@ -45,7 +45,7 @@ class Downward:
         self._paths = paths
         self._lose_track = lose_track
         self.begun = False
-        """The upstream's SETTINGS have passed, which come before all else."""
+        """The upstream's SETTINGS, which are its first frame, have passed."""
         self._kept = b""  # an unfinished frame that has not passed
         self._torn_bytes = 0  # of it that have left all the same
         self._tapped: HeldStream | None = None  # whose DATA frame is passing

@@ -14,7 +14,7 @@ OnHookError = Callable[[bytes, Exception], None]
 
 
 class GuardedGate:
-    """A Refuse comes with its header block, ready to send; other verdicts with b""."""
+    """A Refuse has its header block, ready to send; other verdicts have b""."""
 
     def __init__(self, gate: Gate, stats: RelayStats, on_hook_error: OnHookError) -> None:
         self._gate = gate
@@ -41,7 +41,7 @@ class GuardedGate:
         return said
 
     def not_followed(self, path: bytes, reason: str, detail: str) -> bytes | None:
-        """For a call that can't be tracked: None if it goes on, otherwise the header block of the
+        """For a call that can't be tracked: None if it continues, otherwise the header block of the
         error."""
         call = Call(path, time.monotonic())
         verdict, encoded = self.unhooked(call, reason, detail)

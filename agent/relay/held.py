@@ -46,7 +46,8 @@ class Stage(enum.Enum):
     SENT = enum.auto()
     """Only the reply is watched."""
     LOOSE = enum.auto()
-    """Unhooked: what comes goes on, behind what was collected, until windows agree again."""
+    """Unhooked: received bytes pass, after those that were collected, until the windows agree
+    again."""
     ENDED = enum.auto()
     """The upstream ended the call early: what the client still sends is dropped."""
 

@@ -256,7 +256,7 @@ class HookedCalls:
         self._unhooked(stream, "irregular", detail)
 
     def _unhooked(self, stream: HeldStream, reason: str, detail: str) -> None:
-        """A call that the gate can't decide: it goes on unchanged, or is refused."""
+        """A call that the gate can't decide: it passes unchanged, or is refused."""
         if not self._goes_on(stream, reason, detail):
             return
         if stream.done:
@@ -265,7 +265,7 @@ class HookedCalls:
             self._loosen(stream)
 
     def _goes_on(self, stream: HeldStream, reason: str, detail: str) -> bool:
-        """What the gate says of a call that it can't be asked about; if no, it is answered."""
+        """The gate's verdict on a call without content; a refused call is answered."""
         call = Call(stream.path, time.monotonic())
         verdict, encoded = self._gate.unhooked(call, reason, detail)
         if isinstance(verdict, Refuse):
@@ -338,7 +338,7 @@ class HookedCalls:
             self._remove(stream)
 
     def _finish(self, stream: HeldStream, message: bytes | None) -> None:
-        """The call is over, whatever its stage."""
+        """The call is over, at any stage."""
         call, tap, held = stream.call, stream.tap, stream.stage is Stage.HELD
         self._unhold(stream)
         stream.tap = None

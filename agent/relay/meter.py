@@ -13,7 +13,7 @@ Observe = Callable[[bytes, float, float], None]
 
 OTHERS: Final = b"other"
 _MOST_METHODS: Final = 128
-"""Names come from the client: what is beyond is counted as one."""
+"""The client chooses the names: methods beyond this number count as one."""
 _MOST_CALLS: Final = 4_096
 """Of one connection; what is beyond is not timed."""
 _MOST_NOTES: Final = 64
@@ -77,7 +77,7 @@ class Timing:
         self._staying[number] = self.arrived
 
     def left(self, number: int) -> None:
-        """A message that had stayed goes."""
+        """A held message is sent."""
         since = self._staying.pop(number, None)
         if since is not None and number in self._open:
             path, started, share = self._open[number]

@@ -9,21 +9,116 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Final
 
-from agent.host.loop import HANG_UP, WRITE, Loop
+from agent.host.loop import HANG_UP, READ, WRITE, Loop, OnReady
 from agent.relay.lane import Sink
-from agent.relay.port import Port
 from agent.relay.relay import Relay, RelayError
+
+
+class Port:
+    """What can't be sent at once waits in `backlog`.
+
+    `strained`: it does not simply wait for bytes to read.
+    """
+
+    __slots__ = (
+        "_loop",
+        "_mask",
+        "_receive",
+        "_send",
+        "backlog",
+        "broken",
+        "eof",
+        "socket",
+        "strained",
+    )
+
+    def __init__(self, loop: Loop, end: socket.socket) -> None:
+        self.socket = end
+        self._receive = end.recv_into
+        self._send = end.send
+        self.backlog = bytearray()
+        self.eof = False
+        self.broken = False
+        self.strained = True
+        self._loop = loop
+        self._mask: int | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        sent = 0
+        if self.strained:
+            if self.broken:
+                return
+            if self.backlog:
+                self.backlog += data
+                return
+        try:
+            sent = self._send(data)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.broken = self.strained = True
+            return
+        if sent < len(data):
+            self.backlog += memoryview(data)[sent:]
+            self.strained = True
+
+    def drain(self) -> None:
+        """Sends of the backlog what the socket takes."""
+        try:
+            del self.backlog[: self.socket.send(self.backlog)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.broken = True
+            self.backlog.clear()
+
+    def read(self, buffer: memoryview) -> memoryview | None:
+        """What arrived; None for nothing now. Sets `eof`."""
+        try:
+            size = self._receive(buffer)
+        except BlockingIOError:
+            return None
+        except OSError:
+            size = 0
+        if not size:
+            self.eof = self.strained = True
+            return None
+        return buffer[:size]
+
+    def watch(self, reading: bool, hang_up: bool, on_ready: OnReady) -> None:
+        """Waits for the relevant events; an ignored hang-up would be reported without end."""
+        mask: int | None = (READ if reading else 0) | (WRITE if self.backlog else 0)
+        if not mask and not hang_up:
+            mask = None
+        self.strained = mask != READ
+        if mask == self._mask:
+            return
+        fd = self.socket.fileno()
+        if mask is None:
+            self._loop.unregister(fd)
+        elif self._mask is None:
+            self._loop.register(fd, mask, on_ready)
+        else:
+            self._loop.modify(fd, mask)
+        self._mask = mask
+
+    def close(self) -> None:
+        if self._mask is not None:
+            self._loop.unregister(self.socket.fileno())
+            self._mask = None
+        self.socket.close()
+
 
 HIGH_WATER_BYTES: Final = 1 << 19
 """Unsent bytes for one end that stop reading from the other."""
 DEAF_CLIENT_BYTES: Final = 4 * HIGH_WATER_BYTES
 """Unsent bytes for a client that stop reading from it: what it does not read are our answers."""
 _SEND_BUFFER_BYTES: Final = 1 << 18
-"""The kernel doubles it: one receive goes on in one send though the one before is still unread."""
+"""The kernel doubles it: one receive fits in one send while the previous one is still unread."""
 _CALL_SLICES: Final = 4
-"""More than so many of the upstream in a row, without a word of the client, are a stream."""
+"""More than so many receives of the upstream in a row, without one of the client, are a stream."""
 _STREAM_SECONDS: Final = 0.001
-"""What comes slower has no more behind it yet."""
+"""A slower receive has no further bytes waiting."""
 _MOST_OF_MESSAGES_BYTES: Final = 1 << 16
 """A slice beyond it is of one long message, whose sender waits until we have read."""
 _CONNECT_RETRY_SECONDS: Final = 0.01

@@ -47,8 +47,6 @@ class RelayServer:
         listen: str | socket.socket,
         upstream: str,
         *,
-        mode: int = 0o600,
-        stats: RelayStats | None = None,
         on_hook_error: OnHookError | None = None,
         on_fault: Callable[[Exception], None] | None = None,
         retry_seconds: float = RETRY_SECONDS,
@@ -56,7 +54,7 @@ class RelayServer:
         observe: Observe | None = None,
     ) -> None:
         self.meter = Meter(observe)
-        self.stats = stats or RelayStats()
+        self.stats = RelayStats()
         self.unreachable = 0
         """Connections closed because the upstream could not be reached."""
         self.faults = 0
@@ -76,7 +74,7 @@ class RelayServer:
         self._most_pairs = max((descriptors - _SPARE_DESCRIPTORS) // 2, descriptors // 4)
         self._listener = None
         if isinstance(listen, str):
-            self._listener = Listener(listen, mode)
+            self._listener = Listener(listen, 0o600)
             listen = self._listener.socket
         self._socket = listen
         self._socket.setblocking(False)

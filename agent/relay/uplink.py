@@ -1,4 +1,4 @@
-"""What goes from the client to the upstream, and in which order when it can't go at once.
+"""The bytes from the client to the upstream, and their order when they can't be sent at once.
 
 Most frames pass as slices of the receive buffer and never come here. Two things do:
 
@@ -12,8 +12,7 @@ Most frames pass as slices of the receive buffer and never come here. Two things
 
 Nothing done for one frame walks the queue: a client can make it long, and reset all that is in it.
 DATA of a stream that is over stays in it as a husk, which goes when it comes to the front or when
-most of the queue is such.
-"""
+most of the queue is such."""
 
 from __future__ import annotations
 

@@ -33,10 +33,9 @@ class Channel:
     def call(self, method: str, request: bytes, timeout_seconds: float) -> bytes:
         """The reply's message to `request`; `method` is like `/runtime.v1.RuntimeService/Version`.
 
-        Raises RpcError: UNAVAILABLE when nobody answers the socket or the connection breaks,
-        DEADLINE_EXCEEDED after `timeout_seconds`, else the server's status. A call that the
-        server has certainly not seen (it was going away) is made once more.
-        """
+        Raises RpcError: UNAVAILABLE when no server answers on the socket or the connection breaks,
+        DEADLINE_EXCEEDED after `timeout_seconds`, else the server's status. A call that the server
+        has certainly not seen (it was going away) is made once more."""
         deadline = time.monotonic() + timeout_seconds
         if not self._lock.acquire(timeout=max(timeout_seconds, 0)):
             raise _late(method)
@@ -137,8 +136,8 @@ class Connection:
         raise outcome
 
     def messages(self, method: str, request: bytes) -> Iterator[list[bytes]]:
-        """What the server streams as the answer to `request`, as it comes, without an end; the
-        first, empty list says that the call was sent. Raises RpcError when it ends."""
+        """The messages that the server streams as the answer to `request`, without an end; the
+        first, empty list is yielded when the call was sent. Raises RpcError when it ends."""
         self._protocol.start(method, request, None)
         yield []
         while self._protocol.outcome is None:
@@ -175,8 +174,8 @@ class Connection:
             self._protocol.lost(f"connection broke: {error.strerror or error}")
 
     def _exchange(self, seconds: float | None) -> bool:
-        """Waits at most `seconds` (None: until something comes), then sends and reads what is
-        possible; False if nothing was."""
+        """Waits at most `seconds` (None: for any time), then sends and reads what is possible;
+        False if nothing was."""
         outgoing = self._protocol.outgoing()
         wanted = select.POLLIN | select.POLLOUT if outgoing else select.POLLIN
         self._poll.modify(self._socket, wanted)

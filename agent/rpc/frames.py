@@ -49,7 +49,7 @@ INADEQUATE_SECURITY: Final = 12
 
 
 class FrameError(ValueError):
-    """Bytes that are no legal frame; the message names the frame's kind and the fault."""
+    """Bytes that are not a legal frame; the message names the frame's kind and the fault."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

@@ -15,7 +15,7 @@ STATUS_CHARACTERS: Final = 1_000
 
 
 NO_ANSWER: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED})
-"""The peer said nothing of what it was asked."""
+"""The peer did not process the request."""
 
 
 class RpcError(Exception):
@@ -28,7 +28,7 @@ class RpcError(Exception):
 
 
 class MessageError(ValueError):
-    """Bytes that are no whole message, or can't be unpacked within the limit."""
+    """Bytes that are not a whole message, or can't be unpacked within the limit."""
 
 
 def code_name(code: int) -> str:
@@ -60,8 +60,8 @@ def read_prefix(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[bo
 
 
 def unpacked_bytes(packed: bytes) -> int:
-    """The size of the content by the trailer of one gzip member (RFC 1952 §2.3.1, ISIZE), which
-    nobody has checked."""
+    """The size of the content by the trailer of one gzip member (RFC 1952 §2.3.1, ISIZE), which is
+    not verified."""
     return int.from_bytes(packed[-4:], "little")
 
 
@@ -90,7 +90,7 @@ def percent_encode(text: str) -> bytes:
 
 
 def percent_decode(raw: bytes) -> str:
-    """The text of a `grpc-message`; what is no legal escape or UTF-8 stays readable."""
+    """The text of a `grpc-message`; illegal escapes and UTF-8 stay readable."""
     parts = raw.split(b"%")
     out = bytearray(parts[0])
     for part in parts[1:]:

@@ -29,7 +29,7 @@ _STATIC_ENTRIES: Final = [
     *((len(name), value if name == _PATH else None) for name, value in HeaderTable.STATIC_TABLE),
 ]
 _MAX_PATH_BYTES: Final = 256
-"""Of a path in the table: what is longer is no method that anybody asks for."""
+"""Of a path in the table: a longer one is not a known method."""
 _MEMO_ENTRIES: Final = 256
 _MEMO_TEXT_BYTES: Final = 256
 

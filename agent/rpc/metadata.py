@@ -16,7 +16,7 @@ class HeaderError(ValueError):
 
 
 class Decoder:
-    """One direction of one connection; blocks must come in the connection's order."""
+    """One direction of one connection; blocks must be decoded in the connection's order."""
 
     def __init__(self) -> None:
         self._hpack = hpack.Decoder(max_header_list_size=MAX_LIST_BYTES)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 REQUEST: Final = 1
 RESPONSE: Final = 2
 CLOSES: Final = 1
-"""Flag of a request: nothing more comes on its stream."""
+"""Flag of a request: its stream ends with it."""
 LARGEST_PAYLOAD_BYTES: Final = 4 << 20
 
 _FRAME: Final = struct.Struct(">II")
@@ -27,7 +27,7 @@ _LARGEST_FRAME_BYTES: Final = LARGEST_PAYLOAD_BYTES + _HEADER.size
 
 
 class MuxError(ValueError):
-    """Bytes that can't be followed, or a message that must not be sent: the text says why."""
+    """Bytes that can't be decoded, or a message that must not be sent; the text is the reason."""
 
 
 class Message(NamedTuple):

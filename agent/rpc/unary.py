@@ -61,7 +61,7 @@ class UnaryConnection:
 
     @property
     def reusable(self) -> bool:
-        """False once the server said goodbye or stream ids are used up."""
+        """False once the server sent GOAWAY or stream ids are used up."""
         return not self.closing and self._next < frames.STREAM_MASK - 2
 
     def start(self, method: str, request: bytes, timeout_seconds: float | None) -> None:

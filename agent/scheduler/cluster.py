@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.facts import PlaceRules
 from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import Change, ChangeKind
 from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import DeviceObject
@@ -72,7 +72,7 @@ class SchedulerCache:
         self,
         *,
         agents: bool = True,
-        rules: PlaceRules | None = None,
+        rules: AllocatorRules | None = None,
         expiry_seconds: float = EXPIRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -106,7 +106,7 @@ class SchedulerCache:
             return tuple(each for each in self._states.values() if each.node is not None)
 
     def eligible(self, name: str, pod_request: PodRequest) -> str | None:
-        """Returns why the node can't take such a pod, whatever is free there; None where it can."""
+        """Returns why the node can't take such a pod even when it is empty; None where it can."""
         with self.lock:
             state = self._states.get(name)
             if state is None:

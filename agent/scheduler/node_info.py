@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.allocate import scoring
+from agent.allocate import node_score
 from agent.allocate.node_allocator.allocator import NodeAllocator
-from agent.allocate.node_allocator.facts import PlaceFacts, PlaceRules, place_facts
 from agent.allocate.node_allocator.pod_request import Needs
-from agent.allocate.nodefacts import node_facts
-from agent.allocate.nrt.node import ZoneFacts
+from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
+from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.policies_in_force import PROFILES
+from agent.allocate.topology_options import topology_options
 from agent.model import nodecpus
 from agent.model.annotations import AnnotationError
 from agent.model.cpuset import CpuSet
@@ -66,7 +66,7 @@ class NodeInfo:
     )
 
     def __init__(
-        self, name: str, pods: Mapping[str, PodRecord], rules: PlaceRules | None = None
+        self, name: str, pods: Mapping[str, PodRecord], rules: AllocatorRules | None = None
     ) -> None:
         """`pods` are the bound pods of the whole cluster, by uid."""
         self.name = name
@@ -74,14 +74,14 @@ class NodeInfo:
         self.topology: NodeTopology | Unreadable | None = None
         self.devices: DeviceObject | Unreadable | None = None
         self._pods = pods
-        self._rules = rules or PlaceRules()
+        self._rules = rules or AllocatorRules()
         self._agents: dict[str, bool] = {}
         self._ineligibilities: dict[int, str | None] = {}
         self._kubelet_cpus: Mapping[str, CpuSet] = {}
         self._outdated = False
         self._recount = self._new_report = False
         self._report_freshness = ReportFreshness(pods)
-        self._place = NodeAllocator(place_facts(name, {}, rules=self._rules))
+        self._place = NodeAllocator(node_properties(name, {}, rules=self._rules))
 
     @property
     def place(self) -> NodeAllocator:
@@ -189,35 +189,37 @@ class NodeInfo:
         return True
 
     def ineligibility(self, needs: Needs, *, agents: bool) -> str | None:
-        """Returns why no such pod can be placed here, whatever is free. `agents`: a node must have
-        an agent to give CPUs or devices."""
+        """Returns why no such pod can be placed here even when the node is empty. `agents`: a node
+        must have an agent to give CPUs or devices."""
         key = needs.value
         if key not in self._ineligibilities:
             self._ineligibilities[key] = self._check_eligibility(needs, agents)
         return self._ineligibilities[key]
 
-    def _facts(self) -> PlaceFacts:
+    def _facts(self) -> NodeProperties:
         """The facts without the zone report."""
         node = self.node or NodeRecord(self.name, "")
         device = self.devices if isinstance(self.devices, DeviceObject) else None
         rules, allocatable = self._rules, node.allocatable
         if not isinstance(self.topology, NodeTopology):
-            return place_facts(self.name, node.labels, None, device, rules, allocatable=allocatable)
+            return node_properties(
+                self.name, node.labels, None, device, rules, allocatable=allocatable
+            )
         holdings = self._place.holdings
-        cpus, faults = node_facts(
+        cpus, faults = topology_options(
             node.labels,
             node.annotations,
             self.topology,
             allocatable.get("cpu"),
-            scoring.profile(rules.scoring) if rules.scoring else PROFILES["koordinator"],
+            node_score.profile(rules.scoring) if rules.scoring else PROFILES["koordinator"],
             {uid: holdings[uid].claim.cpus for uid in self._kubelet_cpus if uid in holdings},
         )
-        return place_facts(self.name, node.labels, cpus, device, rules, faults, allocatable)
+        return node_properties(self.name, node.labels, cpus, device, rules, faults, allocatable)
 
     def _reserved_uids(self) -> list[str]:
         return [uid for uid in self._place.holdings if uid not in self._pods]
 
-    def _zone_report(self) -> ZoneFacts | None:
+    def _zone_report(self) -> ZoneReport | None:
         """Returns None also where no pod's feasibility or score depends on the report."""
         if not isinstance(self.topology, NodeTopology) or not self._zones_matter():
             return None
@@ -229,11 +231,11 @@ class NodeInfo:
         if self._new_report and not self._outdated:
             found = self._zone_report()
         if found is None:
-            self._place.hear(None, None)
+            self._place.update_report(None, None)
             return
         pods = [self._pods[uid] for uid in self._place.holdings if uid in self._pods]
         beside = remaining(found, self._report_freshness, pods, self._place.facts.cpus)
-        self._place.hear(found, beside, self._reserved_uids())
+        self._place.update_report(found, beside, self._reserved_uids())
 
     def _zones_matter(self) -> bool:
         topology = self.topology

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Final
 
-from agent.allocate.node_allocator.facts import PlaceRules
+from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host import malloc
 from agent.host.ending import Ending, Faults
 from agent.host.periodic import Periodic
@@ -22,9 +22,10 @@ from agent.kube.documents import DocumentError
 from agent.kube.transport import Reachability, Transport
 from agent.model import schedulerargs
 from agent.model.objects import ObjectError
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 from agent.model.schedulerargs import Rules, SchedulerArgs
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings.options import SettingsError
+from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import extender, leader_election, server
 from agent.scheduler.binder import Binder, ReservationExpiry
 from agent.scheduler.binding_api import BindingApi
@@ -85,9 +86,9 @@ def scheduler_args(path: str) -> SchedulerArgs:
         raise SettingsError(f"scheduler-args-file {path}: {error}") from error
 
 
-def place_rules(args: SchedulerArgs, shares: NumaStrategy) -> PlaceRules:
+def allocator_rules(args: SchedulerArgs, shares: Strategy) -> AllocatorRules:
     """The allocation rules of all nodes. `shares` is the strategy for parts of GPUs."""
-    return PlaceRules(
+    return AllocatorRules(
         shares=shares, scoring=args, zones=args.zones, gpu_objective=args.gpu_objective
     )
 
@@ -108,12 +109,12 @@ def agent_labels(text: str) -> dict[str, str]:
     return labels
 
 
-def agent_selector(settings: Settings) -> AgentSelector:
+def agent_selector(settings: SchedulerSettings) -> AgentSelector:
     """Raises SettingsError."""
     return AgentSelector(agent_labels(settings.agent_selector), settings.agent_namespace)
 
 
-def run(settings: Settings) -> None:
+def run(settings: SchedulerSettings) -> None:
     """Runs until SIGTERM, or until a thread fails: the other threads would answer from a stale
     state. Raises AccessError, CertificateError, FaultError, ServerError and SettingsError."""
     malloc.one_arena()
@@ -146,7 +147,7 @@ class _Parts:
     """The parts of a scheduler, connected."""
 
     def __init__(
-        self, settings: Settings, args: SchedulerArgs, access: Access, closing: ExitStack
+        self, settings: SchedulerSettings, args: SchedulerArgs, access: Access, closing: ExitStack
     ) -> None:
         reachability = Reachability()
 
@@ -164,7 +165,7 @@ class _Parts:
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), LIMITS.threads)
         reading = transport(READ_LIMITS, LIMITS.threads)
-        rules = place_rules(args, NumaStrategy(settings.gpu_shares))
+        rules = allocator_rules(args, Strategy(settings.gpu_shares))
         agents = agent_selector(settings)
         cluster = SchedulerCache(rules=rules, agents=bool(agents.labels))
         pod_infos = PodInfoCache()
@@ -251,7 +252,7 @@ class _Parts:
 
     def _leader_election(
         self,
-        settings: Settings,
+        settings: SchedulerSettings,
         times: LeaseTimes,
         transport: Callable[[ResponseLimits], Transport],
     ) -> Leader | None:
@@ -267,7 +268,7 @@ class _Parts:
         )
 
 
-def servers(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
+def servers(settings: SchedulerSettings, routes: Mapping[str, Route]) -> list[Server]:
     """Returns the extender's server first. Raises CertificateError and SettingsError."""
     certificate = None
     if settings.tls_certificate_file:

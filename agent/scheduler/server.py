@@ -25,7 +25,7 @@ from cheroot import errors, server
 from cheroot.ssl import Adapter
 from cheroot.workers.threadpool import ThreadPool
 
-from agent.model.settings import host_port
+from agent.model.settings.options import host_port
 from agent.scheduler import http_routes, streams
 from agent.scheduler.certificates import CertificateFiles, StartError
 from agent.scheduler.http_routes import BadRequestError, HttpRequest, Reply, Route

@@ -1,10 +1,18 @@
-"""Runs the admission webhook: reads pods from the API server, and serves HTTPS."""
+"""Admission webhook for Bindings of pods with GPUs: decodes an AdmissionReview, reads the pod from
+the API server, decides, and serves HTTPS.
+
+A Binding does not contain its pod, so a policy can't tell which one has GPUs. The API server
+does not send the Bindings of accounts that may bind such pods (matchConditions of the
+configuration)."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Literal
+
+import msgspec
 
 from agent.host.ending import Ending
 from agent.kube import auth
@@ -12,15 +20,191 @@ from agent.kube.answers import ResponseLimits
 from agent.kube.errors import NotFoundError, StoreError
 from agent.kube.kinds import pod_path
 from agent.kube.transport import Transport
-from agent.model import apiobjects
+from agent.model import apiobjects, bounds
 from agent.model.apiobjects import ApiPod
+from agent.model.bounds import JsonError
+from agent.model.nodestatus import GPU
 from agent.model.objects import ObjectError
-from agent.model.settings import Settings
-from agent.scheduler import admission, server
-from agent.scheduler.admission import FailurePolicy, LookUp, LookUpError, ReviewError
+from agent.model.settings.scheduler import WebhookSettings
+from agent.scheduler import server
 from agent.scheduler.certificates import CertificateFiles
 from agent.scheduler.http_routes import TEXT, BadRequestError, Reply, Route
 from agent.scheduler.server import Server
+
+# Of deploy/policies/gpu-scheduler.yaml too.
+GPU_PREFIX: Final = GPU
+GPU_NAMES: Final = frozenset({"nvidia.com/gpu", "amd.com/gpu", "dcu.com/gpu"})
+
+FailurePolicy = Literal["Fail", "Ignore"]
+LookUp = Callable[[str, str], ApiPod | None]
+"""The pod by namespace and name, None where there is none. Raises LookUpError."""
+
+
+class ReviewError(ValueError):
+    """The body is not an AdmissionReview of v1; the message names the field."""
+
+
+class LookUpError(RuntimeError):
+    """The pod can't be read; the message is the reason."""
+
+
+class AdmissionStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The API server's answer to the client of a denied request."""
+
+    code: int
+    reason: str
+    message: str
+
+
+class AdmissionVerdict(msgspec.Struct, frozen=True):
+    """`refusal` is None where the request is allowed; the client receives `warning` then."""
+
+    refusal: AdmissionStatus | None = None
+    warning: str = ""
+
+
+class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of an AdmissionRequest that matter here."""
+
+    uid: str
+    operation: str
+    resource: _Resource
+    user_info: _User
+    sub_resource: str = ""
+    namespace: str = ""
+    name: str = ""
+    object: _Binding | None = None
+
+    @property
+    def binds(self) -> bool:
+        """Whether it is the Binding of a pod, by either of the two resources."""
+        resource = self.resource.resource, self.sub_resource
+        return (
+            self.operation == "CREATE"
+            and self.resource.group == ""
+            and resource in (("pods", "binding"), ("bindings", ""))
+        )
+
+    @property
+    def pod(self) -> str:
+        """The name of the pod that is bound."""
+        return self.name or (self.object.metadata.name if self.object else "")
+
+
+def decode(body: bytes) -> AdmissionRequest:
+    """Raises ReviewError."""
+    try:
+        review = bounds.decode(_reviews, body)
+    except JsonError as error:
+        raise ReviewError(f"AdmissionReview: {error}") from None
+    if (review.api_version, review.kind) != (_VERSION, _KIND):
+        raise ReviewError(
+            f"AdmissionReview: {review.kind} of {review.api_version} is not {_KIND} of {_VERSION}"
+        )
+    if not review.request.uid:
+        raise ReviewError("AdmissionReview: request.uid is empty")
+    if review.request.binds and not (review.request.pod and review.request.namespace):
+        raise ReviewError("AdmissionReview: request.name or request.namespace is empty")
+    return review.request
+
+
+def encode(uid: str, verdict: AdmissionVerdict) -> bytes:
+    """The AdmissionReview that answers the request of that uid."""
+    response = _Response(
+        uid,
+        verdict.refusal is None,
+        verdict.refusal,
+        (verdict.warning,) if verdict.warning else (),
+    )
+    return msgspec.json.encode(_Answer(response))
+
+
+def judge(
+    request: AdmissionRequest, look_up: LookUp, on_failure: FailurePolicy
+) -> AdmissionVerdict:
+    """Denies the Binding of a pod that requests GPUs.
+
+    `on_failure` applies where the pod can't be read. A pod that does not exist is denied too, since
+    it may be created a moment later.
+    """
+    user = request.user_info.username
+    if not request.binds:
+        return AdmissionVerdict()
+    title = f"{request.namespace}/{request.pod}"
+    try:
+        pod = look_up(request.namespace, request.pod)
+    except LookUpError as error:
+        if on_failure == "Ignore":
+            return AdmissionVerdict(
+                warning=f"pod {title} could not be looked up before it was bound"
+            )
+        message = f"{user} may not bind pod {title}, which could not be looked up: {error}"
+        return AdmissionVerdict(AdmissionStatus(503, "ServiceUnavailable", message))
+    if pod is None:
+        return AdmissionVerdict(AdmissionStatus(404, "NotFound", f"pod {title} is not there"))
+    if asked := gpus(pod):
+        message = (
+            f"{user} may not bind pod {title}, which asks for {', '.join(asked)}: "
+            "pods with GPUs are bound by configured accounts only"
+        )
+        return AdmissionVerdict(AdmissionStatus(403, "Forbidden", message))
+    return AdmissionVerdict()
+
+
+def gpus(pod: ApiPod) -> list[str]:
+    """The names of the GPU resources that the pod requests, sorted."""
+    names = {
+        name
+        for each in (*pod.containers, *pod.init_containers)
+        for amounts in (each.requests, each.limits)
+        for name, amount in amounts.items()
+        if amount > 0
+    }
+    return sorted(each for each in names if each in GPU_NAMES or each.startswith(GPU_PREFIX))
+
+
+class _Resource(msgspec.Struct, frozen=True):
+    resource: str
+    group: str = ""
+
+
+class _User(msgspec.Struct, frozen=True):
+    username: str = ""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Binding(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+
+
+class _Review(msgspec.Struct, frozen=True, rename="camel"):
+    request: AdmissionRequest
+    api_version: str = ""
+    kind: str = ""
+
+
+class _Response(msgspec.Struct, frozen=True, omit_defaults=True):
+    uid: str
+    allowed: bool
+    status: AdmissionStatus | None = None
+    warnings: tuple[str, ...] = ()
+
+
+_VERSION: Final = "admission.k8s.io/v1"
+_KIND: Final = "AdmissionReview"
+
+
+class _Answer(msgspec.Struct, frozen=True, rename="camel"):
+    response: _Response
+    api_version: str = _VERSION
+    kind: str = _KIND
+
+
+_reviews: Final = msgspec.json.Decoder(_Review)
+
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +233,15 @@ def routes(look_up: LookUp, on_failure: FailurePolicy) -> dict[str, Route]:
 
     def admit(body: bytes) -> Reply:
         try:
-            request = admission.decode(body)
+            request = decode(body)
         except ReviewError as error:
             raise BadRequestError(str(error)) from error
-        verdict = admission.judge(request, look_up, on_failure)
+        verdict = judge(request, look_up, on_failure)
         if verdict.refusal is not None:
             log.info("refused: %s", verdict.refusal.message)
         elif verdict.warning:
             log.warning("%s", verdict.warning)
-        return Reply(200, admission.encode(request.uid, verdict))
+        return Reply(200, encode(request.uid, verdict))
 
     return {
         PATH: Route("POST", admit),
@@ -65,7 +249,7 @@ def routes(look_up: LookUp, on_failure: FailurePolicy) -> dict[str, Route]:
     }
 
 
-def run(settings: Settings) -> None:
+def run(settings: WebhookSettings) -> None:
     """Runs until SIGTERM. Raises AccessError, CertificateError, ServerError and SettingsError."""
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
     limits = server.ServerLimits()

@@ -13,15 +13,14 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.node import NodeFacts
 from agent.allocate.node_allocator.zones import assumed_of
 from agent.allocate.nrt.freshness import Method, NrtFreshness, freshness
-from agent.allocate.nrt.node import DECLINING, Assumed, ZonedNode, ZoneFacts, without, zone_facts
+from agent.allocate.nrt.node import DECLINING, Assumed, ZonedNode, ZoneReport, without, zone_facts
 from agent.allocate.nrt.pod import ZonedPod, exclusive
+from agent.allocate.topology_options import TopologyOptions
 from agent.model import fingerprint
 from agent.model.nodetopology import NodeTopology
-from agent.model.policies import kubelet_numa_policy
-from agent.model.schedulerargs import ZoneStrategy
+from agent.model.policies import Strategy, kubelet_numa_policy
 from agent.scheduler.records import InternPool, PodRecord
 
 MAX_REMOVED: Final = 8
@@ -84,14 +83,14 @@ class ReportFreshness:
             self._deleted = (*self._deleted[1 - MAX_REMOVED :], (_hash(pod), pod.zoned))
         self._counted = None
 
-    def counted(self, zones: ZoneFacts) -> frozenset[str] | None:
+    def counted(self, zones: ZoneReport) -> frozenset[str] | None:
         """Returns the uids of the pods that the report counts; None where it counts unknown
         pods."""
         if self._counted is None:
             self._counted = self._count(zones)
         return self._counted.uids
 
-    def _count(self, zones: ZoneFacts) -> _Counted:
+    def _count(self, zones: ZoneReport) -> _Counted:
         if zones.fingerprint is None:
             return _Counted(frozenset(self._started) - self._unreported)
         gone = [at for at, zoned in self._deleted if _counts(zones, zoned)]
@@ -125,7 +124,7 @@ class _Counted(msgspec.Struct, frozen=True):
 _NO_PODS: Final[dict[str, PodRecord]] = {}
 
 
-def _counts(zones: ZoneFacts, zoned: ZonedPod | None) -> bool:
+def _counts(zones: ZoneReport, zoned: ZonedPod | None) -> bool:
     if zones.method is Method.ALL:
         return True
     return zoned is not None and exclusive(zoned, zones.told.available)
@@ -136,23 +135,23 @@ def _hash(pod: PodRecord) -> int:
     return fingerprint.pod_hash(namespace, name)
 
 
-def zones_matter(topology: NodeTopology, strategy: ZoneStrategy) -> bool:
+def zones_matter(topology: NodeTopology, strategy: Strategy) -> bool:
     """Whether the feasibility or score of any pod depends on the report."""
     policy = kubelet_numa_policy(topology.policy)
-    return policy in DECLINING or strategy is ZoneStrategy.LEAST_NUMA_NODES
+    return policy in DECLINING or strategy is Strategy.LEAST_NUMA_NODES
 
 
-def zone_facts_of(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneFacts:
+def zone_facts_of(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
     """Nodes of one model share the value of their amounts without pods."""
     found = zone_facts(topology, allocatable)
     return msgspec.structs.replace(found, empty=_empty.of(found.empty))
 
 
 def remaining(
-    zones: ZoneFacts,
+    zones: ZoneReport,
     report_freshness: ReportFreshness,
     pods: Iterable[PodRecord],
-    cpus: NodeFacts | None = None,
+    cpus: TopologyOptions | None = None,
 ) -> ZonedNode | None:
     """Returns the amounts that are left beside `pods`, all pods bound to the node; None where the
     report counts unknown pods. The report may still count deleted pods: their amounts stay
@@ -171,7 +170,7 @@ def remaining(
 _empty: Final = InternPool[ZonedNode]()
 
 
-def _assumed(pod: PodRecord, cpus: NodeFacts | None) -> Assumed | None:
+def _assumed(pod: PodRecord, cpus: TopologyOptions | None) -> Assumed | None:
     """Returns the amounts that a pod has on certain NUMA nodes; the choice of the kubelet is
     unknown."""
     if pod.holding is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from agent.model.settings import host_port
+from agent.model.settings.options import host_port
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class HttpServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Scrapes are no events."""
+                """Scrapes are not logged."""
 
         class Server(http.server.ThreadingHTTPServer):
             daemon_threads = True

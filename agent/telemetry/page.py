@@ -17,7 +17,7 @@ _LARGEST_REQUEST_BYTES = 8192
 _PATIENCE_SECONDS = 10.0
 _MOST_CONNECTIONS = 16
 _PAUSE_SECONDS = 1.0
-"""How long nobody is accepted after the machine had no descriptor left."""
+"""How long no connection is accepted after the machine had no descriptor left."""
 
 
 class PageServer:

@@ -25,10 +25,10 @@ _SECONDS: Final = (
 
 
 class SchedulerFacts(msgspec.Struct, frozen=True):
-    """Read when somebody asks. `lost_races`: binds whose node was taken since the filter;
-    `waiting`: pods that found no node; `retried`, `evicted`: how often one was tried again as a
-    node had room, or ended to make some. `corrected`: writes of the CPUs that a kubelet gave into
-    annotations, `uncorrected`: writes that failed, `misreported`: annotations that are wrong now;
+    """Read at a scrape. `lost_races`: binds whose node was taken since the filter; `waiting`: pods
+    that found no node; `retried`, `evicted`: how often one was tried again as a node had room, or
+    ended to make some. `corrected`: writes of the CPUs that a kubelet gave into annotations,
+    `uncorrected`: writes that failed, `misreported`: annotations that are wrong now;
     `watch_ages_seconds`: by resource, since its watch was in touch with the API server last."""
 
     deciding: bool
@@ -70,7 +70,7 @@ class SchedulerMetrics:
         }
 
     def follow(self, read: Callable[[], SchedulerFacts]) -> None:
-        """What `read` says stands on every page from now on."""
+        """Every page has the values of `read` from now on."""
         self._registry.register(_Read(read))
 
     def answered(self, verb: str, result: str, seconds: float) -> None:

@@ -12,8 +12,7 @@ from functools import partial
 from agent.model.cpuset import CpuSet
 from agent.model.topology import NumaNode, Topology
 from agent.view import boxes, distances, nesting
-from agent.view.boxes import Box, Lines
-from agent.view.cells import Cells
+from agent.view.boxes import Box, Cells, Lines
 from agent.view.format import count, size
 from agent.view.nesting import Part
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
+from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
 from agent.model.topology import Cpu
 
 Lists = list[list[int]]
@@ -43,11 +43,11 @@ class Rule:
         self.result: list[int] = []
 
     def take(
-        self, need: int, bind: BindPolicy, own: ExclusivePolicy, strategy: NumaStrategy
+        self, need: int, bind: BindPolicy, own: ExclusivePolicy, strategy: Strategy
     ) -> list[int] | None:
         """None: not enough CPUs."""
         self.need, self.own = need, own
-        self.direction = 1 if strategy is NumaStrategy.MOST_ALLOCATED else -1
+        self.direction = 1 if strategy is Strategy.MOST_ALLOCATED else -1
         if need > len(self.available):
             return None
         if need == 0:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from agent.allocate import layout
-from agent.allocate.ask import ResourceRequest
-from agent.allocate.claims import PodAllocation
-from agent.allocate.node import Amounts, NodeFacts
+from agent.allocate.pod_allocation import PodAllocation
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import Amounts, TopologyOptions
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
 from agent.model.policies import ExclusivePolicy
@@ -16,13 +16,13 @@ from agent.model.qos import QoS
 GIB = 1 << 30
 
 
-def facts(shape: tuple[int, int, int, int] = (2, 1, 4, 2), **more: Any) -> NodeFacts:
+def facts(shape: tuple[int, int, int, int] = (2, 1, 4, 2), **more: Any) -> TopologyOptions:
     """Siblings side by side; each NUMA node has its CPUs and 16 GiB."""
     made = layout.of(machines.cpus(shape, "adjacent"))
     zones = {
         node.id: {"cpu": 1000 * node.cpus.bit_count(), "memory": 16 * GIB} for node in made.nodes
     }
-    return NodeFacts(**{"layout": made, "zones": zones, **more})
+    return TopologyOptions(**{"layout": made, "zones": zones, **more})
 
 
 def owner(cpus: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> ResourceRequest:

@@ -6,20 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate import layout as layouts
-from agent.allocate.account import NOTHING_HELD, CpuRefCounts
 from agent.allocate.accumulator import take, take_on_nodes
 from agent.allocate.cpu_request import AllocationStep, CpuRequest, Shortage, Taken
 from agent.allocate.layout import Layout
+from agent.allocate.node_allocation import NOTHING_HELD, CpuRefCounts
 from agent.allocate.reasons import Reason
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
+from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
 from agent.model.topology import Cpu
 from tests.allocate.machines import MACHINES, even_machines, held, masks, pods
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
-MOST, LEAST = NumaStrategy.MOST_ALLOCATED, NumaStrategy.LEAST_ALLOCATED
-EVENLY = NumaStrategy.DISTRIBUTE_EVENLY
+MOST, LEAST = Strategy.MOST_ALLOCATED, Strategy.LEAST_ALLOCATED
+EVENLY = Strategy.DISTRIBUTE_EVENLY
 CORE, NODE = ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL
 
 
@@ -348,7 +348,7 @@ def requests(draw: st.DrawFn, layout: Layout) -> CpuRequest:
         draw(st.integers(0, layout.cpus.bit_count())),
         draw(POLICIES),
         draw(st.sampled_from(ExclusivePolicy)),
-        draw(st.sampled_from(NumaStrategy)),
+        draw(st.sampled_from(Strategy)),
         draw(st.booleans()),
         draw(st.booleans()),
         nodes,

@@ -9,11 +9,11 @@ from agent.allocate import layout as layouts
 from agent.allocate.accumulator import take
 from agent.allocate.cpu_request import CpuRequest, Taken
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
+from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
 from tests.allocate.koordinator_rule import Rule
 from tests.allocate.machines import even_machines, held, masks, pods
 
-STRATEGIES = (NumaStrategy.MOST_ALLOCATED, NumaStrategy.LEAST_ALLOCATED)
+STRATEGIES = (Strategy.MOST_ALLOCATED, Strategy.LEAST_ALLOCATED)
 POLICIES = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS, BindPolicy.DEFAULT)
 
 

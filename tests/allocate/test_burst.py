@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from agent.allocate import burst
 from agent.allocate.reasons import Reason, Rejection
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 
-MOST, LEAST, _ = NumaStrategy
+MOST, LEAST, _ = Strategy
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ amounts = st.integers(0, 16).map(lambda cpus: cpus * 1000)
 @given(
     st.dictionaries(st.integers(0, 40), amounts, max_size=5),
     st.integers(1, 40_000),
-    st.sampled_from(NumaStrategy),
+    st.sampled_from(Strategy),
 )
 def test_what_is_chosen_fits_and_no_single_node_was_passed_over(
-    pools: dict[int, int], limit: int, strategy: NumaStrategy
+    pools: dict[int, int], limit: int, strategy: Strategy
 ) -> None:
     got = burst.nodes(limit, 500, pools, pools, strategy)
     if isinstance(got, Rejection):

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.claims import PodAllocation, claim_of
 from agent.allocate.ledger import Ledger, Overlap, StaleOfferError
 from agent.allocate.offer import Declined, Offer
+from agent.allocate.pod_allocation import PodAllocation, pod_allocation
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.annotations import RESOURCE_SPEC
 from agent.model.cpuset import CpuSet
@@ -73,7 +73,7 @@ def test_offers_change_nothing_and_commits_rebuild_from_annotations(node, steps)
             ledger.release(ask.uid)
     assert not ledger.overlaps()
     read_back = [
-        claim_of(each.uid, each.title, _annotations(each), each.cpu_milli)
+        pod_allocation(each.uid, each.title, _annotations(each), each.cpu_milli)
         for each in ledger.claims.values()
     ]
     assert Ledger(node, read_back).account == ledger.account

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import layout
-from agent.allocate.ask import ResourceRequest
 from agent.allocate.ledger import Ledger
-from agent.allocate.node import NodeFacts
 from agent.allocate.offer import Declined
 from agent.allocate.policies_in_force import NodePolicies, Profile
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import TopologyOptions
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
+from agent.model.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.qos import QoS
 from agent.model.resource_spec import ResourceSpec
 from tests.allocate.machines import MACHINES
@@ -23,7 +23,7 @@ MEMORY = 10
 
 
 @st.composite
-def nodes(draw: st.DrawFn) -> NodeFacts:
+def nodes(draw: st.DrawFn) -> TopologyOptions:
     made = layout.of(draw(MACHINES))
     ids = sorted(CpuSet.from_int(made.cpus))
     zones = {
@@ -33,13 +33,13 @@ def nodes(draw: st.DrawFn) -> NodeFacts:
         }
         for area in made.nodes
     }
-    return NodeFacts(
+    return TopologyOptions(
         made,
         zones,
         reserved=CpuSet(draw(st.lists(st.sampled_from(ids), max_size=4))),
         policies=NodePolicies(numa_label=draw(st.sampled_from(NumaPolicy))),
         profile=Profile(
-            NumaPolicy.NONE, draw(st.sampled_from(NumaStrategy)), packed=draw(st.booleans())
+            NumaPolicy.NONE, draw(st.sampled_from(Strategy)), packed=draw(st.booleans())
         ),
         cpu_ratio=draw(st.sampled_from([1.0, 1.0, 1.1, 1.5, 2.0])),
     )
@@ -75,7 +75,7 @@ sharers = st.builds(
 
 @given(nodes(), st.lists(owners | sharers, max_size=8))
 def test_whatever_is_offered_can_be_committed_and_nothing_is_sold_twice(
-    node: NodeFacts, asks: list[ResourceRequest]
+    node: TopologyOptions, asks: list[ResourceRequest]
 ) -> None:
     ledger = Ledger(node)
     made = node.layout
@@ -114,7 +114,7 @@ def test_whatever_is_offered_can_be_committed_and_nothing_is_sold_twice(
 
 @given(nodes(), st.lists(owners | sharers, max_size=6), owners | sharers)
 def test_a_pod_is_declined_only_where_it_could_not_be_held(
-    node: NodeFacts, before: list[ResourceRequest], last: ResourceRequest
+    node: TopologyOptions, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:
     ledger = Ledger(node)
     for number, ask in enumerate(before):
@@ -145,7 +145,7 @@ def test_a_pod_is_declined_only_where_it_could_not_be_held(
         assert declined == any(room[name] < asked for name, asked in last.requests.items())
 
 
-def _paid(node: NodeFacts, cpus: int) -> int:
+def _paid(node: TopologyOptions, cpus: int) -> int:
     return math.ceil(1000 * cpus * node.cpu_ratio)
 
 

@@ -4,13 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from agent.allocate import layout
-from agent.allocate.ask import ResourceRequest
-from agent.allocate.claims import PodAllocation
 from agent.allocate.cpu_request import AllocationStep
 from agent.allocate.ledger import Ledger
-from agent.allocate.node import NodeFacts
 from agent.allocate.numa.hint import MergeCause
 from agent.allocate.offer import Declined, Offer
+from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import (
     PROFILES,
     NodePolicies,
@@ -19,15 +17,11 @@ from agent.allocate.policies_in_force import (
     Profile,
 )
 from agent.allocate.reasons import Reason
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import TopologyOptions
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
-from agent.model.policies import (
-    BindPolicy,
-    ExclusivePolicy,
-    NumaExclusive,
-    NumaPolicy,
-    NumaStrategy,
-)
+from agent.model.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy, Strategy
 from agent.model.qos import QoS
 from agent.model.resource_spec import NumaSpec, ResourceSpec
 from tests.allocate.nodes import GIB, claim, facts, owner, sharer
@@ -36,17 +30,17 @@ SPREAD = BindPolicy.SPREAD_BY_PCPUS
 FULL = BindPolicy.FULL_PCPUS
 
 
-def numa(policy: NumaPolicy, **more: object) -> NodeFacts:
+def numa(policy: NumaPolicy, **more: object) -> TopologyOptions:
     return facts(policies=NodePolicies(numa_label=policy), **more)
 
 
-def offered(node: NodeFacts, ask: ResourceRequest, *held: PodAllocation) -> Offer:
+def offered(node: TopologyOptions, ask: ResourceRequest, *held: PodAllocation) -> Offer:
     got = Ledger(node, held).offer(ask)
     assert isinstance(got, Offer), got
     return got
 
 
-def declined(node: NodeFacts, ask: ResourceRequest, *held: PodAllocation) -> Declined:
+def declined(node: TopologyOptions, ask: ResourceRequest, *held: PodAllocation) -> Declined:
     got = Ledger(node, held).offer(ask)
     assert isinstance(got, Declined), got
     return got
@@ -68,7 +62,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
             facts(), owner(2), [claim("b", "0-1")], "8-9", {}, id="the emptier NUMA node first"
         ),
         pytest.param(
-            facts(policies=NodePolicies(strategy_label=NumaStrategy.MOST_ALLOCATED)),
+            facts(policies=NodePolicies(strategy_label=Strategy.MOST_ALLOCATED)),
             owner(2),
             [claim("b", "0-1")],
             "2-3",
@@ -181,7 +175,7 @@ def test_what_is_offered(node, ask, held, cpus, amounts) -> None:
             id="no whole core is free",
         ),
         pytest.param(
-            NodeFacts(None),
+            TopologyOptions(None),
             owner(2),
             [],
             [(Reason.NO_CPU_TOPOLOGY, "", None, None)],
@@ -269,7 +263,7 @@ def test_an_explanation_names_policies_candidates_and_the_step_that_decided() ->
     assert AllocationStep.CORES_IN_NODE in why.steps
 
 
-def policies(node: NodeFacts, ask: ResourceRequest) -> set[tuple[str, str, PolicySource]]:
+def policies(node: TopologyOptions, ask: ResourceRequest) -> set[tuple[str, str, PolicySource]]:
     return {(each.policy, each.value, each.source) for each in offered(node, ask).why.policies}
 
 
@@ -301,12 +295,12 @@ def test_a_pod_that_asks_for_no_cpu_has_no_conflict_over_how_it_is_bound() -> No
     ("scoring", "weights", "node"),
     [
         (None, {}, 0),
-        (NumaStrategy.MOST_ALLOCATED, {}, 1),
-        (NumaStrategy.MOST_ALLOCATED, {"memory": 1}, 0),
+        (Strategy.MOST_ALLOCATED, {}, 1),
+        (Strategy.MOST_ALLOCATED, {"memory": 1}, 0),
     ],
 )
 def test_numa_nodes_are_compared_as_the_profile_says(
-    scoring: NumaStrategy | None, weights: dict[str, int], node: int
+    scoring: Strategy | None, weights: dict[str, int], node: int
 ) -> None:
     profile = replace(PROFILES["koordinator"], scoring=scoring, weights=weights)
     there = numa(NumaPolicy.SINGLE_NUMA_NODE, profile=profile)
@@ -321,7 +315,7 @@ def test_arm_refuses_a_policy_that_the_nodes_label_brings() -> None:
 
 
 def test_arm_has_its_own_default_bind_policy() -> None:
-    spread = Profile(NumaPolicy.NONE, NumaStrategy.LEAST_ALLOCATED, SPREAD)
+    spread = Profile(NumaPolicy.NONE, Strategy.LEAST_ALLOCATED, SPREAD)
     assert str(offered(facts(profile=spread), owner(2)).claim.cpus) == "0,2"
     arm = facts(profile=spread, policies=NodePolicies(arm=True))
     assert str(offered(arm, owner(2)).claim.cpus) == "0-1"
@@ -374,7 +368,7 @@ def test_an_exclusive_policy_is_kept_in_the_claim_and_heard_by_the_next() -> Non
     spec = ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
     first = offered(facts(), owner(2, spec=spec)).claim
     assert first.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
-    most = facts(policies=NodePolicies(strategy_label=NumaStrategy.MOST_ALLOCATED))
+    most = facts(policies=NodePolicies(strategy_label=Strategy.MOST_ALLOCATED))
     assert str(offered(most, owner(2, uid="b", spec=spec), first).claim.cpus) == "8-9"
     assert str(offered(most, owner(2, uid="b"), first).claim.cpus) == "2-3"
 

@@ -6,13 +6,7 @@ import pytest
 from agent.allocate import policies_in_force
 from agent.allocate.policies_in_force import PROFILES, Bind, NodePolicies, PolicySource
 from agent.allocate.reasons import Reason, Rejection
-from agent.model.policies import (
-    BindPolicy,
-    ExclusivePolicy,
-    NumaExclusive,
-    NumaPolicy,
-    NumaStrategy,
-)
+from agent.model.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy, Strategy
 from agent.model.qos import QoS
 from agent.model.resource_spec import NumaSpec, ResourceSpec
 
@@ -120,18 +114,18 @@ def test_a_required_bind_policy_conflicts_with_the_nodes() -> None:
 @pytest.mark.parametrize(
     ("node", "strategy"),
     [
-        (NodePolicies(), (NumaStrategy.MOST_ALLOCATED, PolicySource.DEFAULT)),
+        (NodePolicies(), (Strategy.MOST_ALLOCATED, PolicySource.DEFAULT)),
         (
             NodePolicies(distribute_across_numa=True),
-            (NumaStrategy.DISTRIBUTE_EVENLY, PolicySource.KUBELET),
+            (Strategy.DISTRIBUTE_EVENLY, PolicySource.KUBELET),
         ),
         (
-            NodePolicies(strategy_label=NumaStrategy.LEAST_ALLOCATED, distribute_across_numa=True),
-            (NumaStrategy.LEAST_ALLOCATED, PolicySource.NODE_LABEL),
+            NodePolicies(strategy_label=Strategy.LEAST_ALLOCATED, distribute_across_numa=True),
+            (Strategy.LEAST_ALLOCATED, PolicySource.NODE_LABEL),
         ),
     ],
 )
-def test_numa_strategy(node: NodePolicies, strategy: tuple[NumaStrategy, PolicySource]) -> None:
+def test_numa_strategy(node: NodePolicies, strategy: tuple[Strategy, PolicySource]) -> None:
     assert policies_in_force.numa_strategy(node, PROPOSAL) == strategy
 
 
@@ -163,7 +157,7 @@ def test_policies_are_read_from_labels_and_kubelet() -> None:
     options = {"full-pcpus-only": "true", "distribute-cpus-across-numa": "false"}
     got, faults = policies_in_force.node_policies(labels, "SingleNUMANodeContainerLevel", options)
     assert got == NodePolicies(
-        BEST, SINGLE, FULL, NumaStrategy.DISTRIBUTE_EVENLY, full_pcpus_only=True, arm=True
+        BEST, SINGLE, FULL, Strategy.DISTRIBUTE_EVENLY, full_pcpus_only=True, arm=True
     )
     assert not faults
 

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import layout
-from agent.allocate.account import Account
-from agent.allocate.ask import ResourceRequest
 from agent.allocate.ledger import Ledger
-from agent.allocate.node import NodeFacts
+from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.offer import Offer
 from agent.allocate.policies_in_force import in_force
 from agent.allocate.reasons import Rejection
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import TopologyOptions
 from agent.allocate.trials import Trials
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy
@@ -23,7 +23,7 @@ from tests.allocate.test_ledger_sums import nodes, owners, sharers
 
 @given(nodes(), st.lists(owners | sharers, max_size=5), owners | sharers)
 def test_what_is_said_to_do_is_found_and_what_lacks_is_not(
-    node: NodeFacts, before: list[ResourceRequest], last: ResourceRequest
+    node: TopologyOptions, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:
     """Whether NUMA nodes do is known without a search for CPUs, on machines whose cores differ in
     threads too."""
@@ -46,10 +46,10 @@ def test_cores_that_differ_may_not_add_up_to_what_the_sum_promises() -> None:
     """Two free cores of two threads have room for three CPUs, but not as whole cores."""
     leads = {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 5, 6: 5}
     made = layout.of(Cpu(cpu, core, None, None, 0, 0) for cpu, core in leads.items())
-    node = NodeFacts(made, {0: {"cpu": 7000}}, reserved=CpuSet((0,)))
+    node = TopologyOptions(made, {0: {"cpu": 7000}}, reserved=CpuSet((0,)))
     ask = owner(3, spec=ResourceSpec(required=BindPolicy.FULL_PCPUS))
     policies = in_force(node.policies, node.profile, ask)
     assert not isinstance(policies, Rejection)
-    trials = Trials(node, Account(node), ask, policies)
+    trials = Trials(node, NodeAllocation(node), ask, policies)
     assert isinstance(trials.lacks([0]), Rejection)
     assert trials.lacks([0]) == trials.on_nodes([0])

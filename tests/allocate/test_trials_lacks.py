@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import layout
-from agent.allocate.account import Account
-from agent.allocate.ask import ResourceRequest
-from agent.allocate.node import NodeFacts
+from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.policies_in_force import PROFILES, InForce, NodePolicies, in_force
 from agent.allocate.reasons import Rejection
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import TopologyOptions
 from agent.allocate.trials import Trials
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
@@ -46,7 +46,7 @@ asks = st.builds(
 
 
 @st.composite
-def nodes(draw: st.DrawFn) -> NodeFacts:
+def nodes(draw: st.DrawFn) -> TopologyOptions:
     """Some with cores of one thread, some where a zone counts CPU and has no CPUs, some amplified;
     up to ten CPUs are reserved."""
     offline = draw(st.frozensets(ids, max_size=3)) if draw(st.booleans()) else frozenset()
@@ -54,7 +54,7 @@ def nodes(draw: st.DrawFn) -> NodeFacts:
     cpus: list[Cpu] = [cpu for cpu in MACHINE if cpu.id not in offline | gone]
     zones = {node: {"cpu": 8000, "memory": 16 * GIB} for node in range(3)}
     profile = draw(st.sampled_from(list(PROFILES.values())))
-    return NodeFacts(
+    return TopologyOptions(
         layout.of(cpus),
         zones,
         reserved=CpuSet(draw(st.frozensets(ids, max_size=10))),
@@ -66,9 +66,9 @@ def nodes(draw: st.DrawFn) -> NodeFacts:
 
 @given(nodes(), asks, st.lists(st.tuples(ids, ids), max_size=4), st.integers(0, 8000))
 def test_a_refusal_is_what_a_trial_says(
-    facts: NodeFacts, ask: ResourceRequest, owned: list[tuple[int, int]], shared_milli: int
+    facts: TopologyOptions, ask: ResourceRequest, owned: list[tuple[int, int]], shared_milli: int
 ) -> None:
-    account = Account(facts)
+    account = NodeAllocation(facts)
     for number, cpus in enumerate(owned):
         account.add(claim(f"p{number}", ",".join(map(str, cpus))))
     account.add(claim("s", amounts={1: {"cpu": shared_milli, "memory": GIB}}))

@@ -141,15 +141,15 @@ WORDS = st.sampled_from(
 
 @given(st.lists(WORDS, max_size=5))
 def test_plain_words_mean_what_argparse_makes_of_them(words: list[str]) -> None:
-    plain = options.plain(words, ("listen", "hold_seconds"), ("standalone",))
+    plain = options.plain(words, proxy.SETTINGS, ("standalone",))
     parser = argparse.ArgumentParser()
     parser.add_argument("--standalone", action="store_true")
-    options.add_arguments(parser, ("listen", "hold_seconds"))
+    options.add_arguments(parser, proxy.SETTINGS)
     if plain is not None:
         assert vars(plain) == vars(parser.parse_args(words))
 
 
 def test_the_usual_way_to_start_a_proxy_is_plain() -> None:
     words = ["--listen", "unix:///x", "--hold-seconds=2", "--config", "/etc/topolet.toml"]
-    assert options.plain(words, proxy.PLAIN) is not None
-    assert options.plain([*words, "--help"], proxy.PLAIN) is None
+    assert options.plain(words, proxy.SETTINGS) is not None
+    assert options.plain([*words, "--help"], proxy.SETTINGS) is None

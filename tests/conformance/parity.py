@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent.conformance.files import CaseVerdict, Difference
 from agent.conformance.kinds import CaseKind
-from agent.conformance.verdict import CaseVerdict, Difference
 
 NEGATIVE_REASON = (
     "a negative number is as even as the same number above zero, "

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from agent.conformance.files import CaseVerdict
 from agent.conformance.koordinator_take_cpus import MORE_THAN_ASKED, judge
-from agent.conformance.verdict import CaseVerdict
 from tests.conformance.vectors import outcomes
 
 CASE = {

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from agent.conformance.files import CaseVerdict
 from agent.conformance.kubelet_take_cpus import DIFFERENCES, judge
-from agent.conformance.verdict import CaseVerdict
 from tests.conformance.vectors import outcomes
 
 CASE: dict[str, Any] = {

@@ -16,7 +16,7 @@ from agent.kube import difference
 from agent.model import deviceobject, nodetopology
 from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.nodetopology import Amounts, NodeTopology, OwnerReference, Version, Zone
-from agent.model.settings import socket_path
+from agent.model.settings.options import socket_path
 from agent.scheduler import webhook
 from tests.deploy.manifests import (
     AGENT,
@@ -109,9 +109,9 @@ def test_the_webhook_is_asked_where_it_listens() -> None:
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     command, *flags = container["args"]
     assert command == "webhook"
-    given = options.plain(flags, webhook_command.OPTIONS)
+    given = options.plain(flags, webhook_command.SETTINGS)
     assert given is not None
-    settings = options.load(given)
+    settings = options.load(given, webhook_command.SETTINGS)
     assert settings.webhook_https == f"0.0.0.0:{ports[port['targetPort']]}"
     assert registered["clientConfig"]["service"]["path"] == webhook.PATH
     assert webhook.LOOK_UP_LIMITS.whole_seconds < registered["timeoutSeconds"]
@@ -263,7 +263,7 @@ def test_pods_are_hardened(overlay: str) -> None:
 def test_flags_are_those_of_the_command(overlay: str, place: int) -> None:
     command, *flags = pod_of(overlay)["containers"][place]["args"]
     module = {"agent": agent_command, "nri": nri_command}[command]
-    assert options.plain(flags, module.OPTIONS) is not None
+    assert options.plain(flags, module.SETTINGS) is not None
 
 
 def test_the_host_lies_below_the_root_as_it_lies_on_the_host() -> None:
@@ -271,9 +271,9 @@ def test_the_host_lies_below_the_root_as_it_lies_on_the_host() -> None:
     pod = pod_of("reconcile")
     (container,) = pod["containers"]
     _, *flags = container["args"]
-    given = options.plain(flags, agent_command.OPTIONS)
+    given = options.plain(flags, agent_command.SETTINGS)
     assert given is not None
-    settings = options.load(given)
+    settings = options.load(given, agent_command.SETTINGS)
     places = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
     mounts = {each["mountPath"]: places[each["name"]] for each in container["volumeMounts"]}
     for inside, outside in mounts.items():

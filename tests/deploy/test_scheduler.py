@@ -11,7 +11,7 @@ import yaml
 
 from agent.cli import options
 from agent.cli import scheduler as scheduler_command
-from agent.model.settings import Settings
+from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import extender, process
 from tests.deploy.manifests import kustomized, objects, of_kind, variables
 from tests.deploy.test_manifests import HARDENED
@@ -38,14 +38,14 @@ def pod_of(name: str) -> Object:
     return pod
 
 
-def settings() -> Settings:
+def settings() -> SchedulerSettings:
     """What the Deployment's flags come to."""
     (container,) = pod_of("topolet-scheduler")["containers"]
     command, *flags = container["args"]
     assert command == "scheduler"
-    given = options.plain(flags, scheduler_command.OPTIONS)
+    given = options.plain(flags, scheduler_command.SETTINGS)
     assert given is not None
-    return options.load(given)
+    return options.load(given, scheduler_command.SETTINGS)
 
 
 def configuration() -> Object:
@@ -169,9 +169,9 @@ def test_who_does_not_evict_may_not(tmp_path: Path) -> None:
         assert (("ClusterRole", "topolet-scheduler-evict") in named) is evicts
         pod = named["Deployment", "topolet-scheduler"]["spec"]["template"]["spec"]
         _, *flags = pod["containers"][0]["args"]
-        given = options.plain(flags, scheduler_command.OPTIONS)
+        given = options.plain(flags, scheduler_command.SETTINGS)
         assert given is not None
-        assert options.load(given).evict is evicts
+        assert options.load(given, scheduler_command.SETTINGS).evict is evicts
         pod = named["Deployment", "topolet-kube-scheduler"]["spec"]["template"]["spec"]
         image, _, tag = pod["containers"][0]["image"].rpartition(":")
         assert image.endswith("/kube-scheduler")

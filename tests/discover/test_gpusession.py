@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.discover.gpusession import GpuSession, SessionError
+from agent.discover.gpuwatcher import GpuSession, SessionError
 from agent.model.gpus import Ancestor, GpuEvent, GpuInventory, GpuSight, LinkEnd
 from tests.discover import fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver, Machine

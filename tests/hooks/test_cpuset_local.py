@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.node_local.request import whole_cpus
+from agent.allocate.shares import whole_cpus
 from agent.hooks import cpuset, rewrites
 from agent.hooks.cpuset import Give, Keep
 from agent.hooks.requests import CreateContainer, create_container, mounted

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.hooks import admission, devices, gpus
+from agent.hooks import admission, gpus, visibility
 from agent.hooks.carriers import Carried
 from agent.hooks.changes import UNCHANGED, CarriedNode, Changes, DeviceFields, beyond, joined
-from agent.hooks.devices import TakenError
 from agent.hooks.gpus import UnhonouredError
 from agent.hooks.requests import CreateContainer
+from agent.hooks.visibility import TakenError
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.gpunames import MOUNT_ROOT
 from agent.model.notifications import PodAnnounced
@@ -360,7 +360,7 @@ def test_rdma(
     asked: list[str], nodes: tuple[DeviceNode, ...], removed: list[str], added: list[str]
 ) -> None:
     carried = Carried(nodes=tuple(node_of(each) for each in asked))
-    changed = devices.changes("p", carried, Visible(nodes={"rdma": nodes}), NODE)
+    changed = visibility.device_changes("p", carried, Visible(nodes={"rdma": nodes}), NODE)
     assert [each.host_path for each in changed.removed_nodes] == removed
     assert [each.host_path for each in changed.nodes] == added
     assert all(each.major > 0 for each in changed.nodes)
@@ -374,7 +374,7 @@ def test_isolation_comes_on_top_and_what_is_preloaded_already_stays() -> None:
         mounts=(Mount("/ours.so", "/ours.so"),),
     )
     carried = Carried(("GPU-a",), preload="/theirs.so")
-    assert devices.changes("p", carried, isolation, NODE) == Changes(
+    assert visibility.device_changes("p", carried, isolation, NODE) == Changes(
         environment=(("CUDA_DEVICE_SM_LIMIT", "50"), ("LD_PRELOAD", "/ours.so:/theirs.so")),
         mounts=(Mount("/ours.so", "/ours.so"),),
     )
@@ -417,10 +417,10 @@ HELD = VisibleDevices(
 )
 def test_nobody_gets_what_another_pod_has(carried: Carried) -> None:
     with pytest.raises(TakenError, match="another pod's"):
-        devices.changes("other", carried, Visible(), HELD)
+        visibility.device_changes("other", carried, Visible(), HELD)
     with pytest.raises(TakenError):
-        devices.unallocated("other", carried, HELD, given=True)
-    assert devices.changes("owner", carried, Visible(), HELD) == UNCHANGED
+        visibility.unallocated("other", carried, HELD, given=True)
+    assert visibility.device_changes("owner", carried, Visible(), HELD) == UNCHANGED
 
 
 @pytest.mark.parametrize(
@@ -439,44 +439,44 @@ def test_nobody_gets_what_another_pod_has(carried: Carried) -> None:
     ],
 )
 def test_a_plugins_choice_stays(carried: Carried) -> None:
-    assert devices.changes("other", carried, Visible(), HELD) == UNCHANGED
+    assert visibility.device_changes("other", carried, Visible(), HELD) == UNCHANGED
 
 
 def test_a_pod_that_was_given_cards_does_not_keep_all_instead() -> None:
     for name in ("all", "All"):
         with pytest.raises(TakenError, match=f"{name} of its request"):
-            devices.unallocated("other", Carried((name,)), HELD, given=True)
+            visibility.unallocated("other", Carried((name,)), HELD, given=True)
     for asks_for_nothing in (Carried(), Carried(serving=True), Carried(privileged=True)):
-        assert devices.unallocated("other", asks_for_nothing, HELD, given=True) == env("void")
+        assert visibility.unallocated("other", asks_for_nothing, HELD, given=True) == env("void")
 
 
 def test_all_cards_are_not_refused_for_devices_of_other_kinds() -> None:
     nic = VisibleDevices((HeldDevice("0000:17:00.0", nodes=("/dev/u0",), holders=("owner",)),))
-    assert devices.unallocated("other", Carried(("all",)), nic, given=True) == UNCHANGED
+    assert visibility.unallocated("other", Carried(("all",)), nic, given=True) == UNCHANGED
 
 
 def test_a_list_without_end_holds_nobody_up() -> None:
     """The proxy has one thread for all requests of a node."""
     endless = Carried((",".join(map(str, range(10, 30_000))),))
     with pytest.raises(TakenError, match="its request names 29990 GPUs"):
-        devices.changes("other", endless, Visible(), HELD)
+        visibility.device_changes("other", endless, Visible(), HELD)
     same = Carried((",".join(["1"] * 30_000),))
-    assert devices.changes("other", same, Visible(), HELD) == UNCHANGED
-    assert devices.changes("other", endless, Visible((B,)), HELD) == env("GPU-b")
+    assert visibility.device_changes("other", same, Visible(), HELD) == UNCHANGED
+    assert visibility.device_changes("other", endless, Visible((B,)), HELD) == env("GPU-b")
 
 
 def test_nor_by_a_claim_beside_an_allocation() -> None:
     claim = Carried(("GPU-b",), cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4",))
     with pytest.raises(TakenError, match="gpu-4 of its request is GPU-a, another pod's"):
-        devices.changes("other", claim, Visible((B,)), HELD)
+        visibility.device_changes("other", claim, Visible((B,)), HELD)
 
 
 def test_a_decision_about_gpus_says_nothing_of_another_pods_rdma_device() -> None:
     carried = Carried(("GPU-b",), nodes=(node_of("/dev/infiniband/uverbs0"),))
     with pytest.raises(TakenError, match="uverbs0"):
-        devices.changes("other", carried, Visible((B,)), HELD)
+        visibility.device_changes("other", carried, Visible((B,)), HELD)
     own = Visible((B,), nodes={"rdma": (RDMA,)})
-    assert devices.changes("other", carried, own, HELD).removed_nodes == carried.nodes
+    assert visibility.device_changes("other", carried, own, HELD).removed_nodes == carried.nodes
 
 
 @pytest.mark.parametrize(
@@ -507,14 +507,22 @@ def test_a_decision_about_gpus_says_nothing_of_another_pods_rdma_device() -> Non
 def test_who_was_given_nothing(
     carried: Carried, leave: Changes, hide: Changes, deny: Changes
 ) -> None:
-    assert devices.changes("p", carried, Visible(), VisibleDevices(unasked="leave")) == leave
-    assert devices.changes("p", carried, Visible(), VisibleDevices(unasked="hide")) == hide
-    assert devices.changes("p", carried, Visible(), VisibleDevices(unasked="deny")) == deny
+    assert (
+        visibility.device_changes("p", carried, Visible(), VisibleDevices(unasked="leave")) == leave
+    )
+    assert (
+        visibility.device_changes("p", carried, Visible(), VisibleDevices(unasked="hide")) == hide
+    )
+    assert (
+        visibility.device_changes("p", carried, Visible(), VisibleDevices(unasked="deny")) == deny
+    )
 
 
 def test_what_the_agent_refused_is_told() -> None:
     with pytest.raises(UnhonouredError, match="GPU-z is not on this node"):
-        devices.changes("p", Carried(), Visible(refused="GPU-z is not on this node"), NODE)
+        visibility.device_changes(
+            "p", Carried(), Visible(refused="GPU-z is not on this node"), NODE
+        )
 
 
 def test_what_a_door_cannot_say() -> None:

@@ -23,7 +23,7 @@ print("ended")
 
 PROXY = """
 import os, signal, socket, sys
-from agent.model.settings import Settings
+from agent.model.settings.frontends import ProxySettings
 from agent.proxy import daemon
 from agent.telemetry import logs
 
@@ -31,7 +31,7 @@ logs.start("info")
 with socket.socket(socket.AF_UNIX) as listening:
     listening.bind(sys.argv[1] + "/cri.sock")
     listening.listen()
-    daemon.run(Settings(state_dir=sys.argv[1], proxy_http=""), listening)
+    daemon.run(ProxySettings(state_dir=sys.argv[1], proxy_http=""), listening)
     os.kill(os.getpid(), signal.SIGTERM)
 print("ended")
 """

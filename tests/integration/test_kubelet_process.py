@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.cgroup.hierarchy import Hierarchy
-from agent.model.settings import Settings
+from agent.model.settings.agent import AgentSettings
 from agent.node import kubelet_config_sources
 from agent.node.kubelet_process import KubeletProcess, find, ours
 from demo.cgroups import remove_cgroups
@@ -173,7 +173,7 @@ def test_the_kubelet_is_found_beside_all_of_them(impostors: Impostors, kubelet: 
     it = ours(tuple(there.values()), "/", str(kubelet.root))
     assert it is not None
     assert it.pid == kubelet.pid
-    settings = Settings(kubelet_dir=str(kubelet.root))
+    settings = AgentSettings(kubelet_dir=str(kubelet.root))
     reading = kubelet_config_sources.read(settings, lambda: "/")
     assert not any(reading.troubles.values()), reading.troubles
     assert reading.whole is not None

@@ -10,7 +10,8 @@ import pytest
 
 from agent.koordinator import registration
 from agent.koordinator.registration import Registration
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
 
 SOCKET = "/run/topolet/hooks.sock"
 
@@ -94,7 +95,7 @@ def test_hooks_are_names_separated_by_commas() -> None:
         "PreRunPodSandbox",
         "PostStopContainer",
     )
-    assert set(registration.hooks(Settings().hook_server_hooks)) < set(registration.HOOKS)
+    assert set(registration.hooks(AgentSettings().hook_server_hooks)) < set(registration.HOOKS)
     for wrong in ("PreRemoveRunPodSandbox", ""):
         with pytest.raises(SettingsError, match=f"hook-server-hooks: no hook .*{wrong}"):
             registration.hooks(wrong)

@@ -14,7 +14,7 @@ from agent.host.files import boot_id
 from agent.koordinator.server import HookServer
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.qos import QOS_LABEL
-from agent.model.settings import Settings
+from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot
 from agent.proto import koordinator_hooks_pb2 as pb
 from tests.hooks.played import PlayedAgent
@@ -26,7 +26,7 @@ class World(PlayedAgent):
     """`publish` is what the agent does, `rings` what it hears."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
-        self.settings = Settings(
+        self.settings = AgentSettings(
             state_dir=str(folder),
             hook_server_socket=str(folder / "hooks" / "hooks.sock"),
             hook_server_registration_dir=str(folder / "hookserver.d"),

@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet import podmessages
-from agent.kubelet.podmessages import FieldError
+from agent.kubelet import podresources
 from agent.kubelet.podresources import (
     MAX_REPLY_BYTES,
+    FieldError,
     MalformedPodResourcesError,
     NobodyAnswersError,
     NotServedError,
@@ -149,13 +149,13 @@ def test_one_pod_by_name(client: PodResourcesClient, kubelet: Kubelet) -> None:
 def test_device_near_two_numa_nodes_is_one_device() -> None:
     """The kubelet has an entry for each NUMA node (1.36, cm/container_manager.go)."""
     message = with_container(devices=[device("v/x", "d", 1), device("v/x", "d", 0)])
-    assert podmessages.pod(message).containers[0].devices == (GivenDevice("v/x", "d", (0, 1)),)
+    assert podresources.pod(message).containers[0].devices == (GivenDevice("v/x", "d", (0, 1)),)
 
 
 def test_device_on_no_numa_node_may_say_so_with_minus_one() -> None:
     """As the kernel does, and plugins that read it (devices.md §3.6)."""
     message = with_container(devices=[device("v/x", "d", -1)])
-    assert podmessages.pod(message).containers[0].devices == (GivenDevice("v/x", "d"),)
+    assert podresources.pod(message).containers[0].devices == (GivenDevice("v/x", "d"),)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_cdi_names_that_the_kubelet_repeats_belong_to_the_device_before(
             for at, names in enumerate(told)
         ],
     )
-    (value,) = podmessages.pod(with_container(dynamic_resources=[claim])).containers[0].claims
+    (value,) = podresources.pod(with_container(dynamic_resources=[claim])).containers[0].claims
     assert [each.cdi for each in value.devices] == own
 
 
@@ -192,7 +192,7 @@ def test_another_drivers_cdi_names_are_its_own() -> None:
     one = pb.ClaimResource(driver_name="one", cdi_devices=[shared])
     two = pb.ClaimResource(driver_name="two", cdi_devices=[shared, pb.CDIDevice(name="b")])
     claim = pb.DynamicResource(claim_name="c", claim_resources=[one, two])
-    (value,) = podmessages.pod(with_container(dynamic_resources=[claim])).containers[0].claims
+    (value,) = podresources.pod(with_container(dynamic_resources=[claim])).containers[0].claims
     assert [each.cdi for each in value.devices] == [("a",), ("a", "b")]
 
 
@@ -362,7 +362,7 @@ hostile = st.builds(
 @given(hostile)
 def test_any_message_is_a_value_within_bounds_or_refused(message: pb.PodResources) -> None:
     try:
-        value = podmessages.pod(message)
+        value = podresources.pod(message)
     except FieldError:
         return
     assert value.key == (message.namespace, message.name)
@@ -379,7 +379,7 @@ def test_any_message_is_a_value_within_bounds_or_refused(message: pb.PodResource
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_value_within_bounds_or_refused(raw: bytes) -> None:
     try:
-        value = podmessages.allocatable(pb.AllocatableResourcesResponse.FromString(raw))
+        value = podresources.allocatable(pb.AllocatableResourcesResponse.FromString(raw))
     except (DecodeError, FieldError):
         return
     assert all(node >= 0 for block in value.memory for node in block.nodes)

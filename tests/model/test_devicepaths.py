@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
-from agent.model.devicepaths import capabilities, device_files
+from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles, capabilities, device_files
 from agent.model.devices import Device
 from agent.model.gpus import Gpu, MigInstance
 from agent.model.pci import AcceleratorPort, CharDevice, Fpga, FpgaDriver, Fpgas, Function

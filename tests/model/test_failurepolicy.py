@@ -4,7 +4,7 @@ import pytest
 
 from agent.model.failurepolicy import FailurePolicyError, parse, parse_deadlines
 from agent.model.qos import QoS
-from agent.model.settings import Settings
+from agent.model.settings.frontends import ProxySettings
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_the_narrowest_rule_speaks(rules: str, hook: str, qos: QoS | None, fails
 
 @pytest.mark.parametrize("qos", list(QoS))
 def test_only_creations_that_need_own_cpus_fail_unless_somebody_says_so(qos: QoS) -> None:
-    usual = parse(Settings().hook_failure_policy)
+    usual = parse(ProxySettings().hook_failure_policy)
     assert usual.fails("CreateContainer", qos) is (qos in (QoS.LSE, QoS.LSR))
     assert not usual.fails("UpdateContainerResources", qos)
     assert not usual.fails("CreateContainer", None)

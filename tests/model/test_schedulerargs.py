@@ -7,22 +7,20 @@ from typing import Any
 import pytest
 
 from agent.model.objects import ObjectError
-from agent.model.policies import BindPolicy, GpuObjective, NumaPolicy
+from agent.model.policies import BindPolicy, GpuObjective, NumaPolicy, Strategy
 from agent.model.schedulerargs import (
     Measure,
     Rules,
     SchedulerArgs,
     ScoringStrategy,
-    ScoringType,
     ZoneScoring,
-    ZoneStrategy,
     decode,
     defaults,
 )
 
 EVEN = {"cpu": 1, "memory": 1}
-MOST = ScoringStrategy(ScoringType.MOST_ALLOCATED, EVEN)
-LEAST = ScoringStrategy(ScoringType.LEAST_ALLOCATED, EVEN)
+MOST = ScoringStrategy(Strategy.MOST_ALLOCATED, EVEN)
+LEAST = ScoringStrategy(Strategy.LEAST_ALLOCATED, EVEN)
 OURS = {"kind": "CPUOrchestrationPluginArgs"}
 THEIRS = {"kind": "NodeNUMAResourceArgs"}
 
@@ -78,8 +76,8 @@ def test_a_whole_file() -> None:
         Rules.PROPOSAL,
         BindPolicy.SPREAD_BY_PCPUS,
         NumaPolicy.RESTRICTED,
-        ScoringStrategy(ScoringType.BALANCED_ALLOCATION, weights),
-        ScoringStrategy(ScoringType.LEAST_ALLOCATED, weights),
+        ScoringStrategy(Strategy.BALANCED_ALLOCATION, weights),
+        ScoringStrategy(Strategy.LEAST_ALLOCATED, weights),
         frozenset({Measure.NUMA_NODES}),
     )
 
@@ -88,15 +86,15 @@ def test_each_of_koordinators_strategies_has_its_own_weights() -> None:
     said = {"type": "MostAllocated", "resources": [{"name": "memory", "weight": 5}]}
     args = decode({**THEIRS, "numaScoringStrategy": said})
     assert args.node == LEAST
-    assert args.numa == ScoringStrategy(ScoringType.MOST_ALLOCATED, {"memory": 5})
+    assert args.numa == ScoringStrategy(Strategy.MOST_ALLOCATED, {"memory": 5})
 
 
 @pytest.mark.parametrize("kind", [OURS, THEIRS])
 def test_plain_pods_have_a_strategy_of_their_own(kind: dict[str, str]) -> None:
-    assert decode(kind).zones == ZoneScoring(ZoneStrategy.LEAST_ALLOCATED, {})
+    assert decode(kind).zones == ZoneScoring(Strategy.LEAST_ALLOCATED, {})
     said = {"type": "LeastNUMANodes", "resources": [{"name": "memory", "weight": 5}]}
     args = decode({**kind, "zoneScoringStrategy": said})
-    assert args.zones == ZoneScoring(ZoneStrategy.LEAST_NUMA_NODES, {"memory": 5})
+    assert args.zones == ZoneScoring(Strategy.LEAST_NUMA_NODES, {"memory": 5})
     assert args.node == decode(kind).node
 
 

@@ -15,7 +15,7 @@ from agent.model.devicefiles import CardFiles, DeviceFiles
 from agent.model.holding import DeviceHolding, Form, HoldingSource
 from agent.model.notifications import PodAnnounced
 from agent.model.pods import Pod
-from agent.model.settings import Settings
+from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot
 from agent.model.verdict import Wait
 from agent.model.visible import VisibleGpu
@@ -131,14 +131,14 @@ def test_before_anything_is_known_who_was_given_devices_waits_and_others_do_not(
 def test_the_folder_of_locks_is_there_for_whoever_containers_run_as(tmp_path: Path) -> None:
     folder = tmp_path / "vgpulock"
     for library, mode in (("", None), ("/opt/vgpu.so", 0o1777), ("/opt/vgpu.so", 0o1777)):
-        prepare(policy(Settings(hami_core_library=library, state_dir=str(tmp_path))))
+        prepare(policy(AgentSettings(hami_core_library=library, state_dir=str(tmp_path))))
         assert (folder.stat().st_mode & 0o7777 if folder.exists() else None) == mode
 
 
 def test_what_people_set() -> None:
-    without = policy(Settings())
+    without = policy(AgentSettings())
     assert (without.unasked, without.cdi_kind, without.isolation.library) == ("hide", "", "")
-    settings = Settings(
+    settings = AgentSettings(
         unasked_gpus="deny", gpu_cdi_kind="nvidia.com/gpu", hami_core_library="/opt/vgpu.so"
     )
     by = policy(settings)

@@ -31,7 +31,8 @@ from agent.model.interconnect import GPU_LINKS, Interlink
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, built
 from agent.model.resources import NodeConfiguration
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
 from agent.node.devices import DeviceCheckpointView, DeviceState, DeviceView, device_view
 from agent.node.outbox import deliver
 from tests.builders import machine, pod
@@ -514,8 +515,8 @@ def test_while_pci_was_never_listed_nothing_is_said(
 @pytest.mark.parametrize("wrong", ["79=explode", "x=reset"])
 def test_a_wrong_action_is_named(wrong: str) -> None:
     with pytest.raises(SettingsError, match="gpu-actions: GPU action"):
-        device_view(Settings(gpu_actions=wrong), lambda: None)
+        device_view(AgentSettings(gpu_actions=wrong), lambda: None)
 
 
 def test_devices_can_be_switched_off() -> None:
-    assert device_view(Settings(devices=False), lambda: None) is None
+    assert device_view(AgentSettings(devices=False), lambda: None) is None

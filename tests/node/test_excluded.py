@@ -11,7 +11,8 @@ from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.model.notifications import PodAnnounced
 from agent.model.pods import Container, ContainerState
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
 from agent.model.wanted import CgroupLimits
 from agent.node import daemon, excluded
 from agent.node.reconcile import Reconciler
@@ -102,8 +103,8 @@ def test_settings_read_again_change_what_may_change(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    agent, old = world.agent(), Settings()
-    new = Settings(exclude="kube-system", period_seconds=2.0, http="127.0.0.1:1")
+    agent, old = world.agent(), AgentSettings()
+    new = AgentSettings(exclude="kube-system", period_seconds=2.0, http="127.0.0.1:1")
     now = daemon.reloaded(old, lambda: new, agent)
     assert (now.exclude, now.period_seconds, now.http) == ("kube-system", 2.0, old.http)
     assert agent.exclude == ("kube-system",)
@@ -115,12 +116,12 @@ def test_settings_that_can_not_be_read_change_nothing(
     world: World, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = excluding(world, "prod")
-    old = Settings(exclude="prod")
+    old = AgentSettings(exclude="prod")
 
-    def read_again() -> Settings:
+    def read_again() -> AgentSettings:
         if fault == "file":
             raise SettingsError("topolet.toml: no such file")
-        return Settings(exclude="a/b/c/d")
+        return AgentSettings(exclude="a/b/c/d")
 
     assert daemon.reloaded(old, read_again, agent) == old
     assert agent.exclude == ("prod",)

@@ -14,7 +14,7 @@ from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.model.cpuset import CpuSet
 from agent.model.resources import NodeConfiguration
-from agent.model.settings import Settings
+from agent.model.settings.agent import AgentSettings
 from agent.node import kubelet_configuration
 from agent.node.kubelet_configuration import (
     CombinationError,
@@ -30,7 +30,7 @@ from tests.waiting import DEADLINE_SECONDS
 STATIC = KubeletConfiguration("kubelet 7", "static", {}, reserved_milli=1000)
 
 
-def read(settings: Settings, sources: Sources | None = None) -> KubeletConfigurationView:
+def read(settings: AgentSettings, sources: Sources | None = None) -> KubeletConfigurationView:
     """After one reading."""
     it = KubeletConfigurationView(settings, sources)
     it.read()
@@ -41,28 +41,28 @@ def read(settings: Settings, sources: Sources | None = None) -> KubeletConfigura
     ("settings", "kubelet", "way_out"),
     [
         pytest.param(
-            Settings(kubelet_cpu_manager="none"), STATIC, "drain the node", id="another policy"
+            AgentSettings(kubelet_cpu_manager="none"), STATIC, "drain the node", id="another policy"
         ),
         pytest.param(
-            Settings(kubelet_cpu_manager="static"),
+            AgentSettings(kubelet_cpu_manager="static"),
             KubeletConfiguration("kubelet 7"),
             "declare what it is",
             id="declared static",
         ),
         pytest.param(
-            Settings(be_on_reserved=True),
+            AgentSettings(be_on_reserved=True),
             msgspec.structs.replace(STATIC, cpu_manager_options={"strict-cpu-reservation": "true"}),
             "switch one of them off",
             id="reserved CPUs for nobody and for BE",
         ),
         pytest.param(
-            Settings(be_on_reserved=True),
+            AgentSettings(be_on_reserved=True),
             KubeletConfiguration("kubelet 7"),
             "reservedSystemCPUs",
             id="BE on nothing",
         ),
         pytest.param(
-            Settings(bind_memory=True),
+            AgentSettings(bind_memory=True),
             KubeletConfiguration("kubelet 7", memory_manager_policy="Static"),
             "switch one of them off",
             id="two that bind memory",
@@ -70,7 +70,7 @@ def read(settings: Settings, sources: Sources | None = None) -> KubeletConfigura
     ],
 )
 def test_combination_that_cannot_be_right_says_how_to_get_out(
-    settings: Settings, kubelet: KubeletConfiguration, way_out: str
+    settings: AgentSettings, kubelet: KubeletConfiguration, way_out: str
 ) -> None:
     with pytest.raises(CombinationError, match=way_out) as raised:
         kubelet_configuration.check(settings, kubelet)
@@ -80,20 +80,22 @@ def test_combination_that_cannot_be_right_says_how_to_get_out(
 @pytest.mark.parametrize(
     ("settings", "kubelet"),
     [
-        (Settings(), STATIC),
-        (Settings(kubelet_cpu_manager="static", be_on_reserved=True), STATIC),
-        (Settings(kubelet_cpu_manager="static"), None),
-        (Settings(bind_memory=True), STATIC),
+        (AgentSettings(), STATIC),
+        (AgentSettings(kubelet_cpu_manager="static", be_on_reserved=True), STATIC),
+        (AgentSettings(kubelet_cpu_manager="static"), None),
+        (AgentSettings(bind_memory=True), STATIC),
     ],
 )
-def test_combination_that_can(settings: Settings, kubelet: KubeletConfiguration | None) -> None:
+def test_combination_that_can(
+    settings: AgentSettings, kubelet: KubeletConfiguration | None
+) -> None:
     kubelet_configuration.check(settings, kubelet)
 
 
 def test_what_is_configured_comes_of_node_kubelet_and_settings(tmp_path: Path) -> None:
     words = ["kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1"]
     process(tmp_path, 9, *words)
-    settings = Settings(root=str(tmp_path), be_on_reserved=True, bind_memory=True)
+    settings = AgentSettings(root=str(tmp_path), be_on_reserved=True, bind_memory=True)
     made = rules(read(settings).applied(NodeConfiguration(), machine()))
     assert (str(made.reserved), made.be_on_reserved, made.bind_memory) == ("1", True, True)
     assert not made.owners_on_reserved
@@ -103,7 +105,7 @@ def test_kubelet_that_changes_into_what_cannot_be_right_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
-    settings = Settings(root=str(tmp_path), kubelet_cpu_manager="static")
+    settings = AgentSettings(root=str(tmp_path), kubelet_cpu_manager="static")
     watched = read(settings)
     before = watched.applied(NodeConfiguration(), machine())
     process(tmp_path, 9, "kubelet")
@@ -118,7 +120,9 @@ def test_kubelet_that_changes_into_what_cannot_be_right_changes_nothing(
 def test_it_does_not_start_in_a_combination_that_can_not_be_right(tmp_path: Path) -> None:
     process(tmp_path, 9, "kubelet")
     with pytest.raises(CombinationError):
-        KubeletConfigurationView(Settings(root=str(tmp_path), kubelet_cpu_manager="static")).start()
+        KubeletConfigurationView(
+            AgentSettings(root=str(tmp_path), kubelet_cpu_manager="static")
+        ).start()
 
 
 def another_one(root: Path) -> None:
@@ -160,7 +164,7 @@ def test_what_is_doubtful_changes_nothing_and_is_told_once(
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
     counted: dict[str, int] = {}
-    watched = read(Settings(root=str(tmp_path)), Sources(counted.__setitem__))
+    watched = read(AgentSettings(root=str(tmp_path)), Sources(counted.__setitem__))
     before = watched.applied(NodeConfiguration(), machine())
     assert str(before.kubelet_reserved) == "1"
     spoil(tmp_path)
@@ -183,7 +187,7 @@ def test_a_start_with_a_doubtful_kubelet_goes_on_with_what_is_known(
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=none", "--config=/nonexistent")
     spoil(tmp_path)
-    started = read(Settings(root=str(tmp_path), be_on_reserved=True))
+    started = read(AgentSettings(root=str(tmp_path), be_on_reserved=True))
     state = CpuManagerState("static", CpuSet.parse("0-3"))
     says = CpuManagerStatus(state, CpuSet.parse("0"))
     made = started.applied(NodeConfiguration(), machine(), says)
@@ -199,7 +203,7 @@ def test_a_start_with_a_doubtful_kubelet_goes_on_with_what_is_known(
 def test_flags_count_though_the_file_can_not_be_read(tmp_path: Path) -> None:
     flags = ["--cpu-manager-policy=static", "--reserved-cpus=1", "--config=/etc/k/c.json"]
     process(tmp_path, 9, "kubelet", *flags)
-    made = read(Settings(root=str(tmp_path))).applied(
+    made = read(AgentSettings(root=str(tmp_path))).applied(
         NodeConfiguration(), machine(), CpuManagerStatus(None, CpuSet.parse("0"))
     )
     assert (made.kubelet_policy, str(made.kubelet_reserved)) == ("static", "1")
@@ -210,7 +214,7 @@ def test_the_memory_managers_own_state_tells_its_policy(tmp_path: Path) -> None:
     (tmp_path / "memory_manager_state").write_text(
         '{"policyName":"Static","machineState":{},"entries":{},"checksum":0}'
     )
-    settings = Settings(root=str(tmp_path), kubelet_dir=str(tmp_path))
+    settings = AgentSettings(root=str(tmp_path), kubelet_dir=str(tmp_path))
     assert read(settings).applied(NodeConfiguration(), machine()).kubelet_memory
     (tmp_path / "memory_manager_state").write_text('{"policyName":')
     counted: dict[str, int] = {}
@@ -224,7 +228,7 @@ def test_what_an_agent_before_us_knew_is_in_force_until_the_kubelet_shows_anothe
 ) -> None:
     process(tmp_path, 9, "kubelet", "--config=/nonexistent")
     last = msgspec.structs.replace(STATIC, reserved_cpus=CpuSet.parse("2"))
-    again = KubeletConfigurationView(Settings(root=str(tmp_path)), last=last)
+    again = KubeletConfigurationView(AgentSettings(root=str(tmp_path)), last=last)
     again.read()
 
     def reserved(policy: str) -> str:
@@ -248,7 +252,7 @@ def test_a_kubelet_that_does_not_answer_delays_nothing(
     monkeypatch.setattr("agent.kubelet.configz.read", hangs)
     news = threading.Event()
     (tmp_path / "proc").mkdir()
-    settings = Settings(root=str(tmp_path), kubelet_configz="https://node:10250/configz")
+    settings = AgentSettings(root=str(tmp_path), kubelet_configz="https://node:10250/configz")
     watched = KubeletConfigurationView(settings, changed=news.set)
     watched.start()
     assert asked.wait(DEADLINE_SECONDS)
@@ -262,6 +266,6 @@ def test_a_kubelet_that_does_not_answer_delays_nothing(
 def test_strict_reservation_leaves_the_reserved_cpus_to_nobody(tmp_path: Path) -> None:
     options = "--cpu-manager-policy-options=strict-cpu-reservation=true"
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1", options)
-    configured = read(Settings(root=str(tmp_path))).applied(NodeConfiguration(), machine())
+    configured = read(AgentSettings(root=str(tmp_path))).applied(NodeConfiguration(), machine())
     decision = decide(machine(), (pod("a", "LS"),), KubeletCpus(), {}, {}, rules(configured))
     assert decision.pods["a"].each.cpuset == "0,2-3"

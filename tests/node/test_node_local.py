@@ -23,7 +23,8 @@ from agent.model.notifications import (
 )
 from agent.model.podresources import ClaimedDevice, ContainerResources, PodResources, ResourceClaim
 from agent.model.pods import ContainerState
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
 from agent.model.verdict import Code
 from agent.model.wanted import Wanted
 from agent.node import node_local
@@ -124,7 +125,7 @@ def test_who_qualifies(world: World, uid: str, qos: str, policy: str, kept: bool
     parent = {"guaranteed": "/kubepods/podp", "burstable": "/kubepods/burstable/podp"}[uid]
     container = world.container(world.sandbox("p", qos, parent=parent), cpus=2)
     world.agent(
-        node_local.configured(Settings(cpu_policy=policy), TopologyView(world.root))
+        node_local.configured(AgentSettings(cpu_policy=policy), TopologyView(world.root))
     ).reconcile()  # type: ignore[arg-type]
     assert world.cpus(f"{parent[1:]}/{container.id}") == ("0-1" if kept else "0-3")
     assert bool(world.snapshot().owners) is kept
@@ -433,7 +434,9 @@ def test_notice_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> N
 def test_bad_settings_name_the_option(
     world: World, options: str, reserved: str, reason: str
 ) -> None:
-    settings = Settings(cpu_policy="static", cpu_policy_options=options, reserved_cpus=reserved)
+    settings = AgentSettings(
+        cpu_policy="static", cpu_policy_options=options, reserved_cpus=reserved
+    )
     with pytest.raises(SettingsError) as raised:
         node_local.configured(settings, TopologyView(world.root))
     assert str(raised.value).startswith(reason)
@@ -448,7 +451,7 @@ def test_static_kubelet_and_policy_exclude_each_other(
     world: World, policy: str, kubelet: str, starts: bool
 ) -> None:
     (world.kubelet / "cpu_manager_state").write_text(json.dumps({"policyName": kubelet}))
-    settings = Settings(cpu_policy=policy, kubelet_dir=str(world.kubelet))  # type: ignore[arg-type]
+    settings = AgentSettings(cpu_policy=policy, kubelet_dir=str(world.kubelet))  # type: ignore[arg-type]
     if starts:
         node_local.check_kubelet(settings)
         return

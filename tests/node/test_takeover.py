@@ -19,7 +19,7 @@ from agent.kubelet.takeover import TakeoverError
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
-from agent.model.settings import Settings
+from agent.model.settings.agent import DoctorSettings
 from agent.model.wanted import NOTHING
 from agent.node import takeover
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -45,8 +45,8 @@ def file(world: World) -> Path:
     return path
 
 
-def settings(world: World) -> Settings:
-    return Settings(
+def settings(world: World) -> DoctorSettings:
+    return DoctorSettings(
         state_dir=str(world.state),
         kubelet_dir=str(world.kubelet),
         root=world.root,

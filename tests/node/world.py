@@ -22,7 +22,7 @@ from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import ApiPod
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
-from agent.model.settings import Settings
+from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot
 from agent.model.verdict import Code
 from agent.model.wanted import Wanted
@@ -137,7 +137,7 @@ def reconciler(
         ClusterCache(cluster, str(state / "cluster.json")),
         NodeObject("n"),
         KubeletView(
-            KubeletConfigurationView(Settings(root=root)),
+            KubeletConfigurationView(AgentSettings(root=root)),
             CpuManagerStateView(str(kubelet_dir)),
             PodResourcesStateView(kubelet),
         ),

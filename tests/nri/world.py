@@ -13,7 +13,7 @@ from agent.model import failurepolicy as policy
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.failurepolicy import Deadlines
 from agent.model.qos import QOS_LABEL
-from agent.model.settings import Settings
+from agent.model.settings.frontends import NriSettings
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import Containers
@@ -56,7 +56,7 @@ class World(PlayedAgent):
         self.others: tuple[str, ...] = ()
         self.conflicts = Conflicts("10-topolet", lambda: self.others)
         snapshot_file = SnapshotFile(str(self.path), BOOT)
-        policies, _ = policy.of(Settings())
+        policies, _ = policy.of(NriSettings())
         self.admission = Admission(
             snapshot_file, self.notifier, self.grants, policies, str(folder), messages.SAYS
         )

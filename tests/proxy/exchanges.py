@@ -15,7 +15,7 @@ from agent.model import failurepolicy
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.settings import Settings
+from agent.model.settings.frontends import ProxySettings
 from agent.model.snapshot import Owner, Pool, Snapshot
 from agent.model.visible import (
     DeviceNode,
@@ -31,7 +31,7 @@ from agent.relay.gate import Call, GateVerdict
 from tests.hooks.played import PlayedAgent
 
 BOOT = "this-boot"
-USUAL = Settings()
+USUAL = ProxySettings()
 EMPTY = Snapshot(1, 0, BOOT, False, (Pool(0, 0, "0-3"),), (Pool(0, 0, "0-3"),), (), {}, {})
 OWNED = msgspec.structs.replace(
     EMPTY,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
-from agent.scheduler import admission
-from agent.scheduler.admission import FailurePolicy, LookUpError, ReviewError, decode, encode, judge
+from agent.scheduler import webhook
+from agent.scheduler.webhook import FailurePolicy, LookUpError, ReviewError, decode, encode, judge
 from tests.deploy.manifests import of_kind
 
 OURS = "system:serviceaccount:topolet-system:topolet-scheduler"
@@ -220,6 +220,6 @@ def test_the_policy_that_gives_gpu_pods_their_scheduler_means_the_same_pods() ->
     (asks,) = (
         each["expression"] for each in policy["matchConditions"] if each["name"] == "asks-for-gpus"
     )
-    assert set(re.findall(r"startsWith\('([^']+)'\)", asks)) == {admission.GPU_PREFIX}
+    assert set(re.findall(r"startsWith\('([^']+)'\)", asks)) == {webhook.GPU_PREFIX}
     (names,) = re.findall(r"key in \[([^\]]+)\]", asks)
-    assert set(re.findall(r"'([^']+)'", names)) == admission.GPU_NAMES
+    assert set(re.findall(r"'([^']+)'", names)) == webhook.GPU_NAMES

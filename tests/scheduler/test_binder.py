@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from agent.allocate.claims import claim_of
+from agent.allocate.pod_allocation import pod_allocation
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.device_allocation import allocated
@@ -69,7 +69,7 @@ def test_a_bound_pod_carries_what_it_was_given(bench: Bench) -> None:
     bench.bind(EIGHT, "p")
     pod = bench.pods.pods["default", "p"]
     assert pod["spec"]["nodeName"] == "a"
-    claim = claim_of("uid-p", "default/p", pod["metadata"]["annotations"])
+    claim = pod_allocation("uid-p", "default/p", pod["metadata"]["annotations"])
     assert len(claim.cpus) == 8
     state = bench.cluster.node("a")
     assert state is not None
@@ -80,7 +80,7 @@ def test_a_pod_with_devices_carries_them(bench: Bench) -> None:
     bench.bind(carder(2, 8), "p", "c")
     notes = bench.pods.pods["default", "p"]["metadata"]["annotations"]
     assert len(allocated(notes)) == 2
-    assert len(claim_of("uid-p", "default/p", notes).cpus) == 8
+    assert len(pod_allocation("uid-p", "default/p", notes).cpus) == 8
 
 
 def test_a_pod_that_needs_nothing_is_bound_too(bench: Bench) -> None:

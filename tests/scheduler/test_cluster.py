@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.facts import PlaceRules
 from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import ChangeKind
 from agent.model import schedulerargs
 from agent.scheduler.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
@@ -403,7 +403,7 @@ def test_every_node_gives_by_the_rules_of_the_cluster() -> None:
         "numaTopologyAlignmentPolicy": "SingleNUMANode",
         "scoringStrategy": {"measures": ["Resources"], "resources": [{"name": "cpu"}]},
     }
-    it = SchedulerCache(rules=PlaceRules(scoring=schedulerargs.decode(settings)))
+    it = SchedulerCache(rules=AllocatorRules(scoring=schedulerargs.decode(settings)))
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     it.topologies_changed([objects.of_topology(objects.topology("n1"))])
     state = it.node("n1")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.scheduler.equivalence_cache import UNKNOWN_NODE, Feasibility, Feasible, Infeasible
-from agent.scheduler.extender_results import (
+from agent.scheduler.handlers import (
     best_node,
     filter_result,
     no_nodes,

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.node_allocator.facts import PlaceRules
+from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model import apiobjects
-from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
+from agent.model.policies import Strategy
+from agent.model.schedulerargs import ZoneScoring
 from agent.scheduler.binder import Binder
 from agent.scheduler.binding_api import BindingApi
 from agent.scheduler.cluster import SchedulerCache
@@ -50,7 +51,7 @@ class Scene:
 
     def __init__(self, server: hostile.Server, strategy: str = "LeastAllocated") -> None:
         self.pods = Pods(server).pods
-        rules = PlaceRules(zones=ZoneScoring(ZoneStrategy(strategy)))
+        rules = AllocatorRules(zones=ZoneScoring(Strategy(strategy)))
         self.cluster = SchedulerCache(agents=False, rules=rules)
         self.transport = Transport(FileAccess(server.url))
         groups, pod_infos = GroupReservations(self.cluster), PodInfoCache()

@@ -13,14 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.node_allocator.facts import PlaceRules
+from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.ending import FaultError
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model import schedulerargs
-from agent.model.policies import GpuObjective, NumaStrategy
-from agent.model.schedulerargs import Rules, ScoringType, ZoneScoring, ZoneStrategy
-from agent.model.settings import Settings, SettingsError
+from agent.model.policies import GpuObjective, Strategy
+from agent.model.schedulerargs import Rules, ZoneScoring
+from agent.model.settings.options import SettingsError
+from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import extender, process
 from agent.scheduler.binder import Binder, ReservationExpiry
 from agent.scheduler.binding_api import BindingApi
@@ -51,7 +52,7 @@ def test_a_bind_that_the_api_server_is_silent_to_is_answered_while_kube_schedule
     folder = Path(__file__).parents[2] / "deploy/overlays/scheduler"
     patience = re.search(r"httpTimeout: (\d+)s", (folder / "configuration.yaml").read_text())
     assert patience is not None
-    times = process.lease_times(Settings().lease_seconds)
+    times = process.lease_times(SchedulerSettings().lease_seconds)
     both = process.bind_limits(times), process.READ_LIMITS
     waits = sum(each.connect_seconds + each.read_seconds for each in both)
     assert waits < int(patience[1])
@@ -71,7 +72,7 @@ def test_without_a_file_the_proposal_scores() -> None:
 def test_the_file_says_how_nodes_are_scored(tmp_path: Path, text: str) -> None:
     (tmp_path / "args").write_text(text)
     found = process.scheduler_args(str(tmp_path / "args"))
-    assert (found.rules, found.node.type) == (Rules.KOORDINATOR, ScoringType.MOST_ALLOCATED)
+    assert (found.rules, found.node.type) == (Rules.KOORDINATOR, Strategy.MOST_ALLOCATED)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_names_of_clients(text: str, names: set[str]) -> None:
 
 
 def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
-    assert process.agent_labels(Settings().agent_selector) == AGENT_LABELS
+    assert process.agent_labels(SchedulerSettings().agent_selector) == AGENT_LABELS
     assert process.agent_labels(" a=b, c= ,,") == {"a": "b", "c": ""}
     assert process.agent_labels("") == {}
     for text in ("a", "=b"):
@@ -110,7 +111,7 @@ def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
 
 def test_nobody_passes_for_an_agent_from_another_namespace() -> None:
     anywhere, ours = (
-        process.agent_selector(Settings(agent_selector="a=b", agent_namespace=each))
+        process.agent_selector(SchedulerSettings(agent_selector="a=b", agent_namespace=each))
         for each in ("", "ns")
     )
     assert [each.include("elsewhere", {"a": "b"}) for each in (anywhere, ours)] == [True, False]
@@ -124,10 +125,10 @@ def test_every_node_gives_by_what_is_configured() -> None:
         "zoneScoringStrategy": {"type": "MostAllocated", "resources": [{"name": "cpu"}]},
     }
     args = schedulerargs.decode(file)
-    assert process.place_rules(args, NumaStrategy.LEAST_ALLOCATED) == PlaceRules(
-        shares=NumaStrategy.LEAST_ALLOCATED,
+    assert process.allocator_rules(args, Strategy.LEAST_ALLOCATED) == AllocatorRules(
+        shares=Strategy.LEAST_ALLOCATED,
         scoring=args,
-        zones=ZoneScoring(ZoneStrategy.MOST_ALLOCATED, {"cpu": 1}),
+        zones=ZoneScoring(Strategy.MOST_ALLOCATED, {"cpu": 1}),
         gpu_objective=GpuObjective.BESTEFFORT,
     )
 
@@ -143,7 +144,7 @@ def test_every_node_gives_by_what_is_configured() -> None:
 )
 def test_settings_that_do_not_fit_each_other(changes: dict[str, str], said: str) -> None:
     """Who asks for clients' certificates must not get a port that is open to all."""
-    settings = msgspec.structs.replace(Settings(scheduler_http=""), **changes)
+    settings = msgspec.structs.replace(SchedulerSettings(scheduler_http=""), **changes)
     pages = dict.fromkeys(("/healthz", "/readyz", "/metrics"))
     with pytest.raises(SettingsError, match=said):
         process.servers(settings, pages)  # type: ignore[arg-type]
@@ -227,7 +228,7 @@ def test_when_one_of_its_threads_fails_it_ends(
     rescue.start()
     with hostile.serving() as api:
         config.write_text(json.dumps(kubeconfig(api.url)))
-        settings = Settings(
+        settings = SchedulerSettings(
             kubeconfig=str(config),
             extender_address="127.0.0.1:0",
             scheduler_http="",

@@ -9,9 +9,8 @@ import pytest
 from agent.kube.answers import ResponseLimits
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.scheduler.admission import LookUp, LookUpError, gpus
 from agent.scheduler.http_routes import BadRequestError
-from agent.scheduler.webhook import PATH, pods, routes
+from agent.scheduler.webhook import PATH, LookUp, LookUpError, gpus, pods, routes
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler.test_admission import review

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted, Refused
-from agent.allocate.node_allocator.facts import PlaceRules
+from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import ChangeKind
-from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
+from agent.model.policies import Strategy
+from agent.model.schedulerargs import ZoneScoring
 from agent.scheduler.cluster import SchedulerCache
 from tests.scheduler import objects
 
@@ -174,7 +175,7 @@ def test_a_word_changes_nothing_for_who_needs_us(cluster: SchedulerCache) -> Non
 
 
 def test_where_numa_nodes_are_counted_every_word_is_heard() -> None:
-    rules = PlaceRules(zones=ZoneScoring(ZoneStrategy.LEAST_NUMA_NODES))
+    rules = AllocatorRules(zones=ZoneScoring(Strategy.LEAST_NUMA_NODES))
     it = SchedulerCache(agents=False, rules=rules)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     tell(it, available_milli=2000, policy="none")

@@ -145,28 +145,35 @@ def duplicate_classes(modules: Iterable[Module]) -> list[str]:
 
 
 def widest_constructor(modules: Iterable[Module]) -> tuple[str, int]:
-    """The class whose `__init__` takes the most arguments, and their number. A struct that only one
-    constructor takes counts by its fields: it is a list of arguments under another name."""
+    """The class whose `__init__` takes the most arguments, and their number. A struct that one
+    constructor takes, and no other function, counts by its fields: it is a list of arguments under
+    another name."""
     fields: dict[str, int] = {}
     constructors: list[tuple[str, list[str]]] = []
+    takers: Counter[str] = Counter()
     for module in modules:
         for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef):
+                takers.update(set(_types(node)))
             if not isinstance(node, ast.ClassDef):
                 continue
             if any(_last_word(base) in _STRUCTS for base in node.bases):
                 fields[node.name] = sum(isinstance(each, ast.AnnAssign) for each in node.body)
             for each in node.body:
                 if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-                    arguments = each.args.posonlyargs + each.args.args[1:] + each.args.kwonlyargs
-                    types = [_last_word(one.annotation) for one in arguments]
-                    constructors.append((f"{module.name}.{node.name}", types))
-    takers = Counter(name for _, types in constructors for name in set(types) & fields.keys())
+                    constructors.append((f"{module.name}.{node.name}", _types(each)[1:]))
 
     def size(types: list[str]) -> int:
-        return sum(fields[each] if takers[each] == 1 else 1 for each in types)
+        return sum(fields.get(each, 1) if takers[each] == 1 else 1 for each in types)
 
     name, types = max(constructors, key=lambda each: (size(each[1]), each[0]), default=("", []))
     return name, size(types)
+
+
+def _types(function: ast.FunctionDef) -> list[str]:
+    arguments = function.args
+    every = arguments.posonlyargs + arguments.args + arguments.kwonlyargs
+    return [_last_word(each.annotation) for each in every]
 
 
 def _last_word(node: ast.expr | None) -> str:

@@ -77,6 +77,14 @@ def test_a_value_that_may_be_absent_counts_too(tmp_path: Path) -> None:
     assert package(tmp_path, values=values, taker=taker).constructor_arguments == 2
 
 
+def test_a_value_that_other_functions_take_counts_once(tmp_path: Path) -> None:
+    values = "class Parts(msgspec.Struct):\n    a: int\n    b: int\n"
+    taker = "class Node:\n    def __init__(self, parts: Parts) -> None: ...\n"
+    user = "def area(parts: Parts) -> int: ...\n"
+    figures = package(tmp_path, values=values, taker=taker, user=user)
+    assert figures.constructor_arguments == 1
+
+
 def test_a_value_that_several_constructors_take_counts_once(tmp_path: Path) -> None:
     values = "class Parts(msgspec.Struct):\n    a: int\n    b: int\n"
     taker = "class {}:\n    def __init__(self, parts: Parts) -> None: ...\n"

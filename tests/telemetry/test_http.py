@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.model.settings import SettingsError
+from agent.model.settings.options import SettingsError
 from agent.telemetry.http import HttpError, HttpResponse, HttpServer
 
 PAGES = {

@@ -1,8 +1,8 @@
 """Devices of one node for one pod, of all types that it asks for (Koordinator:
 pkg/scheduler/plugins/deviceshare/device_allocator.go, AutopilotAllocator.Allocate).
 
-An allocation is an offer: nothing of the node's state changes.
-"""
+An allocation is an offer: nothing of the node's state changes, and `gone` says whether the node
+can still give what was offered earlier."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import msgspec
 from agent.allocate.bits import members
 from agent.allocate.devices.joint import partners, together
 from agent.allocate.devices.need import ChosenDevice, Need, need
-from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
-from agent.allocate.devices.request import TypeRequest, asks
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal, TypeRequest, asks
 from agent.allocate.devices.scores import score, summed
 from agent.allocate.devices.state import NodeDevices
-from agent.allocate.devices.view import allowed_devices
+from agent.allocate.devices.view import allowed_devices, view
 from agent.model.device_wishes import DeviceWishes, wishes
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 
 
 class DeviceRequest(msgspec.Struct, frozen=True):
@@ -50,10 +49,10 @@ def allocate(
     request: DeviceRequest,
     *,
     numa: int | None = None,
-    strategy: NumaStrategy | None = None,
+    strategy: Strategy | None = None,
 ) -> Allocation | DeviceRefusal:
     """`numa`: the NUMA nodes that devices may come from, as a mask; None for any. `strategy`: which
-    devices are liked better; None: the lowest minors."""
+    devices are preferred; None: the lowest minors."""
     wanted = request.wishes
     needs: dict[str, Need] = {}
     for kind, ask in request.asks.items():
@@ -83,7 +82,7 @@ def node_score(
     node: NodeDevices,
     request: DeviceRequest,
     allocation: Allocation,
-    strategy: NumaStrategy,
+    strategy: Strategy,
     *,
     numa: int | None = None,
 ) -> int:
@@ -121,3 +120,36 @@ def _device(chosen: ChosenDevice) -> dict[str, Any]:
     if chosen.functions:
         device["extension"] = {"vfs": list(chosen.functions)}
     return device
+
+
+def gone(node: NodeDevices, request: DeviceRequest, allocation: Allocation) -> str:
+    """The needed parts that the node does not have any more; empty if it has all."""
+    for kind, chosen in allocation.devices.items():
+        for each in chosen:
+            if missing := _gone(node, request, kind, each):
+                return missing
+    return ""
+
+
+def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: ChosenDevice) -> str:
+    fleet = node.inventory.fleets.get(kind)
+    minor = chosen.minor
+    device = fleet.devices.get(minor) if fleet else None
+    title = f"{kind} {minor}"
+    if fleet is None or device is None or device.uuid != chosen.uuid:
+        return f"{title} ({chosen.uuid}) is not there any more"
+    if not fleet.healthy >> minor & 1:
+        return f"{title} is ill"
+    stock = node.stocks[kind]
+    free = stock.free[minor]
+    for name, amount in chosen.resources.items():
+        if name in free and free[name] < amount:
+            return f"{title} has {free[name]} of {amount} {name} left"
+    if not view(fleet, stock, {}, request.wishes.hints.get(kind), None, None).fitting >> minor & 1:
+        return f"{title} is not as the pod wants it any more"
+    there = {each.bus for group in device.vf_groups for each in group.vfs}
+    taken = node.taken.get((kind, minor), frozenset())
+    for function in chosen.functions:
+        if function.bus not in there or function.bus in taken:
+            return f"virtual function {function.bus} of {title} is not free any more"
+    return ""

@@ -28,10 +28,10 @@ REMEMBERED: Final = 1 << 15
 """Answers of a table, so that it does not grow without end."""
 
 FASTEST: Final = 1 << 48
-"""Of a pair, in whatever unit; sums over all pairs stay within 64 bits."""
+"""Of a pair, in any unit; sums over all pairs stay within 64 bits."""
 
 Matrix = tuple[tuple[int, ...], ...]
-"""What each pair is worth, symmetric, 0 or more; the diagonal means nothing."""
+"""The value of each pair, symmetric, 0 or more; the diagonal is ignored."""
 
 
 class BandwidthTable:
@@ -89,7 +89,8 @@ class BandwidthTable:
         return sized
 
     def _leaving_most(self, free: int, count: int, ties: Iterable[int]) -> int:
-        """Of sets of equal worth, lowest numbers first; ends at the first that no other beats."""
+        """Compares sets of equal value, lowest numbers first; ends at the first that no other
+        beats."""
         found = iter(ties)
         chosen = next(found)
         second = next(found, None)
@@ -110,7 +111,7 @@ class BandwidthTable:
 
 
 _FEW: Final = 24
-"""So many free sets are tried rather than looked for, whatever the order."""
+"""At most so many free sets are all tried; with more, the order of sets is walked."""
 
 
 class _Sized:
@@ -142,7 +143,7 @@ class _Sized:
 
 
 def checked(matrix: Matrix) -> None:
-    """Raises ValueError, which says what is wrong with it."""
+    """Raises ValueError with the fault."""
     count = len(matrix)
     if count > MOST:
         raise ValueError(f"links of {count} GPUs: at most {MOST}")

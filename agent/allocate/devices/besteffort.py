@@ -1,25 +1,28 @@
 """The best set of linked GPUs by go-gpuallocator's policy `besteffort`
-(gpuallocator/besteffort_policy.go, Allocate).
+(gpuallocator/besteffort_policy.go, Allocate), and the choice between this objective and
+`bandwidth`.
 
 All free GPUs are partitioned into sets of the wanted size and one of the remainder; of all
-partitions the one wins whose sets have the greatest sum over their pairs, and of its sets of full
-size the one with the greatest sum. So the policy protects the rest before it serves the job. Of
-equal partitions, with sets in the order of their first member, the one wins whose first differing
-set has the lower numbers (a remainder comes after the sets that it is a prefix of); of equal sets
-the one with the lower first member.
+partitions the one wins whose sets have the greatest sum over their pairs, and of its sets of
+full size the one with the greatest sum. So the policy protects the rest before it serves the
+job. Of equal partitions, with sets in the order of their first member, the one wins whose first
+differing set has the lower numbers (a remainder comes after the sets that it is a prefix of); of
+equal sets the one with the lower first member.
 
-The best partition of a set of GPUs consists of those of its parts, which are cached: the policy's
-own enumeration has two million partitions of 16 GPUs into pairs, this one has some thousand parts.
-"""
+The best partition of a set of GPUs consists of those of its parts, which are cached: the
+policy's own enumeration has two million partitions of 16 GPUs into pairs, this one has some
+thousand parts."""
 
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache
 from itertools import combinations
-from typing import Final
+from typing import Final, Protocol
 
 from agent.allocate.bits import members
-from agent.allocate.devices.bandwidth import Matrix, checked, pair_sums
+from agent.allocate.devices.bandwidth import BandwidthTable, Matrix, checked, pair_sums
+from agent.model.policies import GpuObjective
 
 
 class BestEffortTable:
@@ -119,3 +122,37 @@ def _order(mask: int) -> tuple[int, ...]:
 
 
 _BEYOND: Final = 1 << 16
+
+
+class GpuTable(Protocol):
+    """Masks are over the places of GPUs in the matrix."""
+
+    def __hash__(self) -> int:
+        """A table is itself and no other."""
+
+    def best(self, free: int, count: int) -> int | None:
+        """The best `count` of `free`, None where there are fewer."""
+
+    def prepare(self, count: int) -> None:
+        """Makes now what the first query for so many would have to."""
+
+    def worth(self, chosen: int, free: int) -> tuple[int, int, int]:
+        """By which a set of `free` is compared with others of its size: more is better."""
+
+
+MODELS: Final = 64
+"""Different matrices that are remembered at a time; a cluster has one for each kind of node."""
+
+
+@lru_cache(maxsize=MODELS)
+def table(
+    matrix: Matrix,
+    objective: GpuObjective = GpuObjective.BANDWIDTH,
+    near: Matrix | None = None,
+) -> GpuTable:
+    """The table that all nodes with this matrix share; `near` as in BandwidthTable, none for
+    `besteffort`, whose points include it. Raises ValueError for a matrix of too many GPUs, or one
+    that is not symmetric."""
+    if objective is GpuObjective.BESTEFFORT:
+        return BestEffortTable(matrix)
+    return BandwidthTable(matrix, near)

@@ -8,11 +8,10 @@ from itertools import combinations
 from typing import Final
 
 from agent.allocate.bits import members, of_nodes
+from agent.allocate.devices.besteffort import GpuTable
 from agent.allocate.devices.inventory import LEVELS, GpuGroup, Inventory, LinkTable
-from agent.allocate.devices.objectives import GpuTable
 from agent.allocate.devices.partitions import Partitions, feasible, packed
-from agent.allocate.devices.refusal import DeviceCause
-from agent.allocate.devices.request import TypeRequest
+from agent.allocate.devices.request import DeviceCause, TypeRequest
 from agent.allocate.devices.view import View
 from agent.model.device_wishes import DeviceTopologyScope, PartitionSpec
 
@@ -89,7 +88,8 @@ def choose_from_each(
     groups: tuple[int, ...],
 ) -> list[int] | DeviceCause:
     """As `choose`, of sets that have a card of each group: the first of the partition table by
-    score; else the best linked ones; else one card of each group as liked, and the lowest."""
+    score; else the best linked ones; else one card of each group by the strategy, and the
+    lowest."""
     count = ask.count
     if len(groups) > count or not _holds(seen, scope, sum(groups)):
         return DeviceCause.JOINT
@@ -179,8 +179,8 @@ def _places(links: LinkTable, minors: int) -> int:
 def _one_share(
     groups: tuple[GpuGroup, ...], seen: View, scope: DeviceTopologyScope
 ) -> list[int] | DeviceCause:
-    """The card that the strategy likes best; of equals one where most is in use around it, then
-    the first by its place."""
+    """The card that the strategy prefers; of equal cards one with the most cards in use around it,
+    then the first by its place."""
     switches = [
         (_in_use(group, seen.used), minor)
         for group in _within(groups, scope or DeviceTopologyScope.PCIE)
@@ -189,7 +189,7 @@ def _one_share(
     ]
     if not switches:
         return DeviceCause.SCOPE if scope else DeviceCause.INSUFFICIENT
-    return [max(switches, key=lambda each: (seen.liking(each[1]), each[0]))[1]]
+    return [max(switches, key=lambda each: (seen.score_of(each[1]), each[0]))[1]]
 
 
 def _within(groups: tuple[GpuGroup, ...], scope: DeviceTopologyScope) -> Iterable[GpuGroup]:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.devices.bandwidth import MOST, Matrix
-from agent.allocate.devices.objectives import GpuTable, table
+from agent.allocate.devices.besteffort import GpuTable, table
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
 from agent.allocate.devices.scores import summed
 from agent.model.device_wishes import DeviceTopologyScope

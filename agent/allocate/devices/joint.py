@@ -9,7 +9,7 @@ from typing import Any
 
 from agent.allocate.bits import members, subsets
 from agent.allocate.devices.need import ChosenDevice, Need
-from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.model.device_wishes import DeviceAllocateStrategy, DeviceHint, Joint, JointScope
 
 Found = dict[str, list[ChosenDevice]]

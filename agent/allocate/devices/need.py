@@ -8,14 +8,13 @@ from collections.abc import Set
 import msgspec
 
 from agent.allocate.devices import gpus
-from agent.allocate.devices.refusal import DeviceCause
-from agent.allocate.devices.request import TypeRequest, filled, hinted
+from agent.allocate.devices.request import DeviceCause, TypeRequest, filled, hinted
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.devices.view import View, selected, view
 from agent.model.device_wishes import DeviceHint, DeviceTopologyScope, PartitionSpec
 from agent.model.devices import Device, DeviceType, VirtualFunction
 from agent.model.objects import LabelSelector
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 
 
 class ChosenDevice(msgspec.Struct, frozen=True):
@@ -28,7 +27,7 @@ class ChosenDevice(msgspec.Struct, frozen=True):
 
 
 class Need(msgspec.Struct, frozen=True):
-    """`partition`: what the pod says of GPU partitions."""
+    """`partition`: the pod's preference of GPU partitions."""
 
     node: NodeDevices
     kind: str
@@ -105,7 +104,7 @@ def need(
     hint: DeviceHint | None,
     partition: PartitionSpec | None,
     numa: int | None,
-    strategy: NumaStrategy | None,
+    strategy: Strategy | None,
 ) -> Need | DeviceCause:
     """Of one type; a DeviceCause where the node can't serve it, however free it is."""
     fleet = node.inventory.fleets.get(kind)
@@ -124,7 +123,8 @@ def need(
 
 
 def _alternating(minors: list[int], near: tuple[int, ...]) -> list[int]:
-    """Those near first, one of each group in turn; within a turn, and of the others, as liked."""
+    """The near devices first, one of each group in turn; within a turn, and for the others, in the
+    strategy's order."""
     turns: dict[int, int] = {}
     place = {minor: number for number, minor in enumerate(minors)}
     for group in near:

@@ -1,4 +1,5 @@
-"""What a pair of GPUs is worth to each objective, by its links and by what the two share."""
+"""The value of a pair of GPUs for each objective, by its links and by its nearest common
+ancestor."""
 
 from __future__ import annotations
 

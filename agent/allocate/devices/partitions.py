@@ -28,7 +28,7 @@ MAX_MINOR: Final = 1023
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """`bandwidth`: around the ring, None where the table does not say."""
+    """`bandwidth`: around the ring, None where the table has no value."""
 
     minors: tuple[int, ...]
     mask: int
@@ -86,8 +86,8 @@ def feasible(
 
 
 def packed(table: Table, sets: tuple[Partition, ...], free: int, count: int) -> Partition:
-    """Of these the set that leaves the most larger sets of the best score whole; the first of equal
-    ones. `free`: cards of which nothing is held."""
+    """The set that leaves the most larger sets of the best score whole; the first of equal sets.
+    `free`: cards that no pod holds, not even in part."""
     if len(sets) == 1:
         return sets[0]
     weighed = [

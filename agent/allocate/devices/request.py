@@ -1,9 +1,9 @@
-"""A pod's request for devices: checked, converted to units of a card, and divided over cards.
+"""A pod's request for devices: checked, converted to units of a card, and divided over cards; and
+why a node has no devices for it.
 
-One table says which resources may be requested together, and how they are converted (Koordinator:
-pkg/scheduler/plugins/deviceshare/utils.go, ValidateDeviceRequest and ConvertDeviceRequest). Amounts
-are whole units: percent of a card, bytes of memory, devices.
-"""
+One table says which resources may be requested together, and how they are converted
+(Koordinator: pkg/scheduler/plugins/deviceshare/utils.go, ValidateDeviceRequest and
+ConvertDeviceRequest). Amounts are whole units: percent of a card, bytes of memory, devices."""
 
 from __future__ import annotations
 
@@ -207,3 +207,28 @@ def _shares(total: dict[str, int]) -> TypeRequest:
 
 def _is_unit(amount: int) -> bool:
     return amount <= FULL or amount % FULL == 0
+
+
+class DeviceCause(enum.StrEnum):
+    INSUFFICIENT = "insufficient"
+    """Fewer devices that fit than are asked for."""
+    NO_DEVICES = "no-devices"
+    NO_VIRTUAL_FUNCTIONS = "no-virtual-functions"
+    SCOPE = "scope"
+    """Enough devices, but not within the scope that the pod demands."""
+    NO_TOPOLOGY = "no-topology"
+    """The pod demands a scope, and the devices do not report their place."""
+    NO_PARTITION_TABLE = "no-partition-table"
+    PARTITION_SIZE = "partition-size"
+    """The partition table has no sets of so many cards."""
+    PARTITION = "partition"
+    """No set of the partition table is free, or as fast as asked."""
+    JOINT = "joint"
+    """No switches that have every type of device that is asked for together."""
+
+
+class DeviceRefusal(msgspec.Struct, frozen=True):
+    """`type`: the devices that are lacking."""
+
+    type: str
+    cause: DeviceCause

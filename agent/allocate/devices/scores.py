@@ -7,29 +7,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from agent.allocate.score import points
 from agent.model.nodestatus import FPGA, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 
 WEIGHED: Final = (GPU_MEMORY_RATIO, GPU_MEMORY, RDMA, FPGA)
-FULL_SCORE: Final = 100
-
 Amounts = Mapping[str, int]
 
 
-def score(asked: Amounts, total: Amounts, free: Amounts, strategy: NumaStrategy) -> int:
+def score(asked: Amounts, total: Amounts, free: Amounts, strategy: Strategy) -> int:
     """Of devices with these amounts together, once `asked` is given away too."""
-    points = weighed = 0
+    found = weighed = 0
+    most = strategy is Strategy.MOST_ALLOCATED
     for name in WEIGHED:
         capacity = total.get(name, 0)
         if capacity <= 0:
             continue
         weighed += 1
         used = capacity - free.get(name, 0) + asked.get(name, 0)
-        if strategy is NumaStrategy.MOST_ALLOCATED:
-            points += min(used, capacity) * FULL_SCORE // capacity
-        elif used <= capacity:
-            points += (capacity - used) * FULL_SCORE // capacity
-    return points // weighed if weighed else 0
+        found += points(most, capacity, used)
+    return found // weighed if weighed else 0
 
 
 def summed(amounts: Iterable[Amounts]) -> dict[str, int]:

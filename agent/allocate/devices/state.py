@@ -1,4 +1,4 @@
-"""The free resources of a node's devices beside those that its pods hold."""
+"""The free resources of a node's devices, next to those that its pods hold."""
 
 from __future__ import annotations
 

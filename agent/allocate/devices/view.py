@@ -1,4 +1,4 @@
-"""The devices of one type that one pod may have, and in which order it likes them."""
+"""The devices of one type that one pod may have, in the order of its strategy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.allocate.devices.scores import score
 from agent.allocate.devices.state import Stock
 from agent.model.device_wishes import DeviceHint, Exclusion
 from agent.model.nodestatus import GPU_MEMORY_RATIO
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 
 
 class View(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class View(msgspec.Struct, frozen=True):
     allowed: int
     fitting: int
     used: int
-    strategy: NumaStrategy | None
+    strategy: Strategy | None
 
     def within(self, mask: int) -> View:
         """The same of fewer devices."""
@@ -41,7 +41,7 @@ class View(msgspec.Struct, frozen=True):
             self.strategy,
         )
 
-    def liking(self, minor: int) -> int:
+    def score_of(self, minor: int) -> int:
         if self.strategy is None:
             return 0
         total, free = self.fleet.totals[minor], self.stock.free[minor]
@@ -50,7 +50,7 @@ class View(msgspec.Struct, frozen=True):
     def liked(self) -> list[int]:
         """Those that fit, best first, lowest minor first of equals."""
         minors = list(members(self.fitting))
-        return minors if self.strategy is None else sorted(minors, key=lambda m: -self.liking(m))
+        return minors if self.strategy is None else sorted(minors, key=lambda m: -self.score_of(m))
 
 
 def view(
@@ -59,7 +59,7 @@ def view(
     per: dict[str, int],
     hint: DeviceHint | None,
     numa: int | None,
-    strategy: NumaStrategy | None,
+    strategy: Strategy | None,
     gives: Callable[[dict[str, int], Mapping[str, int]], Mapping[str, int]] | None = None,
 ) -> View:
     """`gives`: what a device really gives to whom asks for `per`, by its capacity; None: just

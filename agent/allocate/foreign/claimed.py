@@ -29,7 +29,7 @@ class ClaimedCpus(msgspec.Struct, frozen=True):
 
 
 def claimed_cpus(grants: Iterable[DeviceGrant]) -> ClaimedCpus:
-    """`grants`: what the kubelet says of claims, and what containers show."""
+    """`grants`: the claims that the kubelet reports, and those that containers show."""
     grants = tuple(grants)
     claims: dict[tuple[str, str], list[DeviceGrant]] = {}
     for grant in grants:

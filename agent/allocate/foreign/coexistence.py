@@ -1,7 +1,6 @@
 """Whether two containers may hold of one device what they hold: one table, whatever the names.
 
-A card held as nvidia.com/gpu is taken for koordinator.sh/gpu, and the other way round.
-"""
+A card held as nvidia.com/gpu is taken for koordinator.sh/gpu, and the other way round."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ _ORDER: Final = {source: place for place, source in enumerate(HoldingSource)}
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """`refused` can't have the device beside `kept`."""
+    """`refused` can't hold the device together with `kept`."""
 
     kept: DeviceHolding
     refused: DeviceHolding
@@ -121,7 +120,7 @@ def _fits(shares: Iterable[DeviceHolding], capacity: Mapping[str, int]) -> bool:
 
 
 def _overfull(held: list[DeviceHolding], capacity: Mapping[str, int]) -> list[Conflict]:
-    """Each share that does not fit beside those before it."""
+    """Each share that does not fit together with those before it."""
     kept: list[DeviceHolding] = []
     found = []
     for share in held:

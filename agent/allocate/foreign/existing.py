@@ -41,7 +41,7 @@ def existing(
     """`allocated`: by pod (uid) and device type what a scheduler allocated, by id of the device or
     of its part. For these types it replaces the kubelet's devices, and those that the pod's
     containers show: these were created before it, or without it. `present`: the pods on this node,
-    None when unknown; a kubelet forgets ended pods only when the next one comes."""
+    None when unknown; a kubelet forgets ended pods only when it admits the next one."""
     found: dict[tuple[str, str, str, str], list[DeviceHolding]] = {}
     problems: list[str] = []
     notes: list[str] = []
@@ -81,8 +81,8 @@ def of_allocation(
     functions: VirtualFunctions,
     devices: Iterable[Device],
 ) -> tuple[DeviceHolding, ...]:
-    """What the annotation on a pod says, in the same terms. All that a device lists is the whole of
-    it, less is a share."""
+    """The annotation of a pod as holdings. An allocation of all that a device lists is the whole
+    device, a smaller one a share."""
     by_minor = {(device.type, device.minor): device for device in devices}
     found = []
     for key in sorted(amounts.keys() | functions.keys()):
@@ -102,9 +102,9 @@ def of_allocation(
 
 
 def taken(holdings: Iterable[DeviceHolding], devices: Iterable[Device]) -> Holdings:
-    """What schedulers have to count as used: of a shared card the whole, as no percentage can be
-    held beside a replica or an instance; virtual functions and open devices take nothing of
-    theirs."""
+    """The holdings that schedulers must count as used: of a shared card the whole, as no percentage
+    can be held together with a replica or an instance; virtual functions and open devices do not
+    count."""
     by_id = {(device.type, device.uuid): device for device in devices}
     found: Holdings = {}
     for each in holdings:

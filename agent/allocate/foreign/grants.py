@@ -1,5 +1,6 @@
-"""Grants: devices and CPUs that somebody else gave to a container, from the PodResources API of the
-kubelet and from the container itself: its environment, mounts, CDI names and device nodes."""
+"""Grants: devices and CPUs that a device plugin or a DRA driver gave to a container, from the
+PodResources API of the kubelet and from the container itself: its environment, mounts, CDI names
+and device nodes."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ _MOST_NAMES: Final = 1024
 
 
 class Carriers(msgspec.Struct, frozen=True):
-    """`mounts`: paths in the container; `nodes`: paths on the host. A container that is privileged
-    has all nodes, which says nothing of what it was given."""
+    """`mounts`: paths in the container; `nodes`: paths on the host. A privileged container has all
+    nodes, so they do not show what it was given."""
 
     environment: tuple[tuple[str, str], ...] = ()
     cdi_devices: tuple[str, ...] = ()
@@ -42,8 +43,8 @@ class Carriers(msgspec.Struct, frozen=True):
 def of_carriers(
     uid: str, container: str, carriers: Carriers, source: HoldingSource = HoldingSource.CONTAINER
 ) -> tuple[DeviceGrant, ...]:
-    """A grant each resource, driver or CDI kind, and claim on CPUs; of a variable that is set again
-    the last word. `source`: of all but device nodes."""
+    """One grant for each resource, driver or CDI kind, and claim on CPUs; of a variable that is set
+    twice the last value counts. `source`: of all but device nodes."""
     named: dict[str, list[str]] = {}
     for resource, name in islice(dict.fromkeys(_named(carriers)), _MOST_NAMES):
         named.setdefault(resource, []).append(name)

@@ -47,7 +47,8 @@ class Row(msgspec.Struct, frozen=True):
 
 
 _NVIDIA: Final = r"((.+\.)?nvidia\.com/(gpu|mig-[^/]+)(\.shared)?)?"
-"""Of a plugin, of a CDI kind, or of a container, where nobody says whose name it is."""
+"""The source of a name: a plugin, a CDI kind, or a container, which does not show whose name it
+is."""
 
 _CLAIM: Final = r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com/(device|claim)"
 """Of NVIDIA's DRA driver, and its CDI kinds, whose names begin with the uid of a claim."""
@@ -75,7 +76,8 @@ ROWS: Final = (
     Row(r".*", r"(index|minor):.*", why=_NOT_OURS),
     Row(r".*", r"(.*)", r"\1", why=_NOT_OURS),
 )
-"""The last one fits all. Resources can be renamed, so a UUID means its card whatever they say."""
+"""The last one fits all. Resources can be renamed, so a UUID means its card under every resource
+name."""
 
 
 class Meaning(msgspec.Struct, frozen=True):

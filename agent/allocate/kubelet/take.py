@@ -1,11 +1,188 @@
-"""Which CPUs of those that are free: the one question that all options of the policy answer."""
+"""Which of the free CPUs a container gets under the options of the static policy: packed, or spread
+evenly over as few NUMA nodes as hold the request (kubelet: pkg/kubelet/cm/cpumanager,
+cpu_assignment.go, takeByTopologyNUMAPacked and takeByTopologyNUMADistributed)."""
 
 from __future__ import annotations
 
-from agent.allocate.kubelet.distributed import take_distributed
+from collections.abc import Iterable, Sequence
+
+from agent.allocate.kubelet import packed
 from agent.allocate.kubelet.options import StaticOptions
 from agent.allocate.kubelet.packed import NotEnoughCpusError, take_packed
 from agent.allocate.layout import Layout
+
+
+def take_distributed(
+    layout: Layout, free: int, count: int, *, group: int = 1, spread: bool = False
+) -> int:
+    """Exactly `count` of the free CPUs, handed out in groups of `group`; packed where the count is
+    no multiple of it or no spread is possible. `spread`: as in `take_packed`, inside each node.
+    Raises NotEnoughCpusError."""
+    available = free.bit_count()
+    if count > available:
+        raise NotEnoughCpusError(count, available)
+    if not count or count % group:
+        return take_packed(layout, free, count, spread=spread)
+    nodes = packed.nodes(layout, free)
+    held = [(node & free).bit_count() for node in nodes]
+    groups = count // group
+    per_node = _up(_up(layout.cpus.bit_count(), group), len(layout.nodes))
+    for size in range(_up(groups, per_node), min(groups, len(nodes)) + 1):
+        given = shares(held, count, group, size)
+        if given is not None:
+            return _taken(layout, free, nodes, given, (count // size // group, group), spread)
+    return take_packed(layout, free, count, spread=spread)
+
+
+def _taken(
+    layout: Layout,
+    free: int,
+    nodes: list[int],
+    given: list[int],
+    portions: tuple[int, int],
+    spread: bool,
+) -> int:
+    """A node gives its base at once, what it was dealt group by group: the CPUs are others than
+    those of one take. `portions`: groups of the base, CPUs of a group."""
+    base, group = portions
+    taken = 0
+    for node, cpus in zip(nodes, given, strict=True):
+        rest = node & free
+        missing = cpus
+        portion = base * group
+        while missing:
+            if portion:
+                part = take_packed(layout, rest, portion, spread=spread)
+                rest ^= part
+                taken |= part
+                missing -= portion
+            portion = group
+    return taken
+
+
+def _up(count: int, parts: int) -> int:
+    return -(-count // parts)
+
+
+def shares(free: Sequence[int], count: int, group: int, nodes: int) -> list[int] | None:
+    """CPUs that each node gives, so that `nodes` of them give `count` in whole groups; None if no
+    choice of so many nodes can. `free`: per node, in the order of preference; `count` is a multiple
+    of `group`.
+
+    Of all ways to choose k nodes, the one that leaves the free CPUs of all nodes most alike wins;
+    each chosen node gives the same base, and the rest is dealt out in groups, one node after the
+    other, to some of them. The kubelet tries every choice of nodes and of receivers. Here the best
+    is found node by node instead: the squares of what stays free add up over the nodes, so a table
+    over (nodes chosen, groups dealt) is enough, whose size is a power of the number of nodes and
+    not exponential. Ties go to the choice that the kubelet meets first: the first nodes, then the
+    most receivers, then the first receivers; they are part of the sum, below the squares.
+
+    The sum of the free CPUs is the same for each choice, so the least sum of squares is the least
+    standard deviation. The kubelet rounds that to three decimals; below 2,000 CPUs no two differ by
+    less.
+    """
+    base = count // nodes // group * group
+    deal = (count - base * nodes) // group
+    rooms = [(held - base) // group for held in free]
+    able = [index for index, held in enumerate(free) if held >= base]
+    if len(able) < nodes or sum(sorted(rooms[index] for index in able)[-nodes:]) < deal:
+        return None
+    return _Search(free, base, group, nodes, deal, rooms).best()
+
+
+class _Search:
+    """A cost is one int: the squares on top, then chosen nodes, number of receivers, and receivers,
+    the earlier node in the higher bit; these three are subtracted, as more of them is better."""
+
+    def __init__(
+        self,
+        free: Sequence[int],
+        base: int,
+        group: int,
+        nodes: int,
+        deal: int,
+        rooms: Sequence[int],
+    ) -> None:
+        self._base = base
+        self._group = group
+        self._nodes = nodes
+        self._deal = deal
+        self._rooms = rooms
+        self._size = len(free)
+        self._chosen_at = self._size + self._size.bit_length()
+        self._squares_at = self._chosen_at + self._size
+        self._left = [held - base for held in free]
+        self._plain = [
+            (((held - base) ** 2 - held**2) << self._squares_at)
+            - (self._bit(index) << self._chosen_at)
+            for index, held in enumerate(free)
+        ]
+
+    def best(self) -> list[int]:
+        if self._deal:
+            rounds = range(min(self._deal, max(self._rooms)))
+            costs = [self._dealt(full) for full in rounds]
+            cost = min(cost for cost in costs if cost is not None)
+        else:
+            able = (cost for cost, room in zip(self._plain, self._rooms, strict=True) if room >= 0)
+            cost = sum(sorted(able)[: self._nodes])
+        return self._given(-cost)
+
+    def _dealt(self, full: int) -> int | None:
+        """The least cost where each receiver gets `full` groups, as far as it has room, and the
+        first of them one more."""
+        width = self._deal + 1
+        goal = self._nodes * width + self._deal
+        more: dict[int, int] = {0: 0}
+        level: dict[int, int] = {}
+        for index, room in enumerate(self._rooms):
+            if room < 0:
+                continue
+            _merge(level, more.items(), 0, 0)
+            must = (self._nodes - (self._size - index)) * width
+            for states, groups in ((more, min(room, full + 1)), (level, min(room, full))):
+                before = [
+                    (at, cost) for at, cost in states.items() if must <= at < goal - self._deal
+                ]
+                _merge(states, before, width, self._plain[index])
+                if room:
+                    fitting = [each for each in before if each[0] % width + groups <= self._deal]
+                    _merge(states, fitting, width + groups, self._received(index, groups))
+        _merge(level, more.items(), 0, 0)
+        return level.get(goal)
+
+    def _received(self, index: int, groups: int) -> int:
+        """The cost of a chosen node that receives so many groups."""
+        left = self._left[index]
+        squares = (left - groups * self._group) ** 2 - left**2
+        receiver = self._bit(index) + (1 << self._size)
+        return self._plain[index] + (squares << self._squares_at) - receiver
+
+    def _given(self, fields: int) -> list[int]:
+        chosen = fields >> self._chosen_at
+        given = [self._base if chosen & self._bit(index) else 0 for index in range(self._size)]
+        receivers = [index for index in range(self._size) if fields & self._bit(index)]
+        rooms = list(self._rooms)
+        deal = self._deal
+        while deal:
+            for index in receivers:
+                if deal and rooms[index]:
+                    rooms[index] -= 1
+                    given[index] += self._group
+                    deal -= 1
+        return given
+
+    def _bit(self, index: int) -> int:
+        return 1 << self._size - 1 - index
+
+
+def _merge(
+    states: dict[int, int], others: Iterable[tuple[int, int]], step: int, price: int
+) -> None:
+    for at, cost in others:
+        known = states.get(at + step)
+        if known is None or cost + price < known:
+            states[at + step] = cost + price
 
 
 def take(layout: Layout, free: int, count: int, options: StaticOptions) -> int:

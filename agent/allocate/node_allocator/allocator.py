@@ -12,27 +12,27 @@ from types import MappingProxyType
 
 import msgspec
 
-from agent.allocate import scoring
-from agent.allocate.devices.standing import gone
+from agent.allocate import node_score
+from agent.allocate.devices.allocation import gone
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.ledger import Ledger, Overlap, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
 from agent.allocate.node_allocator.companion import DeviceCompanion, declined, offered
-from agent.allocate.node_allocator.facts import PlaceFacts
 from agent.allocate.node_allocator.holders import DeviceOverlap, device_overlaps, held_devices
 from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest
+from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.node_allocator.zones import Zones
-from agent.allocate.nrt.node import ZonedNode, ZoneFacts
+from agent.allocate.node_score import ScoreInput, WholeNode
+from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.offer import Declined, Offer
-from agent.allocate.scoring import Scene, Whole
 from agent.model.devices import DeviceType
 
 
 class NodeAllocator:
     """Holdings by pod uid on a node of these facts."""
 
-    def __init__(self, facts: PlaceFacts, holdings: Iterable[AssignedPod] = ()) -> None:
+    def __init__(self, facts: NodeProperties, holdings: Iterable[AssignedPod] = ()) -> None:
         self._facts = facts
         self._holdings: dict[str, AssignedPod] = {}
         self._requested: Counter[str] = Counter()
@@ -43,7 +43,7 @@ class NodeAllocator:
             self.record(holding)
 
     @property
-    def facts(self) -> PlaceFacts:
+    def facts(self) -> NodeProperties:
         return self._facts
 
     @property
@@ -51,24 +51,24 @@ class NodeAllocator:
         """A live view, by uid."""
         return MappingProxyType(self._holdings)
 
-    def with_facts(self, facts: PlaceFacts, untold: Container[str] = ()) -> NodeAllocator:
-        """The same holdings on a node that has changed. `untold`: uids of pods that the node's word
-        about its NUMA nodes does not count yet."""
+    def with_facts(self, facts: NodeProperties, uncounted: Container[str] = ()) -> NodeAllocator:
+        """The same pods on a node that has changed. `uncounted`: uids of pods that the node's
+        report of its NUMA nodes does not count yet."""
         if facts.cpus == self._facts.cpus:
             other = self.without(())
             other._facts, other._devices = facts, None
         else:
             other = NodeAllocator(facts, self._holdings.values())
-        other._zones = self._zones.with_word(facts.zones, untold)
+        other._zones = self._zones.with_report(facts.zones, uncounted)
         return other
 
-    def hear(
-        self, word: ZoneFacts | None, left: ZonedNode | None, untold: Container[str] = ()
+    def update_report(
+        self, report: ZoneReport | None, left: ZonedNode | None, uncounted: Container[str] = ()
     ) -> None:
-        """The node's report of its NUMA nodes has changed, or the pods that it counts. `left`: what
-        they have free beside all pods but those of `untold`; None: unknown."""
-        self._facts = msgspec.structs.replace(self._facts, zones=word)
-        self._zones.hear(word, left, untold)
+        """The node's report of its NUMA nodes has changed, or the pods that it counts. `left`: the
+        amounts that all pods but those of `uncounted` leave free; None: unknown."""
+        self._facts = msgspec.structs.replace(self._facts, zones=report)
+        self._zones.update_report(report, left, uncounted)
 
     def without(self, uids: Collection[str]) -> NodeAllocator:
         """A copy in which these pods hold nothing."""
@@ -106,8 +106,8 @@ class NodeAllocator:
             if missing := self._unfit(pod_request):
                 return refused(missing)
             devices = self._node_devices(beside=pod_request.uid)
-            liking = facts.rules.liking(pod_request.devices)
-            companion = DeviceCompanion(devices, pod_request.devices, liking)
+            strategy = facts.rules.strategy_of(pod_request.devices)
+            companion = DeviceCompanion(devices, pod_request.devices, strategy)
         offer: Offer | None = None
         if self._ledger is not None:
             got = self._ledger.offer(pod_request.ask, companion)
@@ -211,9 +211,9 @@ class NodeAllocator:
         args, cpus = self._facts.rules.scoring, self._facts.cpus
         if args is None or cpus is None or self._ledger is None:
             return offer.price.score
-        whole = Whole(self._facts.allocatable, self._requested)
-        scene = Scene(cpus, self._ledger.account, whole)
-        return scoring.score(args, scene, pod_request.ask, offer.claim)
+        whole = WholeNode(self._facts.allocatable, self._requested)
+        state = ScoreInput(cpus, self._ledger.account, whole)
+        return node_score.score(args, state, pod_request.ask, offer.claim)
 
     def _kinds(self, uid: str) -> frozenset[str]:
         held = self._holdings.get(uid)

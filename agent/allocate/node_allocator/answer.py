@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.devices.allocation import Allocation, device_allocated
-from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.misfit import Misfit
@@ -93,7 +93,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """Something of the node itself, that no pod's end brings; `text` says what."""
+    """The node itself lacks something that no eviction brings; `text` names it."""
 
     text: str
 
@@ -118,7 +118,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 def refused(*reasons: Why) -> Refused:
-    """With what these reasons say about evictions: one that stays for good is enough."""
+    """A refusal; it is unresolvable if one of the reasons is."""
     return Refused(reasons, any(map(_stays, reasons)))
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from agent.allocate.bits import of_nodes, subsets
 from agent.allocate.devices.allocation import Allocation, DeviceRequest, allocate, node_score
-from agent.allocate.devices.refusal import DeviceRefusal
+from agent.allocate.devices.request import DeviceRefusal
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.node_allocator.answer import Granted, Refused, refused
 from agent.allocate.node_allocator.pod_request import PodRequest
@@ -15,14 +15,14 @@ from agent.allocate.numa.hint import Provider, TopologyHint
 from agent.allocate.offer import Declined, Offer
 from agent.allocate.reasons import Reason
 from agent.model.devices import DeviceType
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 
 
 class DeviceCompanion:
     """The hint provider for the devices of one pod on one node; it keeps its last allocation, or
     the reason why it failed."""
 
-    def __init__(self, node: NodeDevices, request: DeviceRequest, strategy: NumaStrategy) -> None:
+    def __init__(self, node: NodeDevices, request: DeviceRequest, strategy: Strategy) -> None:
         self._node = node
         self._request = request
         self._strategy = strategy
@@ -107,7 +107,7 @@ def device_hints(
     node: NodeDevices,
     request: DeviceRequest,
     numa_nodes: Iterable[int],
-    strategy: NumaStrategy | None = None,
+    strategy: Strategy | None = None,
     *,
     narrowest: bool = False,
 ) -> dict[str, tuple[TopologyHint, ...]] | DeviceRefusal:

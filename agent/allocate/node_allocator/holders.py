@@ -9,8 +9,8 @@ import msgspec
 
 from agent.allocate.devices.inventory import Inventory
 from agent.allocate.devices.state import NodeDevices, node_devices
-from agent.allocate.node_allocator.facts import Imported
 from agent.allocate.node_allocator.holding import AssignedPod
+from agent.allocate.node_allocator.properties import Imported
 from agent.model.device_allocation import (
     Holdings,
     VirtualFunctions,
@@ -32,8 +32,8 @@ class DeviceOverlap(msgspec.Struct, frozen=True):
 def held_devices(
     inventory: Inventory, holdings: Mapping[str, AssignedPod], imported: Mapping[str, Imported]
 ) -> NodeDevices:
-    """Both by uid. Of a device that a scheduler gave a pod only its word counts; where that names
-    no amount, the pod has all of it, as its node sees it (`allocate.visibility`)."""
+    """Both by uid. For a device that a scheduler allocated to a pod only the allocation counts;
+    without an amount in it the pod has the whole device, as on its node (`allocate.visibility`)."""
     devices, functions = [], []
     own: dict[str, Holdings] = {}
     for uid, held in holdings.items():

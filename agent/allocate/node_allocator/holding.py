@@ -1,4 +1,4 @@
-"""What one pod holds of a node, as its annotations say."""
+"""A pod that is assigned to a node, with what its annotations allocate to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate import pod_total
-from agent.allocate.claims import PodAllocation, claim_of
+from agent.allocate.pod_allocation import PodAllocation, pod_allocation
 from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.apiobjects import ApiPod
 from agent.model.device_allocation import (
@@ -82,7 +82,7 @@ def _claim(pod: ApiPod, cpu_milli: int, faults: list[str]) -> PodAllocation:
     if not notes.get(RESOURCE_STATUS):
         return claim
     try:
-        claim = claim_of(pod.uid, claim.title, notes, cpu_milli)
+        claim = pod_allocation(pod.uid, claim.title, notes, cpu_milli)
         if not claim.amounts:
             resource_status(notes).amounts()
     except AnnotationError as error:

@@ -8,12 +8,17 @@ from typing import Final
 import msgspec
 
 from agent.allocate import pod_total
-from agent.allocate.ask import PRIORITY_CLASS_LABEL, KubeletWords, ResourceRequest, ask_of
-from agent.allocate.claims import PodAllocation
 from agent.allocate.devices.allocation import DeviceRequest, device_request
 from agent.allocate.devices.request import RequestError, names
 from agent.allocate.kubelet.demand import unserved
 from agent.allocate.nrt.pod import ZonedPod, foreign, zoned_pod
+from agent.allocate.pod_allocation import PodAllocation
+from agent.allocate.resource_request import (
+    PRIORITY_CLASS_LABEL,
+    FollowedPolicies,
+    ResourceRequest,
+    resource_request,
+)
 from agent.model.annotations import (
     NUMA_TOPOLOGY_SPEC,
     RESOURCE_SPEC,
@@ -40,15 +45,15 @@ class Needs(enum.Flag):
 
     NOTHING = 0
     NUMA = enum.auto()
-    """It is one of Koordinator's pods: CPUs and NUMA nodes by its rules, where a node tells."""
+    """One of Koordinator's pods: CPUs and NUMA nodes by its rules, on nodes that report theirs."""
     CPUS = enum.auto()
-    """It can't do without a node that tells of its CPUs and NUMA nodes."""
+    """The pod needs a node that reports its CPUs and NUMA nodes."""
     DEVICES = enum.auto()
 
 
 class PodRequest(msgspec.Struct, frozen=True):
-    """`ask`: of CPU, memory and whatever else but devices that NUMA nodes may count; `requests`: of
-    the whole pod, devices too. `zoned`: what a pod that needs nothing of us asks of NUMA nodes, by
+    """`ask`: CPU, memory and all other resources but devices that NUMA nodes may count; `requests`:
+    of the whole pod, devices too. `zoned`: what a pod without needs requests of NUMA nodes, by
     Kubernetes' own rules. `isolation`: the library that shall enforce parts of a GPU, "" for none.
     `spec_text`: the pod's resource-spec; `stale`: annotations that it has already, of those that we
     write. `shape`: equal for two pods that get the same answer on every node. `taken`: what the
@@ -103,7 +108,7 @@ def _pod_request(pod: ApiPod) -> PodRequest:
     devices = device_request(requests, notes)
     of_devices = names(requests)
     qos = qos_of(labels, pod.kube_class)
-    ask = ask_of(
+    ask = resource_request(
         pod.uid,
         pod.title,
         qos,
@@ -123,7 +128,7 @@ def _pod_request(pod: ApiPod) -> PodRequest:
     if _needs_cpus(ask):
         needs |= Needs.CPUS
     if not needs & (Needs.NUMA | Needs.CPUS):
-        words = KubeletWords.NUMA if devices else KubeletWords.NONE
+        words = FollowedPolicies.NUMA if devices else FollowedPolicies.NONE
         ask = msgspec.structs.replace(ask, kubelet=words)
     zoned = None if Needs.CPUS in needs else zoned_pod(pod)
     foreigners = {name: amount for name, amount in requests.items() if foreign(name)}

@@ -1,7 +1,7 @@
-"""Several pods for one node: the offer of each beside the others. Whole cards are first chosen for
-all of them as for one pod, so that the best links are between them; each pod then gets its part of
-these. When that is impossible (a NUMA policy or a partition table admits no set so large), each pod
-in turn gets its own best offer."""
+"""Several pods for one node: the offer of each, all of which can be committed together. Whole cards
+are first chosen for all of them as for one pod, so that the best links are between them; each pod
+then gets its part of these. When that is impossible (a NUMA policy or a partition table admits no
+set so large), each pod in turn gets its own best offer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.claims import PodAllocation
 from agent.allocate.devices.allocation import DeviceRequest
 from agent.allocate.devices.request import TypeRequest
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.pod_allocation import PodAllocation
 from agent.model.device_allocation import Holdings
 from agent.model.device_wishes import DeviceWishes
 from agent.model.devices import DeviceType

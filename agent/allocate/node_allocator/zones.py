@@ -8,68 +8,68 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
 
-from agent.allocate.claims import PodAllocation
-from agent.allocate.node import NodeFacts
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
-from agent.allocate.node_allocator.facts import PlaceRules
 from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.misfit import Misfit
-from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneFacts, without
+from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, without
 from agent.allocate.nrt.score import score
+from agent.allocate.pod_allocation import PodAllocation
+from agent.allocate.topology_options import TopologyOptions
 
 
 class Zones:
     """Of one node; None: its report does not count, and every pod passes. For one thread at a
     time."""
 
-    def __init__(self, word: ZoneFacts | None) -> None:
-        self._word = word
-        self._told = word.told if word else None
+    def __init__(self, report: ZoneReport | None) -> None:
+        self._report = report
+        self._told = report.told if report else None
         self._since: dict[str, Assumed] = {}
         self._left: ZonedNode | None = None
 
-    def with_word(self, word: ZoneFacts | None, untold: Container[str]) -> Zones:
-        """A new word, which counts all pods but those (uids) of `untold`."""
-        other = Zones(word)
-        if word is not None:
-            other._since = {uid: each for uid, each in self._since.items() if uid in untold}
+    def with_report(self, report: ZoneReport | None, uncounted: Container[str]) -> Zones:
+        """A new report, which counts all pods but those (uids) of `uncounted`."""
+        other = Zones(report)
+        if report is not None:
+            other._since = {uid: each for uid, each in self._since.items() if uid in uncounted}
         return other
 
-    def hear(
-        self, word: ZoneFacts | None, left: ZonedNode | None, untold: Container[str] = ()
+    def update_report(
+        self, report: ZoneReport | None, left: ZonedNode | None, uncounted: Container[str] = ()
     ) -> None:
-        """`left`: the free amounts beside all pods but those of `untold`; None: unknown."""
-        self._word, self._told, self._left = word, left, None
-        self._since = {uid: each for uid, each in self._since.items() if uid in untold}
+        """`left`: the amounts that all pods but those of `uncounted` leave free; None: unknown."""
+        self._report, self._told, self._left = report, left, None
+        self._since = {uid: each for uid, each in self._since.items() if uid in uncounted}
 
     def without(self, uids: Collection[str]) -> Zones:
-        """A copy. Pods that the node counts already stay in its word."""
-        other = Zones(self._word)
+        """A copy. Pods that the node counts already stay in its report."""
+        other = Zones(self._report)
         other._told = self._told
         other._since = {uid: each for uid, each in self._since.items() if uid not in uids}
         return other
 
-    def offer(self, pod_request: PodRequest, rules: PlaceRules) -> Granted | Refused:
+    def offer(self, pod_request: PodRequest, rules: AllocatorRules) -> Granted | Refused:
         """For a pod without CPUs or devices of ours. A request for NUMA nodes may have no amount:
         then only the reported resources matter, not the free amounts."""
-        pod, word = pod_request.zoned, self._word
+        pod, report = pod_request.zoned, self._report
         if pod is None:
             return Granted(pod_request)
         left = None
-        if word is not None:
-            left = self._beside(pod_request.uid) if pod.whole.taken else word.told
-            fit = by_zones(left or word.empty, pod)
+        if report is not None:
+            left = self._beside(pod_request.uid) if pod.whole.taken else report.told
+            fit = by_zones(left or report.empty, pod)
             if isinstance(fit, Misfit):
-                lasting = left is None or isinstance(by_zones(word.empty, pod), Misfit)
+                lasting = left is None or isinstance(by_zones(report.empty, pod), Misfit)
                 return Refused((fit,), lasting)
-            if left is None and word.declines:
+            if left is None and report.declines:
                 return refused(Missing(_FOREIGN))
         return Granted(pod_request, score=score(left, pod, rules.zones.type, rules.zones.weights))
 
-    def place(self, granted: Granted, cpus: NodeFacts | None) -> None:
+    def place(self, granted: Granted, cpus: TopologyOptions | None) -> None:
         """Adds a pod. `cpus`: their NUMA nodes."""
-        if self._word is None:
+        if self._report is None:
             return
         pod_request, claim = granted.pod_request, granted.offer.claim if granted.offer else None
         if assumed := assumed_of(claim, pod_request.taken, cpus):
@@ -82,7 +82,7 @@ class Zones:
             self._left = None
 
     def _beside(self, uid: str) -> ZonedNode | None:
-        """The free amounts beside all pods but this one; None: unknown."""
+        """The amounts that all pods but this one leave free; None: unknown."""
         told = self._told
         if told is None or not self._since:
             return told
@@ -94,7 +94,7 @@ class Zones:
 
 
 def assumed_of(
-    claim: PodAllocation | None, taken: Mapping[str, int], cpus: NodeFacts | None
+    claim: PodAllocation | None, taken: Mapping[str, int], cpus: TopologyOptions | None
 ) -> Assumed | None:
     """Its own CPUs and amounts by its claim; a share of a pool takes no CPU. `taken`: what the
     kubelet takes for the pod, from any NUMA node when the claim names none."""

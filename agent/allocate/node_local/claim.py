@@ -74,7 +74,7 @@ class Sharing(msgspec.Struct, frozen=True):
 class Book:
     """Masks. `assignable` CPUs may be owned; `shared` are all that are owned or shared. CPUs of
     ended containers stay with their pod. `withheld`: CPUs that a container still runs on and is
-    about to leave: nobody gets them before."""
+    about to leave: no other container gets them before."""
 
     def __init__(self, assignable: int, shared: int) -> None:
         self.withheld = 0

@@ -18,7 +18,7 @@ from agent.allocate.node_local.fit import Cost, CpuFit
 from agent.model.cpuset import CpuSet
 
 TRIALS: Final = 24
-"""How many containers are looked at that could make room, in one decision."""
+"""How many containers that could make room are tried in one decision."""
 
 
 class Mover:

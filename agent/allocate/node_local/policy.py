@@ -1,15 +1,22 @@
 """The owners of CPUs on this node, without a scheduler that chose them and without a state file.
 
 Owners keep their CPUs and come before all others, which come in the order of their age. A claim
-only gets CPUs that are free before: CPUs that a container is about to leave go to nobody in the
-same decision, so the answers may be applied in any order. While a container shares CPUs, some CPUs
-stay in the pool; when the pool is empty (CPUs went offline, or the first sharing container came),
-the owner that comes last yields.
-"""
+only gets CPUs that are free before: CPUs that a container is about to leave are not given away in
+the same decision, so the results may be applied in any order. While a container shares CPUs, some
+CPUs stay in the pool; when the pool is empty (CPUs went offline, or the first sharing container
+came), the owner that comes last yields.
+
+The present owners are those of the last decision, or else the cgroups show them. A container owns
+its CPUs when no other container runs on them. So does one that runs on exactly as many CPUs as it
+requests, unless these are the CPUs that all others share: then a decision was applied in part, and
+no container has to move. When nothing is left to share, a container that runs alone may run on the
+rest as a sharing one: then its CPUs are its own only if their number is its request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
 
 from agent.allocate.kubelet.demand import AllocationRefused, RefusalReason
 from agent.allocate.kubelet.packed import NotEnoughCpusError
@@ -26,27 +33,105 @@ from agent.allocate.node_local.claim import (
 )
 from agent.allocate.node_local.defragment import Mover
 from agent.allocate.node_local.fit import CpuFit
-from agent.allocate.node_local.tenure import Occupancy, tenures
 from agent.model.cpuset import EMPTY, CpuSet
 
 
+class Tenure(msgspec.Struct, frozen=True):
+    """`cpus`: the mask of the claim's CPUs, to check against those before it. `certain`: by the
+    last decision, so that a part of it is kept too."""
+
+    claim: LocalRequest
+    cpus: int
+    certain: bool
+
+
+class Occupancy:
+    """The CPUs in cgroups: which of them have more than one container that runs."""
+
+    def __init__(self, claims: Sequence[LocalRequest], sharing: int) -> None:
+        self._by_pod: dict[str, int] = {}
+        self._any = sharing
+        self._many = 0
+        self._shared = sharing
+        for claim in claims:
+            if not claim.ended and claim.held:
+                mask = claim.held.mask
+                self._many |= self._any & mask
+                self._any |= mask
+                self._by_pod[claim.uid] = self._by_pod.get(claim.uid, 0) | mask
+
+    def alone(self, claim: LocalRequest) -> bool:
+        """Whether no other container runs on its CPUs; for an ended one others of its pod may."""
+        held = (claim.held or EMPTY).mask
+        others = self._many | self._shared
+        if claim.ended:
+            others |= self._any & ~self._by_pod.get(claim.uid, 0)
+        return not held & others
+
+
+def tenures(
+    claims: Sequence[LocalRequest],
+    occupancy: Occupancy,
+    assignable: int,
+    shared: int,
+    sharing: int,
+    fits: Callable[[int, int], bool],
+) -> list[Tenure]:
+    """In the order of admission; `claims` are sorted. Masks: `assignable` CPUs may be owned,
+    `shared` are all that are owned or shared, `sharing` those of sharing containers. `fits`:
+    whether so many CPUs could be given to a claim."""
+    certain = [each for each in claims if each.owned]
+    unknown = [
+        (each, each.held.mask)
+        for each in claims
+        if each.owned is None and each.held and not each.held.mask & ~assignable
+    ]
+    alone = [each for each in unknown if occupancy.alone(each[0])]
+    rest = shared
+    for claim in certain:
+        rest &= ~(claim.owned or EMPTY).mask
+    for _, held in alone:
+        rest &= ~held
+    pool_known = bool(rest or sharing)
+    proven = [
+        (claim, held)
+        for claim, held in alone
+        if fits(held, claim.cpus) or (pool_known and not claim.ended)
+    ]
+    likely = [
+        (claim, held)
+        for claim, held in unknown
+        if not claim.ended
+        and held not in (rest, sharing)
+        and fits(held, claim.cpus)
+        and not occupancy.alone(claim)
+    ]
+    return [
+        *(Tenure(each, (each.owned or EMPTY).mask, True) for each in certain if not each.ended),
+        *(Tenure(each, (each.owned or EMPTY).mask, True) for each in certain if each.ended),
+        *(Tenure(each, held, False) for each, held in proven if not each.ended),
+        *(Tenure(each, held, False) for each, held in likely),
+        *(Tenure(each, held, False) for each, held in proven if each.ended),
+    ]
+
+
 def decide(rules: LocalRules, claims: Iterable[LocalRequest], sharing: Sharing) -> LocalDecision:
-    """One decision; the same whatever the order of the claims, whose keys differ."""
+    """One decision, independent of the order of the claims, whose keys differ."""
     shared = rules.layout.cpus & ~sharing.unavailable.mask
     if rules.options.strict_cpu_reservation:
         shared &= ~rules.reserved.mask
     if rules.policy is LocalPolicy.NONE:
         return LocalDecision({}, CpuSet.from_int(shared))
     ordered = sorted(claims, key=lambda each: (each.created_at, each.uid, each.name))
-    hearing = _Hearing(rules, ordered, sharing, shared)
-    hearing.hear(sharing.users)
-    if not sharing.users and not hearing.book.pool and hearing.refused:
-        hearing = _Hearing(rules, ordered, sharing, shared)
-        hearing.hear(True)
-    return hearing.decision()
+    admission = _Admission(rules, ordered, sharing, shared)
+    admission.admit(sharing.users)
+    if not sharing.users and not admission.book.pool and admission.refused:
+        admission = _Admission(rules, ordered, sharing, shared)
+        admission.admit(True)
+    return admission.decision()
 
 
-class _Hearing:
+class _Admission:
     def __init__(
         self, rules: LocalRules, claims: list[LocalRequest], sharing: Sharing, shared: int
     ) -> None:
@@ -62,7 +147,7 @@ class _Hearing:
         self.book = Book(self._assignable, shared)
         self.refused: dict[tuple[str, str], AllocationRefused] = {}
 
-    def hear(self, users: bool) -> None:
+    def admit(self, users: bool) -> None:
         """`users`: newcomers may not empty the pool."""
         self._keep()
         kept = [each for each in self._claims if self.book.own(each)]
@@ -152,8 +237,8 @@ class _Hearing:
         book.give(claim, cpus)
 
     def _choose(self, claim: LocalRequest, free: int) -> int:
-        """All CPUs that the claim owns, and more; those of ended containers of the pod come first.
-        Raises NotEnoughCpusError."""
+        """All CPUs that the claim owns, and more; CPUs of ended containers of the pod first. Raises
+        NotEnoughCpusError."""
         own = self.book.own(claim)
         left = self.book.reusable(claim)
         try:

@@ -18,8 +18,8 @@ Available: TypeAlias = Mapping[str, Mapping[int, int]]
 
 
 class ZoneFit(msgspec.Struct, frozen=True):
-    """`zones`: the NUMA node of each part of the pod (`parts_of`), in order; empty where they have
-    no say. None: of a part that asks for nothing of a NUMA node."""
+    """`zones`: the NUMA node of each part of the pod (`parts_of`), in order; empty where NUMA nodes
+    do not matter. None: the part requests nothing of a NUMA node."""
 
     zones: tuple[int | None, ...] = ()
 

@@ -31,9 +31,9 @@ class NrtFreshness(enum.StrEnum):
     BEHIND = "behind"
     """The zones do not know the last of them yet, or still those that are gone."""
     OTHER = "other"
-    """The zones are of other pods, some of which are not known."""
+    """The zones count other pods, and some of these are not known."""
     UNTOLD = "untold"
-    """The node tells no fingerprint."""
+    """The node reports no fingerprint."""
 
 
 class Freshness(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from agent.allocate.nrt.node import ZonedNode
-from agent.model.schedulerargs import ZoneStrategy
+from agent.model.policies import Strategy
 
 Available: TypeAlias = Mapping[str, Mapping[int, int]]
 Distances: TypeAlias = tuple[tuple[int, ...], ...]
@@ -162,8 +162,8 @@ def _whole(name: str, amount: int) -> int:
     return -(-amount // 1000) if name == "cpu" else amount
 
 
-BY_ZONE: Final[Mapping[ZoneStrategy, Callable[[Amounts, Amounts, Amounts], int]]] = {
-    ZoneStrategy.LEAST_ALLOCATED: least_allocated,
-    ZoneStrategy.MOST_ALLOCATED: most_allocated,
-    ZoneStrategy.BALANCED_ALLOCATION: balanced_allocation,
+BY_ZONE: Final[Mapping[Strategy, Callable[[Amounts, Amounts, Amounts], int]]] = {
+    Strategy.LEAST_ALLOCATED: least_allocated,
+    Strategy.MOST_ALLOCATED: most_allocated,
+    Strategy.BALANCED_ALLOCATION: balanced_allocation,
 }

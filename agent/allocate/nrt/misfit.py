@@ -16,11 +16,11 @@ class MisfitCause(enum.StrEnum):
     NOT_ON_NODE = "not-on-node"
     """The whole node has no such resource."""
     NOT_IN_ZONES = "not-in-zones"
-    """No NUMA node tells of the resource."""
+    """No NUMA node reports the resource."""
     NO_ZONE_HOLDS = "no-zone-holds"
     """Of the NUMA nodes that have enough of all before, none has enough of this resource."""
     ZONES_TOGETHER = "zones-together"
-    """All NUMA nodes together have not enough."""
+    """All NUMA nodes together do not have enough."""
 
 
 class Misfit(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Misfit(msgspec.Struct, frozen=True):
 
     @property
     def unaligned(self) -> str:
-        """As the plugin says it."""
+        """The message of the plugin."""
         return f"cannot align {self.kind}"
 
     @property

@@ -14,9 +14,9 @@ from agent.model.nodetopology import NodeTopology
 from agent.model.policies import NumaPolicy, kubelet_numa_policy
 
 MAX_NUMA_NODES: Final = 8
-"""For how many the kubelet's topology manager works where nothing else is told."""
+"""The number of NUMA nodes that the kubelet's topology manager supports by default."""
 FAR: Final = 255
-"""The distance of NUMA nodes for which none is told."""
+"""The distance of NUMA nodes without a reported one."""
 
 DECLINING: Final = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
 """The policies that keep any pod away."""
@@ -40,7 +40,7 @@ class ZonedNode(msgspec.Struct, frozen=True):
     resources: frozenset[str]
 
 
-class ZoneFacts(msgspec.Struct, frozen=True):
+class ZoneReport(msgspec.Struct, frozen=True):
     """A node's report of its NUMA nodes. `told`: unchanged; `empty`: without any pod;
     `fingerprint`: of the pods that it counts, None when it has none, and the `method` that selects
     these pods."""
@@ -56,10 +56,10 @@ class ZoneFacts(msgspec.Struct, frozen=True):
         return self.told.policy in DECLINING
 
 
-def zone_facts(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneFacts:
-    """`allocatable`: the Node's, of which only the names matter."""
+def zone_facts(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
+    """`allocatable`: the Node's; only the names matter."""
     names = tuple(allocatable)
-    return ZoneFacts(
+    return ZoneReport(
         zoned_node(topology, names),
         zoned_node(topology, names, empty=True),
         topology.fingerprint,
@@ -70,8 +70,8 @@ def zone_facts(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneFacts:
 def zoned_node(
     topology: NodeTopology, allocatable: Iterable[str], *, empty: bool = False
 ) -> ZonedNode:
-    """`allocatable`: the Node's, of which only the names matter. `empty`: without any pod; what
-    does not fit then, no eviction helps."""
+    """`allocatable`: the Node's; only the names matter. `empty`: without any pod; no eviction helps
+    a pod that does not fit then."""
     zones = sorted(topology.zones, key=lambda zone: zone.node)
     ids = tuple(zone.node for zone in zones)
     available: dict[str, dict[int, int]] = {}

@@ -18,7 +18,7 @@ _STORAGE: Final = ("ephemeral-storage", "storage")
 
 
 class PartKind(enum.StrEnum):
-    """What of a pod is put on one NUMA node, in the words of the plugin's reasons."""
+    """The part of a pod that is put on one NUMA node, as the plugin's reasons call it."""
 
     POD = "pod"
     CONTAINER = "container"

@@ -10,14 +10,13 @@ from agent.allocate.nrt.filter import parts_of
 from agent.allocate.nrt.least_numa import BEST, BY_ZONE
 from agent.allocate.nrt.node import ZonedNode
 from agent.allocate.nrt.pod import PartKind, ZonedPod
-from agent.model.policies import NumaPolicy
-from agent.model.schedulerargs import ZoneStrategy
+from agent.model.policies import NumaPolicy, Strategy
 
 
 def score(
     node: ZonedNode | None,
     pod: ZonedPod,
-    strategy: ZoneStrategy,
+    strategy: Strategy,
     weights: Mapping[str, int] | None = None,
 ) -> int:
     """`weights` by resource, 1 where none is given. None: no NodeResourceTopology, or one that is
@@ -26,16 +25,14 @@ def score(
         return BEST
     if node is None:
         return 0
-    if strategy is ZoneStrategy.LEAST_NUMA_NODES:
+    if strategy is Strategy.LEAST_NUMA_NODES:
         return _by_count(node, pod)
     if node.policy is not NumaPolicy.SINGLE_NUMA_NODE:
         return 0
     return _by_zone(node, pod, strategy, weights or {})
 
 
-def _by_zone(
-    node: ZonedNode, pod: ZonedPod, strategy: ZoneStrategy, weights: Mapping[str, int]
-) -> int:
+def _by_zone(node: ZonedNode, pod: ZonedPod, strategy: Strategy, weights: Mapping[str, int]) -> int:
     """The mean over the parts; each counts as on the NUMA node that suits it least of those that it
     could be on."""
     judged = BY_ZONE[strategy]
@@ -69,7 +66,7 @@ def _by_count(node: ZonedNode, pod: ZonedPod) -> int:
 def _without(
     available: dict[str, dict[int, int]], zones: tuple[int, ...], asked: Mapping[str, int]
 ) -> dict[str, dict[int, int]]:
-    """Taken from the first NUMA node as far as it goes, the rest from the next."""
+    """The first NUMA node gives what it has, and the next one the rest."""
     rest = dict(available)
     for resource, amount in asked.items():
         there = dict(available[resource])

@@ -81,7 +81,7 @@ def full_mask(nodes: Iterable[int]) -> int:
 
 
 def single_node_only(column: Column, full: int) -> Column:
-    """Preferred hints of one NUMA node or of no preference: all that SingleNUMANode looks at."""
+    """Preferred hints of one NUMA node or of no preference: SingleNUMANode takes no others."""
     kept = [
         index
         for index, (hint, mask) in enumerate(zip(column.hints, column.named, strict=True))
@@ -96,8 +96,8 @@ def lacking(columns: Iterable[Column]) -> tuple[Pick, ...]:
 
 
 def aligned(columns: Sequence[Column], full: int) -> set[int]:
-    """The masks that every column prefers: one preferred hint each, all of the same mask, where
-    no preference goes with any. Without any mask it is the full one."""
+    """The masks that every column prefers: one preferred hint of each, all of the same mask; no
+    preference fits every mask. Without any mask it is the full one."""
     common: set[int] | None = None
     offered: set[int] = set()
     for column in columns:

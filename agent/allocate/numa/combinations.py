@@ -1,10 +1,9 @@
 """The combinations of one hint a list whose intersection is one given mask, never enumerated.
 
-No combination has fewer nodes than the mask, so that the hints of a list that contain it are its
-options, worth their score if they are the mask and nothing if they contain more. Combinations
-are ordered by their places. A combination with a score above 0 has a hint that is the mask, so
-that its other hints are free to choose among the options; one without must be searched for.
-"""
+No combination has fewer nodes than the mask, so the hints of a list that contain it are its
+options, which count their score if they are the mask and 0 if they contain more. Combinations are
+ordered by their places. A combination with a score above 0 has a hint that is the mask, so that its
+other hints are free to choose among the options; one without must be searched for."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ def room(masks: Sequence[Sequence[int]]) -> list[int]:
 
 
 class Combinations:
-    """The combinations that give one mask. A list's hints that contain it are its options: worth
-    their score if they are the mask, else nothing."""
+    """The combinations that give one mask. A list's hints that contain it are its options: they
+    count their score if they are the mask, else 0."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Combinations:
         self._masks = masks
         self._named = [_places(mask, *pair) for pair in zip(masks, scores, strict=True)]
         self._rest = [0] * (len(masks) + 1)
-        """From each list on, the most that its hints and the later ones' are worth."""
+        """From each list on, the highest score of its hints and those of later lists."""
         for index in range(len(masks) - 1, -1, -1):
             most = max((worth for _, worth in self._named[index]), default=0)
             self._rest[index] = self._rest[index + 1] + most
@@ -101,12 +100,12 @@ class Combinations:
         return self._above(score, before, backwards=True)
 
     def first(self, after: Place | None) -> Place | None:
-        """The first combination after a point, whatever its score."""
+        """The first combination after a point, with any score."""
         return self._exact(after, backwards=False)
 
     def _shared(self, place: Place) -> list[tuple[int, int]]:
-        """The lists at which a combination of this mask can part from `place`, with the worth of
-        what both share before; the longest shared part first."""
+        """The lists at which a combination of this mask can part from `place`, with the score of
+        the shared part; the longest shared part first."""
         found = []
         held = 0
         for index, at in enumerate(place):
@@ -143,7 +142,7 @@ class Combinations:
     def _option(
         self, index: int, beyond: int | None, above: int, *, backwards: bool
     ) -> tuple[int, int] | None:
-        """The next option of a list, and its worth, that is worth more than `above`."""
+        """The next option of a list with a score above `above`, and its score."""
         named = self._named[index]
         if above >= 0:
             for at, worth in reversed(named) if backwards else named:
@@ -162,7 +161,7 @@ class Combinations:
         return None
 
     def _exact(self, bound: Place | None, *, backwards: bool) -> Place | None:
-        """The next combination whose intersection is the mask, whatever its score."""
+        """The next combination whose intersection is the mask, with any score."""
         if not self._masks:
             return () if bound is None else None
         shared = [_ALL]
@@ -218,7 +217,7 @@ _ALL: Final = -1
 
 
 def _places(mask: int, masks: Sequence[int], scores: Sequence[int]) -> list[tuple[int, int]]:
-    """Where a list names the mask, and what that is worth."""
+    """The places of the mask in a list, and their scores."""
     found = []
     at = -1
     for _ in range(masks.count(mask)):

@@ -1,11 +1,10 @@
 """Koordinator's merge of NUMA hints.
 
-One hint of each resource makes a combination; its mask is the intersection. Preferred is a
-combination of preferred hints that all name the same mask (no preference goes with any). Preferred
-ones first, then fewer nodes; among those the order of the hints matters, see `scan`. If there is a
-preferred combination, only hints of preferred masks of the fewest nodes can be part of the winner;
-otherwise, only combinations whose intersection is smallest: nothing else is looked at.
-"""
+One hint of each resource makes a combination; its mask is the intersection. A combination is
+preferred if all its hints are preferred and name the same mask (no preference fits every mask).
+Preferred ones first, then fewer nodes; among those the order of the hints matters, see `scan`. If
+there is a preferred combination, only hints of preferred masks of the fewest nodes can be part of
+the winner; otherwise, only combinations whose intersection is smallest: no others are tried."""
 
 from __future__ import annotations
 
@@ -131,7 +130,7 @@ def _of_singles(
 def _tenure(
     lowest: Combinations, others: Sequence[Combinations], after: Place | None, best: Best | None
 ) -> Best:
-    """The best when the lowest mask has come for the last time."""
+    """The best combination after the last one of the lowest mask."""
     entry = best if best is not None and best.mask == lowest.mask else None
     while True:
         highest = lowest.highest(after)
@@ -150,7 +149,7 @@ def _tenure(
 
 
 class NodeStatus(enum.StrEnum):
-    """Who has CPUs of a NUMA node: nobody, pods that lie inside it, a pod that lies on others
+    """The pods with CPUs of a NUMA node: none, pods inside it, or a pod that is on other nodes
     too."""
 
     IDLE = "idle"
@@ -166,7 +165,7 @@ def merge(
     statuses: Mapping[int, NodeStatus] | None = None,
 ) -> Merged:
     """The NUMA nodes for a pod. `nodes`: ids of the machine's NUMA nodes; `statuses`: by id, those
-    not named are idle, looked at only where `exclusive` is REQUIRED.
+    not named are idle; they matter only where `exclusive` is REQUIRED.
 
     BestEffort always admits; Restricted and SingleNUMANode admit a preferred combination. Where
     nothing limits the pod the mask of SingleNUMANode is None. Raises ValueError for hints with
@@ -237,9 +236,9 @@ def _mask(statuses: Mapping[int, NodeStatus], wanted: NodeStatus) -> int:
 def _combine(
     table: list[Column], full: int, apart: _Exclusivity | None
 ) -> tuple[list[Column], Best, Place | None, bool]:
-    """The hints that were looked at, what the scan ends with, a combination of that mask if there
-    is one, and whether it is preferred. The full mask, not preferred and without a score, is what
-    stands before the scan."""
+    """The hints that were tried, the result of the scan, a combination of that mask if there is
+    one, and whether it is preferred. The scan starts with the full mask, not preferred and without
+    a score."""
     before = Best(full, 0, None)
     masks = aligned(table, full)
     if apart is not None:

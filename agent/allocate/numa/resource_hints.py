@@ -1,9 +1,8 @@
-"""Hints of CPU, memory and whatever else the NUMA nodes of a machine count.
+"""Hints of CPU, memory and all other resources that the NUMA nodes of a machine count.
 
-A set of nodes is a hint of all requested resources if a trial allocation fits on it, less those
-resources of which one of its nodes has nothing left: a pod's memory may span a node without CPUs,
-its CPUs can't.
-"""
+A set of nodes is a hint of all requested resources if a trial allocation fits on it, without the
+resources that one of its nodes has none left of: a pod's memory may span a node without CPUs, its
+CPUs can't."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from typing import TypeAlias
 
 from agent.allocate.bits import members, subsets
 from agent.allocate.numa.hint import TopologyHint
-from agent.allocate.worth import counted, points
-from agent.model.policies import NumaPolicy, NumaStrategy
+from agent.allocate.score import points, weights_that_count
+from agent.model.policies import NumaPolicy, Strategy
 
 Amounts: TypeAlias = Mapping[int, Mapping[str, int]]
 """By NUMA id, then by resource, in that resource's own unit (cpu in milli, memory in bytes)."""
@@ -122,10 +121,10 @@ class MaskScores:
         request: Mapping[str, int],
         available: Amounts,
         total: Amounts,
-        strategy: NumaStrategy,
+        strategy: Strategy,
         weights: Mapping[str, int],
     ) -> None:
-        self._most = strategy is NumaStrategy.MOST_ALLOCATED
+        self._most = strategy is Strategy.MOST_ALLOCATED
         self._parts = [
             (
                 weight,
@@ -136,7 +135,7 @@ class MaskScores:
                     if name in amounts
                 },
             )
-            for name, weight in counted(weights, request).items()
+            for name, weight in weights_that_count(weights, request).items()
         ]
 
     def of(self, mask: int) -> int:

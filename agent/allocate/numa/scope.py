@@ -25,7 +25,8 @@ class AdmitFailure(enum.StrEnum):
 
 
 class AdmitResult(msgspec.Struct, frozen=True):
-    """The affinity of each container that was looked at, in order, and what ended it."""
+    """The affinity of each container in order, and the container that was refused, with the
+    reason."""
 
     affinities: tuple[tuple[str, Merged], ...]
     refused: tuple[str, AdmitFailure] | None = None
@@ -41,10 +42,10 @@ def admit(
     merge: Callable[[str | None], Merged],
     allocate: Callable[[str, int | None], bool],
 ) -> AdmitResult:
-    """Containers in their order, init containers first. `merge`: of a container's hints as they
-    are after the allocations before it, or, given None, of the pod's; `allocate` is told the mask
-    and says whether it could. The first refusal ends it; what was allocated is for the caller to
-    give back."""
+    """Containers in their order, init containers first. `merge`: of a container's hints as they are
+    after the allocations before it, or, given None, of the pod's; `allocate` takes the mask and
+    returns whether it could allocate. The first refusal ends the admission; the caller releases
+    what was allocated."""
     affinities: list[tuple[str, Merged]] = []
     whole = merge(None) if scope is TopologyManagerScope.POD and containers else None
     for container in containers:

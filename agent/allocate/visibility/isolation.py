@@ -15,7 +15,7 @@ from agent.model.visible import Mount, Visible
 
 HAMI_CORE: Final = "HAMi-core"
 LOCK_FOLDER: Final = "/tmp/vgpulock"
-"""Where the library looks for it in its container."""
+"""The path at which the library reads it in its container."""
 _WHOLE: Final = 100
 
 

@@ -1,11 +1,10 @@
 """The devices of a pod divided over its containers (docs/devices.md, "Who sees what"): the
-annotation has those of the pod, and only the containers' requests say which of them requested
-devices.
+annotation has the devices of the pod, and only the containers' requests show which containers
+requested devices.
 
 Containers that run together take from the front of the list, in the order of their specification:
 whole devices first, so that no whole one consists of two halves. An init container ends before the
-next begins: it takes from all that no earlier side-car has, and later ones may take the same.
-"""
+next begins: it takes from all that no earlier side-car has, and later ones may take the same."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ class SplitError(ValueError):
 
 
 class ContainerWish(msgspec.Struct, frozen=True):
-    """The request of one container, by type. `init`: it runs before the others; `sidecar`: and
-    keeps running beside all later ones."""
+    """The request of one container, by type. `init`: it runs before the others; `sidecar`: it keeps
+    running while all later ones run."""
 
     name: str
     wishes: Mapping[str, TypeRequest] = {}

@@ -10,11 +10,11 @@ import msgspec
 from agent.allocate.devices.allocation import Allocation, allocate, device_request
 from agent.allocate.devices.inventory import LinkTable, inventory
 from agent.allocate.devices.partitions import Partitions
-from agent.allocate.devices.refusal import DeviceRefusal
+from agent.allocate.devices.request import DeviceRefusal
 from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.model.device_allocation import VirtualFunctions
 from agent.model.devices import Device, DeviceTopology, VfGroup, VirtualFunction
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"
@@ -79,7 +79,7 @@ def asked(
     amounts: Mapping[str, int],
     annotations: Mapping[str, object] | None = None,
     numa: int | None = None,
-    strategy: NumaStrategy | None = None,
+    strategy: Strategy | None = None,
 ) -> Allocation | DeviceRefusal:
     """`annotations`: their contents."""
     texts = {key: msgspec.json.encode(value).decode() for key, value in (annotations or {}).items()}

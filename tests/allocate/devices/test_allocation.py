@@ -11,10 +11,10 @@ from agent.allocate.devices.allocation import (
 )
 from agent.allocate.devices.inventory import inventory, linked
 from agent.allocate.devices.partitions import partitions
-from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.allocate.devices.state import node_devices
 from agent.model.deviceobject import GPU_PARTITIONS
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 from tests.allocate.devices.builders import (
     BYTES,
     CARDS,
@@ -34,8 +34,8 @@ from tests.allocate.devices.builders import (
 )
 from tests.allocate.devices.links import symmetric
 
-LEAST = NumaStrategy.LEAST_ALLOCATED
-MOST = NumaStrategy.MOST_ALLOCATED
+LEAST = Strategy.LEAST_ALLOCATED
+MOST = Strategy.MOST_ALLOCATED
 EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
 PREFERRED = {"deviceTypes": ["gpu", "rdma"]}
 SAME_PCIE = {**PREFERRED, "requiredScope": "SamePCIe"}

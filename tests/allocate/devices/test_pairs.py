@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.devices.objectives import table
+from agent.allocate.devices.besteffort import table
 from agent.allocate.devices.pairs import links_of, worth
 from agent.model import interconnect
 from agent.model.gpus import Ancestor, GpuPair

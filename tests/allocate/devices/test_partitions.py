@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions, partitions
-from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.model.annotations import AnnotationError
 from agent.model.deviceobject import GPU_PARTITIONS
 from tests.allocate.devices.builders import (

@@ -16,7 +16,7 @@ from agent.allocate.devices.request import RequestError
 from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.model.device_allocation import Holdings
 from agent.model.devices import Device
-from agent.model.policies import NumaStrategy
+from agent.model.policies import Strategy
 from tests.allocate.devices.builders import (
     CARDS,
     CORE,
@@ -34,7 +34,7 @@ from tests.allocate.devices.builders import (
 )
 from tests.allocate.devices.links import symmetric
 
-STRATEGIES = st.sampled_from((None, NumaStrategy.LEAST_ALLOCATED, NumaStrategy.MOST_ALLOCATED))
+STRATEGIES = st.sampled_from((None, Strategy.LEAST_ALLOCATED, Strategy.MOST_ALLOCATED))
 SCOPES = st.sampled_from(("", "Node", "NUMANode", "PCIe"))
 AMOUNTS = st.fixed_dictionaries(
     {},
@@ -99,7 +99,7 @@ def test_nothing_is_given_that_is_not_there(
     made: Made,
     amounts: dict[str, int],
     scope: str,
-    strategy: NumaStrategy | None,
+    strategy: Strategy | None,
     numa: int | None,
 ) -> None:
     devices, there = made.devices, made.node()
@@ -133,7 +133,7 @@ def test_nothing_is_given_that_is_not_there(
 
 @given(nodes(), st.integers(1, 5), STRATEGIES)
 def test_whole_cards_are_refused_only_where_too_few_are_idle(
-    made: Made, cards: int, strategy: NumaStrategy | None
+    made: Made, cards: int, strategy: Strategy | None
 ) -> None:
     devices, there = made.devices, made.node()
     idle = [
@@ -148,7 +148,7 @@ def test_whole_cards_are_refused_only_where_too_few_are_idle(
 @settings(max_examples=250)
 @given(nodes(), st.integers(1, 3), st.sampled_from((1, 50, 100, 200)), STRATEGIES)
 def test_the_same_switches_are_found_wherever_there_are_any(
-    made: Made, cards: int, amount: int, strategy: NumaStrategy | None
+    made: Made, cards: int, amount: int, strategy: Strategy | None
 ) -> None:
     """By definition: cards, and a NIC for each of their switches, or more if more are asked for,
     under the same switches."""
@@ -184,7 +184,7 @@ def test_the_same_switches_are_found_wherever_there_are_any(
 
 @given(nodes(), AMOUNTS, STRATEGIES, st.randoms())
 def test_the_order_of_the_devices_does_not_matter(
-    made: Made, amounts: dict[str, int], strategy: NumaStrategy | None, lot: random.Random
+    made: Made, amounts: dict[str, int], strategy: Strategy | None, lot: random.Random
 ) -> None:
     try:
         request = device_request(amounts, {})

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.devices.allocation import Allocation, allocate, device_request
-from agent.allocate.devices.standing import gone
+from agent.allocate.devices.allocation import Allocation, allocate, device_request, gone
 from agent.allocate.devices.state import NodeDevices
 from agent.model.devices import Device
 from tests.allocate.devices.builders import CARDS, GPU, HINT, MEMORY, RDMA, gpu, nic, node

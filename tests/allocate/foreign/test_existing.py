@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import DeviceRequest, allocate, device_request
 from agent.allocate.devices.inventory import inventory
-from agent.allocate.devices.refusal import DeviceRefusal
+from agent.allocate.devices.request import DeviceRefusal
 from agent.allocate.devices.state import node_devices
 from agent.allocate.foreign.coexistence import conflicts
 from agent.allocate.foreign.existing import (

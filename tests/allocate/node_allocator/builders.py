@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from agent.allocate.devices.inventory import inventory
-from agent.allocate.node_allocator.facts import PlaceFacts
+from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
@@ -62,8 +62,8 @@ def facts(
     policy: NumaPolicy | None = None,
     devices: Iterable[Device] | None = None,
     **more: Any,
-) -> PlaceFacts:
+) -> NodeProperties:
     """A node with a NUMA policy of its own (its label) and these devices; None: no Device object.
     `more`: fields of the facts about its CPUs."""
     cpus = node_facts(shape, **{"policies": NodePolicies(numa_label=policy), **more})
-    return PlaceFacts("n", cpus, None if devices is None else inventory(devices))
+    return NodeProperties("n", cpus, None if devices is None else inventory(devices))

@@ -14,9 +14,9 @@ from agent.allocate.devices.partitions import Partition, Partitions
 from agent.allocate.ledger import StaleOfferError
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.facts import Imported, PlaceFacts
 from agent.allocate.node_allocator.holding import holding_of
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
+from agent.allocate.node_allocator.properties import Imported, NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.apiobjects import ApiPod
 from agent.model.devices import Device
@@ -68,7 +68,7 @@ def devices(draw: st.DrawFn) -> tuple[Device, ...]:
 
 
 @st.composite
-def places(draw: st.DrawFn) -> PlaceFacts:
+def places(draw: st.DrawFn) -> NodeProperties:
     shape = draw(st.sampled_from([(2, 1, 2, 2), (1, 1, 4, 2), (1, 4, 2, 1)]))
     policies = NodePolicies(
         numa_label=draw(st.sampled_from(NumaPolicy)),
@@ -86,7 +86,7 @@ def places(draw: st.DrawFn) -> PlaceFacts:
         held = draw(st.sampled_from(there))
         imported["foreign"] = Imported({(held.type, held.minor): held.resources}, {})
     table = draw(st.sampled_from([None, TABLE]))
-    return PlaceFacts("n", cpus, inventory(there, table), imported)
+    return NodeProperties("n", cpus, inventory(there, table), imported)
 
 
 of_cpus = st.fixed_dictionaries(
@@ -160,7 +160,7 @@ def used(place: NodeAllocator) -> dict[tuple[str, int, str], int]:
 
 @given(places(), steps)
 def test_nothing_is_given_twice_or_lost_and_annotations_say_all(
-    node: PlaceFacts, history: list[tuple[ApiPod, int, int]]
+    node: NodeProperties, history: list[tuple[ApiPod, int, int]]
 ) -> None:
     place = NodeAllocator(node)
     assert node.inventory
@@ -195,7 +195,7 @@ def test_nothing_is_given_twice_or_lost_and_annotations_say_all(
 
 @given(places(), st.lists(pods, min_size=2, max_size=8))
 def test_of_offers_made_together_those_that_can_come_true_do(
-    node: PlaceFacts, wanted: list[ApiPod]
+    node: NodeProperties, wanted: list[ApiPod]
 ) -> None:
     """As when several pods are bound at once: whatever comes true overlaps with nothing."""
     place = NodeAllocator(node)
@@ -224,7 +224,7 @@ def test_of_offers_made_together_those_that_can_come_true_do(
 
 @given(places(), st.lists(pods, min_size=1, max_size=8), st.sets(st.integers(0, 7)))
 def test_what_if_is_as_if_it_had_never_been(
-    node: PlaceFacts, wanted: list[ApiPod], left_out: set[int]
+    node: NodeProperties, wanted: list[ApiPod], left_out: set[int]
 ) -> None:
     place = NodeAllocator(node)
     for number, of in enumerate(wanted[:-1]):

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.bits import members
-from agent.allocate.claims import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
-from agent.allocate.node_allocator.facts import PlaceFacts, PlaceRules, place_facts
 from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
+from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
 from agent.allocate.node_allocator.together import together
+from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model import deviceobject, interconnect, partitions
 from agent.model.gpus import Ancestor, GpuPair
@@ -58,12 +58,12 @@ def node(
     if table:
         notes |= partitions.encode(partitions.from_links(partitions.links(EIGHT, pairs)))
     body = deviceobject.encode("n", [*EIGHT, *NICS], {}, notes)
-    facts: PlaceFacts = place_facts(
+    facts: NodeProperties = node_properties(
         "n",
         {},
         node_facts((2, 1, 8, 2), policies=NodePolicies(numa_label=policy)),
         deviceobject.read(json.loads(json.dumps(body))),
-        PlaceRules(gpu_objective=objective),
+        AllocatorRules(gpu_objective=objective),
     )
     assert facts.faults == ()
     devices = {("gpu", minor): part(100) for minor in held}

@@ -7,9 +7,9 @@ import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.facts import PlaceFacts, PlaceRules
 from agent.allocate.node_allocator.holding import holding_of
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
+from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.model.policies import NumaPolicy
 from agent.model.schedulerargs import decode
 from tests.allocate.node_allocator.builders import facts, pod
@@ -23,10 +23,10 @@ MOST_CPU = decode(
 )
 
 
-def node(policy: NumaPolicy | None = None) -> PlaceFacts:
+def node(policy: NumaPolicy | None = None) -> NodeProperties:
     return msgspec.structs.replace(
         facts(policy=policy),
-        rules=PlaceRules(scoring=MOST_CPU),
+        rules=AllocatorRules(scoring=MOST_CPU),
         allocatable={"cpu": 16_000, "memory": 32 * GIB},
     )
 

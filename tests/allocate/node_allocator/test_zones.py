@@ -6,12 +6,12 @@ import pytest
 from agent.allocate.ledger import StaleOfferError
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
-from agent.allocate.node_allocator.facts import PlaceFacts, PlaceRules
 from agent.allocate.node_allocator.pod_request import request_of
-from agent.allocate.nrt.node import ZonedNode, ZoneFacts
+from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
+from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.model.apiobjects import ApiPod
-from agent.model.policies import NumaPolicy
-from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
+from agent.model.policies import NumaPolicy, Strategy
+from agent.model.schedulerargs import ZoneScoring
 from tests.allocate.node_allocator.builders import facts, pod
 from tests.allocate.nrt.values import NIC, node
 
@@ -19,14 +19,16 @@ GIB = 1 << 30
 TWO = {0: {"cpu": 8000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}}
 
 
-def word(told: ZonedNode) -> ZoneFacts:
-    return ZoneFacts(told, node(TWO))
+def word(told: ZonedNode) -> ZoneReport:
+    return ZoneReport(told, node(TWO))
 
 
-def place(told: ZonedNode | None = None, rules: PlaceRules | None = None) -> NodeAllocator:
+def place(told: ZonedNode | None = None, rules: AllocatorRules | None = None) -> NodeAllocator:
     """With a kubelet that aligns containers."""
     zones = word(told or node(TWO))
-    return NodeAllocator(msgspec.structs.replace(facts(), zones=zones, rules=rules or PlaceRules()))
+    return NodeAllocator(
+        msgspec.structs.replace(facts(), zones=zones, rules=rules or AllocatorRules())
+    )
 
 
 def plain(cpu: int, uid: str = "a") -> ApiPod:
@@ -58,7 +60,7 @@ def test_a_plain_pod_has_to_fit_by_the_nodes_own_word() -> None:
 
 
 def test_a_node_whose_word_is_not_heard_passes_all() -> None:
-    assert fits(NodeAllocator(PlaceFacts("n")), plain(99))
+    assert fits(NodeAllocator(NodeProperties("n")), plain(99))
     assert fits(NodeAllocator(facts()), plain(99))
 
 
@@ -101,7 +103,7 @@ def test_an_offer_that_was_overtaken_is_stale() -> None:
 
 def test_a_node_of_whose_pods_nobody_knows_is_closed_to_those_that_take_of_it() -> None:
     there = place()
-    there.hear(there.facts.zones, None)
+    there.update_report(there.facts.zones, None)
     refused = there.offer(request_of(plain(1)))
     assert isinstance(refused, Refused)
     assert refused.unresolvable
@@ -164,7 +166,7 @@ def test_a_new_word_counts_those_that_it_is_not_said_to_leave_out() -> None:
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
     new = msgspec.structs.replace(there.facts, zones=word(left))
     assert fits(there.with_facts(new), plain(3, "c"))
-    beside = there.with_facts(new, untold={"b"})
+    beside = there.with_facts(new, uncounted={"b"})
     assert fits(beside, plain(2, "c"))
     assert not fits(beside, plain(3, "c"))
 
@@ -174,14 +176,14 @@ def test_a_new_word_alone_is_heard_in_place() -> None:
     put(there, plain(5, "a"))
     put(there, plain(2, "b"))
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
-    there.hear(word(left), left, untold={"b"})
+    there.update_report(word(left), left, uncounted={"b"})
     assert there.facts.zones == word(left)
     assert set(there.holdings) == {"a", "b"}
     assert fits(there, plain(2, "c"))
     assert not fits(there, plain(3, "c"))
-    there.hear(word(left), left)
+    there.update_report(word(left), left)
     assert fits(there, plain(4, "c"))
-    there.hear(None, None)
+    there.update_report(None, None)
     assert fits(there, plain(99, "c"))
 
 
@@ -194,8 +196,8 @@ def test_what_if_pods_were_not_there_that_the_node_does_not_tell_of() -> None:
 
 def test_the_score_is_by_the_configured_strategy() -> None:
     scores = []
-    for strategy in (ZoneStrategy.LEAST_ALLOCATED, ZoneStrategy.MOST_ALLOCATED):
-        found = place(rules=PlaceRules(zones=ZoneScoring(strategy))).offer(request_of(plain(2)))
+    for strategy in (Strategy.LEAST_ALLOCATED, Strategy.MOST_ALLOCATED):
+        found = place(rules=AllocatorRules(zones=ZoneScoring(strategy))).offer(request_of(plain(2)))
         assert isinstance(found, Granted)
         scores.append(found.score)
     least, most = scores

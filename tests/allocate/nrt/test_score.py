@@ -3,27 +3,27 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.nrt.score import score
-from agent.model.schedulerargs import ZoneStrategy
+from agent.model.policies import Strategy
 from tests.allocate.nrt.values import CPU, container, node, pod, sidecar
 
-LEAST = ZoneStrategy.LEAST_ALLOCATED
-MOST = ZoneStrategy.MOST_ALLOCATED
-BALANCED = ZoneStrategy.BALANCED_ALLOCATION
-FEWEST = ZoneStrategy.LEAST_NUMA_NODES
+LEAST = Strategy.LEAST_ALLOCATED
+MOST = Strategy.MOST_ALLOCATED
+BALANCED = Strategy.BALANCED_ALLOCATION
+FEWEST = Strategy.LEAST_NUMA_NODES
 
 LOCAL = {0: {0: 10, 1: 20}, 1: {0: 20, 1: 10}}
 TWO = {0: {"cpu": 4 * CPU, "memory": 100}, 1: {"cpu": 8 * CPU, "memory": 100}}
 
 
-@pytest.mark.parametrize("strategy", ZoneStrategy)
-def test_pods_that_are_not_guaranteed_suit_every_node_alike(strategy: ZoneStrategy) -> None:
+@pytest.mark.parametrize("strategy", Strategy)
+def test_pods_that_are_not_guaranteed_suit_every_node_alike(strategy: Strategy) -> None:
     loose = pod(container(cpu=99 * CPU, limited=False))
     assert score(node(TWO), loose, strategy) == 100
     assert score(None, loose, strategy) == 100
 
 
-@pytest.mark.parametrize("strategy", ZoneStrategy)
-def test_a_node_that_tells_nothing_suits_least(strategy: ZoneStrategy) -> None:
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_node_that_tells_nothing_suits_least(strategy: Strategy) -> None:
     assert score(None, pod(container(cpu=CPU, memory=1)), strategy) == 0
 
 
@@ -39,7 +39,7 @@ def test_a_node_that_tells_nothing_suits_least(strategy: ZoneStrategy) -> None:
     ],
 )
 def test_single_numa_nodes_count_only_where_the_policy_is_so(
-    strategy: ZoneStrategy, policy: str, expected: int
+    strategy: Strategy, policy: str, expected: int
 ) -> None:
     assert score(node(TWO, policy, costs=LOCAL), pod(container(cpu=CPU, memory=1)), strategy) == (
         expected
@@ -58,7 +58,7 @@ def test_single_numa_nodes_count_only_where_the_policy_is_so(
     ],
 )
 def test_a_node_counts_by_its_least_suited_numa_node(
-    strategy: ZoneStrategy, weights: dict[str, int], expected: int
+    strategy: Strategy, weights: dict[str, int], expected: int
 ) -> None:
     """2 CPUs of 4 or of 8, 20 of 100 bytes. The variance of two parts is half of the square of
     their difference: (0.3 ** 2) / 2 in NUMA node 0."""
@@ -85,7 +85,7 @@ def test_one_resource_is_balanced() -> None:
 
 
 @pytest.mark.parametrize("strategy", [LEAST, MOST, BALANCED])
-def test_containers_without_requests_have_no_say(strategy: ZoneStrategy) -> None:
+def test_containers_without_requests_have_no_say(strategy: Strategy) -> None:
     own = {"cpu": CPU, "memory": 1}
     alone = pod(container("a", cpu=CPU, memory=1), requests=own, limits=own)
     beside = pod(container("a", cpu=CPU, memory=1), container("b"), requests=own, limits=own)

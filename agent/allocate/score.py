@@ -1,4 +1,5 @@
-"""How good amounts are, as 0 to 100 in whole numbers: the weighted mean over resources."""
+"""The score of amounts, 0 to 100 in whole numbers: the weighted mean over resources of how much is
+used, how little, or how equally."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from agent.model.schedulerargs import ScoringType
+from agent.model.policies import Strategy
 
 HIGHEST: Final = 100
 _ALWAYS: Final = ("cpu", "memory", "ephemeral-storage")
@@ -14,13 +15,15 @@ _ALWAYS: Final = ("cpu", "memory", "ephemeral-storage")
 Amounts = Mapping[str, int]
 
 
-def worth(strategy: ScoringType, weights: Amounts, capacity: Amounts, used: Amounts) -> int:
-    """Of a place with `used` of its `capacity` taken; a resource of which it has none does not
-    count. LeastAllocated gives nothing for more than there is."""
-    if strategy is ScoringType.BALANCED_ALLOCATION:
+def utilization_score(
+    strategy: Strategy, weights: Amounts, capacity: Amounts, used: Amounts
+) -> int:
+    """The score with `used` of the `capacity` in use; a resource without capacity does not count.
+    LeastAllocated gives 0 to a resource that is used beyond its capacity."""
+    if strategy is Strategy.BALANCED_ALLOCATION:
         return _balance(weights, capacity, used)
     total = found = 0
-    most = strategy is ScoringType.MOST_ALLOCATED
+    most = strategy is Strategy.MOST_ALLOCATED
     for name, weight in weights.items():
         if (have := capacity.get(name, 0)) > 0:
             total += weight
@@ -28,7 +31,7 @@ def worth(strategy: ScoringType, weights: Amounts, capacity: Amounts, used: Amou
     return found // total if total else 0
 
 
-def counted(weights: Amounts, requests: Amounts) -> dict[str, int]:
+def weights_that_count(weights: Amounts, requests: Amounts) -> dict[str, int]:
     """The weights that count for a pod: of CPU, memory and storage, and of what it asks for."""
     return {
         name: weight

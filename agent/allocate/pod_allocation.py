@@ -1,4 +1,5 @@
-"""What a pod holds of a node, read from its annotations and written to them."""
+"""What is allocated to a pod on its node, read from its annotations and written to them
+(Koordinator: PodAllocation in pkg/scheduler/plugins/nodenumaresource/node_allocation.go)."""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ class PodAllocation(msgspec.Struct, frozen=True):
     cpu_milli: int = 0
 
     def annotations(self) -> dict[str, str]:
-        """The annotation that `claim_of` reads back; none for a pod that was given nothing."""
+        """The annotation that `pod_allocation` reads; none for a pod without CPUs and amounts."""
         if not self.cpus and not self.amounts:
             return {}
         return {RESOURCE_STATUS: status_text(self.cpus, self.amounts)}
 
 
-def claim_of(
+def pod_allocation(
     uid: str, title: str, annotations: Mapping[str, str], cpu_milli: int = 0
 ) -> PodAllocation:
     """The claim that a pod's annotations make. Raises AnnotationError for a resource-status that

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.claims import PodAllocation, claim_of
 from agent.allocate.ledger import Ledger
+from agent.allocate.pod_allocation import PodAllocation, pod_allocation
 from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, AnnotationError
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.policies import ExclusivePolicy
@@ -18,7 +18,7 @@ def test_a_pod_of_cpus_and_amounts() -> None:
         '{"node": 1, "resources": {"cpu": "2", "memory": "1Gi", "batch.io/x": 3}}]}'
     )
     spec = '{"preferredCPUExclusivePolicy": "PCPULevel"}'
-    claim = claim_of("u", "ns/p", {RESOURCE_STATUS: status, RESOURCE_SPEC: spec}, 2000)
+    claim = pod_allocation("u", "ns/p", {RESOURCE_STATUS: status, RESOURCE_SPEC: spec}, 2000)
     assert claim == PodAllocation(
         "u",
         "ns/p",
@@ -31,38 +31,38 @@ def test_a_pod_of_cpus_and_amounts() -> None:
 
 def test_an_exclusive_policy_counts_with_cpus_only() -> None:
     spec = {RESOURCE_SPEC: '{"preferredCPUExclusivePolicy": "NUMANodeLevel"}'}
-    assert claim_of("u", "ns/p", spec) == PodAllocation("u", "ns/p")
+    assert pod_allocation("u", "ns/p", spec) == PodAllocation("u", "ns/p")
 
 
 def test_a_node_that_is_named_twice_is_the_sum() -> None:
     one = '{"node": 0, "resources": {"cpu": "1"}}'
     status = f'{{"numaNodeResources": [{one}, {one}]}}'
-    assert claim_of("u", "ns/p", {RESOURCE_STATUS: status}).amounts == {0: {"cpu": 2000}}
+    assert pod_allocation("u", "ns/p", {RESOURCE_STATUS: status}).amounts == {0: {"cpu": 2000}}
 
 
 def test_negative_amounts_are_none() -> None:
     parts = '{"node": 0, "resources": {"cpu": "-4"}}, {"node": 0, "resources": {"cpu": "1"}}'
-    held = claim_of("u", "ns/p", {RESOURCE_STATUS: f'{{"numaNodeResources": [{parts}]}}'})
+    held = pod_allocation("u", "ns/p", {RESOURCE_STATUS: f'{{"numaNodeResources": [{parts}]}}'})
     assert held.amounts == {0: {"cpu": 1000}}
     assert Ledger(facts(), [held]).account.available()[0]["cpu"] == 7000
 
 
 def test_cpus_count_whatever_the_pod_writes_about_its_wishes() -> None:
     notes = {RESOURCE_STATUS: '{"cpuset": "0-3"}', RESOURCE_SPEC: "{"}
-    assert claim_of("u", "ns/p", notes) == PodAllocation("u", "ns/p", CpuSet(range(4)))
+    assert pod_allocation("u", "ns/p", notes) == PodAllocation("u", "ns/p", CpuSet(range(4)))
 
 
 def test_cpus_count_beside_amounts_that_are_none() -> None:
     part = '{"node": 0, "resources": {"cpu": "four"}}'
     notes = {RESOURCE_STATUS: f'{{"cpuset": "0-3", "numaNodeResources": [{part}]}}'}
-    assert claim_of("u", "ns/p", notes) == PodAllocation("u", "ns/p", CpuSet(range(4)))
+    assert pod_allocation("u", "ns/p", notes) == PodAllocation("u", "ns/p", CpuSet(range(4)))
 
 
 @pytest.mark.parametrize("amount", ['"1Zi"', '""', "true", "null"])
 def test_an_amount_that_is_none_is_named(amount: str) -> None:
     status = f'{{"numaNodeResources": [{{"node": 3, "resources": {{"memory": {amount}}}}}]}}'
     with pytest.raises(AnnotationError, match=r"node 3, 'memory'|numaNodeResources.0..resources"):
-        claim_of("u", "ns/p", {RESOURCE_STATUS: status})
+        pod_allocation("u", "ns/p", {RESOURCE_STATUS: status})
 
 
 amounts = st.dictionaries(
@@ -78,5 +78,5 @@ cpusets = st.frozensets(st.integers(0, 40)).map(CpuSet)
 @given(cpusets, amounts)
 def test_what_is_written_reads_back(cpus: CpuSet, given_amounts: dict[int, dict[str, int]]) -> None:
     claim = PodAllocation("u", "ns/p", cpus, amounts=given_amounts)
-    assert claim_of("u", "ns/p", claim.annotations()) == claim
+    assert pod_allocation("u", "ns/p", claim.annotations()) == claim
     assert bool(claim.annotations()) == bool(cpus != EMPTY or given_amounts)

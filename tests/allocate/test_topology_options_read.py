@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.allocate import layout
-from agent.allocate.nodefacts import node_facts
+from agent.allocate.topology_options import topology_options
 from agent.conformance import machines
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.node_annotations import (
@@ -19,7 +19,7 @@ from agent.model.node_annotations import (
     SystemQos,
 )
 from agent.model.nodetopology import L3_CPUS, Amounts, NodeTopology, Zone
-from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
+from agent.model.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.resources import (
     CPU_MANAGER_POLICY,
     CPU_TOPOLOGY,
@@ -57,7 +57,7 @@ def test_what_the_agent_reports_comes_back() -> None:
     topology = NodeTopology(
         "n", (zone(0, 8000, memory=1 << 30),), "restricted", annotations=told(configured, ALLOC)
     )
-    facts, faults = node_facts({}, {}, topology, 16000)
+    facts, faults = topology_options({}, {}, topology, 16000)
     assert not faults
     assert facts.layout == layout.of(MACHINE)
     assert facts.zones == {0: {"cpu": 8000, "memory": 1 << 30}}
@@ -74,7 +74,7 @@ def test_cores_are_numbered_anew_in_each_socket() -> None:
         for each in MACHINE
     ]
     topology = NodeTopology("n", annotations={CPU_TOPOLOGY: json.dumps({"detail": detail})})
-    assert node_facts({}, {}, topology)[0].layout == layout.of(MACHINE)
+    assert topology_options({}, {}, topology)[0].layout == layout.of(MACHINE)
 
 
 def test_caches_come_from_the_zones() -> None:
@@ -83,7 +83,7 @@ def test_caches_come_from_the_zones() -> None:
         Zone(1, attributes={L3_CPUS: "4-5,12-13;x;6-7,14-15"}),
     )
     topology = NodeTopology("n", zones, annotations=told())
-    found = node_facts({}, {}, topology)[0].layout
+    found = topology_options({}, {}, topology)[0].layout
     assert found == layout.of(machines.cpus((2, 1, 4, 2), "interleaved", 4))
 
 
@@ -95,34 +95,34 @@ def test_labels_and_ratios_are_the_nodes() -> None:
     }
     notes = {AMPLIFICATION_RATIO: '{"cpu": 1.5, "memory": 1.25, "pods": 0.5}'}
     topology = NodeTopology("n", (zone(0, 2000, memory=10, pods=4),), annotations=told())
-    facts, faults = node_facts(labels, notes, topology)
+    facts, faults = topology_options(labels, notes, topology)
     assert not faults
     assert facts.policies.numa_label is NumaPolicy.SINGLE_NUMA_NODE
     assert facts.policies.bind_label is BindPolicy.SPREAD_BY_PCPUS
-    assert facts.policies.strategy_label is NumaStrategy.MOST_ALLOCATED
+    assert facts.policies.strategy_label is Strategy.MOST_ALLOCATED
     assert facts.zones == {0: {"cpu": 2000, "memory": 13, "pods": 4}}
     assert facts.totals() == {0: {"cpu": 3000, "memory": 13, "pods": 4}}
 
 
 def test_a_shared_system_cpuset_keeps_nothing() -> None:
     notes = told(NodeConfiguration(system_qos=SystemQos("1", cpuset_exclusive=False)))
-    assert node_facts({}, {}, NodeTopology("n", annotations=notes))[0].kept == EMPTY
+    assert topology_options({}, {}, NodeTopology("n", annotations=notes))[0].kept == EMPTY
 
 
 def test_pods_that_the_kubelet_did_not_place_have_their_own_claims() -> None:
     ours = PodCpuAlloc("ns", "ours", "u", "4,12")
     topology = NodeTopology("n", annotations=told(PLAIN, ours, ALLOC))
-    assert node_facts({}, {}, topology)[0].kept == CpuSet.parse("6,14")
+    assert topology_options({}, {}, topology)[0].kept == CpuSet.parse("6,14")
 
 
 def test_options_mean_nothing_under_another_policy() -> None:
     configured = NodeConfiguration(kubelet_options={"full-pcpus-only": "true"})
-    facts, _ = node_facts({}, {}, NodeTopology("n", annotations=told(configured)))
+    facts, _ = topology_options({}, {}, NodeTopology("n", annotations=told(configured)))
     assert not facts.policies.full_pcpus_only
 
 
 def test_a_node_that_tells_of_no_cpus_has_its_zones() -> None:
-    facts, faults = node_facts({}, {}, NodeTopology("n", (zone(3, 1000),)))
+    facts, faults = topology_options({}, {}, NodeTopology("n", (zone(3, 1000),)))
     assert (facts.layout, facts.zones, faults) == (None, {3: {"cpu": 1000}}, ())
 
 
@@ -152,7 +152,7 @@ def test_no_cpus_are_bound_where_it_is_not_known_whose_they_are(
     key: str, text: str, said: str
 ) -> None:
     topology = NodeTopology("n", (zone(0, 1000),), annotations={**told(), key: text})
-    facts, faults = node_facts({}, {}, topology)
+    facts, faults = topology_options({}, {}, topology)
     assert facts.layout is None
     assert facts.zones == {0: {"cpu": 1000}}
     (fault,) = faults
@@ -162,7 +162,7 @@ def test_no_cpus_are_bound_where_it_is_not_known_whose_they_are(
 
 @pytest.mark.parametrize("ratio", ['{"cpu": 1e9}', '{"cpu": "x"}', "[]"])
 def test_an_unreadable_ratio_is_none(ratio: str) -> None:
-    facts, faults = node_facts({}, {AMPLIFICATION_RATIO: ratio}, NodeTopology("n"))
+    facts, faults = topology_options({}, {AMPLIFICATION_RATIO: ratio}, NodeTopology("n"))
     assert facts.cpu_ratio == 1.0
     (fault,) = faults
     assert fault.startswith(f"annotation {AMPLIFICATION_RATIO}: ")
@@ -170,5 +170,5 @@ def test_an_unreadable_ratio_is_none(ratio: str) -> None:
 
 def test_complaints_about_labels_come_too() -> None:
     labels = {"node.koordinator.sh/cpu-bind-policy": "Sideways"}
-    _, faults = node_facts(labels, {}, NodeTopology("n"))
+    _, faults = topology_options(labels, {}, NodeTopology("n"))
     assert "Sideways" in faults[0]

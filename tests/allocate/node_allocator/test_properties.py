@@ -4,7 +4,12 @@ import msgspec
 import pytest
 
 from agent.allocate.devices.inventory import LinkTable
-from agent.allocate.node_allocator.facts import Imported, PlaceFacts, PlaceRules, place_facts
+from agent.allocate.node_allocator.properties import (
+    AllocatorRules,
+    Imported,
+    NodeProperties,
+    node_properties,
+)
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model import checkpoints, interconnect
 from agent.model.checkpoints import DEVICES_CHECKPOINTS
@@ -27,29 +32,29 @@ HOPPER = {"node.koordinator.sh/gpu-model": "H100-80GB", "node.koordinator.sh/gpu
 
 
 def test_nothing_is_known_of_a_bare_node() -> None:
-    assert place_facts("n", {}) == PlaceFacts("n")
+    assert node_properties("n", {}) == NodeProperties("n")
 
 
 def test_a_device_object_without_devices_is_one() -> None:
-    found = place_facts("n", {}, device=DeviceObject("n"))
+    found = node_properties("n", {}, device=DeviceObject("n"))
     assert found.inventory is not None
     assert found.inventory.fleets == {}
 
 
 def test_the_partition_table_of_the_object_and_its_own_policy() -> None:
-    found = place_facts("n", {}, device=DeviceObject("n", DEVICES, HONOR, PAIRS))
+    found = node_properties("n", {}, device=DeviceObject("n", DEVICES, HONOR, PAIRS))
     assert found.inventory is not None
     assert found.inventory.partitions.honor
     table = found.inventory.partitions.table
     assert table is not None
     assert [each.minors for each in table[2]] == [(0, 1)]
-    of_node = place_facts("n", HONOR, device=DeviceObject("n", DEVICES, {}, PAIRS))
+    of_node = node_properties("n", HONOR, device=DeviceObject("n", DEVICES, {}, PAIRS))
     assert of_node.inventory is not None
     assert not of_node.inventory.partitions.honor
 
 
 def test_the_table_of_a_known_model() -> None:
-    found = place_facts("n", {**HOPPER, **HONOR}, device=DeviceObject("n", DEVICES))
+    found = node_properties("n", {**HOPPER, **HONOR}, device=DeviceObject("n", DEVICES))
     assert found.inventory is not None
     assert found.inventory.partitions.honor
     assert found.inventory.partitions.table is not None
@@ -57,7 +62,7 @@ def test_the_table_of_a_known_model() -> None:
 
 def test_nodes_of_one_model_share_their_table() -> None:
     one, two = (
-        place_facts(name, {}, device=DeviceObject(name, DEVICES, {}, PAIRS)).inventory
+        node_properties(name, {}, device=DeviceObject(name, DEVICES, {}, PAIRS)).inventory
         for name in "nm"
     )
     assert one is not None
@@ -65,9 +70,9 @@ def test_nodes_of_one_model_share_their_table() -> None:
     assert one.partitions is two.partitions
 
 
-def linked(name: str, rules: PlaceRules | None = None) -> LinkTable:
+def linked(name: str, rules: AllocatorRules | None = None) -> LinkTable:
     told = DeviceObject(name, DEVICES, {}, LINKED)
-    found = place_facts(name, {}, device=told, rules=rules).inventory
+    found = node_properties(name, {}, device=told, rules=rules).inventory
     assert found is not None
     assert found.links is not None
     return found.links
@@ -83,14 +88,14 @@ def test_nodes_of_one_model_share_the_table_of_their_links() -> None:
     [(GpuObjective.BANDWIDTH, 50_000), (GpuObjective.BESTEFFORT, 250)],
 )
 def test_links_are_worth_what_the_objective_says(objective: GpuObjective, worth: int) -> None:
-    table = linked("n", PlaceRules(gpu_objective=objective)).table
+    table = linked("n", AllocatorRules(gpu_objective=objective)).table
     assert table.worth(0b11, 0b11)[0] == worth
 
 
 def test_what_can_not_be_read_is_told_and_the_rest_counts() -> None:
     notes = {GPU_PARTITIONS: "{", GPU_LINKS: '[{"pairs":[[0,0]]}]', DEVICES_CHECKPOINTS: "3"}
     device = DeviceObject("n", DEVICES, {}, notes)
-    found = place_facts("n", {}, device=device, faults=("said before",))
+    found = node_properties("n", {}, device=device, faults=("said before",))
     assert found.inventory is not None
     assert found.inventory.fleets.keys() == {"gpu", "rdma"}
     assert found.inventory.links is None
@@ -108,7 +113,7 @@ def test_imported_holdings_as_an_agent_publishes_them() -> None:
         DeviceHolding("v", "d", "nic", "rdma", DEVICES[2].uuid, Form.OPEN),
     ]
     device = DeviceObject("n", DEVICES, {}, checkpoints.encode(held))
-    assert place_facts("n", {}, device=device).imported == {
+    assert node_properties("n", {}, device=device).imported == {
         "u": Imported({("gpu", 1): CARD}, {}),
         "v": Imported({}, {("rdma", 0): frozenset({"0000:40:00.2"})}),
     }
@@ -117,22 +122,22 @@ def test_imported_holdings_as_an_agent_publishes_them() -> None:
 def test_an_imported_device_that_is_not_there_is_a_fault() -> None:
     held = [DeviceHolding("u", "c", "nvidia.com/gpu", "gpu", "GPU-9", Form.WHOLE)]
     device = DeviceObject("n", DEVICES, {}, checkpoints.encode(held))
-    found = place_facts("n", {}, device=device)
+    found = node_properties("n", {}, device=device)
     assert found.imported == {}
     assert ["GPU-9" in fault for fault in found.faults] == [True]
 
 
 def test_words_about_parts_of_gpus() -> None:
-    rules = PlaceRules(unshared={"nvidia": frozenset({"T4"})})
+    rules = AllocatorRules(unshared={"nvidia": frozenset({"T4"})})
     labels = {
         "node.koordinator.sh/gpu-model": "T4",
         "node.koordinator.sh/gpu-vendor": "nvidia",
         "koordinator.sh/gpu-isolation-provider": "HAMi-core",
     }
-    found = place_facts("n", labels, rules=rules)
+    found = node_properties("n", labels, rules=rules)
     assert (found.isolation, found.shares_gpus) == ("HAMi-core", False)
     other = {**labels, "node.koordinator.sh/gpu-vendor": "other"}
-    assert place_facts("n", other, rules=rules).shares_gpus
+    assert node_properties("n", other, rules=rules).shares_gpus
 
 
 @pytest.mark.parametrize(
@@ -150,5 +155,5 @@ def test_whose_words_are_for_every_pod(
     policies: NodePolicies, ratio: float, expected: bool
 ) -> None:
     cpus = msgspec.structs.replace(node_facts(), policies=policies, cpu_ratio=ratio)
-    assert PlaceFacts("n", cpus).binds_all == expected
-    assert not PlaceFacts("n").binds_all
+    assert NodeProperties("n", cpus).binds_all == expected
+    assert not NodeProperties("n").binds_all

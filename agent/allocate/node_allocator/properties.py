@@ -1,4 +1,4 @@
-"""The static facts of a node: CPUs, NUMA nodes, devices, and the reports of its agent."""
+"""The static properties of a node: CPUs, NUMA nodes, devices, and the reports of its agent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agent.allocate.devices.pairs import links_of
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
 from agent.allocate.foreign.existing import existing, functions_taken, taken
 from agent.allocate.foreign.names import keys
-from agent.allocate.node import NodeFacts
-from agent.allocate.nrt.node import ZoneFacts
+from agent.allocate.nrt.node import ZoneReport
+from agent.allocate.topology_options import TopologyOptions
 from agent.model import checkpoints, interconnect
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Holdings, VirtualFunctions
@@ -24,26 +24,26 @@ from agent.model.devices import DeviceType
 from agent.model.holding import DeviceHolding as Held
 from agent.model.interconnect import GPU_LINKS
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
-from agent.model.policies import GpuObjective, NumaPolicy, NumaStrategy
+from agent.model.policies import GpuObjective, NumaPolicy, Strategy
 from agent.model.schedulerargs import SchedulerArgs, ZoneScoring
 
 
-class PlaceRules(msgspec.Struct, frozen=True):
+class AllocatorRules(msgspec.Struct, frozen=True):
     """The configuration. `strategy`: which devices are preferred; `shares`: for pods that request
     parts of GPUs, which leave no whole one when they are spread. `unshared`: by vendor, the GPU
     models that are never divided. `scoring`: of CPUs and NUMA nodes; None: by the strategy of the
     node. `zones`: the scoring of nodes for pods without CPUs or devices of ours. `gpu_objective`:
     which linked GPUs of a node suit a pod best."""
 
-    strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
-    shares: NumaStrategy = NumaStrategy.MOST_ALLOCATED
+    strategy: Strategy = Strategy.LEAST_ALLOCATED
+    shares: Strategy = Strategy.MOST_ALLOCATED
     unshared: dict[str, frozenset[str]] = {}
     scoring: SchedulerArgs | None = None
     zones: ZoneScoring = ZoneScoring()
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
 
-    def liking(self, request: DeviceRequest) -> NumaStrategy:
-        """Which devices a pod likes better."""
+    def strategy_of(self, request: DeviceRequest) -> Strategy:
+        """The order of devices for a pod."""
         cards = request.asks.get(DeviceType.GPU)
         return self.shares if cards is not None and cards.shared else self.strategy
 
@@ -55,26 +55,27 @@ class Imported(msgspec.Struct, frozen=True):
     functions: VirtualFunctions
 
 
-class PlaceFacts(msgspec.Struct, frozen=True):
+class NodeProperties(msgspec.Struct, frozen=True):
     """`cpus` None: no usable NodeResourceTopology; `inventory` None: no Device object. `imported`
     by the uid of a pod; `isolation`: the library that enforces parts of GPUs here, "" for none;
     `shares_gpus`: GPUs may be divided. `zones`: the node's report of its NUMA nodes; None: it does
     not count. `faults`: of the node's objects. `allocatable`: of the whole node, by resource."""
 
     name: str
-    cpus: NodeFacts | None = None
+    cpus: TopologyOptions | None = None
     inventory: Inventory | None = None
     imported: dict[str, Imported] = {}
     isolation: str = ""
     shares_gpus: bool = True
-    rules: PlaceRules = PlaceRules()
-    zones: ZoneFacts | None = None
+    rules: AllocatorRules = AllocatorRules()
+    zones: ZoneReport | None = None
     faults: tuple[str, ...] = ()
     allocatable: dict[str, int] = {}
 
     @property
     def binds_all(self) -> bool:
-        """Koordinator's words on the node concern every pod, not only Koordinator's own."""
+        """Koordinator's labels and annotations of the node concern every pod, not only
+        Koordinator's own."""
         cpus = self.cpus
         if cpus is None:
             return False
@@ -88,23 +89,23 @@ class PlaceFacts(msgspec.Struct, frozen=True):
         return said not in (None, NumaPolicy.NONE)
 
 
-def place_facts(
+def node_properties(
     name: str,
     labels: Mapping[str, str],
-    cpus: NodeFacts | None = None,
+    cpus: TopologyOptions | None = None,
     device: DeviceObject | None = None,
-    rules: PlaceRules | None = None,
+    rules: AllocatorRules | None = None,
     faults: tuple[str, ...] = (),
     allocatable: Mapping[str, int] | None = None,
-    zones: ZoneFacts | None = None,
-) -> PlaceFacts:
+    zones: ZoneReport | None = None,
+) -> NodeProperties:
     """`labels` and `allocatable`: the Node's; `faults`: those that were found so far. Of a Device
     object what can't be read of the partition table, the links of GPUs and the imported holdings is
     left out."""
-    rules = rules or PlaceRules()
+    rules = rules or AllocatorRules()
     found = list(faults)
     shares = labels.get(GPU_MODEL, "") not in rules.unshared.get(labels.get(GPU_VENDOR, ""), ())
-    return PlaceFacts(
+    return NodeProperties(
         name,
         cpus,
         None if device is None else _inventory(device, labels, rules, found),
@@ -119,7 +120,7 @@ def place_facts(
 
 
 def _inventory(
-    device: DeviceObject, labels: Mapping[str, str], rules: PlaceRules, faults: list[str]
+    device: DeviceObject, labels: Mapping[str, str], rules: AllocatorRules, faults: list[str]
 ) -> Inventory:
     try:
         table = _partitions(

@@ -1,4 +1,5 @@
-"""What is taken of a node: the sum of the claims of its pods, whatever order they came in."""
+"""What is allocated on a node: the sum of its pods' allocations, independent of their order
+(Koordinator: NodeAllocation in pkg/scheduler/plugins/nodenumaresource/node_allocation.go)."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.claims import PodAllocation
-from agent.allocate.node import Amounts, NodeFacts
 from agent.allocate.numa.koordinator_merge import NodeStatus
+from agent.allocate.pod_allocation import PodAllocation
+from agent.allocate.topology_options import Amounts, TopologyOptions
 from agent.model.policies import ExclusivePolicy
 
 
@@ -86,10 +87,10 @@ def _fewer(levels: tuple[int, ...], cpus: int) -> tuple[int, ...]:
     return tuple(level for level in reversed(lowered) if level)
 
 
-class Account:
+class NodeAllocation:
     """Two accounts of the same claims are equal. Not safe for threads: its ledger is."""
 
-    def __init__(self, facts: NodeFacts) -> None:
+    def __init__(self, facts: TopologyOptions) -> None:
         self._facts = facts
         self._areas = facts.layout.nodes if facts.layout else ()
         self.node_ids = frozenset(area.id for area in self._areas) | facts.zones.keys()
@@ -104,8 +105,8 @@ class Account:
         self._totals = facts.totals()
         self._remembered: tuple[Amounts, Amounts] | None = None
 
-    def copy(self) -> Account:
-        """One that goes its own way from here."""
+    def copy(self) -> NodeAllocation:
+        """An independent copy."""
         other = copy.copy(self)
         for name in ("_used", "_unrecorded", "_owned", "_records", "_inside", "_spanning"):
             setattr(other, name, getattr(self, name).copy())
@@ -122,7 +123,7 @@ class Account:
         self._count(claim, -1)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Account) and self._state() == other._state()
+        return isinstance(other, NodeAllocation) and self._state() == other._state()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -147,8 +148,8 @@ class Account:
         return _copied(self._left()[0])
 
     def available(self) -> Amounts:
-        """What is really left: CPUs that a pod owns are gone, whatever amounts it was given. The
-        caller's own."""
+        """What is left, without the CPUs that pods own, even where a pod owns more than its
+        amounts. The caller may change the result."""
         return _copied(self._left()[1])
 
     def _left(self) -> tuple[Amounts, Amounts]:
@@ -169,7 +170,8 @@ class Account:
         return self._remembered
 
     def used(self, node: int, name: str) -> int:
-        """What pods have of a NUMA node: a CPU that one owns counts, whatever it was given."""
+        """What pods hold of a NUMA node: a CPU that a pod owns counts, even where its amounts are
+        smaller."""
         amount = self._used[node, name]
         if name != "cpu":
             return amount
@@ -184,7 +186,7 @@ class Account:
         return amount + self._more(node) if name == "cpu" and self._records[node] else amount
 
     def busy_nodes(self) -> set[int]:
-        """The NUMA nodes of which a pod has something."""
+        """The NUMA nodes where a pod holds something."""
         return {node for node, _ in self._used} | self._inside.keys() | self._spanning.keys()
 
     def numa_status(self) -> dict[int, NodeStatus]:

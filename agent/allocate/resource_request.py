@@ -1,4 +1,5 @@
-"""A pod's wish, before anything is given: amounts, class, and how CPUs and NUMA nodes shall lie."""
+"""A pod's request for resources, before anything is allocated: amounts, class, and the policies for
+its CPUs and NUMA nodes."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ PRIORITY_CLASS_LABEL = "koordinator.sh/priority-class"
 PROD: Final = "koord-prod"
 
 
-class KubeletWords(enum.Enum):
+class FollowedPolicies(enum.Enum):
     """The kubelet follows its policies itself for pods that are not Koordinator's."""
 
     ALL = enum.auto()
     NUMA = enum.auto()
-    """As it does not know of devices that come from us."""
+    """The kubelet does not know the devices that Topolet allocates."""
     NONE = enum.auto()
 
 
@@ -38,18 +39,19 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     cpu_limit_milli: int | None = None
     spec: ResourceSpec = ResourceSpec()
     numa: NumaSpec = NumaSpec()
-    kubelet: KubeletWords = KubeletWords.ALL
+    kubelet: FollowedPolicies = FollowedPolicies.ALL
 
     @property
     def burst_milli(self) -> int:
-        """The limit that NUMA nodes shall fit, of a pod that shares CPUs and wants that; else 0."""
+        """The limit that must fit its NUMA nodes, for a pod that shares CPUs with ConstrainedBurst;
+        else 0."""
         policy = self.spec.required or self.spec.preferred
         shares = self.qos is QoS.LS and not self.owner
         bursts = shares and policy is BindPolicy.CONSTRAINED_BURST
         return max(0, self.cpu_limit_milli or 0) if bursts else 0
 
 
-def ask_of(
+def resource_request(
     uid: str,
     title: str,
     qos: QoS,
@@ -60,7 +62,7 @@ def ask_of(
     priority_class: str = "",
     cpu_limit_milli: int | None = None,
 ) -> ResourceRequest:
-    """`priority_class`: the value of its label, which goes before the number. Raises
+    """`priority_class`: the value of its label, which overrides the number. Raises
     AnnotationError."""
     return ResourceRequest(
         uid,

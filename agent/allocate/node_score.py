@@ -1,4 +1,4 @@
-"""How good a node is for a pod that fits on it: 0 to 100, to compare nodes by.
+"""The score of a node for a pod that fits on it, 0 to 100.
 
 By resources: how much of them is used once the pod is there, of the NUMA nodes that it is held to
 or, if it is held to none, of the whole node. By NUMA nodes: how many of them are used, of all; for
@@ -9,25 +9,24 @@ Koordinator's rules differ (pkg/scheduler/plugins/nodenumaresource/scoring.go, S
 calculateAllocatableAndRequested): the NUMA nodes together; for a pod that binds CPUs the CPUs that
 pods own anywhere on the machine stand for the CPU that is used; under BestEffort, and
 SingleNUMANode on a machine of one NUMA node, the whole node is scored; and what NUMA nodes have
-left is what was not given by amounts.
-"""
+left is what was not given by amounts."""
 
 from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.account import Account
-from agent.allocate.ask import ResourceRequest
-from agent.allocate.claims import PodAllocation
-from agent.allocate.node import NodeFacts
+from agent.allocate.node_allocation import NodeAllocation
+from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import PROFILES, Profile, in_force
 from agent.allocate.reasons import Rejection
-from agent.allocate.worth import counted, spread, worth
-from agent.model.policies import NumaPolicy, NumaStrategy
-from agent.model.schedulerargs import Measure, Rules, SchedulerArgs, ScoringType
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.score import spread, utilization_score, weights_that_count
+from agent.allocate.topology_options import TopologyOptions
+from agent.model.policies import NODE_STRATEGIES, NUMA_STRATEGIES, NumaPolicy, Strategy
+from agent.model.schedulerargs import Measure, Rules, SchedulerArgs
 
 
-class Whole(msgspec.Struct, frozen=True):
+class WholeNode(msgspec.Struct, frozen=True):
     """The whole node, by resource: what it calls allocatable (amplified, `cpu` in milli-CPU), and
     what all its pods request, before CPU is amplified."""
 
@@ -35,12 +34,12 @@ class Whole(msgspec.Struct, frozen=True):
     requested: dict[str, int] = {}
 
 
-class Scene(msgspec.Struct, frozen=True):
+class ScoreInput(msgspec.Struct, frozen=True):
     """What a pod would find: `account` does not count it yet."""
 
-    facts: NodeFacts
-    account: Account
-    whole: Whole
+    facts: TopologyOptions
+    account: NodeAllocation
+    whole: WholeNode
 
 
 def profile(args: SchedulerArgs) -> Profile:
@@ -49,56 +48,58 @@ def profile(args: SchedulerArgs) -> Profile:
     return msgspec.structs.replace(
         base,
         numa_policy=args.numa_policy,
-        strategy=_strategy(args.node.type),
+        strategy=_of_numa_nodes(args.node.type),
         bind=args.bind,
         label_first=args.rules is Rules.KOORDINATOR,
-        scoring=_strategy(args.numa.type),
+        scoring=_of_numa_nodes(args.numa.type),
         weights=args.numa.weights,
     )
 
 
-def score(args: SchedulerArgs, scene: Scene, ask: ResourceRequest, claim: PodAllocation) -> int:
+def score(
+    args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
+) -> int:
     """Of the node with `claim` on it, which was offered for `ask`."""
     if args.rules is Rules.KOORDINATOR:
-        return _as_koordinator(args, scene, ask, claim)
+        return _as_koordinator(args, state, ask, claim)
     points = []
     if Measure.RESOURCES in args.measures:
-        points.append(_by_resources(args, scene, ask, claim))
-    known = scene.account.node_ids
-    used = _nodes(scene, claim) & known
+        points.append(_by_resources(args, state, ask, claim))
+    known = state.account.node_ids
+    used = _nodes(state, claim) & known
     if used and Measure.NUMA_NODES in args.measures:
-        strategy = _labelled(scene.facts, args.node.type)
-        busy = len(used | (scene.account.busy_nodes() & known))
+        strategy = _labelled(state.facts, args.node.type)
+        busy = len(used | (state.account.busy_nodes() & known))
         points.append(by_count(strategy, busy, len(known)))
     return sum(points) // len(points) if points else 0
 
 
-def by_count(strategy: ScoringType, used: int, total: int) -> int:
+def by_count(strategy: Strategy, used: int, total: int) -> int:
     """Of a machine with so many NUMA nodes in use. Balanced are all or none."""
-    if strategy is ScoringType.BALANCED_ALLOCATION:
+    if strategy is Strategy.BALANCED_ALLOCATION:
         return spread({1.0: used, 0.0: total - used})
-    return worth(strategy, {"nodes": 1}, {"nodes": total}, {"nodes": used})
+    return utilization_score(strategy, {"nodes": 1}, {"nodes": total}, {"nodes": used})
 
 
-def _strategy(type_: ScoringType) -> NumaStrategy:
-    most = type_ is ScoringType.MOST_ALLOCATED
-    return NumaStrategy.MOST_ALLOCATED if most else NumaStrategy.LEAST_ALLOCATED
+def _of_numa_nodes(strategy: Strategy) -> Strategy:
+    """NUMA nodes have no balanced order."""
+    return strategy if strategy in NUMA_STRATEGIES else Strategy.LEAST_ALLOCATED
 
 
 def _by_resources(
-    args: SchedulerArgs, scene: Scene, ask: ResourceRequest, claim: PodAllocation
+    args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
 ) -> int:
     if not claim.amounts:
-        return _of_whole(args, scene, ask, claim)
-    totals, weights = scene.account.totals(), counted(args.node.weights, ask.requests)
+        return _of_whole(args, state, ask, claim)
+    totals, weights = state.account.totals(), weights_that_count(args.node.weights, ask.requests)
     return min(
-        worth(
+        utilization_score(
             args.node.type,
             weights,
             totals.get(node, {}),
             {
-                name: scene.account.used(node, name)
-                + _paid(scene.facts, claim, name, amounts.get(name, 0))
+                name: state.account.used(node, name)
+                + _paid(state.facts, claim, name, amounts.get(name, 0))
                 for name in weights
             },
         )
@@ -106,24 +107,26 @@ def _by_resources(
     )
 
 
-def _of_whole(args: SchedulerArgs, scene: Scene, ask: ResourceRequest, claim: PodAllocation) -> int:
+def _of_whole(
+    args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
+) -> int:
     """Of the whole node, the CPUs that pods own amplified."""
-    facts = scene.facts
-    owned = 1000 * scene.account.holdings.full(1).bit_count()
-    used = dict(scene.whole.requested)
+    facts = state.facts
+    owned = 1000 * state.account.holdings.full(1).bit_count()
+    used = dict(state.whole.requested)
     used["cpu"] = used.get("cpu", 0) - owned + facts.amplified(owned)
-    return _with_pod(args, facts, ask, claim, scene.whole.allocatable, used)
+    return _with_pod(args, facts, ask, claim, state.whole.allocatable, used)
 
 
 def _as_koordinator(
-    args: SchedulerArgs, scene: Scene, ask: ResourceRequest, claim: PodAllocation
+    args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
 ) -> int:
-    facts, account = scene.facts, scene.account
+    facts, account = state.facts, state.account
     policy = _numa_policy(facts, ask)
     if policy is NumaPolicy.NONE:
-        return _of_whole(args, scene, ask, claim)
+        return _of_whole(args, state, ask, claim)
     totals = account.totals()
-    capacity, used = scene.whole.allocatable, dict(scene.whole.requested)
+    capacity, used = state.whole.allocatable, dict(state.whole.requested)
     single = policy is NumaPolicy.SINGLE_NUMA_NODE and len(totals) > 1
     if claim.amounts and (single or policy is NumaPolicy.RESTRICTED):
         capacity, used = {}, {}
@@ -138,7 +141,7 @@ def _as_koordinator(
 
 def _with_pod(
     args: SchedulerArgs,
-    facts: NodeFacts,
+    facts: TopologyOptions,
     ask: ResourceRequest,
     claim: PodAllocation,
     capacity: dict[str, int],
@@ -146,29 +149,27 @@ def _with_pod(
 ) -> int:
     for name, asked in ask.requests.items():
         used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
-    return worth(args.node.type, counted(args.node.weights, ask.requests), capacity, used)
+    return utilization_score(
+        args.node.type, weights_that_count(args.node.weights, ask.requests), capacity, used
+    )
 
 
-def _numa_policy(facts: NodeFacts, ask: ResourceRequest) -> NumaPolicy:
+def _numa_policy(facts: TopologyOptions, ask: ResourceRequest) -> NumaPolicy:
     found = in_force(facts.policies, facts.profile, ask)
     return NumaPolicy.NONE if isinstance(found, Rejection) else found.numa
 
 
-def _paid(facts: NodeFacts, claim: PodAllocation, name: str, amount: int) -> int:
+def _paid(facts: TopologyOptions, claim: PodAllocation, name: str, amount: int) -> int:
     return facts.amplified(amount) if name == "cpu" and claim.cpus else amount
 
 
-def _nodes(scene: Scene, claim: PodAllocation) -> set[int]:
-    layout = scene.facts.layout
+def _nodes(state: ScoreInput, claim: PodAllocation) -> set[int]:
+    layout = state.facts.layout
     own = layout.node_ids(claim.cpus.mask) if layout and claim.cpus else ()
     return {*own, *claim.amounts}
 
 
-def _labelled(facts: NodeFacts, configured: ScoringType) -> ScoringType:
+def _labelled(facts: TopologyOptions, configured: Strategy) -> Strategy:
     """The strategy that the node's label names, if it is one of the two that count NUMA nodes."""
     label = facts.policies.strategy_label
-    if label is NumaStrategy.MOST_ALLOCATED:
-        return ScoringType.MOST_ALLOCATED
-    if label is NumaStrategy.LEAST_ALLOCATED:
-        return ScoringType.LEAST_ALLOCATED
-    return configured
+    return label if label in NODE_STRATEGIES else configured

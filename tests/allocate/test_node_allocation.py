@@ -2,23 +2,23 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.allocate.account import Account
-from agent.allocate.claims import PodAllocation
-from agent.allocate.node import NodeFacts
+from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.numa.koordinator_merge import NodeStatus
+from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import PROFILES
+from agent.allocate.topology_options import TopologyOptions
 from agent.model.cpuset import CpuSet
 from tests.allocate.nodes import GIB, claim, facts
 
 
-def account(node: NodeFacts, *claims: PodAllocation) -> Account:
-    made = Account(node)
+def account(node: TopologyOptions, *claims: PodAllocation) -> NodeAllocation:
+    made = NodeAllocation(node)
     for each in claims:
         made.add(each)
     return made
 
 
-def free(made: Account) -> str:
+def free(made: NodeAllocation) -> str:
     return str(CpuSet.from_int(made.free_cpus()))
 
 

@@ -5,15 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import agent, nri, options, proxy, scheduler, webhook
-from agent.model import settings
-from agent.model.settings import Settings, SettingsError, host_port, parse, socket_path
+from agent.cli import options
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.frontends import NriSettings, ProxySettings
+from agent.model.settings.options import Options, SettingsError, host_port, parse, socket_path
+from agent.model.settings.options import options as fields
+from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
+
+PROCESSES = (AgentSettings, ProxySettings, NriSettings, SchedulerSettings, WebhookSettings)
 
 
-def load(*words: str, names: tuple[str, ...] = agent.OPTIONS) -> Settings:
+def load(*words: str) -> AgentSettings:
     parser = argparse.ArgumentParser()
-    options.add_arguments(parser, names)
-    return options.load(parser.parse_args(words))
+    options.add_arguments(parser, AgentSettings)
+    return options.load(parser.parse_args(words), AgentSettings)
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -21,8 +26,8 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     file.write_text('state-dir = "/s"\nperiod-seconds = 2\nhold-seconds = 0.25\n')
     loaded = load(f"--config={file}", "--period-seconds=3.5")
     assert (loaded.state_dir, loaded.period_seconds, loaded.hold_seconds) == ("/s", 3.5, 0.25)
-    assert loaded.node_name == Settings().node_name
-    assert load() == Settings()
+    assert loaded.node_name == AgentSettings().node_name
+    assert load() == AgentSettings()
 
 
 @pytest.mark.parametrize(
@@ -69,21 +74,45 @@ def test_bad_flag_names_the_option(words: list[str], reason: str) -> None:
     assert reason in str(raised.value)
 
 
-def test_every_option_has_a_command_and_says_its_unit() -> None:
-    names = tuple(
-        dict.fromkeys(
-            name for command in (agent, nri, proxy, webhook, scheduler) for name in command.OPTIONS
-        )
-    )
-    assert {each.name for each in settings.options()} == set(names)
+def test_one_file_has_the_options_of_all_processes(tmp_path: Path) -> None:
+    file = tmp_path / "topolet.toml"
+    file.write_text('proxy-http = ""\nlease-seconds = 20\nstate-dir = "/s"\n')
+    assert load(f"--config={file}") == AgentSettings(state_dir="/s")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("lease-seconds = 1", "`int` >= 3 - at `$.lease-seconds`"),
+        ("proxy-http = 1", "got `int` - at `$.proxy-http`"),
+        ("lease-second = 20", "unknown field `lease-second`"),
+    ],
+)
+def test_options_of_other_processes_are_checked_too(
+    tmp_path: Path, content: str, reason: str
+) -> None:
+    file = tmp_path / "topolet.toml"
+    file.write_text(content)
+    with pytest.raises(SettingsError) as raised:
+        load(f"--config={file}")
+    assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_the_help_has_every_option_and_its_unit(kind: type[Options]) -> None:
     parser = argparse.ArgumentParser()
-    options.add_arguments(parser, names)
+    options.add_arguments(parser, kind)
     text = " ".join(parser.format_help().split())
-    for each in settings.options():
+    for each in fields(kind):
         assert f"--{each.encode_name} " in text
         if each.name.endswith("_seconds"):
             assert f"--{each.encode_name} SECONDS" in text
-    assert text.count(", seconds (0.5)") == 2
+
+
+def test_processes_that_share_an_option_agree_about_it() -> None:
+    seen: dict[str, tuple[object, object]] = {}
+    for each in (each for kind in PROCESSES for each in fields(kind)):
+        assert seen.setdefault(each.name, (each.type, each.default)) == (each.type, each.default)
 
 
 @pytest.mark.parametrize(
@@ -118,5 +147,6 @@ def test_address_that_is_none(address: str) -> None:
         host_port(address)
 
 
-def test_what_parse_takes_is_what_the_struct_names() -> None:
-    assert parse({each.encode_name: each.default for each in settings.options()}) == Settings()
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_what_parse_takes_is_what_the_struct_names(kind: type[Options]) -> None:
+    assert parse({each.encode_name: each.default for each in fields(kind)}, kind) == kind()

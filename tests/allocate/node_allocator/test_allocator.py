@@ -3,19 +3,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.allocate.ledger import StaleOfferError
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
-from agent.allocate.node_allocator.facts import Imported, PlaceFacts, PlaceRules
 from agent.allocate.node_allocator.holders import DeviceOverlap
 from agent.allocate.node_allocator.holding import AssignedPod, holding_of
 from agent.allocate.node_allocator.pod_request import request_of
+from agent.allocate.node_allocator.properties import AllocatorRules, Imported, NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.apiobjects import ApiPod
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
+from agent.model.policies import BindPolicy, NumaPolicy, Strategy
 from tests.allocate.devices.builders import CARDS, CORE, GPU, HINT, RATIO, RDMA, gpu, nic
 from tests.allocate.node_allocator.builders import (
     ALLOCATED,
@@ -61,7 +61,7 @@ def test_parts_of_cards_are_packed_and_whole_ones_stay_whole() -> None:
     for name, percent in (("a", 30), ("b", 60), ("c", 20), ("d", 10), ("e", 70)):
         bind(place, pod(name, {"cpu": 100, "memory": 1, GPU: percent}))
     assert len(cards(granted(place, pod("whole", {"cpu": 100, "memory": 1, CARDS: 2})))) == 2
-    rules = PlaceRules(shares=NumaStrategy.LEAST_ALLOCATED)
+    rules = AllocatorRules(shares=Strategy.LEAST_ALLOCATED)
     spread = NodeAllocator(msgspec.structs.replace(facts(devices=CARDS_OF_BOTH), rules=rules))
     for name in "abcd":
         bind(spread, pod(name, {"cpu": 100, "memory": 1, GPU: 10}))
@@ -70,7 +70,7 @@ def test_parts_of_cards_are_packed_and_whole_ones_stay_whole() -> None:
 
 def test_a_pod_that_needs_nothing_gets_nothing_anywhere() -> None:
     plain = pod("a", {"cpu": 100, "memory": 1})
-    for where in (PlaceFacts("n"), facts(), facts(devices=[])):
+    for where in (NodeProperties("n"), facts(), facts(devices=[])):
         found = granted(NodeAllocator(where), plain)
         assert (found.offer, found.allocation, found.annotations()) == (None, None, {})
 
@@ -95,7 +95,7 @@ def test_amplified_cpu_is_counted_for_every_pod() -> None:
 
 
 def test_cpus_need_a_node_that_tells_of_them() -> None:
-    bare = NodeAllocator(PlaceFacts("n"))
+    bare = NodeAllocator(NodeProperties("n"))
     for of in (
         pod("a", {"cpu": 1}, "LSR"),
         pod("a", {"cpu": 1}, notes={NUMA_SPEC: {"numaTopologyPolicy": "Restricted"}}),
@@ -371,7 +371,7 @@ def test_a_node_that_has_changed_keeps_its_holdings() -> None:
     bind(place, pod("a", {"cpu": 2, CARDS: 2}, "LSR"))
     other = place.with_facts(facts(policy=ONE, devices=CARDS_OF_BOTH[:3]))
     assert cards(granted(other, pod("b", {CARDS: 1}))) == [2]
-    bare = other.with_facts(PlaceFacts("n"))
+    bare = other.with_facts(NodeProperties("n"))
     assert bare.holdings == place.holdings
     back = bare.with_facts(facts(devices=CARDS_OF_BOTH))
     assert cards(granted(back, pod("b", {CARDS: 2}))) == [2, 3]
@@ -417,7 +417,7 @@ def test_a_holding_is_what_annotations_say_whoever_committed_it() -> None:
 def test_liking_is_configured() -> None:
     place_facts = facts(devices=[nic(0), nic(1)])
     for strategy, minor in (("LeastAllocated", 1), ("MostAllocated", 0)):
-        rules = msgspec.convert({"strategy": strategy}, PlaceRules)
+        rules = msgspec.convert({"strategy": strategy}, AllocatorRules)
         place = NodeAllocator(msgspec.structs.replace(place_facts, rules=rules))
         bind(place, pod("a", {RDMA: 50}))
         found = granted(place, pod("b", {RDMA: 50})).allocation

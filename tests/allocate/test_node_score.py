@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.allocate import scoring
-from agent.allocate.account import Account
-from agent.allocate.ask import ResourceRequest
-from agent.allocate.claims import PodAllocation
-from agent.allocate.node import NodeFacts
+from agent.allocate import node_score
+from agent.allocate.node_allocation import NodeAllocation
+from agent.allocate.node_score import ScoreInput, WholeNode, by_count, profile
+from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
-from agent.allocate.scoring import Scene, Whole, by_count, profile
-from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
-from agent.model.schedulerargs import Rules, ScoringType, decode, defaults
+from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.topology_options import TopologyOptions
+from agent.model.policies import BindPolicy, NumaPolicy, Strategy
+from agent.model.schedulerargs import Rules, decode, defaults
 from tests.allocate.nodes import GIB, claim, facts, owner, sharer
 
-MOST = ScoringType.MOST_ALLOCATED
-LEAST = ScoringType.LEAST_ALLOCATED
-BALANCED = ScoringType.BALANCED_ALLOCATION
+MOST = Strategy.MOST_ALLOCATED
+LEAST = Strategy.LEAST_ALLOCATED
+BALANCED = Strategy.BALANCED_ALLOCATION
 SINGLE = NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE)
 LOOSE = NodePolicies(numa_label=NumaPolicy.BEST_EFFORT)
 
@@ -31,24 +31,24 @@ def scored(
     ask: ResourceRequest,
     got: PodAllocation,
     *held: PodAllocation,
-    on: NodeFacts | None = None,
+    on: TopologyOptions | None = None,
     requested: dict[str, int] | None = None,
     rules: Rules = Rules.PROPOSAL,
     **strategy: Any,
 ) -> int:
     node = on or facts()
-    account = Account(node)
+    account = NodeAllocation(node)
     for each in held:
         account.add(each)
     body: dict[str, Any] = {"kind": rules.value}
     if strategy:
         body["scoringStrategy"] = strategy
         body["numaScoringStrategy"] = {"type": strategy.get("type")}
-    whole = Whole({"cpu": 16_000, "memory": 32 * GIB}, requested or {})
-    return scoring.score(decode(body), Scene(node, account, whole), ask, got)
+    whole = WholeNode({"cpu": 16_000, "memory": 32 * GIB}, requested or {})
+    return node_score.score(decode(body), ScoreInput(node, account, whole), ask, got)
 
 
-def by_resources(kind: ScoringType) -> dict[str, Any]:
+def by_resources(kind: Strategy) -> dict[str, Any]:
     return {"type": kind.value, "measures": ["Resources"]}
 
 
@@ -96,7 +96,7 @@ def test_bound_cpus_count_amplified() -> None:
     assert scored(owner(2), got, claim("b", "4-7"), on=node, **before, **only_cpu) == 75
 
 
-def counted(got: PodAllocation, *held: PodAllocation, strategy: ScoringType, **more: Any) -> int:
+def counted(got: PodAllocation, *held: PodAllocation, strategy: Strategy, **more: Any) -> int:
     said = {"type": strategy.value, "measures": ["NUMANodes"]}
     return scored(owner(2), got, *held, **said, **more)
 
@@ -116,7 +116,7 @@ EIGHT = (2, 4, 4, 2)
     ],
 )
 def test_numa_nodes_in_use_of_all(
-    cpus: str, held: tuple[str, ...], strategy: ScoringType, points: int
+    cpus: str, held: tuple[str, ...], strategy: Strategy, points: int
 ) -> None:
     others = [claim(f"p{number}", each) for number, each in enumerate(held)]
     assert counted(claim("a", cpus), *others, on=facts(EIGHT), strategy=strategy) == points
@@ -133,17 +133,17 @@ def test_amounts_use_a_numa_node_too() -> None:
     assert counted(claim("a", "0-1"), sharing, strategy=MOST) == 100
 
 
-@pytest.mark.parametrize("strategy", ScoringType)
-def test_a_numa_node_that_is_not_there_is_not_in_use(strategy: ScoringType) -> None:
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_numa_node_that_is_not_there_is_not_in_use(strategy: Strategy) -> None:
     gone = claim("b", amounts={7: {"cpu": 1000}})
     alone = counted(claim("a", "0-1"), strategy=strategy)
     assert counted(claim("a", "0-1"), gone, strategy=strategy) == alone == 50
 
 
 def test_the_nodes_label_names_the_strategy_of_the_count() -> None:
-    node = facts(policies=NodePolicies(strategy_label=NumaStrategy.LEAST_ALLOCATED))
+    node = facts(policies=NodePolicies(strategy_label=Strategy.LEAST_ALLOCATED))
     assert counted(claim("a", "0-1"), claim("b", "8-9"), on=node, strategy=MOST) == 0
-    even = facts(policies=NodePolicies(strategy_label=NumaStrategy.DISTRIBUTE_EVENLY))
+    even = facts(policies=NodePolicies(strategy_label=Strategy.DISTRIBUTE_EVENLY))
     assert counted(claim("a", "0-1"), claim("b", "8-9"), on=even, strategy=MOST) == 100
 
 
@@ -169,22 +169,22 @@ def test_for_koordinator_owners_of_the_machine_stand_for_a_numa_node() -> None:
     got = claim("a", "0-1", {0: {"cpu": 2000, "memory": 8 * GIB}})
     elsewhere = claim("b", "8-11", {1: {"cpu": 4000}})
     node = facts(policies=SINGLE)
-    scene = {"on": node, "rules": Rules.KOORDINATOR}
-    assert scored(owner(2, 8), got, elsewhere, **scene) == (25 + 50) // 2
+    state = {"on": node, "rules": Rules.KOORDINATOR}
+    assert scored(owner(2, 8), got, elsewhere, **state) == (25 + 50) // 2
 
 
 def test_profiles() -> None:
     theirs = profile(defaults(Rules.KOORDINATOR))
     assert theirs.label_first
     assert (theirs.strategy, theirs.numa_policy) == (
-        NumaStrategy.LEAST_ALLOCATED,
+        Strategy.LEAST_ALLOCATED,
         NumaPolicy.NONE,
     )
     proposal = profile(defaults(Rules.PROPOSAL))
     alike = replace(proposal, scoring=None, weights={})
     assert alike == PROFILES["proposal"]
     assert (proposal.scoring, proposal.weights) == (
-        NumaStrategy.MOST_ALLOCATED,
+        Strategy.MOST_ALLOCATED,
         {"cpu": 1, "memory": 1},
     )
     set_otherwise = decode(
@@ -200,11 +200,11 @@ def test_profiles() -> None:
     assert (made.bind, made.numa_policy, made.strategy) == (
         BindPolicy.SPREAD_BY_PCPUS,
         NumaPolicy.NONE,
-        NumaStrategy.LEAST_ALLOCATED,
+        Strategy.LEAST_ALLOCATED,
     )
-    assert (made.scoring, made.weights) == (NumaStrategy.MOST_ALLOCATED, {"cpu": 1})
+    assert (made.scoring, made.weights) == (Strategy.MOST_ALLOCATED, {"cpu": 1})
 
 
-@given(st.sampled_from(ScoringType), st.integers(1, 64), st.data())
-def test_a_count_is_0_to_100(strategy: ScoringType, total: int, data: st.DataObject) -> None:
+@given(st.sampled_from(Strategy), st.integers(1, 64), st.data())
+def test_a_count_is_0_to_100(strategy: Strategy, total: int, data: st.DataObject) -> None:
     assert 0 <= by_count(strategy, data.draw(st.integers(0, total)), total) <= 100

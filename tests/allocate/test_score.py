@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.worth import counted, spread, worth
-from agent.model.schedulerargs import ScoringType
+from agent.allocate.score import spread, utilization_score, weights_that_count
+from agent.model.policies import Strategy
 
-MOST = ScoringType.MOST_ALLOCATED
-LEAST = ScoringType.LEAST_ALLOCATED
-BALANCED = ScoringType.BALANCED_ALLOCATION
+MOST = Strategy.MOST_ALLOCATED
+LEAST = Strategy.LEAST_ALLOCATED
+BALANCED = Strategy.BALANCED_ALLOCATION
 EVEN = {"cpu": 1, "memory": 1}
 
 
@@ -35,20 +35,20 @@ EVEN = {"cpu": 1, "memory": 1}
     ],
 )
 def test_points(
-    strategy: ScoringType, weights: dict[str, int], used: dict[str, int], points: int
+    strategy: Strategy, weights: dict[str, int], used: dict[str, int], points: int
 ) -> None:
-    assert worth(strategy, weights, {"cpu": 100, "memory": 200}, used) == points
+    assert utilization_score(strategy, weights, {"cpu": 100, "memory": 200}, used) == points
 
 
 amounts = st.dictionaries(st.sampled_from(["cpu", "memory", "disk"]), st.integers(0, 1 << 50))
 weighed = st.dictionaries(st.sampled_from(["cpu", "memory", "disk"]), st.integers(1, 100))
 
 
-@given(st.sampled_from(ScoringType), weighed, amounts, amounts)
+@given(st.sampled_from(Strategy), weighed, amounts, amounts)
 def test_points_are_0_to_100(
-    strategy: ScoringType, weights: dict[str, int], capacity: dict[str, int], used: dict[str, int]
+    strategy: Strategy, weights: dict[str, int], capacity: dict[str, int], used: dict[str, int]
 ) -> None:
-    assert 0 <= worth(strategy, weights, capacity, used) <= 100
+    assert 0 <= utilization_score(strategy, weights, capacity, used) <= 100
 
 
 @given(weighed, amounts, amounts, st.sampled_from(["cpu", "memory", "disk"]), st.integers(0, 1000))
@@ -56,8 +56,12 @@ def test_more_use_is_never_worse_for_most_and_never_better_for_least(
     weights: dict[str, int], capacity: dict[str, int], used: dict[str, int], name: str, more: int
 ) -> None:
     then = {**used, name: used.get(name, 0) + more}
-    assert worth(MOST, weights, capacity, then) >= worth(MOST, weights, capacity, used)
-    assert worth(LEAST, weights, capacity, then) <= worth(LEAST, weights, capacity, used)
+    assert utilization_score(MOST, weights, capacity, then) >= utilization_score(
+        MOST, weights, capacity, used
+    )
+    assert utilization_score(LEAST, weights, capacity, then) <= utilization_score(
+        LEAST, weights, capacity, used
+    )
 
 
 def test_nothing_is_not_spread() -> None:
@@ -67,4 +71,8 @@ def test_nothing_is_not_spread() -> None:
 
 def test_other_resources_count_where_a_pod_asks_for_them() -> None:
     weights = {"cpu": 1, "memory": 2, "a.b/card": 3, "a.b/port": 4}
-    assert counted(weights, {"cpu": 1, "a.b/port": 1}) == {"cpu": 1, "memory": 2, "a.b/port": 4}
+    assert weights_that_count(weights, {"cpu": 1, "a.b/port": 1}) == {
+        "cpu": 1,
+        "memory": 2,
+        "a.b/port": 4,
+    }

@@ -1,0 +1,2 @@
+"""The options of every process, with unit, bounds, default and description: one struct a process.
+The flags, the keys of the settings file and `docs/options.md` are derived from the structs."""

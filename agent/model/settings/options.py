@@ -1,0 +1,112 @@
+"""The options that several processes have, and how option values are read. An option has its unit,
+bounds, default and description where it is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+
+
+class SettingsError(ValueError):
+    """An option that is unknown or has a wrong value; the message names it."""
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """The options of one process, by name; in files and flags with dashes."""
+
+
+StateDir = Annotated[
+    str,
+    msgspec.Meta(description="folder shared by agent and proxy: snapshot, doorbell, journal"),
+]
+STATE_DIR: Final = "/run/topolet"
+RuntimeEndpoint = Annotated[str, msgspec.Meta(description="the container runtime's CRI socket")]
+RUNTIME_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
+Kubeconfig = Annotated[
+    str,
+    msgspec.Meta(
+        description="file that says where the API server is and who we are; empty: the service "
+        "account of our pod"
+    ),
+]
+KUBECONFIG: Final = ""
+ServiceAccountDir = Annotated[
+    str, msgspec.Meta(description="folder of our pod's token and of the API server's ca.crt")
+]
+SERVICE_ACCOUNT_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+HoldSeconds = Annotated[
+    float,
+    msgspec.Meta(ge=0, le=60, description="how long a call waits for the agent at most, seconds"),
+]
+HOLD_SECONDS: Final = 0.5
+HookDeadlines = Annotated[
+    str,
+    msgspec.Meta(
+        description="HOOK=SECONDS, separated by commas, where a hook waits longer or shorter "
+        "than hold-seconds"
+    ),
+]
+HOOK_DEADLINES: Final = ""
+HookFailurePolicy = Annotated[
+    str,
+    msgspec.Meta(
+        description="HOOK/CLASS=ignore or fail, separated by commas, `*` for all: whether a "
+        "call goes on or fails when its hook waited in vain, can't read it or went wrong; the "
+        "narrowest rule speaks. Class `devices`: whether a container that can't have the "
+        "devices allocated to it keeps those of its device plugin"
+    ),
+]
+HOOK_FAILURE_POLICY: Final = (
+    "*=ignore,CreateContainer/LSE=fail,CreateContainer/LSR=fail,CreateContainer/devices=fail"
+)
+TlsCertificateFile = Annotated[
+    str,
+    msgspec.Meta(
+        description="the certificate shown to clients; read again when it changes; scheduler: "
+        "empty for plain HTTP"
+    ),
+]
+TLS_CERTIFICATE_FILE: Final = "/etc/topolet/tls/tls.crt"
+TlsKeyFile = Annotated[str, msgspec.Meta(description="the key of tls-certificate-file")]
+TLS_KEY_FILE: Final = "/etc/topolet/tls/tls.key"
+LogLevel = Annotated[
+    str,
+    msgspec.Meta(pattern="^(debug|info|warning|error)$", description="least level logged"),
+]
+LOG_LEVEL: Final = "info"
+
+
+Kind = TypeVar("Kind", bound=Options)
+
+
+def parse(raw: Mapping[str, Any], kind: type[Kind]) -> Kind:
+    """Raises SettingsError that names the option."""
+    try:
+        return msgspec.convert(raw, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"settings: {error}") from None
+
+
+def options(kind: type[Options]) -> tuple[msgspec.inspect.Field, ...]:
+    """Name, type, default and description of every option, in order."""
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return info.fields
+
+
+def socket_path(endpoint: str) -> str:
+    """`unix:///path` or a path, as a path. Raises SettingsError."""
+    path = endpoint.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise SettingsError(f"endpoint {endpoint!r} is no unix:///absolute/path")
+    return path
+
+
+def host_port(address: str) -> tuple[str, int]:
+    """`HOST:PORT` as a pair, an empty host meaning all. Raises SettingsError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(f"address {address!r} is no HOST:PORT")
+    return host.strip("[]") or "0.0.0.0", int(port)
