@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from agent.hooks import cpuset
-from agent.hooks.calls import Creation, Outcomes, Unread, Update
 from agent.hooks.changes import UNCHANGED, Changes, DeviceFields, Verdict, joined
 from agent.hooks.cpuset import Answer, CpuGrant, Give, Keep
 from agent.hooks.grants import Grants
 from agent.hooks.notifier import Notifier
-from agent.hooks.requests import CreateContainer
+from agent.hooks.requests import CreateContainer, Creation, Outcomes, Unread, Update
 from agent.hooks.snapshots import SnapshotFile
 from agent.model import notice
 from agent.model.cpuset import CpuSet

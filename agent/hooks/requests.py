@@ -1,34 +1,29 @@
-"""The part of CRI requests that the hooks read, with the CRI's field numbers (Kubernetes:
-staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto)."""
+"""Requests for a pod or container as values, from their arrival to the reply; and the outcomes of
+requests that the hooks could not decide, which are counted and logged."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
-from agent.hooks import wire
-from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.hooks.notifier import Notifier
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.failurepolicy import FailurePolicies
+from agent.model.notifications import (
+    ContainerFailed,
+    Notification,
+    PodAnnounced,
+    RequestedResources,
+    SnapshotRequest,
+)
 from agent.model.pods import Pod, pod_metadata, pod_uid
 from agent.model.qos import kube_class
 from agent.model.wanted import PERIOD_MICROSECONDS
-
-# PodSandboxConfig
-_METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
-# CreateContainerRequest: config, sandbox_config; config.linux.resources
-CONFIG, _SANDBOX_CONFIG = 2, 3
-CREATE_RESOURCES = (CONFIG, 15, 1)
-SECURITY_CONTEXT, PRIVILEGED = (CONFIG, 15, 2), 2
-# of config
-ENVIRONMENT, MOUNTS, NODES, ANNOTATIONS, CDI_DEVICES = 6, 7, 8, 10, 17
-# Device: container_path, host_path, permissions
-NODE_PATH, NODE_HOST_PATH, NODE_PERMISSIONS = 1, 2, 3
-# Mount
-CONTAINER_PATH, HOST_PATH, READ_ONLY = 1, 2, 3
-# UpdateContainerResourcesRequest: linux
-UPDATE_RESOURCES = (2,)
-# LinuxContainerResources
-CPU_PERIOD, CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 1, 2, 3, 4, 6, 7
 
 
 class CreateContainer(msgspec.Struct, frozen=True):
@@ -44,43 +39,6 @@ class UpdateContainer(msgspec.Struct, frozen=True):
 
     container_id: str
     asked: RequestedResources = RequestedResources()
-
-
-def run_pod_sandbox(message: bytes) -> PodAnnounced:
-    """Raises WireError."""
-    return _pod(wire.merged(message, 1))
-
-
-def create_container(message: bytes) -> CreateContainer:
-    """Raises WireError."""
-    config = wire.merged(message, CONFIG)
-    resources = wire.merged(message, *CREATE_RESOURCES)
-    return CreateContainer(
-        _pod(wire.merged(message, _SANDBOX_CONFIG)),
-        wire.text(wire.merged(config, 1), 1),
-        _asked(resources),
-    )
-
-
-def mounted(message: bytes) -> frozenset[str]:
-    """The paths in the container that a request to create it mounts. Raises WireError."""
-    return frozenset(wire.text(each, CONTAINER_PATH) for each in _entries(message, MOUNTS))
-
-
-def update_container(message: bytes) -> UpdateContainer:
-    """Raises WireError."""
-    resources = wire.merged(message, *UPDATE_RESOURCES)
-    return UpdateContainer(wire.text(message, 1), _asked(resources))
-
-
-def removed_id(message: bytes) -> str:
-    """The container of a request to remove one. Raises WireError."""
-    return wire.text(message, 1)
-
-
-def created_id(reply: bytes) -> str:
-    """The id in a reply of RunPodSandbox or CreateContainer. Raises WireError."""
-    return wire.text(reply, 1)
 
 
 def announced_pod(
@@ -116,37 +74,124 @@ def announced(pod: PodAnnounced, created_at: int) -> Pod:
     )
 
 
-def _entries(message: bytes, wanted: int) -> list[bytes]:
-    return [
-        payload
-        for field, kind, payload in wire.fields(wire.merged(message, CONFIG))
-        if (field, kind) == (wanted, wire.BYTES)
-    ]
-
-
-def _asked(resources: bytes) -> RequestedResources:
-    return RequestedResources(
-        wire.text(resources, CPUSET),
-        wire.text(resources, MEMS),
-        wire.number(resources, CPU_SHARES),
-        scaled_quota(wire.number(resources, CPU_QUOTA), wire.number(resources, CPU_PERIOD)),
-        wire.number(resources, MEMORY_LIMIT),
-    )
-
-
 def scaled_quota(quota: int, period: int) -> int:
     """The quota for a period of 100,000 microseconds, the default period."""
     return quota * PERIOD_MICROSECONDS // period if quota > 0 and period > 0 else quota
 
 
-def _pod(sandbox_config: bytes) -> PodAnnounced:
-    metadata = wire.merged(sandbox_config, _METADATA)
-    name, uid, namespace = (wire.text(metadata, number) for number in (1, 2, 3))
-    return announced_pod(
-        uid,
-        namespace,
-        name,
-        wire.string_map(sandbox_config, _LABELS),
-        wire.string_map(sandbox_config, _ANNOTATIONS),
-        wire.text(wire.merged(sandbox_config, _LINUX), 1),
-    )
+NOTIFY_AGAIN_SECONDS: Final = 0.1
+
+
+class Waiting:
+    """A request that may be held until `deadline` (monotonic seconds). While it is held it notifies
+    the agent repeatedly, but not at every retry."""
+
+    def __init__(self, started: float, patience_seconds: float) -> None:
+        self.patience_seconds = patience_seconds
+        self._deadline = started + patience_seconds
+        self._notified_at = 0.0
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def notify(self, notifier: Notifier, notification: Notification) -> None:
+        now = time.monotonic()
+        if now - self._notified_at >= NOTIFY_AGAIN_SECONDS:
+            self._notified_at = now
+            notifier.notify(notification)
+
+
+class Creation:
+    """One container, from the request to create it to the result."""
+
+    def __init__(self, request: CreateContainer, waiting: Waiting) -> None:
+        self.request = request
+        self.waiting = waiting
+        self.pod_title = f"pod {request.pod.namespace}/{request.pod.name}"
+        self.qos = announced(request.pod, 0).qos
+        """For the failure policy: LSR also where a node-local policy gives the container CPUs."""
+        self.grant: int | None = None
+        self.kept: tuple[str, ...] = ()
+        self.announced = False
+        """Whether the agent holds CPUs for the container alone."""
+
+    @property
+    def allocated(self) -> bool:
+        """Whether a scheduler gave its pod devices."""
+        return DEVICE_ALLOCATED in self.request.pod.annotations
+
+    def failed(self) -> Notification:
+        """The notification of the agent when the container is not created."""
+        pod = self.request.pod
+        return (
+            ContainerFailed(pod.uid, self.request.container_name)
+            if self.announced
+            else SnapshotRequest()
+        )
+
+
+class Update:
+    """One request to update a container, until its reply."""
+
+    def __init__(self, request: UpdateContainer, waiting: Waiting) -> None:
+        self.request = request
+        self.waiting = waiting
+
+
+class Unread:
+    """A creation that continues although its request could not be read; `grant` stands for the CPUs
+    that it may hold, which are unknown."""
+
+    def __init__(self, grant: int) -> None:
+        self.grant = grant
+
+
+log = logging.getLogger(__name__)
+
+_LOG_AGAIN_SECONDS: Final = 1.0
+
+Key = tuple[str, ...]
+"""Hook, class ("" where the pod is not known), reason."""
+
+
+class Outcomes:
+    """Counts and logs outcomes. Reasons are few and fixed: `late`, `no_cpu`, `hook_error`,
+    `oversize`, `compressed`, `irregular`; of devices also `unhonoured`, `taken`, `door`,
+    `privileged`. A class is a QoS class or `devices`."""
+
+    def __init__(self, policies: FailurePolicies) -> None:
+        self._policies = policies
+        self.failed_open: Counter[Key] = Counter()
+        self.failed: Counter[Key] = Counter()
+        self._told: dict[Key, float] = {}
+
+    def fails(self, hook: str, class_: str | None, reason: str, detail: str) -> bool:
+        """Whether the call fails by the policy of its hook and class."""
+        if self._policies.fails(hook, class_):
+            self.refused(hook, class_, reason, detail)
+            return True
+        self.goes_on(hook, class_, reason, detail)
+        return False
+
+    def strictest(self, hook: str, *classes: str) -> str:
+        """Of the classes that a call belongs to the one whose policy fails it, else the first."""
+        return next((each for each in classes if self._policies.fails(hook, each)), classes[0])
+
+    def refused(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
+        """The call fails under every policy."""
+        self._note(self.failed, hook, class_, reason, f"fails: {detail}")
+
+    def goes_on(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
+        """The call continues under every policy."""
+        self._note(self.failed_open, hook, class_, reason, f"goes on: {detail}")
+
+    def _note(
+        self, counts: Counter[Key], hook: str, class_: str | None, reason: str, text: str
+    ) -> None:
+        key = (hook, str(class_ or ""), reason)
+        counts[key] += 1
+        now = time.monotonic()
+        if now - self._told.get(key, -_LOG_AGAIN_SECONDS) >= _LOG_AGAIN_SECONDS:
+            self._told[key] = now
+            log.warning("%s %s", hook, text)

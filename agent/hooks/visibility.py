@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from agent.hooks import carriers, gpus
-from agent.hooks.calls import Creation, Outcomes
 from agent.hooks.carriers import PRELOAD, Carried
 from agent.hooks.changes import UNCHANGED, CarriedNode, Changes, DeviceFields, beyond
 from agent.hooks.gpus import UnhonouredError
+from agent.hooks.requests import Creation, Outcomes
 from agent.model.failurepolicy import CREATE, DEVICES
 from agent.model.verdict import Wait
 from agent.model.visible import HeldDevice, Visible, VisibleDevices

@@ -6,9 +6,8 @@ import time
 from typing import Final, NamedTuple
 
 from agent.hooks.admission import Admission
-from agent.hooks.calls import Creation, Unread, Update, Waiting
 from agent.hooks.changes import Changes, Verdict
-from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.requests import CreateContainer, Creation, Unread, Update, UpdateContainer, Waiting
 from agent.hooks.snapshots import SnapshotFile
 from agent.koordinator.messages import ContainerRef
 from agent.koordinator.service import RuntimeHookCall

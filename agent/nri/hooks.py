@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from agent.hooks.admission import Admission
-from agent.hooks.calls import Creation, Unread, Update, Waiting
 from agent.hooks.changes import UNCHANGED, Changes, Verdict
-from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.requests import CreateContainer, Creation, Unread, Update, UpdateContainer, Waiting
 from agent.hooks.snapshots import SnapshotFile
 from agent.model import failurepolicy
 from agent.model.failurepolicy import Deadlines

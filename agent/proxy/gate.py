@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from agent.hooks import requests, rewrites
+from agent.hooks import cri
 from agent.hooks.admission import Admission
-from agent.hooks.calls import Creation, Outcomes, Unread, Update, Waiting
 from agent.hooks.changes import Changes, DeviceFields
 from agent.hooks.grants import Grants
 from agent.hooks.notifier import Notifier
+from agent.hooks.requests import Creation, Outcomes, Unread, Update, Waiting
 from agent.hooks.snapshots import SnapshotFile
 from agent.hooks.wire import WireError
 from agent.model.failurepolicy import (
@@ -89,10 +89,10 @@ class CpusetGate:
         if method == UPDATE:
             return self._update(call, message)
         if method == RUN:
-            call.state = pod = requests.run_pod_sandbox(message)
+            call.state = pod = cri.run_pod_sandbox(message)
             self._admission.pod_announced(pod)
         else:
-            call.state = _Ending(requests.removed_id(message) if method == REMOVE else "")
+            call.state = _Ending(cri.removed_id(message) if method == REMOVE else "")
         return Forward()
 
     def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
@@ -123,26 +123,26 @@ class CpusetGate:
 
     def _create(self, call: Call, message: bytes) -> GateVerdict:
         if not isinstance(call.state, Creation):
-            call.state = Creation(requests.create_container(message), self._waiting(call))
+            call.state = Creation(cri.create_container(message), self._waiting(call))
         answer = self._admission.create(call.state, partial(_carried, message))
         if not isinstance(answer, Changes):
             return answer
-        return _verdict(rewrites.create_container(message, answer))
+        return _verdict(cri.create_request_with(message, answer))
 
     def _update(self, call: Call, message: bytes) -> GateVerdict:
         if not isinstance(call.state, Update):
-            call.state = Update(requests.update_container(message), self._waiting(call))
+            call.state = Update(cri.update_container(message), self._waiting(call))
         answer = self._admission.update(call.state)
         if not isinstance(answer, Changes):
             return answer
-        return _verdict(rewrites.update_container(message, answer))
+        return _verdict(cri.update_request_with(message, answer))
 
     def _waiting(self, call: Call) -> Waiting:
         return Waiting(call.started, self._deadlines.of(METHODS[call.path]))
 
 
 def _carried(message: bytes) -> Carried:
-    from agent.hooks.carried import carried  # not on a node without devices
+    from agent.hooks.cri import carried  # not on a node without devices
 
     return carried(message)
 
@@ -155,6 +155,6 @@ def _made(reply: bytes | None) -> str:
     """The id in a reply; "" where there is none, or none that can be read: then the creation must
     count as answered all the same, or owners would wait for it for ever."""
     try:
-        return requests.created_id(reply or b"")
+        return cri.created_id(reply or b"")
     except WireError:
         return ""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.hooks.calls import Outcomes
 from agent.hooks.notifier import Notifier
+from agent.hooks.requests import Outcomes
 from agent.hooks.snapshots import SnapshotFile
 from agent.telemetry.plain import Metric
 

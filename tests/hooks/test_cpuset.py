@@ -4,14 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hooks import cpuset, rewrites
+from agent.hooks import cpuset, cri
 from agent.hooks.cpuset import CpuGrant, Give, Keep
-from agent.hooks.requests import (
-    CreateContainer,
-    UpdateContainer,
-    create_container,
-    update_container,
-)
+from agent.hooks.cri import create_container, update_container
+from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from agent.model.notifications import PodAnnounced, RequestedResources
@@ -382,9 +378,9 @@ def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
     message.config.linux.resources.cpuset_cpus = "1"
     raw = message.SerializeToString()
     parsed = create_container(raw)
-    assert rewrites.create_container(raw, cpuset.changes(parsed, give(1))) is None
+    assert cri.create_request_with(raw, cpuset.changes(parsed, give(1))) is None
     assert (
-        rewrites.create_container(raw, cpuset.changes(parsed, give(2)))
+        cri.create_request_with(raw, cpuset.changes(parsed, give(2)))
         == raw + bytes.fromhex("12077a050a033201") + b"2"
     )
 
@@ -430,7 +426,7 @@ def test_quota_is_for_a_period_of_its_own(
     update.linux.cpu_quota, update.linux.cpu_period = asked
     raw = update.SerializeToString()
     answer = Give(Wanted("1", limits=CgroupLimits(quota_microseconds=wanted)))
-    updated = rewrites.update_container(raw, cpuset.changes(update_container(raw), answer))
+    updated = cri.update_request_with(raw, cpuset.changes(update_container(raw), answer))
     linux = pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux
     assert (linux.cpu_quota, linux.cpu_period) == left
 
@@ -446,9 +442,9 @@ def test_only_a_limit_is_lifted_and_only_where_the_cpus_are_the_containers_own(
     create.config.linux.resources.cpu_period = update.linux.cpu_period = 100_000
     answer = give(1, own=lift)
     raw = create.SerializeToString()
-    created = rewrites.create_container(raw, cpuset.changes(create_container(raw), answer))
+    created = cri.create_request_with(raw, cpuset.changes(create_container(raw), answer))
     raw = update.SerializeToString()
-    updated = rewrites.update_container(raw, cpuset.changes(update_container(raw), answer))
+    updated = cri.update_request_with(raw, cpuset.changes(update_container(raw), answer))
     for resources in (
         pb.CreateContainerRequest.FromString(created or b"").config.linux.resources,
         pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.shares import whole_cpus
-from agent.hooks import cpuset, rewrites
+from agent.hooks import cpuset, cri
 from agent.hooks.cpuset import Give, Keep
-from agent.hooks.requests import CreateContainer, create_container, mounted
+from agent.hooks.cri import create_container, mounted
+from agent.hooks.requests import CreateContainer
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.qos import QOS_LABEL, QoS
@@ -103,7 +104,7 @@ def test_folder_is_mounted_read_only_unless_something_is_there(taken: bool) -> N
     message.config.mounts.add(container_path="/run/topolet" if taken else "/x", host_path="/y")
     raw = message.SerializeToString()
     changes = cpuset.changes(create_container(raw), Give(TWO), "/state/g/main")
-    changed = rewrites.create_container(raw, changes)
+    changed = cri.create_request_with(raw, changes)
     assert changed is not None
     config = pb.CreateContainerRequest.FromString(changed).config
     assert config.linux.resources.cpuset_cpus == "1-2"

@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hooks import requests, wire
+from agent.hooks import cri, wire
 from agent.proto import cri_pb2 as pb
 
-CREATE_CPUSET = (*requests.CREATE_RESOURCES, requests.CPUSET)
-CREATE_QUOTA = (*requests.CREATE_RESOURCES, requests.CPU_QUOTA)
+CREATE_CPUSET = (*cri.CREATE_RESOURCES, cri.CPUSET)
+CREATE_QUOTA = (*cri.CREATE_RESOURCES, cri.CPU_QUOTA)
 text = st.text(max_size=20)
 int64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hooks import cpuset, gpus, requests, rewrites
-from agent.hooks.carried import carried
+from agent.hooks import cpuset, cri, gpus
 from agent.hooks.cpuset import Give
+from agent.hooks.cri import carried
 from agent.hooks.gpus import UnhonouredError
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpuset import CpuSet
@@ -78,13 +78,13 @@ def test_both_doors_make_the_same_container(wanted: Wanted, asked: RequestedReso
     message.config.metadata.name = "main"
     message.config.linux.resources.CopyFrom(in_cri(asked))
     raw = message.SerializeToString()
-    by_relay = requests.create_container(raw)
+    by_relay = cri.create_container(raw)
     by_plugin = CreateContainer(messages.pod(pod("p", "LS", "1")), "main", asked)
     assert by_relay == by_plugin, "the hooks are asked the same"
     changes = cpuset.changes(by_plugin, Give(wanted))
-    rewritten = rewrites.create_container(raw, changes) or raw
+    rewritten = cri.create_request_with(raw, changes) or raw
     adjustment = messages.adjustment(changes, ()) or nri_pb2.ContainerAdjustment()
-    assert requests.create_container(rewritten).asked == changes.over(asked)
+    assert cri.create_container(rewritten).asked == changes.over(asked)
     assert merged(asked, adjustment.linux.resources) == changes.over(asked)
 
 
@@ -95,12 +95,12 @@ def test_both_doors_change_a_container_in_the_same_way(
     message = cri_pb2.UpdateContainerResourcesRequest(container_id="c", linux=in_cri(asked))
     raw = message.SerializeToString()
     by_plugin = UpdateContainer("c", messages.asked(in_nri(asked)))
-    assert requests.update_container(raw) == by_plugin
+    assert cri.update_container(raw) == by_plugin
     changes = cpuset.changes(by_plugin, Give(wanted))
-    rewritten = rewrites.update_container(raw, changes) or raw
+    rewritten = cri.update_request_with(raw, changes) or raw
     update = messages.update("c", changes)
     assert update.container_id == "c"
-    assert requests.update_container(rewritten).asked == changes.over(asked)
+    assert cri.update_container(rewritten).asked == changes.over(asked)
     assert merged(asked, update.linux.resources) == changes.over(asked)
 
 
@@ -140,7 +140,7 @@ def test_both_doors_show_the_same_devices(
         return
     by_plugin = gpus.rewritten(messages.carried(container), cards)
     config = cri_pb2.CreateContainerRequest.FromString(
-        rewrites.create_container(raw, by_relay) or raw
+        cri.create_request_with(raw, by_relay) or raw
     ).config
     adjustment = messages.adjustment(by_plugin, ()) or nri_pb2.ContainerAdjustment()
 

@@ -13,7 +13,7 @@ from agent.scheduler.http_routes import BadRequestError
 from agent.scheduler.webhook import PATH, LookUp, LookUpError, gpus, pods, routes
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
-from tests.scheduler.test_admission import review
+from tests.scheduler.test_webhook_admission import review
 
 POD = {
     "metadata": {"name": "p", "namespace": "gpu", "uid": "u"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.hooks import requests, rewrites, wire
+from agent.hooks import cri, wire
 from agent.hooks.changes import UNCHANGED, CarriedNode, Changes
 from agent.model.notifications import RequestedResources
 from agent.model.visible import Mount
@@ -10,8 +10,8 @@ from agent.proto import cri_pb2 as pb
 
 
 def test_nothing_to_change_is_no_new_request() -> None:
-    assert rewrites.create_container(b"whatever came", UNCHANGED) is None
-    assert rewrites.update_container(b"whatever came", UNCHANGED) is None
+    assert cri.create_request_with(b"whatever came", UNCHANGED) is None
+    assert cri.update_request_with(b"whatever came", UNCHANGED) is None
 
 
 def test_everything_that_a_hook_may_set_stands_behind_what_came() -> None:
@@ -28,7 +28,7 @@ def test_everything_that_a_hook_may_set_stands_behind_what_came() -> None:
         (("A", "2"), ("B", "3")),
         ("vendor.example/gpu=0",),
     )
-    changed = rewrites.create_container(message.SerializeToString(), changes)
+    changed = cri.create_request_with(message.SerializeToString(), changes)
     config = pb.CreateContainerRequest.FromString(changed or b"").config
     linux = config.linux.resources
     assert (linux.cpuset_cpus, linux.cpuset_mems, linux.cpu_shares) == ("1-2", "0", 512)
@@ -69,7 +69,7 @@ def test_what_is_removed_goes_and_everything_else_stays_byte_for_byte() -> None:
     config.CDI_devices.add(name="v/c=kept")
     config.linux.resources.cpu_shares = 7
     message.sandbox_config.annotations["cdi.k8s.io/gone"] = "the pod's own"
-    unknown = wire.patch((requests.CONFIG, 99), "config's") + wire.patch((98,), "request's")
+    unknown = wire.patch((cri.CONFIG, 99), "config's") + wire.patch((98,), "request's")
     raw = message.SerializeToString() + unknown
     changes = Changes(
         environment=(("A", "3"),),
@@ -81,7 +81,7 @@ def test_what_is_removed_goes_and_everything_else_stays_byte_for_byte() -> None:
         removed_nodes=(CarriedNode("/dev/gone", "/dev/gone"),),
         removed_cdi_devices=("v/c=gone",),
     )
-    changed = pb.CreateContainerRequest.FromString(rewrites.create_container(raw, changes) or b"")
+    changed = pb.CreateContainerRequest.FromString(cri.create_request_with(raw, changes) or b"")
 
     expected = pb.CreateContainerRequest.FromString(raw)
     config = expected.config
@@ -99,4 +99,4 @@ def test_what_is_not_there_is_no_change() -> None:
     message = pb.CreateContainerRequest(pod_sandbox_id="s")
     message.config.CDI_devices.add(name="v/c=kept")
     changes = Changes(removed_cdi_devices=("v/c=gone",))
-    assert rewrites.create_container(message.SerializeToString(), changes) is None
+    assert cri.create_request_with(message.SerializeToString(), changes) is None
