@@ -19,7 +19,7 @@ from agent.discover.gpuinventory import InventoryReader
 from agent.discover.gpumessages import BUFFER_BYTES, Answer, GpuSeen, Lines, Look, Over, Told, line
 from agent.discover.gpureadings import readings
 from agent.discover.nvml import DriverGoneError, Nvml, NvmlError
-from agent.model.gpus import GpuEvent, GpuSight
+from agent.model.gpus import GpuEvent, GpuReport
 
 _XID: Final = 0x8
 _LOOK_AGAIN: Final = (
@@ -110,11 +110,11 @@ class _Child:
                 if not received:
                     return
                 for each in lines.feed(received):
-                    self._say(GpuSeen(decoder.decode(each).number, self._sight()))
+                    self._say(GpuSeen(decoder.decode(each).number, self._report()))
             else:
                 self._pass_events_on()
 
-    def _sight(self) -> GpuSight:
+    def _report(self) -> GpuReport:
         inventory, handles = self._inventory.read()
         watched = tuple(handles)
         if watched != self._watched:
@@ -126,7 +126,7 @@ class _Child:
         found, silent = readings(self._nvml, handles, indices)
         if silent:
             inventory = msgspec.structs.replace(inventory, silent=inventory.silent + silent)
-        return GpuSight(inventory=inventory, readings=found)
+        return GpuReport(inventory=inventory, readings=found)
 
     def _pass_events_on(self) -> None:
         assert self._events is not None

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model.gpus import GpuEvent, GpuSight
+from agent.model.gpus import GpuEvent, GpuReport
 
 BUFFER_BYTES: Final = 1 << 16
 MOST_BYTES: Final = 16 << 20
@@ -21,7 +21,7 @@ class Look(msgspec.Struct, frozen=True, tag="look"):
 
 class GpuSeen(msgspec.Struct, frozen=True, tag="seen"):
     number: int
-    sight: GpuSight
+    report: GpuReport
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from agent.discover.gpumessages import BUFFER_BYTES, Answer, GpuSeen, Lines, Look, Over, Told, line
-from agent.model.gpus import CHILD_ENDED, LET_GO, NO_ANSWER, NO_PROCESS, GpuEvent, GpuSight
+from agent.model.gpus import CHILD_ENDED, LET_GO, NO_ANSWER, NO_PROCESS, GpuEvent, GpuReport
 
 _END_SECONDS: Final = 1.0
 
@@ -63,7 +63,7 @@ class GpuSession:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def look(self, seconds: float) -> GpuSight:
+    def look(self, seconds: float) -> GpuReport:
         """Requests a report. Raises SessionError, `DriverHung` without an answer in time."""
         self._asked += 1
         # Of one that went, reading tells why it did.
@@ -73,7 +73,7 @@ class GpuSession:
         while (left := deadline - time.monotonic()) > 0:
             for answer in self._answers(left):
                 if isinstance(answer, GpuSeen) and answer.number == self._asked:
-                    return answer.sight
+                    return answer.report
         raise SessionError("DriverHung", f"NVML gave no answer within {seconds:g} s")
 
     def listen(self) -> None:
@@ -148,7 +148,7 @@ class GpuNews(msgspec.Struct, frozen=True):
     """Events, and the report after them; None: there was none since."""
 
     events: tuple[GpuEvent, ...]
-    sight: GpuSight | None
+    report: GpuReport | None
 
 
 class GpuWatcher:
@@ -219,7 +219,7 @@ class GpuWatcher:
                 # One child that hangs in the kernel is enough.
                 self._sleep(pause)
             elif self._released:
-                self._show(GpuSight(LET_GO, "asked to leave the driver alone"))
+                self._show(GpuReport(LET_GO, "asked to leave the driver alone"))
                 while self._released and not self._stopping:
                     self._sleep(None)
             else:
@@ -249,11 +249,11 @@ class GpuWatcher:
             self._stuck = None if session.close() else session
         return saw
 
-    def _without(self, error: SessionError) -> GpuSight:
+    def _without(self, error: SessionError) -> GpuReport:
         self._ends = self._ends + 1 if error.fault == CHILD_ENDED else 0
         if self._ends < _MOST_ENDS:
-            return GpuSight(error.fault, error.message)
-        return GpuSight(NO_ANSWER, "the process that asks NVML ends again and again")
+            return GpuReport(error.fault, error.message)
+        return GpuReport(NO_ANSWER, "the process that asks NVML ends again and again")
 
     def _started(self) -> GpuSession:
         session = GpuSession(self._driver_root, self._environment)
@@ -297,15 +297,15 @@ class GpuWatcher:
             self._news()
         return bool(heard)
 
-    def _show(self, sight: GpuSight) -> None:
+    def _show(self, report: GpuReport) -> None:
         with self._lock:
-            self._pending.append(GpuNews(self._open().events, sight))
+            self._pending.append(GpuNews(self._open().events, report))
         self._news()
 
     def _open(self) -> GpuNews:
         """Drops from the end news without a report yet, or more than may be kept for an agent that
         does not take it."""
-        if self._pending and (self._pending[-1].sight is None or len(self._pending) >= _KEPT):
+        if self._pending and (self._pending[-1].report is None or len(self._pending) >= _KEPT):
             return self._pending.pop()
         return GpuNews((), None)
 

@@ -10,12 +10,12 @@ from agent.model import bounds, gpuactions
 from agent.model.annotations import AnnotationError
 from agent.model.devices import Condition, Device, DeviceType
 from agent.model.gpuactions import Action, GpuActions
-from agent.model.gpuhealth import RESET_ENDS, Ailment, GpuCard, GpuHealth
+from agent.model.gpuhealth import RESET_ENDS, GpuCard, GpuCondition, GpuHealth
 from agent.model.gpus import Gpu, pci_address
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY
 
 HEALTHY: Final = "Healthy"
-"""As Koordinator's condition is called. Beside it each ailment has one of its own name."""
+"""The name of Koordinator's condition. Each condition of a card has one of its own name too."""
 
 CORDONED: Final = "Cordoned"
 CORDONED_GPUS: Final = "topolet.io/cordoned-gpus"
@@ -76,8 +76,10 @@ def release_asked(annotations: Mapping[str, str]) -> bool:
 
 
 def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
-    """The gravest ailment gives Healthy its reason; its message has them all. `cordoned`: why."""
-    graver = sorted(card.ailments, key=lambda each: (-_GRAVITY.index(each.action), each.reason))
+    """The gravest condition gives Healthy its reason; its message has them all. `cordoned`: why."""
+    graver = sorted(
+        card.gpu_conditions, key=lambda each: (-_GRAVITY.index(each.action), each.reason)
+    )
     message = "; ".join(f"{each.reason}: {each.message}" for each in graver)
     turned = rfc3339(card.turned)
     if graver:
@@ -85,7 +87,7 @@ def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
     else:
         healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", turned)
     found = [healthy]
-    for each in card.ailments:
+    for each in card.gpu_conditions:
         time = rfc3339(each.since)
         found.append(Condition(each.reason, "True", _REASONS[each.action], each.message, time))
     if cordoned:
@@ -108,10 +110,10 @@ def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -
 def _card(device: Device, actions: GpuActions) -> GpuCard:
     told = {each.type: each for each in device.conditions}
     times = {name: _seconds(each.last_transition_time) for name, each in told.items()}
-    ours = {name: times[name] for name, each in told.items() if _is_ailment(each)}
+    ours = {name: times[name] for name, each in told.items() if _is_gpu_condition(each)}
     states = [time for name, time in ours.items() if name in RESET_ENDS]
-    ailments = tuple(
-        Ailment(
+    gpu_conditions = tuple(
+        GpuCondition(
             name,
             action,
             time,
@@ -131,10 +133,12 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
         mig=None if GPU_CORE in device.resources else True,
     )
     turned = times.get(HEALTHY, 0)
-    return GpuCard(gpu, max(times.values(), default=0), turned, ailments, labels=device.labels)
+    return GpuCard(
+        gpu, max(times.values(), default=0), turned, gpu_conditions, labels=device.labels
+    )
 
 
-def _is_ailment(condition: Condition) -> bool:
+def _is_gpu_condition(condition: Condition) -> bool:
     """Whether the agent wrote it: an object may have conditions of other writers."""
     known = gpuactions.is_xid(condition.type) or condition.reason in _REASONS.values()
     return known and condition.status == "True"

@@ -25,7 +25,7 @@ from agent.model.gpus import (
     GpuEvent,
     GpuInventory,
     GpuReading,
-    GpuSight,
+    GpuReport,
     SilentGpu,
 )
 from agent.model.nodestatus import label_value
@@ -73,7 +73,7 @@ class GpuStates:
             yield gpuactions.NOT_ENUMERATED, f"the driver does not list the card{also}"
         reading = self.reading(gpu)
         if reading is not None:
-            yield from _ills(reading)
+            yield from _conditions(reading)
 
     def unanswered(self, gpu: Gpu) -> frozenset[str]:
         """Reasons that the card's reading neither shows nor refutes: the driver did not report the
@@ -98,7 +98,7 @@ class GpuStates:
         return None
 
 
-def _ills(reading: GpuReading) -> Iterator[tuple[str, str]]:
+def _conditions(reading: GpuReading) -> Iterator[tuple[str, str]]:
     rows = reading.remapped
     if rows is not None and rows.failed:
         yield gpuactions.REMAP_FAILED, "no spare rows are left where memory failed"
@@ -138,7 +138,7 @@ RESET_ENDS: Final = frozenset({*gpuactions.STATES, gpuactions.DRIVER_NOT_LOADED}
 """States that nothing less than a reset of the card ends."""
 
 
-class Ailment(msgspec.Struct, frozen=True):
+class GpuCondition(msgspec.Struct, frozen=True):
     """`since`: the last time that it was reported; `holders`: the processes that held the card in
     the first report after it, as far as they still hold it. `reloaded`, `cleared`: such evidence
     came after it (for `cleared` the state, not yet its end)."""
@@ -160,13 +160,13 @@ class GpuCard(msgspec.Struct, frozen=True):
     gpu: Gpu
     seen: int
     turned: int
-    ailments: tuple[Ailment, ...] = ()
+    gpu_conditions: tuple[GpuCondition, ...] = ()
     energy_millijoules: int | None = None
     labels: dict[str, str] = {}
 
     @property
     def healthy(self) -> bool:
-        return not self.ailments
+        return not self.gpu_conditions
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
@@ -178,7 +178,7 @@ class GpuHealth(msgspec.Struct, frozen=True):
     unclaimed: tuple[str, ...] = ()
 
 
-def struck(health: GpuHealth, event: GpuEvent, now: int, actions: GpuActions) -> GpuHealth:
+def on_event(health: GpuHealth, event: GpuEvent, now: int, actions: GpuActions) -> GpuHealth:
     """After an event. One of no card in particular strikes all."""
     if event.xid is None:
         return health
@@ -187,11 +187,15 @@ def struck(health: GpuHealth, event: GpuEvent, now: int, actions: GpuActions) ->
     if action is Action.IGNORE:
         return health
     where = "" if event.gpu_instance is None else f" in GPU instance {event.gpu_instance}"
-    ailment = Ailment(reason, action, now, f"XID {event.xid}{where}: {action.value}")
+    gpu_condition = GpuCondition(reason, action, now, f"XID {event.xid}{where}: {action.value}")
     return replace(
         health,
         cards=tuple(
-            _with(card, [*(each for each in card.ailments if each.reason != reason), ailment], now)
+            _with(
+                card,
+                [*(each for each in card.gpu_conditions if each.reason != reason), gpu_condition],
+                now,
+            )
             if event.uuid in ("", card.gpu.uuid)
             else card
             for card in health.cards
@@ -199,9 +203,9 @@ def struck(health: GpuHealth, event: GpuEvent, now: int, actions: GpuActions) ->
     )
 
 
-def looked(
+def on_report(
     health: GpuHealth,
-    sight: GpuSight,
+    report: GpuReport,
     now: int,
     actions: GpuActions,
     buses: Collection[str] | None = None,
@@ -210,23 +214,23 @@ def looked(
 ) -> GpuHealth:
     """The health after a report. `buses`: where PCI lists NVIDIA's GPUs, None before PCI was read;
     `booted`: the boot time."""
-    if sight.inventory is None:
-        if sight.fault in OUR_FAULTS:
+    if report.inventory is None:
+        if report.fault in OUR_FAULTS:
             return health
-        cards = [_without_driver(card, sight, now, actions) for card in health.cards]
+        cards = [_without_driver(card, report, now, actions) for card in health.cards]
         return _summed(cards, health.driver, buses)
-    states = GpuStates(sight.inventory, sight.readings, buses)
-    driver = sight.inventory.driver
+    states = GpuStates(report.inventory, report.readings, buses)
+    driver = report.inventory.driver
     # A version that was published went through a label.
     other_driver = health.driver != "" and label_value(health.driver) != label_value(driver)
-    look = _Look(states, now, actions, booted, restart_seconds, other_driver)
+    update = _Update(states, now, actions, booted, restart_seconds, other_driver)
     known = {card.gpu.uuid: card for card in health.cards}
-    for gpu in sight.inventory.gpus:
+    for gpu in report.inventory.gpus:
         card = known.get(gpu.uuid, GpuCard(gpu, now, now))
         known[gpu.uuid] = replace(card, gpu=gpu, seen=now, labels={})
-    for gpu in _named(sight.inventory.silent):
+    for gpu in _named(report.inventory.silent):
         known.setdefault(gpu.uuid, GpuCard(gpu, now, now))
-    cards = [look.at(card) for card in known.values() if not look.forgets(card)]
+    cards = [update.at(card) for card in known.values() if not update.forgets(card)]
     return _summed(cards, driver, buses)
 
 
@@ -241,21 +245,21 @@ def _named(silent: Iterable[SilentGpu]) -> Iterator[Gpu]:
     return (Gpu(each.uuid, each.index, each.bus) for each in silent if each.uuid and each.bus)
 
 
-def _without_driver(card: GpuCard, sight: GpuSight, now: int, actions: GpuActions) -> GpuCard:
+def _without_driver(card: GpuCard, report: GpuReport, now: int, actions: GpuActions) -> GpuCard:
     """What is known of the card stays as it was, under the one trouble of them all."""
-    cleared = sight.fault in RESET_ENDS
-    fault = Ailment(sight.fault, actions[sight.fault], now, sight.message)
+    cleared = report.fault in RESET_ENDS
+    fault = GpuCondition(report.fault, actions[report.fault], now, report.message)
     kept = {
         each.reason: replace(each, cleared=each.cleared or cleared)
-        for each in card.ailments
+        for each in card.gpu_conditions
         if gpuactions.is_xid(each.reason)
         or each.reason in gpuactions.STATES
-        or each.reason == sight.fault
+        or each.reason == report.fault
     }
-    return _with(card, {sight.fault: fault, **kept}.values(), now)
+    return _with(card, {report.fault: fault, **kept}.values(), now)
 
 
-class _Look:
+class _Update:
     """One complete report of all cards."""
 
     def __init__(
@@ -280,9 +284,9 @@ class _Look:
         return self._states.replaced(card.gpu) or (rebooted and self._states.taken_out(card.gpu))
 
     def at(self, card: GpuCard) -> GpuCard:
-        old = {each.reason: each.since for each in card.ailments}
+        old = {each.reason: each.since for each in card.gpu_conditions}
         states = [
-            Ailment(reason, action, old.get(reason, self._now), message)
+            GpuCondition(reason, action, old.get(reason, self._now), message)
             for reason, message in self._states.of(card.gpu)
             if (action := self._actions[reason]) is not Action.IGNORE
         ]
@@ -294,39 +298,39 @@ class _Look:
         cleared = any(each.reason in RESET_ENDS for each in states)
         xids = [
             replace(each, reloaded=each.reloaded or reloaded, cleared=each.cleared or cleared)
-            for each in card.ailments
+            for each in card.gpu_conditions
             if gpuactions.is_xid(each.reason)
         ]
         # Another driver may know nothing of such a state, and would keep it for ever.
         untold = frozenset() if self._other_driver else self._states.unanswered(card.gpu)
-        kept = [each for each in card.ailments if each.reason in untold]
+        kept = [each for each in card.gpu_conditions if each.reason in untold]
         if not states and not kept and reading is not None:
             xids = [left for each in xids if (left := self._after(each, reading))]
         gpu = card.gpu if self._states.enumerates(card.gpu) else replace(card.gpu, index=-1)
         known = replace(card, gpu=gpu, energy_millijoules=before if energy is None else energy)
         return _with(known, [*xids, *states, *kept], self._now)
 
-    def _after(self, ailment: Ailment, reading: GpuReading) -> Ailment | None:
+    def _after(self, gpu_condition: GpuCondition, reading: GpuReading) -> GpuCondition | None:
         """What is left of an XID at a card that shows no trouble now."""
         found = {
-            Evidence.BOOTED: self._booted is not None and self._booted > ailment.since,
-            Evidence.RELOADED: ailment.reloaded,
-            Evidence.CLEARED: ailment.cleared,
+            Evidence.BOOTED: self._booted is not None and self._booted > gpu_condition.since,
+            Evidence.RELOADED: gpu_condition.reloaded,
+            Evidence.CLEARED: gpu_condition.cleared,
         }
-        if any(found[each] for each in _EVIDENCE[ailment.action]):
+        if any(found[each] for each in _EVIDENCE[gpu_condition.action]):
             return None
-        if ailment.action is not Action.RESTART_APP:
-            return ailment
-        if self._now - ailment.since >= self._restart_seconds:
+        if gpu_condition.action is not Action.RESTART_APP:
+            return gpu_condition
+        if self._now - gpu_condition.since >= self._restart_seconds:
             return None
         if reading.processes is None:
-            return ailment
+            return gpu_condition
         now = {process.pid for process in reading.processes}
-        holders = now if ailment.holders is None else now & set(ailment.holders)
-        return replace(ailment, holders=tuple(sorted(holders))) if holders else None
+        holders = now if gpu_condition.holders is None else now & set(gpu_condition.holders)
+        return replace(gpu_condition, holders=tuple(sorted(holders))) if holders else None
 
 
-def _with(card: GpuCard, ailments: Iterable[Ailment], now: int) -> GpuCard:
+def _with(card: GpuCard, gpu_conditions: Iterable[GpuCondition], now: int) -> GpuCard:
     """With its faults sorted, and the time of the change."""
-    new = replace(card, ailments=tuple(sorted(ailments, key=lambda each: each.reason)))
+    new = replace(card, gpu_conditions=tuple(sorted(gpu_conditions, key=lambda each: each.reason)))
     return new if new.healthy == card.healthy else replace(new, turned=now)

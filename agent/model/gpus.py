@@ -167,7 +167,7 @@ OUR_FAULTS: Final = frozenset({NO_PROCESS, CHILD_ENDED, LET_GO})
 """Reasons why the driver was not asked; they are not about a card."""
 
 
-class GpuSight(msgspec.Struct, frozen=True):
+class GpuReport(msgspec.Struct, frozen=True):
     """A report of all cards at one moment. `fault` other than "": the driver can't be asked, for
     that reason, and `inventory` is None."""
 

@@ -12,7 +12,7 @@ from agent.model import gpuconditions, gpudevices, gpuhealth
 from agent.model.devicelist import Published
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuhealth import GpuHealth
-from agent.model.gpus import LET_GO, GpuPair, GpuReading, GpuSight
+from agent.model.gpus import LET_GO, GpuPair, GpuReading, GpuReport
 from agent.model.nodestatus import GpuFacts
 
 if TYPE_CHECKING:
@@ -90,26 +90,26 @@ class GpuView:
         now = int(self._clock())
         for news in self._watcher.take():
             for event in news.events:
-                self._health = gpuhealth.struck(self._health, event, now, self._actions)
-            if news.sight is not None:
-                self._apply(news.sight, now, cards, release=release)
+                self._health = gpuhealth.on_event(self._health, event, now, self._actions)
+            if news.report is not None:
+                self._apply(news.report, now, cards, release=release)
         return self._health
 
-    def _apply(self, sight: GpuSight, now: int, cards: tuple[str, ...], *, release: bool) -> None:
-        let_go = sight.fault == LET_GO
+    def _apply(self, report: GpuReport, now: int, cards: tuple[str, ...], *, release: bool) -> None:
+        let_go = report.fault == LET_GO
         self._let_go(release and let_go)
-        self.fault = "" if let_go else sight.fault
-        self.message = sight.message
-        self.readings = sight.readings
+        self.fault = "" if let_go else report.fault
+        self.message = report.message
+        self.readings = report.readings
         if self._booted is None:
             # Once: the kernel subtracts the uptime from its clock, which may be set.
             self._booted = _booted(self._root)
-        self._health = gpuhealth.looked(
-            self._health, sight, now, self._actions, cards, self._booted
+        self._health = gpuhealth.on_report(
+            self._health, report, now, self._actions, cards, self._booted
         )
-        if sight.inventory is not None:
+        if report.inventory is not None:
             self.answered = True
-            self.pairs = sight.inventory.pairs
+            self.pairs = report.inventory.pairs
             self.facts = gpudevices.facts(self._health)
 
     def _let_go(self, now: bool) -> None:

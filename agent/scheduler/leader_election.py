@@ -71,7 +71,7 @@ class Leader:
         self._acquired = acquired or (lambda: None)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self.run, name=f"lease {name}", daemon=True)
-        self._sight: ObservedLease | None = None
+        self._observed: ObservedLease | None = None
         self._ours: Object | None = None
         self._until: float | None = None
         self._led = False
@@ -89,7 +89,7 @@ class Leader:
     @property
     def holder(self) -> str:
         """The holder of the Lease when it was read last, empty for none."""
-        return (self._sight.spec.holder_identity or "") if self._sight else ""
+        return (self._observed.spec.holder_identity or "") if self._observed else ""
 
     def start(self) -> None:
         self._thread.start()
@@ -149,9 +149,11 @@ class Leader:
             found = lease.decode(self._transport.get(self._path))
         except NotFoundError:
             return self._made()
-        sight = lease.observed(lease.spec_of(found), self._sight, self._clocks.monotonic())
-        self._sight = sight
-        if self._clocks.monotonic() < lease.expires_at(sight, self.identity, self._times):
+        observed_lease = lease.observed(
+            lease.spec_of(found), self._observed, self._clocks.monotonic()
+        )
+        self._observed = observed_lease
+        if self._clocks.monotonic() < lease.expires_at(observed_lease, self.identity, self._times):
             return False
         try:
             self._write(found)
@@ -178,7 +180,9 @@ class Leader:
 
     def _keep(self, written: Object) -> None:
         self._ours = written
-        self._sight = lease.observed(lease.spec_of(written), self._sight, self._clocks.monotonic())
+        self._observed = lease.observed(
+            lease.spec_of(written), self._observed, self._clocks.monotonic()
+        )
 
     def _begin(self) -> None:
         if not self._led:

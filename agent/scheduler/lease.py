@@ -58,12 +58,14 @@ def observed(spec: Spec, before: ObservedLease | None, now: float) -> ObservedLe
     return ObservedLease(spec, now)
 
 
-def expires_at(sight: ObservedLease, identity: str, times: LeaseTimes) -> float:
+def expires_at(observed_lease: ObservedLease, identity: str, times: LeaseTimes) -> float:
     """When `identity` may take the Lease, by the clock of the observation."""
-    holder = sight.spec.holder_identity
+    holder = observed_lease.spec.holder_identity
     if not holder or holder == identity:
-        return sight.since
-    return sight.since + (sight.spec.lease_duration_seconds or times.lease_seconds)
+        return observed_lease.since
+    return observed_lease.since + (
+        observed_lease.spec.lease_duration_seconds or times.lease_seconds
+    )
 
 
 def renewed(before: Spec, identity: str, times: LeaseTimes, wall: datetime.datetime) -> Spec:

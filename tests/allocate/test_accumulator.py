@@ -13,7 +13,7 @@ from agent.allocate.node_allocation import NOTHING_HELD, CpuRefCounts
 from agent.allocate.reasons import Reason
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
+from agent.model.policies import NUMA_STRATEGIES, BindPolicy, ExclusivePolicy, Strategy
 from agent.model.topology import Cpu
 from tests.allocate.machines import MACHINES, even_machines, held, masks, pods
 
@@ -348,7 +348,7 @@ def requests(draw: st.DrawFn, layout: Layout) -> CpuRequest:
         draw(st.integers(0, layout.cpus.bit_count())),
         draw(POLICIES),
         draw(st.sampled_from(ExclusivePolicy)),
-        draw(st.sampled_from(Strategy)),
+        draw(st.sampled_from(NUMA_STRATEGIES)),
         draw(st.booleans()),
         draw(st.booleans()),
         nodes,

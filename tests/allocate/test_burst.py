@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from agent.allocate import burst
 from agent.allocate.reasons import Reason, Rejection
-from agent.model.policies import Strategy
+from agent.model.policies import NUMA_STRATEGIES, Strategy
 
-MOST, LEAST, _ = Strategy
+MOST, LEAST, _ = NUMA_STRATEGIES
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ amounts = st.integers(0, 16).map(lambda cpus: cpus * 1000)
 @given(
     st.dictionaries(st.integers(0, 40), amounts, max_size=5),
     st.integers(1, 40_000),
-    st.sampled_from(Strategy),
+    st.sampled_from(NUMA_STRATEGIES),
 )
 def test_what_is_chosen_fits_and_no_single_node_was_passed_over(
     pools: dict[int, int], limit: int, strategy: Strategy

@@ -14,7 +14,7 @@ from agent.allocate.policies_in_force import NodePolicies, Profile
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.topology_options import TopologyOptions
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, NumaPolicy, Strategy
+from agent.model.policies import NUMA_STRATEGIES, BindPolicy, NumaPolicy
 from agent.model.qos import QoS
 from agent.model.resource_spec import ResourceSpec
 from tests.allocate.machines import MACHINES
@@ -39,7 +39,7 @@ def nodes(draw: st.DrawFn) -> TopologyOptions:
         reserved=CpuSet(draw(st.lists(st.sampled_from(ids), max_size=4))),
         policies=NodePolicies(numa_label=draw(st.sampled_from(NumaPolicy))),
         profile=Profile(
-            NumaPolicy.NONE, draw(st.sampled_from(Strategy)), packed=draw(st.booleans())
+            NumaPolicy.NONE, draw(st.sampled_from(NUMA_STRATEGIES)), packed=draw(st.booleans())
         ),
         cpu_ratio=draw(st.sampled_from([1.0, 1.0, 1.1, 1.5, 2.0])),
     )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.score import spread, utilization_score, weights_that_count
-from agent.model.policies import Strategy
+from agent.model.policies import NODE_STRATEGIES, Strategy
 
 MOST = Strategy.MOST_ALLOCATED
 LEAST = Strategy.LEAST_ALLOCATED
@@ -44,7 +44,7 @@ amounts = st.dictionaries(st.sampled_from(["cpu", "memory", "disk"]), st.integer
 weighed = st.dictionaries(st.sampled_from(["cpu", "memory", "disk"]), st.integers(1, 100))
 
 
-@given(st.sampled_from(Strategy), weighed, amounts, amounts)
+@given(st.sampled_from(NODE_STRATEGIES), weighed, amounts, amounts)
 def test_points_are_0_to_100(
     strategy: Strategy, weights: dict[str, int], capacity: dict[str, int], used: dict[str, int]
 ) -> None:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from agent.discover import gpumessages
 from agent.discover.gpumessages import Answer, GpuSeen, Lines, Look, Over, Told, line
-from agent.model.gpus import GpuEvent, GpuInventory, GpuSight, SilentGpu
+from agent.model.gpus import GpuEvent, GpuInventory, GpuReport, SilentGpu
 
 MESSAGES: list[Answer] = [
     Told(GpuEvent("GPU-1", 79, 3)),
     Over("DriverMismatch", 'a "text"\nof two lines\0'),
-    GpuSeen(7, GpuSight(inventory=GpuInventory("550", silent=(SilentGpu(1, "GpuLost"),)))),
+    GpuSeen(7, GpuReport(inventory=GpuInventory("550", silent=(SilentGpu(1, "GpuLost"),)))),
 ]
 
 

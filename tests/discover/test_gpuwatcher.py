@@ -12,8 +12,8 @@ import pytest
 
 from agent.discover.gpuwatcher import GpuNews, GpuTiming, GpuWatcher
 from agent.model.gpuactions import GpuActions
-from agent.model.gpuhealth import GpuHealth, looked, struck
-from agent.model.gpus import GpuEvent, GpuSight, pci_address
+from agent.model.gpuhealth import GpuHealth, on_event, on_report
+from agent.model.gpus import GpuEvent, GpuReport, pci_address
 from tests.discover import fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver, Machine
 from tests.waiting import DEADLINE_SECONDS
@@ -32,31 +32,31 @@ class Watch:
     def __init__(self, driver: FakeDriver, timing: GpuTiming) -> None:
         self.driver = driver
         self.events: list[GpuEvent] = []
-        self.sight = GpuSight("nothing yet")
+        self.report = GpuReport("nothing yet")
         self.told = threading.Event()
         self.watcher = GpuWatcher(self.told.set, str(driver.root), timing, driver.environment)
         self.watcher.start()
 
-    def until(self, check: Callable[[GpuSight], object]) -> GpuSight:
+    def until(self, check: Callable[[GpuReport], object]) -> GpuReport:
         while True:
             found = None
             for news in self.watcher.take():
                 self.events += news.events
-                if news.sight is not None:
-                    self.sight = news.sight
-                    found = news.sight if check(news.sight) else found
+                if news.report is not None:
+                    self.report = news.report
+                    found = news.report if check(news.report) else found
             if found is not None:
                 return found
-            assert self.told.wait(DEADLINE_SECONDS), f"nothing came after {self.sight}"
+            assert self.told.wait(DEADLINE_SECONDS), f"nothing came after {self.report}"
             self.told.clear()
 
 
-def good(sight: GpuSight) -> bool:
-    return sight.inventory is not None
+def good(report: GpuReport) -> bool:
+    return report.inventory is not None
 
 
-def fault(name: str) -> Callable[[GpuSight], bool]:
-    return lambda sight: sight.fault == name
+def fault(name: str) -> Callable[[GpuReport], bool]:
+    return lambda report: report.fault == name
 
 
 @pytest.fixture
@@ -79,15 +79,15 @@ def test_a_driver_that_comes_later_and_is_replaced_needs_no_new_agent(
     here = watch(machine.but(init=9))
     here.until(fault("DriverNotLoaded"))
     here.driver.tell(machine)
-    sight = here.until(good)
-    assert sight.inventory is not None
-    assert sight.inventory.driver == "550.163.01"
+    report = here.until(good)
+    assert report.inventory is not None
+    assert report.inventory.driver == "550.163.01"
     here.driver.tell(machine.but(init=18, alive=18))
     here.until(fault("DriverMismatch"))
     here.driver.tell(Machine(machine.cards, driver="570.86.15"))
-    sight = here.until(good)
-    assert sight.inventory is not None
-    assert (sight.inventory.driver, len(sight.inventory.gpus)) == ("570.86.15", 2)
+    report = here.until(good)
+    assert report.inventory is not None
+    assert (report.inventory.driver, len(report.inventory.gpus)) == ("570.86.15", 2)
 
 
 def test_an_event_is_told_at_once_and_causes_a_look(watch: Callable[..., Watch]) -> None:
@@ -96,10 +96,10 @@ def test_an_event_is_told_at_once_and_causes_a_look(watch: Callable[..., Watch])
     here.until(good)
     here.driver.tell(machine.but(0, **{"return": 15}))
     here.driver.event(0, 79)
-    sight = here.until(good)
+    report = here.until(good)
     assert here.events == [GpuEvent(gpumachines.uuid(0), 79)]
-    assert sight.inventory is not None
-    assert [each.fault for each in sight.inventory.silent] == ["GpuLost"]
+    assert report.inventory is not None
+    assert [each.fault for each in report.inventory.silent] == ["GpuLost"]
 
 
 def test_a_storm_of_events_causes_no_storm_of_looks(
@@ -118,7 +118,7 @@ def test_a_storm_of_events_causes_no_storm_of_looks(
         here.told.clear()
         taken += here.watcher.take()
     assert all(len(set(news.events)) == len(news.events) for news in taken)
-    assert {news.sight for news in taken} == {None}
+    assert {news.report for news in taken} == {None}
 
 
 def test_an_event_that_came_after_a_look_is_told_after_it(watch: Callable[..., Watch]) -> None:
@@ -131,7 +131,7 @@ def test_an_event_that_came_after_a_look_is_told_after_it(watch: Callable[..., W
         if not number:
             here.driver.event(0, 94)
     first, then = here.watcher.take()
-    assert first.sight is not None
+    assert first.report is not None
     assert (first.events, then) == ((), GpuNews((GpuEvent(gpumachines.uuid(0), 94),), None))
     assert here.watcher.take() == ()
 
@@ -196,12 +196,14 @@ def test_a_child_that_ends_again_and_again_before_it_answers_is_the_drivers_faul
 ) -> None:
     machine = gpumachines.mixed()
     here = watch(machine)
-    health = looked(GpuHealth(), here.until(good), 0, GpuActions({}))
+    health = on_report(GpuHealth(), here.until(good), 0, GpuActions({}))
     # The fake aborts its process where it finds nothing to answer from.
     here.driver.facts.unlink()
-    sight = here.until(fault("NoAnswer"))
-    assert sight.message == "the process that asks NVML ends again and again"
-    assert [card.healthy for card in looked(health, sight, 1, GpuActions({})).cards] == [False] * 2
+    report = here.until(fault("NoAnswer"))
+    assert report.message == "the process that asks NVML ends again and again"
+    assert [card.healthy for card in on_report(health, report, 1, GpuActions({})).cards] == [
+        False
+    ] * 2
     here.driver.tell(machine)
     here.until(good)
 
@@ -215,9 +217,9 @@ def test_it_lets_the_driver_go_and_takes_it_up_again(watch: Callable[..., Watch]
     assert here.driver.child() is None
     here.driver.tell(Machine(machine.cards, driver="570.86.15"))
     here.watcher.resume()
-    sight = here.until(good)
-    assert sight.inventory is not None
-    assert sight.inventory.driver == "570.86.15"
+    report = here.until(good)
+    assert report.inventory is not None
+    assert report.inventory.driver == "570.86.15"
 
 
 def test_a_watcher_that_let_go_can_be_stopped(watch: Callable[..., Watch]) -> None:
@@ -239,14 +241,14 @@ def test_seven_of_eight_from_driver_to_health(watch: Callable[..., Watch]) -> No
     actions = GpuActions({})
     buses = [pci_address(card.bus) for card in machine.cards]
     here = watch(machine, ASKED)
-    health = looked(GpuHealth(), here.until(good), 0, actions, buses)
+    health = on_report(GpuHealth(), here.until(good), 0, actions, buses)
     assert (len(health.cards), {card.healthy for card in health.cards}) == (8, {True})
     here.driver.tell(Machine(machine.cards, enumerated=(0, 1, 2, 3, 4, 6, 7), pairs=machine.pairs))
     here.driver.event(5, 79)
-    sight = here.until(good)
+    report = here.until(good)
     for event in here.events:
-        health = struck(health, event, 1, actions)
-    health = looked(health, sight, 1, actions, buses)
-    ill = {card.gpu.uuid: [each.reason for each in card.ailments] for card in health.cards
+        health = on_event(health, event, 1, actions)
+    health = on_report(health, report, 1, actions, buses)
+    ill = {card.gpu.uuid: [each.reason for each in card.gpu_conditions] for card in health.cards
            if not card.healthy}  # fmt: skip
     assert ill == {gpumachines.uuid(5): ["NotEnumerated", "XID79"]}

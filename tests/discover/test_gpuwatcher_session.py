@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.discover.gpuwatcher import GpuSession, SessionError
-from agent.model.gpus import Ancestor, GpuEvent, GpuInventory, GpuSight, LinkEnd
+from agent.model.gpus import Ancestor, GpuEvent, GpuInventory, GpuReport, LinkEnd
 from tests.discover import fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver, Machine
 from tests.waiting import DEADLINE_SECONDS, eventually
@@ -40,7 +40,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         assert session.close()
 
 
-def look(session: GpuSession) -> GpuSight:
+def look(session: GpuSession) -> GpuReport:
     return session.look(DEADLINE_SECONDS)
 
 
@@ -52,8 +52,8 @@ def inventory(session: GpuSession) -> GpuInventory:
 
 def test_a100_hgx(start: Start) -> None:
     _, session = start(gpumachines.a100_hgx())
-    sight = look(session)
-    found = sight.inventory
+    report = look(session)
+    found = report.inventory
     assert found is not None
     assert (found.driver, found.cuda, found.silent) == ("550.163.01", 12040, ())
     assert [gpu.index for gpu in found.gpus] == list(range(8))
@@ -74,7 +74,7 @@ def test_a100_hgx(start: Start) -> None:
         Ancestor.NODE,
         Ancestor.SYSTEM,
     ]
-    reading = sight.readings[0]
+    reading = report.readings[0]
     assert (reading.sm_mhz, reading.sm_most_mhz, reading.memory_mhz) == (1410, 1410, 1593)
     assert (reading.gpu_percent, reading.memory_percent) == (30, 10)
     assert (reading.power_milliwatts, reading.energy_millijoules) == (70123, 1000)
@@ -156,12 +156,12 @@ def test_a_card_that_does_not_tell_what_it_is_is_no_card_of_another_kind(
 
 def test_gb10_has_no_memory_of_its_own(start: Start) -> None:
     _, session = start(gpumachines.gb10())
-    sight = look(session)
-    assert sight.inventory is not None
-    assert [(gpu.product, gpu.memory_bytes) for gpu in sight.inventory.gpus] == [
+    report = look(session)
+    assert report.inventory is not None
+    assert [(gpu.product, gpu.memory_bytes) for gpu in report.inventory.gpus] == [
         ("NVIDIA GB10", None)
     ]
-    assert sight.readings[0].memory_used_bytes is None
+    assert report.readings[0].memory_used_bytes is None
 
 
 def test_a_driver_without_gpus(start: Start) -> None:
@@ -202,9 +202,9 @@ def test_the_symbols_that_an_old_driver_lacks_are_facts_that_nobody_knows(start:
         "nvmlDeviceGetGraphicsRunningProcesses_v3",
         "nvmlEventSetCreate",
     )
-    sight = look(session)
-    assert sight.inventory is not None
-    gpu, reading = sight.inventory.gpus[0], sight.readings[0]
+    report = look(session)
+    assert report.inventory is not None
+    gpu, reading = report.inventory.gpus[0], report.readings[0]
     assert (gpu.module, gpu.mig, gpu.memory_bytes) == (None, None, 80 * GIB)
     # The first layout counts what the driver keeps for itself as used.
     assert (reading.memory_used_bytes, reading.remapped, reading.processes) == (
@@ -212,8 +212,8 @@ def test_the_symbols_that_an_old_driver_lacks_are_facts_that_nobody_knows(start:
         None,
         None,
     )
-    assert {pair.links for pair in sight.inventory.pairs} == {0}
-    assert look(session) == sight
+    assert {pair.links for pair in report.inventory.pairs} == {0}
+    assert look(session) == report
 
 
 @pytest.mark.parametrize(
@@ -233,12 +233,12 @@ def test_a_card_that_answers_no_more_is_its_own_trouble_only(
 
 def test_a_card_lost_between_its_name_and_its_readings_is_told_with_its_name(start: Start) -> None:
     _, session = start(gpumachines.a100_hgx().but(3, **{"return.nvmlDeviceGetClockInfo": 15}))
-    sight = look(session)
-    assert sight.inventory is not None
-    assert [(each.uuid, each.fault) for each in sight.inventory.silent] == [
+    report = look(session)
+    assert report.inventory is not None
+    assert [(each.uuid, each.fault) for each in report.inventory.silent] == [
         (gpumachines.uuid(3), "GpuLost")
     ]
-    assert gpumachines.uuid(3) not in {each.uuid for each in sight.readings}
+    assert gpumachines.uuid(3) not in {each.uuid for each in report.readings}
 
 
 def test_one_that_may_not_be_opened_is_left_out(start: Start) -> None:
@@ -341,7 +341,7 @@ def test_a_child_that_cant_be_started_is_a_fault_of_ours(more: int) -> None:
     """For want of descriptors: for the socket, for the child's streams, for what tells of exec."""
     program = (
         "import os, resource\n"
-        "from agent.discover.gpusession import GpuSession, SessionError\n"
+        "from agent.discover.gpuwatcher import GpuSession, SessionError\n"
         f"most = len(os.listdir('/proc/self/fd')) + {more}\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
         "before = os.listdir('/proc/self/fd')\n"
@@ -520,7 +520,7 @@ def test_the_child_ends_with_its_parent(tmp_path: Path, hung: bool) -> None:
     driver = FakeDriver(tmp_path, machine)
     program = (
         "import os, signal\n"
-        "from agent.discover.gpusession import GpuSession, SessionError\n"
+        "from agent.discover.gpuwatcher import GpuSession, SessionError\n"
         f"session = GpuSession({str(driver.root)!r})\n"
         "try:\n    session.look(1 if %s else 30)\n"
         "except SessionError: pass\n"
@@ -553,7 +553,7 @@ def test_all_calls_come_from_one_thread(start: Start) -> None:
 
 def test_the_agent_itself_does_not_load_the_binding() -> None:
     program = (
-        "import sys, agent.discover.gpusession\n"
+        "import sys, agent.discover.gpuwatcher\n"
         "print([each for each in ('pynvml', 'ctypes') if each in sys.modules])"
     )
     done = subprocess.run(

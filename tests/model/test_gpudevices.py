@@ -12,13 +12,13 @@ from agent.model.devices import DeviceTopology
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuconditions import restored
 from agent.model.gpudevices import devices, facts
-from agent.model.gpuhealth import GpuHealth, looked, struck
+from agent.model.gpuhealth import GpuHealth, on_event, on_report
 from agent.model.gpus import (
     Gpu,
     GpuEvent,
     GpuInventory,
     GpuReading,
-    GpuSight,
+    GpuReport,
     MigInstance,
     SilentGpu,
 )
@@ -39,11 +39,11 @@ def gpu(index: int, **of_it: Any) -> Gpu:
 
 
 def seen(*gpus: Gpu) -> GpuHealth:
-    sight = GpuSight(
+    report = GpuReport(
         inventory=GpuInventory("550.163.01", gpus=gpus),
         readings=tuple(GpuReading(each.uuid) for each in gpus),
     )
-    return looked(GpuHealth(), sight, NOW, ACTIONS)
+    return on_report(GpuHealth(), report, NOW, ACTIONS)
 
 
 def test_a_whole_card_where_pci_has_it() -> None:
@@ -101,8 +101,8 @@ def test_a_card_that_is_gone_leaves_its_numbers_to_those_that_moved_up() -> None
     """A driver counts its cards anew at each start: the one that came back has its minor now."""
     before = seen(gpu(0), gpu(1), gpu(2))
     moved = replace(gpu(2), index=1, minor=1)
-    sight = GpuSight(inventory=GpuInventory("550.163.01", gpus=(gpu(0), moved)))
-    after = looked(before, sight, NOW, ACTIONS)
+    report = GpuReport(inventory=GpuInventory("550.163.01", gpus=(gpu(0), moved)))
+    after = on_report(before, report, NOW, ACTIONS)
     assert [(each.uuid, each.minor, each.healthy) for each in devices(after, {})] == [
         ("GPU-0", 0, True),
         ("GPU-2", 1, True),
@@ -118,12 +118,12 @@ def test_a_card_that_is_gone_leaves_its_numbers_to_those_that_moved_up() -> None
 def test_a_lost_card_that_the_driver_still_counts_keeps_its_number() -> None:
     before = seen(gpu(0), gpu(1))
     silent = (SilentGpu(1, "GpuLost"),)
-    sight = GpuSight(inventory=GpuInventory("550.163.01", gpus=(gpu(0),), silent=silent))
-    assert [card.gpu.index for card in looked(before, sight, NOW, ACTIONS).cards] == [0, 1]
+    report = GpuReport(inventory=GpuInventory("550.163.01", gpus=(gpu(0),), silent=silent))
+    assert [card.gpu.index for card in on_report(before, report, NOW, ACTIONS).cards] == [0, 1]
 
 
 def test_an_ill_card_stays_and_gives_nothing() -> None:
-    health = struck(seen(gpu(0), gpu(1)), GpuEvent("GPU-0", 79), NOW, ACTIONS)
+    health = on_event(seen(gpu(0), gpu(1)), GpuEvent("GPU-0", 79), NOW, ACTIONS)
     found = devices(health, {})
     assert [each.healthy for each in found] == [False, True]
     assert extended_resources(found, facts(health))["koordinator.sh/gpu"] == 100

@@ -20,14 +20,14 @@ from agent.model.gpuconditions import (
     restored,
 )
 from agent.model.gpudevices import devices
-from agent.model.gpuhealth import GpuHealth, looked, struck
+from agent.model.gpuhealth import GpuHealth, on_event, on_report
 from agent.model.gpus import (
     Gpu,
     GpuEvent,
     GpuInventory,
     GpuProcess,
     GpuReading,
-    GpuSight,
+    GpuReport,
     RemappedRows,
     SilentGpu,
 )
@@ -49,9 +49,9 @@ def pids(*numbers: int) -> tuple[GpuProcess, ...]:
     return tuple(GpuProcess(number) for number in numbers)
 
 
-def sight(
+def report(
     driver: str = "550", without: Sequence[str] = (), silent: Any = (), **of_a: Any
-) -> GpuSight:
+) -> GpuReport:
     """A good look at two cards; `of_a`: what the first reads."""
     gpus = tuple(gpu for uuid, gpu in GPUS.items() if uuid not in without)
     readings = tuple(
@@ -59,43 +59,43 @@ def sight(
         for gpu in gpus
     )
     readings = tuple(replace(each, **of_a) if each.uuid == A else each for each in readings)
-    return GpuSight(
+    return GpuReport(
         inventory=GpuInventory(driver, gpus=gpus, silent=tuple(silent)), readings=readings
     )
 
 
-def without_driver(fault: str) -> GpuSight:
-    return GpuSight(fault, "it says so")
+def without_driver(fault: str) -> GpuReport:
+    return GpuReport(fault, "it says so")
 
 
-LOST = sight(without=[A], silent=[SilentGpu(0, "GpuLost")])
-MISSING = sight(without=[A])
-PENDING = sight(remapped=RemappedRows(0, 1, True, False))
+LOST = report(without=[A], silent=[SilentGpu(0, "GpuLost")])
+MISSING = report(without=[A])
+PENDING = report(remapped=RemappedRows(0, 1, True, False))
 PAGES_PENDING, PAGES_DONE = (
-    sight(remapped=None, retirement_pending=pending) for pending in (True, False)
+    report(remapped=None, retirement_pending=pending) for pending in (True, False)
 )
-ADVISED = sight(recovery_action=1)
-UNTOLD = sight(remapped=None, recovery_action=None)
-REPEATED = sight()
-BUSY = sight(processes=pids(1, 2))
+ADVISED = report(recovery_action=1)
+UNTOLD = report(remapped=None, recovery_action=None)
+REPEATED = report()
+BUSY = report(processes=pids(1, 2))
 XID = {number: GpuEvent(A, number) for number in (13, 43, 48, 63, 79, 94, 95, 154, 9999)}
 
 
 def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[list[str]]:
     """The reasons of the first card after a first good look and after each step, an hour between
     two. A step: an event, a look, or a look with its options."""
-    health, now = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), FIRST
+    health, now = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST
     found = []
     for step in steps:
         now += HOUR
         if isinstance(step, GpuEvent):
-            health = struck(health, step, now, actions)
+            health = on_event(health, step, now, actions)
         else:
             look, extra = step if isinstance(step, tuple) else (step, {})
             settings = {"buses": BUSES, "restart_seconds": 100 * HOUR, **options, **extra}
-            health = looked(health, look, now, actions, **settings)
-        found.append([each.reason for each in health.cards[0].ailments])
-        assert health.cards[1].healthy or isinstance(step, GpuSight)
+            health = on_report(health, look, now, actions, **settings)
+        found.append([each.reason for each in health.cards[0].gpu_conditions])
+        assert health.cards[1].healthy or isinstance(step, GpuReport)
     return found
 
 
@@ -123,48 +123,49 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
          [["RowRemapPending"], ["RowRemapPending", "XID95"], ["XID95"]]),
         ([XID[95], LOST, XID[95], REPEATED], [["XID95"], *[["GpuLost", "XID95"]] * 2, ["XID95"]]),
         # The driver was loaded anew: its counters tell, or its version.
-        ([XID[95], sight(energy_millijoules=5)], [["XID95"], []]),
-        ([XID[95], sight(energy_millijoules=None), sight(energy_millijoules=5)],
+        ([XID[95], report(energy_millijoules=5)], [["XID95"], []]),
+        ([XID[95], report(energy_millijoules=None), report(energy_millijoules=5)],
          [["XID95"], ["XID95"], []]),
-        ([XID[95], sight(driver="570")], [["XID95"], []]),
+        ([XID[95], report(driver="570")], [["XID95"], []]),
         ([XID[95], without_driver("DriverNotLoaded"), REPEATED],
          [["XID95"], ["DriverNotLoaded", "XID95"], []]),
         # Also where the look that shows it shows other trouble too.
-        ([XID[95], sight(energy_millijoules=5, remapped=RemappedRows(0, 0, False, True)), REPEATED],
+        ([XID[95], report(energy_millijoules=5, remapped=RemappedRows(0, 0, False, True)),
+          REPEATED],
          [["XID95"], ["RowRemapFailure", "XID95"], []]),
         # That is not enough where a reboot was asked for, nor a reset where a human being was.
-        ([XID[79], sight(driver="570")], [["XID79"]] * 2),
+        ([XID[79], report(driver="570")], [["XID79"]] * 2),
         ([XID[9999], LOST, REPEATED], [["XID9999"], ["GpuLost", "XID9999"], ["XID9999"]]),
         ([XID[79], (REPEATED, {"booted": FIRST + HOUR + 1})], [["XID79"], []]),
         ([XID[9999], (REPEATED, {"booted": FIRST + HOUR + 1})], [["XID9999"], []]),
         ([XID[79], (REPEATED, {"booted": FIRST})], [["XID79"]] * 2),
         # Another application: over when none of those who had the card then has it.
-        ([XID[94], BUSY, sight(processes=pids(2, 3)), sight(processes=pids(3))],
+        ([XID[94], BUSY, report(processes=pids(2, 3)), report(processes=pids(3))],
          [["XID94"], ["XID94"], ["XID94"], []]),
         ([XID[94], REPEATED], [["XID94"], []]),
-        ([XID[94], BUSY, XID[94], sight(processes=pids(3)), sight(processes=pids(3))],
+        ([XID[94], BUSY, XID[94], report(processes=pids(3)), report(processes=pids(3))],
          [["XID94"]] * 5),
         # Nobody knows the processes, or strangers hold the card: after a while.
-        ([XID[94], sight(processes=None)], [["XID94"]] * 2),
-        ([XID[94], (sight(processes=None), {"restart_seconds": HOUR})], [["XID94"], []]),
+        ([XID[94], report(processes=None)], [["XID94"]] * 2),
+        ([XID[94], (report(processes=None), {"restart_seconds": HOUR})], [["XID94"], []]),
         ([XID[94], BUSY, (BUSY, {"restart_seconds": 2 * HOUR})], [["XID94"], ["XID94"], []]),
         # States come and go with what is seen.
         ([PENDING, REPEATED], [["RowRemapPending"], []]),
         ([PAGES_PENDING, PAGES_PENDING, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
-        ([sight(remapped=RemappedRows(0, 9, False, True)), REPEATED], [["RowRemapFailure"], []]),
-        ([sight(remapped=None, ecc_uncorrected=2), sight(remapped=None, ecc_uncorrected=0)],
+        ([report(remapped=RemappedRows(0, 9, False, True)), REPEATED], [["RowRemapFailure"], []]),
+        ([report(remapped=None, ecc_uncorrected=2), report(remapped=None, ecc_uncorrected=0)],
          [["UncorrectableEcc"], []]),
-        ([sight(ecc_uncorrected=2)], [[]]),
-        ([sight(ecc_corrected=99)], [[]]),
+        ([report(ecc_uncorrected=2)], [[]]),
+        ([report(ecc_corrected=99)], [[]]),
         ([ADVISED, REPEATED], [["RecoveryAction"], []]),
         # No answer to the question refutes nothing, and is no evidence for an XID either.
         ([PAGES_PENDING, UNTOLD, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
         ([PENDING, UNTOLD, REPEATED], [*[["RowRemapPending"]] * 2, []]),
         ([ADVISED, UNTOLD, REPEATED], [*[["RecoveryAction"]] * 2, []]),
-        ([sight(remapped=None, ecc_uncorrected=2), UNTOLD, sight(ecc_uncorrected=0)],
+        ([report(remapped=None, ecc_uncorrected=2), UNTOLD, report(ecc_uncorrected=0)],
          [*[["UncorrectableEcc"]] * 2, []]),
         # Rows that are remapped refute what is a trouble only without them.
-        ([sight(remapped=None, ecc_uncorrected=2), sight(ecc_uncorrected=None)],
+        ([report(remapped=None, ecc_uncorrected=2), report(ecc_uncorrected=None)],
          [["UncorrectableEcc"], []]),
         ([XID[95], PENDING, UNTOLD], [["XID95"], *[["RowRemapPending", "XID95"]] * 2]),
         ([PENDING, XID[95], UNTOLD, REPEATED],
@@ -172,11 +173,11 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([PENDING, LOST, UNTOLD, REPEATED],
          [["RowRemapPending"], ["GpuLost", "RowRemapPending"], ["RowRemapPending"], []]),
         # But of another driver, which may know nothing of it.
-        ([PENDING, sight(driver="440", remapped=None)], [["RowRemapPending"], []]),
+        ([PENDING, report(driver="440", remapped=None)], [["RowRemapPending"], []]),
         ([LOST, LOST, REPEATED], [["GpuLost"], ["GpuLost"], []]),
-        ([sight(without=[A], silent=[SilentGpu(5, "ResetRequired", A)])], [["ResetRequired"]]),
-        ([sight(without=[A], silent=[SilentGpu(7, "GpuLost")])], [["NotEnumerated"]]),
-        ([sight(without=[A], silent=[SilentGpu(0, "GpuLost", "GPU-x")])], [["NotEnumerated"]]),
+        ([report(without=[A], silent=[SilentGpu(5, "ResetRequired", A)])], [["ResetRequired"]]),
+        ([report(without=[A], silent=[SilentGpu(7, "GpuLost")])], [["NotEnumerated"]]),
+        ([report(without=[A], silent=[SilentGpu(0, "GpuLost", "GPU-x")])], [["NotEnumerated"]]),
         # Without a driver the cards are what they were, and have that trouble too.
         ([PENDING, without_driver("DriverMismatch"), without_driver("DriverHung"), REPEATED],
          [["RowRemapPending"], ["DriverMismatch", "RowRemapPending"],
@@ -196,53 +197,55 @@ def test_a_site_that_ignores_a_reason() -> None:
 
 
 def test_pci_has_a_card_that_nvml_does_not_list() -> None:
-    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
-    health = looked(health, MISSING, FIRST + 1, ACTIONS, BUSES)
-    (ailment,) = health.cards[0].ailments
-    assert ailment.message.endswith("while PCI has a card at 0000:07:00.0")
-    health = looked(health, MISSING, FIRST + 2, ACTIONS, BUSES[1:])
-    (ailment,) = health.cards[0].ailments
-    assert ailment.message == "the driver does not list the card"
-    assert ailment.since == FIRST + 1
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
+    health = on_report(health, MISSING, FIRST + 1, ACTIONS, BUSES)
+    (gpu_condition,) = health.cards[0].gpu_conditions
+    assert gpu_condition.message.endswith("while PCI has a card at 0000:07:00.0")
+    health = on_report(health, MISSING, FIRST + 2, ACTIONS, BUSES[1:])
+    (gpu_condition,) = health.cards[0].gpu_conditions
+    assert gpu_condition.message == "the driver does not list the card"
+    assert gpu_condition.since == FIRST + 1
 
 
 def test_pci_says_eight_nvml_says_seven_from_the_start() -> None:
-    health = looked(GpuHealth(), MISSING, FIRST, ACTIONS, BUSES)
+    health = on_report(GpuHealth(), MISSING, FIRST, ACTIONS, BUSES)
     assert [card.gpu.uuid for card in health.cards] == [B]
     assert health.unclaimed == ("0000:07:00.0",)
-    assert looked(health, sight(), FIRST, ACTIONS, BUSES).unclaimed == ()
-    assert looked(health, without_driver("DriverHung"), FIRST, ACTIONS, BUSES).unclaimed == (
+    assert on_report(health, report(), FIRST, ACTIONS, BUSES).unclaimed == ()
+    assert on_report(health, without_driver("DriverHung"), FIRST, ACTIONS, BUSES).unclaimed == (
         "0000:07:00.0",
     )
 
 
 def test_a_card_that_is_lost_from_the_start_is_known_by_what_it_tells() -> None:
-    lost = sight(without=[A], silent=[SilentGpu(0, "GpuLost", A, BUSES[0])])
-    health = looked(GpuHealth(), lost, FIRST, ACTIONS, BUSES)
+    lost = report(without=[A], silent=[SilentGpu(0, "GpuLost", A, BUSES[0])])
+    health = on_report(GpuHealth(), lost, FIRST, ACTIONS, BUSES)
     assert [(card.gpu.uuid, card.healthy) for card in health.cards] == [(A, False), (B, True)]
-    back = looked(health, sight(), FIRST + 1, ACTIONS, BUSES)
+    back = on_report(health, report(), FIRST + 1, ACTIONS, BUSES)
     assert (back.cards[0].healthy, back.cards[0].gpu) == (True, GPUS[A])
 
 
 def test_trouble_that_lasts_has_the_time_of_its_beginning() -> None:
-    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     for fault in ("DriverMismatch", "DriverMismatch", "LetGo", "DriverMismatch"):
-        health = looked(health, without_driver(fault), health.cards[0].turned + 5, ACTIONS, BUSES)
-    assert [each.since for each in health.cards[0].ailments] == [FIRST + 5]
+        health = on_report(
+            health, without_driver(fault), health.cards[0].turned + 5, ACTIONS, BUSES
+        )
+    assert [each.since for each in health.cards[0].gpu_conditions] == [FIRST + 5]
 
 
 def test_without_a_driver_from_the_start_there_are_no_gpus() -> None:
-    health = looked(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS, BUSES)
+    health = on_report(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS, BUSES)
     assert (health.cards, health.unclaimed) == ((), BUSES)
-    assert looked(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS) == GpuHealth()
+    assert on_report(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS) == GpuHealth()
 
 
 def test_a_card_in_the_place_of_another_is_another_card() -> None:
-    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
-    health = struck(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
+    health = on_event(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
     new = replace(GPUS[A], uuid="GPU-new")
     inventory = GpuInventory("550", gpus=(new, GPUS[B]))
-    health = looked(health, GpuSight(inventory=inventory), FIRST + 2, ACTIONS, BUSES)
+    health = on_report(health, GpuReport(inventory=inventory), FIRST + 2, ACTIONS, BUSES)
     assert [(card.gpu.uuid, card.healthy) for card in health.cards] == [
         (B, True),
         ("GPU-new", True),
@@ -250,29 +253,29 @@ def test_a_card_in_the_place_of_another_is_another_card() -> None:
 
 
 def test_a_card_that_was_taken_out_is_forgotten_after_a_boot() -> None:
-    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
-    kept = looked(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST - 1)
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
+    kept = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST - 1)
     assert [card.gpu.uuid for card in kept.cards] == [A, B]
     # PCI still has it.
-    kept = looked(health, MISSING, FIRST + 9, ACTIONS, BUSES, booted=FIRST + 5)
+    kept = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES, booted=FIRST + 5)
     assert [card.gpu.uuid for card in kept.cards] == [A, B]
     # The driver still has it.
-    kept = looked(health, LOST, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
+    kept = on_report(health, LOST, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
     assert [card.gpu.uuid for card in kept.cards] == [A, B]
-    left = looked(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
+    left = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
     assert [card.gpu.uuid for card in left.cards] == [B]
 
 
 def test_an_xid_of_no_card_strikes_all() -> None:
-    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
-    health = struck(health, GpuEvent("", 79), FIRST + 1, ACTIONS)
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
+    health = on_event(health, GpuEvent("", 79), FIRST + 1, ACTIONS)
     assert [card.healthy for card in health.cards] == [False, False]
 
 
 def test_conditions_tell_reason_action_and_time() -> None:
-    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
-    health = struck(health, GpuEvent(A, 94, 3), FIRST + 60, ACTIONS)
-    health = struck(health, GpuEvent(A, 79), FIRST + 120, ACTIONS)
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
+    health = on_event(health, GpuEvent(A, 94, 3), FIRST + 60, ACTIONS)
+    health = on_event(health, GpuEvent(A, 79), FIRST + 120, ACTIONS)
     found = {each.type: each for each in conditions(health.cards[0])}
     assert list(found) == ["Healthy", "XID79", "XID94"]
     healthy = found["Healthy"]
@@ -298,7 +301,7 @@ def test_a_card_is_cordoned_by_uuid_or_address() -> None:
     assert cordoned({key: " gpu-A,"}, gpus) == {A: f"annotation {key}"}
     assert cordoned({key: "0000:0F:00.0,GPU-a"}, gpus).keys() == {A, B}
     assert cordoned({}, gpus, let_go=True).keys() == {A, B}
-    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     found = devices(health, {}, cordoned={A: "why"})
     assert [(each.uuid, each.healthy) for each in found] == [(B, True), (A, False)]
     assert [each.type for each in found[1].conditions] == ["Cordoned", "Healthy"]
@@ -313,28 +316,30 @@ def test_a_card_is_cordoned_by_the_address_that_the_drivers_tools_print(name: st
 
 
 def test_a_restart_of_the_agent_is_no_recovery() -> None:
-    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
-    health = struck(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
+    health = on_event(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
     again = restored(devices(health, {}), ACTIONS)
-    again = looked(again, sight(), FIRST + 2, ACTIONS, BUSES, booted=FIRST - 5)
-    assert [each.reason for each in again.cards[0].ailments] == ["XID79"]
-    booted = looked(again, sight(), FIRST + 100, ACTIONS, BUSES, booted=FIRST + 50)
+    again = on_report(again, report(), FIRST + 2, ACTIONS, BUSES, booted=FIRST - 5)
+    assert [each.reason for each in again.cards[0].gpu_conditions] == ["XID79"]
+    booted = on_report(again, report(), FIRST + 100, ACTIONS, BUSES, booted=FIRST + 50)
     assert booted.cards[0].healthy
 
 
 def test_evidence_that_began_before_a_restart_counts_after_it() -> None:
-    health = looked(GpuHealth(), PENDING, FIRST, ACTIONS, BUSES)
-    health = struck(health, GpuEvent(A, 95), FIRST + 1, ACTIONS)
+    health = on_report(GpuHealth(), PENDING, FIRST, ACTIONS, BUSES)
+    health = on_event(health, GpuEvent(A, 95), FIRST + 1, ACTIONS)
     again = restored(devices(health, {}), ACTIONS)
-    assert not looked(again, sight(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
-    health = looked(health, ADVISED, FIRST + 2, ACTIONS, BUSES)
+    assert not on_report(again, report(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
+    health = on_report(health, ADVISED, FIRST + 2, ACTIONS, BUSES)
     again = restored(devices(health, {}), ACTIONS)
-    assert looked(again, sight(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
+    assert on_report(again, report(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
 
 
 def test_another_driver_than_before_a_restart_is_evidence() -> None:
     """Nothing else tells of an upgrade while no agent ran: readings are not kept."""
-    health = struck(looked(GpuHealth(), sight(), FIRST, ACTIONS), GpuEvent(A, 48), FIRST, ACTIONS)
+    health = on_event(
+        on_report(GpuHealth(), report(), FIRST, ACTIONS), GpuEvent(A, 48), FIRST, ACTIONS
+    )
     for driver, now, well in (
         ("550", "550", False),
         ("570", "550", True),
@@ -342,12 +347,12 @@ def test_another_driver_than_before_a_restart_is_evidence() -> None:
         ("550-beta", "550+beta", False),
     ):
         again = restored(devices(health, {}), ACTIONS, driver)
-        after = looked(again, sight(now), FIRST + HOUR, ACTIONS, BUSES)
+        after = on_report(again, report(now), FIRST + HOUR, ACTIONS, BUSES)
         assert after.cards[0].healthy is well
 
 
 def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
-    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     (device, *_) = devices(health, {})
     condition = conditions(health.cards[0])[0]
     strange = tuple(
@@ -390,15 +395,15 @@ def test_only_gpus_are_restored() -> None:
     ],
 )
 def test_times_of_other_writers(time: str, since: int) -> None:
-    (device, *_) = devices(looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), {})
-    struck = Condition("XID79", "True", "Reboot", "", time)
-    (card,) = restored([replace(device, conditions=(struck,))], ACTIONS).cards
-    assert [(each.reason, each.since) for each in card.ailments] == [("XID79", since)]
+    (device, *_) = devices(on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), {})
+    on_event = Condition("XID79", "True", "Reboot", "", time)
+    (card,) = restored([replace(device, conditions=(on_event,))], ACTIONS).cards
+    assert [(each.reason, each.since) for each in card.gpu_conditions] == [("XID79", since)]
 
 
 _sights = st.one_of(
     st.builds(
-        sight,
+        report,
         driver=st.sampled_from(["550", "570"]),
         without=st.sampled_from([[], [A], [A, B]]),
         silent=st.lists(
@@ -439,9 +444,9 @@ def played(steps: list[Any], health: GpuHealth, now: int) -> GpuHealth:
         now += 1
         before = {card.gpu.uuid: card for card in health.cards}
         if isinstance(step, GpuEvent):
-            health = struck(health, step, now, ACTIONS)
+            health = on_event(health, step, now, ACTIONS)
         else:
-            health = looked(health, step, now, ACTIONS, BUSES, booted=FIRST - 1)
+            health = on_report(health, step, now, ACTIONS, BUSES, booted=FIRST - 1)
         for card in health.cards:
             old = before.get(card.gpu.uuid)
             if old is not None:
@@ -453,42 +458,44 @@ def played(steps: list[Any], health: GpuHealth, now: int) -> GpuHealth:
 def test_a_card_is_never_forgotten_nor_told_twice_and_every_trouble_has_its_time(
     steps: list[Any],
 ) -> None:
-    health = played(steps, looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), FIRST)
+    health = played(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
     uuids = [card.gpu.uuid for card in health.cards]
     assert uuids == sorted(set(uuids))
     assert {A, B} <= set(uuids)
     for card in health.cards:
-        assert all(FIRST < each.since <= FIRST + len(steps) for each in card.ailments)
-        assert len({each.reason for each in card.ailments}) == len(card.ailments)
-        assert Action.IGNORE not in {each.action for each in card.ailments}
+        assert all(FIRST < each.since <= FIRST + len(steps) for each in card.gpu_conditions)
+        assert len({each.reason for each in card.gpu_conditions}) == len(card.gpu_conditions)
+        assert Action.IGNORE not in {each.action for each in card.gpu_conditions}
 
 
 @given(_steps)
 def test_an_xid_that_asks_for_support_outlives_everything_but_a_boot(steps: list[Any]) -> None:
-    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
-    health = struck(health, GpuEvent(A, 9999), FIRST, ACTIONS)
+    health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
+    health = on_event(health, GpuEvent(A, 9999), FIRST, ACTIONS)
     health = played(steps, health, FIRST)
-    assert "XID9999" in {each.reason for each in health.cards[0].ailments}
-    booted = looked(health, sight(energy_millijoules=1), FIRST + 99, ACTIONS, BUSES, FIRST + 98)
+    assert "XID9999" in {each.reason for each in health.cards[0].gpu_conditions}
+    booted = on_report(health, report(energy_millijoules=1), FIRST + 99, ACTIONS, BUSES, FIRST + 98)
     assert booted.cards[0].healthy
 
 
 @given(_steps)
 def test_two_same_looks_are_as_one(steps: list[Any]) -> None:
     """But that the first ends what the second no longer shows."""
-    health = played(steps, looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), FIRST)
-    once = looked(health, sight(), FIRST + 50, ACTIONS, BUSES)
-    twice = looked(once, sight(), FIRST + 50, ACTIONS, BUSES)
-    assert [card.ailments for card in twice.cards] == [card.ailments for card in once.cards]
+    health = played(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
+    once = on_report(health, report(), FIRST + 50, ACTIONS, BUSES)
+    twice = on_report(once, report(), FIRST + 50, ACTIONS, BUSES)
+    assert [card.gpu_conditions for card in twice.cards] == [
+        card.gpu_conditions for card in once.cards
+    ]
 
 
 @given(_steps, st.sets(st.sampled_from([A, B])))
 def test_a_restart_of_the_agent_changes_no_device(steps: list[Any], held_back: set[str]) -> None:
-    health = played(steps, looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), FIRST)
+    health = played(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
     places = {BUSES[0]: DeviceTopology(0, 1, "0000:00:01.0", BUSES[0])}
     before = devices(health, places, cordons := dict.fromkeys(held_back, "why"))
     again = restored(before, ACTIONS)
     assert devices(again, places, cordons) == before
     # Nor does a driver that nobody can ask yet.
-    waiting = looked(again, without_driver("NoProcess"), FIRST + 99, ACTIONS, BUSES)
+    waiting = on_report(again, without_driver("NoProcess"), FIRST + 99, ACTIONS, BUSES)
     assert devices(waiting, places, cordons) == before

@@ -445,7 +445,7 @@ def test_a_clock_that_is_set_is_no_boot(mixed: Node) -> None:
 def test_an_agent_that_starts_anew_knows_the_files_that_it_cant_see_yet(
     mixed: Node, tmp_path: Path
 ) -> None:
-    """Of cards their driver has to tell number and instances, and a network card is out of sight
+    """Of cards their driver has to tell number and instances, and a network card is out of report
     while the pod that has it runs."""
     mixed.until(lambda it: it.devices)
     nic = buses.plug(mixed.root, "pci0000:17/0000:17:00.0")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.nrt.score import score
-from agent.model.policies import Strategy
+from agent.model.policies import ZONE_STRATEGIES, Strategy
 from tests.allocate.nrt.values import CPU, container, node, pod, sidecar
 
 LEAST = Strategy.LEAST_ALLOCATED
@@ -15,14 +15,14 @@ LOCAL = {0: {0: 10, 1: 20}, 1: {0: 20, 1: 10}}
 TWO = {0: {"cpu": 4 * CPU, "memory": 100}, 1: {"cpu": 8 * CPU, "memory": 100}}
 
 
-@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("strategy", ZONE_STRATEGIES)
 def test_pods_that_are_not_guaranteed_suit_every_node_alike(strategy: Strategy) -> None:
     loose = pod(container(cpu=99 * CPU, limited=False))
     assert score(node(TWO), loose, strategy) == 100
     assert score(None, loose, strategy) == 100
 
 
-@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("strategy", ZONE_STRATEGIES)
 def test_a_node_that_tells_nothing_suits_least(strategy: Strategy) -> None:
     assert score(None, pod(container(cpu=CPU, memory=1)), strategy) == 0
 
