@@ -6,11 +6,14 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.node.kubelet_process import find
 from tests.integration.apiserver import agentside, server
 from tests.integration.harness import TestNode
 from tests.waiting import eventually
@@ -37,25 +40,36 @@ def measured() -> dict[str, dict[str, Any]]:
     return rows
 
 
-def kubelet_runs() -> bool:
-    """Whether a kubelet of another test runs that an agent takes for its node's: it loads YAML for
-    the configuration."""
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with contextlib.suppress(OSError):
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
-            if fields["Name"] == "kubelet" and len(fields["NSpid"].split()) == 1:
-                return True
-    return False
+@contextlib.contextmanager
+def kubelets_seen() -> Iterator[Callable[[], bool]]:
+    """Whether there was a kubelet of another test meanwhile that an agent takes for its node's: it
+    loads YAML for the configuration."""
+    seen, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not over.is_set() and not seen.is_set():
+            if find("/proc").kubelets:
+                seen.set()
+            over.wait(0.2)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield seen.is_set
+    finally:
+        over.set()
+        watching.join()
 
 
 @pytest.mark.timeout(600)
 def test_budget() -> None:
-    """Of an agent beside no kubelet: one that came meanwhile makes the measurement void."""
-    beside = True
-    while beside:
-        eventually("no other test has a kubelet", lambda: not kubelet_runs(), 300)
-        rows = measured()
-        beside = kubelet_runs()
+    """Of an agent beside no kubelet: one that was there meanwhile makes the measurement void."""
+    void = True
+    while void:
+        eventually("no other test has a kubelet", lambda: not find("/proc").kubelets, 300)
+        with kubelets_seen() as seen:
+            rows = measured()
+            void = seen()
     agent = rows["agent_100_pods_mb"]
     assert agent["value"] <= AGENT_MB
     assert agent["value"] - agent["base"] <= AGENT_ABOVE_BARE_MB
