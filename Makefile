@@ -13,6 +13,10 @@ SECONDS ?=
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
+# Without servers, guests and root, and with a tenth of the examples of property tests.
+CHECK := $(PYTEST) -m "not long" --fuzz 0.1 tests $(addprefix --ignore=tests/, \
+	cgroup cluster critest demo faults integration vm relay/test_fuzz_relay.py relay/test_grpc_go.py)
+
 # Property tests, without those that start servers.
 FUZZ := $(BIN)/python -m pytest -n 2 -m hypothesis --fuzz 8 tests \
 	$(addprefix --ignore=tests/,cluster integration vm)
@@ -25,12 +29,16 @@ API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 
-.PHONY: run test test-all test-fuzz test-api-servers test-cluster plan-tests prepare-tests \
+.PHONY: run check test test-all test-fuzz test-api-servers test-cluster plan-tests prepare-tests \
 	all-suites fuzz api-servers lint clean
 
 run: $(VENV)/.run
 	@demo/prepare run
 	@$(BIN)/python -m demo $(if $(RUNTIME),--runtime $(RUNTIME)) $(if $(SECONDS),--seconds $(SECONDS))
+
+# Within 150 seconds, for every change.
+check: lint $(VENV)/.test
+	$(CHECK)
 
 # All that runs within fifteen minutes; test-all adds the tests that are marked "long".
 test: prepare-tests

@@ -1,4 +1,5 @@
-"""`--fuzz FACTOR`: every property test tries so many times its examples, from a random seed."""
+"""`--fuzz FACTOR`: every property test tries so many times its examples, from a random seed if that
+is more than usual."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ _TIMEOUT_SECONDS = 300
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fuzz",
-        type=int,
-        default=1,
+        type=float,
+        default=1.0,
         metavar="FACTOR",
-        help="try FACTOR times the examples of each property test, from a random seed",
+        help="try FACTOR times the examples of each property test; above 1, from a random seed",
     )
 
 
@@ -26,12 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """After hypothesis has marked its tests."""
     factor = config.getoption("fuzz")
-    if factor > 1:
+    if factor != 1:
         tests = [each for each in items if each.get_closest_marker("hypothesis")]
         for item in tests:
-            item.add_marker(pytest.mark.timeout(_TIMEOUT_SECONDS * factor), append=False)
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_SECONDS * max(factor, 1)), append=False)
         for test in {_holder(item): None for item in tests}:
-            _lengthen(test, factor)
+            _scale(test, factor)
 
 
 def _holder(item: pytest.Item) -> Any:
@@ -41,8 +42,10 @@ def _holder(item: pytest.Item) -> Any:
     return of_class if hasattr(of_class, "settings") else getattr(test, "__func__", test)
 
 
-def _lengthen(test: Any, factor: int) -> None:
+def _scale(test: Any, factor: float) -> None:
     name = "settings" if isinstance(test, type) else _SETTINGS
     before = getattr(test, name)
-    more = before.max_examples * factor
-    setattr(test, name, settings(before, max_examples=more, derandomize=False, database=None))
+    examples = max(1, round(before.max_examples * factor))
+    if factor > 1:
+        before = settings(before, derandomize=False, database=None)
+    setattr(test, name, settings(before, max_examples=examples))
