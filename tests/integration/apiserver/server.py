@@ -212,7 +212,8 @@ class ApiServer:
         )
 
     def apply(self, wanted: dict[str, Any]) -> None:
-        """A manifest; waits until the server knows its kind, and the one that it defines."""
+        """A manifest; waits until the server knows its kind, and the one that it defines. An object
+        that is being deleted is made again when it is gone."""
         version, kind = wanted["apiVersion"], wanted["kind"]
         metadata = wanted["metadata"]
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
@@ -223,10 +224,10 @@ class ApiServer:
 
         def applied() -> bool:
             try:
-                self.admin.apply(path, wanted)
+                stored = json.loads(self.admin.apply(path, wanted).body)
             except (NotFoundError, TooManyRequestsError):  # a kind that it just learned
                 return False
-            return True
+            return "deletionTimestamp" not in stored["metadata"]
 
         eventually(f"{kind} is served", applied)
         if kind == "CustomResourceDefinition":
