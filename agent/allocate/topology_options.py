@@ -59,7 +59,7 @@ class TopologyOptions(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not -math.inf < self.cpu_ratio <= MOST_AMPLIFICATION:
-            raise ValueError(f"cpu_ratio: {self.cpu_ratio} is no amplification")
+            raise ValueError(f"cpu_ratio: {self.cpu_ratio} is not an amplification ratio")
         if self.max_ref < 1:
             raise ValueError(f"max_ref: {self.max_ref} pods cannot share a CPU")
 

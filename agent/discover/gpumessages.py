@@ -29,7 +29,7 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
-    """The child's last message: there is no usable driver, for this reason."""
+    """The child's last message: the reason why it can't use the driver."""
 
     fault: str
     message: str

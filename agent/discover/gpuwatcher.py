@@ -190,7 +190,7 @@ class GpuWatcher:
 
     def let_go(self) -> None:
         """Ends the child, which keeps the driver from being unloaded and cards from being reset; a
-        report with the fault `LetGo` confirms it. There is no other child until `resume`."""
+        report with the fault `LetGo` confirms it. The next child starts after `resume`."""
         with self._lock:
             self._released = True
             if self._session is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.model.cpuset import CpuSet, union
+from agent.model.cpuset import CpuSet
 
 
 class Cpu(msgspec.Struct, frozen=True):
@@ -64,7 +64,3 @@ class Topology(msgspec.Struct, frozen=True):
     @property
     def online(self) -> CpuSet:
         return CpuSet(cpu.id for cpu in self.cpus)
-
-    def node_cpus(self, node: int) -> CpuSet:
-        """The online CPUs of a NUMA node; empty for a node that does not exist."""
-        return union(each.cpus for each in self.numa_nodes if each.id == node)

@@ -153,10 +153,10 @@ def shown(
     running: Collection[str] = (),
 ) -> dict[str, PodShown]:
     """By uid, for pods with allocated devices; not yet for pods with GPUs whose driver has not
-    listed them. There is no decision about devices of unknown types and vendors. `pods`: present
-    holders come before those that only claim devices. `before`: the holders at the last call; a pod
-    that claims some of these anew comes last, as a pod's author may change its claim. `running`:
-    uids of pods, also others, with containers."""
+    listed them. Devices of unknown types and vendors stay undecided. `pods`: present holders come
+    before those that only claim devices. `before`: the holders at the last call; a pod that claims
+    some of these anew comes last, as a pod's author may change its claim. `running`: uids of pods,
+    also others, with containers."""
     answers: dict[str, PodShown] = {}
     resolved: list[tuple[DevicePod, dict[str, list[MatchedDevice]]]] = []
     for pod in pods:
