@@ -158,9 +158,26 @@ def ours(
         return kubelets[0]
 
     def folder(each: KubeletProcess) -> str:
-        named = flags(programs.own_words(each.words)).get("root-dir", "")
-        path = named or programs.DEFAULT_ROOT_DIR
-        return os.path.normpath(os.path.join(root, path.lstrip("/")))
+        return os.path.normpath(os.path.join(root, _root_dir(each).lstrip("/")))
 
     matching = [each for each in kubelets if folder(each) == os.path.normpath(kubelet_dir)]
     return matching[0] if len(matching) == 1 else None
+
+
+def keeps_state_elsewhere(proc: str, kubelet: KubeletProcess, kubelet_dir: str) -> bool:
+    """Whether the kernel shows that this kubelet keeps its state in another folder than
+    `kubelet_dir`. False where that is not certain: programs with a kubelet inside have more sources
+    of flags than their command line."""
+    folder = _root_dir(kubelet)
+    if kubelet.program != programs.KUBELET or not os.path.isabs(folder):
+        return False
+    try:
+        # The folder as the process sees it: it may have a mount namespace of its own.
+        return not os.path.samefile(f"{proc}/{kubelet.pid}/root{folder}", kubelet_dir)
+    except OSError:
+        return False
+
+
+def _root_dir(kubelet: KubeletProcess) -> str:
+    named = flags(programs.own_words(kubelet.words)).get("root-dir", "")
+    return named or programs.DEFAULT_ROOT_DIR

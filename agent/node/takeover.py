@@ -58,7 +58,7 @@ def take_over(settings: DoctorSettings) -> TakenOver:
         return TakenOver(before, before, why)
     proc = os.path.join(settings.root, "proc")
     own_group = _own_group(settings, proc)
-    _require_stopped(proc, own_group)
+    _require_stopped(proc, own_group, settings.kubelet_dir)
     snapshot = _snapshot(Path(settings.state_dir) / "snapshot.json")
     pods = _pods(settings, proc)
     kept, remarks = reserved(settings)
@@ -69,7 +69,7 @@ def take_over(settings: DoctorSettings) -> TakenOver:
     after = takeover.take_over(before, entries, kept)
     if after == before:
         return TakenOver(before, after, "the CPUs in it are the chosen ones", remarks=remarks)
-    _require_stopped(proc, own_group)
+    _require_stopped(proc, own_group, settings.kubelet_dir)
     return TakenOver(before, after, "", write(path, after), remarks)
 
 
@@ -109,10 +109,12 @@ def _keep(path: str) -> str:
         number += 1
 
 
-def _require_stopped(proc: str, own_group: str | None) -> None:
-    """Raises TakeoverError where a process is a kubelet, or may be one."""
+def _require_stopped(proc: str, own_group: str | None, kubelet_dir: str) -> None:
+    """Raises TakeoverError where a process is the kubelet of this folder, or may be it."""
     found = kubelet_process.find(proc, own_group)
     for each in found.kubelets:
+        if kubelet_process.keeps_state_elsewhere(proc, each, kubelet_dir):
+            continue
         why = f"{each.program} runs (process {each.pid}) and would write over it"
         raise TakeoverError(f"{why}: stop it")
     for doubt in found.doubts:

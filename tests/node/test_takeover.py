@@ -134,6 +134,31 @@ def test_running_kubelet_is_not_written_over(
     assert [each.read_bytes() for each in world.kubelet.iterdir()] == [before]
 
 
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (("kubelet", "--root-dir=/other"), True),
+        (("kubelet", "--root-dir", "/var/lib/kubelet"), False),
+        (("kubelet", "--root-dir=/link"), False),
+        (("kubelet", "--root-dir=other"), False),
+        (("kubelet", "--root-dir=/absent"), False),
+        (("/usr/bin/k3s", "server", "--kubelet-arg=root-dir=/other"), False),
+    ],
+)
+def test_kubelet_of_another_folder_does_not_prevent_the_write(
+    world: World, file: Path, words: tuple[str, ...], written: bool
+) -> None:
+    folder = process(Path(world.root), 77, *words)
+    (folder / "root/other").mkdir(parents=True)
+    (folder / "root/var/lib").mkdir(parents=True)
+    (folder / "root/var/lib/kubelet").symlink_to(world.kubelet)
+    (folder / "root/link").symlink_to(world.kubelet)
+    # Past this check, a world without an agent has nothing to write.
+    why = "no decisions of an agent" if written else r"runs \(process 77\)"
+    with pytest.raises(TakeoverError, match=why):
+        takeover.take_over(settings(world))
+
+
 def test_what_may_be_a_kubelet_is_not_written_over_and_that_of_a_pod_is_none(
     world: World, file: Path
 ) -> None:
