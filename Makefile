@@ -11,7 +11,8 @@ SECONDS ?=
 
 # Four workers on two processors: most of the time of the slow suites is waiting.
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+WORKED := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest $(WORKED)
 
 # Without servers, guests and root, and with a tenth of the examples of property tests.
 CHECK := $(PYTEST) -m "not long" --fuzz 0.1 tests $(addprefix --ignore=tests/, \
@@ -40,9 +41,11 @@ run: $(VENV)/.run
 check: lint $(VENV)/.test
 	$(CHECK)
 
-# All that runs within fifteen minutes; test-all adds the tests that are marked "long".
+# All that runs within fifteen minutes; test-all adds the tests that are marked "long". Tests with
+# real programs that fail beside others run once more by themselves (tests/alone.py); those of
+# test-all don't.
 test: prepare-tests
-	$(PYTEST) -m "not long"
+	$(BIN)/python -m tests.alone $(WORKED) -m "not long"
 
 # Its three parts run one after the other, also after one has failed.
 test-all: ALL := -a

@@ -18,7 +18,7 @@ from tests import tools
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-pytest_plugins = ("tests.skips", "tests.fuzz")
+pytest_plugins = ("tests.alone", "tests.skips", "tests.fuzz")
 
 DATA = Path(__file__).resolve().parent / "data"
 

@@ -1,0 +1,70 @@
+"""`python -m tests.alone ARGUMENTS`: pytest with these arguments; then each failed test with real
+programs once more, by itself.
+
+Four workers on two processors can starve a server past any deadline. What fails by itself too fails
+the run. What passes by itself is listed as unstable, so that somebody mends it. Tests that start no
+programs have no second try, and neither has a run with more than a few failures.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+MOST_FAILURES = 4
+SUITES = tuple(
+    f"tests/{suite}/"
+    for suite in ("cgroup", "cluster", "critest", "demo", "faults", "integration", "relay", "vm")
+)
+"""Suites whose tests start programs or share the machine's cgroups."""
+
+_OPTION = "--failures-to"
+_BY_ITSELF = ("-n", "0")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(_OPTION, metavar="FILE", help="write the ids of tests that failed, one a line")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if file := terminalreporter.config.getoption("failures_to"):
+        stats = terminalreporter.stats
+        reports = [*stats.get("failed", ()), *stats.get("error", ())]
+        ids = dict.fromkeys(str(each.nodeid) for each in reports)
+        Path(file).write_text("".join(f"{each}\n" for each in ids))
+
+
+def worth_a_second_try(failed: Sequence[str]) -> bool:
+    """Of the ids of failed tests."""
+    return 0 < len(failed) <= MOST_FAILURES and all(
+        "::" in each and each.startswith(SUITES) for each in failed
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "failures"
+        code = _pytest(*arguments, f"{_OPTION}={file}")
+        failed = file.read_text().splitlines() if file.exists() else []
+    if code != pytest.ExitCode.TESTS_FAILED or not worth_a_second_try(failed):
+        return code
+    print(f"\nBy itself, once more: {', '.join(failed)}", flush=True)
+    if again := _pytest(*_BY_ITSELF, *failed):
+        return again
+    for each in failed:
+        print(f"UNSTABLE {each}: failed beside other tests, passed by itself")
+    return 0
+
+
+def _pytest(*arguments: str) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

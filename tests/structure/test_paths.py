@@ -1,0 +1,43 @@
+"""How many modules a reader follows one request through: limits that only go down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.relay.gate import GateVerdict, Replace
+from agent.scheduler.extender_types import ExtenderArgs, ExtenderFilterResult
+from benchmarks.fleet import owner
+from tests.kube import hostile
+from tests.proxy.exchanges import OWNED, Exchange
+from tests.scheduler.conftest import server as server
+from tests.scheduler.test_handlers import NODES, Scene
+from tests.structure.paths import entered
+
+CREATE_CONTAINER = 13
+FILTER = 32
+
+
+def test_a_function_of_a_value_enters_nothing() -> None:
+    assert entered(lambda: None) == frozenset()
+
+
+def test_create_container_of_an_owner(tmp_path: Path) -> None:
+    """From the relay's call to the gate's verdict: the pool without the owner's CPU."""
+    exchange = Exchange(tmp_path)
+    exchange.publish(OWNED)
+    verdicts: list[GateVerdict] = []
+    modules = entered(lambda: verdicts.append(exchange.create("p", "LS")[1]))
+    exchange.close()
+    assert isinstance(verdicts[0], Replace)
+    assert len(modules) <= CREATE_CONTAINER, sorted(modules)
+
+
+def test_filter_of_a_pod_that_needs_cpus(server: hostile.Server) -> None:
+    """The first one of its kind, on nodes of two models."""
+    scene = Scene(server)
+    args = ExtenderArgs(scene.pod(owner(8, 8), "p"), NODES)
+    results: list[ExtenderFilterResult] = []
+    modules = entered(lambda: results.append(scene.verbs.filter(args)))
+    scene.transport.close()
+    assert results[0].node_names
+    assert len(modules) <= FILTER, sorted(modules)

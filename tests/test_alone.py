@@ -1,0 +1,83 @@
+"""Which failed tests have a second try, and what a run with one ends as."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.alone import MOST_FAILURES, worth_a_second_try
+from tests.skips import ROOT
+
+ONE = "tests/integration/test_kill.py::test_it[a b]"
+
+
+@pytest.mark.parametrize(
+    ("failed", "worth"),
+    [
+        ([], False),
+        ([ONE], True),
+        ([ONE] * MOST_FAILURES, True),
+        ([ONE] * (MOST_FAILURES + 1), False),
+        (["tests/model/test_cpuset.py::test_it"], False),
+        ([ONE, "tests/model/test_cpuset.py::test_it"], False),
+        (["tests/integration/test_kill.py"], False),
+    ],
+)
+def test_few_failures_of_tests_with_programs_have_a_second_try(
+    failed: list[str], worth: bool
+) -> None:
+    assert worth_a_second_try(failed) is worth
+
+
+SUITE = """
+from pathlib import Path
+
+SEEN = Path({seen!r})
+
+
+def test_starved() -> None:
+    before = SEEN.exists()
+    SEEN.touch()
+    assert before
+
+
+def test_broken() -> None:
+    assert {sound}
+
+
+def test_sound() -> None:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("suite", "sound", "code", "unstable"),
+    [
+        ("integration", True, 0, True),
+        ("integration", False, 1, False),
+        ("model", True, 1, False),
+    ],
+)
+def test_run_ends_well_only_where_all_pass_by_themselves(
+    tmp_path: Path, suite: str, sound: bool, code: int, unstable: bool
+) -> None:
+    folder = tmp_path / "tests" / suite
+    folder.mkdir(parents=True)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ("tests.alone",)\n')
+    text = SUITE.format(seen=str(tmp_path / "seen"), sound=sound)
+    (folder / "test_it.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.alone", "-n", "2", "tests"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    line = f"UNSTABLE tests/{suite}/test_it.py::test_starved"
+    assert (line in done.stdout) is unstable
