@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.foreign.grants import Carriers
+from agent.allocate.device_holders.grants import Carriers
 from agent.model import bounds, gpunames
 
 

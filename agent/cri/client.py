@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
-from agent.allocate.foreign.grants import Carriers
+from agent.allocate.device_holders.grants import Carriers
 from agent.cri import carried
 from agent.hooks import wire
 from agent.model import bounds

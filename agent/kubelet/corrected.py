@@ -8,7 +8,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from agent.allocate.foreign.names import Keys, meaning
+from agent.allocate.device_holders.names import Keys, meaning
 from agent.kubelet.podresources import MAX_REPLY_BYTES, SERVICE
 from agent.model.holding import DeviceGrant, HoldingSource
 from agent.model.podresources import ContainerCorrection, Corrections, OwnDevice

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from agent.allocate.foreign import grants
-from agent.allocate.foreign.grants import Carriers
+from agent.allocate.device_holders import grants
+from agent.allocate.device_holders.grants import Carriers
 from agent.hooks import wire
 from agent.kubelet.device_checkpoint import DeviceCheckpoint, DeviceEntry
 from agent.model.holding import DeviceGrant, HoldingSource

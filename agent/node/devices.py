@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.allocate.foreign.existing import existing, given, had_twice, taken, withheld
-from agent.allocate.foreign.names import Keys, keys
+from agent.allocate.device_holders.holdings import existing, given, had_twice, taken, withheld
+from agent.allocate.device_holders.names import Keys, keys
 from agent.discover import fpga, pci, rdma
 from agent.discover.facts import DiscoveryError
 from agent.discover.reader import SysfsReader

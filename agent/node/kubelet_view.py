@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from agent.allocate.foreign.claimed import claimed_cpus
-from agent.allocate.foreign.coexistence import conflicts
+from agent.allocate.device_holders.coexistence import conflicts
+from agent.allocate.device_holders.holdings import claimed_cpus
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.kubelet import cpu_manager_state
 from agent.kubelet.configuration import KubeletConfiguration

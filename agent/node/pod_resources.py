@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from agent.allocate.foreign.grants import of_pod_resources
+from agent.allocate.device_holders.grants import of_pod_resources
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import kubelet_may_own
 from agent.host.periodic import Periodic

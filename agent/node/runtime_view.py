@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from agent.allocate.foreign import grants
+from agent.allocate.device_holders import grants
 from agent.cgroup import names
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agent.allocate.foreign.grants import Carriers
+from agent.allocate.device_holders.grants import Carriers
 from agent.cri.carried import carriers
 
 CONTAINERD = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.allocate.foreign.names import Target, keys
+from agent.allocate.device_holders.names import Target, keys
 from agent.kubelet.corrected import METHODS, CorrectedLister, Known
 from agent.kubelet.podresources import SERVICE
 from agent.model.cpuset import EMPTY, CpuSet

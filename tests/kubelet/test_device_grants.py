@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.foreign.grants import Carriers
+from agent.allocate.device_holders.grants import Carriers
 from agent.hooks.wire import patch
 from agent.kubelet import device_checkpoint, device_grants
 from agent.kubelet.device_grants import of_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.allocate.foreign.grants import Carriers
+from agent.allocate.device_holders.grants import Carriers
 from agent.allocate.kubelet.options import StaticOptions
 from agent.cri.client import Sandbox
 from agent.discover.cpus import TopologyView

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent.allocate.foreign.grants import Carriers
+from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup.journal import Journal
 from agent.kube.errors import StoreError
 from agent.model import pods

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.allocate.foreign.grants import Carriers
+from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cri.client import Placement
 from agent.model.holding import DeviceGrant, HoldingSource

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.foreign.grants import Carriers
+from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal

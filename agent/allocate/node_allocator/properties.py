@@ -7,13 +7,13 @@ from functools import lru_cache
 
 import msgspec
 
+from agent.allocate.device_holders.holdings import existing, functions_taken, taken
+from agent.allocate.device_holders.names import keys
 from agent.allocate.devices import partitions
 from agent.allocate.devices.allocation import DeviceRequest
 from agent.allocate.devices.inventory import Inventory, LinkTable, inventory
 from agent.allocate.devices.pairs import links_of
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
-from agent.allocate.foreign.existing import existing, functions_taken, taken
-from agent.allocate.foreign.names import keys
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.topology_options import TopologyOptions
 from agent.model import checkpoints, interconnect

@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.foreign.claimed import claimed_cpus
-from agent.allocate.foreign.grants import Carriers, of_carriers
+from agent.allocate.device_holders.grants import Carriers, of_carriers
+from agent.allocate.device_holders.holdings import claimed_cpus
 from agent.model.cpuset import CpuSet
 from agent.model.holding import DeviceGrant, HoldingSource
 

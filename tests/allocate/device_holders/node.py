@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.allocate.foreign.names import Target, keys
+from agent.allocate.device_holders.names import Target, keys
 from agent.model.devices import Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.gpus import Gpu, MigInstance
 from agent.model.pci import AcceleratorPort, CharDevice, Fpga, FpgaDriver, Function

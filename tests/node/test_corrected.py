@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.foreign.corrected import corrections
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import Device, DeviceTopology
@@ -10,6 +9,7 @@ from agent.model.podresources import ContainerCorrection, OwnDevice, PodCorrecti
 from agent.model.qos import QoS
 from agent.model.visible import DeviceNode, Visible, VisibleGpu
 from agent.model.wanted import PodWanted, Wanted
+from agent.node.corrected import corrections
 from tests.builders import pod
 
 ONE, MIG = VisibleGpu("GPU-1", "0"), VisibleGpu("MIG-x", "1:0")

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from agent.allocate.foreign.coexistence import conflicts
-from agent.allocate.foreign.grants import of_pod_resources
-from agent.allocate.foreign.names import meaning
+from agent.allocate.device_holders.coexistence import conflicts
+from agent.allocate.device_holders.grants import of_pod_resources
+from agent.allocate.device_holders.names import meaning
 from agent.model.holding import DeviceGrant, Form, HoldingSource
 from agent.model.podresources import (
     ClaimedDevice,
@@ -11,7 +11,7 @@ from agent.model.podresources import (
     PodResources,
     ResourceClaim,
 )
-from tests.allocate.foreign.node import KEYS
+from tests.allocate.device_holders.node import KEYS
 
 DRIVER = "gpu.nvidia.com"
 

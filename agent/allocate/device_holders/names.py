@@ -1,7 +1,7 @@
 """What a name of a device means: one table for plugins, drivers and containers.
 
-A name leads to a device by a key: its UUID, its PCI address, the path of its file, or a number of
-it, which is another one as `index` (NVML's) and as `minor` (of /dev/nvidiaN).
+A name resolves to a device by a key: its UUID, its PCI address, the path of its file, or a number,
+either `index` (NVML's) or `minor` (of /dev/nvidiaN).
 """
 
 from __future__ import annotations

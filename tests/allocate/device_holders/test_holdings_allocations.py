@@ -4,11 +4,11 @@ import json
 
 import msgspec
 
-from agent.allocate.foreign.existing import given, had_twice
+from agent.allocate.device_holders.holdings import given, had_twice
 from agent.model.device_allocation import DEVICE_ALLOCATED, amounts
 from agent.model.holding import DeviceHolding, Form, HoldingSource
 from agent.model.pods import Pod
-from tests.allocate.foreign.node import DEVICES, GPU
+from tests.allocate.device_holders.node import DEVICES, GPU
 from tests.builders import pod
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.foreign.names import ROWS, keys, meaning
+from agent.allocate.device_holders.names import ROWS, keys, meaning
 from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
-from tests.allocate.foreign.node import DEVICES, GPUS, KEYS
+from tests.allocate.device_holders.node import DEVICES, GPUS, KEYS
 
 PLUGIN = "nvidia.com/gpu"
 CLAIM = "gpu.nvidia.com"

@@ -1,6 +1,7 @@
-"""Whether two containers may hold of one device what they hold: one table, whatever the names.
+"""Which two containers may hold one device at the same time: one table by how they hold it.
 
-A card held as nvidia.com/gpu is taken for koordinator.sh/gpu, and the other way round."""
+The names do not matter: a card held as nvidia.com/gpu counts as koordinator.sh/gpu, and vice versa.
+"""
 
 from __future__ import annotations
 

@@ -5,12 +5,9 @@ from collections.abc import Collection, Set
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.devices.allocation import DeviceRequest, allocate, device_request
-from agent.allocate.devices.inventory import inventory
-from agent.allocate.devices.request import DeviceRefusal
-from agent.allocate.devices.state import node_devices
-from agent.allocate.foreign.coexistence import conflicts
-from agent.allocate.foreign.existing import (
+from agent.allocate.device_holders.coexistence import conflicts
+from agent.allocate.device_holders.grants import Carriers, of_carriers
+from agent.allocate.device_holders.holdings import (
     Existing,
     existing,
     functions_taken,
@@ -18,13 +15,16 @@ from agent.allocate.foreign.existing import (
     taken,
     withheld,
 )
-from agent.allocate.foreign.grants import Carriers, of_carriers
-from agent.allocate.foreign.names import keys, meaning
+from agent.allocate.device_holders.names import keys, meaning
+from agent.allocate.devices.allocation import DeviceRequest, allocate, device_request
+from agent.allocate.devices.inventory import inventory
+from agent.allocate.devices.request import DeviceRefusal
+from agent.allocate.devices.state import node_devices
 from agent.model import checkpoints
 from agent.model.device_allocation import together
 from agent.model.device_wishes import DEVICE_ALLOCATE_HINT
 from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
-from tests.allocate.foreign.node import DEVICES, GPU, KEYS
+from tests.allocate.device_holders.node import DEVICES, GPU, KEYS
 
 
 def given_by_kubelet(uid: str, *names: str, resource: str = "nvidia.com/gpu") -> DeviceGrant:

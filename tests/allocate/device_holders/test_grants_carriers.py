@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.foreign.grants import Carriers, of_carriers
+from agent.allocate.device_holders.grants import Carriers, of_carriers
 from agent.model.holding import HoldingSource
 
 MOUNTS = "/var/run/nvidia-container-devices"

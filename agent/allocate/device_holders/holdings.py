@@ -1,20 +1,29 @@
-"""Which pod holds which device, by allocations of schedulers and without them.
+"""Which pod holds which device, and which CPUs of a resource claim.
 
-Of one device and container the better source counts alone: a checkpoint knows of replicas what the
-container's environment does not show, and the environment of MIG what its device nodes do not.
+For one device and container only the best source counts: a checkpoint has the replicas of a device,
+which the container's environment does not show, and the environment has the MIG instances, which
+its device nodes do not show. A scheduler's allocation replaces both.
+
+CPUs that a DRA driver gave to a container are exclusive and in no pool. They need two sources: the
+driver's variable in the container has the CPUs and the uid of the claim (dra-driver-cpu), and the
+kubelet reports that the container has a claim on CPUs, with the uid in its CDI name. A claim's
+device alone may be a whole NUMA node, and any pod can set a variable.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Final
 
 import msgspec
 
-from agent.allocate.foreign.coexistence import conflicts
-from agent.allocate.foreign.names import Keys, is_number, meaning
+from agent.allocate.device_holders.coexistence import conflicts
+from agent.allocate.device_holders.grants import CPU_DRIVER
+from agent.allocate.device_holders.names import Keys, is_number, meaning
 from agent.model import device_allocation
 from agent.model.annotations import AnnotationError
+from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.device_allocation import GivenDevices, Holdings, VirtualFunctions
 from agent.model.devices import Device, DeviceType
 from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
@@ -55,9 +64,9 @@ def existing(
             grant = msgspec.structs.replace(grant, names=kept)
         read = meaning(grant, keys)
         title = f"pod {grant.uid}, {grant.container}: {grant.resource or grant.source.value}"
-        told = read.unknown[:_MOST_TOLD]
-        problems += [f"{title}: {_quoted(each)} is no device of this node" for each in told]
-        if more := len(read.unknown) - len(told):
+        shown = read.unknown[:_MOST_SHOWN]
+        problems += [f"{title}: {_quoted(each)} is no device of this node" for each in shown]
+        if more := len(read.unknown) - len(shown):
             problems.append(f"{title}: {more} more names are no devices of this node")
         notes += [f"{title}: {_quoted(name)} {why}" for name, why in read.left]
         for holding in read.holdings:
@@ -156,7 +165,7 @@ def withheld(devices: Iterable[Device], holdings: Iterable[DeviceHolding]) -> tu
     )
 
 
-_MOST_TOLD: Final = 8
+_MOST_SHOWN: Final = 8
 _LONGEST: Final = 64
 
 
@@ -226,3 +235,56 @@ def had_twice(
         kept, refused = (pods[it.uid].title for it in (each.kept, each.refused))
         what = f"{each.kept.type} {each.kept.device}"
         yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"
+
+
+_CPU_DEVICE: Final = re.compile(r"cpudev(numa|socket|machine)?\d*")
+"""What drivers that follow its example call theirs too."""
+
+
+class ClaimedCpus(msgspec.Struct, frozen=True):
+    """`by_uid`: of pods, by container. `problems` name what can't be kept for anybody."""
+
+    by_uid: dict[str, dict[str, CpuSet]] = {}
+    holdings: tuple[DeviceHolding, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def claimed_cpus(grants: Iterable[DeviceGrant]) -> ClaimedCpus:
+    """`grants`: the claims that the kubelet reports, and those that containers show."""
+    grants = tuple(grants)
+    claims: dict[tuple[str, str], list[DeviceGrant]] = {}
+    for grant in grants:
+        if grant.source is HoldingSource.CLAIM and _gives_cpus(grant):
+            claims.setdefault((grant.uid, grant.container), []).append(grant)
+    by_uid: dict[str, dict[str, CpuSet]] = {}
+    holdings: list[DeviceHolding] = []
+    problems: list[str] = []
+    for grant in grants:
+        if grant.source is not HoldingSource.CONTAINER or grant.resource != CPU_DRIVER:
+            continue
+        title = f"pod {grant.uid}, {grant.container}: CPUs {', '.join(grant.names)} in a variable"
+        of_container = claims.get((grant.uid, grant.container), ())
+        claim = next((each for each in of_container if _is_of(each, grant.claim)), None)
+        if claim is None:
+            problems.append(f"{title}, and no such claim by the kubelet's word")
+            continue
+        found = meaning(msgspec.structs.replace(grant, claim=claim.claim), {})
+        problems += [f"{title}: {name!r} {why}" for name, why in found.left]
+        problems += [f"{title}: {name!r} is no list of CPUs" for name in found.unknown]
+        for each in found.holdings:
+            if each.form is Form.CPUS:
+                of_pod = by_uid.setdefault(each.uid, {})
+                cpus = of_pod.get(each.container, EMPTY) | CpuSet.parse(each.part)
+                of_pod[each.container] = cpus
+                holdings.append(each)
+    return ClaimedCpus(by_uid, tuple(holdings), tuple(problems))
+
+
+def _gives_cpus(grant: DeviceGrant) -> bool:
+    return grant.resource == CPU_DRIVER or any(map(_CPU_DEVICE.fullmatch, grant.names))
+
+
+def _is_of(grant: DeviceGrant, uid: str) -> bool:
+    """`claim-UID`, or one of several of it."""
+    names = (each.rpartition("=")[2] for each in grant.cdi)
+    return any(name == f"claim-{uid}" or name.startswith(f"claim-{uid}-") for name in names)

@@ -1,1 +1,0 @@
-"""Devices that others than the scheduler gave to pods: a kubelet's plugins, claims, containers."""
