@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders.grants import Carriers
 from agent.cri import carried
-from agent.hooks import wire
+from agent.hooks import cri
 from agent.model import bounds
 from agent.model.pods import ContainerState, pod_metadata, pod_uid
 from agent.model.verdict import Code
@@ -133,10 +133,10 @@ class Cri:
         try:
             return [
                 _sandbox(pb.PodSandbox.FromString(payload))
-                for field, kind, payload in wire.fields(raw)
-                if (field, kind) == (_ITEMS, wire.BYTES)
+                for field, kind, payload in cri.fields(raw)
+                if (field, kind) == (_ITEMS, cri.BYTES)
             ]
-        except (DecodeError, wire.WireError) as error:
+        except (DecodeError, cri.WireError) as error:
             raise _unreadable("ListPodSandbox", pb.ListPodSandboxResponse, error) from None
 
     def containers(self) -> list[RuntimeContainer]:

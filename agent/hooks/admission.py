@@ -7,14 +7,21 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from agent.hooks import cpuset
-from agent.hooks.changes import UNCHANGED, Changes, DeviceFields, Verdict, joined
-from agent.hooks.cpuset import Answer, CpuGrant, Give, Keep
-from agent.hooks.grants import Grants
-from agent.hooks.notifier import Notifier
-from agent.hooks.requests import CreateContainer, Creation, Outcomes, Unread, Update
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.cpuset import Answer, CpuGrant, Give, Grants, Keep, requested_cpus
+from agent.hooks.requests import (
+    UNCHANGED,
+    Changes,
+    CreateContainer,
+    Creation,
+    DeviceFields,
+    Outcomes,
+    Unread,
+    Update,
+    Verdict,
+    joined,
+)
 from agent.model import notice
-from agent.model.cpuset import CpuSet
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.exclusion import excludes
 from agent.model.failurepolicy import CREATE, DEVICES, UPDATE, FailurePolicies
@@ -33,43 +40,19 @@ from agent.model.verdict import Code, Refuse, Wait
 from agent.model.visible import Visible
 from agent.model.wanted import NOTHING
 
-_UNDECIDED: Final = Visible()
-
-
-def decided_devices(request: CreateContainer, snapshot: Snapshot | None) -> Visible | Wait | None:
-    """The agent's decision about the container's devices; None when the snapshot has no decisions
-    about devices."""
-    pod = request.pod
-    if snapshot is None:
-        allocated = DEVICE_ALLOCATED in pod.annotations
-        return Wait("the agent has written no snapshot") if allocated else None
-    if snapshot.devices is None:
-        return None
-    if excludes(snapshot.excluded, pod.namespace, pod.name, request.container_name):
-        return None
-    known = snapshot.pods.get(pod.uid)
-    visible = known.of(request.container_name).visible if known else None
-    if visible is not None:
-        return visible
-    if DEVICE_ALLOCATED in pod.annotations:
-        return Wait("the agent has not decided about this pod's devices")
-    return _UNDECIDED if snapshot.devices.concerns_all else None
-
-
 if TYPE_CHECKING:
     from agent.hooks.carriers import Carried
 
 
-UNREAD: Final = frozenset({"oversize", "compressed", "irregular", "hook_error"})
+_UNDECIDED: Final = Visible()
+_UNREAD: Final = frozenset({"oversize", "compressed", "irregular", "hook_error"})
 """Reasons that leave the content of a request unknown."""
-
-
 _CODES: Final = {"oversize": Code.RESOURCE_EXHAUSTED, "irregular": Code.INVALID_ARGUMENT}
 
 
 class Admission:
-    """`state_dir`: the agent's folder, with the file of CPUs of each container. `says`: the fields
-    of devices that the frontend can change."""
+    """`state_dir`: the agent's folder, with the file of CPUs of each container. `settable`: the
+    fields of devices that the frontend can change."""
 
     def __init__(
         self,
@@ -78,14 +61,14 @@ class Admission:
         grants: Grants,
         policies: FailurePolicies,
         state_dir: str,
-        says: DeviceFields,
+        settable: DeviceFields,
     ) -> None:
         self._snapshots = snapshots
         self._notifier = notifier
         self._grants = grants
         self._state_dir = state_dir
         self.outcomes = Outcomes(policies)
-        self._says = says
+        self._settable = settable
 
     def pod_announced(self, pod: PodAnnounced) -> None:
         """The sandbox is about to be created, or was just created."""
@@ -109,7 +92,7 @@ class Admission:
                 creation.announced = True
                 shares = request.asked.shares
                 notification = ContainerAnnounced(request.pod, request.container_name, shares)
-            creation.waiting.notify(self._notifier, notification)
+            creation.waiting.notify(self._notifier.notify, notification)
             return Wait()
         if isinstance(answer, Wait):
             answer = self._last_resort(creation, snapshot, grants, answer.reason)
@@ -124,7 +107,9 @@ class Admission:
 
             try:
                 node = snapshot.devices if snapshot is not None else None
-                shown = visible_devices(creation, carried, visible, node, self._says, self.outcomes)
+                shown = visible_devices(
+                    creation, carried, visible, node, self._settable, self.outcomes
+                )
             except DeniedError as error:
                 return self._refused(creation, str(error))
         changes = self._granted(creation, answer, snapshot)
@@ -133,7 +118,7 @@ class Admission:
     def unhooked(
         self, hook: str, creation: Creation | None, reason: str, detail: str
     ) -> Unread | Refuse | None:
-        """The answer to a request that can't be read, whose hook failed (UNREAD), or that can wait
+        """The answer to a request that can't be read, whose hook failed (_UNREAD), or that can wait
         no longer. An unread one fails if it could take what a pod owns; otherwise the failure
         policy decides. The caller reports the result of a creation that goes on to `created`.
         `creation`: what was read of it before."""
@@ -146,7 +131,7 @@ class Admission:
             if creation.grant is not None:
                 self._grants.failed(creation.grant)
         why = f"{title}: {detail}"
-        if reason in UNREAD and hook in (CREATE, UPDATE) and (owned := _owned(self._seen())):
+        if reason in _UNREAD and hook in (CREATE, UPDATE) and (owned := _owned(self._seen())):
             why = f"{why}; it could take {owned}"
             self.outcomes.refused(hook, class_, reason, why)
         elif not self.outcomes.fails(hook, class_, reason, why):
@@ -194,7 +179,7 @@ class Admission:
         answer = cpuset.update(request, snapshot, self._grants.of(request.container_id))
         if isinstance(answer, Wait):
             if not update.waiting.late:
-                update.waiting.notify(self._notifier, SnapshotRequest())
+                update.waiting.notify(self._notifier.notify, SnapshotRequest())
                 return Wait()
             waited = f"container {request.container_id}: {answer.reason}"
             if self.outcomes.fails(UPDATE, None, "late", waited):
@@ -214,15 +199,15 @@ class Admission:
         """Grants the CPUs and limits of the answer to the container."""
         request = creation.request
         given = answer.wanted if isinstance(answer, Give) else NOTHING
-        cpus = may_hold(request.asked.cpuset if given.cpuset is None else given.cpuset)
+        cpus = requested_cpus(request.asked.cpuset if given.cpuset is None else given.cpuset)
         creation.grant = self._grants.open(
             CpuGrant(request.pod.uid, creation.pod_title, cpus, given)
         )
-        told_in = ""
-        if given.exclusive and snapshot is not None and cpuset.is_told(request, snapshot):
+        cpus_folder = ""
+        if given.exclusive and snapshot is not None and cpuset.reads_own_cpus(request, snapshot):
             folder = notice.folder(request.pod.uid, request.container_name)
-            told_in = f"{self._state_dir}/{folder}"
-        changes = cpuset.changes(request, answer, told_in)
+            cpus_folder = f"{self._state_dir}/{folder}"
+        changes = cpuset.changes(request, answer, cpus_folder)
         creation.kept = changes.kept
         return changes
 
@@ -257,6 +242,26 @@ class Admission:
         return snapshot
 
 
+def decided_devices(request: CreateContainer, snapshot: Snapshot | None) -> Visible | Wait | None:
+    """The agent's decision about the container's devices; None when the snapshot has no decisions
+    about devices."""
+    pod = request.pod
+    if snapshot is None:
+        allocated = DEVICE_ALLOCATED in pod.annotations
+        return Wait("the agent has written no snapshot") if allocated else None
+    if snapshot.devices is None:
+        return None
+    if excludes(snapshot.excluded, pod.namespace, pod.name, request.container_name):
+        return None
+    known = snapshot.pods.get(pod.uid)
+    visible = known.of(request.container_name).visible if known else None
+    if visible is not None:
+        return visible
+    if DEVICE_ALLOCATED in pod.annotations:
+        return Wait("the agent has not decided about this pod's devices")
+    return _UNDECIDED if snapshot.devices.concerns_all else None
+
+
 def _owned(snapshot: Snapshot | None) -> str:
     """CPUs or a device that one pod owns, for an error message; "" when no pod owns any."""
     if snapshot is None:
@@ -267,11 +272,3 @@ def _owned(snapshot: Snapshot | None) -> str:
     if snapshot.devices is not None and snapshot.devices.held:
         return f"device {snapshot.devices.held[0].uuid}"
     return ""
-
-
-def may_hold(requested: str) -> CpuSet | None:
-    """The CPUs that an unchanged request may get: those of its cpuset, or any."""
-    try:
-        return CpuSet.parse(requested) or None
-    except ValueError:
-        return None

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agent.hooks.changes import CarriedNode
+from agent.hooks.requests import CarriedNode
 from agent.model.gpunames import MOUNT_ROOT, NOTHING_NAMED, cleaned, mounted, split
 from agent.model.visible import VisibleGpu
 

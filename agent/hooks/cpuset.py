@@ -5,7 +5,8 @@ The agent decides, the hook obeys. The snapshot's values of a pod replace those 
 pod that the snapshot does not have shares its class's pool, or waits for the agent when it claims
 CPUs of its own. So does a container that qualifies by a node-local policy and has no decision. A
 container with CPUs of its own also waits while a creation that the agent has not seen yet may hold
-one of them: that container could start with it.
+one of them: that container could start with it. Such creations are the grants; a frontend keeps
+them in `Grants`.
 
 The request has the CPUs that a kubelet with the static policy gave to a container, and the
 kubelet's checkpoint has them before the pod's sandbox exists: they are never replaced. The
@@ -15,6 +16,7 @@ CPUs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from typing import TypeVar
 
@@ -29,8 +31,7 @@ from agent.allocate.shares import (
     shared_cpus,
     whole_cpus,
 )
-from agent.hooks.changes import UNCHANGED, Changes
-from agent.hooks.requests import CreateContainer, UpdateContainer, announced
+from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer, announced
 from agent.model.annotations import AnnotationError
 from agent.model.batch import batch_resources
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
@@ -150,7 +151,7 @@ def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
     return cpus if cpus and may_own(announced(request.pod, 0)) else 0
 
 
-def is_told(request: CreateContainer, snapshot: Snapshot) -> bool:
+def reads_own_cpus(request: CreateContainer, snapshot: Snapshot) -> bool:
     """Whether the container's CPUs may change, and it reads them in a file."""
     return snapshot.cpu_policy == "dynamic" and bool(local_request(request, snapshot))
 
@@ -181,13 +182,13 @@ def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answe
 
 
 def changes(
-    request: CreateContainer | UpdateContainer, answer: Keep | Give, told_in: str = ""
+    request: CreateContainer | UpdateContainer, answer: Keep | Give, cpus_folder: str = ""
 ) -> Changes:
-    """The values that differ from the request. `told_in`: the host's folder with the container's
-    file of CPUs."""
+    """The values that differ from the request. `cpus_folder`: the host's folder with the file of
+    the container's CPUs."""
     if isinstance(answer, Keep):
         return UNCHANGED
-    mounts = (Mount(told_in, MOUNTED_AT),) if told_in else ()
+    mounts = (Mount(cpus_folder, MOUNTED_AT),) if cpus_folder else ()
     return msgspec.structs.replace(missing(answer.wanted, request.asked), mounts=mounts)
 
 
@@ -267,3 +268,93 @@ def _batch(pod: Pod, container_name: str) -> CgroupLimits:
     except AnnotationError:
         return NO_LIMITS
     return batch.containers.get(container_name, NO_LIMITS) if batch else NO_LIMITS
+
+
+MOST_GRANTS = 256
+"""That are kept one by one."""
+
+
+def requested_cpus(cpuset: str) -> CpuSet | None:
+    """The CPUs that a container with this cpuset in its request may get; None for any."""
+    try:
+        return CpuSet.parse(cpuset) or None
+    except ValueError:
+        return None
+
+
+class Grants:
+    """Every creation since the agent's last pass, by a number of its own and by container id. A new
+    process does not know the creations of the last one: until the agent's next pass a grant without
+    CPUs stands for them. It also stands for the oldest beyond MOST_GRANTS: an absent agent must
+    not cost memory."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._open: dict[int, CpuGrant] = {}
+        self._ids: dict[str, int] = {}
+        self._earlier: CpuGrant | None = CpuGrant(
+            "", "an earlier time", None, answered_at=time.monotonic_ns()
+        )
+
+    def all(self) -> tuple[CpuGrant, ...]:
+        earlier = () if self._earlier is None else (self._earlier,)
+        return (*earlier, *self._open.values())
+
+    def of(self, container_id: str) -> CpuGrant | None:
+        """The grant of a container that was created through this frontend and not seen yet."""
+        number = self._ids.get(container_id)
+        return None if number is None else self._open.get(number)
+
+    def open(self, grant: CpuGrant) -> int:
+        """A creation is sent to the runtime; the number identifies it in `answered` and
+        `failed`."""
+        number = self._number()
+        self._open[number] = grant
+        return number
+
+    def answered(self, number: int, container_id: str) -> None:
+        """The runtime created the container."""
+        grant = self._open.get(number)
+        if grant is not None:
+            self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
+            self._ids[container_id] = number
+            self._fold()
+
+    def failed(self, number: int) -> None:
+        """No answer, or an error: the container may exist until the agent's next pass."""
+        grant = self._open.get(number)
+        if grant is not None:
+            self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
+            self._fold()
+
+    def gone(self, container_id: str) -> None:
+        """The container was removed and holds nothing."""
+        number = self._ids.pop(container_id, None)
+        if number is not None:
+            self._open.pop(number, None)
+
+    def seen(self, snapshot: Snapshot) -> None:
+        """Drops the grants that the agent's pass has seen."""
+        if self._earlier is not None and self._earlier.seen_by(snapshot):
+            self._earlier = None
+        if any(grant.seen_by(snapshot) for grant in self._open.values()):
+            self._open = {
+                number: grant for number, grant in self._open.items() if not grant.seen_by(snapshot)
+            }
+            self._ids = {each: number for each, number in self._ids.items() if number in self._open}
+
+    def _fold(self) -> None:
+        if len(self._open) <= MOST_GRANTS:
+            return
+        answered = [number for number, each in self._open.items() if each.answered_at is not None]
+        folded = set(answered[: len(answered) // 2])
+        if not folded:
+            return
+        latest = max(self._open[number].answered_at or 0 for number in folded)
+        self._earlier = CpuGrant("", "an earlier time", None, answered_at=latest)
+        self._open = {number: each for number, each in self._open.items() if number not in folded}
+        self._ids = {each: number for each, number in self._ids.items() if number in self._open}
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next

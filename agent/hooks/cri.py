@@ -1,20 +1,161 @@
-"""CRI messages as bytes: reads the fields that the hooks need, with the CRI's field numbers
-(Kubernetes: staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto), and adds changes as patches
-after the original bytes."""
+"""CRI messages as bytes: what the hooks read of a request, and their changes as patches behind it.
+
+The hooks read few fields and change fewer, so a message is never decoded as a whole and no
+protobuf library is loaded. Two properties of the encoding make that possible: occurrences of an
+embedded message merge, and the last occurrence of a scalar wins. So the concatenated payloads of
+all occurrences are the merged message, and a patch appended to a request overrides a nested field
+while every original byte stays, also of fields that we do not know.
+
+Field numbers: Kubernetes, staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from agent.hooks import carriers, wire
+from agent.hooks import carriers
 from agent.hooks.carriers import Carried
-from agent.hooks.changes import UNCHANGED, CarriedNode, Changes
-from agent.hooks.requests import CreateContainer, UpdateContainer, announced_pod, scaled_quota
+from agent.hooks.requests import (
+    UNCHANGED,
+    CarriedNode,
+    Changes,
+    CreateContainer,
+    UpdateContainer,
+    announced_pod,
+    scaled_quota,
+)
 from agent.model import gpunames
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.visible import Mount
 from agent.model.wanted import PERIOD_MICROSECONDS, UNLIMITED
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+class WireError(ValueError):
+    """Bytes that are not a protobuf message."""
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(field number, wire type, payload) in order; a varint's payload is its bytes."""
+    at, end = 0, len(message)
+    while at < end:
+        key, at = _varint(message, at)
+        field, kind = key >> 3, key & 7
+        start = at
+        if kind == BYTES:
+            size, start = _varint(message, at)
+            at = start + size
+        elif kind == VARINT:
+            _, at = _varint(message, at)
+        elif kind in (FIXED64, FIXED32):
+            at += 8 if kind == FIXED64 else 4
+        else:
+            raise WireError(f"wire type {kind} of field {field} at byte {at}")
+        if at > end or not field:
+            raise WireError(f"field {field} runs past the end at byte {end}")
+        yield field, kind, message[start:at]
+
+
+def merged(message: bytes, *path: int) -> bytes:
+    """The embedded message at the path of field numbers; empty when absent. Raises WireError."""
+    for wanted in path:
+        message = b"".join(
+            payload for each, kind, payload in fields(message) if (each, kind) == (wanted, BYTES)
+        )
+    return message
+
+
+def text(message: bytes, wanted: int) -> str:
+    """A string field, "" when absent. Raises WireError."""
+    last = b""
+    for each, kind, payload in fields(message):
+        if (each, kind) == (wanted, BYTES):
+            last = payload
+    return _decode(last)
+
+
+def number(message: bytes, wanted: int) -> int:
+    """An int64 field, 0 when absent. Raises WireError."""
+    last = 0
+    for each, kind, payload in fields(message):
+        if (each, kind) == (wanted, VARINT):
+            last, _ = _varint(payload, 0)
+    last &= (1 << 64) - 1
+    return last - (1 << 64) if last >> 63 else last
+
+
+def string_map(message: bytes, wanted: int) -> dict[str, str]:
+    """A map<string, string> field. Raises WireError."""
+    return {
+        text(entry, 1): text(entry, 2)
+        for each, kind, entry in fields(message)
+        if (each, kind) == (wanted, BYTES)
+    }
+
+
+def filtered(message: bytes, keeps: Callable[[int, bytes], bool], *path: int) -> bytes:
+    """The message with only those fields of the embedded one at the path that `keeps`, by number
+    and payload, accepts; fields of other types than BYTES stay. Raises WireError."""
+    kept = []
+    for field, kind, payload in fields(message):
+        if kind == BYTES:
+            if path and field == path[0]:
+                payload = filtered(payload, keeps, *path[1:])
+            elif not path and not keeps(field, payload):
+                continue
+            kept.append(_embedded(field, payload))
+        else:
+            kept.append(_encode_varint(field << 3 | kind) + payload)
+    return b"".join(kept)
+
+
+def patch(path: tuple[int, ...], value: str | int | bytes) -> bytes:
+    """Bytes that, appended to a message, set the field (a string, an int64, or the bytes of one
+    more message) at the path of field numbers."""
+    *above, last = path
+    if isinstance(value, int):
+        encoded = _encode_varint(last << 3 | VARINT) + _encode_varint(value & (1 << 64) - 1)
+    else:
+        encoded = _embedded(last, value if isinstance(value, bytes) else value.encode())
+    for each in reversed(above):
+        encoded = _embedded(each, encoded)
+    return encoded
+
+
+def _embedded(wanted: int, payload: bytes) -> bytes:
+    return _encode_varint(wanted << 3 | BYTES) + _encode_varint(len(payload)) + payload
+
+
+def _decode(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise WireError(f"a string is not UTF-8: {error}") from None
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(message) or shift > 63:
+            raise WireError(f"a number is cut off at byte {at}")
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
 
 # PodSandboxConfig
 _METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
@@ -36,69 +177,69 @@ CPU_PERIOD, CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 1, 2, 3, 4, 6, 7
 
 def run_pod_sandbox(message: bytes) -> PodAnnounced:
     """Raises WireError."""
-    return _pod(wire.merged(message, 1))
+    return _pod(merged(message, 1))
 
 
 def create_container(message: bytes) -> CreateContainer:
     """Raises WireError."""
-    config = wire.merged(message, CONFIG)
-    resources = wire.merged(message, *CREATE_RESOURCES)
+    config = merged(message, CONFIG)
+    resources = merged(message, *CREATE_RESOURCES)
     return CreateContainer(
-        _pod(wire.merged(message, _SANDBOX_CONFIG)),
-        wire.text(wire.merged(config, 1), 1),
+        _pod(merged(message, _SANDBOX_CONFIG)),
+        text(merged(config, 1), 1),
         _asked(resources),
     )
 
 
 def mounted(message: bytes) -> frozenset[str]:
     """The paths in the container that a request to create it mounts. Raises WireError."""
-    return frozenset(wire.text(each, CONTAINER_PATH) for each in _entries(message, MOUNTS))
+    return frozenset(text(each, CONTAINER_PATH) for each in _entries(message, MOUNTS))
 
 
 def update_container(message: bytes) -> UpdateContainer:
     """Raises WireError."""
-    resources = wire.merged(message, *UPDATE_RESOURCES)
-    return UpdateContainer(wire.text(message, 1), _asked(resources))
+    resources = merged(message, *UPDATE_RESOURCES)
+    return UpdateContainer(text(message, 1), _asked(resources))
 
 
 def removed_id(message: bytes) -> str:
     """The container of a request to remove one. Raises WireError."""
-    return wire.text(message, 1)
+    return text(message, 1)
 
 
 def created_id(reply: bytes) -> str:
     """The id in a reply of RunPodSandbox or CreateContainer. Raises WireError."""
-    return wire.text(reply, 1)
+    return text(reply, 1)
 
 
 def _entries(message: bytes, wanted: int) -> list[bytes]:
     return [
         payload
-        for field, kind, payload in wire.fields(wire.merged(message, CONFIG))
-        if (field, kind) == (wanted, wire.BYTES)
+        for field, kind, payload in fields(merged(message, CONFIG))
+        if (field, kind) == (wanted, BYTES)
     ]
 
 
 def _asked(resources: bytes) -> RequestedResources:
     return RequestedResources(
-        wire.text(resources, CPUSET),
-        wire.text(resources, MEMS),
-        wire.number(resources, CPU_SHARES),
-        scaled_quota(wire.number(resources, CPU_QUOTA), wire.number(resources, CPU_PERIOD)),
-        wire.number(resources, MEMORY_LIMIT),
+        text(resources, CPUSET),
+        text(resources, MEMS),
+        number(resources, CPU_SHARES),
+        scaled_quota(number(resources, CPU_QUOTA), number(resources, CPU_PERIOD)),
+        number(resources, MEMORY_LIMIT),
     )
 
 
 def _pod(sandbox_config: bytes) -> PodAnnounced:
-    metadata = wire.merged(sandbox_config, _METADATA)
-    name, uid, namespace = (wire.text(metadata, number) for number in (1, 2, 3))
+    metadata = merged(sandbox_config, _METADATA)
+    name, uid, namespace = (text(metadata, number) for number in (1, 2, 3))
     return announced_pod(
         uid,
         namespace,
         name,
-        wire.string_map(sandbox_config, _LABELS),
-        wire.string_map(sandbox_config, _ANNOTATIONS),
-        wire.text(wire.merged(sandbox_config, _LINUX), 1),
+        string_map(sandbox_config, _LABELS),
+        string_map(sandbox_config, _ANNOTATIONS),
+        text(merged(sandbox_config, _LINUX), 1),
     )
 
 
@@ -120,39 +261,39 @@ _SIGNS: Final = {
 def carried(message: bytes) -> Carried:
     """The carriers of devices of a request to create a container. Raises WireError."""
     found: dict[int, list[bytes]] = {field: [] for field in _SIGNS}
-    for field, kind, payload in wire.fields(wire.merged(message, CONFIG)):
-        if kind == wire.BYTES and field in found:
+    for field, kind, payload in fields(merged(message, CONFIG)):
+        if kind == BYTES and field in found:
             signs = _SIGNS[field]
             if any(sign in payload for sign in signs):
                 found[field].append(payload)
     variables = [
-        (name, wire.text(each, 2))
+        (name, text(each, 2))
         for each in found[ENVIRONMENT]
-        if (name := wire.text(each, 1)) in (gpunames.VISIBLE_DEVICES, carriers.PRELOAD)
+        if (name := text(each, 1)) in (gpunames.VISIBLE_DEVICES, carriers.PRELOAD)
     ]
     notes = [
-        (key, wire.text(each, 2))
+        (key, text(each, 2))
         for each in found[ANNOTATIONS]
-        if gpunames.is_cdi_annotation(key := wire.text(each, 1))
+        if gpunames.is_cdi_annotation(key := text(each, 1))
     ]
-    places = [wire.text(each, CONTAINER_PATH) for each in found[MOUNTS]]
+    places = [text(each, CONTAINER_PATH) for each in found[MOUNTS]]
     return Carried(
         environment=tuple(value for name, value in variables if name == gpunames.VISIBLE_DEVICES),
         preload=dict(variables).get(carriers.PRELOAD, ""),
         mounts=tuple(each for each in places if carriers.mounted_name(each) is not None),
         annotations=tuple(notes),
-        cdi_devices=tuple(wire.text(each, 1) for each in found[CDI_DEVICES]),
+        cdi_devices=tuple(text(each, 1) for each in found[CDI_DEVICES]),
         nodes=tuple(_carried_node(each) for each in found[NODES]),
-        privileged=bool(wire.number(wire.merged(message, *SECURITY_CONTEXT), PRIVILEGED)),
-        serving=any(carriers.serves(wire.text(each, HOST_PATH)) for each in found[MOUNTS]),
+        privileged=bool(number(merged(message, *SECURITY_CONTEXT), PRIVILEGED)),
+        serving=any(carriers.serves(text(each, HOST_PATH)) for each in found[MOUNTS]),
     )
 
 
 def _carried_node(message: bytes) -> CarriedNode:
     return CarriedNode(
-        gpunames.cleaned(wire.text(message, NODE_HOST_PATH)),
-        wire.text(message, NODE_PATH),
-        wire.text(message, NODE_PERMISSIONS),
+        gpunames.cleaned(text(message, NODE_HOST_PATH)),
+        text(message, NODE_PATH),
+        text(message, NODE_PERMISSIONS),
     )
 
 
@@ -166,9 +307,7 @@ def create_request_with(message: bytes, changes: Changes) -> bytes | None:
         patches += [_mount(each) for each in changes.mounts if each.container_path not in taken]
     patches += [_pair(ENVIRONMENT, *each) for each in changes.environment]
     patches += [_pair(ANNOTATIONS, key, value) for key, value in changes.annotations if value]
-    patches += [
-        wire.patch((CONFIG, CDI_DEVICES), wire.patch((1,), name)) for name in changes.cdi_devices
-    ]
+    patches += [patch((CONFIG, CDI_DEVICES), patch((1,), name)) for name in changes.cdi_devices]
     patches += [_node(each) for each in changes.nodes]
     left = _without(message, changes)
     return left + b"".join(patches) if patches or left != message else None
@@ -189,9 +328,9 @@ def _without(message: bytes, changes: Changes) -> bytes:
 
     def keeps(field: int, payload: bytes) -> bool:
         named_by, names = gone.get(field, (1, ()))
-        return not names or wire.text(payload, named_by) not in names
+        return not names or text(payload, named_by) not in names
 
-    return wire.filtered(message, keeps, CONFIG)
+    return filtered(message, keeps, CONFIG)
 
 
 def update_request_with(message: bytes, changes: Changes) -> bytes | None:
@@ -210,26 +349,24 @@ def _resources(path: tuple[int, ...], changes: Changes) -> Iterator[bytes]:
         (MEMORY_LIMIT, changes.memory_limit_bytes),
         (CPU_PERIOD, None if quota in (None, UNLIMITED) else PERIOD_MICROSECONDS),
     )
-    return (wire.patch((*path, field), value) for field, value in values if value is not None)
+    return (patch((*path, field), value) for field, value in values if value is not None)
 
 
 def _mount(mount: Mount) -> bytes:
-    one = wire.patch((CONTAINER_PATH,), mount.container_path) + wire.patch(
-        (HOST_PATH,), mount.host_path
-    )
+    one = patch((CONTAINER_PATH,), mount.container_path) + patch((HOST_PATH,), mount.host_path)
     if not mount.writable:
-        one += wire.patch((READ_ONLY,), 1)
-    return wire.patch((CONFIG, MOUNTS), one)
+        one += patch((READ_ONLY,), 1)
+    return patch((CONFIG, MOUNTS), one)
 
 
 def _node(node: CarriedNode) -> bytes:
     one = (
-        wire.patch((NODE_PATH,), node.container_path)
-        + wire.patch((NODE_HOST_PATH,), node.host_path)
-        + wire.patch((NODE_PERMISSIONS,), node.permissions)
+        patch((NODE_PATH,), node.container_path)
+        + patch((NODE_HOST_PATH,), node.host_path)
+        + patch((NODE_PERMISSIONS,), node.permissions)
     )
-    return wire.patch((CONFIG, NODES), one)
+    return patch((CONFIG, NODES), one)
 
 
 def _pair(field: int, key: str, value: str) -> bytes:
-    return wire.patch((CONFIG, field), wire.patch((1,), key) + wire.patch((2,), value))
+    return patch((CONFIG, field), patch((1,), key) + patch((2,), value))

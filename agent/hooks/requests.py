@@ -1,17 +1,20 @@
-"""Requests for a pod or container as values, from their arrival to the reply; and the outcomes of
-requests that the hooks could not decide, which are counted and logged."""
+"""The request for a pod or container as a value, from its arrival to the reply, for every frontend.
+
+`CreateContainer` and `UpdateContainer` are read from the runtime's client, `Changes` is what the
+hooks make of them, `Creation` and `Update` keep the state of one request while it is held and until
+its result is known. `Outcomes` counts and logs requests that the hooks could not decide.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
-from agent.hooks.notifier import Notifier
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.failurepolicy import FailurePolicies
 from agent.model.notifications import (
@@ -23,6 +26,8 @@ from agent.model.notifications import (
 )
 from agent.model.pods import Pod, pod_metadata, pod_uid
 from agent.model.qos import kube_class
+from agent.model.verdict import Refuse, Wait
+from agent.model.visible import Mount
 from agent.model.wanted import PERIOD_MICROSECONDS
 
 
@@ -79,7 +84,97 @@ def scaled_quota(quota: int, period: int) -> int:
     return quota * PERIOD_MICROSECONDS // period if quota > 0 and period > 0 else quota
 
 
-NOTIFY_AGAIN_SECONDS: Final = 0.1
+FIELDS: Final = (
+    "mounts",
+    "environment",
+    "cdi_devices",
+    "nodes",
+    "annotations",
+    "removed_mounts",
+    "removed_cdi_devices",
+    "removed_nodes",
+)
+"""The fields of Changes about devices."""
+_LIMITS: Final = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
+
+
+class CarriedNode(msgspec.Struct, frozen=True):
+    """A device node that a request asks for; `major` and `minor` are -1 when it does not name
+    them."""
+
+    host_path: str
+    container_path: str
+    permissions: str = "rw"
+    major: int = -1
+    minor: int = -1
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """None and empty: the request keeps its value. The quota is for 100,000 microseconds; quota and
+    memory limit may be -1, none. The fields from `mounts` on are for a creation alone. They are
+    added to the request's own entries, except those that are `removed` (mounts and nodes by their
+    path in the container); a variable or annotation of the request gets the value, an annotation
+    without a value is removed."""
+
+    cpuset: str | None = None
+    mems: str | None = None
+    shares: int | None = None
+    quota_microseconds: int | None = None
+    memory_limit_bytes: int | None = None
+    mounts: tuple[Mount, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    nodes: tuple[CarriedNode, ...] = ()
+    annotations: tuple[tuple[str, str | None], ...] = ()
+    removed_mounts: tuple[str, ...] = ()
+    removed_cdi_devices: tuple[str, ...] = ()
+    removed_nodes: tuple[CarriedNode, ...] = ()
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The fields of Limits that the request keeps."""
+        return tuple(name for name in _LIMITS if getattr(self, name) is None)
+
+    def over(self, asked: RequestedResources) -> RequestedResources:
+        """The values that the runtime gets in the end."""
+        names = RequestedResources.__struct_fields__
+        changed = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(asked, **changed)
+
+
+UNCHANGED: Final = Changes()
+Verdict = Changes | Wait | Refuse
+"""The answer to a request to create or update a container, for every frontend."""
+
+
+class DeviceFields(msgspec.Struct, frozen=True):
+    """The fields of a container's devices that a frontend can change. `numbers`: it adds device
+    nodes by the kernel's numbers."""
+
+    fields: frozenset[str] = frozenset(FIELDS)
+    numbers: bool = False
+
+
+def beyond(wanted: Changes, settable: DeviceFields) -> tuple[str, ...]:
+    """The changed fields that the frontend can't change."""
+    lacking = tuple(
+        name for name in FIELDS if name not in settable.fields and getattr(wanted, name)
+    )
+    if settable.numbers and any(node.major < 0 for node in wanted.nodes):
+        return (*lacking, "nodes without a number")
+    return lacking
+
+
+def joined(limits: Changes, shown: Changes) -> Changes:
+    """One answer from those for CPUs and limits and for devices."""
+    of_devices = {name: getattr(shown, name) for name in FIELDS}
+    of_devices["mounts"] = (*limits.mounts, *shown.mounts)
+    return msgspec.structs.replace(limits, **of_devices)
+
+
+_NOTIFY_AGAIN_SECONDS: Final = 0.1
+_LOG_AGAIN_SECONDS: Final = 1.0
+log = logging.getLogger(__name__)
 
 
 class Waiting:
@@ -95,11 +190,11 @@ class Waiting:
     def late(self) -> bool:
         return time.monotonic() >= self._deadline
 
-    def notify(self, notifier: Notifier, notification: Notification) -> None:
+    def notify(self, send: Callable[[Notification], None], notification: Notification) -> None:
         now = time.monotonic()
-        if now - self._notified_at >= NOTIFY_AGAIN_SECONDS:
+        if now - self._notified_at >= _NOTIFY_AGAIN_SECONDS:
             self._notified_at = now
-            notifier.notify(notification)
+            send(notification)
 
 
 class Creation:
@@ -147,10 +242,6 @@ class Unread:
         self.grant = grant
 
 
-log = logging.getLogger(__name__)
-
-_LOG_AGAIN_SECONDS: Final = 1.0
-
 Key = tuple[str, ...]
 """Hook, class ("" where the pod is not known), reason."""
 
@@ -164,7 +255,7 @@ class Outcomes:
         self._policies = policies
         self.failed_open: Counter[Key] = Counter()
         self.failed: Counter[Key] = Counter()
-        self._told: dict[Key, float] = {}
+        self._logged_at: dict[Key, float] = {}
 
     def fails(self, hook: str, class_: str | None, reason: str, detail: str) -> bool:
         """Whether the call fails by the policy of its hook and class."""
@@ -192,6 +283,6 @@ class Outcomes:
         key = (hook, str(class_ or ""), reason)
         counts[key] += 1
         now = time.monotonic()
-        if now - self._told.get(key, -_LOG_AGAIN_SECONDS) >= _LOG_AGAIN_SECONDS:
-            self._told[key] = now
+        if now - self._logged_at.get(key, -_LOG_AGAIN_SECONDS) >= _LOG_AGAIN_SECONDS:
+            self._logged_at[key] = now
             log.warning("%s %s", hook, text)

@@ -6,9 +6,17 @@ import time
 from typing import Final, NamedTuple
 
 from agent.hooks.admission import Admission
-from agent.hooks.changes import Changes, Verdict
-from agent.hooks.requests import CreateContainer, Creation, Unread, Update, UpdateContainer, Waiting
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import SnapshotFile
+from agent.hooks.requests import (
+    Changes,
+    CreateContainer,
+    Creation,
+    Unread,
+    Update,
+    UpdateContainer,
+    Verdict,
+    Waiting,
+)
 from agent.koordinator.messages import ContainerRef
 from agent.koordinator.service import RuntimeHookCall
 from agent.model import failurepolicy

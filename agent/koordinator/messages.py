@@ -16,14 +16,20 @@ import msgspec
 
 from agent.hooks import carriers
 from agent.hooks.carriers import Carried
-from agent.hooks.changes import Changes, DeviceFields
-from agent.hooks.requests import CreateContainer, UpdateContainer, announced_pod, scaled_quota
+from agent.hooks.requests import (
+    Changes,
+    CreateContainer,
+    DeviceFields,
+    UpdateContainer,
+    announced_pod,
+    scaled_quota,
+)
 from agent.model import gpunames
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.wanted import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import koordinator_hooks_pb2 as pb
 
-SAYS: Final = DeviceFields(frozenset({"environment"}))
+SETTABLE: Final = DeviceFields(frozenset({"environment"}))
 """Of a container's devices."""
 
 

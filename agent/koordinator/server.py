@@ -10,9 +10,8 @@ from typing import Final
 import grpc
 
 from agent.hooks.admission import Admission
-from agent.hooks.grants import Grants
-from agent.hooks.notifier import Notifier
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.cpuset import Grants
 from agent.host import frontendlock
 from agent.host.files import boot_id
 from agent.koordinator import messages, registration
@@ -59,7 +58,7 @@ class HookServer:
         snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
         self._notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
         admission = Admission(
-            snapshots, self._notifier, Grants(), policies, settings.state_dir, messages.SAYS
+            snapshots, self._notifier, Grants(), policies, settings.state_dir, messages.SETTABLE
         )
         self._outcomes = admission.outcomes
         self._service = HookService(KoordinatorHooks(admission, deadlines, snapshots))

@@ -13,8 +13,7 @@ from typing import Final, Protocol
 from google.protobuf.message import DecodeError
 
 from agent.hooks.carriers import Carried
-from agent.hooks.changes import Changes, Verdict
-from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.requests import Changes, CreateContainer, UpdateContainer, Verdict
 from agent.koordinator import messages
 from agent.koordinator.messages import ContainerRef
 from agent.model.notifications import PodAnnounced

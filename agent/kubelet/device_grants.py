@@ -9,7 +9,7 @@ from typing import Final
 
 from agent.allocate.device_holders import grants
 from agent.allocate.device_holders.grants import Carriers
-from agent.hooks import wire
+from agent.hooks import cri
 from agent.kubelet.device_checkpoint import DeviceCheckpoint, DeviceEntry
 from agent.model.holding import DeviceGrant, HoldingSource
 
@@ -26,17 +26,17 @@ _NAME: Final = 1
 def carriers(answer: bytes) -> Carriers:
     """Raises ValueError for bytes that are not such a message."""
     return Carriers(
-        environment=tuple(wire.string_map(answer, _ENVIRONMENT).items()),
-        cdi_devices=tuple(wire.text(each, _NAME) for each in _messages(answer, _CDI_DEVICES)),
-        annotations=tuple(wire.string_map(answer, _ANNOTATIONS).items()),
-        mounts=tuple(wire.text(each, _CONTAINER_PATH) for each in _messages(answer, _MOUNTS)),
-        nodes=tuple(wire.text(each, _HOST_PATH) for each in _messages(answer, _DEVICES)),
+        environment=tuple(cri.string_map(answer, _ENVIRONMENT).items()),
+        cdi_devices=tuple(cri.text(each, _NAME) for each in _messages(answer, _CDI_DEVICES)),
+        annotations=tuple(cri.string_map(answer, _ANNOTATIONS).items()),
+        mounts=tuple(cri.text(each, _CONTAINER_PATH) for each in _messages(answer, _MOUNTS)),
+        nodes=tuple(cri.text(each, _HOST_PATH) for each in _messages(answer, _DEVICES)),
     )
 
 
 def _messages(answer: bytes, wanted: int) -> Iterator[bytes]:
-    for field, kind, payload in wire.fields(answer):
-        if (field, kind) == (wanted, wire.BYTES):
+    for field, kind, payload in cri.fields(answer):
+        if (field, kind) == (wanted, cri.BYTES):
             yield payload
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from agent.hooks import cpuset
-from agent.hooks.changes import UNCHANGED, Changes
+from agent.hooks.requests import UNCHANGED, Changes
 from agent.model.notifications import RequestedResources
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import NOTHING

@@ -12,9 +12,8 @@ from collections.abc import MutableMapping
 import msgspec
 
 from agent.hooks.admission import Admission
-from agent.hooks.grants import Grants
-from agent.hooks.notifier import Notifier
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.cpuset import Grants
 from agent.host import frontendlock, malloc, peers
 from agent.host.ending import Ending
 from agent.host.files import boot_id
@@ -52,7 +51,9 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
     grants, containers = Grants(), Containers()
-    admission = Admission(snapshots, notifier, grants, policies, settings.state_dir, messages.SAYS)
+    admission = Admission(
+        snapshots, notifier, grants, policies, settings.state_dir, messages.SETTABLE
+    )
     conflicts = Conflicts(f"{index}-{name}", lambda: peers.of(path))
     hooks = NriHooks(admission, deadlines, snapshots, containers, conflicts)
     link = PluginLink(

@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from agent.hooks.admission import Admission
-from agent.hooks.changes import UNCHANGED, Changes, Verdict
-from agent.hooks.requests import CreateContainer, Creation, Unread, Update, UpdateContainer, Waiting
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import SnapshotFile
+from agent.hooks.requests import (
+    UNCHANGED,
+    Changes,
+    CreateContainer,
+    Creation,
+    Unread,
+    Update,
+    UpdateContainer,
+    Verdict,
+    Waiting,
+)
 from agent.model import failurepolicy
 from agent.model.failurepolicy import Deadlines
 from agent.model.notifications import PodAnnounced

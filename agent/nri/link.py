@@ -11,7 +11,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from agent.hooks.changes import Changes
+from agent.hooks.requests import Changes
 from agent.host.loop import READ, WRITE, Loop, Timer
 from agent.model.verdict import Code
 from agent.nri import messages

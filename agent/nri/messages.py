@@ -13,15 +13,22 @@ import msgspec
 
 from agent.hooks import carriers
 from agent.hooks.carriers import Carried
-from agent.hooks.changes import FIELDS, UNCHANGED, CarriedNode, Changes, DeviceFields
-from agent.hooks.requests import announced_pod, scaled_quota
+from agent.hooks.requests import (
+    FIELDS,
+    UNCHANGED,
+    CarriedNode,
+    Changes,
+    DeviceFields,
+    announced_pod,
+    scaled_quota,
+)
 from agent.model import gpunames
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.pods import pod_uid
 from agent.model.wanted import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import nri_pb2 as pb
 
-SAYS: Final = DeviceFields(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=True)
+SETTABLE: Final = DeviceFields(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=True)
 """The CDI devices of a request are part of the container before a plugin is asked."""
 
 _CHARACTER: Final = "c"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.hooks.notifier import Notifier
+from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.requests import Outcomes
-from agent.hooks.snapshots import SnapshotFile
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import Containers
 from agent.nri.link import PluginLink

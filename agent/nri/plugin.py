@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from agent.hooks.carriers import Carried
-from agent.hooks.changes import Changes, Verdict
-from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.requests import Changes, CreateContainer, UpdateContainer, Verdict
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Refuse
 from agent.nri.messages import NriContainer

@@ -17,8 +17,7 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from agent.hooks.changes import UNCHANGED, Changes, Verdict
-from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer, Verdict
 from agent.model.verdict import Code, Refuse, Wait
 from agent.nri import messages
 from agent.nri.plugin import Plugin, PluginCall, PluginStats

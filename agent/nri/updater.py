@@ -11,12 +11,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from agent.hooks.admission import may_hold
-from agent.hooks.changes import Changes
-from agent.hooks.cpuset import CpuGrant
-from agent.hooks.grants import Grants
-from agent.hooks.notifier import Notifier
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.cpuset import CpuGrant, Grants, requested_cpus
+from agent.hooks.requests import Changes
 from agent.host import processes
 from agent.host.loop import Loop
 from agent.model.cpuset import CpuSet
@@ -99,7 +96,7 @@ class Updater:
         wanted = snapshot.containers[container.id]
         asked = changes.over(container.asked)
         # Whatever is changed, the runtime writes all that it remembers.
-        cpus = may_hold(asked.cpuset)
+        cpus = requested_cpus(asked.cpuset)
         title = f"container {container.title}"
         grant = self._grants.open(CpuGrant(container.pod_uid, title, cpus, wanted))
         self._under_way = self._told = True

@@ -6,9 +6,8 @@ import logging
 import os
 import socket
 
-from agent.hooks.grants import Grants
-from agent.hooks.notifier import Notifier
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.cpuset import Grants
 from agent.host import frontendlock, malloc
 from agent.host.ending import Ending
 from agent.host.files import boot_id

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from agent.hooks import cri
 from agent.hooks.admission import Admission
-from agent.hooks.changes import Changes, DeviceFields
-from agent.hooks.grants import Grants
-from agent.hooks.notifier import Notifier
-from agent.hooks.requests import Creation, Outcomes, Unread, Update, Waiting
-from agent.hooks.snapshots import SnapshotFile
-from agent.hooks.wire import WireError
+from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.cpuset import Grants
+from agent.hooks.cri import WireError
+from agent.hooks.requests import Changes, Creation, DeviceFields, Outcomes, Unread, Update, Waiting
 from agent.model.failurepolicy import (
     CREATE,
     RUN,

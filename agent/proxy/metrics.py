@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.hooks.notifier import Notifier
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.proxy.gate import CpusetGate
 from agent.relay.server import RelayServer
 from agent.telemetry.hookmetrics import Counts

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.hooks.notifier import Notifier
+from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.requests import Outcomes
-from agent.hooks.snapshots import SnapshotFile
 from agent.telemetry.plain import Metric
 
 _WHY = ("hook", "qos", "reason")

@@ -6,8 +6,8 @@ import pytest
 
 from agent.hooks import carriers
 from agent.hooks.carriers import Carried
-from agent.hooks.changes import CarriedNode
 from agent.hooks.cri import carried
+from agent.hooks.requests import CarriedNode
 from agent.model.gpunames import MOUNT_ROOT
 from agent.model.visible import VisibleGpu
 from agent.proto import cri_pb2 as pb

@@ -7,12 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.hooks import admission, gpus, visibility
+from agent.hooks import admission, visibility
 from agent.hooks.carriers import Carried
-from agent.hooks.changes import UNCHANGED, CarriedNode, Changes, DeviceFields, beyond, joined
-from agent.hooks.gpus import UnhonouredError
-from agent.hooks.requests import CreateContainer
-from agent.hooks.visibility import TakenError
+from agent.hooks.requests import (
+    UNCHANGED,
+    CarriedNode,
+    Changes,
+    CreateContainer,
+    DeviceFields,
+    beyond,
+    joined,
+)
+from agent.hooks.visibility import TakenError, UnhonouredError
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.gpunames import MOUNT_ROOT
 from agent.model.notifications import PodAnnounced
@@ -89,7 +95,7 @@ def node_of(path: str, permissions: str = "rw") -> CarriedNode:
     ],
 )
 def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> None:
-    assert gpus.rewritten(carried, chosen) == changed
+    assert visibility.rewritten(carried, chosen) == changed
 
 
 @pytest.mark.parametrize(
@@ -131,7 +137,7 @@ def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Change
     ],
 )
 def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> None:
-    assert gpus.rewritten(carried, chosen) == changed
+    assert visibility.rewritten(carried, chosen) == changed
 
 
 @pytest.mark.parametrize(
@@ -208,15 +214,15 @@ def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) ->
     ],
 )
 def test_cdi(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> None:
-    assert gpus.rewritten(carried, chosen) == changed
+    assert visibility.rewritten(carried, chosen) == changed
 
 
 def test_where_nothing_names_a_gpu_a_cdi_kind_may_be_used() -> None:
-    assert gpus.rewritten(Carried(), [A], "nvidia.com/gpu") == Changes(
+    assert visibility.rewritten(Carried(), [A], "nvidia.com/gpu") == Changes(
         environment=((ENV, "void"),), cdi_devices=("nvidia.com/gpu=GPU-a",)
     )
-    assert gpus.rewritten(Carried(), [], "nvidia.com/gpu") == env("void")
-    assert gpus.rewritten(Carried(("GPU-x",)), [A], "nvidia.com/gpu") == env("GPU-a")
+    assert visibility.rewritten(Carried(), [], "nvidia.com/gpu") == env("void")
+    assert visibility.rewritten(Carried(("GPU-x",)), [A], "nvidia.com/gpu") == env("GPU-a")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +252,7 @@ def test_device_nodes(
     asked: list[str], chosen: list[VisibleGpu], removed: list[str], added: list[str]
 ) -> None:
     carried = Carried(("GPU-x",), nodes=tuple(node_of(each, "mrw") for each in asked))
-    changed = gpus.rewritten(carried, chosen)
+    changed = visibility.rewritten(carried, chosen)
     assert [each.host_path for each in changed.removed_nodes] == removed
     assert [each.container_path for each in changed.nodes] == added
     assert {each.permissions for each in changed.nodes} <= {"mrw"}
@@ -271,7 +277,7 @@ def test_device_nodes(
 )
 def test_what_cannot_be_honoured(carried: Carried, chosen: VisibleGpu, why: str) -> None:
     with pytest.raises(UnhonouredError, match=why):
-        gpus.rewritten(carried, [chosen])
+        visibility.rewritten(carried, [chosen])
 
 
 names = st.sampled_from(
@@ -324,7 +330,7 @@ def test_no_carrier_names_another_gpu_and_a_second_time_changes_nothing(
     carried: Carried, chosen: list[VisibleGpu]
 ) -> None:
     try:
-        changed = gpus.rewritten(carried, chosen)
+        changed = visibility.rewritten(carried, chosen)
     except UnhonouredError:
         return
     then = after(carried, changed)
@@ -335,7 +341,7 @@ def test_no_carrier_names_another_gpu_and_a_second_time_changes_nothing(
     assert {each.host_path for each in then.nodes} <= {*paths, "/dev/nvidiactl"}
     foreign = {each for each in carried.cdi_devices if "gpu=" not in each}
     assert foreign <= set(then.cdi_devices)
-    assert gpus.rewritten(then, chosen) == UNCHANGED
+    assert visibility.rewritten(then, chosen) == UNCHANGED
 
 
 RDMA = DeviceNode("/dev/infiniband/uverbs3", 231, 195)

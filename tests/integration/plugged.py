@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from agent.hooks.changes import Changes
+from agent.hooks.requests import Changes
 from agent.host import files
 from agent.host.files import boot_id
 from agent.host.loop import Loop

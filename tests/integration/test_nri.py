@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent.cri.client import Cri
-from agent.hooks.changes import Changes
+from agent.hooks.requests import Changes
 from agent.host import peers
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hooks.changes import UNCHANGED, Changes
+from agent.hooks.requests import UNCHANGED, Changes
 from agent.koordinator import messages
 from agent.model.notifications import RequestedResources
 from agent.proto import koordinator_hooks_pb2 as pb

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.hooks.changes import Changes, Verdict
-from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.requests import Changes, CreateContainer, UpdateContainer, Verdict
 from agent.koordinator import registration
 from agent.koordinator.messages import ContainerRef
 from agent.koordinator.service import HookService, RuntimeHookCall

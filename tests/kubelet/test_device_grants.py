@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.device_holders.grants import Carriers
-from agent.hooks.wire import patch
+from agent.hooks.cri import patch
 from agent.kubelet import device_checkpoint, device_grants
 from agent.kubelet.device_grants import of_checkpoint
 from agent.model.holding import DeviceGrant, HoldingSource

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hooks import cpuset, cri, gpus
+from agent.hooks import cpuset, cri, visibility
 from agent.hooks.cpuset import Give
 from agent.hooks.cri import carried
-from agent.hooks.gpus import UnhonouredError
 from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.visibility import UnhonouredError
 from agent.model.cpuset import CpuSet
 from agent.model.gpunames import MOUNT_ROOT, VISIBLE_DEVICES
 from agent.model.notifications import RequestedResources
@@ -133,12 +133,12 @@ def test_both_doors_show_the_same_devices(
     raw = message.SerializeToString()
     cards = (CARD,) if has_card else ()
     try:
-        by_relay = gpus.rewritten(carried(raw), cards)
+        by_relay = visibility.rewritten(carried(raw), cards)
     except UnhonouredError as error:
         with pytest.raises(UnhonouredError, match=re.escape(str(error))):
-            gpus.rewritten(messages.carried(container), cards)
+            visibility.rewritten(messages.carried(container), cards)
         return
-    by_plugin = gpus.rewritten(messages.carried(container), cards)
+    by_plugin = visibility.rewritten(messages.carried(container), cards)
     config = cri_pb2.CreateContainerRequest.FromString(
         cri.create_request_with(raw, by_relay) or raw
     ).config

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.hooks.changes import UNCHANGED, Changes
-from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer
 from agent.host.loop import Loop
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.qos import QOS_LABEL

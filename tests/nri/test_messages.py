@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.hooks.carriers import Carried
-from agent.hooks.changes import CarriedNode, Changes, beyond
+from agent.hooks.requests import CarriedNode, Changes, beyond
 from agent.model.gpunames import MOUNT_ROOT
 from agent.model.visible import Mount
 from agent.nri import messages
@@ -112,5 +112,5 @@ def test_what_goes_is_marked_and_its_number_is_denied() -> None:
 
 def test_what_cdi_did_already_can_not_be_undone() -> None:
     changed = Changes(removed_cdi_devices=("nvidia.com/gpu=0",))
-    assert beyond(changed, messages.SAYS) == ("removed_cdi_devices",)
-    assert beyond(Changes(cdi_devices=("nvidia.com/gpu=0",)), messages.SAYS) == ()
+    assert beyond(changed, messages.SETTABLE) == ("removed_cdi_devices",)
+    assert beyond(Changes(cdi_devices=("nvidia.com/gpu=0",)), messages.SETTABLE) == ()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import SnapshotFile
 from agent.nri import metrics
 from tests.nri.world import World, container, pod
 from tests.proxy.exchanges import BOOT, OWNED

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.hooks.admission import Admission
-from agent.hooks.grants import Grants
-from agent.hooks.notifier import Notifier
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.cpuset import Grants
 from agent.host.loop import Loop
 from agent.model import failurepolicy as policy
 from agent.model.annotations import RESOURCE_STATUS
@@ -58,7 +57,7 @@ class World(PlayedAgent):
         snapshot_file = SnapshotFile(str(self.path), BOOT)
         policies, _ = policy.of(NriSettings())
         self.admission = Admission(
-            snapshot_file, self.notifier, self.grants, policies, str(folder), messages.SAYS
+            snapshot_file, self.notifier, self.grants, policies, str(folder), messages.SETTABLE
         )
         hooks = NriHooks(
             self.admission,

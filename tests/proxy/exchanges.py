@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import Message
 
-from agent.hooks.grants import Grants
-from agent.hooks.notifier import Notifier
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.cpuset import Grants
 from agent.model import failurepolicy
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines

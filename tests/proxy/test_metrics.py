@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.hooks.snapshots import SnapshotFile
+from agent.hooks.agent_link import SnapshotFile
 from agent.host.loop import Loop
 from agent.model.failurepolicy import CREATE
 from agent.proxy import metrics

@@ -2,8 +2,7 @@ import time
 
 import msgspec
 
-from agent.hooks.cpuset import CpuGrant
-from agent.hooks.grants import MOST, Grants
+from agent.hooks.cpuset import MOST_GRANTS, CpuGrant, Grants
 from agent.model.cpuset import CpuSet
 from tests.proxy.exchanges import EMPTY
 
@@ -54,13 +53,13 @@ def test_number_that_is_forgotten_is_no_error() -> None:
 def test_agent_that_stays_away_costs_bounded_memory_and_nothing_is_forgotten() -> None:
     grants = Grants()
     under_way = grants.open(GRANT)
-    for each in range(10 * MOST):
+    for each in range(10 * MOST_GRANTS):
         grants.answered(grants.open(GRANT), f"c{each}")
     kept = grants.all()
-    assert len(kept) <= MOST + 2
+    assert len(kept) <= MOST_GRANTS + 2
     assert kept[0].may_hold(CpuSet([7])), "the folded ones may hold anything"
     assert grants.of("c0") is None
-    assert grants.of(f"c{10 * MOST - 1}") is not None
+    assert grants.of(f"c{10 * MOST_GRANTS - 1}") is not None
     looked_now(grants)
     assert grants.all() == (GRANT,)
     grants.answered(under_way, "late")
