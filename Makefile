@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest $(WORKED)
 
 # Without servers, guests and root, and with a tenth of the examples of property tests.
 CHECK := $(PYTEST) -m "not long" --fuzz 0.1 tests $(addprefix --ignore=tests/, \
-	cgroup cluster critest demo faults integration vm relay/test_fuzz_relay.py relay/test_grpc_go.py)
+	cgroup cluster critest demo faults fixtures integration vm relay/test_fuzz_relay.py relay/test_grpc_go.py)
 
 # Property tests, without those that start servers.
 FUZZ := $(BIN)/python -m pytest -n 2 -m hypothesis --fuzz 8 tests \
@@ -87,7 +87,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy demo
+	$(BIN)/mypy -p demo -p tests.fixtures
 	$(BIN)/lint-imports
 	$(BIN)/python protos/regenerate.py --check
 	$(BIN)/python docs/reference.py --check

@@ -15,19 +15,18 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import trees
-from common import Row, alone, arguments, report
-from peers import agent as agents
-from peers import cluster as clusters
-from peers.agent import Agent
-from peers.cluster import NODE, Cluster, NoClusterError
-from peers.runtime import NoRuntimeError, Runtime
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet, union
 from agent.model.qos import QOS_LABEL
+from benchmarks.common import Row, alone, arguments, report
+from benchmarks.peers import agent as agents
+from benchmarks.peers import cluster as clusters
+from benchmarks.peers.agent import Agent
+from benchmarks.peers.cluster import NODE, Cluster, NoClusterError
+from benchmarks.peers.runtime import NoRuntimeError, Runtime
+from tests.fixtures import trees
 
 IDLE = "idle_writes_per_hour"
 BURST = "burst_100_pods_writes"

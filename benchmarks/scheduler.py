@@ -31,9 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import msgspec
 
 from agent.scheduler import extender_types
-from benchmarks import fleet, nodefilter, stubapi, zonefilter
+from benchmarks import nodefilter, stubapi, zonefilter
 from benchmarks.common import Row, alone, arguments, compared, percentile, report
 from benchmarks.peers import packages
+from tests.fixtures import fleet
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 BARE: Final = "bare HTTP exchange"

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
-from benchmarks import fleet
+from tests.fixtures import fleet
 
 NODE: Final = "/api/v1/nodes"
 POD: Final = "/api/v1/pods"

@@ -11,16 +11,18 @@ import re
 import shutil
 import statistics
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import common
-import trees
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agent.discover import cpus
+from benchmarks import common
+from tests.fixtures import trees
 
 SHAPES = {"": (2, 2, 2, 8, 2), "_256": (2, 4, 2, 8, 2), "_512": (2, 4, 4, 8, 2)}
 """128 CPUs is the case without a suffix."""

@@ -27,9 +27,9 @@ from agent.model.topology import Topology
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from agent.view import node
-from demo.containerd import ContainerdError
-from demo.pods import remove_pod, run_pod
 from demo.stage import NAMESPACE, Stage, StageError
+from tests.fixtures.containerd import ContainerdError
+from tests.fixtures.pods import remove_pod, run_pod
 
 FRAME_SECONDS = 0.2
 TURN_SECONDS = 6.0

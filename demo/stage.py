@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
-import os
 import pathlib
-import random
 import socket
 import subprocess
 import time
 import urllib.request
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from agent.cri.client import Cri
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from demo.cgroups import OwnCgroup
 from demo.children import Child, topolet
-from demo.containerd import Containerd, ContainerdError, import_image, missing
-from demo.pods import PodSpec, remove_pod
+from tests.fixtures.cgroups import OwnCgroup
+from tests.fixtures.containerd import Containerd, ContainerdError, import_image, missing
+from tests.fixtures.pods import PodSpec, remove_pod
+from tests.fixtures.ports import free_port
 
 NAMESPACE = "topolet-demo"
 DEMO_ANNOTATION = "demo.topolet.io/folder"
@@ -176,42 +173,6 @@ class Stage:
 def identity(folder: pathlib.Path) -> str:
     """A short text for names that the whole machine shares: another for each folder."""
     return hashlib.sha256(bytes(folder.resolve())).hexdigest()[:8]
-
-
-def free_port() -> int:
-    """A TCP port of the loopback for a program that binds it later.
-
-    Nobody listens there now, and the kernel uses it for no outgoing connection. An abstract socket
-    with the port's number claims it against other processes that call this function. The process
-    keeps its last 64 claims until it ends.
-    """
-    for port in _ports:
-        claim = socket.socket(socket.AF_UNIX)
-        try:
-            claim.bind(f"\0topolet-port-{port}")
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", port))
-        except OSError:
-            claim.close()
-            continue
-        if len(_claims) == _claims.maxlen:
-            os.close(_claims[0])
-        _claims.append(claim.detach())
-        return port
-    raise AssertionError("never without ports")
-
-
-def _in_turn() -> Iterator[int]:
-    text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-    first, last = map(int, text.split())
-    ports = [*range(10_000, first), *range(last + 1, 1 << 16)] or [*range(10_000, 1 << 16)]
-    begin = random.randrange(len(ports))
-    return itertools.cycle(ports[begin:] + ports[:begin])
-
-
-_ports = _in_turn()
-# File descriptors, that the end of the process closes.
-_claims: deque[int] = deque(maxlen=64)
 
 
 def _accepts(path: str) -> bool:

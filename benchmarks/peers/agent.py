@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from peers.cluster import Cluster
 from peers.processes import START, compiled, rss_mb
 
-from demo.stage import free_port
+from tests.fixtures.ports import free_port
 
 PATIENCE_SECONDS = 60.0
 

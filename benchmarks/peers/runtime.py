@@ -13,10 +13,10 @@ from types import TracebackType
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agent.cri.client import Cri
-from demo import containerd
-from demo.cgroups import OwnCgroup
-from demo.pods import PodSpec, create_request, run_pod, run_sandbox
 from tests import tools
+from tests.fixtures import containerd
+from tests.fixtures.cgroups import OwnCgroup
+from tests.fixtures.pods import PodSpec, create_request, run_pod, run_sandbox
 
 
 class NoRuntimeError(Exception):

@@ -13,7 +13,7 @@ from typing import IO, Any
 import pytest
 
 from agent.model.cpuset import CpuSet
-from benchmarks.trees import CPU, machine, offline, write
+from tests.fixtures.trees import CPU, machine, offline, write
 
 MAIN = "import sys; from agent.cli.main import main; sys.exit(main())"
 

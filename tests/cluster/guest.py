@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from demo import image
 from tests.cluster import controlplane, failures, images
 from tests.cluster.cluster import GUEST, HOST, NAMESPACE, START_SECONDS, Cluster
 from tests.cluster.machine import Machine
 from tests.cluster.node import Node
+from tests.fixtures import image
 from tests.vm import guest
 from tests.waiting import eventually
 

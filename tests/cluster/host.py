@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from demo import image
 from tests import tools
 from tests.cluster import controlplane, failures, images, node, world
 from tests.cluster.cluster import HOST, Cluster
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.node import Node
 from tests.cluster.world import World
+from tests.fixtures import image
 
 _KUBERNETES = (
     "kube-apiserver",

@@ -13,12 +13,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from demo import image
 from tests import tools
 from tests.cluster import world
 from tests.cluster.machine import Machine
 from tests.cluster.node import start_containerd
 from tests.deploy.manifests import objects
+from tests.fixtures import image
 from tests.integration import image as ours
 
 KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler:v1.36.3"

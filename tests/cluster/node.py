@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from demo import image
 from tests.cluster.machine import Machine, ProgramError
+from tests.fixtures import image
 from tests.integration.apiserver.server import START_SECONDS
 from tests.integration.kubelet.standalone import ANY_MACHINE
 from tests.waiting import eventually

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.model.qos import QOS_LABEL
-from demo import image
+from tests.fixtures import image
 
 SCHEDULER = "topolet-scheduler"
 OWNERS = ("LSE", "LSR")

@@ -11,10 +11,10 @@ import pytest
 
 from agent.model.annotations import EXTENDED_RESOURCE_SPEC
 from agent.node.pod_events import INVALID_ANNOTATION
-from demo import image
 from tests.cluster import images
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.pods import manifest
+from tests.fixtures import image
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("pods_gone")]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from demo.cgroups import MOUNTS
 from tests.cluster import world
 from tests.cluster.machine import MachineError, ProgramError
+from tests.fixtures.cgroups import MOUNTS
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(bool(world.lacking()), reason=f"lacks {world.lacking()}")

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from demo.cgroups import MOUNTS, remove_cgroups
 from tests.cluster.machine import Machine
+from tests.fixtures.cgroups import MOUNTS, remove_cgroups
 from tests.integration.kubelet.standalone import TUNABLES
 from tests.waiting import DEADLINE_SECONDS, eventually
 

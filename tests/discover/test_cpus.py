@@ -12,7 +12,7 @@ from agent.discover import cpus
 from agent.discover.facts import DiscoveryError
 from agent.model.cpuset import CpuSet
 from agent.model.topology import HugePages, Topology
-from benchmarks.trees import CPU, NODE, Files, machine, meminfo, offline, without, write
+from tests.fixtures.trees import CPU, NODE, Files, machine, meminfo, offline, without, write
 
 Read = Callable[..., Topology]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agent.discover import cpus
 from agent.model.cpuset import CpuSet
-from benchmarks.trees import CPU, Files, machine, offline, without, write
 from tests.discover.oracle import lstopo, needs_lstopo, ours
+from tests.fixtures.trees import CPU, Files, machine, offline, without, write
 
 pytestmark = needs_lstopo
 

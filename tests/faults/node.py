@@ -21,9 +21,9 @@ from agent.model.notifications import Notification, PodAnnounced
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
 from agent.model.snapshot import Snapshot, SnapshotError
-from benchmarks import trees
 from tests.faults.cgroups import Cgroups, PlainCgroups, RealCgroups
 from tests.faults.runtime import PlayedRuntime
+from tests.fixtures import trees
 
 CLASSES = ("LSE", "LSR", "LS", "BE", "")
 MOST_PODS = 12

@@ -15,8 +15,8 @@ from agent.cgroup.hierarchy import Hierarchy
 from agent.cri.client import Cri
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
-from demo.stage import free_port
 from tests.faults.conftest import Around
+from tests.fixtures.ports import free_port
 from tests.integration.harness import eventually
 
 CALL_SECONDS = 2.0

@@ -16,9 +16,9 @@ import pytest
 
 from agent.kube.store import EmbeddedStore
 from agent.node.sources import SourceName
-from demo.stage import free_port
 from tests.discover.buses import plug, put
 from tests.faults.conftest import Around
+from tests.fixtures.ports import free_port
 from tests.node.procfs import process
 from tests.waiting import eventually
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.containerd import Containerd
+from tests.fixtures.containerd import Containerd
 from tests.integration.apiserver import server
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode, built_or_skip, fresh_node, private_containerd

@@ -9,9 +9,15 @@ import pytest
 
 from agent.kube.store import EmbeddedStore
 from agent.model.gpus import pci_address
-from demo.pods import PodSpec, create_container, create_request, run_sandbox, start_container
 from tests.discover import buses, fakenvml
 from tests.discover.fakenvml import FakeDriver, Machine
+from tests.fixtures.pods import (
+    PodSpec,
+    create_container,
+    create_request,
+    run_sandbox,
+    start_container,
+)
 from tests.integration.harness import TestNode
 from tests.waiting import eventually
 

@@ -20,12 +20,12 @@ import pytest
 
 from agent.cri.client import Cri
 from agent.rpc.grpc import RpcError
-from demo import containerd as private
-from demo.cgroups import remove_cgroups
-from demo.containerd import Containerd
-from demo.pods import PodSpec, remove_pod
-from demo.stage import free_port
 from tests import tools
+from tests.fixtures import containerd as private
+from tests.fixtures.cgroups import remove_cgroups
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import PodSpec, remove_pod
+from tests.fixtures.ports import free_port
 from tests.integration import podnetwork
 from tests.waiting import DEADLINE_SECONDS, eventually
 

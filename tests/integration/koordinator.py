@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.cri.client import Cri
-from demo.containerd import Containerd
+from tests.fixtures.containerd import Containerd
 from tests.integration.harness import HOLD, TestNode, fresh_node
 from tests.waiting import DEADLINE_SECONDS, eventually
 

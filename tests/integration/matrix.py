@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import msgspec
 
-from demo import image
+from tests.fixtures import image
 from tests.integration.fullcri import FullCri
 from tests.waiting import DEADLINE_SECONDS, eventually
 

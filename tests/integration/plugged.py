@@ -23,8 +23,8 @@ from agent.model.wanted import Wanted
 from agent.nri.link import PluginLink
 from agent.nri.messages import NriContainer
 from agent.nri.plugin import PluginCall
-from demo.containerd import Containerd
-from demo.stage import free_port
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.ports import free_port
 from tests.integration.harness import HOLD, TestNode, fresh_node
 from tests.nri.test_link import Recorder
 from tests.waiting import DEADLINE_SECONDS, eventually

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo.containerd import Containerd
-from demo.stage import free_port
 from tests import tools
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.ports import free_port
 from tests.waiting import eventually
 
 

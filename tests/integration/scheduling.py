@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from demo.stage import free_port
+from tests.fixtures.ports import free_port
 from tests.integration.command import Command
 from tests.waiting import eventually
 

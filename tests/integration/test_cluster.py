@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agent.kube.errors import KubeError
-from demo.pods import run_pod
-from demo.stage import free_port
 from tests.deploy.manifests import objects
+from tests.fixtures.pods import run_pod
+from tests.fixtures.ports import free_port
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
 from tests.integration.incluster import READING, WRITING, Account

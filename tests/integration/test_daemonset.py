@@ -16,11 +16,11 @@ import pytest
 
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.qos import QOS_LABEL
-from demo.pods import run_pod
-from demo.stage import free_port
 from tests.deploy.api import Api, Who
 from tests.deploy.manifests import SCHEDULER, objects, pod_of
 from tests.discover import fakenvml, gpumachines
+from tests.fixtures.pods import run_pod
+from tests.fixtures.ports import free_port
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.gpunode import GpuHost

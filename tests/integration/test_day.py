@@ -20,8 +20,8 @@ from agent.model import fingerprint
 from agent.model.cpuset import CpuSet, union
 from agent.model.seentopology import decode
 from agent.node.outbox import ReportPace
-from benchmarks import trees
 from tests.deploy.manifests import objects
+from tests.fixtures import trees
 from tests.integration.apiserver import server
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode

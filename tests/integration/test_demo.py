@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo import cgroups
 from demo.children import started_at
-from demo.containerd import Containerd
-from demo.pods import run_pod
 from demo.stage import NAMESPACE, identity
+from tests.fixtures import cgroups
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode
 from tests.waiting import DEADLINE_SECONDS, eventually
 

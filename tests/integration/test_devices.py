@@ -31,8 +31,9 @@ from agent.model.visible import DeviceNode, Unasked, VisibleDevices, VisibleGpu
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from demo.containerd import Containerd
-from demo.pods import (
+from tests.allocate.visibility.asks import ask
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import (
     PodSpec,
     create_container,
     create_request,
@@ -40,7 +41,6 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
-from tests.allocate.visibility.asks import ask
 from tests.integration import devicefiles
 from tests.integration.harness import TestNode, fresh_node, kernel_group
 from tests.integration.plugged import EMPTY, PluggedNode, plugged_node

@@ -4,7 +4,7 @@ import json
 import subprocess
 from typing import Any
 
-from demo.pods import run_pod
+from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode, kernel_group
 from tests.waiting import eventually
 

@@ -6,8 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo.containerd import Containerd
-from demo.pods import create_container, create_request, remove_pod, run_sandbox, start_container
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import (
+    create_container,
+    create_request,
+    remove_pod,
+    run_sandbox,
+    start_container,
+)
 from tests.integration.harness import NO_PASS, TestNode, fresh_node
 from tests.waiting import eventually
 

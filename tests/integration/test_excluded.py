@@ -3,7 +3,7 @@
 import os
 import signal
 
-from demo.pods import run_pod
+from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode
 from tests.waiting import eventually
 

@@ -11,15 +11,15 @@ from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.gpunames import MOUNT_ROOT
 from agent.rpc.grpc import RpcError
-from demo.containerd import Containerd
-from demo.pods import (
+from tests.discover import gpumachines
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import (
     create_container,
     create_request,
     remove_pod,
     run_sandbox,
     start_container,
 )
-from tests.discover import gpumachines
 from tests.integration import devicefiles
 from tests.integration.gpunode import GpuNode
 from tests.integration.harness import TestNode, fresh_node

@@ -13,7 +13,8 @@ from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHA
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.qos import QOS_LABEL
 from agent.rpc.grpc import Code, RpcError
-from demo.pods import (
+from tests.deploy.manifests import objects
+from tests.fixtures.pods import (
     PodSpec,
     create_container,
     create_request,
@@ -21,7 +22,6 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
-from tests.deploy.manifests import objects
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import NO_PASS, TestNode
 from tests.integration.incluster import READING, WRITING

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent.cli.main import COMMANDS
-from demo.stage import free_port
 from tests.deploy.manifests import of_kind
+from tests.fixtures.ports import free_port
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.image import MACHINE, Image, Mount
 from tests.waiting import eventually

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from agent.proto import cri_pb2 as pb
-from demo.pods import PodSpec, create_request, run_sandbox
+from tests.fixtures.pods import PodSpec, create_request, run_sandbox
 from tests.integration.harness import DEADLINE_SECONDS, TestNode
 from tests.integration.manager import Manager
 from tests.waiting import eventually

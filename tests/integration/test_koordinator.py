@@ -11,8 +11,9 @@ import pytest
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from demo.containerd import Containerd
-from demo.pods import (
+from tests.discover import gpumachines
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import (
     PodSpec,
     create_container,
     create_request,
@@ -21,7 +22,6 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
-from tests.discover import gpumachines
 from tests.integration.gpunode import GpuNode
 from tests.integration.harness import built_or_skip
 from tests.integration.koordinator import KoordinatorNode, koordinator_node

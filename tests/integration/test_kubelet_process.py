@@ -16,7 +16,7 @@ from agent.cgroup.hierarchy import Hierarchy
 from agent.model.settings.agent import AgentSettings
 from agent.node import kubelet_config_sources
 from agent.node.kubelet_process import KubeletProcess, find, ours
-from demo.cgroups import remove_cgroups
+from tests.fixtures.cgroups import remove_cgroups
 from tests.integration.harness import TestNode
 from tests.integration.kubelet.standalone import Kubelet
 from tests.waiting import eventually

@@ -6,7 +6,7 @@ from agent.kubelet import cpu_manager_state
 from agent.kubelet.checksum import Checked
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.model.cpuset import CpuSet
-from demo.pods import run_pod
+from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode
 from tests.waiting import eventually
 

@@ -10,7 +10,7 @@ from agent.model.snapshot import CpuPolicy
 from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from demo.pods import (
+from tests.fixtures.pods import (
     PodSpec,
     create_container,
     create_request,

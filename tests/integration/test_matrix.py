@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from demo import image
-from demo.containerd import Containerd
+from tests.fixtures import image
+from tests.fixtures.containerd import Containerd
 from tests.integration import registry
 from tests.integration.fullcri import FullCri
 from tests.integration.harness import built_or_skip, fresh_node

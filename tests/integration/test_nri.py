@@ -20,8 +20,8 @@ from agent.hooks.requests import Changes
 from agent.host import peers
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from demo.containerd import Containerd
-from demo.pods import (
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import (
     PodSpec,
     create_container,
     create_request,

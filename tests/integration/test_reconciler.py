@@ -8,7 +8,7 @@ import yaml
 
 from agent.model.annotations import RESOURCE_STATUS
 from agent.proto import cri_pb2 as pb
-from demo.pods import (
+from tests.fixtures.pods import (
     create_container,
     create_request,
     remove_pod,

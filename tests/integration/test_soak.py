@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from agent.rpc.grpc import RpcError
-from demo.cgroups import remove_cgroups
-from demo.pods import (
+from tests.fixtures.cgroups import remove_cgroups
+from tests.fixtures.pods import (
     create_container,
     create_request,
     large_environment,

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from agent.host import files
-from demo.stage import free_port
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import ROOT, SCHEDULER, objects, of_kind
+from tests.fixtures.ports import free_port
 from tests.integration import bystanders, deployed
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.apiserver.server import ApiServer

@@ -42,8 +42,8 @@ from agent.model.wanted import Wanted
 from agent.node.enforcement import Enforcement
 from agent.node.reconcile import ReconcileError, Reconciler
 from agent.node.runtime_view import CgroupLocator, RuntimeView
-from benchmarks import trees
 from tests.cgroup.kernel import Kernel, ModelHierarchy
+from tests.fixtures import trees
 from tests.node.world import Kubelet, ListedRuntime, Told, reconciler
 
 CPUS = CpuSet(range(6))

@@ -43,7 +43,7 @@ from agent.node.report import ClusterReporter, Reporter
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from agent.telemetry.metrics import AgentMetrics
-from benchmarks import trees
+from tests.fixtures import trees
 
 LIMITS = {
     "cpu": {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000", "cpu.shares": "1024"},

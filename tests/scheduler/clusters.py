@@ -14,9 +14,9 @@ from agent.model.apiobjects import ApiPod
 from agent.scheduler import decoders
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.records import AgentSelector, PodRecord
-from benchmarks import fleet
-from benchmarks.fleet import Kind, Model
 from tests.allocate.devices.links import VOLTA_PAIRS
+from tests.fixtures import fleet
+from tests.fixtures.fleet import Kind, Model
 
 Object = dict[str, Any]
 

@@ -19,7 +19,7 @@ from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_group import GROUP_ANNOTATION, PodGroup
-from benchmarks.fleet import CARDS, NOTHING, SMALL, Kind, carder, owner, part
+from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Kind, carder, owner, part
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler import clusters

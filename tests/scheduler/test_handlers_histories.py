@@ -34,7 +34,7 @@ from agent.scheduler.extender_types import (
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.handlers import ExtenderHandlers
 from agent.scheduler.pod_group import GROUP_ANNOTATION
-from benchmarks.fleet import CARDS, NOTHING, SMALL, Model, carder, owner, part, sharer
+from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Model, carder, owner, part, sharer
 from tests.scheduler import clusters
 
 Object = dict[str, Any]

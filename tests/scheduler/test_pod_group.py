@@ -4,7 +4,7 @@ import pytest
 
 from agent.model import apiobjects
 from agent.scheduler.pod_group import GROUP_ANNOTATION, GroupError, PodGroup, group_of
-from benchmarks.fleet import pod
+from tests.fixtures.fleet import pod
 
 
 def annotated(text: str) -> apiobjects.ApiPod:

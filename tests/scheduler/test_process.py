@@ -32,7 +32,7 @@ from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.handlers import ExtenderHandlers
 from agent.scheduler.records import AGENT_LABELS
 from agent.scheduler.server import Server
-from benchmarks.fleet import SMALL, owner
+from tests.fixtures.fleet import SMALL, owner
 from tests.kube import hostile
 from tests.kube.hostile import Request, reply
 from tests.scheduler import clusters

@@ -27,7 +27,7 @@ from agent.scheduler.pod_group import GROUP_ANNOTATION, PodGroup
 from agent.scheduler.queueing import ClusterFeasibility, QueueingExtender
 from agent.scheduler.requirements import GroupRequirements, PodRequirements
 from agent.scheduler.unschedulable_queue import UnschedulableQueue
-from benchmarks.fleet import SMALL, owner
+from tests.fixtures.fleet import SMALL, owner
 from tests.scheduler import clusters, objects
 
 NODES = ("a", "b")

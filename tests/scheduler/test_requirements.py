@@ -8,7 +8,7 @@ from agent.scheduler.equivalence_cache import UNKNOWN_NODE, Feasible, Infeasible
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_group import PodGroup
 from agent.scheduler.requirements import GroupRequirements, PodRequirements, RequirementsCheck
-from benchmarks.fleet import SMALL, owner
+from tests.fixtures.fleet import SMALL, owner
 from tests.scheduler import clusters
 
 

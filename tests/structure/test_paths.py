@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.relay.gate import GateVerdict, Replace
 from agent.scheduler.extender_types import ExtenderArgs, ExtenderFilterResult
-from benchmarks.fleet import owner
+from tests.fixtures.fleet import owner
 from tests.kube import hostile
 from tests.proxy.exchanges import OWNED, Exchange
 from tests.scheduler.conftest import server as server

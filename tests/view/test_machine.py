@@ -11,7 +11,7 @@ from agent.discover import cpus
 from agent.model.cpuset import CpuSet
 from agent.model.topology import Topology
 from agent.view import machine as picture
-from benchmarks.trees import CPU, NODE, Files, machine, meminfo, write
+from tests.fixtures.trees import CPU, NODE, Files, machine, meminfo, write
 
 Read = Callable[[Files], Topology]
 Regular = Callable[..., Topology]

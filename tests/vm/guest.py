@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from demo import containerd
+from tests.fixtures import containerd
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 NODES = ("0-3", "4-7", "8-11", "12-15")

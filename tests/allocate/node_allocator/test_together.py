@@ -8,7 +8,7 @@ from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.together import together
 from agent.model.cpuset import union
-from benchmarks.fleet import CARDS, SINGLE, SMALL, Kind, Model, carder, owner, part
+from tests.fixtures.fleet import CARDS, SINGLE, SMALL, Kind, Model, carder, owner, part
 from tests.scheduler import clusters
 
 

@@ -18,8 +18,8 @@ import pytest
 from agent.kube.auth import FileAccess
 from agent.kube.errors import KubeError, NotFoundError, TooManyRequestsError
 from agent.kube.transport import Transport
-from demo.stage import free_port
 from tests import tools
+from tests.fixtures.ports import free_port
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import eventually
 

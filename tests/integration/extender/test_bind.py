@@ -17,7 +17,7 @@ from agent.scheduler.binding_api import BindingApi, PodName
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.group_reservations import GroupReservations
-from benchmarks.fleet import CARDS, SMALL, Kind, Model, carder, owner, part
+from tests.fixtures.fleet import CARDS, SMALL, Kind, Model, carder, owner, part
 from tests.integration.apiserver.server import ApiServer
 from tests.scheduler import clusters
 

@@ -19,9 +19,9 @@ import pytest
 from agent.kube.errors import ServerError, TooManyRequestsError, UnreachableError
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
-from benchmarks import fleet
-from benchmarks.fleet import SMALL, Machine
 from tests.deploy.manifests import objects
+from tests.fixtures import fleet
+from tests.fixtures.fleet import SMALL, Machine
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects as kubescheduler

@@ -20,10 +20,10 @@ import pytest
 
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
-from benchmarks import fleet
-from benchmarks.fleet import SMALL, Kind, Machine
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import ROOT, SCHEDULER, objects
+from tests.fixtures import fleet
+from tests.fixtures.fleet import SMALL, Kind, Machine
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.scheduling import Scheduler, args, binding

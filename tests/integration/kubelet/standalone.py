@@ -27,10 +27,10 @@ from agent.kubelet.podresources import NobodyAnswersError, PodResourcesClient, R
 from agent.model.cpuset import CpuSet
 from agent.model.podresources import PodResources
 from agent.model.topology import Topology
-from demo import image
-from demo.cgroups import MOUNTS, remove_cgroups
-from demo.containerd import Containerd, remove_all_pods
 from tests import tools
+from tests.fixtures import image
+from tests.fixtures.cgroups import MOUNTS, remove_cgroups
+from tests.fixtures.containerd import Containerd, remove_all_pods
 from tests.integration import machinewide
 from tests.waiting import DEADLINE_SECONDS, eventually
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from demo.stage import free_port
 from tests.deploy.manifests import objects as manifests
+from tests.fixtures.ports import free_port
 from tests.integration.apiserver.certificates import kubeconfig
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import hosts, process

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from demo.stage import free_port
 from tests import tools
+from tests.fixtures.ports import free_port
 from tests.integration.apiserver.certificates import kubeconfig
 from tests.integration.apiserver.server import START_SECONDS, ApiServer
 from tests.waiting import eventually

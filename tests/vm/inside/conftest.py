@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo.containerd import Containerd
+from tests.fixtures.containerd import Containerd
 from tests.integration.harness import DEADLINE_SECONDS
 
 

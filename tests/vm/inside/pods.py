@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from agent.model.annotations import RESOURCE_STATUS
-from demo.pods import PodSpec
+from tests.fixtures.pods import PodSpec
 from tests.integration.harness import TestNode
 
 RUNS_ON = {

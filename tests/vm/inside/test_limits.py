@@ -14,10 +14,10 @@ from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHA
 from agent.model.cpuset import CpuSet
 from agent.model.node_annotations import NUMA_MEMORY_POLICY
 from agent.proto import cri_pb2 as pb
-from demo import image
-from demo.containerd import Containerd
-from demo.pods import PodSpec, create_container, create_request, run_pod, run_sandbox
-from demo.pods import start_container as start
+from tests.fixtures import image
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import PodSpec, create_container, create_request, run_pod, run_sandbox
+from tests.fixtures.pods import start_container as start
 from tests.integration.harness import TestNode, fresh_node, kernel_group
 from tests.waiting import eventually
 

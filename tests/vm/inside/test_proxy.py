@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from agent.proto import cri_pb2 as pb
-from demo import image
-from demo.containerd import Containerd
-from demo.pods import (
+from tests.fixtures import image
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import (
     PodSpec,
     create_container,
     create_request,

@@ -1,8 +1,8 @@
 """The agent alone on four NUMA nodes, below cgroups of both drivers' names."""
 
-from demo.cgroups import MOUNTS, remove_cgroups
-from demo.containerd import Containerd
-from demo.pods import PodSpec, remove_pod, run_pod
+from tests.fixtures.cgroups import MOUNTS, remove_cgroups
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import PodSpec, remove_pod, run_pod
 from tests.integration.harness import fresh_node, kernel_group
 from tests.vm.inside.pods import RUNS_ON, specs
 from tests.waiting import eventually

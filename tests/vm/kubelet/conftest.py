@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo.containerd import Containerd
 from tests import tools
+from tests.fixtures.containerd import Containerd
 from tests.integration.kubelet import standalone
 from tests.integration.kubelet.standalone import Kubelet
 from tests.vm.inside.conftest import containerd

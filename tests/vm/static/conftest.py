@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo.containerd import Containerd
+from tests.fixtures.containerd import Containerd
 from tests.integration.harness import fresh_node
 from tests.integration.kubelet import standalone
 from tests.vm.kubelet.conftest import containerd, program_on_tmpfs
