@@ -29,7 +29,7 @@ from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.misfit import Misfit
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import zoned_pod
-from agent.model import apiobjects, seentopology
+from agent.model import apiobjects, nodetopology
 from agent.model.apiobjects import ApiPod
 from agent.model.nodetopology import NodeTopology
 
@@ -78,7 +78,7 @@ class Question(msgspec.Struct, frozen=True):
 def questions() -> Iterator[Question]:
     for count, scope, name in product((2, 8), ("container", "pod"), PODS):
         described = topology_object(count, scope)
-        topology = seentopology.decode(described)
+        topology = nodetopology.decode(described)
         body = pod_object(*PODS[name])
         yield Question(
             {

@@ -14,7 +14,7 @@ import msgspec
 
 from agent.model.batch import BatchResources, cpu_request_milli
 from agent.model.qos import QoS
-from agent.model.wanted import (
+from agent.model.snapshot import (
     LEAST_QUOTA_MICROSECONDS,
     LEAST_SHARES,
     MOST_SHARES,

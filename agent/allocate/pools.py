@@ -45,9 +45,8 @@ from agent.model.bounds import reason as shortened
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
-from agent.model.snapshot import LocalOwner, Owner, Pool
+from agent.model.snapshot import LocalOwner, Owner, PodWanted, Pool
 from agent.model.topology import Topology
-from agent.model.wanted import PodWanted
 
 
 class ClaimRefusal(msgspec.Struct, frozen=True):

@@ -14,9 +14,8 @@ from agent.model.batch import BatchResources
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
 from agent.model.qos import QoS
-from agent.model.snapshot import Pool
+from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, PodWanted, Pool, Wanted
 from agent.model.topology import Topology
-from agent.model.wanted import NO_LIMITS, UNLIMITED, CgroupLimits, PodWanted, Wanted
 
 T = TypeVar("T")
 

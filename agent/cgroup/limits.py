@@ -10,7 +10,7 @@ import msgspec
 from agent.cgroup import notation
 from agent.cgroup.controllers import Controller, Controllers
 from agent.cgroup.hierarchy import CgroupError
-from agent.model.wanted import UNLIMITED, CgroupLimits
+from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 
 class Field(msgspec.Struct, frozen=True):

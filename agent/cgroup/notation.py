@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from agent.model.cpuset import CpuSet
-from agent.model.wanted import (
+from agent.model.snapshot import (
     LEAST_QUOTA_MICROSECONDS,
     LEAST_SHARES,
     MOST_SHARES,

@@ -33,7 +33,7 @@ from agent.cgroup.notation import MAX, MEMORY_CURRENT, MEMORY_MAX, MEMS, MIGRATE
 from agent.cgroup.order import ancestors, parent
 from agent.cgroup.outcome import ValueChange, ValueOutcome, WriteState
 from agent.model.qos import is_qos_root
-from agent.model.wanted import UNLIMITED, CgroupLimits
+from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 _EFFECTIVE_MEMS = "cpuset.mems.effective"
 

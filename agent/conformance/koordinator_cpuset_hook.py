@@ -36,10 +36,9 @@ from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.pods import Pod
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.resources import BE_CPU_SHARED_POOLS, CPU_SHARED_POOLS, shared_pools
-from agent.model.snapshot import Pool, Snapshot, pool_cpus
+from agent.model.snapshot import NOTHING, PodWanted, Pool, Snapshot, Wanted, pool_cpus
 from agent.model.topology import Cpu, Topology
 from agent.model.verdict import Wait
-from agent.model.wanted import NOTHING, PodWanted, Wanted
 
 STRAY_COMMA: Final = Difference(
     "stray-comma",

@@ -20,13 +20,8 @@ from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.conformance.device_differences import DIFFERENCES, DeviceCase, declared
 from agent.conformance.devices import amounts, devices, pod_wishes
 from agent.conformance.files import CaseVerdict
-from agent.model.device_allocation import (
-    DEVICE_ALLOCATED,
-    allocated,
-    functions_together,
-    together,
-    virtual_functions,
-)
+from agent.model.annotations import DEVICE_ALLOCATED
+from agent.model.device_allocation import allocated, functions_together, together, virtual_functions
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.policies import Strategy
 

@@ -14,7 +14,7 @@ from agent.allocate.policies_in_force import PROFILES
 from agent.allocate.resource_request import ResourceRequest, resource_request
 from agent.allocate.topology_options import TopologyOptions, topology_options
 from agent.conformance import machines
-from agent.model import nodetopology, seentopology
+from agent.model import nodetopology
 from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.node_annotations import AMPLIFICATION_RATIO, RESERVATION, SYSTEM_QOS
 from agent.model.nodetopology import NodeTopology
@@ -85,7 +85,7 @@ def topology(case: Mapping[str, Any]) -> NodeTopology:
         ],
         CPU_TOPOLOGY: None if case.get("noCPUTopology") else {"detail": _detail(case)},
     }
-    return seentopology.decode(
+    return nodetopology.decode(
         {
             "metadata": {
                 "name": "node",

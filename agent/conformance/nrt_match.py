@@ -14,7 +14,7 @@ from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.allocate.nrt.score import score
 from agent.allocate.numa.scope import TopologyManagerScope
 from agent.conformance.files import CaseVerdict, Difference
-from agent.model import apiobjects, seentopology
+from agent.model import apiobjects, nodetopology
 from agent.model.policies import Strategy
 
 SIDECARS: Final = Difference(
@@ -134,7 +134,7 @@ def _node(case: dict[str, Any]) -> ZonedNode | None:
     written = case["nrt"]
     if written is None:
         return None
-    topology = seentopology.decode(
+    topology = nodetopology.decode(
         {
             "metadata": {"name": "node"},
             "topologyPolicies": written.get("topologyPolicies"),

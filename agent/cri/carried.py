@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.device_holders.grants import Carriers
-from agent.model import bounds, gpunames
+from agent.model import bounds, visible
 
 
 class _Variable(msgspec.Struct):
@@ -106,7 +106,7 @@ def carriers(info: str) -> Carriers:
     annotations = {
         key: value
         for key, value in (config.annotations or {}).items()
-        if told.spec is None or key.startswith(gpunames.CDI_OF_RUNTIME)
+        if told.spec is None or key.startswith(visible.CDI_OF_RUNTIME)
     }
     nodes = [
         *(device.host_path for device in asked),

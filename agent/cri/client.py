@@ -12,8 +12,8 @@ from agent.cri import carried
 from agent.hooks import cri
 from agent.model import bounds
 from agent.model.pods import ContainerState, pod_metadata, pod_uid
+from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED, Wanted
 from agent.model.verdict import Code
-from agent.model.wanted import PERIOD_MICROSECONDS, UNLIMITED, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.rpc.channel import Channel
 from agent.rpc.grpc import RpcError

@@ -22,8 +22,7 @@ from agent.hooks.requests import (
     joined,
 )
 from agent.model import notice
-from agent.model.device_allocation import DEVICE_ALLOCATED
-from agent.model.exclusion import excludes
+from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.failurepolicy import CREATE, DEVICES, UPDATE, FailurePolicies
 from agent.model.notifications import (
     ContainerAnnounced,
@@ -35,10 +34,9 @@ from agent.model.notifications import (
     SnapshotRequest,
 )
 from agent.model.qos import QoS
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import NOTHING, Snapshot, excludes
 from agent.model.verdict import Code, Refuse, Wait
 from agent.model.visible import Visible
-from agent.model.wanted import NOTHING
 
 if TYPE_CHECKING:
     from agent.hooks.carriers import Carried

@@ -14,8 +14,7 @@ from typing import Final
 import msgspec
 
 from agent.hooks.requests import CarriedNode
-from agent.model.gpunames import MOUNT_ROOT, NOTHING_NAMED, cleaned, mounted, split
-from agent.model.visible import VisibleGpu
+from agent.model.visible import MOUNT_ROOT, NOTHING_NAMED, VisibleGpu, cleaned, mounted, split
 
 PRELOAD: Final = "LD_PRELOAD"
 DEV_NULL: Final = "/dev/null"

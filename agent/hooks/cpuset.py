@@ -35,15 +35,21 @@ from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateCont
 from agent.model.annotations import AnnotationError
 from agent.model.batch import batch_resources
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
-from agent.model.exclusion import excludes
 from agent.model.notice import MOUNTED_AT
 from agent.model.notifications import RequestedResources
 from agent.model.pods import Pod
 from agent.model.qos import QoS
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import (
+    NO_LIMITS,
+    NOTHING,
+    UNLIMITED,
+    CgroupLimits,
+    Snapshot,
+    Wanted,
+    excludes,
+)
 from agent.model.verdict import Wait
 from agent.model.visible import Mount
-from agent.model.wanted import NO_LIMITS, NOTHING, UNLIMITED, CgroupLimits, Wanted
 
 Value = TypeVar("Value", str, int)
 

@@ -25,10 +25,10 @@ from agent.hooks.requests import (
     announced_pod,
     scaled_quota,
 )
-from agent.model import gpunames
+from agent.model import visible
 from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 from agent.model.visible import Mount
-from agent.model.wanted import PERIOD_MICROSECONDS, UNLIMITED
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
@@ -244,7 +244,7 @@ def _pod(sandbox_config: bytes) -> PodAnnounced:
 
 
 _SIGNS: Final = {
-    ENVIRONMENT: (gpunames.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
+    ENVIRONMENT: (visible.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
     MOUNTS: (
         b"nvidia-container-devices",
         b"device-plugins",
@@ -252,7 +252,7 @@ _SIGNS: Final = {
         b"node-feature-discovery",
     ),
     NODES: (b"",),
-    ANNOTATIONS: (gpunames.CDI_ANNOTATIONS.encode(),),
+    ANNOTATIONS: (visible.CDI_ANNOTATIONS.encode(),),
     CDI_DEVICES: (b"",),
 }
 """Part of every entry that may name devices: most requests have many other entries."""
@@ -269,16 +269,16 @@ def carried(message: bytes) -> Carried:
     variables = [
         (name, text(each, 2))
         for each in found[ENVIRONMENT]
-        if (name := text(each, 1)) in (gpunames.VISIBLE_DEVICES, carriers.PRELOAD)
+        if (name := text(each, 1)) in (visible.VISIBLE_DEVICES, carriers.PRELOAD)
     ]
     notes = [
         (key, text(each, 2))
         for each in found[ANNOTATIONS]
-        if gpunames.is_cdi_annotation(key := text(each, 1))
+        if visible.is_cdi_annotation(key := text(each, 1))
     ]
     places = [text(each, CONTAINER_PATH) for each in found[MOUNTS]]
     return Carried(
-        environment=tuple(value for name, value in variables if name == gpunames.VISIBLE_DEVICES),
+        environment=tuple(value for name, value in variables if name == visible.VISIBLE_DEVICES),
         preload=dict(variables).get(carriers.PRELOAD, ""),
         mounts=tuple(each for each in places if carriers.mounted_name(each) is not None),
         annotations=tuple(notes),
@@ -291,7 +291,7 @@ def carried(message: bytes) -> Carried:
 
 def _carried_node(message: bytes) -> CarriedNode:
     return CarriedNode(
-        gpunames.cleaned(text(message, NODE_HOST_PATH)),
+        visible.cleaned(text(message, NODE_HOST_PATH)),
         text(message, NODE_PATH),
         text(message, NODE_PERMISSIONS),
     )

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.failurepolicy import FailurePolicies
 from agent.model.notifications import (
     ContainerFailed,
@@ -26,9 +26,9 @@ from agent.model.notifications import (
 )
 from agent.model.pods import Pod, pod_metadata, pod_uid
 from agent.model.qos import kube_class
+from agent.model.snapshot import PERIOD_MICROSECONDS
 from agent.model.verdict import Refuse, Wait
 from agent.model.visible import Mount
-from agent.model.wanted import PERIOD_MICROSECONDS
 
 
 class CreateContainer(msgspec.Struct, frozen=True):

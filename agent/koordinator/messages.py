@@ -24,9 +24,9 @@ from agent.hooks.requests import (
     announced_pod,
     scaled_quota,
 )
-from agent.model import gpunames
+from agent.model import visible
 from agent.model.notifications import PodAnnounced, RequestedResources
-from agent.model.wanted import PERIOD_MICROSECONDS, UNLIMITED
+from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import koordinator_hooks_pb2 as pb
 
 SETTABLE: Final = DeviceFields(frozenset({"environment"}))
@@ -56,11 +56,11 @@ def create(request: pb.ContainerResourceHookRequest) -> CreateContainer:
 def carried(request: pb.ContainerResourceHookRequest) -> Carried:
     """The devices that the environment of a container to create names: the protocol has no other
     carrier. Mounts that the environment refers to are there without their names."""
-    value = request.container_envs.get(gpunames.VISIBLE_DEVICES)
+    value = request.container_envs.get(visible.VISIBLE_DEVICES)
     return Carried(
         environment=() if value is None else (value,),
         preload=request.container_envs.get(carriers.PRELOAD, ""),
-        mounts=(carriers.mount_path("unseen"),) if value == gpunames.MOUNT_ROOT else (),
+        mounts=(carriers.mount_path("unseen"),) if value == visible.MOUNT_ROOT else (),
     )
 
 

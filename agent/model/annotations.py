@@ -22,6 +22,9 @@ SHARED_CONTAINERS = "topolet.io/shared-containers"
 """Ours: names of containers, separated by commas, that do not get their pod's own CPUs."""
 
 EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
+DEVICE_ALLOCATED = "scheduling.koordinator.sh/device-allocated"
+GPU_ISOLATION_PROVIDER = "koordinator.sh/gpu-isolation-provider"
+"""A label of pods that want a part of a GPU enforced, by the library that it names."""
 
 
 _Value = TypeVar("_Value")

@@ -9,13 +9,9 @@ from typing import Annotated, Final
 import msgspec
 
 from agent.model import bounds
-from agent.model.annotations import AnnotationError, decoded
+from agent.model.annotations import DEVICE_ALLOCATED, AnnotationError, decoded
 from agent.model.devices import Device
 from agent.model.quantities import Quantity, QuantityError, whole
-
-DEVICE_ALLOCATED: Final = "scheduling.koordinator.sh/device-allocated"
-GPU_ISOLATION_PROVIDER: Final = "koordinator.sh/gpu-isolation-provider"
-"""A label of pods that want a part of a GPU enforced, by the library that it names."""
 
 Holdings = dict[tuple[str, int], dict[str, int]]
 """By type and minor of a device, and by resource, what is held of it, in units."""

@@ -1,23 +1,37 @@
-"""All devices of a node as the Device object has them, from the devices that each source found.
-Numbers and times continue from the published object, which is their only store."""
+"""The devices of a node as its Device object lists them, collected from every source.
+
+The published object is the only store: minors and the times of conditions continue from it. A
+pod's allocation names its devices by minor, so a device keeps its minor, and the annotation
+`topolet.io/gone-device-minors` keeps those of devices that were removed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from agent.model import deviceobject, interconnect, minors, nodestatus
-from agent.model.annotations import AnnotationError
+from agent.model import bounds, deviceobject, interconnect, nodestatus
+from agent.model.annotations import AnnotationError, decoded
 from agent.model.devices import Device, DeviceType
 from agent.model.functiondevices import fpga_devices, rdma_devices
 from agent.model.gpus import GpuPair
 from agent.model.interconnect import Interconnect
-from agent.model.minors import Minors
 from agent.model.nodestatus import GpuFacts
 from agent.model.pci import Fpga, Function, address_key
 from agent.model.rdma import RdmaDevice
+
+GONE_MINORS: Final = "topolet.io/gone-device-minors"
+"""On the Device: `{"rdma": {"0000:1a:00.0": 0}}`, the numbers that devices had which are gone."""
+
+
+_MOST: Final = bounds.MOST_DEVICES
+"""Devices of one type that are remembered, and as many as a node can have."""
+
+
+Minors = dict[str, dict[str, int]]
+"""By type and id of a device."""
+
 
 _NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
 
@@ -62,7 +76,7 @@ def published(body: object) -> tuple[Published, tuple[str, ...]]:
     told: Interconnect = {}
     problems = []
     try:
-        gone = minors.decode(annotations)
+        gone = decode_gone(annotations)
     except AnnotationError as error:
         problems.append(str(error))
     try:
@@ -81,7 +95,7 @@ def device_list(
     """`now` in RFC 3339, for conditions that change; `held`: type and id of the devices that pods
     hold."""
     numbered_here = (each for each in before.devices if each.type in _NUMBERED_HERE)
-    known = minors.known(numbered_here, before.gone)
+    known = known_minors(numbered_here, before.gone)
     earlier = {(device.type, device.uuid): device for device in before.devices}
     rdma = rdma_devices(found.rdma, found.functions, before.devices, held)
     fpgas = fpga_devices(found.fpgas)
@@ -92,7 +106,7 @@ def device_list(
     ]
     ordered = sorted(devices, key=lambda each: (each.type, each.minor))
     told = tuple(_since(each, earlier.get((each.type, each.uuid)), now) for each in ordered)
-    return DeviceList(told, minors.gone(known, told))
+    return DeviceList(told, gone_minors(known, told))
 
 
 def _since(device: Device, before: Device | None, now: str) -> Device:
@@ -112,5 +126,59 @@ def _by_address(devices: Iterable[Device]) -> list[Device]:
 
 
 def _with_minors(devices: list[Device], known: Mapping[str, int]) -> list[Device]:
-    numbers = minors.numbered((each.uuid for each in devices), known)
+    numbers = with_numbers((each.uuid for each in devices), known)
     return [msgspec.structs.replace(each, minor=numbers[each.uuid]) for each in devices]
+
+
+def with_numbers(ids: Iterable[str], known: Mapping[str, int]) -> dict[str, int]:
+    """Each id with its number: its known one, or the lowest that no id has or had. New ids get
+    theirs in the given order. Of two ids with one known number the first keeps it."""
+    wanted = list(dict.fromkeys(ids))
+    found: dict[str, int] = {}
+    used: set[int] = set()
+    for each in wanted:
+        number = known.get(each, -1)
+        if 0 <= number < _MOST and number not in used:
+            found[each] = number
+            used.add(number)
+    used |= set(known.values())
+    free = (number for number in range(len(wanted) + len(used)) if number not in used)
+    for each in wanted:
+        if each not in found:
+            found[each] = next(free)
+    return {each: found[each] for each in wanted}
+
+
+def known_minors(published: Iterable[Device], gone: Minors) -> Minors:
+    """The numbers in a Device object; its devices before those that were removed."""
+    found = {kind: dict(ids) for kind, ids in gone.items()}
+    for device in published:
+        found.setdefault(device.type, {})[device.uuid] = device.minor
+    return found
+
+
+def gone_minors(before: Minors, devices: Iterable[Device]) -> Minors:
+    """The numbers to keep in addition to these devices, the lowest ones when they are too many."""
+    present = {(device.type, device.uuid) for device in devices}
+    found: Minors = {}
+    for kind, ids in sorted(before.items()):
+        absent = [(number, each) for each, number in ids.items() if (kind, each) not in present]
+        if absent:
+            found[kind] = {each: number for number, each in sorted(absent)[:_MOST]}
+    return found
+
+
+def decode_gone(annotations: Mapping[str, str]) -> Minors:
+    """Of a Device. Raises AnnotationError."""
+    return decoded(annotations, GONE_MINORS, _decoder, bounds.OBJECT_LIST_BYTES) or {}
+
+
+def encode_gone(minors: Minors) -> dict[str, str]:
+    """The annotation, none where nothing is gone."""
+    return {GONE_MINORS: msgspec.json.encode(minors, order="sorted").decode()} if minors else {}
+
+
+_Ids = Annotated[dict[str, int], msgspec.Meta(max_length=_MOST)]
+_decoder: Final = msgspec.json.Decoder(
+    Annotated[dict[str, _Ids], msgspec.Meta(max_length=bounds.MOST_RESOURCES)] | None
+)

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from agent.model import bounds, minors
+from agent.model import bounds
 from agent.model.annotations import AnnotationError, decoded
 from agent.model.devices import Device, DeviceType
 from agent.model.gpus import Ancestor, GpuPair
@@ -97,7 +97,7 @@ _ANCESTORS: Final[dict[_Word, Ancestor]] = {
 }
 _WORDS: Final = {ancestor: word for word, ancestor in _ANCESTORS.items()}
 
-_Minor = Annotated[int, msgspec.Meta(ge=0, lt=minors.MOST)]
+_Minor = Annotated[int, msgspec.Meta(ge=0, lt=bounds.MOST_DEVICES)]
 _MOST_LINKS: Final = 1_000
 _FASTEST: Final = 10**9
 

@@ -9,8 +9,13 @@ from typing import Final
 import msgspec
 
 from agent.model import bounds
-from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
-from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
+from agent.model.annotations import (
+    DEVICE_ALLOCATED,
+    EXTENDED_RESOURCE_SPEC,
+    GPU_ISOLATION_PROVIDER,
+    RESOURCE_STATUS,
+    SHARED_CONTAINERS,
+)
 from agent.model.qos import QOS_LABEL, KubeClass, QoS, qos_of
 
 

@@ -1,7 +1,13 @@
-"""The agent's snapshot for the frontends: one small file, replaced atomically."""
+"""The agent's decisions for the frontends: the snapshot file, which the agent replaces atomically.
+
+It has the wanted values of every container, which the agent's cgroup writes and the hooks of the
+frontends apply alike, the shared pools, the owners of CPUs, and patterns of the containers that
+Topolet does not manage."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -10,8 +16,103 @@ from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.cpuset import CpuSet, union
 from agent.model.qos import QoS
-from agent.model.visible import VisibleDevices
-from agent.model.wanted import PodWanted, Wanted
+from agent.model.visible import Visible, VisibleDevices
+
+UNLIMITED: Final = -1
+PERIOD_MICROSECONDS: Final = 100_000
+"""The kernel's own default period, and the one that every quota here is for."""
+LEAST_QUOTA_MICROSECONDS: Final = 1_000
+LEAST_SHARES: Final = 2
+MOST_SHARES: Final = 262_144
+"""What the kernel takes; it bends shares beyond these by itself, and refuses a lesser quota."""
+
+
+class CgroupLimits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Values of one cgroup; None: undecided, stays as it is. `quota_microseconds` of CPU time in
+    each 100,000 and `memory_limit_bytes` may be UNLIMITED. `mems` are NUMA nodes; on cgroup v2 an
+    empty set means the parent's. `migrate`: whether pages follow when `mems` change: a choice on v1
+    alone, v2 always moves them."""
+
+    quota_microseconds: int | None = None
+    shares: int | None = None
+    memory_limit_bytes: int | None = None
+    mems: CpuSet | None = None
+    migrate: bool | None = None
+
+
+NO_LIMITS: Final = CgroupLimits()
+
+
+class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The wanted values of one container; `cpuset` None: stays as it is. `exclusive`: its pod owns
+    the CPUs; `kubelet`: a static kubelet gave them, and a cpuset in its request overrides ours;
+    `keeps_quota`: the CFS quota of the request stays. `blocked`: why it must not be created yet:
+    its CPUs are in use, or it has none. `visible` None: its devices are undecided."""
+
+    cpuset: str | None = None
+    exclusive: bool = False
+    kubelet: bool = False
+    keeps_quota: bool = False
+    limits: CgroupLimits = NO_LIMITS
+    blocked: str = ""
+    visible: Visible | None = None
+
+    @property
+    def hands_off(self) -> bool:
+        """Whether neither CPUs nor limits of the container are ours."""
+        return self.cpuset is None and self.limits == NO_LIMITS
+
+    @property
+    def lifts_quota(self) -> bool:
+        """Whether the container runs without a CFS quota, though `limits` has none."""
+        has_quota = self.limits.quota_microseconds is not None
+        return self.exclusive and not has_quota and not self.keeps_quota
+
+    def without_memory(self) -> Wanted:
+        """The same without a decision about memory nodes."""
+        if self.limits.mems is None:
+            return self
+        limits = msgspec.structs.replace(self.limits, mems=None)
+        return msgspec.structs.replace(self, limits=limits)
+
+
+NOTHING: Final = Wanted()
+
+
+class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a pod's containers get: `each` those that are not in `containers`, by name.
+
+    `refused`: why the CPUs that the pod claims are not its own. `group`: the limits of the pod's
+    own cgroup."""
+
+    title: str
+    qos: QoS
+    each: Wanted
+    containers: dict[str, Wanted] = {}
+    refused: str = ""
+    group: CgroupLimits = NO_LIMITS
+
+    def of(self, container_name: str) -> Wanted:
+        """What the container of that name gets."""
+        return self.containers.get(container_name, self.each)
+
+    def seeing(self, each: Visible | None, containers: Mapping[str, Visible]) -> PodWanted:
+        """The same with what its containers see, by name; `each` for any other."""
+        names = self.containers.keys() | containers.keys()
+        return msgspec.structs.replace(
+            self,
+            each=msgspec.structs.replace(self.each, visible=each),
+            containers={
+                name: msgspec.structs.replace(self.of(name), visible=containers.get(name, each))
+                for name in sorted(names)
+            },
+        )
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether one of its containers may have CPUs of its own."""
+        return self.each.exclusive or any(each.exclusive for each in self.containers.values())
+
 
 CpuPolicy: TypeAlias = Literal["none", "static", "dynamic"]
 """Who gives containers CPUs of their own on the node itself (agent.allocate.node_local)."""
@@ -92,7 +193,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     system: str = ""
     """The CPUs of SYSTEM pods; empty: they are on the LS pool."""
     excluded: tuple[str, ...] = ()
-    """Patterns of what is left alone (see exclusion)."""
+    """Patterns of what is left alone (see `excludes`)."""
     cpu_policy: CpuPolicy = "none"
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
@@ -125,3 +226,36 @@ def decode(text: bytes) -> Snapshot:
         return bounds.decode(_decoder, text)
     except JsonError as error:
         raise SnapshotError(f"snapshot: {error}") from None
+
+
+Patterns = tuple[str, ...]
+
+
+_PARTS: Final = 3
+
+
+class ExclusionError(ValueError):
+    """A pattern that names nothing; the message quotes it."""
+
+
+def parse_patterns(text: str) -> Patterns:
+    """Comma-separated `NAMESPACE`, `NAMESPACE/POD` or `NAMESPACE/POD/CONTAINER`, each part with `*`
+    and `?`. Raises ExclusionError."""
+    patterns = tuple(part for each in text.split(",") if (part := each.strip()))
+    for pattern in patterns:
+        if pattern.count("/") >= _PARTS or "" in pattern.split("/"):
+            raise ExclusionError(
+                f"{pattern!r} is no NAMESPACE, NAMESPACE/POD or NAMESPACE/POD/CONTAINER"
+            )
+    return patterns
+
+
+def excludes(patterns: Sequence[str], namespace: str, pod: str, container: str = "") -> bool:
+    """Whether a pattern names the container, its pod or its namespace; without a container, whether
+    it excludes the whole pod."""
+    names = (namespace, pod, container)
+    return any(
+        all(fnmatchcase(name, part) for name, part in zip(names, pattern.split("/"), strict=False))
+        for pattern in patterns
+        if container or pattern.count("/") < _PARTS - 1
+    )

@@ -19,8 +19,8 @@ from agent.model.devicefiles import DeviceFiles
 from agent.model.devices import Device, DeviceType
 from agent.model.podresources import ContainerCorrection, Corrections, OwnDevice, PodCorrection
 from agent.model.pods import Pod
+from agent.model.snapshot import PodWanted, Wanted
 from agent.model.visible import Visible
-from agent.model.wanted import PodWanted, Wanted
 from agent.node.device_visibility import DeviceVisibility
 from agent.node.devices import DeviceState
 

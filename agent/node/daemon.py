@@ -29,11 +29,11 @@ from agent.host.files import boot_id
 from agent.host.locks import Lock
 from agent.kube.errors import StoreError
 from agent.kubelet.statefile import StateFileError
-from agent.model import exclusion
-from agent.model.exclusion import ExclusionError, Patterns
+from agent.model import snapshot
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
+from agent.model.snapshot import ExclusionError, Patterns
 from agent.node import device_visibility, node_local
 from agent.node.cluster_cache import ClusterCache
 from agent.node.cluster_view import ClusterView, cluster_objects
@@ -351,7 +351,7 @@ LIVE: Final = ("exclude", "period_seconds", "full_pass_seconds", "log_level")
 def excluded(settings: AgentSettings) -> Patterns:
     """Raises SettingsError."""
     try:
-        return exclusion.parse(settings.exclude)
+        return snapshot.parse_patterns(settings.exclude)
     except ExclusionError as error:
         raise SettingsError(f"exclude: {error}") from None
 

@@ -19,22 +19,17 @@ from agent.host.files import Tree, boot_id, stamp
 from agent.kubelet import device_checkpoint, device_grants
 from agent.kubelet.statefile import StateFileError
 from agent.model import (
-    checkpoints,
+    devicelist,
     gpuactions,
     gpuconditions,
     gpudevices,
+    holding,
     interconnect,
-    minors,
     partitions,
 )
 from agent.model.annotations import AnnotationError
 from agent.model.apiobjects import ApiNode
-from agent.model.device_allocation import (
-    amounts,
-    names,
-    renumbered,
-    together,
-)
+from agent.model.device_allocation import amounts, names, renumbered, together
 from agent.model.devicefiles import NO_FILES, DeviceFiles, capabilities, device_files
 from agent.model.devicelist import DiscoveredDevices, Published, device_list
 from agent.model.devices import Device
@@ -278,10 +273,10 @@ class DeviceView:
             made.devices,
             self._gpus.facts,
             {
-                **minors.encode(made.gone),
+                **devicelist.encode_gone(made.gone),
                 **partitions.encode(self._table),
                 **interconnect.encode(made.devices, self._gpus.pairs),
-                **checkpoints.encode(found.holdings),
+                **holding.encode(found.holdings),
             },
             together([*held.values(), taken(found.holdings, made.devices)]),
             self._gfd_labels,

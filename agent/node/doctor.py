@@ -18,8 +18,7 @@ from agent.model.cpuset import CpuSet, union
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.settings import options
 from agent.model.settings.agent import DoctorSettings
-from agent.model.snapshot import Snapshot, SnapshotError
-from agent.model.wanted import NOTHING, PodWanted
+from agent.model.snapshot import NOTHING, PodWanted, Snapshot, SnapshotError
 from agent.node import drift
 from agent.node.drift import Finding, ObservedContainer
 from agent.node.kubelet_view import CpuManagerStateView

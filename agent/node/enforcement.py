@@ -20,8 +20,8 @@ from agent.cri.client import Cri
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.notifications import Created, RequestedResources
 from agent.model.pods import Container, ContainerState
+from agent.model.snapshot import LEAST_SHARES, NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
 from agent.model.topology import Topology
-from agent.model.wanted import LEAST_SHARES, NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
 from agent.node import excluded, wanted
 from agent.node.cpu_notices import CpuNotices
 from agent.node.runtime_updater import RuntimeUpdater, remembers

@@ -12,8 +12,8 @@ from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import WriteState
-from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import Container, Pod
+from agent.model.snapshot import Patterns, excludes
 from agent.node.runtime_view import RuntimeState
 
 log = logging.getLogger(__name__)

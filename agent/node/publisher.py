@@ -12,10 +12,17 @@ from agent.allocate.visibility.shown import Holders
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
-from agent.model.exclusion import Patterns
 from agent.model.pods import ContainerState, Pod
-from agent.model.snapshot import CpuPolicy, LocalOwner, Owner, Snapshot
-from agent.model.wanted import NOTHING, PodWanted, Wanted
+from agent.model.snapshot import (
+    NOTHING,
+    CpuPolicy,
+    LocalOwner,
+    Owner,
+    Patterns,
+    PodWanted,
+    Snapshot,
+    Wanted,
+)
 from agent.node.device_visibility import DeviceVisibility, holders
 from agent.node.sources import SourceName, Sources
 

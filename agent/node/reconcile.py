@@ -29,7 +29,6 @@ from agent.allocate.pools import Decision
 from agent.allocate.present import admitted, present
 from agent.discover.cpus import TopologyView
 from agent.model.cpuset import CpuSet
-from agent.model.exclusion import Patterns, excludes
 from agent.model.notifications import (
     ContainerAnnounced,
     ContainerFailed,
@@ -41,7 +40,7 @@ from agent.model.notifications import (
 )
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.resources import NodeConfiguration
-from agent.model.snapshot import CpuPolicy
+from agent.model.snapshot import CpuPolicy, Patterns, excludes
 from agent.model.topology import Topology
 from agent.node import excluded, overlaps, shortfalls
 from agent.node.announced import Announced, AnnouncedContainers

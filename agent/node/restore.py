@@ -22,7 +22,7 @@ from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.pods import Container, ContainerState
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
-from agent.model.wanted import NOTHING, Wanted
+from agent.model.snapshot import NOTHING, Wanted
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 
 from agent.cri.client import Cri, Placement
 from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.snapshot import Wanted
 from agent.model.verdict import Code
-from agent.model.wanted import Wanted
 from agent.rpc.grpc import NO_ANSWER, RpcError
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,7 @@ from agent.model.pods import Pod
 from agent.model.resources import NodeConfiguration
 from agent.model.settings import options
 from agent.model.settings.agent import DoctorSettings
-from agent.model.snapshot import Snapshot, SnapshotError
-from agent.model.wanted import NOTHING
+from agent.model.snapshot import NOTHING, Snapshot, SnapshotError
 from agent.node import kubelet_process, node_object
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 

@@ -10,7 +10,7 @@ from agent.allocate.pools import Decision
 from agent.cgroup.order import parent
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
-from agent.model.wanted import NO_LIMITS, UNLIMITED, CgroupLimits
+from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits
 
 
 def cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:

@@ -11,8 +11,7 @@ import msgspec
 from agent.hooks import cpuset
 from agent.hooks.requests import UNCHANGED, Changes
 from agent.model.notifications import RequestedResources
-from agent.model.snapshot import Snapshot
-from agent.model.wanted import NOTHING
+from agent.model.snapshot import NOTHING, Snapshot
 from agent.nri.messages import NriContainer
 
 _EXPECTED_CPUSETS: Final = 4

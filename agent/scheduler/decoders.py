@@ -18,13 +18,12 @@ from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.model import (
     apiobjects,
     bounds,
-    checkpoints,
     deviceobject,
+    holding,
     interconnect,
     node_annotations,
     nodetopology,
     resources,
-    seentopology,
 )
 from agent.model.annotations import AnnotationError
 from agent.model.apiobjects import ApiPod, PodObject
@@ -105,7 +104,7 @@ def node(text: bytes) -> NodeRecord:
 def topology(text: bytes) -> NodeTopology | Unreadable:
     """Never raises."""
     try:
-        read = seentopology.decode(decoded(text, nodetopology.KIND, _objects))
+        read = nodetopology.decode(decoded(text, nodetopology.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
     kept = bounds.kept(read.annotations, _TOPOLOGY_READ)
@@ -119,7 +118,7 @@ def devices(text: bytes) -> DeviceObject | Unreadable:
     except ObjectError as error:
         return _unreadable(error)
     try:
-        checkpoints.decode(read.annotations)
+        holding.decode(read.annotations)
     except AnnotationError as error:
         # The devices in use are unknown then.
         return _unreadable(ObjectError(deviceobject.KIND, read.name, str(error)))
@@ -181,7 +180,7 @@ _TOPOLOGY_READ: Final = {
     node_annotations.RESERVATION: bounds.OBJECT_VALUE_BYTES,
 }
 _DEVICE_READ: Final = dict.fromkeys(
-    (deviceobject.GPU_PARTITIONS, interconnect.GPU_LINKS, checkpoints.DEVICES_CHECKPOINTS),
+    (deviceobject.GPU_PARTITIONS, interconnect.GPU_LINKS, holding.DEVICES_CHECKPOINTS),
     bounds.OBJECT_LIST_BYTES,
 )
 _labels: Final = InternPool[dict[str, str]]()

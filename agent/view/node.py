@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from agent.model.cpuset import CpuSet, union
 from agent.model.qos import QoS
-from agent.model.snapshot import Snapshot, pool_cpus
+from agent.model.snapshot import PodWanted, Snapshot, pool_cpus
 from agent.model.topology import Topology
-from agent.model.wanted import PodWanted
 from agent.view import machine
 from agent.view.format import table
 

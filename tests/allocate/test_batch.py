@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from agent.allocate.batch import BatchLimits, batch_limits
 from agent.model.batch import MOST_CPU_MILLI, MOST_MEMORY_BYTES, BatchResources
 from agent.model.qos import QoS
-from agent.model.wanted import UNLIMITED, CgroupLimits
+from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 GIB = 1 << 30
 FULL = BatchResources(500, 1000, GIB, 2 * GIB)

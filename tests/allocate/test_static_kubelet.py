@@ -12,9 +12,8 @@ from agent.model.annotations import SHARED_CONTAINERS
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.snapshot import pool_cpus
+from agent.model.snapshot import UNLIMITED, pool_cpus
 from agent.model.topology import Topology
-from agent.model.wanted import UNLIMITED
 from tests.builders import machine, pod
 
 RESERVED = PoolRules(reserved=CpuSet([0]))

@@ -13,7 +13,7 @@ from agent.cgroup.notation import (
     SHARES,
     WEIGHT,
 )
-from agent.model.wanted import UNLIMITED
+from agent.model.snapshot import UNLIMITED
 
 
 @pytest.mark.parametrize(

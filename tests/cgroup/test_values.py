@@ -16,7 +16,7 @@ from agent.cgroup.hierarchy import CgroupError, GroupGone
 from agent.cgroup.journal import Journal, OriginalValue
 from agent.cgroup.outcome import WriteState
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.wanted import UNLIMITED, CgroupLimits
+from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 V1_GROUP = {
     "cpu/cpu.cfs_quota_us": "-1",

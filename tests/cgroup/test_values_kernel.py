@@ -16,7 +16,7 @@ from agent.cgroup.hierarchy import CgroupError, mounted
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.wanted import UNLIMITED, CgroupLimits
+from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 if os.geteuid() != 0:
     pytest.skip("limits can't be written without root", allow_module_level=True)

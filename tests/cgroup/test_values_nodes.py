@@ -15,7 +15,7 @@ from agent.cgroup.handles import Handles
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
 from agent.model.cpuset import CpuSet
-from agent.model.wanted import CgroupLimits
+from agent.model.snapshot import CgroupLimits
 from tests.cgroup.kernel import Kernel
 
 NODES = CpuSet([0, 1, 2])

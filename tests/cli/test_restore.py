@@ -11,7 +11,7 @@ from agent.cgroup.journal import Journal
 from agent.cli.main import main
 from agent.host import frontendlock
 from agent.model.cpuset import CpuSet
-from agent.model.wanted import CgroupLimits
+from agent.model.snapshot import CgroupLimits
 
 GROUP = "/kubepods/besteffort/podx/box"
 FILES = {

@@ -12,9 +12,8 @@ from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.snapshot import Owner, Pool, Snapshot
+from agent.model.snapshot import CgroupLimits, Owner, PodWanted, Pool, Snapshot, Wanted
 from agent.model.verdict import Wait
-from agent.model.wanted import CgroupLimits, PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 
 OWN = Wanted("1", exclusive=True)

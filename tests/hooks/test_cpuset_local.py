@@ -12,9 +12,8 @@ from agent.hooks.requests import CreateContainer
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.snapshot import CpuPolicy, Owner, Pool, Snapshot
+from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Pool, Snapshot, Wanted
 from agent.model.verdict import Wait
-from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 
 TWO = Wanted("1-2", exclusive=True)

@@ -8,8 +8,7 @@ from agent.hooks import carriers
 from agent.hooks.carriers import Carried
 from agent.hooks.cri import carried
 from agent.hooks.requests import CarriedNode
-from agent.model.gpunames import MOUNT_ROOT
-from agent.model.visible import VisibleGpu
+from agent.model.visible import MOUNT_ROOT, VisibleGpu
 from agent.proto import cri_pb2 as pb
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.failurepolicy import CREATE
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Refuse, Wait

@@ -19,13 +19,13 @@ from agent.hooks.requests import (
     joined,
 )
 from agent.hooks.visibility import TakenError, UnhonouredError
-from agent.model.device_allocation import DEVICE_ALLOCATED
-from agent.model.gpunames import MOUNT_ROOT
+from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.notifications import PodAnnounced
 from agent.model.qos import QoS
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import PodWanted, Snapshot, Wanted
 from agent.model.verdict import Wait
 from agent.model.visible import (
+    MOUNT_ROOT,
     DeviceNode,
     HeldDevice,
     Mount,
@@ -33,7 +33,6 @@ from agent.model.visible import (
     VisibleDevices,
     VisibleGpu,
 )
-from agent.model.wanted import PodWanted, Wanted
 
 ENV = "NVIDIA_VISIBLE_DEVICES"
 KIND = "k8s.device-plugin.nvidia.com/gpu"

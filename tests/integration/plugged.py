@@ -17,9 +17,8 @@ from agent.host import files
 from agent.host.files import boot_id
 from agent.host.loop import Loop
 from agent.model import snapshot as snapshots
-from agent.model.snapshot import Pool, Snapshot
+from agent.model.snapshot import Pool, Snapshot, Wanted
 from agent.model.verdict import Refuse, Wait
-from agent.model.wanted import Wanted
 from agent.nri.link import PluginLink
 from agent.nri.messages import NriContainer
 from agent.nri.plugin import PluginCall

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from agent.kubelet.podresources import PodResourcesClient
+from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.cpuset import CpuSet
-from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.podresources import ContainerResources, GivenDevice
 from agent.model.qos import QOS_LABEL
 from tests.discover import gpumachines

@@ -18,7 +18,7 @@ import pytest
 from agent.kube.errors import KubeError
 from agent.model import fingerprint
 from agent.model.cpuset import CpuSet, union
-from agent.model.seentopology import decode
+from agent.model.nodetopology import decode
 from agent.node.outbox import ReportPace
 from tests.deploy.manifests import objects
 from tests.fixtures import trees

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.kube.difference import patch, same_version
-from agent.model import deviceobject, nodestatus, nodetopology, seentopology
+from agent.model import deviceobject, nodestatus, nodetopology
 from agent.model.devices import Device, DeviceTopology
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
 from tests.deploy.api import Api, RefusedError, Who, path_of
@@ -484,13 +484,13 @@ def test_what_was_written_needs_no_second_write_and_leaves_others_alone(
     path = f"/apis/topology.node.k8s.io/{version}/noderesourcetopologies/node-1"
     seen = cluster.api.request("GET", path)
     assert patch(body, seen, "topolet", nodetopology.ours) is None
-    assert seentopology.decode(seen).zones[0].resources["vendor.com/nic"].available == 1
+    assert nodetopology.decode(seen).zones[0].resources["vendor.com/nic"].available == 1
     changed = patch(topology(version=version, left=500), seen, "topolet", nodetopology.ours)
     assert changed == topology(version=version, left=500), "entries of others are not sent"
     seen = cluster.api.apply(changed, AGENT_1, "topolet")
     assert {each["name"] for each in seen["zones"]} == {"node-0", "balloon-1"}
     assert patch(changed, seen, "topolet", nodetopology.ours) is None
-    read = seentopology.decode(seen).zones[0]
+    read = nodetopology.decode(seen).zones[0]
     assert read.resources["cpu"] == Amounts(2000, 2000, 500)
     empty = nodetopology.encode(NodeTopology("node-1"), version)
     seen = cluster.api.apply(empty, AGENT_1, "topolet")

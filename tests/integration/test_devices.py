@@ -22,13 +22,19 @@ from agent.allocate.visibility.split import ContainerWish
 from agent.cri.client import Cri
 from agent.host import files
 from agent.model import snapshot as snapshots
-from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
+from agent.model.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
-from agent.model.gpunames import MOUNT_ROOT, VISIBLE_DEVICES
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.qos import QoS
-from agent.model.visible import DeviceNode, Unasked, VisibleDevices, VisibleGpu
-from agent.model.wanted import PodWanted, Wanted
+from agent.model.snapshot import PodWanted, Wanted
+from agent.model.visible import (
+    MOUNT_ROOT,
+    VISIBLE_DEVICES,
+    DeviceNode,
+    Unasked,
+    VisibleDevices,
+    VisibleGpu,
+)
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from tests.allocate.visibility.asks import ask

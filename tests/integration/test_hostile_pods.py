@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.model import bounds
-from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
-from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.annotations import (
+    DEVICE_ALLOCATED,
+    EXTENDED_RESOURCE_SPEC,
+    RESOURCE_STATUS,
+    SHARED_CONTAINERS,
+)
 from agent.model.qos import QOS_LABEL
 from agent.rpc.grpc import Code, RpcError
 from tests.deploy.manifests import objects

@@ -17,13 +17,10 @@ import pytest
 from agent.host.locks import LockedError
 from agent.koordinator import hooks, registration
 from agent.koordinator.server import HookServer
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.device_allocation import DEVICE_ALLOCATED
-from agent.model.gpunames import MOUNT_ROOT
+from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
-from agent.model.snapshot import Snapshot
-from agent.model.visible import DeviceNode, Visible
-from agent.model.wanted import CgroupLimits, PodWanted, Wanted
+from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
+from agent.model.visible import MOUNT_ROOT, DeviceNode, Visible
 from agent.proto import koordinator_hooks_pb2 as pb
 from tests.koordinator.world import World, container
 from tests.proxy.exchanges import CARD, EMPTY, OWNED, SHOWN

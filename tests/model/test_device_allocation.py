@@ -2,15 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model.annotations import AnnotationError
-from agent.model.device_allocation import (
-    DEVICE_ALLOCATED,
-    AllocatedDevice,
-    Holdings,
-    allocated,
-    given,
-    together,
-)
+from agent.model.annotations import DEVICE_ALLOCATED, AnnotationError
+from agent.model.device_allocation import AllocatedDevice, Holdings, allocated, given, together
 from agent.model.devices import Device, DeviceTopology, Portion, portions
 
 CORE = "koordinator.sh/gpu-core"

@@ -5,8 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.model import interconnect, minors
-from agent.model.devicelist import DeviceList, DiscoveredDevices, Published, device_list, published
+from agent.model import devicelist, interconnect
+from agent.model.annotations import AnnotationError
+from agent.model.devicelist import (
+    GONE_MINORS,
+    DeviceList,
+    DiscoveredDevices,
+    Published,
+    decode_gone,
+    device_list,
+    encode_gone,
+    gone_minors,
+    known_minors,
+    published,
+    with_numbers,
+)
 from agent.model.deviceobject import decode, encode
 from agent.model.devices import Condition, Device, VfGroup, VirtualFunction
 from agent.model.gpus import Ancestor, GpuPair
@@ -21,7 +34,7 @@ def again(
     found: DiscoveredDevices, before: DeviceList, now: str = LATER, **others: object
 ) -> DeviceList:
     """What a later look makes of it, by way of the published object."""
-    body = encode("node", before.devices, annotations=minors.encode(before.gone))
+    body = encode("node", before.devices, annotations=devicelist.encode_gone(before.gone))
     earlier, problems = published(body)
     assert problems == ()
     return device_list(found, earlier, now, **others)  # type: ignore[arg-type]
@@ -38,10 +51,10 @@ def gpu(minor: int, uuid: str = "") -> Device:
 
 def test_numbers_of_gone_devices_that_cannot_be_read_are_told() -> None:
     devices = (gpu(0),)
-    body = encode("node", devices, annotations={minors.GONE_MINORS: "["})
+    body = encode("node", devices, annotations={devicelist.GONE_MINORS: "["})
     earlier, (problem,) = published(body)
     assert earlier == Published(devices)
-    assert problem.startswith(f"annotation {minors.GONE_MINORS}: ")
+    assert problem.startswith(f"annotation {devicelist.GONE_MINORS}: ")
 
 
 def test_links_of_gpus_are_known_again_and_those_that_cannot_be_read_are_told() -> None:
@@ -52,7 +65,7 @@ def test_links_of_gpus_are_known_again_and_those_that_cannot_be_read_are_told() 
         Published(devices, pairs=pairs),
         (),
     )
-    gone = minors.encode({"rdma": {"0000:1a:00.0": 4}})
+    gone = devicelist.encode_gone({"rdma": {"0000:1a:00.0": 4}})
     torn = encode("node", devices, annotations={**gone, interconnect.GPU_LINKS: "["})
     earlier, (problem,) = published(torn)
     assert earlier == Published(devices, {"rdma": {"0000:1a:00.0": 4}})
@@ -211,3 +224,52 @@ def test_the_order_of_finding_changes_nothing(
     assert device_list(found(), Published(), NOW) == straight
     assert decode(encode("node", straight.devices)) == straight.devices
     assert again(found(), straight) == straight
+
+
+@pytest.mark.parametrize(
+    ("ids", "before", "now"),
+    [
+        ("abc", {}, {"a": 0, "b": 1, "c": 2}),
+        ("cab", {}, {"c": 0, "a": 1, "b": 2}),
+        ("abc", {"c": 0, "a": 1}, {"a": 1, "b": 2, "c": 0}),
+        ("b", {"a": 0}, {"b": 1}),
+        ("ab", {"a": 5, "b": 5}, {"a": 5, "b": 0}),
+        ("ab", {"a": -1, "b": 1 << 40}, {"a": 0, "b": 1}),
+        ("aa", {}, {"a": 0}),
+        ("", {"a": 0}, {}),
+    ],
+)
+def test_numbers(ids: str, before: dict[str, int], now: dict[str, int]) -> None:
+    assert with_numbers(ids, before) == now
+
+
+names = st.text("abcdefgh", max_size=6).map(lambda text: tuple(dict.fromkeys(text)))
+
+
+@given(st.lists(names, max_size=8))
+def test_a_device_has_one_number_for_life_whatever_is_plugged_in_and_out(
+    looks: list[tuple[str, ...]],
+) -> None:
+    """As the agent does it: all it knows is what it last published."""
+    devices: list[Device] = []
+    annotations: dict[str, str] = {}
+    ever: dict[str, int] = {}
+    for ids in looks:
+        before = known_minors(devices, decode_gone(annotations))
+        numbers = with_numbers(ids, before.get("rdma", {}))
+        devices = [Device("rdma", each, number, {}) for each, number in numbers.items()]
+        annotations = encode_gone(gone_minors(before, devices))
+        for each, number in numbers.items():
+            assert ever.setdefault(each, number) == number
+    assert len(set(ever.values())) == len(ever)
+    assert set(ever.values()) == set(range(len(ever))), "numbers stay small"
+
+
+def test_nothing_is_written_where_nothing_is_gone() -> None:
+    assert encode_gone(gone_minors({"rdma": {"a": 0}}, [Device("rdma", "a", 0, {})])) == {}
+
+
+@pytest.mark.parametrize("text", ["[]", '{"rdma":{"a":"b"}}', "{"])
+def test_an_annotation_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(AnnotationError, match=GONE_MINORS):
+        decode_gone({GONE_MINORS: text})

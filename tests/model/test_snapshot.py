@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,8 +7,19 @@ from hypothesis import strategies as st
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.qos import QoS
-from agent.model.snapshot import Owner, Pool, Snapshot, SnapshotError, pool_cpus
-from agent.model.wanted import CgroupLimits, PodWanted, Wanted
+from agent.model.snapshot import (
+    CgroupLimits,
+    ExclusionError,
+    Owner,
+    PodWanted,
+    Pool,
+    Snapshot,
+    SnapshotError,
+    Wanted,
+    excludes,
+    parse_patterns,
+    pool_cpus,
+)
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 cpusets = st.frozensets(st.integers(0, 200), min_size=1, max_size=9).map(lambda c: str(CpuSet(c)))
@@ -80,3 +93,29 @@ def test_pool_cpus_of_all_or_of_some_nodes() -> None:
     assert pool_cpus(pools) == CpuSet([0, 1, 2, 7])
     assert pool_cpus(pools, (2, 0, 5)) == CpuSet([0, 1, 7])
     assert pool_cpus(pools, (5,)) == CpuSet()
+
+
+@pytest.mark.parametrize(
+    ("text", "pod", "container", "left"),
+    [
+        ("", "prod/db", "main", False),
+        ("prod", "prod/db", "main", True),
+        ("prod", "prod/db", "", True),
+        ("prod/db", "prod/web", "main", False),
+        ("kube-*, prod/d?", "prod/db", "main", True),
+        ("kube-*,prod/d?", "kube-system/dns", "", True),
+        ("*/*/istio-proxy", "prod/db", "istio-proxy", True),
+        ("*/*/istio-proxy", "prod/db", "main", False),
+        ("*/*/istio-proxy", "prod/db", "", False),
+        ("*/*/*", "prod/db", "", False),
+        ("PROD", "prod/db", "main", False),
+    ],
+)
+def test_what_is_left_alone(text: str, pod: str, container: str, left: bool) -> None:
+    assert excludes(parse_patterns(text), *pod.split("/"), container) is left
+
+
+@pytest.mark.parametrize("text", ["a/b/c/d", "/a", "a//b", "a/", "a,/"])
+def test_a_pattern_that_names_nothing_is_quoted(text: str) -> None:
+    with pytest.raises(ExclusionError, match="is no NAMESPACE"):
+        parse_patterns(text)

@@ -37,8 +37,7 @@ from agent.model.notifications import (
 )
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.snapshot import Snapshot
-from agent.model.wanted import Wanted
+from agent.model.snapshot import Snapshot, Wanted
 from agent.node.enforcement import Enforcement
 from agent.node.reconcile import ReconcileError, Reconciler
 from agent.node.runtime_view import CgroupLocator, RuntimeView

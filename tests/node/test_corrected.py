@@ -7,8 +7,8 @@ from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import Device, DeviceTopology
 from agent.model.podresources import ContainerCorrection, OwnDevice, PodCorrection
 from agent.model.qos import QoS
+from agent.model.snapshot import PodWanted, Wanted
 from agent.model.visible import DeviceNode, Visible, VisibleGpu
-from agent.model.wanted import PodWanted, Wanted
 from agent.node.corrected import corrections
 from tests.builders import pod
 

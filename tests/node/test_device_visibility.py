@@ -9,8 +9,8 @@ import msgspec
 from agent.allocate.visibility.isolation import Isolation
 from agent.hooks import admission
 from agent.hooks.requests import CreateContainer
+from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.apiobjects import ApiContainer, ApiPod, Phase
-from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.devicefiles import CardFiles, DeviceFiles
 from agent.model.holding import DeviceHolding, Form, HoldingSource
 from agent.model.notifications import PodAnnounced

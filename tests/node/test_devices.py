@@ -15,10 +15,9 @@ import pytest
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
 from agent.kube.store import EmbeddedStore
 from agent.model import deviceobject, interconnect, nodestatus
+from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.apiobjects import ApiNode
 from agent.model.availability import Reserved
-from agent.model.checkpoints import DEVICES_CHECKPOINTS
-from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.devicefiles import NO_FILES, DeviceFiles
 from agent.model.devicelist import Published, published
 from agent.model.deviceobject import GPU_PARTITIONS
@@ -26,7 +25,7 @@ from agent.model.devices import Condition
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuconditions import GPU_DRIVER, RELEASED
 from agent.model.gpus import Ancestor, pci_address
-from agent.model.holding import DeviceGrant, HoldingSource
+from agent.model.holding import DEVICES_CHECKPOINTS, DeviceGrant, HoldingSource
 from agent.model.interconnect import GPU_LINKS, Interlink
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, built

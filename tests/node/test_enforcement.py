@@ -19,7 +19,7 @@ from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHA
 from agent.model.cpuset import CpuSet
 from agent.model.notifications import Created, RequestedResources
 from agent.model.pods import Container, ContainerState, Pod
-from agent.model.wanted import CgroupLimits, PodWanted, Wanted
+from agent.model.snapshot import CgroupLimits, PodWanted, Wanted
 from agent.node.enforcement import Enforcement
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import RuntimeState

@@ -13,7 +13,7 @@ from agent.model.notifications import PodAnnounced
 from agent.model.pods import Container, ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
-from agent.model.wanted import CgroupLimits
+from agent.model.snapshot import CgroupLimits
 from agent.node import daemon, excluded
 from agent.node.reconcile import Reconciler
 from tests.node.world import World

@@ -12,7 +12,7 @@ from agent.allocate.device_holders.grants import Carriers
 from agent.allocate.kubelet.options import StaticOptions
 from agent.cri.client import Sandbox
 from agent.discover.cpus import TopologyView
-from agent.model import exclusion
+from agent.model import snapshot
 from agent.model.cpuset import CpuSet
 from agent.model.notifications import (
     ContainerAnnounced,
@@ -25,8 +25,8 @@ from agent.model.podresources import ClaimedDevice, ContainerResources, PodResou
 from agent.model.pods import ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
+from agent.model.snapshot import Wanted
 from agent.model.verdict import Code
-from agent.model.wanted import Wanted
 from agent.node import node_local
 from agent.node.node_local import NodeLocalCpus
 from agent.node.pod_resources import PodResourcesAnswer
@@ -329,7 +329,7 @@ def test_excluded_container_claims_nothing(world: World) -> None:
     sandbox = guaranteed(world, "g")
     world.container(sandbox, cpus=2)
     agent = world.agent(STATIC)
-    agent.exclude = exclusion.parse("ns/g/main")
+    agent.exclude = snapshot.parse_patterns("ns/g/main")
     agent.reconcile()
     assert world.snapshot().owners == ()
 

@@ -11,9 +11,8 @@ from agent.allocate.visibility.shown import PodShown
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Container, ContainerState, Pod
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
 from agent.model.visible import HeldDevice, Visible, VisibleDevices, VisibleGpu
-from agent.model.wanted import CgroupLimits, PodWanted, Wanted
 from agent.node.device_visibility import DeviceVisibility
 from agent.node.publisher import Publisher
 from tests.builders import machine, pod, running

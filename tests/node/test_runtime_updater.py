@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from agent.cri.client import Cri, Placement
+from agent.model.snapshot import CgroupLimits, Wanted
 from agent.model.verdict import Code
-from agent.model.wanted import CgroupLimits, Wanted
 from agent.node.runtime_updater import RuntimeUpdater, remembers
 from agent.rpc.grpc import RpcError
 from tests.waiting import eventually

@@ -20,7 +20,7 @@ from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
 from agent.model.settings.agent import DoctorSettings
-from agent.model.wanted import NOTHING
+from agent.model.snapshot import NOTHING
 from agent.node import takeover
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from tests.node.procfs import POD, process

@@ -23,9 +23,8 @@ from agent.model.apiobjects import ApiPod
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import Snapshot, Wanted
 from agent.model.verdict import Code
-from agent.model.wanted import Wanted
 from agent.node.cluster_cache import ClusterCache
 from agent.node.cluster_view import ClusterState
 from agent.node.cpu_notices import CpuNotices

@@ -17,8 +17,8 @@ from agent.model.notifications import (
     SnapshotRequest,
 )
 from agent.model.qos import QoS
+from agent.model.snapshot import CgroupLimits, PodWanted, Wanted
 from agent.model.verdict import Code
-from agent.model.wanted import CgroupLimits, PodWanted, Wanted
 from agent.proto import nri_pb2 as pb
 from tests.nri.fake import refusal
 from tests.nri.world import World, container, pod

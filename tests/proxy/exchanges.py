@@ -15,15 +15,8 @@ from agent.model.annotations import RESOURCE_STATUS
 from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.settings.frontends import ProxySettings
-from agent.model.snapshot import Owner, Pool, Snapshot
-from agent.model.visible import (
-    DeviceNode,
-    HeldDevice,
-    Visible,
-    VisibleDevices,
-    VisibleGpu,
-)
-from agent.model.wanted import PodWanted, Wanted
+from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleDevices, VisibleGpu
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import CpusetGate
 from agent.relay.gate import Call, GateVerdict

@@ -18,9 +18,8 @@ from agent.model.notifications import (
     SnapshotRequest,
 )
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.snapshot import Pool, Snapshot
+from agent.model.snapshot import PodWanted, Pool, Snapshot, Wanted
 from agent.model.verdict import Code, Refuse, Wait
-from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import METHODS, CpusetGate
 from agent.relay.gate import FORWARD, Call, GateVerdict, Replace

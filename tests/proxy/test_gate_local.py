@@ -16,9 +16,8 @@ from agent.model.notifications import (
     Resized,
 )
 from agent.model.qos import QoS
-from agent.model.snapshot import CpuPolicy, Owner, Snapshot
+from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Code, Refuse, Wait
-from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.relay.gate import FORWARD, Replace
 from tests.proxy.exchanges import EMPTY, Exchange

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.cpuset import CpuSet
+from agent.model.holding import DEVICES_CHECKPOINTS
 from agent.model.objects import ObjectError
 from agent.scheduler import decoders
 from agent.scheduler.records import AGENT_LABELS, AgentSelector, Unreadable

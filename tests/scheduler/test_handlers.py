@@ -8,9 +8,8 @@ import pytest
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.model.annotations import RESOURCE_STATUS
+from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.apiobjects import ApiPod
-from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.scheduler import handlers
 from agent.scheduler.binder import Binder
 from agent.scheduler.binding_api import BindingApi

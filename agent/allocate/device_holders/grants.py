@@ -10,7 +10,9 @@ from typing import Final
 
 import msgspec
 
-from agent.model.gpunames import (
+from agent.model.holding import DeviceGrant, HoldingSource
+from agent.model.podresources import PodName, PodResources
+from agent.model.visible import (
     MOUNT_ROOT,
     NOTHING_NAMED,
     VISIBLE_DEVICES,
@@ -18,8 +20,6 @@ from agent.model.gpunames import (
     mounted,
     split,
 )
-from agent.model.holding import DeviceGrant, HoldingSource
-from agent.model.podresources import PodName, PodResources
 
 CPUSET_PREFIX: Final = "DRA_CPUSET_"
 """Before the uid of a claim."""

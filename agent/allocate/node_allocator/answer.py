@@ -15,8 +15,8 @@ from agent.allocate.nrt.misfit import Misfit
 from agent.allocate.offer import Offer
 from agent.allocate.policies_in_force import PolicySource
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
-from agent.model.annotations import RESOURCE_SPEC
-from agent.model.device_allocation import DEVICE_ALLOCATED, Holdings, VirtualFunctions
+from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC
+from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.policies import BindPolicy
 from agent.model.quantities import cpu
 

@@ -8,10 +8,14 @@ import msgspec
 
 from agent.allocate import pod_total
 from agent.allocate.pod_allocation import PodAllocation, pod_allocation
-from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.annotations import (
+    DEVICE_ALLOCATED,
+    RESOURCE_STATUS,
+    AnnotationError,
+    resource_status,
+)
 from agent.model.apiobjects import ApiPod
 from agent.model.device_allocation import (
-    DEVICE_ALLOCATED,
     Holdings,
     VirtualFunctions,
     amounts,

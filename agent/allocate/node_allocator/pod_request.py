@@ -20,13 +20,14 @@ from agent.allocate.resource_request import (
     resource_request,
 )
 from agent.model.annotations import (
+    DEVICE_ALLOCATED,
+    GPU_ISOLATION_PROVIDER,
     NUMA_TOPOLOGY_SPEC,
     RESOURCE_SPEC,
     RESOURCE_STATUS,
     AnnotationError,
 )
 from agent.model.apiobjects import ApiPod
-from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.device_wishes import (
     DEVICE_ALLOCATE_HINT,
     DEVICE_JOINT_ALLOCATE,

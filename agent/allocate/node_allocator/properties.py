@@ -16,9 +16,9 @@ from agent.allocate.devices.pairs import links_of
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.topology_options import TopologyOptions
-from agent.model import checkpoints, interconnect
-from agent.model.annotations import AnnotationError
-from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Holdings, VirtualFunctions
+from agent.model import holding, interconnect
+from agent.model.annotations import GPU_ISOLATION_PROVIDER, AnnotationError
+from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
 from agent.model.devices import DeviceType
 from agent.model.holding import DeviceHolding as Held
@@ -159,7 +159,7 @@ def _links(text: str, objective: GpuObjective) -> LinkTable | None:
 
 def _imported(device: DeviceObject, faults: list[str]) -> dict[str, Imported]:
     try:
-        grants = checkpoints.decode(device.annotations)
+        grants = holding.decode(device.annotations)
     except AnnotationError as error:
         faults.append(f"Device {device.name}: {error}")
         return {}

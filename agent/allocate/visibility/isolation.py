@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 from agent.allocate.devices.request import TypeRequest
-from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, AllocatedDevice
+from agent.model.annotations import GPU_ISOLATION_PROVIDER
+from agent.model.device_allocation import AllocatedDevice
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.visible import Mount, Visible
 

@@ -18,9 +18,8 @@ from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import AllocatedDevice, given
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import DeviceType
-from agent.model.gpunames import is_uuid
 from agent.model.nodestatus import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleGpu
+from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleGpu, is_uuid
 
 _WHOLE: Final = 100
 _LONGEST: Final = 64

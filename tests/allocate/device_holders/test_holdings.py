@@ -20,7 +20,7 @@ from agent.allocate.devices.allocation import DeviceRequest, allocate, device_re
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.request import DeviceRefusal
 from agent.allocate.devices.state import node_devices
-from agent.model import checkpoints
+from agent.model import holding
 from agent.model.device_allocation import together
 from agent.model.device_wishes import DEVICE_ALLOCATE_HINT
 from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
@@ -252,7 +252,7 @@ def test_the_annotation_on_the_device() -> None:
         given_by_kubelet("c", "0000:18:00.1", resource="intel.com/sriov"),
         *of_carriers("d", "main", Carriers(nodes=("/dev/infiniband/uverbs0",))),
     )
-    assert checkpoints.encode(found.holdings) == {
+    assert holding.encode(found.holdings) == {
         "node.koordinator.sh/devices-checkpoints": "["
         '{"podUID":"a","containerName":"main","resourceName":"nvidia.com/gpu",'
         '"deviceIDs":["GPU-a1","GPU-b1"]},'
@@ -299,7 +299,7 @@ def test_who_reads_the_device_object_gives_nothing_twice(found: list[DeviceGrant
     """A scheduler has the object alone, and must take for used what the node knows is."""
     here = look(*found).holdings
     alone = keys(DEVICES)
-    read = [meaning(each, alone) for each in checkpoints.decode(checkpoints.encode(here))]
+    read = [meaning(each, alone) for each in holding.decode(holding.encode(here))]
     assert all(each.unknown == () for each in read)
     there = [holding for each in read for holding in each.holdings]
     assert taken(there, DEVICES) == taken(here, DEVICES)
@@ -355,4 +355,4 @@ def test_nothing_is_given_twice(found: list[DeviceGrant], annotated: bool) -> No
 def test_the_order_of_grants_changes_nothing(found: list[DeviceGrant], random: object) -> None:
     straight = look(*found)
     random.shuffle(found)  # type: ignore[attr-defined]
-    assert checkpoints.encode(look(*found).holdings) == checkpoints.encode(straight.holdings)
+    assert holding.encode(look(*found).holdings) == holding.encode(straight.holdings)

@@ -9,8 +9,8 @@ from agent.allocate.devices.allocation import Allocation, allocate, device_alloc
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.allocate.devices.state import node_devices
+from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.device_allocation import (
-    DEVICE_ALLOCATED,
     Holdings,
     VirtualFunctions,
     allocated,

@@ -11,11 +11,10 @@ from agent.allocate.node_allocator.properties import (
     node_properties,
 )
 from agent.allocate.policies_in_force import NodePolicies
-from agent.model import checkpoints, interconnect
-from agent.model.checkpoints import DEVICES_CHECKPOINTS
+from agent.model import holding, interconnect
 from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
 from agent.model.gpus import Ancestor, GpuPair
-from agent.model.holding import DeviceHolding, Form
+from agent.model.holding import DEVICES_CHECKPOINTS, DeviceHolding, Form
 from agent.model.interconnect import GPU_LINKS
 from agent.model.policies import BindPolicy, GpuObjective, NumaPolicy
 from tests.allocate.devices.builders import CORE, MEMORY, RATIO, gpu, nic
@@ -112,7 +111,7 @@ def test_imported_holdings_as_an_agent_publishes_them() -> None:
         DeviceHolding("v", "c", "nic", "rdma", DEVICES[2].uuid, Form.FUNCTION, "0000:40:00.2"),
         DeviceHolding("v", "d", "nic", "rdma", DEVICES[2].uuid, Form.OPEN),
     ]
-    device = DeviceObject("n", DEVICES, {}, checkpoints.encode(held))
+    device = DeviceObject("n", DEVICES, {}, holding.encode(held))
     assert node_properties("n", {}, device=device).imported == {
         "u": Imported({("gpu", 1): CARD}, {}),
         "v": Imported({}, {("rdma", 0): frozenset({"0000:40:00.2"})}),
@@ -121,7 +120,7 @@ def test_imported_holdings_as_an_agent_publishes_them() -> None:
 
 def test_an_imported_device_that_is_not_there_is_a_fault() -> None:
     held = [DeviceHolding("u", "c", "nvidia.com/gpu", "gpu", "GPU-9", Form.WHOLE)]
-    device = DeviceObject("n", DEVICES, {}, checkpoints.encode(held))
+    device = DeviceObject("n", DEVICES, {}, holding.encode(held))
     found = node_properties("n", {}, device=device)
     assert found.imported == {}
     assert ["GPU-9" in fault for fault in found.faults] == [True]

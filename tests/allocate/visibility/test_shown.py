@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.allocate.visibility.isolation import Isolation
 from agent.allocate.visibility.shown import DevicePod, PodShown, held, shown
 from agent.allocate.visibility.split import ContainerWish
-from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
+from agent.model.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.visible import DeviceNode, HeldDevice, Mount, Visible, VisibleGpu

@@ -11,7 +11,7 @@ import pytest
 
 from agent.kube.errors import NotFoundError, TooManyRequestsError
 from agent.model import interconnect
-from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.annotations import DEVICE_ALLOCATED
 from tests.deploy.manifests import objects
 from tests.discover import gpumachines
 from tests.integration.apiserver.server import ApiServer

@@ -1,8 +1,7 @@
 import pytest
 
 from agent.model.annotations import AnnotationError
-from agent.model.checkpoints import DEVICES_CHECKPOINTS, decode, encode
-from agent.model.holding import DeviceGrant, HoldingSource
+from agent.model.holding import DEVICES_CHECKPOINTS, DeviceGrant, HoldingSource, decode, encode
 
 
 def test_nothing_is_written_where_nothing_is_held() -> None:
