@@ -32,8 +32,8 @@ from peers.go_peer import KUBELET, GoPeer, beside
 
 from agent.allocate import accumulator, layout
 from agent.allocate.cpu_request import CpuRequest, Taken
-from agent.allocate.kubelet.options import StaticOptions
-from agent.allocate.kubelet.take import take
+from agent.allocate.kubelet.cpu_assignment import take
+from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Layout
 from agent.allocate.node_allocation import CpuRefCounts
 from agent.allocate.numa import kubelet_merge

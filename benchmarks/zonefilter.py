@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -25,8 +26,8 @@ import msgspec
 from common import Row, alone, arguments, compared, median_ms, report, skipped, timed
 from peers.go_peer import SCHEDULER_PLUGINS, GoPeer, beside
 
+from agent.allocate.nrt.filter import Misfit
 from agent.allocate.nrt.filter import filter as by_zones
-from agent.allocate.nrt.misfit import Misfit
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import zoned_pod
 from agent.model import apiobjects, nodetopology

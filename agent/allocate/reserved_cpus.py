@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.kubelet.packed import NotEnoughCpusError, take_packed
+from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take_packed
 from agent.allocate.layout import Layout
 from agent.allocate.shares import shares_by_label
 from agent.model.annotations import AnnotationError

@@ -6,14 +6,15 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.kubelet.demand import (
+from agent.allocate.kubelet.static_policy import (
     AllocationRefused,
     ContainerCpu,
     PodCpu,
+    PolicyStartError,
     RefusalReason,
+    StaticOptions,
     cpus_of,
 )
-from agent.allocate.kubelet.options import PolicyStartError, StaticOptions
 from agent.allocate.layout import of
 from agent.allocate.numa.hint import TopologyHint
 from agent.conformance.files import CaseVerdict, Difference

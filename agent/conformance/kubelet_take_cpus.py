@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agent.allocate.kubelet.options import StaticOptions
-from agent.allocate.kubelet.packed import NotEnoughCpusError
-from agent.allocate.kubelet.take import take
+from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take
+from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import of
 from agent.conformance.files import CaseVerdict
 from agent.conformance.kubelet_shared_slice import SHARED_SLICE, overwritten

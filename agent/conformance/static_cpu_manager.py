@@ -15,19 +15,25 @@ from typing import Final, TypeAlias
 import msgspec
 
 from agent.allocate.bits import members, of_nodes, subsets
-from agent.allocate.kubelet import options as option_rules
-from agent.allocate.kubelet.demand import (
+from agent.allocate.kubelet.cpu_assignment import (
+    NotEnoughCpusError,
+    of_whole_cores,
+    take,
+    take_aligned,
+)
+from agent.allocate.kubelet.static_policy import (
     AllocationRefused,
     PodCpu,
+    PolicyStartError,
     RefusalReason,
     SharedReason,
+    StartProblem,
+    StaticOptions,
+    check_options,
     cpus_of,
     exclusive_cpus,
     pod_cpus,
 )
-from agent.allocate.kubelet.options import PolicyStartError, StartProblem, StaticOptions
-from agent.allocate.kubelet.packed import NotEnoughCpusError
-from agent.allocate.kubelet.take import of_whole_cores, take, take_aligned
 from agent.allocate.layout import Layout
 from agent.allocate.numa.hint import TopologyHint
 from agent.model.policies import NumaPolicy
@@ -106,7 +112,7 @@ def make(
     layout: Layout, options: StaticOptions, topology_policy: NumaPolicy, reserved: int
 ) -> StaticPolicy:
     """A policy with these CPUs reserved. Raises PolicyStartError."""
-    option_rules.check(options, layout, topology_policy)
+    check_options(options, layout, topology_policy)
     if unknown := reserved & ~layout.cpus:
         raise PolicyStartError(StartProblem.RESERVED_UNKNOWN, cpus=unknown)
     return StaticPolicy(layout, options, reserved, layout.expand(layout.touched(reserved)))
@@ -116,7 +122,7 @@ def make_with_count(
     layout: Layout, options: StaticOptions, topology_policy: NumaPolicy, count: int
 ) -> StaticPolicy:
     """A policy that chooses the CPUs to reserve as it chooses others. Raises PolicyStartError."""
-    option_rules.check(options, layout, topology_policy)
+    check_options(options, layout, topology_policy)
     try:
         reserved = take(layout, layout.cpus, count, options)
     except NotEnoughCpusError as error:

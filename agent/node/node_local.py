@@ -12,8 +12,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate import layout as layouts
-from agent.allocate.kubelet import options as static_options
-from agent.allocate.kubelet.options import PolicyStartError, StaticOptions
+from agent.allocate.kubelet.static_policy import PolicyStartError, StaticOptions, check_options
 from agent.allocate.layout import Layout
 from agent.allocate.node_local.claim import LocalPolicy, LocalRequest, LocalRules
 from agent.allocate.node_local.outcome import Demand
@@ -163,7 +162,7 @@ def configured(settings: AgentSettings, machine: TopologyView) -> NodeLocalCpus:
         raise SettingsError(f"cpu-policy: {error}") from None
     options = _options(settings.cpu_policy_options)
     try:
-        static_options.check(options, layouts.of_topology(topology), NumaPolicy.NONE)
+        check_options(options, layouts.of_topology(topology), NumaPolicy.NONE)
     except PolicyStartError as error:
         raise SettingsError(f"cpu-policy-options: {error}") from None
     try:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate import layout as layouts
-from agent.allocate.kubelet.packed import NotEnoughCpusError
+from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.reserved_cpus import PoolRules, cpus_for, reserved_cpus
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.annotations import AnnotationError

@@ -14,8 +14,17 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.zones import assumed_of
-from agent.allocate.nrt.freshness import Method, NrtFreshness, freshness
-from agent.allocate.nrt.node import DECLINING, Assumed, ZonedNode, ZoneReport, without, zone_facts
+from agent.allocate.nrt.node import (
+    DECLINING,
+    Assumed,
+    Method,
+    NrtFreshness,
+    ZonedNode,
+    ZoneReport,
+    freshness,
+    without,
+    zone_facts,
+)
 from agent.allocate.nrt.pod import ZonedPod, exclusive
 from agent.allocate.topology_options import TopologyOptions
 from agent.model import fingerprint

@@ -1,6 +1,6 @@
 import pytest
 
-from agent.allocate.kubelet.packed import NotEnoughCpusError
+from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.layout import of
 from agent.allocate.reserved_cpus import cpus_for, reserved_cpus
 from agent.conformance.machines import cpus

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.kubelet.demand import (
+from agent.allocate.kubelet.static_policy import (
     AllocationRefused,
     ContainerCpu,
     PodCpu,

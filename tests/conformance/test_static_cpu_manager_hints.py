@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.bits import members
-from agent.allocate.kubelet.demand import ContainerCpu, PodCpu
+from agent.allocate.kubelet.static_policy import ContainerCpu, PodCpu
 from agent.allocate.layout import of
 from agent.allocate.numa.hint import TopologyHint
 from agent.conformance.static_cpu_manager import container_hints, pod_hints

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.kubelet.options import PolicyStartError, StartProblem
+from agent.allocate.kubelet.static_policy import PolicyStartError, StartProblem
 from agent.conformance.static_cpu_manager import (
     StaticPolicy,
     StaticState,

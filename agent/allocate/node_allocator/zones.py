@@ -11,8 +11,8 @@ from collections.abc import Collection, Container, Mapping
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.allocate.nrt.filter import Misfit
 from agent.allocate.nrt.filter import filter as by_zones
-from agent.allocate.nrt.misfit import Misfit
 from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, without
 from agent.allocate.nrt.score import score
 from agent.allocate.pod_allocation import PodAllocation

@@ -7,8 +7,7 @@ import enum
 
 import msgspec
 
-from agent.allocate.kubelet.demand import AllocationRefused
-from agent.allocate.kubelet.options import StaticOptions
+from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
 from agent.allocate.layout import Layout
 from agent.model.cpuset import EMPTY, CpuSet
 
@@ -25,8 +24,8 @@ class LocalPolicy(enum.StrEnum):
 class LocalRules(msgspec.Struct, frozen=True):
     """What is fixed between two loads of the settings.
 
-    `options`: for the caller to check (`agent.allocate.kubelet.options.check`). `reserved`: CPUs
-    that no container gets as its own; they are shared unless `options.strict_cpu_reservation`.
+    `options`: checked by the caller (`kubelet.static_policy.check_options`). `reserved`: CPUs that
+    no container gets as its own; they are shared unless `options.strict_cpu_reservation`.
     `max_moves`: how many containers a dynamic decision moves to better CPUs, at most.
     """
 

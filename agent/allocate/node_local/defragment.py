@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from agent.allocate.kubelet.packed import NotEnoughCpusError
+from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.node_local.claim import Book, LocalRequest, Move, MoveReason
 from agent.allocate.node_local.fit import Cost, CpuFit
 from agent.model.cpuset import CpuSet

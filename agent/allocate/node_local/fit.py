@@ -14,9 +14,8 @@ from typing import TypeAlias
 import msgspec
 
 from agent.allocate.bits import lowest
-from agent.allocate.kubelet.options import StaticOptions
-from agent.allocate.kubelet.packed import NotEnoughCpusError
-from agent.allocate.kubelet.take import of_whole_cores, take_aligned
+from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, of_whole_cores, take_aligned
+from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Area, Layout
 
 Cost: TypeAlias = tuple[int, int, int, int]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.allocate.kubelet.demand import AllocationRefused
+from agent.allocate.kubelet.static_policy import AllocationRefused
 from agent.allocate.node_local import policy
 from agent.allocate.node_local.claim import LocalRequest, LocalRules, Move, Sharing
 from agent.model.cpuset import EMPTY, CpuSet, union

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from agent.allocate.kubelet.demand import AllocationRefused, RefusalReason
-from agent.allocate.kubelet.packed import NotEnoughCpusError
+from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
+from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReason
 from agent.allocate.node_local.claim import (
     Book,
     LocalAllocation,

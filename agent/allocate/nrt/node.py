@@ -1,27 +1,44 @@
 """The free resources of a node's NUMA nodes, as its NodeResourceTopology reports them, without the
-pods that were assigned since."""
+pods that were assigned since; and whether the report counts the pods that are known on the node.
+
+The node's agent reports a fingerprint of the pods that it counts (scheduler-plugins:
+pkg/noderesourcetopology/cache/store.go, checkPodFingerprintForNode).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import enum
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.nrt.freshness import Method, method_of
 from agent.allocate.numa.scope import TopologyManagerScope
-from agent.model.nodetopology import NodeTopology
+from agent.model import fingerprint
+from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology
 from agent.model.policies import NumaPolicy, kubelet_numa_policy
 
 MAX_NUMA_NODES: Final = 8
 """The number of NUMA nodes that the kubelet's topology manager supports by default."""
+
+
 FAR: Final = 255
 """The distance of NUMA nodes without a reported one."""
+
 
 DECLINING: Final = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
 """The policies that keep any pod away."""
 
+
 _ON_EVERY_NODE: Final = frozenset(("cpu", "memory", "ephemeral-storage", "pods"))
+
+
+class Method(enum.StrEnum):
+    """Which pods the fingerprint counts: all that have begun, or only those that hold resources
+    that no other pod can use."""
+
+    ALL = "all"
+    EXCLUSIVE = "with-exclusive-resources"
 
 
 class ZonedNode(msgspec.Struct, frozen=True):
@@ -91,6 +108,12 @@ def zoned_node(
     )
 
 
+def method_of(topology: NodeTopology) -> Method:
+    """All pods, when the node reports no method or an unknown one."""
+    reported = topology.attributes.get(FINGERPRINT_METHOD)
+    return Method.EXCLUSIVE if reported == Method.EXCLUSIVE else Method.ALL
+
+
 Key = TypeVar("Key", int, str)
 
 
@@ -127,3 +150,43 @@ def _take(amounts: dict[Key, int], keys: Iterable[Key], amount: int) -> None:
     for key in keys:
         if key in amounts:
             amounts[key] = max(0, amounts[key] - amount)
+
+
+MOST_MISSING: Final = 16
+"""How many of the pods that began last may be missing in a report."""
+
+
+class NrtFreshness(enum.StrEnum):
+    CURRENT = "current"
+    """The zones are of the pods that are known."""
+    BEHIND = "behind"
+    """The zones do not count the last pods yet, or still count pods that are gone."""
+    OTHER = "other"
+    """The zones count other pods, and some of these are not known."""
+    UNREPORTED = "unreported"
+    """The node reports no fingerprint."""
+
+
+class Freshness(msgspec.Struct, frozen=True):
+    """`missing`: how many of the pods that began last the zones do not count yet."""
+
+    state: NrtFreshness
+    missing: int = 0
+
+
+def freshness(reported: str | None, known: Sequence[int], gone: Sequence[int] = ()) -> Freshness:
+    """`reported`: the node's fingerprint; `known`: the hashes of the pods on it (those of the
+    fingerprint's method), in the order in which they began; `gone`: the pods that ended, the last
+    one last."""
+    if reported is None:
+        return Freshness(NrtFreshness.UNREPORTED)
+    most = min(len(known), MOST_MISSING)
+    for past in range(len(gone) + 1):
+        before = gone[len(gone) - past :]
+        for missing in range(most + 1):
+            there = (*known[: len(known) - missing], *before)
+            if fingerprint.together(there) == reported:
+                return Freshness(
+                    NrtFreshness.BEHIND if missing or past else NrtFreshness.CURRENT, missing
+                )
+    return Freshness(NrtFreshness.OTHER)

@@ -1,4 +1,4 @@
-"""What a pod asks of NUMA nodes: container by container, and as a whole."""
+"""What a pod requests of NUMA nodes: by container, and as a whole."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def foreign(resource: str) -> bool:
     return "/" in resource and "kubernetes.io/" not in resource
 
 
-def exclusive(pod: ZonedPod, told: Container[str]) -> bool:
+def exclusive(pod: ZonedPod, reported: Container[str]) -> bool:
     """Whether it holds a resource that no other pod can use, so that zones change with it: whole
-    CPUs, memory or huge pages of a Guaranteed pod, or a device that zones report (`told`). Init
+    CPUs, memory or huge pages of a Guaranteed pod, or a device that zones report (`reported`). Init
     containers release theirs before the pod runs. (See scheduler-plugins:
     pkg/noderesourcetopology/resourcerequests/exclusive.go, AreExclusiveForPod.)"""
     return any(
-        each.resource in told
+        each.resource in reported
         if foreign(each.resource)
         else pod.guaranteed and _own(each.resource, each.amount)
         for part in pod.parts

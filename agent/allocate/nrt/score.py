@@ -1,16 +1,39 @@
-"""How well a node's NUMA nodes suit a pod, 0 to 100 (scheduler-plugins:
-pkg/noderesourcetopology/score.go, Score)."""
+"""How well a node's NUMA nodes suit a pod, 0 to 100 (scheduler-plugins: pkg/noderesourcetopology,
+score.go).
+
+LeastNUMANodes counts the NUMA nodes that the pod needs together, and prefers close ones
+(least_numa.go). The other strategies score what the pod leaves free on one NUMA node
+(least_allocated.go, most_allocated.go, balanced_allocation.go).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Final, TypeAlias
 
-from agent.allocate.nrt import least_numa
+import msgspec
+
 from agent.allocate.nrt.filter import parts_of
-from agent.allocate.nrt.least_numa import BEST, BY_ZONE
 from agent.allocate.nrt.node import ZonedNode
 from agent.allocate.nrt.pod import PartKind, ZonedPod
 from agent.model.policies import NumaPolicy, Strategy
+
+_Available: TypeAlias = Mapping[str, Mapping[int, int]]
+
+
+_Distances: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+_Amounts: TypeAlias = Mapping[str, int]
+
+
+BEST: Final = 100
+
+
+MOST_STEPS: Final = 30_000
+"""Enough for every set of 16 NUMA nodes."""
 
 
 def score(
@@ -35,7 +58,7 @@ def score(
 def _by_zone(node: ZonedNode, pod: ZonedPod, strategy: Strategy, weights: Mapping[str, int]) -> int:
     """The mean over the parts; each counts as on the NUMA node that suits it least of those that it
     could be on."""
-    judged = BY_ZONE[strategy]
+    judged = _BY_ZONE[strategy]
     scores = []
     for part in parts_of(node, pod):
         if not part.requests:
@@ -46,6 +69,10 @@ def _by_zone(node: ZonedNode, pod: ZonedPod, strategy: Strategy, weights: Mappin
     return sum(scores) // len(scores) if scores else 0
 
 
+def _left(node: ZonedNode, zone: int) -> dict[str, int]:
+    return {name: there[zone] for name, there in node.available.items() if zone in there}
+
+
 def _by_count(node: ZonedNode, pod: ZonedPod) -> int:
     available: dict[str, dict[int, int]] = node.available
     count, closest = 0, True
@@ -53,14 +80,14 @@ def _by_count(node: ZonedNode, pod: ZonedPod) -> int:
         asked = {name: n for name, n in part.requests.items() if name in node.available}
         if not any(asked.values()):
             continue
-        found = least_numa.spread(node, available, asked)
+        found = spread(node, available, asked)
         if found is None:
             return 0
         count = max(count, len(found.zones))
         closest = closest and found.closest
         if part.kind is not PartKind.INIT:
             available = _without(available, found.zones, asked)
-    return least_numa.score_of(count, closest, node.max_numa_nodes) if count else BEST
+    return count_score(count, closest, node.max_numa_nodes) if count else BEST
 
 
 def _without(
@@ -79,5 +106,146 @@ def _without(
     return rest
 
 
-def _left(node: ZonedNode, zone: int) -> dict[str, int]:
-    return {name: there[zone] for name, there in node.available.items() if zone in there}
+def count_score(count: int, closest: bool, max_numa_nodes: int) -> int:
+    """Nothing is worse than more NUMA nodes than the topology manager works for."""
+    unit = BEST // max_numa_nodes
+    return max(0, BEST - count * unit + (unit // 2 if closest else 0))
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """`zones`: ids; `closest`: no other set of this size is closer together."""
+
+    zones: tuple[int, ...]
+    closest: bool
+
+
+def spread(node: ZonedNode, available: _Available, asked: Mapping[str, int]) -> Spread | None:
+    """The fewest NUMA nodes that hold the request together, the closest of these, the first of
+    those. Only zones count that report all requested resources, also for a request of 0."""
+    needed = {name: amount for name, amount in asked.items() if amount}
+    rows = [[available[name].get(zone, 0) for zone in node.zones] for name in needed]
+    needs = list(needed.values())
+    useful = [
+        place
+        for place, zone in enumerate(node.zones)
+        if any(row[place] > 0 for row in rows) and all(zone in available[name] for name in asked)
+    ]
+    search = _Search(rows, needs, node.distances, useful)
+    for count in range(1, len(useful) + 1):
+        found = search.best(count)
+        if found is not None:
+            span, places = found
+            closest = span <= _closest(node.distances, count)
+            return Spread(tuple(node.zones[place] for place in places), closest)
+    return None
+
+
+class _Search:
+    """Of the sets of so many places, in lexicographic order, the first of the least span that has
+    all that is needed. A branch ends where even the most that can follow is too little, or the
+    least too far; after MOST_STEPS of them the best so far counts."""
+
+    def __init__(
+        self,
+        rows: list[list[int]],
+        needs: list[int],
+        distances: _Distances,
+        places: list[int],
+    ) -> None:
+        self._rows = rows
+        self._needs = needs
+        self._distances = distances
+        self._places = places
+        self._nearest = min((distances[i][i] for i in places), default=0)
+        pairs = (distances[i][j] + distances[j][i] for i in places for j in places if i < j)
+        self._nearest_pair = min(pairs, default=0)
+        self._count = self._steps = 0
+        self._best: tuple[int, tuple[int, ...]] | None = None
+
+    def best(self, count: int) -> tuple[int, tuple[int, ...]] | None:
+        """The sum of distances over all ordered pairs, each place with itself too; and the set."""
+        self._count, self._steps, self._best = count, MOST_STEPS, None
+        self._extend((), 0, 0, self._needs)
+        return self._best
+
+    def _extend(self, chosen: tuple[int, ...], start: int, span: int, missing: list[int]) -> None:
+        self._steps -= 1
+        more = self._count - len(chosen)
+        if not more:
+            nearer = self._best is None or span < self._best[0]
+            if nearer and all(each <= 0 for each in missing):
+                self._best = span, chosen
+            return
+        pairs = more * len(chosen) + more * (more - 1) // 2
+        least = span + more * self._nearest + pairs * self._nearest_pair
+        if self._steps < 0 or (self._best is not None and least >= self._best[0]):
+            return
+        rest = self._places[start:]
+        for row, need in zip(self._rows, missing, strict=True):
+            if need > 0 and sum(sorted((row[i] for i in rest), reverse=True)[:more]) < need:
+                return
+        for index in range(start, len(self._places) - more + 1):
+            place = self._places[index]
+            own = self._distances[place]
+            added = own[place] + sum(own[i] + self._distances[i][place] for i in chosen)
+            left = [need - row[place] for row, need in zip(self._rows, missing, strict=True)]
+            self._extend((*chosen, place), index + 1, span + added, left)
+
+
+@functools.lru_cache(maxsize=256)
+def _closest(distances: _Distances, count: int) -> int:
+    """The least span of so many NUMA nodes: nodes of one model share the answer."""
+    found = _Search([], [], distances, list(range(len(distances)))).best(count)
+    return found[0] if found is not None else 0
+
+
+def least_allocated(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
+    """The mean of what stays free. Amounts in milli-CPU and units; a weight is 1 unless given."""
+    return _mean(asked, left, weights, lambda amount, there: there - amount)
+
+
+def most_allocated(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
+    """The mean of what is used."""
+    return _mean(asked, left, weights, lambda amount, there: amount)
+
+
+def balanced_allocation(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
+    """The closer the used parts of all resources are, the better; weights do not count."""
+    parts = []
+    for name, amount in asked.items():
+        there = left.get(name, 0)
+        part = Fraction(_whole(name, amount), _whole(name, there)) if there else Fraction(1)
+        if part > 1:
+            return 0
+        parts.append(part)
+    if len(parts) < 2:
+        return BEST
+    mean = sum(parts) / len(parts)
+    variance = sum((part - mean) ** 2 for part in parts) / (len(parts) - 1)
+    return int((1 - variance) * BEST)
+
+
+def _mean(
+    asked: _Amounts, left: _Amounts, weights: _Amounts, part: Callable[[int, int], int]
+) -> int:
+    total = weight_sum = 0
+    for name, amount in asked.items():
+        weight = weights.get(name) or 1
+        there = left.get(name, 0)
+        if there and amount <= there:
+            whole = _whole(name, there)
+            total += part(_whole(name, amount), whole) * BEST // whole * weight
+        weight_sum += weight
+    return total // weight_sum if weight_sum else 0
+
+
+def _whole(name: str, amount: int) -> int:
+    """A part of a CPU counts as one, as it does for the plugin."""
+    return -(-amount // 1000) if name == "cpu" else amount
+
+
+_BY_ZONE: Final[Mapping[Strategy, Callable[[_Amounts, _Amounts, _Amounts], int]]] = {
+    Strategy.LEAST_ALLOCATED: least_allocated,
+    Strategy.MOST_ALLOCATED: most_allocated,
+    Strategy.BALANCED_ALLOCATION: balanced_allocation,
+}

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.kubelet.demand import AllocationRefused, ContainerCpu, PodCpu
-from agent.allocate.kubelet.options import StaticOptions
+from agent.allocate.kubelet.static_policy import (
+    AllocationRefused,
+    ContainerCpu,
+    PodCpu,
+    StaticOptions,
+)
 from agent.allocate.layout import Layout, of
 from agent.conformance.machines import cpus
 from agent.conformance.static_cpu_manager import (

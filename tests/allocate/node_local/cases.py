@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.kubelet.options import StaticOptions
+from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Layout
 from agent.allocate.node_local.claim import (
     LocalDecision,

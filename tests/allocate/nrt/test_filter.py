@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.nrt.filter import PASSED, ZoneFit, filter, parts_of
-from agent.allocate.nrt.misfit import Misfit, MisfitCause
+from agent.allocate.nrt.filter import PASSED, Misfit, MisfitCause, ZoneFit, filter, parts_of
 from agent.allocate.nrt.node import ZonedNode
 from agent.allocate.nrt.pod import PartKind, ZonedPod
 from tests.allocate.nrt.values import CPU, GPU, NIC, container, node, pod, sidecar

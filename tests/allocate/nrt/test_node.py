@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.nrt.filter import ZoneFit, filter
-from agent.allocate.nrt.misfit import Misfit
+from agent.allocate.nrt.filter import Misfit, ZoneFit, filter
 from agent.allocate.nrt.node import FAR, MAX_NUMA_NODES, zoned_node
 from agent.allocate.numa.scope import TopologyManagerScope
 from agent.model.nodetopology import Amounts, NodeTopology, Zone

@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.nrt.filter import ZoneFit, filter
-from agent.allocate.nrt.misfit import Misfit
+from agent.allocate.nrt.filter import Misfit, ZoneFit, filter
 from agent.allocate.nrt.node import Assumed, without
 from agent.allocate.nrt.pod import ZonedPod
 from tests.allocate.nrt.values import CPU, GPU, container, node, pod

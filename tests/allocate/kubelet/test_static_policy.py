@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.kubelet.demand import pod_cpus
+from agent.allocate.kubelet.static_policy import pod_cpus
 from tests.allocate.kubelet.nodes import pod
 
 

@@ -5,8 +5,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.nrt.least_numa import Spread, spread
 from agent.allocate.nrt.node import ZonedNode
+from agent.allocate.nrt.score import Spread, spread
 from tests.allocate.nrt.values import node
 
 amounts = st.integers(0, 4)

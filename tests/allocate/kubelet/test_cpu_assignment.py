@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.kubelet.options import StaticOptions
-from agent.allocate.kubelet.packed import NotEnoughCpusError
-from agent.allocate.kubelet.take import take
+from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take
+from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Layout, of
 from agent.conformance.machines import cpus
 from agent.model.cpuset import CpuSet

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.kubelet.take import shares
+from agent.allocate.kubelet.cpu_assignment import shares
 
 
 def tried(free: list[int], count: int, group: int, nodes: int) -> list[int] | None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.nrt.freshness import (
+from agent.allocate.nrt.node import (
     MOST_MISSING,
     Freshness,
     Method,
@@ -52,7 +52,7 @@ def test_who_went_first_is_forgotten_first() -> None:
 
 
 def test_a_node_may_tell_none() -> None:
-    assert freshness(None, ALL) == Freshness(NrtFreshness.UNTOLD)
+    assert freshness(None, ALL) == Freshness(NrtFreshness.UNREPORTED)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,12 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from agent.allocate.kubelet.options import PolicyStartError, StartProblem, StaticOptions, check
+from agent.allocate.kubelet.static_policy import (
+    PolicyStartError,
+    StartProblem,
+    StaticOptions,
+    check_options,
+)
 from agent.allocate.layout import of
 from agent.conformance.machines import cpus
 from agent.model.policies import NumaPolicy
@@ -28,24 +33,24 @@ def options(*names: str) -> StaticOptions:
 @pytest.mark.parametrize("names", list(combinations([FULL, NUMA, CORES, CACHE, SOCKET, STRICT], 2)))
 def test_which_options_exclude_each_other(names: tuple[str, str]) -> None:
     if set(names) not in EXCLUDING:
-        check(options(*names), LAYOUT, NumaPolicy.RESTRICTED)
+        check_options(options(*names), LAYOUT, NumaPolicy.RESTRICTED)
         return
     with pytest.raises(PolicyStartError, match=f"{names[0]}|{names[1]}") as error:
-        check(options(*names), LAYOUT, NumaPolicy.RESTRICTED)
+        check_options(options(*names), LAYOUT, NumaPolicy.RESTRICTED)
     assert error.value.problem is StartProblem.OPTIONS_EXCLUDE_EACH_OTHER
     assert all(name in error.value.subject for name in names)
 
 
 def test_align_by_socket_needs_a_policy_of_several_nodes() -> None:
     with pytest.raises(PolicyStartError) as error:
-        check(options(SOCKET), LAYOUT, NumaPolicy.SINGLE_NUMA_NODE)
+        check_options(options(SOCKET), LAYOUT, NumaPolicy.SINGLE_NUMA_NODE)
     assert error.value.problem is StartProblem.SINGLE_NUMA_NODE
 
 
 def test_align_by_socket_needs_sockets_no_smaller_than_nodes() -> None:
     spanning = of(cpus([2, 0.5, 2, 2], "adjacent", 2))
     with pytest.raises(PolicyStartError) as error:
-        check(options(SOCKET), spanning, NumaPolicy.NONE)
+        check_options(options(SOCKET), spanning, NumaPolicy.NONE)
     assert error.value.problem is StartProblem.MORE_SOCKETS_THAN_NODES
 
 
