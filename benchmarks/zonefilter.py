@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path

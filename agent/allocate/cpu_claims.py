@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from agent.allocate.node_local import outcome as local_outcome
-from agent.allocate.node_local.outcome import Demand, LocalOutcome
+from agent.allocate.node_local.claim import Demand, LocalOutcome
+from agent.allocate.node_local.policy import outcome_by_pod
 from agent.allocate.reserved_cpus import KubeletAssignments, PoolRules
 from agent.allocate.shares import pool_class
 from agent.model.cpuset import EMPTY, CpuSet, union
@@ -180,7 +180,7 @@ class ClaimAdmission:
             claims=tuple(each for each in demand.claims if each.uid not in owners),
             sharing=frozenset(each for each in demand.sharing if each[0] not in owners),
         )
-        outcome = local_outcome.decide(others, self.ls)
+        outcome = outcome_by_pod(others, self.ls)
         gone = self.ls - outcome.pool
         self.ls -= gone
         self.be -= gone

@@ -28,8 +28,7 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.allocate.cpu_claims import ClaimAdmission, UnownedPools, in_order
-from agent.allocate.node_local.claim import Move
-from agent.allocate.node_local.outcome import Demand, LocalOutcome, Share
+from agent.allocate.node_local.claim import Demand, LocalOutcome, Move, Share
 from agent.allocate.portions import Memory, Portions, of_spec
 from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given, some_share
 from agent.allocate.shares import sidecars

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import msgspec
-from agent.allocate.nrt.filter import Misfit
-from agent.allocate.nrt.filter import MisfitCause
+
+from agent.allocate.nrt.filter import Misfit, MisfitCause, parts_of
 from agent.allocate.nrt.filter import filter as by_zones
-from agent.allocate.nrt.filter import parts_of
-from agent.allocate.nrt.node import ZonedNode
-from agent.allocate.nrt.node import zoned_node
-from agent.allocate.nrt.pod import ZonedPod
-from agent.allocate.nrt.pod import zoned_pod
+from agent.allocate.nrt.node import ZonedNode, zoned_node
+from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.allocate.nrt.score import score
 from agent.allocate.numa.scope import TopologyManagerScope
-from agent.conformance.files import CaseVerdict
-from agent.conformance.files import Difference
-from agent.model import apiobjects
-from agent.model import nodetopology
+from agent.conformance.files import CaseVerdict, Difference
+from agent.model import apiobjects, nodetopology
 from agent.model.policies import Strategy
-from typing import Any
-from typing import Final
 
 SIDECARS: Final = Difference(
     "sidecars-stay",

@@ -269,6 +269,8 @@ def _share(
 
 def _batch(pod: Pod, container_name: str) -> CgroupLimits:
     """Without the node's ratio, which the agent's next pass applies."""
+    if pod.qos is not QoS.BE:
+        return NO_LIMITS
     try:
         batch = batch_limits(pod.qos, batch_resources(pod.annotations))
     except AnnotationError:

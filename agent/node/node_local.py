@@ -14,8 +14,7 @@ import msgspec
 from agent.allocate import layout as layouts
 from agent.allocate.kubelet.static_policy import PolicyStartError, StaticOptions, check_options
 from agent.allocate.layout import Layout
-from agent.allocate.node_local.claim import LocalPolicy, LocalRequest, LocalRules
-from agent.allocate.node_local.outcome import Demand
+from agent.allocate.node_local.claim import Demand, LocalPolicy, LocalRequest, LocalRules
 from agent.allocate.shares import may_own, whole_cpus
 from agent.discover.cpus import TopologyView
 from agent.discover.facts import DiscoveryError

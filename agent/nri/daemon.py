@@ -8,13 +8,15 @@ import logging
 import os
 import socket
 from collections.abc import MutableMapping
+from typing import Final
 
 import msgspec
 
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
-from agent.host import frontendlock, malloc, peers
+from agent.hooks.requests import Outcomes
+from agent.host import frontendlock, malloc
 from agent.host.ending import Ending
 from agent.host.files import boot_id
 from agent.host.loop import Loop
@@ -22,17 +24,19 @@ from agent.host.sdnotify import ServiceManager
 from agent.model import failurepolicy
 from agent.model.settings import options
 from agent.model.settings.frontends import NriSettings
-from agent.nri import messages, metrics
-from agent.nri.conflicts import Conflicts
-from agent.nri.containers import Containers
-from agent.nri.hooks import NriHooks
+from agent.nri import messages
+from agent.nri.conflicts import Conflicts, connected_processes
+from agent.nri.hooks import Containers, NriHooks
 from agent.nri.link import PluginLink
 from agent.nri.updater import Updater
+from agent.telemetry.hookmetrics import Counts
 from agent.telemetry.page import serve_pages
+from agent.telemetry.plain import render
 
 LOCK_SECONDS = 3.0
 """How long another plugin of ours may take to end: the runtime waits 5 s for a registration."""
-
+_NAMES = ("NRI_PLUGIN_SOCKET", "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX")
+_COUNTS: Final = Counts("topolet_nri")
 log = logging.getLogger(__name__)
 
 
@@ -54,7 +58,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     admission = Admission(
         snapshots, notifier, grants, policies, settings.state_dir, messages.SETTABLE
     )
-    conflicts = Conflicts(f"{index}-{name}", lambda: peers.of(path))
+    conflicts = Conflicts(f"{index}-{name}", lambda: connected_processes(path))
     hooks = NriHooks(admission, deadlines, snapshots, containers, conflicts)
     link = PluginLink(
         loop,
@@ -72,7 +76,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
         pages = serve_pages(
             loop,
             pages_at,
-            lambda: metrics.page(
+            lambda: metrics_page(
                 link, admission.outcomes, updater, conflicts, containers, notifier, snapshots
             ),
         )
@@ -91,7 +95,63 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     lock.release()
 
 
-_NAMES = ("NRI_PLUGIN_SOCKET", "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX")
+def metrics_page(
+    link: PluginLink,
+    outcomes: Outcomes,
+    updater: Updater,
+    conflicts: Conflicts,
+    containers: Containers,
+    notifier: Notifier,
+    snapshots: SnapshotFile,
+) -> str:
+    """All series, in base units."""
+    stats = link.stats
+    return render(
+        [
+            _COUNTS.gauge(
+                "ready", "1 while the runtime asks us about each container.", int(link.ready)
+            ),
+            _COUNTS.counter("sessions", "Sessions with the runtime begun.", link.sessions),
+            _COUNTS.counter(
+                "sessions_failed", "Sessions that ended before we did.", link.failed_sessions
+            ),
+            _COUNTS.counters(
+                "calls",
+                "Calls of the runtime.",
+                {(method,): number for method, number in stats.calls.items()},
+                ("method",),
+            ),
+            _COUNTS.counters(
+                "hook_errors",
+                "Faults of a hook.",
+                {(method,): number for method, number in stats.errors.items()},
+                ("method",),
+            ),
+            _COUNTS.counter(
+                "adjusted", "Containers whose making or change was adjusted.", stats.adjusted
+            ),
+            _COUNTS.counter("refused", "Calls that were answered with an error.", stats.refused),
+            _COUNTS.gauge("held", "Calls that wait for the agent now.", stats.held_now),
+            _COUNTS.gauge("slowest_seconds", "The longest answer so far.", stats.slowest_seconds),
+            _COUNTS.gauge("containers", "Containers that the runtime has.", len(containers)),
+            _COUNTS.counter("updates", "Containers changed for the agent.", updater.updates),
+            _COUNTS.counter(
+                "updates_failed", "Changes that the runtime did not make.", updater.failed
+            ),
+            _COUNTS.counter(
+                "updates_unverified",
+                "Changes that the runtime took, and a process still runs elsewhere.",
+                updater.unverified,
+            ),
+            _COUNTS.counters(
+                "conflicts",
+                "Signs of another writer of cpusets, and who it may be.",
+                conflicts.found,
+                ("kind", "plugin"),
+            ),
+            *_COUNTS.shared(outcomes, notifier, snapshots),
+        ]
+    )
 
 
 class LaunchError(Exception):

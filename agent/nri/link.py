@@ -15,12 +15,10 @@ from agent.hooks.requests import Changes
 from agent.host.loop import READ, WRITE, Loop, Timer
 from agent.model.verdict import Code
 from agent.nri import messages
-from agent.nri.plugin import Plugin, PluginStats
-from agent.nri.service import PluginService
-from agent.nri.session import Session
+from agent.nri.service import Plugin, PluginService, PluginStats
+from agent.nri.ttrpc import MuxError, Session
 from agent.proto import nri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from agent.rpc.mux import MuxError
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 REGISTRATION_SECONDS: Final = 12.0

@@ -1,4 +1,5 @@
-"""The calls of the runtime to a plugin, served by hooks that never block and may ask for a retry.
+"""The calls of the runtime to a plugin, served by hooks (`Plugin`) that never block and may ask for
+a retry.
 
 A failing handler must not cost a container: the runtime does not create a container when the answer
 is an error, so the failure policy decides. A late answer ends the session, and the container
@@ -11,25 +12,25 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from agent.hooks.carriers import Carried
 from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer, Verdict
+from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Code, Refuse, Wait
 from agent.nri import messages
-from agent.nri.plugin import Plugin, PluginCall, PluginStats
-from agent.nri.session import Incoming
+from agent.nri.messages import NriContainer
+from agent.nri.ttrpc import Incoming
 from agent.proto import nri_pb2 as pb
-
-T = TypeVar("T")
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 DEFAULT_TIMEOUT_SECONDS: Final = 2.0
 """Of the runtime, for each of its calls; runtimes before NRI 0.9 do not send it."""
-
 # None has a number above 11: NRI before 0.10 refuses those (pkg/adaptation/plugin.go, configure).
 _EVENTS: Final = {
     "RunPodSandbox": pb.RUN_POD_SANDBOX,
@@ -43,8 +44,85 @@ _EVENTS: Final = {
 _FIRST_WITHOUT_DEADLOCK: Final = (0, 12, 1)
 _METHODS: Final = {event: method for method, event in _EVENTS.items()}
 _MASK: Final = sum(1 << (event - 1) for event in _EVENTS.values())
-
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class PluginCall:
+    """One request for a container, from its first try to its answer. `budget_seconds`: how long the
+    answer may be Wait, from `started` (monotonic seconds) on. Of a container to create: `mounted`:
+    whether it mounts a path, `carried` reads the devices that it names. `state` is the plugin's."""
+
+    __slots__ = ("budget_seconds", "carried", "container", "mounted", "request", "started", "state")
+
+    def __init__(
+        self,
+        container: NriContainer,
+        request: CreateContainer | UpdateContainer,
+        budget_seconds: float,
+        mounted: frozenset[str] = frozenset(),
+        carried: Callable[[], Carried] = Carried,
+    ) -> None:
+        self.container = container
+        self.mounted = mounted
+        self.carried = carried
+        self.request = request
+        self.started = time.monotonic()
+        self.budget_seconds = budget_seconds
+        self.state: object = None
+
+
+class Plugin(Protocol):
+    """No method may block: every container of the node would wait."""
+
+    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
+        """Replaces all containers by these; returns the changes by id."""
+        ...
+
+    def pod_announced(self, pod: PodAnnounced) -> None:
+        """Its sandbox was created; its containers will follow."""
+        ...
+
+    def create(self, call: PluginCall) -> Verdict:
+        """Asked for each container before it is made, and again while the answer is Wait."""
+        ...
+
+    def update(self, call: PluginCall) -> Verdict:
+        """Asked before a container is changed, and again while the answer is Wait."""
+        ...
+
+    def unhooked(
+        self, method: str, call: PluginCall | None, reason: str, detail: str
+    ) -> Refuse | None:
+        """A request that went wrong in the plugin, or (without a call) can't be read, or is held
+        when the plugin ends: refused, or let pass unchanged. `reason` is `hook_error`, `irregular`
+        or `late`."""
+        ...
+
+    def abandoned(self, call: PluginCall) -> None:
+        """The session ended while the call was held."""
+        ...
+
+    def created(self, container: NriContainer) -> None: ...
+
+    def updated(self, container: NriContainer) -> None: ...
+
+    def ended(self, container: NriContainer) -> None:
+        """The container was stopped, removed or both, each with a call, also when it was never
+        created."""
+        ...
+
+
+class PluginStats:
+    """Counters over all sessions; `held_now` is a gauge."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.adjusted = 0
+        self.refused = 0
+        self.held_now = 0
+        self.slowest_seconds = 0.0
 
 
 class PluginService:

@@ -20,7 +20,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.notifications import SnapshotRequest
 from agent.model.snapshot import Snapshot
 from agent.nri.conflicts import Conflicts
-from agent.nri.containers import Containers
+from agent.nri.hooks import Containers
 from agent.nri.link import PluginLink
 from agent.nri.messages import NriContainer
 from agent.rpc.grpc import NO_ANSWER, RpcError
@@ -61,45 +61,45 @@ class Updater:
         self._proc = proc
         self._refused: dict[str, Changes] = {}
         self._settled: tuple[int, int] | None = None
-        self._obeyed: Snapshot | None = None
+        self._applied: Snapshot | None = None
         self._under_way = False
-        self._told = False
+        self._updated = False
 
     def start(self) -> None:
         """Starts to update containers."""
-        self._look()
+        self._update_next()
         self._loop.after(PERIOD_SECONDS, self.start)
 
-    def _look(self) -> None:
-        """Tells the first container that differs, and after its answer the next."""
+    def _update_next(self) -> None:
+        """Updates the first container that differs, and after its answer the next."""
         snapshot = self._snapshots.current()
         if self._under_way or snapshot is None or self._link.stats.held_now:
             return
         if not self._link.takes_updates:
             return
         state = (self._containers.version, self._link.sessions)
-        if snapshot is self._obeyed and state == self._settled:
+        if snapshot is self._applied and state == self._settled:
             return
         for container, changes in self._containers.differing(snapshot):
             if self._refused.get(container.id) != changes:
-                self._tell(container, changes, snapshot)
+                self._send(container, changes, snapshot)
                 return
-        self._obeyed, self._settled = snapshot, state
+        self._applied, self._settled = snapshot, state
         self._refused = {
             each: changes for each, changes in self._refused.items() if each in self._containers
         }
-        if self._told:
-            self._told = False
+        if self._updated:
+            self._updated = False
             self._notifier.notify(SnapshotRequest())
 
-    def _tell(self, container: NriContainer, changes: Changes, snapshot: Snapshot) -> None:
+    def _send(self, container: NriContainer, changes: Changes, snapshot: Snapshot) -> None:
         wanted = snapshot.containers[container.id]
         asked = changes.over(container.asked)
         # Whatever is changed, the runtime writes all that it remembers.
         cpus = requested_cpus(asked.cpuset)
         title = f"container {container.title}"
         grant = self._grants.open(CpuGrant(container.pod_uid, title, cpus, wanted))
-        self._under_way = self._told = True
+        self._under_way = self._updated = True
         self._containers.expect(container.id, asked.cpuset)
 
         def done(error: RpcError | None) -> None:
@@ -115,7 +115,7 @@ class Updater:
             else:
                 self._grants.failed(grant)
                 self._fail(container, changes, error)
-            self._loop.after(0, self._look)
+            self._loop.after(0, self._update_next)
 
         self._link.update(container.id, changes, done)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from typing import Final
 
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
@@ -16,13 +17,20 @@ from agent.host.sdnotify import ServiceManager
 from agent.model import failurepolicy
 from agent.model.settings import options
 from agent.model.settings.frontends import ProxySettings
-from agent.proxy import metrics
 from agent.proxy.gate import CpusetGate
-from agent.proxy.metrics import Latencies
 from agent.relay.server import RelayServer
+from agent.telemetry.hookmetrics import Counts
 from agent.telemetry.page import serve_pages
+from agent.telemetry.plain import Histogram, Histograms, Metric, render
 
 log = logging.getLogger(__name__)
+_TOTAL_SECONDS: Final = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 600,
+)  # fmt: skip
+_SHARE_SECONDS: Final = (
+    0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.05, 0.25, 0.5, 1, 5,
+)  # fmt: skip
+_COUNTS: Final = Counts("topolet_proxy")
 
 
 def run(settings: ProxySettings, listening: socket.socket) -> None:
@@ -59,7 +67,7 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
     with Ending(loop.stop):
         log.info("proxy listens on %s for %s", listening.getsockname(), runtime)
         pages = serve_pages(
-            loop, pages_at, lambda: metrics.page(server, gate, notifier, snapshots, latencies)
+            loop, pages_at, lambda: metrics_page(server, gate, notifier, snapshots, latencies)
         )
         manager.keep_alive(loop)
         manager.ready()
@@ -83,3 +91,87 @@ def _log_hook_error(path: bytes, error: Exception) -> None:
 
 def _log_fault(error: Exception) -> None:
     log.error("a connection is closed: %r", error, exc_info=error)
+
+
+def metrics_page(
+    server: RelayServer,
+    gate: CpusetGate,
+    notifier: Notifier,
+    snapshots: SnapshotFile,
+    latencies: Latencies,
+) -> str:
+    """All series, in base units."""
+    server.meter.tell()
+    stats, outcomes = server.stats, gate.outcomes
+    return render(
+        [
+            _COUNTS.gauge("connections", "Client connections open now.", server.connections),
+            _COUNTS.counter("unreachable", "Connections closed: no runtime.", server.unreachable),
+            _COUNTS.counter("faults", "Connections closed by a fault of ours.", server.faults),
+            _COUNTS.counter("malformed", "Connections that were no HTTP/2.", stats.malformed),
+            Metric(
+                "topolet_proxy_in_flight",
+                "gauge",
+                "Calls under way, by method.",
+                {method_label(path): number for path, number in server.meter.in_flight.items()},
+                ("method",),
+            ),
+            *latencies.metrics(),
+            _COUNTS.counter("hooked", "Calls that a hook saw.", stats.hooked),
+            _COUNTS.counter("rewritten", "Calls whose request was changed.", stats.replaced),
+            _COUNTS.counter("refused", "Calls that were answered with an error.", stats.refused),
+            _COUNTS.gauge("held", "Calls that wait for the agent now.", stats.held_now),
+            _COUNTS.gauge(
+                "held_bytes",
+                "Memory reserved for requests under way.",
+                server.budget.reserved_bytes,
+            ),
+            _COUNTS.counter(
+                "no_room", "Calls refused because other requests held all memory.", stats.no_room
+            ),
+            _COUNTS.counter("hook_errors", "Faults of a hook.", stats.hook_errors),
+            *_COUNTS.shared(outcomes, notifier, snapshots),
+        ]
+    )
+
+
+class Latencies:
+    """As many series as methods were called (agent.relay.meter bounds them)."""
+
+    def __init__(self) -> None:
+        self._total: dict[bytes, Histogram] = {}
+        self._share: dict[bytes, Histogram] = {}
+
+    def observe(self, path: bytes, seconds: float, share_seconds: float) -> None:
+        """A call has ended."""
+        total = self._total.get(path)
+        if total is None:
+            total = self._total[path] = Histogram(_TOTAL_SECONDS)
+            self._share[path] = Histogram(_SHARE_SECONDS)
+        total.observe(seconds)
+        self._share[path].observe(share_seconds)
+
+    def metrics(self) -> tuple[Histograms, Histograms]:
+        return (
+            Histograms(
+                "topolet_proxy_call_seconds",
+                "Calls from request to the end of the reply.",
+                _named(self._total),
+                ("method",),
+            ),
+            Histograms(
+                "topolet_proxy_share_seconds",
+                "What of a call's time the proxy took, waiting for the agent included.",
+                _named(self._share),
+                ("method",),
+            ),
+        )
+
+
+def _named(series: dict[bytes, Histogram]) -> dict[tuple[str, ...], Histogram]:
+    return {method_label(path): histogram for path, histogram in series.items()}
+
+
+def method_label(path: bytes) -> tuple[str]:
+    """A path of a client's making as a label's value."""
+    return (path.decode(errors="backslashreplace")[:128],)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from agent.relay.credit import Credit
-from agent.relay.held import HeldStream
-from agent.relay.hooked import HookedCalls
-from agent.relay.lane import Lane
+from agent.relay.calls import HookedCalls
+from agent.relay.flow_control import Credit, Lane
+from agent.relay.streams import HeldStream
 from agent.rpc import frames
 from agent.rpc.frames import (
     DATA,

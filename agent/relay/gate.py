@@ -1,10 +1,17 @@
-"""What the relay asks the hooks, and what they answer: the one interface between the two."""
+"""The interface between the relay and the hooks: the relay asks a `Gate` about each hooked call.
+
+`GuardedGate` is the relay's side of it: an exception of the gate is counted, reported and turned
+into a verdict, so that a fault of a hook costs one call only.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from agent.model.verdict import Refuse, Wait
+from agent.rpc import grpc
 
 
 class Forward(NamedTuple):
@@ -54,7 +61,7 @@ class Gate(Protocol):
         ...
 
     def reply(self, call: Call, message: bytes | None) -> None:
-        """Told once for each call that was forwarded or replaced, before the caller sees the end.
+        """Called once for each call that was forwarded or replaced, before the caller sees the end.
 
         The message is the reply's first when the stream ended in order (a server sends one only
         with status OK); None when it has none, is larger than the tap's limit, the call was
@@ -103,3 +110,71 @@ class RelayStats:
         """Replies larger than the tap's limit, or not to be unpacked."""
         self.malformed = 0
         """Connections whose bytes could not be followed."""
+
+
+OnHookError = Callable[[bytes, Exception], None]
+"""Takes the method's path and the exception of its hook."""
+
+
+class GuardedGate:
+    """A Refuse has its header block, ready to send; other verdicts have b""."""
+
+    def __init__(self, gate: Gate, stats: RelayStats, on_hook_error: OnHookError) -> None:
+        self._gate = gate
+        self._stats = stats
+        self._on_hook_error = on_hook_error
+
+    def request(self, call: Call, message: bytes) -> tuple[GateVerdict, bytes]:
+        """The verdict on a whole message."""
+        try:
+            return _encoded(self._gate.request(call, message))
+        except Exception as error:  # noqa: BLE001  the one guard around a hook
+            self._fault(call.path, error)
+            return self.unhooked(call, "hook_error", repr(error))
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> tuple[GateVerdict, bytes]:
+        """Forward or Refuse for a call that the gate can't be asked about."""
+        said: tuple[GateVerdict, bytes] = FORWARD, b""
+
+        def ask() -> None:
+            nonlocal said
+            said = _encoded(self._gate.unhooked(call, reason, detail))
+
+        self._guard(call.path, ask)
+        return said
+
+    def not_followed(self, path: bytes, reason: str, detail: str) -> bytes | None:
+        """For a call that can't be tracked: None if it continues, otherwise the header block of the
+        error."""
+        call = Call(path, time.monotonic())
+        verdict, encoded = self.unhooked(call, reason, detail)
+        if isinstance(verdict, Refuse):
+            return encoded
+        self.reply(call, None)
+        return None
+
+    def reply(self, call: Call, message: bytes | None) -> None:
+        self._guard(call.path, lambda: self._gate.reply(call, message))
+
+    def gone(self, call: Call) -> None:
+        self._guard(call.path, lambda: self._gate.gone(call))
+
+    def _guard(self, path: bytes, ask: Callable[[], None]) -> None:
+        try:
+            ask()
+        except Exception as error:  # noqa: BLE001  the one guard around a hook
+            self._fault(path, error)
+
+    def _fault(self, path: bytes, error: Exception) -> None:
+        self._stats.hook_errors += 1
+        self._on_hook_error(path, error)
+
+
+def _encoded(verdict: GateVerdict) -> tuple[GateVerdict, bytes]:
+    if isinstance(verdict, Refuse):
+        return verdict, grpc.trailers_only(verdict.code, verdict.message)
+    if isinstance(verdict, Forward | Wait):
+        return verdict, b""
+    if isinstance(verdict, Replace) and isinstance(verdict.message, bytes):
+        return verdict, b""
+    raise TypeError(f"no verdict: {verdict!r}")

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Final
 
 from agent.host.loop import HANG_UP, READ, WRITE, Loop, OnReady
-from agent.relay.lane import Sink
+from agent.relay.flow_control import Sink
 from agent.relay.relay import Relay, RelayError
 
 

@@ -10,8 +10,8 @@ receive buffer; the walk reads frame heads and does not wait for DATA.
 DATA is held until the gate has decided. Then the slice is cut where frames of the relay go in or
 the client's stay out. Other streams keep passing.
 
-See `upward` and `downward` for the walks, `hooked` for the calls, `uplink` for the order upwards,
-`credit` for windows.
+See `upward` and `downward` for the walks, `calls` for hooked calls, `flow_control` for windows and
+order.
 
 When bytes are not HTTP/2, or header blocks can't be decoded or exceed the limit: a connection
 without held bytes becomes opaque (every further byte passes verbatim, unhooked, and the endpoints
@@ -25,14 +25,12 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from agent.relay.budget import MemoryBudget
-from agent.relay.credit import Credit
+from agent.relay.calls import HookedCalls
 from agent.relay.downward import Downward
-from agent.relay.gate import Gate, RelayStats
-from agent.relay.guarded import OnHookError
-from agent.relay.hooked import HookedCalls
-from agent.relay.lane import Lane, Sink
+from agent.relay.flow_control import Credit, Lane, Sink
+from agent.relay.gate import Gate, OnHookError, RelayStats
 from agent.relay.meter import Meter, Timing
+from agent.relay.streams import MemoryBudget
 from agent.relay.upward import Upward
 from agent.rpc import frames
 

@@ -14,14 +14,12 @@ from typing import Final
 
 from agent.host.listener import Listener
 from agent.host.loop import READ, Loop, Timer
-from agent.relay.budget import MemoryBudget
-from agent.relay.gate import Gate, RelayStats
-from agent.relay.guarded import OnHookError
-from agent.relay.held import RelayLimits
-from agent.relay.lane import Sink
+from agent.relay.flow_control import Sink
+from agent.relay.gate import Gate, OnHookError, RelayStats
 from agent.relay.meter import Meter, Observe, Timing
 from agent.relay.pair import Pair
 from agent.relay.relay import Relay
+from agent.relay.streams import MemoryBudget, RelayLimits
 
 RETRY_SECONDS: Final = 0.004
 """How often the gate is asked again while a call is held."""

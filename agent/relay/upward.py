@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from agent.relay.credit import Credit
-from agent.relay.hooked import HookedCalls
-from agent.relay.lane import Lane
+from agent.relay.calls import HookedCalls
+from agent.relay.flow_control import Credit, Lane
 from agent.rpc import frames
 from agent.rpc.frames import (
     CONTINUATION,

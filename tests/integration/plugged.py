@@ -21,7 +21,7 @@ from agent.model.snapshot import Pool, Snapshot, Wanted
 from agent.model.verdict import Refuse, Wait
 from agent.nri.link import PluginLink
 from agent.nri.messages import NriContainer
-from agent.nri.plugin import PluginCall
+from agent.nri.service import PluginCall
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.ports import free_port
 from tests.integration.harness import HOLD, TestNode, fresh_node

@@ -17,7 +17,7 @@ import pytest
 
 from agent.cri.client import Cri
 from agent.hooks.requests import Changes
-from agent.host import peers
+from agent.nri import conflicts
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from tests.fixtures.containerd import Containerd
@@ -262,7 +262,7 @@ def test_another_plugin_that_pins_cpus_is_found_and_named(plugged: PluggedNode) 
         create_container(node.direct, create_request(spec, sandbox))
     assert plugged.metric("topolet_nri_conflicts_total") == 1
     assert "was not made after our answer" in node.log("nri")
-    if peers.of(node.containerd.nri_socket):  # else this kernel does not tell
+    if conflicts.of(node.containerd.nri_socket):  # else this kernel does not tell
         assert re.search(rf"may set its CPUs too: .*\({os.getpid()}\)", node.log("nri"))
     create_container(node.direct, create_request(spec, sandbox, "again"))
 

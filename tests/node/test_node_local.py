@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
 import msgspec
 import pytest
+
 from agent.allocate.device_holders.grants import Carriers
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.cri.client import Sandbox
 from agent.discover.cpus import TopologyView
 from agent.model import snapshot
 from agent.model.cpuset import CpuSet
-from agent.model.notifications import ContainerAnnounced
-from agent.model.notifications import ContainerFailed
-from agent.model.notifications import PodAnnounced
-from agent.model.notifications import RequestedResources
-from agent.model.notifications import Resized
-from agent.model.podresources import ClaimedDevice
-from agent.model.podresources import ContainerResources
-from agent.model.podresources import PodResources
-from agent.model.podresources import ResourceClaim
+from agent.model.notifications import (
+    ContainerAnnounced,
+    ContainerFailed,
+    PodAnnounced,
+    RequestedResources,
+    Resized,
+)
+from agent.model.podresources import ClaimedDevice, ContainerResources, PodResources, ResourceClaim
 from agent.model.pods import ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
@@ -29,7 +31,6 @@ from agent.node import node_local
 from agent.node.node_local import NodeLocalCpus
 from agent.node.pod_resources import PodResourcesAnswer
 from agent.node.reconcile import Reconciler
-from pathlib import Path
 from tests.node.world import World
 
 STATIC = NodeLocalCpus("static")

@@ -18,7 +18,7 @@ from agent.model.verdict import Code, Refuse, Wait
 from agent.model.visible import Mount
 from agent.nri.link import PluginLink
 from agent.nri.messages import NriContainer
-from agent.nri.plugin import PluginCall
+from agent.nri.service import PluginCall
 from agent.proto import nri_pb2 as pb
 from agent.proto import ttrpc_pb2 as ttrpc
 from agent.rpc.grpc import RpcError

@@ -15,8 +15,7 @@ from agent.model.qos import QOS_LABEL
 from agent.model.settings.frontends import NriSettings
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts
-from agent.nri.containers import Containers
-from agent.nri.hooks import NriHooks
+from agent.nri.hooks import Containers, NriHooks
 from agent.nri.link import PluginLink
 from agent.nri.updater import PERIOD_SECONDS, Updater
 from agent.proto import nri_pb2 as pb

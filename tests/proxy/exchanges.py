@@ -83,11 +83,7 @@ class Exchange(PlayedAgent):
     def create(
         self, uid: str, qos: str = "", claim: str = "", asks: str = ""
     ) -> tuple[Call, GateVerdict]:
-        request = pb.CreateContainerRequest(sandbox_config=sandbox(uid, qos, claim))
-        request.config.metadata.name = "main"
-        request.config.linux.resources.cpu_shares = 512
-        request.config.linux.resources.cpuset_cpus = asks
-        return self.ask(CREATE, request)
+        return self.ask(CREATE, creation(uid, qos, claim, asks))
 
     def create_guaranteed(self, uid: str, shares: int) -> tuple[Call, GateVerdict]:
         config = sandbox(uid)
@@ -117,13 +113,28 @@ class Exchange(PlayedAgent):
     def ask(
         self, method: str, request: Message, service: str = "runtime.v1.RuntimeService"
     ) -> tuple[Call, GateVerdict]:
+        call = self.arrived(method, request, service)
+        return call, self.again(call)
+
+    def arrived(
+        self, method: str, request: Message, service: str = "runtime.v1.RuntimeService"
+    ) -> Call:
+        """A call with its whole message, which the relay has not asked about yet."""
         call = Call(f"/{service}/{method}".encode(), time.monotonic())
         self._messages[call] = request.SerializeToString()
-        return call, self.again(call)
+        return call
 
     def close(self) -> None:
         super().close()
         self.notifier.close()
+
+
+def creation(uid: str, qos: str = "", claim: str = "", asks: str = "") -> pb.CreateContainerRequest:
+    request = pb.CreateContainerRequest(sandbox_config=sandbox(uid, qos, claim))
+    request.config.metadata.name = "main"
+    request.config.linux.resources.cpu_shares = 512
+    request.config.linux.resources.cpuset_cpus = asks
+    return request
 
 
 def sandbox(uid: str, qos: str = "", claim: str = "") -> pb.PodSandboxConfig:

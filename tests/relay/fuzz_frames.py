@@ -13,10 +13,9 @@ import time
 from collections.abc import Iterator
 
 from agent.model.verdict import Refuse, Wait
-from agent.relay.budget import MemoryBudget
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
-from agent.relay.held import RelayLimits, Stage
 from agent.relay.relay import Relay, RelayError
+from agent.relay.streams import MemoryBudget, RelayLimits, Stage
 from agent.rpc import frames, grpc
 from tests.relay.hostile import block
 

@@ -25,10 +25,9 @@ import h2.windows
 import hpack
 
 from agent.model.verdict import Refuse, Wait
-from agent.relay.budget import MemoryBudget
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
-from agent.relay.held import RelayLimits
 from agent.relay.relay import Relay
+from agent.relay.streams import MemoryBudget, RelayLimits
 from agent.rpc import grpc
 
 LIMITS = RelayLimits(body_bytes=120_000, reply_bytes=20_000)

@@ -3,9 +3,9 @@ import random
 
 import pytest
 
-from agent.relay.budget import MemoryBudget
 from agent.relay.gate import RelayStats
 from agent.relay.relay import Relay, RelayError
+from agent.relay.streams import MemoryBudget
 from agent.rpc import frames
 from tests.relay import fuzz_frames
 from tests.relay.hostile import data, opening

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.relay.held import RelayLimits
+from agent.relay.streams import RelayLimits
 from tests.relay.relay_child import TAIL, peak_mb, relay_process
 from tests.waiting import eventually
 

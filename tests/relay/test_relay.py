@@ -10,10 +10,9 @@ import hpack
 import pytest
 
 from agent.model.verdict import Refuse, Wait
-from agent.relay.budget import MemoryBudget
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
-from agent.relay.held import RelayLimits
 from agent.relay.relay import Relay, RelayError
+from agent.relay.streams import MemoryBudget, RelayLimits
 from agent.rpc import frames, grpc, metadata
 from agent.rpc.headers import PathReader
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agent.model.failurepolicy import CREATE
 from agent.relay.gate import GateVerdict, Replace
 from agent.scheduler.extender_types import ExtenderArgs, ExtenderFilterResult
 from tests.fixtures.fleet import owner
 from tests.kube import hostile
-from tests.proxy.exchanges import OWNED, Exchange
+from tests.proxy.exchanges import OWNED, Exchange, creation
 from tests.scheduler.conftest import server as server
 from tests.scheduler.test_handlers import NODES, Scene
 from tests.structure.paths import entered
 
-CREATE_CONTAINER = 13
+CREATE_CONTAINER = 8
 FILTER = 32
 
 
@@ -25,8 +26,9 @@ def test_create_container_of_an_owner(tmp_path: Path) -> None:
     """From the relay's call to the gate's verdict: the pool without the owner's CPU."""
     exchange = Exchange(tmp_path)
     exchange.publish(OWNED)
+    call = exchange.arrived(CREATE, creation("p", "LS"))
     verdicts: list[GateVerdict] = []
-    modules = entered(lambda: verdicts.append(exchange.create("p", "LS")[1]))
+    modules = entered(lambda: verdicts.append(exchange.again(call)))
     exchange.close()
     assert isinstance(verdicts[0], Replace)
     assert len(modules) <= CREATE_CONTAINER, sorted(modules)

@@ -3,27 +3,22 @@ none."""
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import msgspec
-from agent.allocate.devices.allocation import Allocation
-from agent.allocate.devices.allocation import device_allocated
-from agent.allocate.devices.request import DeviceCause
-from agent.allocate.devices.request import DeviceRefusal
+
+from agent.allocate.devices.allocation import Allocation, device_allocated
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.filter import Misfit
 from agent.allocate.offer import Offer
 from agent.allocate.policies_in_force import PolicySource
-from agent.allocate.reasons import Reason
-from agent.allocate.reasons import Rejection
-from agent.allocate.reasons import UNRESOLVABLE
-from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.annotations import RESOURCE_SPEC
-from agent.model.device_allocation import Holdings
-from agent.model.device_allocation import VirtualFunctions
+from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
+from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC
+from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.policies import BindPolicy
 from agent.model.quantities import cpu
-from typing import Any
-from typing import Final
 
 
 class Granted(msgspec.Struct, frozen=True):

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import enum
-import msgspec
-from agent.allocate import pod_total
-from agent.allocate.devices.allocation import DeviceRequest
-from agent.allocate.devices.allocation import device_request
-from agent.allocate.devices.request import RequestError
-from agent.allocate.devices.request import names
-from agent.allocate.kubelet.static_policy import unserved
-from agent.allocate.nrt.pod import ZonedPod
-from agent.allocate.nrt.pod import foreign
-from agent.allocate.nrt.pod import zoned_pod
-from agent.allocate.pod_allocation import PodAllocation
-from agent.allocate.resource_request import FollowedPolicies
-from agent.allocate.resource_request import PRIORITY_CLASS_LABEL
-from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.resource_request import resource_request
-from agent.model.annotations import AnnotationError
-from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.annotations import GPU_ISOLATION_PROVIDER
-from agent.model.annotations import NUMA_TOPOLOGY_SPEC
-from agent.model.annotations import RESOURCE_SPEC
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.apiobjects import ApiPod
-from agent.model.device_wishes import DEVICE_ALLOCATE_HINT
-from agent.model.device_wishes import DEVICE_JOINT_ALLOCATE
-from agent.model.device_wishes import GPU_PARTITION_SPEC
-from agent.model.policies import BindPolicy
-from agent.model.policies import NumaPolicy
-from agent.model.qos import QOS_LABEL
-from agent.model.qos import QoS
-from agent.model.qos import qos_of
 from typing import Final
+
+import msgspec
+
+from agent.allocate import pod_total
+from agent.allocate.devices.allocation import DeviceRequest, device_request
+from agent.allocate.devices.request import RequestError, names
+from agent.allocate.kubelet.static_policy import unserved
+from agent.allocate.nrt.pod import ZonedPod, foreign, zoned_pod
+from agent.allocate.pod_allocation import PodAllocation
+from agent.allocate.resource_request import (
+    PRIORITY_CLASS_LABEL,
+    FollowedPolicies,
+    ResourceRequest,
+    resource_request,
+)
+from agent.model.annotations import (
+    DEVICE_ALLOCATED,
+    GPU_ISOLATION_PROVIDER,
+    NUMA_TOPOLOGY_SPEC,
+    RESOURCE_SPEC,
+    RESOURCE_STATUS,
+    AnnotationError,
+)
+from agent.model.apiobjects import ApiPod
+from agent.model.device_wishes import (
+    DEVICE_ALLOCATE_HINT,
+    DEVICE_JOINT_ALLOCATE,
+    GPU_PARTITION_SPEC,
+)
+from agent.model.policies import BindPolicy, NumaPolicy
+from agent.model.qos import QOS_LABEL, QoS, qos_of
 
 
 class PodRequestError(ValueError):

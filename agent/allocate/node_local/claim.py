@@ -1,15 +1,17 @@
-"""The values of a node-local decision: the rules of the node, the containers that request CPUs of
-their own, who owns what during the decision, and its result."""
+"""The values of a node-local decision: the rules of the node, the containers that claim CPUs of
+their own, the owners during the decision, and its result by claim and by pod."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import msgspec
 
 from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
 from agent.allocate.layout import Layout
 from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.snapshot import LocalOwner
 
 
 class LocalPolicy(enum.StrEnum):
@@ -68,6 +70,78 @@ class Sharing(msgspec.Struct, frozen=True):
     unavailable: CpuSet = EMPTY
     users: bool = True
     held: CpuSet = EMPTY
+
+
+class LocalAllocation(msgspec.Struct, frozen=True):
+    """`cpus`: the container's own, empty when it shares; those of an ended container stay with its
+    pod, whose other containers may get them too. `original`: those of `cpus` that it had before its
+    resize. `refused`: why it has no CPUs, or too few (None: it has them, or it ended)."""
+
+    cpus: CpuSet = EMPTY
+    original: CpuSet = EMPTY
+    refused: AllocationRefused | None = None
+
+
+class MoveReason(enum.StrEnum):
+    """Why the CPUs of a container change."""
+
+    SHRINK = "it wants fewer CPUs"
+    WIDEN = "it wants more CPUs"
+    REPLACE = "some of its CPUs are not available any more"
+    DEFRAGMENT = "better CPUs are free"
+    MAKE_ROOM = "another container needs its CPUs more"
+
+
+class Move(msgspec.Struct, frozen=True):
+    """An owner's CPUs change. No CPU of `target` is another owner's in `source`, so moves may be
+    made in any order, at the same time as the answers to new containers."""
+
+    uid: str
+    name: str
+    source: CpuSet
+    target: CpuSet
+    reason: MoveReason
+
+
+class LocalDecision(msgspec.Struct, frozen=True):
+    """`answers`: one for each claim, by pod uid and container name (none under policy `none`).
+    `pool`: the shared CPUs. `again`: after this decision is applied, another one may be better."""
+
+    answers: dict[tuple[str, str], LocalAllocation]
+    pool: CpuSet
+    moves: tuple[Move, ...] = ()
+    again: bool = False
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """`claims` on the node; `held`: CPUs in the cgroups of everybody else. `sharing`: pod uid and
+    container name of those that might claim and can't have CPUs of their own."""
+
+    rules: LocalRules
+    claims: tuple[LocalRequest, ...]
+    held: CpuSet = EMPTY
+    sharing: frozenset[tuple[str, str]] = frozenset()
+
+
+class Share(msgspec.Struct, frozen=True):
+    """The result of a pod: `cpus` of its containers by name, `all` that no other pod may run on
+    (also those that its ended containers keep for it), and by name why a container must not be
+    created now (`blocked`, "" for one that only shares)."""
+
+    cpus: Mapping[str, CpuSet] = {}
+    blocked: Mapping[str, str] = {}
+    all: CpuSet = EMPTY
+
+
+class LocalOutcome(msgspec.Struct, frozen=True):
+    """`by_uid`: pods with claims. `pool`: the shared CPUs. `owners`: for the next decision, also
+    those without CPUs. `again`: after this is applied, another decision may be better."""
+
+    by_uid: Mapping[str, Share]
+    pool: CpuSet
+    owners: tuple[LocalOwner, ...] = ()
+    moves: tuple[Move, ...] = ()
+    again: bool = False
 
 
 class Book:
@@ -133,44 +207,3 @@ class Book:
     def ended_of_others(self, uid: str) -> int:
         """What ended containers of other pods keep for those pods."""
         return self._ended & ~self._ended_by_pod.get(uid, 0)
-
-
-class LocalAllocation(msgspec.Struct, frozen=True):
-    """`cpus`: the container's own, empty when it shares; those of an ended container stay with its
-    pod, whose other containers may get them too. `original`: those of `cpus` that it had before its
-    resize. `refused`: why it has no CPUs, or too few (None: it has them, or it ended)."""
-
-    cpus: CpuSet = EMPTY
-    original: CpuSet = EMPTY
-    refused: AllocationRefused | None = None
-
-
-class MoveReason(enum.StrEnum):
-    """Why the CPUs of a container change."""
-
-    SHRINK = "it wants fewer CPUs"
-    WIDEN = "it wants more CPUs"
-    REPLACE = "some of its CPUs are not available any more"
-    DEFRAGMENT = "better CPUs are free"
-    MAKE_ROOM = "another container needs its CPUs more"
-
-
-class Move(msgspec.Struct, frozen=True):
-    """An owner's CPUs change. No CPU of `target` is another owner's in `source`, so moves may be
-    made in any order, at the same time as the answers to new containers."""
-
-    uid: str
-    name: str
-    source: CpuSet
-    target: CpuSet
-    reason: MoveReason
-
-
-class LocalDecision(msgspec.Struct, frozen=True):
-    """`answers`: one for each claim, by pod uid and container name (none under policy `none`).
-    `pool`: the shared CPUs. `again`: after this decision is applied, another one may be better."""
-
-    answers: dict[tuple[str, str], LocalAllocation]
-    pool: CpuSet
-    moves: tuple[Move, ...] = ()
-    again: bool = False

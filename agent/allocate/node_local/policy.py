@@ -1,20 +1,22 @@
 """The owners of CPUs on this node, without a scheduler that chose them and without a state file.
 
-Owners keep their CPUs and come before all others, which come in the order of their age. A claim
-only gets CPUs that are free before: CPUs that a container is about to leave are not given away in
-the same decision, so the results may be applied in any order. While a container shares CPUs, some
-CPUs stay in the pool; when the pool is empty (CPUs went offline, or the first sharing container
-came), the owner that comes last yields.
+Owners keep their CPUs and come before all other claims, which come in the order of their age. A
+claim gets only CPUs that are free before the decision: CPUs that a container is about to leave are
+not given away in the same decision, so the results may be applied in any order. While a container
+shares CPUs, some CPUs stay in the pool; when the pool is empty (CPUs went offline, or the first
+sharing container came), the owner that comes last yields.
 
-The present owners are those of the last decision, or else the cgroups show them. A container owns
-its CPUs when no other container runs on them. So does one that runs on exactly as many CPUs as it
-requests, unless these are the CPUs that all others share: then a decision was applied in part, and
-no container has to move. When nothing is left to share, a container that runs alone may run on the
-rest as a sharing one: then its CPUs are its own only if their number is its request."""
+The present owners are those of the last decision; without one, the cgroups show them. A container
+owns its CPUs when no other container runs on them. It also owns them when it runs on exactly as
+many CPUs as it requests, unless these are the CPUs that all others share: then a decision was
+applied in part, and no container has to move. When nothing is left to share, a container that runs
+alone may run on the rest as a sharing one: then it owns its CPUs only if their number is its
+request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -22,97 +24,76 @@ from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReason
 from agent.allocate.node_local.claim import (
     Book,
+    Demand,
     LocalAllocation,
     LocalDecision,
+    LocalOutcome,
     LocalPolicy,
     LocalRequest,
     LocalRules,
     Move,
     MoveReason,
+    Share,
     Sharing,
 )
-from agent.allocate.node_local.defragment import Mover
-from agent.allocate.node_local.fit import CpuFit
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.allocate.node_local.fit import CpuFit, Mover
+from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.snapshot import LocalOwner
 
 
-class Tenure(msgspec.Struct, frozen=True):
-    """`cpus`: the mask of the claim's CPUs, to check against those before it. `certain`: by the
-    last decision, so that a part of it is kept too."""
+def outcome_by_pod(demand: Demand, free: CpuSet) -> LocalOutcome:
+    """`free`: CPUs that are shared before.
 
-    claim: LocalRequest
-    cpus: int
-    certain: bool
+    The pool is never given away entirely: every pod has a sandbox, which shares it.
+    """
+    unavailable = CpuSet.from_int(demand.rules.layout.cpus) - free
+    decision = decide(
+        demand.rules, demand.claims, Sharing(unavailable, users=True, held=demand.held)
+    )
+    by_uid: dict[str, list[LocalRequest]] = {}
+    for claim in sorted(demand.claims, key=lambda each: each.key):
+        by_uid.setdefault(claim.uid, []).append(claim)
+    answers = decision.answers
+    owners = tuple(
+        LocalOwner(*claim.key, str(answers[claim.key].cpus), str(answers[claim.key].original))
+        for claims in by_uid.values()
+        for claim in claims
+    )
+    shares = {
+        uid: Share(
+            _known(claims, {each.name: answers[each.key].cpus for each in claims}),
+            {
+                each.name: _text(refused)
+                for each in claims
+                if (refused := answers[each.key].refused)
+            },
+            union(answers[each.key].cpus for each in claims),
+        )
+        for uid, claims in by_uid.items()
+    }
+    for uid, name in sorted(demand.sharing):
+        share = shares.get(uid, Share())
+        shares[uid] = msgspec.structs.replace(share, blocked={**share.blocked, name: ""})
+    return LocalOutcome(shares, decision.pool, owners, decision.moves, decision.again)
 
 
-class Occupancy:
-    """The CPUs in cgroups: which of them have more than one container that runs."""
-
-    def __init__(self, claims: Sequence[LocalRequest], sharing: int) -> None:
-        self._by_pod: dict[str, int] = {}
-        self._any = sharing
-        self._many = 0
-        self._shared = sharing
-        for claim in claims:
-            if not claim.ended and claim.held:
-                mask = claim.held.mask
-                self._many |= self._any & mask
-                self._any |= mask
-                self._by_pod[claim.uid] = self._by_pod.get(claim.uid, 0) | mask
-
-    def alone(self, claim: LocalRequest) -> bool:
-        """Whether no other container runs on its CPUs; for an ended one others of its pod may."""
-        held = (claim.held or EMPTY).mask
-        others = self._many | self._shared
-        if claim.ended:
-            others |= self._any & ~self._by_pod.get(claim.uid, 0)
-        return not held & others
+def _known(claims: list[LocalRequest], cpus: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
+    """Ended containers whose CPUs no other container of the pod took over: a container that returns
+    to such CPUs needs a new decision."""
+    known = {}
+    for claim in claims:
+        own = cpus[claim.name]
+        others = union(cpus[each.name] for each in claims if each is not claim)
+        if own and not (claim.ended and own & others):
+            known[claim.name] = own
+    return known
 
 
-def tenures(
-    claims: Sequence[LocalRequest],
-    occupancy: Occupancy,
-    assignable: int,
-    shared: int,
-    sharing: int,
-    fits: Callable[[int, int], bool],
-) -> list[Tenure]:
-    """In the order of admission; `claims` are sorted. Masks: `assignable` CPUs may be owned,
-    `shared` are all that are owned or shared, `sharing` those of sharing containers. `fits`:
-    whether so many CPUs could be given to a claim."""
-    certain = [each for each in claims if each.owned]
-    unknown = [
-        (each, each.held.mask)
-        for each in claims
-        if each.owned is None and each.held and not each.held.mask & ~assignable
-    ]
-    alone = [each for each in unknown if occupancy.alone(each[0])]
-    rest = shared
-    for claim in certain:
-        rest &= ~(claim.owned or EMPTY).mask
-    for _, held in alone:
-        rest &= ~held
-    pool_known = bool(rest or sharing)
-    proven = [
-        (claim, held)
-        for claim, held in alone
-        if fits(held, claim.cpus) or (pool_known and not claim.ended)
-    ]
-    likely = [
-        (claim, held)
-        for claim, held in unknown
-        if not claim.ended
-        and held not in (rest, sharing)
-        and fits(held, claim.cpus)
-        and not occupancy.alone(claim)
-    ]
-    return [
-        *(Tenure(each, (each.owned or EMPTY).mask, True) for each in certain if not each.ended),
-        *(Tenure(each, (each.owned or EMPTY).mask, True) for each in certain if each.ended),
-        *(Tenure(each, held, False) for each, held in proven if not each.ended),
-        *(Tenure(each, held, False) for each, held in likely),
-        *(Tenure(each, held, False) for each, held in proven if each.ended),
-    ]
+def _text(refused: AllocationRefused) -> str:
+    text = f"{refused.reason.value}: {refused.requested} requested"
+    return f"{text}, {refused.available} can be had" + (
+        f", {refused.held} owned already" if refused.held else ""
+    )
 
 
 def decide(rules: LocalRules, claims: Iterable[LocalRequest], sharing: Sharing) -> LocalDecision:
@@ -141,7 +122,7 @@ class _Admission:
         self._fit = CpuFit(rules.layout, rules.options)
         self._shared = shared
         self._assignable = shared & ~rules.reserved.mask
-        self._occupancy = Occupancy(claims, sharing.held.mask)
+        self._occupancy = _Occupancy(claims, sharing.held.mask)
         self._sources: dict[tuple[str, str], int] = {}
         self._moves: list[Move] = []
         self.book = Book(self._assignable, shared)
@@ -187,7 +168,7 @@ class _Admission:
     def _keep(self) -> None:
         """Owners keep their CPUs, as far as these are online and requested."""
         book = self.book
-        heard = tenures(
+        owners = _tenures(
             self._claims,
             self._occupancy,
             self._assignable,
@@ -196,7 +177,7 @@ class _Admission:
             lambda cpus, count: cpus.bit_count() == count and self._fit.usable(cpus) == cpus,
         )
         leaving = 0
-        for tenure in heard:
+        for tenure in owners:
             claim, had = tenure.claim, tenure.cpus
             base = had & book.untaken(claim)
             if base != had and not tenure.certain:
@@ -291,3 +272,82 @@ class _Admission:
         ]
         mover = Mover(self._fit, self.book, settled, self._choose, users)
         self._moves += mover.plan(refused, self._rules.max_moves)
+
+
+class _Tenure(msgspec.Struct, frozen=True):
+    """`cpus`: the mask of the claim's CPUs, to check against those before it. `certain`: by the
+    last decision, so that a part of it is kept too."""
+
+    claim: LocalRequest
+    cpus: int
+    certain: bool
+
+
+class _Occupancy:
+    """The CPUs in cgroups: which of them have more than one container that runs."""
+
+    def __init__(self, claims: Sequence[LocalRequest], sharing: int) -> None:
+        self._by_pod: dict[str, int] = {}
+        self._any = sharing
+        self._many = 0
+        self._shared = sharing
+        for claim in claims:
+            if not claim.ended and claim.held:
+                mask = claim.held.mask
+                self._many |= self._any & mask
+                self._any |= mask
+                self._by_pod[claim.uid] = self._by_pod.get(claim.uid, 0) | mask
+
+    def alone(self, claim: LocalRequest) -> bool:
+        """Whether no other container runs on its CPUs; for an ended one others of its pod may."""
+        held = (claim.held or EMPTY).mask
+        others = self._many | self._shared
+        if claim.ended:
+            others |= self._any & ~self._by_pod.get(claim.uid, 0)
+        return not held & others
+
+
+def _tenures(
+    claims: Sequence[LocalRequest],
+    occupancy: _Occupancy,
+    assignable: int,
+    shared: int,
+    sharing: int,
+    fits: Callable[[int, int], bool],
+) -> list[_Tenure]:
+    """In the order of admission; `claims` are sorted. Masks: `assignable` CPUs may be owned,
+    `shared` are all that are owned or shared, `sharing` those of sharing containers. `fits`:
+    whether so many CPUs could be given to a claim."""
+    certain = [each for each in claims if each.owned]
+    unknown = [
+        (each, each.held.mask)
+        for each in claims
+        if each.owned is None and each.held and not each.held.mask & ~assignable
+    ]
+    alone = [each for each in unknown if occupancy.alone(each[0])]
+    rest = shared
+    for claim in certain:
+        rest &= ~(claim.owned or EMPTY).mask
+    for _, held in alone:
+        rest &= ~held
+    pool_known = bool(rest or sharing)
+    proven = [
+        (claim, held)
+        for claim, held in alone
+        if fits(held, claim.cpus) or (pool_known and not claim.ended)
+    ]
+    likely = [
+        (claim, held)
+        for claim, held in unknown
+        if not claim.ended
+        and held not in (rest, sharing)
+        and fits(held, claim.cpus)
+        and not occupancy.alone(claim)
+    ]
+    return [
+        *(_Tenure(each, (each.owned or EMPTY).mask, True) for each in certain if not each.ended),
+        *(_Tenure(each, (each.owned or EMPTY).mask, True) for each in certain if each.ended),
+        *(_Tenure(each, held, False) for each, held in proven if not each.ended),
+        *(_Tenure(each, held, False) for each, held in likely),
+        *(_Tenure(each, held, False) for each, held in proven if each.ended),
+    ]

@@ -21,14 +21,11 @@ from agent.model.policies import NumaPolicy, kubelet_numa_policy
 MAX_NUMA_NODES: Final = 8
 """The number of NUMA nodes that the kubelet's topology manager supports by default."""
 
-
 FAR: Final = 255
 """The distance of NUMA nodes without a reported one."""
 
-
 DECLINING: Final = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
 """The policies that keep any pod away."""
-
 
 _ON_EVERY_NODE: Final = frozenset(("cpu", "memory", "ephemeral-storage", "pods"))
 

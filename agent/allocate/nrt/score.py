@@ -22,15 +22,11 @@ from agent.model.policies import NumaPolicy, Strategy
 
 _Available: TypeAlias = Mapping[str, Mapping[int, int]]
 
-
 _Distances: TypeAlias = tuple[tuple[int, ...], ...]
-
 
 _Amounts: TypeAlias = Mapping[str, int]
 
-
 BEST: Final = 100
-
 
 MOST_STEPS: Final = 30_000
 """Enough for every set of 16 NUMA nodes."""

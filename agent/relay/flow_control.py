@@ -1,28 +1,110 @@
-"""The bytes from the client to the upstream, and their order when they can't be sent at once.
+"""Flow control and order of one relayed connection (RFC 9113, sections 5.2 and 6.9).
 
-Most frames pass as slices of the receive buffer and never come here. Two things do:
-
-- Messages that were taken over leave from their streams' own buffers (`sending`), each as far as
-  the connection's and its stream's windows allow: none waits for another stream's window.
-- A DATA frame of another stream for which the client has our credit but the upstream gave none
-  waits in `queue`, in order, and behind it what must not overtake it: DATA, the client's SETTINGS
-  ACK (windows count by the old value before it), and a header block of a stream with DATA waiting
-  (trailers). Header blocks share one compression state, so behind a waiting block or ACK
-  everything that opens or fills a stream waits too.
-
-Nothing done for one frame walks the queue: a client can make it long, and reset all that is in it.
-DATA of a stream that is over stays in it as a husk, which goes when it comes to the front or when
-most of the queue is such."""
+`Lane` is one direction: slices of received bytes, and between them frames of the relay. `Credit` is
+the account of the connection's windows. `Uplink` sends to the upstream what can't pass at once, in
+the order that HTTP/2 needs.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 
-from agent.relay.credit import Credit
-from agent.relay.held import HeldStream
-from agent.relay.lane import Lane
+from agent.relay.streams import HeldStream
 from agent.rpc import frames
+
+Sink = Callable[[bytes | bytearray | memoryview], None]
+"""Takes bytes to send; it must not keep the object after it returns."""
+
+
+class Lane:
+    """A frame of the relay never goes inside another frame or a header block: it waits for the next
+    boundary.
+
+    `rest`: bytes of the current frame that are still to pass; `in_block`: a header block
+    continues; `torn`: the first bytes of a frame were sent and its length is unknown. `opaque`:
+    frames are not tracked any more, every byte passes. `waiting`: inserted frames that wait for a
+    boundary."""
+
+    __slots__ = ("_sink", "chunks", "in_block", "opaque", "rest", "torn", "waiting")
+
+    def __init__(self, sink: Sink) -> None:
+        self.rest = 0
+        self.in_block = False
+        self.torn = False
+        self.opaque = False
+        self.chunks: list[bytes | bytearray | memoryview] = []
+        self._sink = sink
+        self.waiting: list[bytes] = []
+
+    @property
+    def at_boundary(self) -> bool:
+        return not (self.rest or self.in_block or self.torn)
+
+    def insert(self, frame: bytes) -> None:
+        """A frame of the relay's own, after all that has been put here so far."""
+        (self.chunks if self.at_boundary else self.waiting).append(frame)
+
+    def reached_boundary(self) -> None:
+        """Puts here what waited for it."""
+        if self.waiting:
+            self.chunks += self.waiting
+            self.waiting.clear()
+
+    def flush(self) -> None:
+        """Sends everything put here, in one piece."""
+        if self.waiting and self.at_boundary:
+            self.reached_boundary()
+        chunks = self.chunks
+        if chunks:
+            self._sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            chunks.clear()
+
+
+class Credit:
+    """The client's picture of the connection window is the upstream's real window, less what the
+    relay has taken over from the client and not sent yet, plus `excess`: bytes that the client may
+    send though the upstream has given no credit for them. Taking a frame from the client lowers it,
+    committing bytes to the upstream raises it. Above zero, credit that the upstream gives is kept
+    until the debt is paid; below zero, the client is given the difference at once.
+
+    `window`: what the upstream accepts now; `initial`: what it gives a new stream;
+    `frame_bytes`: the largest payload of a frame that it has ever accepted."""
+
+    __slots__ = ("excess", "frame_bytes", "initial", "offers", "window")
+
+    def __init__(self) -> None:
+        self.window = frames.DEFAULT_WINDOW
+        self.excess = 0
+        self.initial = frames.DEFAULT_WINDOW
+        self.frame_bytes = frames.DEFAULT_MAX_FRAME
+        self.offers: deque[int | None] = deque()
+        """The upstream's SETTINGS that the client has not acknowledged: their initial window.
+
+        One applies when the client's ACK goes up, not when the SETTINGS come down: the upstream
+        counts by the old value until it sees the ACK.
+        """
+
+    def granted(self, credit: int) -> int:
+        """The upstream gave credit; returns how much of it the client is to have."""
+        self.window += credit
+        kept = min(credit, self.excess)
+        self.excess -= kept
+        return credit - kept
+
+    def acknowledged(self) -> int:
+        """The client's ACK goes up; returns by how much every stream's window changes."""
+        offer = self.offers.popleft() if self.offers else None
+        if offer is None:
+            return 0
+        change = offer - self.initial
+        self.initial = offer
+        return change
+
+    def settle(self) -> int:
+        """The credit that the client is to have now that `excess` is below zero."""
+        due, self.excess = -self.excess, 0
+        return due
 
 
 class _Share:
@@ -38,7 +120,19 @@ class _Share:
 
 
 class Uplink:
-    """`sent` is called for a stream when its buffer has run empty."""
+    """Most frames pass as slices of the receive buffer and never come here. Two kinds do:
+
+    - Messages that were taken over leave from their streams' own buffers (`sending`), each as far
+      as the connection's and its stream's windows allow: none waits for another stream's window.
+    - A DATA frame of another stream for which the client has our credit but the upstream gave none
+      waits in `queue`, in order. Behind it waits everything that must not overtake it: DATA, the
+      client's SETTINGS ACK (windows count by the old value before it), and a header block of a
+      stream with DATA waiting (trailers). Header blocks share one compression state, so behind a
+      waiting block or ACK everything that opens or fills a stream waits too.
+
+    No work for one frame walks the queue: a client can make it long, and reset all streams in it.
+    DATA of a stream that has ended stays in it as a husk, which is dropped at the front, or when
+    most of the queue is husks. `sent` is called for a stream when its buffer has run empty."""
 
     __slots__ = (
         "_barriers",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host import peers
+from agent.nri import conflicts
 
 CLIENT = """
 import socket, sys
@@ -24,14 +24,14 @@ def test_other_processes_at_the_far_end_are_named(tmp_path: Path) -> None:
         listening.listen()
         own.connect(path)
         accepted = [listening.accept()[0]]
-        assert peers.of(path) == (), "we are no other"
+        assert conflicts.connected_processes(path) == (), "we are no other"
         client = subprocess.Popen(
             [sys.executable, "-c", CLIENT, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert client.stdout is not None
         assert client.stdout.readline() == b"connected\n"
         accepted.append(listening.accept()[0])
-        found = peers.of(path)
+        found = conflicts.connected_processes(path)
         client.communicate()
         name = Path(os.path.realpath(sys.executable)).name
         if not found:
@@ -43,4 +43,4 @@ def test_other_processes_at_the_far_end_are_named(tmp_path: Path) -> None:
 
 
 def test_nobody_is_at_a_socket_that_is_not_there() -> None:
-    assert peers.of("/nowhere/nri.sock") == ()
+    assert conflicts.connected_processes("/nowhere/nri.sock") == ()

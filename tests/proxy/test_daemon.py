@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.hooks.agent_link import SnapshotFile
 from agent.host.loop import Loop
 from agent.model.failurepolicy import CREATE
-from agent.proxy import metrics
-from agent.proxy.metrics import Latencies
+from agent.proxy import daemon
+from agent.proxy.daemon import Latencies
 from agent.relay.server import RelayServer
 from tests.proxy.exchanges import BOOT, OWNED, Exchange
 
@@ -28,7 +28,7 @@ def test_the_page_tells_what_happened(tmp_path: Path) -> None:
     server = RelayServer(loop, exchange.gate, str(tmp_path / "front"), str(tmp_path / "back"))
     server.meter.in_flight[b"/r/Exec"] = 3
     snapshots = SnapshotFile(str(exchange.path), BOOT)
-    text = metrics.page(server, exchange.gate, exchange.notifier, snapshots, latencies)
+    text = daemon.metrics_page(server, exchange.gate, exchange.notifier, snapshots, latencies)
     server.close()
     loop.close()
     exchange.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.hooks.agent_link import SnapshotFile
-from agent.nri import metrics
+from agent.nri import daemon
 from tests.nri.world import World, container, pod
 from tests.proxy.exchanges import BOOT, OWNED
 
@@ -19,7 +19,7 @@ def test_every_series_is_readable_and_counts(tmp_path: Path) -> None:
     world.create(container("c", "p"), pod("p"))
     world.conflicts.error("ns/p", 'plugins "10-topolet" and "a"b" both tried to set CPUSetCPUs')
     world.conflicts.changed("ns/p", "1", "")
-    page = metrics.page(
+    page = daemon.metrics_page(
         world.link,
         world.admission.outcomes,
         world.updater,

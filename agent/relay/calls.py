@@ -5,15 +5,10 @@ from __future__ import annotations
 import time
 
 from agent.model.verdict import Code, Refuse, Wait
-from agent.relay.budget import ConnectionBudget, MemoryBudget
-from agent.relay.credit import Credit
-from agent.relay.gate import Call, Gate, RelayStats, Replace
-from agent.relay.guarded import GuardedGate, OnHookError
-from agent.relay.held import HeldStream, Stage
-from agent.relay.lane import Lane
+from agent.relay.flow_control import Credit, Lane, Uplink
+from agent.relay.gate import Call, Gate, GuardedGate, OnHookError, RelayStats, Replace
 from agent.relay.meter import Timing
-from agent.relay.tap import ReplyTap
-from agent.relay.uplink import Uplink
+from agent.relay.streams import ConnectionBudget, HeldStream, MemoryBudget, ReplyTap, Stage
 from agent.rpc import frames, grpc
 
 

@@ -1,0 +1,281 @@
+"""A stream whose request the relay has taken over from the client, and the memory for such streams.
+
+One budget serves all connections of a relay. A request reserves its whole size when its length is
+known, before its bytes arrive. So half received requests never wait for each other: each one that
+has begun to fill can be completed. A compressed request reserves its unpacked size when it is
+complete. A request without room waits, in the order of arrival, and its client gets no credit for
+it (RFC 9113, section 5.2): it can't send more than its first window.
+
+The first message of the reply is read while its frames pass, without delaying them (`ReplyTap`).
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import Final, NamedTuple
+
+from agent.relay.gate import Call
+from agent.rpc import frames, grpc
+
+
+class RelayLimits(NamedTuple):
+    """What a relay's requests may cost. A call beyond `body_bytes` or `streams` can't be hooked."""
+
+    body_bytes: int = 16 << 20
+    """Of one request message, packed or not. A kubelet's client and containerd's server have the
+    same limit (kubelet: maxMsgSize in cri-client/pkg/remote_runtime.go; containerd:
+    DefaultMaxRecvMsgSize in defaults/defaults.go)."""
+    held_bytes: int = 40 << 20
+    """Of all requests of all connections that are half received, held or not sent yet, with the
+    content of packed ones; more than twice `body_bytes`: one packed request may need as much."""
+    share_bytes: int = 1 << 17
+    """What each connection has for small requests, however much others hold."""
+    waiting_bytes: int = 8 << 20
+    """Of what clients have sent of requests that wait for room; one more is refused."""
+    wait_seconds: float = 10.0
+    """How long a request waits for room before it is refused."""
+    streams: int = 4_096
+    """Hooked calls under way."""
+    reply_bytes: int = 1 << 16
+    """Of a reply's message, for Gate.reply."""
+    block_bytes: int = 1 << 16
+    """Of a header block with its frames' heads; beyond it the connection is not followed."""
+
+
+class Stage(enum.Enum):
+    """The stage of a stream that the relay has taken over."""
+
+    COLLECTING = enum.auto()
+    """The client is still sending its message, or the message waits for room."""
+    HELD = enum.auto()
+    """The message is whole and the gate answered Wait."""
+    SENDING = enum.auto()
+    """On its way to the upstream, as its windows allow; the client has ended its side."""
+    SENT = enum.auto()
+    """Only the reply is watched."""
+    LOOSE = enum.auto()
+    """Unhooked: received bytes pass, after those that were collected, until the windows agree
+    again."""
+    ENDED = enum.auto()
+    """The upstream ended the call early: what the client still sends is dropped."""
+
+
+class ReplyTap:
+    """Reads the first message of a reply. It gets every DATA frame of the stream: its head, then
+    its payload in any pieces."""
+
+    __slots__ = ("_data", "_left", "_limit", "_padded", "_wanted", "given_up")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.given_up = False
+        self._limit = limit_bytes
+        self._data = bytearray()
+        self._wanted = -1
+        self._left = 0
+        self._padded = False
+
+    def begin(self, flags: int, length: int) -> None:
+        """The head of a DATA frame."""
+        self._left = length
+        self._padded = bool(flags & frames.PADDED)
+
+    def piece(self, payload: memoryview) -> None:
+        """Payload of the frame, as it arrives."""
+        if not len(payload):
+            return
+        if self._padded:
+            self._padded = False
+            self._left -= 1 + payload[0]
+            payload = payload[1:]
+        content = payload[: max(self._left, 0)]
+        self._left -= len(content)
+        if self._wanted < 0:
+            self._data += content
+            self._read_prefix()
+        elif len(self._data) < self._wanted:
+            self._data += content[: self._wanted - len(self._data)]
+
+    def message(self) -> bytes | None:
+        """The first message, unpacked; None when it is incomplete or was given up."""
+        if self.given_up or self._wanted < 0 or len(self._data) < self._wanted:
+            return None
+        message = bytes(self._data[grpc.PREFIX_BYTES : self._wanted])
+        if not self._data[0]:
+            return message
+        try:
+            return grpc.gunzip(message, self._limit)
+        except grpc.MessageError:
+            self.given_up = True
+            return None
+
+    def _read_prefix(self) -> None:
+        try:
+            prefix = grpc.read_prefix(self._data)
+        except grpc.MessageError:
+            self._give_up()
+            return
+        if prefix is None:
+            return
+        if prefix[1] > self._limit:
+            self._give_up()
+            return
+        self._wanted = grpc.PREFIX_BYTES + prefix[1]
+        del self._data[self._wanted :]
+
+    def _give_up(self) -> None:
+        self.given_up = True
+        self._wanted = 0
+        self._data.clear()
+
+
+class HeldStream:
+    """`body`: the collected bytes and, from SENDING and LOOSE on, those left to send; empty for a
+    held call whose bytes are all in `message`. `size_bytes`: of the whole message with its prefix,
+    0 while unknown; `needs_bytes`: its reservation. `window`: the upstream's for this stream.
+    `owed`: credit that the client did not get for its bytes, `kept`: credit of the upstream for
+    this stream that the client did not get; in LOOSE, `debt`: credit of ours that the upstream has
+    not matched. `announced`: the stream's HEADERS were sent. `done`: the client has ended its side;
+    `ends`: with the END_STREAM that closes `body`."""
+
+    __slots__ = (
+        "announced",
+        "body",
+        "call",
+        "debt",
+        "done",
+        "end_sent",
+        "ends",
+        "id",
+        "kept",
+        "message",
+        "needs_bytes",
+        "owed",
+        "path",
+        "reserved_bytes",
+        "share_bytes",
+        "size_bytes",
+        "stage",
+        "tap",
+        "waiting_bytes",
+        "window",
+    )
+
+    def __init__(self, number: int, path: bytes, window: int, announced: bool) -> None:
+        self.id = number
+        self.path = path
+        self.window = window
+        self.announced = announced
+        self.stage = Stage.COLLECTING
+        self.body = bytearray()
+        self.ends = False
+        self.done = False
+        self.end_sent = False
+        self.size_bytes = 0
+        self.needs_bytes = 0
+        self.reserved_bytes = 0
+        self.share_bytes = 0
+        self.waiting_bytes = 0
+        self.owed = 0
+        self.kept = 0
+        self.debt = 0
+        self.call: Call | None = None
+        self.message = b""
+        self.tap: ReplyTap | None = None
+
+    @property
+    def is_sent(self) -> bool:
+        """Nothing is left to send for now."""
+        return not self.body and self.ends == self.end_sent
+
+    def next_frame(self, window: int) -> bytes | None:
+        """A DATA frame of what is left to send; None where a window has no room for it."""
+        size = len(self.body)
+        room = 0  # the end alone needs no window, and a shrunk one is below zero
+        if size:
+            room = min(size, window, self.window, frames.DEFAULT_MAX_FRAME)
+            if room <= 0:
+                return None
+        self.end_sent = self.ends and room == size
+        flags = frames.END_STREAM if self.end_sent else 0
+        frame = frames.head(room, frames.DATA, flags, self.id) + self.body[:room]
+        del self.body[:room]
+        self.window -= room
+        return frame
+
+
+_SMALL_PART: Final = 4
+"""Of a connection's share: a request of more than the fourth part is not small."""
+
+
+class MemoryBudget:
+    """`reserved_bytes` of all requests that were let in; `waiting_bytes` of those that were not."""
+
+    __slots__ = ("limits", "reserved_bytes", "waiting", "waiting_bytes")
+
+    def __init__(self, limits: RelayLimits) -> None:
+        self.limits = limits
+        self.reserved_bytes = 0
+        self.waiting_bytes = 0
+        self.waiting: dict[HeldStream, float] = {}
+        """Since when, first the one that came first."""
+
+
+class ConnectionBudget:
+    """The budget as one connection uses it. Each connection also has a share of its own for small
+    requests, so that large ones delay no other call. `share_bytes`: reserved of that share."""
+
+    __slots__ = ("_budget", "_limits", "share_bytes")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._limits = budget.limits
+        self.share_bytes = 0
+
+    def reserve(self, stream: HeldStream, size: int) -> bool:
+        """Raises the stream's reservation to `size`. False when there is no room for it now. A
+        stream with room for it does not queue."""
+        budget, limits = self._budget, self._limits
+        more = size - stream.reserved_bytes
+        if not self._has_turn(stream) or budget.reserved_bytes + more > limits.held_bytes:
+            share = self.share_bytes + more
+            if size > limits.share_bytes // _SMALL_PART or share > limits.share_bytes:
+                return False
+            self.share_bytes = share
+            stream.share_bytes += more
+        else:
+            budget.reserved_bytes += more
+        stream.reserved_bytes = size
+        return True
+
+    def _has_turn(self, stream: HeldStream) -> bool:
+        waiting = self._budget.waiting
+        return not waiting or stream.reserved_bytes > 0 or next(iter(waiting)) is stream
+
+    def wait(self, stream: HeldStream) -> bool:
+        """Queues a request without room, and counts the bytes of its client. False when it must not
+        wait any longer: the waiting clients have sent too much, or its time is over."""
+        budget, limits = self._budget, self._limits
+        since = budget.waiting.setdefault(stream, time.monotonic())
+        here = max(len(stream.body) - stream.reserved_bytes, 0)
+        budget.waiting_bytes += here - stream.waiting_bytes
+        stream.waiting_bytes = here
+        late = time.monotonic() - since > limits.wait_seconds
+        return budget.waiting_bytes <= limits.waiting_bytes and not late
+
+    def waits(self, stream: HeldStream) -> bool:
+        return stream in self._budget.waiting
+
+    def stop_waiting(self, stream: HeldStream) -> None:
+        """The request has its room, or needs none any more."""
+        if self._budget.waiting.pop(stream, None) is not None:
+            self._budget.waiting_bytes -= stream.waiting_bytes
+            stream.waiting_bytes = 0
+
+    def release(self, stream: HeldStream) -> None:
+        """The relay holds nothing for the stream any more."""
+        if stream.reserved_bytes:
+            self.share_bytes -= stream.share_bytes
+            self._budget.reserved_bytes -= stream.reserved_bytes - stream.share_bytes
+            stream.reserved_bytes = stream.share_bytes = 0
+        self.stop_waiting(stream)

@@ -1,0 +1,214 @@
+"""Messages to frames and back, however a sender cuts them."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.verdict import Code
+from agent.nri import ttrpc
+from agent.nri.ttrpc import PLUGIN, RUNTIME, Demux, Incoming, Message, MuxError, Session
+from agent.proto import ttrpc_pb2 as pb
+from agent.rpc.grpc import RpcError
+
+MESSAGES = st.lists(
+    st.builds(
+        Message,
+        connection=st.sampled_from([1, 2]),
+        stream=st.integers(0, 2**32 - 1),
+        kind=st.integers(0, 255),
+        flags=st.integers(0, 255),
+        payload=st.binary(max_size=40),
+    ),
+    max_size=8,
+)
+
+
+def frame(connection: int, content: bytes) -> bytes:
+    return struct.pack(">II", connection, len(content)) + content
+
+
+def content(message: Message) -> bytes:
+    """Its bytes on its connection's stream."""
+    head = struct.pack(">IIBB", len(message.payload), *message[1:4])
+    return head + message.payload
+
+
+def per_connection(messages: list[Message]) -> list[list[Message]]:
+    return [[each for each in messages if each.connection == number] for number in (1, 2)]
+
+
+@given(MESSAGES, st.data())
+def test_what_is_encoded_comes_out_however_the_bytes_arrive(
+    messages: list[Message], data: st.DataObject
+) -> None:
+    sent = b"".join(map(ttrpc.encode, messages))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=5)))
+    demux = Demux((1, 2))
+    got = []
+    for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
+        got += demux.feed(sent[begin:end])
+    assert per_connection(got) == per_connection(messages)
+
+
+@given(MESSAGES, st.data())
+def test_messages_may_share_frames_and_frames_may_share_messages(
+    messages: list[Message], data: st.DataObject
+) -> None:
+    """The bytes of a connection are a stream: where its frames end means nothing. Empty frames and
+    those of other connections may stand anywhere."""
+    streams = {
+        number: b"".join(map(content, of_one))
+        for number, of_one in zip((1, 2), per_connection(messages), strict=True)
+    }
+    sent = b""
+    while any(streams.values()):
+        number = data.draw(st.sampled_from([1, 2, 7]))
+        size = data.draw(st.integers(0, 50))
+        rest = streams.get(number, b"x" * size)
+        sent += frame(number, rest[:size])
+        if number in streams:
+            streams[number] = rest[size:]
+    assert per_connection(list(Demux((1, 2)).feed(sent))) == per_connection(messages)
+
+
+@given(MESSAGES)
+def test_no_frame_holds_parts_of_a_header_and_a_payload(messages: list[Message]) -> None:
+    """What a reader in Go takes whole, of any size (runtime.md 4.1)."""
+    sent = b"".join(map(ttrpc.encode, messages))
+    frames = []
+    while sent:
+        connection, size = struct.unpack_from(">II", sent)
+        frames.append((connection, sent[8 : 8 + size]))
+        sent = sent[8 + size :]
+    expected = []
+    for each in messages:
+        expected.append((each.connection, content(each)[:10]))
+        if each.payload:
+            expected.append((each.connection, each.payload))
+    assert frames == expected
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_followed_or_named(data: bytes) -> None:
+    with contextlib.suppress(MuxError):
+        list(Demux((1, 2)).feed(data))
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        (struct.pack(">II", 1, (4 << 20) + 11), "a frame of 4194315 bytes on connection 1"),
+        (frame(2, struct.pack(">IIBB", (4 << 20) + 1, 1, 2, 0)), "a message of 4194305 bytes"),
+    ],
+)
+def test_sizes_beyond_the_protocol_end_it(sent: bytes, error: str) -> None:
+    with pytest.raises(MuxError, match=error):
+        list(Demux((1, 2)).feed(sent))
+
+
+def test_the_largest_message_goes_and_a_larger_one_does_not() -> None:
+    largest = Message(1, 1, ttrpc.REQUEST, 0, bytes(4 << 20))
+    assert list(Demux((1, 2)).feed(ttrpc.encode(largest))) == [largest]
+    with pytest.raises(MuxError, match="4194305 bytes: 4194304 are the most"):
+        ttrpc.encode(largest._replace(payload=bytes((4 << 20) + 1)))
+
+
+PAYLOADS = st.one_of(
+    st.binary(max_size=30),
+    st.builds(
+        lambda method, payload: pb.Request(
+            service="s", method=method, payload=payload
+        ).SerializeToString(),
+        st.text(max_size=5),
+        st.binary(max_size=10),
+    ),
+    st.builds(
+        lambda code: pb.Response(status=pb.Status(code=code)).SerializeToString(),
+        st.integers(0, 20),
+    ),
+)
+LOOSE_MESSAGES = st.lists(
+    st.builds(
+        Message,
+        connection=st.sampled_from([PLUGIN, RUNTIME, 3]),
+        stream=st.integers(0, 6),
+        kind=st.integers(0, 4),
+        flags=st.integers(0, 255),
+        payload=PAYLOADS,
+    ),
+    max_size=10,
+)
+
+
+def echo(incoming: Incoming) -> None:
+    incoming.answer(incoming.payload)
+    incoming.refuse(Code.INTERNAL, "a second answer is dropped")
+
+
+@given(LOOSE_MESSAGES)
+def test_every_call_gets_one_answer_and_ours_at_most_one(messages: list[Message]) -> None:
+    session = Session(echo)
+    done: dict[int, list[bytes | RpcError]] = {}
+    for _ in range(3):
+        replies: list[bytes | RpcError] = []
+        done[session.call("s", "m", b"", 1.0, replies.append)] = replies
+    assert list(done) == [1, 3, 5]
+    session.unsent.clear()
+    session.receive(b"".join(map(ttrpc.encode, messages)))
+    calls = [each for each in messages if (each.connection, each.kind) == (PLUGIN, ttrpc.REQUEST)]
+    answers = list(Demux((PLUGIN, RUNTIME)).feed(bytes(session.unsent)))
+    assert [(each.connection, each.stream, each.kind) for each in answers] == [
+        (PLUGIN, each.stream, ttrpc.RESPONSE) for each in calls
+    ]
+    replied = {
+        each.stream
+        for each in messages
+        if (each.connection, each.kind) == (RUNTIME, ttrpc.RESPONSE)
+    }
+    assert {stream for stream, replies in done.items() if replies} == replied & done.keys()
+    session.close("over")
+    session.close("again")
+    assert [len(replies) for replies in done.values()] == [1, 1, 1]
+    with pytest.raises(RpcError, match="over"):
+        session.call("s", "m", b"", 1.0, lambda reply: None)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_end_in_order(data: bytes) -> None:
+    session = Session(echo)
+    with contextlib.suppress(MuxError):
+        session.receive(data)
+
+
+def test_nothing_is_sent_after_the_end_and_nobody_is_asked() -> None:
+    asked: list[str] = []
+    held: list[Incoming] = []
+
+    def serve(incoming: Incoming) -> None:
+        asked.append(incoming.method)
+        held.append(incoming)
+        session.close("ends while it is asked")
+
+    session = Session(serve)
+    request = pb.Request(method="a").SerializeToString()
+    both = [Message(PLUGIN, number, ttrpc.REQUEST, 1, request) for number in (1, 3)]
+    session.receive(b"".join(map(ttrpc.encode, both)))
+    held[0].answer(b"late")
+    assert (asked, bytes(session.unsent)) == (["a"], b"")
+
+
+def test_a_call_that_is_given_up_has_its_answer_and_drops_a_late_one() -> None:
+    session = Session(echo)
+    replies: list[bytes | RpcError] = []
+    stream = session.call("s", "m", b"", 1.0, replies.append)
+    session.give_up(stream)
+    session.give_up(stream)
+    session.receive(ttrpc.encode(Message(RUNTIME, stream, ttrpc.RESPONSE, 0, b"")))
+    (error,) = replies
+    assert isinstance(error, RpcError)
+    assert error.code == Code.DEADLINE_EXCEEDED
