@@ -26,9 +26,8 @@ from agent.hooks.requests import (
 from agent.model import failurepolicy
 from agent.model.failurepolicy import Deadlines
 from agent.model.notifications import PodAnnounced, RequestedResources
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import NOTHING, Snapshot
 from agent.model.verdict import Refuse
-from agent.model.wanted import NOTHING
 from agent.nri.conflicts import Conflicts
 from agent.nri.messages import NriContainer
 from agent.nri.service import PluginCall
