@@ -149,12 +149,12 @@ class Node:
         start = time.perf_counter()
         decision = pools.decide(self._topology, pods, KubeletCpus(), {}, {})
         cpusets = wanted.cpusets(pods, decision) | wanted.sandbox_cpusets(pods, decision)
-        round_ = writer.write(self._hierarchy, self._journal, cpusets)
+        pass_ = writer.write(self._hierarchy, self._journal, cpusets)
         written = time.perf_counter()
-        round_.read_back()
+        pass_.read_back()
         end = time.perf_counter()
-        if not round_.outcome().ok:
-            raise RuntimeError(f"not every group is right: {round_.outcome()}")
+        if not pass_.outcome().ok:
+            raise RuntimeError(f"not every group is right: {pass_.outcome()}")
         return written - start, end - written
 
 

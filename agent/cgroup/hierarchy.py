@@ -1,18 +1,26 @@
-"""The cpuset hierarchy of a host, cgroup v1 or v2, as named reads and single writes.
+"""The cgroup hierarchies of a host, v1, v2 or both: named reads and single writes.
 
-A group is named by its path below the hierarchy's root: `/`, `/kubepods/burstable/podX/ID`.
-On v1 every group that holds processes has CPUs of its own; on v2 an empty own value means that
-the group inherits its parent's, and the kernel keeps what counts in `cpuset.cpus.effective`.
+A group is named by its path below the hierarchy's root: `/`, `/kubepods/burstable/podX/ID`. It has
+the same path in each hierarchy: runtimes and the kubelet place it so. On a hybrid host some
+controllers are v1 mounts and the others in the v2 tree.
+
+On v1 every group that holds processes has CPUs of its own; on v2 an empty own value means that the
+group inherits its parent's, and the kernel keeps the CPUs in force in `cpuset.cpus.effective`.
+
+Files of the kernel stay open between reads: to look a path up and open it costs ten times what a
+read of a cpuset costs, and a node has hundreds of them. For a file whose group was removed the
+kernel answers ENODEV; its path is opened again then, and finds a new group of that name or none.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
+from collections import OrderedDict
 from functools import lru_cache
 from typing import Final, Literal
 
-from agent.cgroup.handles import Handles
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 
 CPUS: Final = "cpuset.cpus"
@@ -33,16 +41,16 @@ class CgroupError(Exception):
     """The kernel or the tree refused; the message names file, value and reason."""
 
 
-class GroupGone(CgroupError):  # noqa: N818 - an event of everyday life, not a fault
+class GroupGone(CgroupError):  # noqa: N818 - groups come and go, this is not a fault
     """The group does not exist (any more)."""
 
 
-class Populated(CgroupError):  # noqa: N818 - a kernel's rule, not a fault
+class Populated(CgroupError):  # noqa: N818 - a rule of the kernel, not a fault
     """The kernel (6.1 does) lets no group inherit again while processes are in or below it."""
 
 
 class Hierarchy:
-    """The cpuset hierarchy of one machine; holds no state but its place and open files (`handles`).
+    """The cpuset hierarchy of one machine; its only state is its place and open files (`handles`).
     `root`: the mount point of the cgroup file systems, `proc` a procfs. Of v1 and v2 next to each
     other it is the one with the cpuset controller. Raises CgroupError when neither has it."""
 
@@ -90,7 +98,7 @@ class Hierarchy:
             with os.scandir(directory) as entries:
                 names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
         except OSError as error:
-            raise self._error("list", directory, group, error) from error
+            raise _error("list", directory, directory, error) from error
         base = group.rstrip("/")
         return tuple(f"{base}/{name}" for name in sorted(names))
 
@@ -102,7 +110,7 @@ class Hierarchy:
             with open(path, "rb") as file:
                 return tuple(map(int, file.read().split()))
         except OSError as error:
-            raise self._error("read", path, directory, error) from error
+            raise _error("read", path, directory, error) from error
 
     def write(self, group: str, cpus: CpuSet) -> None:
         """Set `cpuset.cpus` in one write(2); an empty set is a ValueError."""
@@ -111,9 +119,8 @@ class Hierarchy:
         self._write(group, cpus)
 
     def inherit(self, group: str) -> None:
-        """Let a v2 group use its parent's CPUs again. Raises Populated.
-
-        v1 knows no such thing: ValueError."""
+        """Let a v2 group use its parent's CPUs again. Raises Populated, and ValueError on v1, where
+        a group can't inherit."""
         if self.version == 1:
             raise ValueError(f"a cgroup v1 cpuset can't inherit ({group!r})")
         try:
@@ -161,7 +168,8 @@ class Hierarchy:
 
     def _read(self, group: str, name: str) -> CpuSet | None:
         """None when the group exists and the file does not."""
-        path = f"{self._directory(group)}/{name}"
+        directory = self._directory(group)
+        path = f"{directory}/{name}"
         try:
             return _set(self.handles.read(path))
         except CpuSetError as error:
@@ -169,44 +177,187 @@ class Hierarchy:
         except OSError as error:
             if error.errno == errno.ENOENT and self.exists(group):
                 return None
-            raise self._error("read", path, group, error) from error
+            raise _error("read", path, directory, error) from error
 
     def _write(self, group: str, cpus: CpuSet) -> None:
-        path = f"{self._directory(group)}/{CPUS}"
+        directory = self._directory(group)
+        path = f"{directory}/{CPUS}"
         try:
             self.handles.write(path, _line(cpus))
         except OSError as error:
-            raise self._error(f"write '{cpus}' to", path, group, error) from error
-
-    def _error(self, verb: str, path: str, group: str, error: OSError) -> CgroupError:
-        gone = error.errno == errno.ENODEV or not self.exists(group)
-        kind = GroupGone if gone else CgroupError
-        return kind(f"cannot {verb} {path!r}: {error.strerror}")
+            raise _error(f"write '{cpus}' to", path, directory, error) from error
 
     def _directory(self, group: str) -> str:
-        return self.path + below(group)
+        return self.path + _below(group)
 
 
-# A pass asks for the same few values and the same groups again and again.
-@lru_cache(maxsize=1_024)
-def below(group: str) -> str:
-    """The group's folder, relative to that of `/`. Raises CgroupError for an invalid group."""
-    if group == "/":
-        return ""
-    head, *parts = group.split("/")
-    if head or "\0" in group or not parts or not {"", ".", ".."}.isdisjoint(parts):
-        raise CgroupError(f"{group!r} is no path of a cgroup (such as '/kubepods/podX')")
-    return group
+Controller = Literal["cpu", "cpuset", "memory"]
+_ALL: Final[tuple[Controller, ...]] = ("cpu", "cpuset", "memory")
 
 
-@lru_cache(maxsize=1_024)
-def _line(cpus: CpuSet) -> bytes:
-    return f"{cpus}\n".encode("ascii")
+class Controllers:
+    """The controllers of one machine; its only state is their places and open files. `handles`:
+    shared with the Hierarchy, so that both together stay within the limit of open files. Raises
+    CgroupError when `root` can't be listed."""
+
+    def __init__(self, root: str = "/sys/fs/cgroup", handles: Handles | None = None) -> None:
+        self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
+            each: found for each in _ALL if (found := mounted(root, each))
+        }
+        self._handles = handles or Handles()
+
+    def close(self) -> None:
+        """Closes the files that stay open; the next use opens them again."""
+        self._handles.close()
+
+    def version(self, controller: Controller) -> Literal[1, 2] | None:
+        """None where the machine has the controller in neither."""
+        found = self._mounts.get(controller)
+        return found and found[0]
+
+    def missing(self) -> tuple[Controller, ...]:
+        """Controllers that the machine has in neither version."""
+        return tuple(each for each in _ALL if each not in self._mounts)
+
+    def has(self, group: str, file: str) -> bool:
+        """Whether the group exists in the hierarchy that the file belongs to."""
+        try:
+            return os.path.isdir(self._directory(group, file))
+        except CgroupError:
+            return False
+
+    def read(self, group: str, file: str) -> str | None:
+        """Without the line end; None when the group exists and the file does not. Raises
+        CgroupError, GroupGone."""
+        directory = self._directory(group, file)
+        path = f"{directory}/{file}"
+        try:
+            return self._handles.read(path).decode("ascii", "replace").strip()
+        except OSError as error:
+            if error.errno == errno.ENOENT and self.has(group, file):
+                return None
+            raise _error("read", path, directory, error) from error
+
+    def write(self, group: str, file: str, text: str) -> None:
+        """One write(2). Raises CgroupError, GroupGone."""
+        directory = self._directory(group, file)
+        path = f"{directory}/{file}"
+        try:
+            self._handles.write(path, f"{text}\n".encode("ascii"))
+        except OSError as error:
+            raise _error(f"write '{text}' to", path, directory, error) from error
+
+    def _directory(self, group: str, file: str) -> str:
+        found = self._mounts.get(file.partition(".")[0])
+        if found is None or "/" in file:
+            raise CgroupError(f"this machine has no controller for {file!r}")
+        return found[1] + _below(group)
 
 
-@lru_cache(maxsize=1_024)
-def _set(text: bytes) -> CpuSet:
-    return CpuSet.parse(text.decode("ascii", "replace"))
+_READ_BYTES: Final = 65_536  # a CPU list of 8,192 lone ids is shorter
+_FEW: Final = 64
+_MAY_NOT: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+class Handles:
+    """Reads and writes by path; those used last stay open, half as many as the process may have.
+
+    Files of groups that were removed are closed each time that as many more are open as were before
+    it, so that pods that come and go leave none behind.
+
+    Only files of the kernel are kept: those that have content and no size. Others may be replaced
+    by a file of the same name, and are opened each time. Not for several threads.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._limit = soft // 2 if limit is None else limit
+        self._kept: OrderedDict[str, int] = OrderedDict()
+        self._read_only: set[str] = set()
+        self._close_removed_at = _FEW
+
+    def read(self, path: str) -> bytes:
+        """The content. Raises OSError."""
+        kept = self._kept.get(path)
+        if kept is not None:
+            try:
+                data = os.pread(kept, _READ_BYTES, 0)
+            except OSError as error:
+                self._drop(path)
+                if error.errno != errno.ENODEV:
+                    raise
+            else:
+                self._kept.move_to_end(path)
+                return data
+        return self._read_first(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        """One write(2). Raises OSError."""
+        kept = None if path in self._read_only else self._kept.get(path)
+        if kept is not None:
+            try:
+                os.pwrite(kept, data, 0)
+            except OSError as error:
+                if error.errno != errno.ENODEV:
+                    raise
+                self._drop(path)
+            else:
+                return
+        handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(handle, data)
+        finally:
+            os.close(handle)
+
+    def close(self) -> None:
+        """Closes what is open; the next use opens again."""
+        for path in list(self._kept):
+            self._drop(path)
+
+    def _read_first(self, path: str) -> bytes:
+        writable = True
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in _MAY_NOT:
+                raise
+            writable = False
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        keep = False
+        try:
+            data = os.pread(handle, _READ_BYTES, 0)
+            keep = bool(data) and os.fstat(handle).st_size == 0 and self._limit > 0
+        finally:
+            if not keep:
+                os.close(handle)
+        if keep:
+            if len(self._kept) >= self._close_removed_at:
+                self._close_removed()
+            if len(self._kept) >= self._limit:
+                self._drop(next(iter(self._kept)))
+            self._kept[path] = handle
+            if not writable:
+                self._read_only.add(path)
+        return data
+
+    def _close_removed(self) -> None:
+        for path, handle in list(self._kept.items()):
+            try:
+                os.pread(handle, 1, 0)
+            except OSError:
+                self._drop(path)
+        self._close_removed_at = max(_FEW, 2 * len(self._kept))
+
+    def _drop(self, path: str) -> None:
+        os.close(self._kept.pop(path))
+        self._read_only.discard(path)
+
+
+def _error(verb: str, path: str, directory: str, error: OSError) -> CgroupError:
+    """`directory`: the folder of the group."""
+    gone = error.errno == errno.ENODEV or not os.path.isdir(directory)
+    kind = GroupGone if gone else CgroupError
+    return kind(f"cannot {verb} {path!r}: {error.strerror}")
 
 
 def mounted(root: str, controller: str) -> tuple[Literal[1, 2], str] | None:
@@ -233,3 +384,25 @@ def _v1_mounts(root: str, controller: str) -> list[str]:
     except OSError as error:
         raise CgroupError(f"cannot list {root!r}: {error.strerror}") from error
     return [f"{root}/{name}" for name in names if controller in name.split(",")]
+
+
+# A pass asks for the same few values and the same groups again and again.
+@lru_cache(maxsize=1_024)
+def _below(group: str) -> str:
+    """The group's folder, relative to that of `/`. Raises CgroupError for an invalid group."""
+    if group == "/":
+        return ""
+    head, *parts = group.split("/")
+    if head or "\0" in group or not parts or not {"", ".", ".."}.isdisjoint(parts):
+        raise CgroupError(f"{group!r} is no path of a cgroup (such as '/kubepods/podX')")
+    return group
+
+
+@lru_cache(maxsize=1_024)
+def _line(cpus: CpuSet) -> bytes:
+    return f"{cpus}\n".encode("ascii")
+
+
+@lru_cache(maxsize=1_024)
+def _set(text: bytes) -> CpuSet:
+    return CpuSet.parse(text.decode("ascii", "replace"))

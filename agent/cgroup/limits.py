@@ -1,19 +1,60 @@
-"""The fields of CgroupLimits as files of a group, as the machine's controllers have them."""
+"""Limits of a group (CgroupLimits) as files of cgroup v1 and v2: which file, which text, and the
+meaning of a text.
+
+| limit  | v1                                              | v2              |
+|--------|-------------------------------------------------|-----------------|
+| quota  | `cpu.cfs_quota_us`, for `cpu.cfs_period_us`     | `cpu.max`, both |
+| shares | `cpu.shares`                                    | `cpu.weight`    |
+| memory | `memory.limit_in_bytes`                         | `memory.max`    |
+| mems   | `cpuset.mems`                                   | `cpuset.mems`   |
+| migrate| `cpuset.memory_migrate`                         | none: always    |
+
+A group's period is kept: a quota is scaled to it. Shares are a weight by the kubelet's formula. The
+kernel rounds memory down to pages. Texts have no line end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
-
 import msgspec
-
-from agent.cgroup import notation
-from agent.cgroup.controllers import Controller, Controllers
+import resource
 from agent.cgroup.hierarchy import CgroupError
-from agent.model.snapshot import UNLIMITED, CgroupLimits
+from agent.cgroup.hierarchy import Controller
+from agent.cgroup.hierarchy import Controllers
+from agent.cgroup.hierarchy import MEMS
+from agent.model.cpuset import CpuSet
+from agent.model.snapshot import CgroupLimits
+from agent.model.snapshot import UNLIMITED
+from agent.model.wanted import LEAST_QUOTA_MICROSECONDS
+from agent.model.wanted import LEAST_SHARES
+from agent.model.wanted import MOST_SHARES
+from agent.model.wanted import PERIOD_MICROSECONDS
+from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+QUOTA: Final = "cpu.cfs_quota_us"
+_PERIOD: Final = "cpu.cfs_period_us"
+SHARES: Final = "cpu.shares"
+MEMORY: Final = "memory.limit_in_bytes"
+MAX: Final = "cpu.max"
+WEIGHT: Final = "cpu.weight"
+MEMORY_MAX: Final = "memory.max"
+MEMORY_CURRENT: Final = "memory.current"
+MIGRATE: Final = "cpuset.memory_migrate"
+_MEMORY: Final = (MEMORY, MEMORY_MAX)
+
+_ALL_MEMORY: Final = 2**63 - 2**20
+"""v1 has no value for no limit: it shows the largest number of whole pages, for any page size."""
+_ENDLESS: Final = 2**64
+_MOST_WEIGHT: Final = 10_000
 
 
-class Field(msgspec.Struct, frozen=True):
+class _Field(msgspec.Struct, frozen=True):
     """One field of CgroupLimits and its file on each version; None where that has none."""
 
     name: str
@@ -22,36 +63,20 @@ class Field(msgspec.Struct, frozen=True):
     v2: str | None
 
 
-FIELDS: Final = (
-    Field("quota_microseconds", "cpu", notation.QUOTA, notation.MAX),
-    Field("shares", "cpu", notation.SHARES, notation.WEIGHT),
-    Field("memory_limit_bytes", "memory", notation.MEMORY, notation.MEMORY_MAX),
-    Field("mems", "cpuset", notation.MEMS, notation.MEMS),
-    Field("migrate", "cpuset", notation.MIGRATE, None),
+_FIELDS: Final = (
+    _Field("quota_microseconds", "cpu", QUOTA, MAX),
+    _Field("shares", "cpu", SHARES, WEIGHT),
+    _Field("memory_limit_bytes", "memory", MEMORY, MEMORY_MAX),
+    _Field("mems", "cpuset", MEMS, MEMS),
+    _Field("migrate", "cpuset", MIGRATE, None),
 )
 
 
-_MEMORY: Final = (notation.MEMORY, notation.MEMORY_MAX)
-
-
-def read(controllers: Controllers, group: str) -> CgroupLimits:
-    """The values of the group; None for those that the machine does not have. Raises CgroupError,
-    GroupGone. Shares of a v2 weight are the fewest that it may stand for."""
-    texts = {}
-    for field in FIELDS:
-        version = controllers.version(field.controller)
-        file = field.v1 if version == 1 else field.v2
-        if version is not None and file is not None:
-            text = controllers.read(group, file)
-            if text is not None:
-                texts[file] = text
-    return parsed(controllers, group, texts)
-
-
 def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> CgroupLimits:
-    """What these texts mean in files of the group. Raises CgroupError, GroupGone."""
+    """The limits that these texts mean in files of the group; None for the others. Shares of a v2
+    weight are the fewest that it may stand for. Raises CgroupError, GroupGone."""
     values = {}
-    for field in FIELDS:
+    for field in _FIELDS:
         for file in {field.v1, field.v2 or field.v1} & texts.keys():
             try:
                 values[field.name] = _value(controllers, group, file, texts[file])
@@ -62,7 +87,7 @@ def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> Cg
 
 def files(controllers: Controllers, limits: CgroupLimits) -> Iterator[str]:
     """The files of the limits that are set; none of a missing controller."""
-    for field in FIELDS:
+    for field in _FIELDS:
         version = controllers.version(field.controller)
         if version is not None and getattr(limits, field.name) is not None:
             file = field.v1 if version == 1 else field.v2
@@ -72,7 +97,7 @@ def files(controllers: Controllers, limits: CgroupLimits) -> Iterator[str]:
 
 def lifts(limits: CgroupLimits, file: str) -> bool:
     """Whether the limits remove the limit of the file."""
-    if file in (notation.QUOTA, notation.MAX):
+    if file in (QUOTA, MAX):
         return limits.quota_microseconds == UNLIMITED
     return file in _MEMORY and limits.memory_limit_bytes == UNLIMITED
 
@@ -80,45 +105,160 @@ def lifts(limits: CgroupLimits, file: str) -> bool:
 def text(controllers: Controllers, group: str, file: str, limits: CgroupLimits, old: str) -> str:
     """The wanted content of the file, whose content is `old`. Raises CgroupError, ValueError."""
     quota, shares, memory = limits.quota_microseconds, limits.shares, limits.memory_limit_bytes
-    if file == notation.QUOTA and quota is not None:
-        return notation.quota_text(quota, _period(controllers, group))
-    if file == notation.MAX and quota is not None:
-        return notation.max_text(quota, old)
-    if file == notation.SHARES and shares is not None:
+    if file == QUOTA and quota is not None:
+        return quota_text(quota, _period(controllers, group))
+    if file == MAX and quota is not None:
+        return max_text(quota, old)
+    if file == SHARES and shares is not None:
         return str(shares)
-    if file == notation.WEIGHT and shares is not None:
-        return str(notation.weight(shares))
+    if file == WEIGHT and shares is not None:
+        return str(weight(shares))
     if file in _MEMORY and memory is not None:
-        return notation.memory_text(memory, file)
-    if file == notation.MEMS and limits.mems is not None:
+        return memory_text(memory, file)
+    if file == MEMS and limits.mems is not None:
         if not limits.mems and controllers.version("cpuset") == 1:
             raise ValueError("no memory nodes are wanted, and cgroup v1 can't inherit")
         return str(limits.mems)
-    if file == notation.MIGRATE and limits.migrate is not None:
+    if file == MIGRATE and limits.migrate is not None:
         return str(int(limits.migrate))
     raise ValueError(f"{file!r} is not wanted")
 
 
 def _value(controllers: Controllers, group: str, file: str, text: str) -> object:
-    match file:
-        case notation.QUOTA:
-            return notation.quota_of(text, _period(controllers, group))
-        case notation.MAX:
-            return notation.quota_of_max(text)
-        case notation.SHARES:
-            return int(text)
-        case notation.WEIGHT:
-            return notation.shares_of_weight(int(text))
-        case notation.MEMORY | notation.MEMORY_MAX:
-            return notation.memory_of(text)
-        case notation.MEMS:
-            return notation.nodes(text)
-        case _:
-            return text != "0"
+    if file == QUOTA:
+        return quota_of(text, _period(controllers, group))
+    if file == MAX:
+        return quota_of_max(text)
+    if file == SHARES:
+        return int(text)
+    if file == WEIGHT:
+        return shares_of_weight(int(text))
+    if file in _MEMORY:
+        return memory_of(text)
+    if file == MEMS:
+        return nodes(text)
+    return text != "0"
 
 
 def _period(controllers: Controllers, group: str) -> str:
-    period = controllers.read(group, notation.PERIOD)
+    period = controllers.read(group, _PERIOD)
     if period is None:
-        raise CgroupError(f"{group!r} has no {notation.PERIOD}")
+        raise CgroupError(f"{group!r} has no {_PERIOD}")
     return period
+
+
+def quota_text(quota_microseconds: int, period: str) -> str:
+    """For `cpu.cfs_quota_us`. Raises ValueError for a period that is none."""
+    scaled = _scaled(quota_microseconds, int(period))
+    return str(UNLIMITED if scaled is None else scaled)
+
+
+def max_text(quota_microseconds: int, present: str) -> str:
+    """For `cpu.max`, which holds the period as well. Raises ValueError."""
+    period = _parts(present)[1]
+    scaled = _scaled(quota_microseconds, period)
+    return f"{'max' if scaled is None else scaled} {period}"
+
+
+def quota_of(text: str, period: str) -> int:
+    """The quota for 100,000 µs. Raises ValueError."""
+    quota, length = int(text), int(period)
+    return UNLIMITED if quota < 0 else _per_period(quota, length)
+
+
+def quota_of_max(text: str) -> int:
+    """The quota for 100,000 µs. Raises ValueError."""
+    quota, period = _parts(text)
+    return UNLIMITED if quota is None else _per_period(quota, period)
+
+
+def weight(shares: int) -> int:
+    """The kubelet's formula."""
+    bound = min(max(shares, LEAST_SHARES), MOST_SHARES)
+    return 1 + (bound - LEAST_SHARES) * (_MOST_WEIGHT - 1) // (MOST_SHARES - LEAST_SHARES)
+
+
+def shares_of_weight(cpu_weight: int) -> int:
+    """The fewest shares that are this weight."""
+    steps = max(cpu_weight, 1) - 1
+    return LEAST_SHARES - (-steps * (MOST_SHARES - LEAST_SHARES) // (_MOST_WEIGHT - 1))
+
+
+def memory_text(limit_bytes: int, file: str) -> str:
+    if limit_bytes == UNLIMITED:
+        return "max" if file == MEMORY_MAX else str(UNLIMITED)
+    return str(limit_bytes)
+
+
+def memory_of(text: str) -> int:
+    """In bytes, UNLIMITED for no limit. Raises ValueError."""
+    if text == "max":
+        return UNLIMITED
+    limit = int(text)
+    return UNLIMITED if limit < 0 or limit >= _ALL_MEMORY else limit
+
+
+def same(file: str, one: str, other: str) -> bool:
+    """Whether two texts mean the same in this file. Raises ValueError for one without meaning."""
+    if one == other:
+        return True
+    if file == MEMS:
+        return nodes(one) == nodes(other)
+    return _amount(file, one) == _amount(file, other)
+
+
+def grows(file: str, old: str, new: str) -> bool:
+    """Whether the group gets more, so that its parent must be written first; of NUMA nodes any
+    further one, or the parent's (v2). Raises ValueError."""
+    if file == MEMS:
+        return not new or not nodes(new) <= nodes(old)
+    return _amount(file, new) > _amount(file, old)
+
+
+def _amount(file: str, text: str) -> Fraction | int:
+    if file == MAX:
+        from fractions import Fraction  # most nodes compare none: 0.1 MB
+
+        quota, period = _parts(text)
+        return _ENDLESS if quota is None else Fraction(quota, period)
+    if file == QUOTA:
+        quota = int(text)
+        return _ENDLESS if quota < 0 else quota
+    if file in (MEMORY, MEMORY_MAX):
+        limit = memory_of(text)
+        return _ENDLESS if limit == UNLIMITED else limit // resource.getpagesize()
+    if file == SHARES:
+        return min(max(int(text), LEAST_SHARES), MOST_SHARES)
+    if file in (WEIGHT, MIGRATE):
+        return int(text)
+    raise ValueError(f"{file!r} is no file of limits")
+
+
+@lru_cache(maxsize=256)
+def nodes(text: str) -> CpuSet:
+    """NUMA nodes as a Linux list. Raises CpuSetError, a ValueError."""
+    return CpuSet.parse(text)
+
+
+def _scaled(quota_microseconds: int, period: int) -> int | None:
+    """None for no limit."""
+    if quota_microseconds == UNLIMITED:
+        return None
+    if period < 1:
+        raise ValueError(f"{period} is no period")
+    return max(LEAST_QUOTA_MICROSECONDS, -(-quota_microseconds * period // PERIOD_MICROSECONDS))
+
+
+def _per_period(quota: int, period: int) -> int:
+    if period < 1:
+        raise ValueError(f"{period} is no period")
+    return -(-quota * PERIOD_MICROSECONDS // period)
+
+
+def _parts(text: str) -> tuple[int | None, int]:
+    """Quota and period of `cpu.max`."""
+    quota, _, period = text.partition(" ")
+    length = int(period)
+    if length < 1:
+        raise ValueError(f"{text!r} has no period")
+    return (None if quota == "max" else int(quota)), length

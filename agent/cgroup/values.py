@@ -19,21 +19,31 @@ writes that depend on it.
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterator, Mapping
-from typing import Final
-
 import msgspec
-
-from agent.cgroup import limits as fields
-from agent.cgroup import notation
-from agent.cgroup.controllers import Controllers
-from agent.cgroup.hierarchy import CgroupError, GroupGone
-from agent.cgroup.journal import Journal, JournalError, OriginalValue
-from agent.cgroup.notation import MAX, MEMORY_CURRENT, MEMORY_MAX, MEMS, MIGRATE, QUOTA
-from agent.cgroup.order import ancestors, parent
-from agent.cgroup.outcome import ValueChange, ValueOutcome, WriteState
+from agent.cgroup import limits as files
+from agent.cgroup.hierarchy import CgroupError
+from agent.cgroup.hierarchy import Controllers
+from agent.cgroup.hierarchy import GroupGone
+from agent.cgroup.hierarchy import MEMS
+from agent.cgroup.journal import Journal
+from agent.cgroup.journal import JournalError
+from agent.cgroup.journal import OriginalValue
+from agent.cgroup.limits import MAX
+from agent.cgroup.limits import MEMORY_CURRENT
+from agent.cgroup.limits import MEMORY_MAX
+from agent.cgroup.limits import MIGRATE
+from agent.cgroup.limits import QUOTA
+from agent.cgroup.order import ancestors
+from agent.cgroup.order import parent
+from agent.cgroup.outcome import ValueChange
+from agent.cgroup.outcome import ValueOutcome
+from agent.cgroup.outcome import WriteState
 from agent.model.qos import is_qos_root
-from agent.model.snapshot import UNLIMITED, CgroupLimits
+from agent.model.snapshot import CgroupLimits
+from agent.model.snapshot import UNLIMITED
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Mapping
 
 _EFFECTIVE_MEMS = "cpuset.mems.effective"
 
@@ -47,8 +57,8 @@ class ValueWrite(msgspec.Struct, frozen=True):
     new: str
 
 
-class ValueRound:
-    """Used once: `ask` or `ask_back` for each file, then `run`, then `changes`. Raises nothing for
+class LimitsPass:
+    """Used once: `request` or `request_original` for each file, then `run`, then `changes`. Raises nothing for
     the state of the machine."""
 
     def __init__(self, controllers: Controllers) -> None:
@@ -57,21 +67,19 @@ class ValueRound:
         self._changes: dict[tuple[str, str], ValueChange] = {}
         self._notes: dict[tuple[str, str], str] = {}
 
-    def ask(self, group: str, file: str, limits: CgroupLimits) -> None:
+    def request(self, group: str, file: str, limits: CgroupLimits) -> None:
         """Asks for the value of the limits in the file. A group to which v2 does not hand the
         controller down has no limit to lift."""
         try:
-            if fields.lifts(limits, file) and self._controllers.read(group, file) is None:
+            if files.lifts(limits, file) and self._controllers.read(group, file) is None:
                 self._settle(group, file, WriteState.RIGHT)
                 return
             old = self._present(group, file)
-            self._compare(
-                group, file, old, fields.text(self._controllers, group, file, limits, old)
-            )
+            self._compare(group, file, old, files.text(self._controllers, group, file, limits, old))
         except (CgroupError, ValueError) as error:
             self.fail(group, file, error)
 
-    def ask_back(self, group: str, file: str, original: str) -> None:
+    def request_original(self, group: str, file: str, original: str) -> None:
         """Give the file its original text."""
         try:
             old = self._present(group, file)
@@ -88,7 +96,7 @@ class ValueRound:
         return list(self._steps.values())
 
     def fail(self, group: str, file: str, reason: Exception | str) -> None:
-        """Note that the file ended without what was asked, and ask no more for it."""
+        """The file ended without its wanted content, and is not written any more."""
         step = self._steps.pop((group, file), None)
         state = WriteState.GONE if isinstance(reason, GroupGone) else WriteState.FAILED
         self._settle(group, file, state, step.old if step else None, None, str(reason))
@@ -118,15 +126,15 @@ class ValueRound:
         return text
 
     def _compare(self, group: str, file: str, old: str, new: str) -> None:
-        if notation.same(file, old, new):
+        if files.same(file, old, new):
             self._settle(group, file, WriteState.RIGHT, old, old)
         else:
             self._steps[group, file] = ValueWrite(group, file, old, new)
 
     def _write(self, step: ValueWrite) -> None:
-        if step.file == MEMORY_MAX and not notation.grows(step.file, step.old, step.new):
+        if step.file == MEMORY_MAX and not files.grows(step.file, step.old, step.new):
             used = int(self._present(step.group, MEMORY_CURRENT))
-            if used > notation.memory_of(step.new):
+            if used > files.memory_of(step.new):
                 raise CgroupError(
                     f"not written: {step.group!r} uses {used} bytes, more than '{step.new}'; "
                     "the kernel would kill its processes"
@@ -151,7 +159,7 @@ class ValueRound:
     def _read_back(self, step: ValueWrite) -> None:
         group, file = step.group, step.file
         now = self._present(group, file)
-        if not notation.same(file, now, step.new):
+        if not files.same(file, now, step.new):
             raise CgroupError(f"'{step.new}' was written to {file}, '{now}' read back")
         del self._steps[group, file]
         self._settle(group, file, WriteState.WRITTEN, step.old, now, self._notes.get((group, file)))
@@ -181,19 +189,16 @@ def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite
     for step in top_down:
         if step.file == MIGRATE:
             continue
-        if not notation.grows(step.file, step.old, step.new):
+        if not files.grows(step.file, step.old, step.new):
             shrinking.append(step)
         elif nested_nodes and step.file == MEMS and step.group in above:
-            both = notation.nodes(step.old) | notation.nodes(step.new)
-            if both != notation.nodes(step.new):
+            both = files.nodes(step.old) | files.nodes(step.new)
+            if both != files.nodes(step.new):
                 shrinking.append(step)
             yield msgspec.structs.replace(step, new=str(both))
         else:
             yield step
     yield from reversed(shrinking)
-
-
-read: Final = fields.read
 
 
 def apply(
@@ -204,25 +209,25 @@ def apply(
     Where all is right, this costs one read of each file (of a v1 quota a second, for its period)
     and no write. A journal that can't be written stops every write.
     """
-    round_ = ValueRound(controllers)
+    pass_ = LimitsPass(controllers)
     lifts = set()
     for group, limits in sorted(wanted.items()):
         shared = group == "/" or is_qos_root(group)
-        for file in fields.files(controllers, limits):
+        for file in files.files(controllers, limits):
             if shared:
-                round_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
+                pass_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
             else:
-                round_.ask(group, file, limits)
+                pass_.request(group, file, limits)
                 lifted = limits.quota_microseconds == UNLIMITED and limits.shares is None
                 if lifted and file in (QUOTA, MAX):
                     lifts.add((group, file))
     try:
-        _remember(controllers, journal, round_, lifts)
+        _remember(controllers, journal, pass_, lifts)
     except JournalError as error:
-        for step in round_.steps():
-            round_.fail(step.group, step.file, str(error))
-    round_.run()
-    return ValueOutcome(round_.changes())
+        for step in pass_.steps():
+            pass_.fail(step.group, step.file, str(error))
+    pass_.run()
+    return ValueOutcome(pass_.changes())
 
 
 def restore(
@@ -232,12 +237,12 @@ def restore(
     and removes the restored entries. Empty memory nodes become empty again on v2; when the kernel
     refuses that, they become those of the parent, and the note says so. On v1 such a group keeps
     its nodes."""
-    round_ = ValueRound(controllers)
+    pass_ = LimitsPass(controllers)
     for (group, file), original in journal.values.items():
         if only is None or (group, file) in only:
-            round_.ask_back(group, file, original.value)
-    round_.run()
-    changes = round_.changes()
+            pass_.request_original(group, file, original.value)
+    pass_.run()
+    changes = pass_.changes()
     settled = [(each.group, each.file) for each in changes if each.state is not WriteState.FAILED]
     try:
         journal.update_values((), settled)
@@ -249,14 +254,14 @@ def restore(
 def _remember(
     controllers: Controllers,
     journal: Journal,
-    round_: ValueRound,
+    pass_: LimitsPass,
     lifts: Collection[tuple[str, str]],
 ) -> None:
     """When another process wrote a limit that was lifted for good, as a kubelet does with every
     resize, that value becomes the original."""
     new = [
         OriginalValue(step.group, step.file, step.old)
-        for step in round_.steps()
+        for step in pass_.steps()
         if (step.group, step.file) not in journal or (step.group, step.file) in lifts
     ]
     if new:

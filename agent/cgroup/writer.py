@@ -19,8 +19,8 @@ from agent.cgroup.outcome import GroupChange, WriteOutcome, WriteState
 from agent.model.cpuset import CpuSet
 
 
-class Round:
-    """Used once: `ask` for each group, then `plan`, `run`, `read_back`, `outcome`. Only `own`
+class CpusetPass:
+    """Used once: `request` for each group, then `plan`, `run`, `read_back`, `outcome`. Only `own`
     raises for the state of the machine; otherwise the outcome reports it."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
@@ -28,7 +28,7 @@ class Round:
         self._inherits = hierarchy.version == 2
         self._own: dict[str, CpuSet] = {}  # as first read
         self._values: dict[str, CpuSet] = {}  # the tree that is planned, as it stands
-        self._asked: dict[str, CpuSet] = {}
+        self._requested: dict[str, CpuSet] = {}
         self._right: dict[str, CpuSet] = {}
         self._notes: dict[str, str] = {}
         self._changes: dict[str, GroupChange] = {}
@@ -44,15 +44,15 @@ class Round:
         return own
 
     def target(self, group: str) -> CpuSet | None:
-        """What the group is to hold at the end, if it was asked for and may still get it."""
-        return self._asked.get(group) or self._right.get(group)
+        """The CPUs that the group is to hold at the end, if it was requested and did not fail."""
+        return self._requested.get(group) or self._right.get(group)
 
-    def asked(self) -> list[str]:
+    def requested(self) -> list[str]:
         """The groups that are not right yet, nor settled."""
-        return list(self._asked)
+        return list(self._requested)
 
-    def ask(self, group: str, cpus: CpuSet, note: str | None = None) -> None:
-        """Give the group these CPUs, none of them beyond those of another group asked for above.
+    def request(self, group: str, cpus: CpuSet, note: str | None = None) -> None:
+        """Give the group these CPUs, none of them beyond those of a requested group above it.
 
         A group that has them costs one read (on v2 two) and no more.
         """
@@ -65,7 +65,7 @@ class Round:
                 self._right[group] = cpus
                 self.settle(group, WriteState.RIGHT)
             elif cpus <= self.own("/"):
-                self._asked[group] = cpus
+                self._requested[group] = cpus
             else:
                 offline = cpus - self.own("/")
                 self.fail(group, f"CPUs '{offline}' are not among the machine's '{self.own('/')}'")
@@ -81,29 +81,31 @@ class Round:
         self._changes[group] = GroupChange(group, state, old, old if new is None else new, note)
 
     def fail(self, group: str, reason: CgroupError | str) -> None:
-        """Note that the group ended without what was asked, and ask no more for it."""
-        self._asked.pop(group, None)
+        """The group ended without its wanted CPUs, and is not written any more."""
+        self._requested.pop(group, None)
         self._changes[group] = self._failure(group, reason)
 
     def plan(self) -> list[Write]:
-        """Read what the groups asked for depend on, and put the writes in order."""
-        for group in sorted(self._asked):  # what is above comes first, and reads all below it
+        """Reads the groups on which the requested ones depend, and returns the writes in order."""
+        for group in sorted(self._requested):  # what is above comes first, and reads all below it
             try:
                 own = self._values[group] = self.own(group)
                 # On v1 what is above holds no less than the group, and what is below no more.
-                if self._inherits or not self._asked[group] <= own:
+                if self._inherits or not self._requested[group] <= own:
                     for each in ancestors(group):
                         if each not in self._values:
                             self._values[each] = self.own(each)
-                if not self._inherits and not own <= self._asked[group]:
+                if not self._inherits and not own <= self._requested[group]:
                     self._read_below(group)
             except CgroupError as error:
                 self.fail(group, error)
-        if not self._asked:
+        if not self._requested:
             return []
         self._values["/"] = self.own("/")
-        wishes = {group: cpus for group in self._values if (cpus := self.target(group)) is not None}
-        return plan(GroupTree(self._values, self._inherits), wishes)
+        targets = {
+            group: cpus for group in self._values if (cpus := self.target(group)) is not None
+        }
+        return plan(GroupTree(self._values, self._inherits), targets)
 
     def before(self, writes: Sequence[Write]) -> dict[str, CpuSet]:
         """The own values that the writes are going to replace, by group."""
@@ -126,7 +128,7 @@ class Round:
                 if isinstance(error, GroupGone):
                     self._drop(each.group)
         for group, goal in goals.items():
-            if group in self._asked:
+            if group in self._requested:
                 continue
             if group in self._changes:  # failed before, and cut with what is above it
                 if group not in errors:
@@ -136,12 +138,12 @@ class Round:
                 self._others[group] = self._failure(group, errors[group])
             else:
                 self._others[group] = GroupChange(group, WriteState.WRITTEN, self._own[group], goal)
-        for group in [each for each in self._asked if each in errors]:
+        for group in [each for each in self._requested if each in errors]:
             self.fail(group, errors[group])
 
     def read_back(self) -> None:
-        """Settle the groups asked for by what the kernel made of their values."""
-        for group, cpus in list(self._asked.items()):
+        """Settles the requested groups by the values that the kernel made of theirs."""
+        for group, cpus in list(self._requested.items()):
             self._read_back(group, cpus)
 
     def outcome(self) -> WriteOutcome:
@@ -216,30 +218,30 @@ def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
     Where all is right, this costs one read of each group (on v2 two) and no write. A journal that
     can't be written stops every write: no value is taken that could not be given back.
     """
-    round_ = write(hierarchy, journal, wanted)
-    round_.read_back()
-    return round_.outcome()
+    pass_ = write(hierarchy, journal, wanted)
+    pass_.read_back()
+    return pass_.outcome()
 
 
-def write(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) -> Round:
+def write(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) -> CpusetPass:
     """The part of `apply` up to the last write; `read_back` is what remains to be done."""
-    round_ = Round(hierarchy)
+    pass_ = CpusetPass(hierarchy)
     for group, cpus in sorted(wanted.items()):
         conflict = _conflict(wanted, group)
         if conflict is None:
-            round_.ask(group, cpus)
+            pass_.request(group, cpus)
         else:
-            round_.fail(group, conflict)
-    writes = round_.plan()
-    before = round_.before(writes)
+            pass_.fail(group, conflict)
+    writes = pass_.plan()
+    before = pass_.before(writes)
     try:
         _remember(hierarchy, journal, before)
     except JournalError as error:
-        for group in round_.asked():
-            round_.fail(group, str(error))
-        return round_
-    round_.run(writes)
-    return round_
+        for group in pass_.requested():
+            pass_.fail(group, str(error))
+        return pass_
+    pass_.run(writes)
+    return pass_
 
 
 def restore(
@@ -260,18 +262,18 @@ def restore(
         if only is None or group in only
     }
     values.update(chosen or {})
-    round_ = Round(hierarchy)
+    pass_ = CpusetPass(hierarchy)
     for group in sorted(values, key=lambda each: (each.count("/"), each)):
         try:
             if hierarchy.version == 2:
-                _put(hierarchy, round_, group, values[group])
+                _put(hierarchy, pass_, group, values[group])
             else:
-                _ask_back(round_, group, values[group])
+                _request_original(pass_, group, values[group])
         except CgroupError as error:
-            round_.fail(group, error)
-    round_.run(round_.plan())
-    round_.read_back()
-    outcome = round_.outcome()
+            pass_.fail(group, error)
+    pass_.run(pass_.plan())
+    pass_.read_back()
+    outcome = pass_.outcome()
     try:
         journal.forget(
             each.group for each in outcome.changes if each.state is not WriteState.FAILED
@@ -299,10 +301,10 @@ def _vanished(hierarchy: Hierarchy, groups: Iterable[str]) -> list[str]:
     return [group for group in groups if not hierarchy.exists(group)]
 
 
-def _put(hierarchy: Hierarchy, round_: Round, group: str, cpus: CpuSet) -> None:
+def _put(hierarchy: Hierarchy, pass_: CpusetPass, group: str, cpus: CpuSet) -> None:
     """v2 refuses no order, and cuts what is effective by itself."""
-    if round_.own(group) == cpus:
-        round_.settle(group, WriteState.RIGHT)
+    if pass_.own(group) == cpus:
+        pass_.settle(group, WriteState.RIGHT)
         return
     note = None
     try:
@@ -314,18 +316,18 @@ def _put(hierarchy: Hierarchy, round_: Round, group: str, cpus: CpuSet) -> None:
         above = parent(group)
         cpus, note = hierarchy.effective_cpus(above), f"is used, so it got every CPU of {above!r}"
         hierarchy.write(group, cpus)
-    round_.settle(group, WriteState.WRITTEN, cpus, note)
+    pass_.settle(group, WriteState.WRITTEN, cpus, note)
 
 
-def _ask_back(round_: Round, group: str, cpus: CpuSet) -> None:
+def _request_original(pass_: CpusetPass, group: str, cpus: CpuSet) -> None:
     """Called top-down: what is above has its target already."""
     if not cpus:
-        round_.own(group)
-        round_.settle(group, WriteState.RIGHT, note="was empty, keeps what it has")
+        pass_.own(group)
+        pass_.settle(group, WriteState.RIGHT, note="was empty, keeps what it has")
         return
-    room = round_.own("/")
+    room = pass_.own("/")
     for above in ancestors(group):
-        room = round_.target(above) or (round_.own(above) & room) or room
+        room = pass_.target(above) or (pass_.own(above) & room) or room
     within = (cpus & room) or room
     cut = None if within == cpus else f"'{cpus}' is beyond what is above ('{room}')"
-    round_.ask(group, within, cut)
+    pass_.request(group, within, cut)

@@ -9,7 +9,7 @@ import logging
 import os
 from typing import Final
 
-from agent.cgroup import notation
+from agent.cgroup import limits
 from agent.cgroup.hierarchy import CPUS, MEMS
 from agent.host import inotify
 from agent.host.inotify import Inotify
@@ -28,7 +28,7 @@ class GroupKind(enum.Enum):
     CONTAINER = "container"
 
 
-_FILES: Final = frozenset({CPUS, MEMS, notation.MAX, notation.WEIGHT, notation.MEMORY_MAX})
+_FILES: Final = frozenset({CPUS, MEMS, limits.MAX, limits.WEIGHT, limits.MEMORY_MAX})
 """On v1 the limits are in other hierarchies, and wait for the next look."""
 _OUTSIDE: Final = frozenset({GroupKind.TOP, GroupKind.BESIDE})
 _MASKS: Final = {

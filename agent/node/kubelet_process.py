@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from agent.cgroup import names
-from agent.cgroup.namespace import absolute
+from agent.cgroup.names import absolute
 from agent.host import processes
 from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.kubelet import programs

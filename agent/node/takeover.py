@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Sequence
-from pathlib import Path
-
 import msgspec
-
+import os
 from agent.cgroup.hierarchy import Hierarchy
-from agent.cgroup.namespace import own_root
+from agent.cgroup.names import own_root
 from agent.cri.client import Cri
 from agent.discover import cpus as machine_cpus
 from agent.host import files
 from agent.kube import documents
 from agent.kube.documents import DocumentError
-from agent.kubelet import configuration, cpu_manager_state, takeover
+from agent.kubelet import configuration
+from agent.kubelet import cpu_manager_state
+from agent.kubelet import takeover
 from agent.kubelet.configuration import ConfigurationError
-from agent.kubelet.cpu_manager_state import CpuManagerState, Entries
+from agent.kubelet.cpu_manager_state import CpuManagerState
+from agent.kubelet.cpu_manager_state import Entries
 from agent.kubelet.takeover import TakeoverError
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
+from agent.model.cpuset import CpuSet
+from agent.model.cpuset import CpuSetError
+from agent.model.cpuset import EMPTY
 from agent.model.pods import Pod
 from agent.model.resources import NodeConfiguration
 from agent.model.settings import options
 from agent.model.settings.agent import DoctorSettings
-from agent.model.snapshot import NOTHING, Snapshot, SnapshotError
-from agent.node import kubelet_process, node_object
-from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.model.snapshot import NOTHING
+from agent.model.snapshot import Snapshot
+from agent.model.snapshot import SnapshotError
+from agent.node import kubelet_process
+from agent.node import node_object
+from agent.node.runtime_view import CgroupLocator
+from agent.node.runtime_view import RuntimeView
+from collections.abc import Sequence
+from pathlib import Path
 
 BACKUP_SUFFIX = ".topolet-backup"
 

@@ -11,8 +11,7 @@ import os
 import posixpath
 from collections.abc import Mapping
 
-from agent.cgroup.handles import Handles
-from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.hierarchy import Handles, Hierarchy
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 
 

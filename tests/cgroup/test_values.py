@@ -4,19 +4,22 @@ kernel."""
 import contextlib
 import errno
 import os
+import pytest
+from agent.cgroup import values
+from agent.cgroup.hierarchy import CgroupError
+from agent.cgroup.hierarchy import Controllers
+from agent.cgroup.hierarchy import GroupGone
+from agent.cgroup.hierarchy import Handles
+from agent.cgroup.journal import Journal
+from agent.cgroup.journal import OriginalValue
+from agent.cgroup.outcome import WriteState
+from agent.model.cpuset import CpuSet
+from agent.model.cpuset import EMPTY
+from agent.model.snapshot import CgroupLimits
+from agent.model.snapshot import UNLIMITED
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
-
-from agent.cgroup import values
-from agent.cgroup.controllers import Controllers
-from agent.cgroup.handles import Handles
-from agent.cgroup.hierarchy import CgroupError, GroupGone
-from agent.cgroup.journal import Journal, OriginalValue
-from agent.cgroup.outcome import WriteState
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.snapshot import UNLIMITED, CgroupLimits
+from tests.cgroup.present import present
 
 V1_GROUP = {
     "cpu/cpu.cfs_quota_us": "-1",
@@ -133,18 +136,18 @@ def test_what_is_set_is_read(machine: Machine) -> None:
     nodes = EMPTY if machine.kind == "v2" else CpuSet([0, 1])
     migrate = None if machine.kind == "v2" else False
     before = CgroupLimits(UNLIMITED, 2, UNLIMITED, nodes, migrate)
-    assert values.read(machine.controllers, BOX) == before
+    assert present(machine.controllers, BOX) == before
     outcome = values.apply(machine.controllers, machine.journal, {BOX: FULL})
     assert outcome.ok
     assert len(outcome.having(WriteState.WRITTEN)) == 4
-    now = values.read(machine.controllers, BOX)
+    now = present(machine.controllers, BOX)
     assert now.shares is not None
     assert abs(now.shares - 1024) < 27  # a step of the weight
     assert (now.quota_microseconds, now.memory_limit_bytes) == (50_000, 1 << 20)
     assert (now.mems, now.migrate) == (CpuSet([0]), migrate)
     back = values.restore(machine.controllers, machine.journal)
     assert back.ok
-    assert values.read(machine.controllers, BOX) == before
+    assert present(machine.controllers, BOX) == before
     assert Journal(machine.journal.path).values == {}
 
 
@@ -274,7 +277,7 @@ def test_a_vanished_group_is_gone_and_the_others_are_served(machine: Machine) ->
     assert len(gone) == len(outcome.having(WriteState.WRITTEN)) == 4
     assert outcome.ok
     with pytest.raises(GroupGone):
-        values.read(machine.controllers, f"{POD}/gone")
+        present(machine.controllers, f"{POD}/gone")
 
 
 def test_a_group_that_is_gone_leaves_the_journal_with_the_restore(v2: Machine) -> None:
@@ -330,7 +333,7 @@ def test_an_end_at_any_write_loses_no_original(machine: Machine, writes: int) ->
         if len(machine.handles.writes) == writes:
             raise Killed
 
-    before = values.read(machine.controllers, BOX)
+    before = present(machine.controllers, BOX)
     machine.handles.before_write = die
     with contextlib.suppress(Killed):
         machine.apply(box=FULL)
@@ -340,7 +343,7 @@ def test_an_end_at_any_write_loses_no_original(machine: Machine, writes: int) ->
     outcome = values.restore(machine.controllers, again)
     assert outcome.ok
     assert len(outcome.having(WriteState.WRITTEN)) == min(writes, 4)
-    assert values.read(machine.controllers, BOX) == before
+    assert present(machine.controllers, BOX) == before
     assert again.values == {}
 
 
@@ -400,7 +403,7 @@ def test_files_that_are_not_there_are_named(v2: Machine) -> None:
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note == f"'{BOX}' has no memory.max"
     assert len(outcome.having(WriteState.WRITTEN)) == 3
-    assert values.read(v2.controllers, BOX).memory_limit_bytes is None
+    assert present(v2.controllers, BOX).memory_limit_bytes is None
 
 
 def test_a_machine_without_a_controller_is_limited_by_nothing(tmp_path: Path) -> None:
@@ -413,7 +416,7 @@ def test_a_machine_without_a_controller_is_limited_by_nothing(tmp_path: Path) ->
     outcome = values.apply(controllers, Journal(tmp_path / "j"), {"/a": CgroupLimits(shares=5)})
     assert outcome.changes == ()
     assert controllers.missing() == ("cpu", "memory")
-    assert values.read(controllers, "/a") == CgroupLimits(mems=CpuSet([0]))
+    assert present(controllers, "/a") == CgroupLimits(mems=CpuSet([0]))
 
 
 @pytest.mark.parametrize("name", ["a", "/a/../b", "/a//b"])
@@ -421,7 +424,7 @@ def test_a_path_that_is_no_group_fails(machine: Machine, name: str) -> None:
     outcome = values.apply(machine.controllers, machine.journal, {name: CgroupLimits(shares=5)})
     assert [each.state for each in outcome.changes] == [WriteState.FAILED]
     with pytest.raises(CgroupError, match="no path of a cgroup"):
-        values.read(machine.controllers, name)
+        present(machine.controllers, name)
 
 
 def test_a_file_of_a_journal_that_is_none_of_ours_is_not_written(v2: Machine) -> None:
@@ -442,7 +445,7 @@ def test_garbage_in_a_file_is_an_error_that_names_it(v2: Machine) -> None:
     )
     assert [each.state for each in outcome.changes] == [WriteState.FAILED]
     with pytest.raises(CgroupError, match=rf"cannot understand cpu\.max of '{BOX}'"):
-        values.read(v2.controllers, BOX)
+        present(v2.controllers, BOX)
 
 
 def test_a_group_without_the_controller_needs_no_lifting(tmp_path: Path) -> None:

@@ -1,22 +1,26 @@
 """CgroupLimits on this machine's cgroups, v1 or v2 or both, whichever it has: needs root."""
 
 import os
+import pytest
 import subprocess
 import sys
 import uuid
+from agent.cgroup import limits as files
+from agent.cgroup import values
+from agent.cgroup.hierarchy import CgroupError
+from agent.cgroup.hierarchy import Controllers
+from agent.cgroup.hierarchy import MEMS
+from agent.cgroup.hierarchy import mounted
+from agent.cgroup.journal import Journal
+from agent.cgroup.outcome import WriteState
+from agent.model.cpuset import CpuSet
+from agent.model.cpuset import EMPTY
+from agent.model.snapshot import CgroupLimits
+from agent.model.snapshot import UNLIMITED
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-
-import pytest
-
-from agent.cgroup import notation, values
-from agent.cgroup.controllers import Controllers
-from agent.cgroup.hierarchy import CgroupError, mounted
-from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import WriteState
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.snapshot import UNLIMITED, CgroupLimits
+from tests.cgroup.present import present
 
 if os.geteuid() != 0:
     pytest.skip("limits can't be written without root", allow_module_level=True)
@@ -110,7 +114,7 @@ def journal(tmp_path: Path) -> Journal:
 
 
 def test_everything_is_set_and_given_back(play: Playground, journal: Journal) -> None:
-    before = {each: values.read(REAL, each) for each in (play.pod, play.box)}
+    before = {each: present(REAL, each) for each in (play.pod, play.box)}
     assert before[play.box].quota_microseconds == UNLIMITED
     assert before[play.box].memory_limit_bytes == UNLIMITED
     play.eater()
@@ -120,7 +124,7 @@ def test_everything_is_set_and_given_back(play: Playground, journal: Journal) ->
     }
     outcome = values.apply(REAL, journal, wanted)
     assert outcome.ok, outcome
-    now = values.read(REAL, play.box)
+    now = present(REAL, play.box)
     assert now.quota_microseconds == 150_000
     assert now.memory_limit_bytes == 256 * MIB, "whole pages"
     assert now.mems == ALL_NODES
@@ -130,7 +134,7 @@ def test_everything_is_set_and_given_back(play: Playground, journal: Journal) ->
     back = values.restore(REAL, Journal(journal.path))
     assert back.ok, back
     if V1_CPUSET:
-        assert {each: values.read(REAL, each) for each in before} == before
+        assert {each: present(REAL, each) for each in before} == before
     assert Journal(journal.path).values == {}
 
 
@@ -152,7 +156,7 @@ def test_every_change_of_nested_quotas_and_memory_is_legal(
         outcome = values.apply(REAL, journal, {play.pod: pod, play.box: box})
         assert outcome.ok, outcome
         for group, limits in ((play.pod, pod), (play.box, box)):
-            now = values.read(REAL, group)
+            now = present(REAL, group)
             assert now.quota_microseconds == limits.quota_microseconds
             assert now.memory_limit_bytes == limits.memory_limit_bytes
         if pair == legal[0]:
@@ -167,7 +171,7 @@ def test_a_quota_beyond_the_pods_is_refused_and_said(play: Playground, journal: 
     assert failed.note is not None
     assert "write '20000' to" in failed.note
     assert "Invalid argument" in failed.note
-    assert [each.file for each in outcome.having(WriteState.WRITTEN)] == [notation.SHARES]
+    assert [each.file for each in outcome.having(WriteState.WRITTEN)] == [files.SHARES]
     assert values.restore(REAL, journal).ok
 
 
@@ -178,7 +182,7 @@ def test_a_period_is_kept(play: Playground, journal: Journal) -> None:
     else:
         (folder / "cpu.max").write_text("max 20000")
     assert values.apply(REAL, journal, {play.box: CgroupLimits(50_000)}).ok
-    assert values.read(REAL, play.box).quota_microseconds == 50_000
+    assert present(REAL, play.box).quota_microseconds == 50_000
     if V1_CPU:
         assert (folder / "cpu.cfs_quota_us").read_text() == "10000\n"
         assert (folder / "cpu.cfs_period_us").read_text() == "20000\n"
@@ -194,9 +198,9 @@ def test_shares_stay_as_the_kernel_keeps_them(
     wanted = {play.box: CgroupLimits(shares=shares)}
     assert values.apply(REAL, journal, wanted).ok
     assert values.apply(REAL, journal, wanted).having(WriteState.RIGHT)
-    now = values.read(REAL, play.box).shares
+    now = present(REAL, play.box).shares
     assert now is not None
-    assert (now == shares) if V1_CPU else notation.weight(now) == notation.weight(shares)
+    assert (now == shares) if V1_CPU else files.weight(now) == files.weight(shares)
 
 
 def test_memory_in_use_is_never_cut(play: Playground, journal: Journal) -> None:
@@ -205,7 +209,7 @@ def test_memory_in_use_is_never_cut(play: Playground, journal: Journal) -> None:
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note is not None
     assert ("busy" if V1_MEMORY else "the kernel would kill") in failed.note
-    assert values.read(REAL, play.box).memory_limit_bytes == UNLIMITED
+    assert present(REAL, play.box).memory_limit_bytes == UNLIMITED
     assert eater.poll() is None
     assert values.apply(REAL, journal, {play.box: CgroupLimits(memory_limit_bytes=256 * MIB)}).ok
 
@@ -216,10 +220,10 @@ def test_a_group_that_returns_is_another(play: Playground, journal: Journal) -> 
     outcome = values.apply(REAL, journal, {play.box: NO_LIMITS})
     assert len(outcome.having(WriteState.GONE)) == 2
     play.make(play.box)
-    now = values.read(REAL, play.box)
+    now = present(REAL, play.box)
     assert (now.quota_microseconds, now.memory_limit_bytes) == (UNLIMITED, UNLIMITED)
     assert values.apply(REAL, journal, {play.box: CgroupLimits(60_000)}).ok
-    assert values.read(REAL, play.box).quota_microseconds == 60_000
+    assert present(REAL, play.box).quota_microseconds == 60_000
 
 
 def test_one_that_is_gone_at_the_restore(play: Playground, journal: Journal) -> None:
@@ -238,16 +242,16 @@ def test_one_that_is_gone_at_the_restore(play: Playground, journal: Journal) -> 
 @pytest.mark.skipif(not V1_CPUSET, reason="cgroup v2 always migrates")
 def test_migration_is_a_choice(play: Playground, journal: Journal) -> None:
     assert values.apply(REAL, journal, {play.box: CgroupLimits(migrate=True)}).ok
-    assert values.read(REAL, play.box).migrate is True
+    assert present(REAL, play.box).migrate is True
     assert values.restore(REAL, journal).ok
-    assert values.read(REAL, play.box).migrate is False
+    assert present(REAL, play.box).migrate is False
 
 
 @pytest.mark.skipif(len(ALL_NODES) < 2, reason="needs two NUMA nodes")
 def test_memory_nodes_move_down_a_whole_branch(play: Playground, journal: Journal) -> None:
     eater = play.eater()
     first, second = (CpuSet([node]) for node in list(ALL_NODES)[:2])
-    before = {each: values.read(REAL, each).mems for each in (play.pod, play.box)}
+    before = {each: present(REAL, each).mems for each in (play.pod, play.box)}
     for nodes in (first, second, first | second, second, first):
         wanted = {each: CgroupLimits(mems=nodes, migrate=True) for each in (play.pod, play.box)}
         outcome = values.apply(REAL, journal, wanted)
@@ -257,7 +261,7 @@ def test_memory_nodes_move_down_a_whole_branch(play: Playground, journal: Journa
     assert back.ok, back
     assert memory_nodes(eater.pid) == ALL_NODES
     for each in back.changes:
-        if each.file == notation.MEMS:
+        if each.file == MEMS:
             inherits = before[each.group] == EMPTY and each.note is None
             assert each.new == ("" if inherits else str(ALL_NODES))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup.handles import Handles
+from agent.cgroup.hierarchy import Handles
 from agent.node.reconcile import ReconcileError
 from tests.node.world import World
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup.handles import Handles
+from agent.cgroup.hierarchy import Handles
 
 
 def open_files() -> list[str]:

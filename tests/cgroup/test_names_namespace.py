@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
-from agent.cgroup.namespace import absolute, own_root
+from agent.cgroup.names import absolute, own_root
 
 OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
 
@@ -54,7 +54,7 @@ def test_outside_of_a_namespace_it_is_the_root() -> None:
 _INSIDE = """
 import os, subprocess, sys
 import types
-from agent.cgroup.namespace import absolute, own_root
+from agent.cgroup.names import absolute, own_root
 kind, path, mine, other = sys.argv[1:]
 options = ["-t", "cgroup2"] if kind == "2" else ["-t", "cgroup", "-o", "cpuset"]
 os.makedirs(mine, exist_ok=True)

@@ -1,19 +1,16 @@
 import pytest
+from agent.cgroup import limits
+from agent.cgroup.hierarchy import MEMS
+from agent.cgroup.limits import MAX
+from agent.cgroup.limits import MEMORY
+from agent.cgroup.limits import MEMORY_MAX
+from agent.cgroup.limits import MIGRATE
+from agent.cgroup.limits import QUOTA
+from agent.cgroup.limits import SHARES
+from agent.cgroup.limits import WEIGHT
+from agent.model.snapshot import UNLIMITED
 from hypothesis import given
 from hypothesis import strategies as st
-
-from agent.cgroup import notation
-from agent.cgroup.notation import (
-    MAX,
-    MEMORY,
-    MEMORY_MAX,
-    MEMS,
-    MIGRATE,
-    QUOTA,
-    SHARES,
-    WEIGHT,
-)
-from agent.model.snapshot import UNLIMITED
 
 
 @pytest.mark.parametrize(
@@ -28,10 +25,10 @@ from agent.model.snapshot import UNLIMITED
     ],
 )
 def test_quota_is_for_the_period_there(quota: int, period: str, text: str) -> None:
-    assert notation.quota_text(quota, period) == text
-    v2 = notation.max_text(quota, f"max {period}")
+    assert limits.quota_text(quota, period) == text
+    v2 = limits.max_text(quota, f"max {period}")
     assert v2 == f"{'max' if text == '-1' else text} {period}"
-    assert notation.max_text(quota, f"7000 {period}") == v2
+    assert limits.max_text(quota, f"7000 {period}") == v2
 
 
 @pytest.mark.parametrize(
@@ -39,8 +36,8 @@ def test_quota_is_for_the_period_there(quota: int, period: str, text: str) -> No
     [("50000", "100000", 50_000), ("10000", "20000", 50_000), ("-1", "100000", UNLIMITED)],
 )
 def test_quota_there(text: str, period: str, quota: int) -> None:
-    assert notation.quota_of(text, period) == quota
-    assert notation.quota_of_max(f"{'max' if text == '-1' else text} {period}") == quota
+    assert limits.quota_of(text, period) == quota
+    assert limits.quota_of_max(f"{'max' if text == '-1' else text} {period}") == quota
 
 
 # The kubelet's own table: KEP-2254, and runc before 1.4.
@@ -49,18 +46,18 @@ def test_quota_there(text: str, period: str, quota: int) -> None:
     [(0, 1), (2, 1), (1024, 39), (512, 20), (262_144, 10_000), (10**9, 10_000)],
 )
 def test_weight(shares: int, weight: int) -> None:
-    assert notation.weight(shares) == weight
+    assert limits.weight(shares) == weight
 
 
 @given(st.integers(1, 10_000))
 def test_shares_of_a_weight_are_that_weight_and_no_fewer_are(weight: int) -> None:
-    shares = notation.shares_of_weight(weight)
-    assert notation.weight(shares) == weight
-    assert shares == 2 or notation.weight(shares - 1) == weight - 1
+    shares = limits.shares_of_weight(weight)
+    assert limits.weight(shares) == weight
+    assert shares == 2 or limits.weight(shares - 1) == weight - 1
 
 
 def test_an_idle_group_has_the_least_shares() -> None:
-    assert notation.shares_of_weight(0) == 2
+    assert limits.shares_of_weight(0) == 2
 
 
 @pytest.mark.parametrize(
@@ -74,13 +71,13 @@ def test_an_idle_group_has_the_least_shares() -> None:
     ],
 )
 def test_memory(text: str, limit: int) -> None:
-    assert notation.memory_of(text) == limit
+    assert limits.memory_of(text) == limit
 
 
 def test_no_memory_limit_is_written_as_the_file_wants_it() -> None:
-    assert notation.memory_text(UNLIMITED, MEMORY) == "-1"
-    assert notation.memory_text(UNLIMITED, MEMORY_MAX) == "max"
-    assert notation.memory_text(8192, MEMORY_MAX) == "8192"
+    assert limits.memory_text(UNLIMITED, MEMORY) == "-1"
+    assert limits.memory_text(UNLIMITED, MEMORY_MAX) == "max"
+    assert limits.memory_text(8192, MEMORY_MAX) == "8192"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +96,9 @@ def test_no_memory_limit_is_written_as_the_file_wants_it() -> None:
     ],
 )
 def test_the_same(file: str, one: str, other: str) -> None:
-    assert notation.same(file, one, other)
-    assert notation.same(file, other, one)
-    assert not notation.grows(file, one, other)
+    assert limits.same(file, one, other)
+    assert limits.same(file, other, one)
+    assert not limits.grows(file, one, other)
 
 
 @pytest.mark.parametrize(
@@ -120,18 +117,18 @@ def test_the_same(file: str, one: str, other: str) -> None:
     ],
 )
 def test_less_and_more(file: str, less: str, more: str) -> None:
-    assert not notation.same(file, less, more)
-    assert notation.grows(file, less, more)
-    assert not notation.grows(file, more, less)
+    assert not limits.same(file, less, more)
+    assert limits.grows(file, less, more)
+    assert not limits.grows(file, more, less)
 
 
 def test_other_nodes_grow_both_ways() -> None:
-    assert notation.grows(MEMS, "0", "1")
-    assert notation.grows(MEMS, "1", "0")
+    assert limits.grows(MEMS, "0", "1")
+    assert limits.grows(MEMS, "1", "0")
 
 
 def test_the_parents_nodes_may_be_more() -> None:
-    assert notation.grows(MEMS, "0", "")
+    assert limits.grows(MEMS, "0", "")
 
 
 @pytest.mark.parametrize(
@@ -140,9 +137,9 @@ def test_the_parents_nodes_may_be_more() -> None:
 )
 def test_a_text_without_meaning_is_an_error(file: str, text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - int()'s and CpuSet's too
-        notation.same(file, text, "1 1")
+        limits.same(file, text, "1 1")
 
 
 def test_a_file_that_is_no_limit_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"'cpu\.idle' is no file of limits"):
-        notation.same("cpu.idle", "0", "1")
+        limits.same("cpu.idle", "0", "1")

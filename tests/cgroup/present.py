@@ -1,0 +1,25 @@
+"""The limits that a group has at present, of all files that its machine has."""
+
+from __future__ import annotations
+
+from agent.cgroup import limits
+from agent.cgroup.hierarchy import MEMS, Controller, Controllers
+from agent.model.wanted import CgroupLimits
+
+_FILES: dict[Controller, tuple[str, ...]] = {
+    "cpu": (limits.QUOTA, limits.MAX, limits.SHARES, limits.WEIGHT),
+    "memory": (limits.MEMORY, limits.MEMORY_MAX),
+    "cpuset": (MEMS, limits.MIGRATE),
+}
+
+
+def present(controllers: Controllers, group: str) -> CgroupLimits:
+    """None for a value that the machine does not have. Raises CgroupError, GroupGone."""
+    texts = {
+        file: text
+        for controller, files in _FILES.items()
+        if controllers.version(controller) is not None
+        for file in files
+        if (text := controllers.read(group, file)) is not None
+    }
+    return limits.parsed(controllers, group, texts)
