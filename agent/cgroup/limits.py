@@ -15,24 +15,23 @@ kernel rounds memory down to pages. Texts have no line end.
 
 from __future__ import annotations
 
-import msgspec
 import resource
-from agent.cgroup.hierarchy import CgroupError
-from agent.cgroup.hierarchy import Controller
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import MEMS
-from agent.model.cpuset import CpuSet
-from agent.model.snapshot import CgroupLimits
-from agent.model.snapshot import UNLIMITED
-from agent.model.wanted import LEAST_QUOTA_MICROSECONDS
-from agent.model.wanted import LEAST_SHARES
-from agent.model.wanted import MOST_SHARES
-from agent.model.wanted import PERIOD_MICROSECONDS
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Final
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from agent.cgroup.hierarchy import MEMS, CgroupError, Controller, Controllers
+from agent.model.cpuset import CpuSet
+from agent.model.snapshot import (
+    LEAST_QUOTA_MICROSECONDS,
+    LEAST_SHARES,
+    MOST_SHARES,
+    PERIOD_MICROSECONDS,
+    UNLIMITED,
+    CgroupLimits,
+)
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -19,31 +19,18 @@ writes that depend on it.
 from __future__ import annotations
 
 import errno
+from collections.abc import Collection, Iterator, Mapping
+
 import msgspec
+
 from agent.cgroup import limits as files
-from agent.cgroup.hierarchy import CgroupError
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import GroupGone
-from agent.cgroup.hierarchy import MEMS
-from agent.cgroup.journal import Journal
-from agent.cgroup.journal import JournalError
-from agent.cgroup.journal import OriginalValue
-from agent.cgroup.limits import MAX
-from agent.cgroup.limits import MEMORY_CURRENT
-from agent.cgroup.limits import MEMORY_MAX
-from agent.cgroup.limits import MIGRATE
-from agent.cgroup.limits import QUOTA
-from agent.cgroup.order import ancestors
-from agent.cgroup.order import parent
-from agent.cgroup.outcome import ValueChange
-from agent.cgroup.outcome import ValueOutcome
-from agent.cgroup.outcome import WriteState
+from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, GroupGone
+from agent.cgroup.journal import Journal, JournalError, OriginalValue
+from agent.cgroup.limits import MAX, MEMORY_CURRENT, MEMORY_MAX, MIGRATE, QUOTA
+from agent.cgroup.order import ancestors, parent
+from agent.cgroup.outcome import ValueChange, ValueOutcome, WriteState
 from agent.model.qos import is_qos_root
-from agent.model.snapshot import CgroupLimits
-from agent.model.snapshot import UNLIMITED
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
+from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 _EFFECTIVE_MEMS = "cpuset.mems.effective"
 
@@ -58,8 +45,8 @@ class ValueWrite(msgspec.Struct, frozen=True):
 
 
 class LimitsPass:
-    """Used once: `request` or `request_original` for each file, then `run`, then `changes`. Raises nothing for
-    the state of the machine."""
+    """Used once: `request` or `request_original` for each file, then `run`, then `changes`. The
+    state of the machine raises nothing."""
 
     def __init__(self, controllers: Controllers) -> None:
         self._controllers = controllers

@@ -88,8 +88,7 @@ def _serve(settings: AgentSettings) -> Serve | None:
     _needs_grpcio(name)
 
     def serve(answer: Callable[[str, bytes], bytes]) -> PodResourcesServer:
-        from agent.kubelet.corrected import METHODS
-        from agent.kubelet.podresources import SERVICE
+        from agent.kubelet.podresources import METHODS, SERVICE
         from agent.rpc.server import GrpcServer, Method
 
         def method(name: str) -> Method:

@@ -28,12 +28,11 @@ from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.device_checkpoint import DeviceCheckpoint
 from agent.kubelet.memory_manager_state import Blocks, MemoryManagerState
 from agent.kubelet.statefile import StateFileError
-from agent.kubelet.takeover import TakeoverError
 from agent.model.cpuset import CpuSet
 from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError
 from agent.node import takeover
-from agent.node.takeover import TakenOver
+from agent.node.takeover import TakenOver, TakeoverError
 from agent.rpc.grpc import RpcError
 from agent.view.format import table
 

@@ -1,11 +1,19 @@
 """What a kubelet is configured to do about CPUs, NUMA nodes and memory.
 
-The same object comes from `/configz` (`{"kubeletconfig": {...}}`) and from the file that `--config`
-names; flags of its command line win over the file (KubeletConfiguration v1beta1)."""
+A running kubelet answers GET /configz on its own port with `{"kubeletconfig": {...}}`. The same
+object is in the file that `--config` names; flags of the command line win over the file
+(KubeletConfiguration v1beta1).
+"""
 
 from __future__ import annotations
 
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException, HTTPResponse
 from typing import Any, Final
 
 import msgspec
@@ -99,7 +107,7 @@ def to_object(configuration: KubeletConfiguration) -> dict[str, Any]:
     """The reverse of `of_object`, without the source."""
     it = configuration
     options = {} if it.max_numa_nodes is None else {_MAX_NUMA_NODES: str(it.max_numa_nodes)}
-    said = {
+    fields = {
         "cpuManagerPolicy": it.cpu_manager_policy,
         "cpuManagerPolicyOptions": it.cpu_manager_options,
         "topologyManagerPolicy": it.topology_manager_policy,
@@ -115,7 +123,7 @@ def to_object(configuration: KubeletConfiguration) -> dict[str, Any]:
         "cgroupDriver": it.cgroup_driver,
         "cgroupRoot": it.cgroup_root,
     }
-    return {name: value for name, value in said.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
 def of_command_line(
@@ -124,10 +132,10 @@ def of_command_line(
     """Of a kubelet's command line and the object in the file that it names (None: no file). Raises
     ConfigurationError."""
     written = _decoded(content or {}, source)
-    said = {_FLAGS[name]: value for name, value in flags(words).items() if name in _FLAGS}
+    given = {_FLAGS[name]: value for name, value in flags(words).items() if name in _FLAGS}
     changed: dict[str, Any] = {
         name: _pairs(name, value, source) if name in _MAPS else value
-        for name, value in said.items()
+        for name, value in given.items()
     }
     if "reserved_memory" in changed:
         changed["reserved_memory"] = _reserved_memory(changed["reserved_memory"], source)
@@ -232,3 +240,45 @@ def _memory_bytes(reserved: list[_ReservedMemory], source: str) -> dict[int, int
             raise ConfigurationError(f"{source}: {where}: {error}") from None
         bytes_[each.numa_node] = bytes_.get(each.numa_node, 0) + amount
     return bytes_
+
+
+CONFIGZ_SECONDS: Final = 5.0
+CONFIGZ_BYTES: Final = 4 << 20
+
+
+def read_configz(url: str, token_file: str, ca_file: str) -> KubeletConfiguration | None:
+    """`url`: `https://NODE:10250/configz`, or a `file:` with such an answer. Kubelets mostly sign
+    their own certificate, so it is verified only with a `ca_file`. None when nothing listens: the
+    kubelet does not run. Raises ConfigurationError."""
+    try:
+        request = urllib.request.Request(url)
+        if token_file:
+            with open(token_file, encoding="utf-8") as file:
+                request.add_header("Authorization", f"Bearer {file.read().strip()}")
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if not ca_file:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        with urllib.request.urlopen(request, timeout=CONFIGZ_SECONDS, context=context) as answer:
+            raw = _body(answer)
+        content = json.loads(raw)
+    except (urllib.error.HTTPError, HTTPException, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{url}: {error}") from error
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionRefusedError):
+            return None
+        raise ConfigurationError(f"{url}: {error.reason}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{url}: {error}") from error
+    return of_object(content, url)
+
+
+def _body(answer: HTTPResponse) -> bytes:
+    """Raises TimeoutError after CONFIGZ_SECONDS, even if each single read was in time."""
+    end = time.monotonic() + CONFIGZ_SECONDS
+    raw = b""
+    while len(raw) < CONFIGZ_BYTES and (more := answer.read1(CONFIGZ_BYTES - len(raw))):
+        raw += more
+        if time.monotonic() > end:
+            raise TimeoutError(f"the answer takes longer than {CONFIGZ_SECONDS} s")
+    return raw

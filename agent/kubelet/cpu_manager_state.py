@@ -70,7 +70,7 @@ def read(path: str) -> CpuManagerState:
     return statefile.read(path, decode, CpuManagerState())
 
 
-@functools.lru_cache(maxsize=1)  # the agent looks often, the kubelet seldom writes
+@functools.lru_cache(maxsize=1)  # the agent reads it often, the kubelet seldom writes it
 def decode(raw: bytes) -> CpuManagerState:
     """Raises StateFileError for a torn text or an unknown format; `checked` reports a wrong
     checksum."""

@@ -1,6 +1,11 @@
 """The kubelet's PodResources API (v1, ../../protos/podresources.proto), which it serves on a unix
-socket of its node, and its messages as values: the error for an impossible value names the
-field."""
+socket of its node.
+
+The client returns its messages as values; the error for an impossible value names the field. The
+corrected lister passes the answers on to exporters, with the CPUs and devices that containers
+really have in the place of those that the kubelet gave them. It changes nothing else, and keeps the
+fields of newer kubelets.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,18 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from agent.allocate.device_holders.names import Keys, meaning
 from agent.model.cpuset import MAX_ID, CpuSet
+from agent.model.holding import DeviceGrant, HoldingSource
 from agent.model.podresources import (
     Allocatable,
     ClaimedDevice,
+    ContainerCorrection,
     ContainerResources,
+    Corrections,
     GivenDevice,
     MemoryBlock,
+    OwnDevice,
     PodResources,
     ResourceClaim,
 )
@@ -32,6 +42,117 @@ MAX_SIZE_BYTES: Final = (1 << 63) - 1
 _NO_NODE: Final = -1
 """The number that the kernel gives for no NUMA node (Documentation/ABI/testing/sysfs-bus-pci,
 numa_node), which some device plugins hand on."""
+
+
+MAX_REPLY_BYTES: Final = 16 << 20
+"""More than any node's pods need, and the limit of other clients (resource-topology-exporter:
+pkg/podres/client.go, DefaultMaxMsgSize)."""
+
+SERVICE: Final = "v1.PodResourcesLister"
+
+
+Reply = TypeVar("Reply", bound=Message)
+Value = TypeVar("Value")
+
+
+class PodResourcesError(Exception):
+    """A call without a valid answer; the message names socket and method."""
+
+    def __init__(self, socket: str, method: str, reason: str) -> None:
+        super().__init__(f"{socket}: {method}: {reason}")
+        self.socket = socket
+        self.method = method
+        self.reason = reason
+
+
+class NobodyAnswersError(PodResourcesError):
+    """The kubelet does not run, is starting, or does not answer in time."""
+
+
+class NotServedError(PodResourcesError):
+    """This kubelet does not have the method, or it is off by a feature gate."""
+
+
+class RateLimitError(PodResourcesError):
+    """All clients of the kubelet together ask more often than it lets them."""
+
+
+class MalformedPodResourcesError(PodResourcesError):
+    """The answer can't be right; the message names pod, container and field too."""
+
+
+class PodResourcesClient:
+    """Safe for threads; every method raises PodResourcesError."""
+
+    def __init__(self, socket_path: str, timeout_seconds: float = 10.0) -> None:
+        self._path = socket_path
+        self._timeout_seconds = timeout_seconds
+        self._channel = Channel(socket_path, MAX_REPLY_BYTES)
+
+    def pods(self) -> tuple[PodResources, ...]:
+        """The kubelet's pods by name, also those that hold nothing; before 1.34 ended ones too."""
+        request, kind = pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse
+        return self._ask("List", request, kind, pods)
+
+    def allocatable(self) -> Allocatable:
+        """What the kubelet could give."""
+        request, kind = pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
+        return self._ask("GetAllocatableResources", request, kind, allocatable)
+
+    def pod(self, namespace: str, name: str) -> PodResources | None:
+        """One pod; None where the kubelet has none of that name."""
+        request = pb.GetPodResourcesRequest(pod_namespace=namespace, pod_name=name)
+
+        def read(reply: pb.GetPodResourcesResponse) -> PodResources:
+            found = pod(reply.pod_resources)
+            if found.key != (namespace, name):
+                text = f"the answer is of {found.namespace}/{found.name}"
+                raise FieldError(f"pod {namespace}/{name}: {text}")
+            return found
+
+        try:
+            return self._ask("Get", request, pb.GetPodResourcesResponse, read)
+        except _NotFoundError:
+            return None
+
+    def close(self) -> None:
+        """Closes the connection; a later call opens it again."""
+        self._channel.close()
+
+    def _ask(
+        self, method: str, request: Message, kind: type[Reply], read: Callable[[Reply], Value]
+    ) -> Value:
+        path = f"/{SERVICE}/{method}"
+        try:
+            raw = self._channel.call(path, request.SerializeToString(), self._timeout_seconds)
+            return read(kind.FromString(raw))
+        except RpcError as error:
+            raise _error_of(error)(self._path, method, str(error)) from None
+        except DecodeError as error:
+            text = f"the reply is no {kind.__name__}: {error}"
+            raise MalformedPodResourcesError(self._path, method, text) from None
+        except FieldError as error:
+            raise MalformedPodResourcesError(self._path, method, str(error)) from None
+
+
+class _NotFoundError(PodResourcesError):
+    pass
+
+
+def _error_of(error: RpcError) -> type[PodResourcesError]:
+    """The kubelet reports in the message of an UNKNOWN that a pod does not exist or a feature gate
+    is off."""
+    if error.code in NO_ANSWER:
+        return NobodyAnswersError
+    if error.code == Code.UNIMPLEMENTED:
+        return NotServedError
+    if error.code == Code.RESOURCE_EXHAUSTED and "rate limit" in error.message:
+        return RateLimitError
+    if error.code == Code.UNKNOWN and error.message.endswith("disabled"):
+        return NotServedError
+    if error.code in (Code.UNKNOWN, Code.NOT_FOUND) and error.message.endswith("not found"):
+        return _NotFoundError
+    return PodResourcesError
 
 
 class FieldError(ValueError):
@@ -129,10 +250,10 @@ def _claim(message: pb.DynamicResource, of: str) -> ResourceClaim:
         if not each.driver_name:
             text = f"claim_resources of {message.claim_name}: driver_name is empty"
             raise FieldError(f"{of}: dynamic_resources: {text}")
-        told = [device.name for device in each.cdi_devices]
-        again = len(before) if each.driver_name == driver and len(told) > len(before) else 0
-        own = told[again:] if told[:again] == before[:again] else told
-        driver, before = each.driver_name, told
+        names = [device.name for device in each.cdi_devices]
+        again = len(before) if each.driver_name == driver and len(names) > len(before) else 0
+        own = names[again:] if names[:again] == before[:again] else names
+        driver, before = each.driver_name, names
         devices.append(
             ClaimedDevice(
                 each.driver_name,
@@ -152,111 +273,88 @@ def _node(node: int, field: str) -> int:
     return node
 
 
-MAX_REPLY_BYTES: Final = 16 << 20
-"""More than any node's pods need, and the limit of other clients (resource-topology-exporter:
-pkg/podres/client.go, DefaultMaxMsgSize)."""
+METHODS: Final = ("List", "GetAllocatableResources", "Get")
+ANSWER_SECONDS: Final = 10.0
+RESOURCES: Final = {
+    "gpu": "nvidia.com/gpu",
+    "rdma": "koordinator.sh/rdma",
+    "fpga": "koordinator.sh/fpga",
+}
+"""The resource names that exporters know, for devices that no plugin of the kubelet gave."""
 
-SERVICE: Final = "v1.PodResourcesLister"
-
-Reply = TypeVar("Reply", bound=Message)
-Value = TypeVar("Value")
-
-
-class PodResourcesError(Exception):
-    """A question that got no good answer; the message names socket and method."""
-
-    def __init__(self, socket: str, method: str, reason: str) -> None:
-        super().__init__(f"{socket}: {method}: {reason}")
-        self.socket = socket
-        self.method = method
-        self.reason = reason
+Known = tuple[Corrections, Keys]
+"""`Keys` has the types of the devices that the kubelet lists."""
 
 
-class NobodyAnswersError(PodResourcesError):
-    """The kubelet does not run, is starting, or does not answer in time."""
+class CorrectedLister:
+    """Calls the kubelet for each answer, so that errors and rate limits are the kubelet's. `known`:
+    the corrections now, None before the first. Safe for threads."""
 
+    def __init__(self, kubelet_socket: str, known: Callable[[], Known | None]) -> None:
+        self._channel = Channel(kubelet_socket, MAX_REPLY_BYTES)
+        self._known = known
 
-class NotServedError(PodResourcesError):
-    """This kubelet does not have the method, or it is off by a feature gate."""
-
-
-class RateLimitError(PodResourcesError):
-    """All clients of the kubelet together ask more often than it lets them."""
-
-
-class MalformedPodResourcesError(PodResourcesError):
-    """The answer can't be right; the message names pod, container and field too."""
-
-
-class PodResourcesClient:
-    """Safe for threads; every method raises PodResourcesError."""
-
-    def __init__(self, socket_path: str, timeout_seconds: float = 10.0) -> None:
-        self._path = socket_path
-        self._timeout_seconds = timeout_seconds
-        self._channel = Channel(socket_path, MAX_REPLY_BYTES)
-
-    def pods(self) -> tuple[PodResources, ...]:
-        """The kubelet's pods by name, also those that hold nothing; before 1.34 ended ones too."""
-        request, kind = pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse
-        return self._ask("List", request, kind, pods)
-
-    def allocatable(self) -> Allocatable:
-        """What the kubelet could give."""
-        request, kind = pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
-        return self._ask("GetAllocatableResources", request, kind, allocatable)
-
-    def pod(self, namespace: str, name: str) -> PodResources | None:
-        """One pod; None where the kubelet has none of that name."""
-        request = pb.GetPodResourcesRequest(pod_namespace=namespace, pod_name=name)
-
-        def read(reply: pb.GetPodResourcesResponse) -> PodResources:
-            told = pod(reply.pod_resources)
-            if told.key != (namespace, name):
-                text = f"the answer is of {told.namespace}/{told.name}"
-                raise FieldError(f"pod {namespace}/{name}: {text}")
-            return told
-
-        try:
-            return self._ask("Get", request, pb.GetPodResourcesResponse, read)
-        except _NotFoundError:
-            return None
+    def answer(self, method: str, request: bytes) -> bytes:
+        """The reply's message. Raises RpcError."""
+        known = self._known()
+        if known is None:
+            raise RpcError(Code.UNAVAILABLE, "the agent did not complete its first pass yet")
+        reply = self._channel.call(f"/{SERVICE}/{method}", request, ANSWER_SECONDS)
+        return corrected(method, reply, *known)
 
     def close(self) -> None:
-        """Closes the connection; a later call opens it again."""
+        """After the call under way."""
         self._channel.close()
 
-    def _ask(
-        self, method: str, request: Message, kind: type[Reply], read: Callable[[Reply], Value]
-    ) -> Value:
-        path = f"/{SERVICE}/{method}"
-        try:
-            raw = self._channel.call(path, request.SerializeToString(), self._timeout_seconds)
-            return read(kind.FromString(raw))
-        except RpcError as error:
-            raise _told(error)(self._path, method, str(error)) from None
-        except DecodeError as error:
-            text = f"the reply is no {kind.__name__}: {error}"
-            raise MalformedPodResourcesError(self._path, method, text) from None
-        except FieldError as error:
-            raise MalformedPodResourcesError(self._path, method, str(error)) from None
+
+def corrected(method: str, reply: bytes, corrections: Corrections, keys: Keys) -> bytes:
+    """Raises RpcError where the kubelet's reply can't be read."""
+    if method == "GetAllocatableResources":
+        return reply
+    kind = pb.ListPodResourcesResponse if method == "List" else pb.GetPodResourcesResponse
+    try:
+        message = kind.FromString(reply)
+    except DecodeError as error:
+        text = f"{method}: the kubelet's reply is no {kind.__name__}: {error}"
+        raise RpcError(Code.INTERNAL, text) from None
+    pods = (
+        message.pod_resources
+        if isinstance(message, pb.ListPodResourcesResponse)
+        else [message.pod_resources]
+    )
+    for pod in pods:
+        correction = corrections.get((pod.namespace, pod.name))
+        if correction is not None:
+            for container in pod.containers:
+                _correct(container, correction.of(container.name), keys)
+    return message.SerializeToString()
 
 
-class _NotFoundError(PodResourcesError):
-    pass
+def _correct(container: pb.ContainerResources, correction: ContainerCorrection, keys: Keys) -> None:
+    if correction.cpus is not None:
+        container.cpu_ids[:] = sorted(correction.cpus)
+    for kind, own in correction.devices.items():
+        resource = ""
+        kept = []
+        for entry in container.devices:
+            if kind in _types(entry, keys):
+                resource = resource or entry.resource_name
+            else:
+                kept.append(entry)
+        entries = kept + [_entry(resource or RESOURCES.get(kind, kind), each) for each in own]
+        del container.devices[:]
+        container.devices.extend(entries)
 
 
-def _told(error: RpcError) -> type[PodResourcesError]:
-    """The kubelet reports in the message of an UNKNOWN that a pod does not exist or a feature gate
-    is off."""
-    if error.code in NO_ANSWER:
-        return NobodyAnswersError
-    if error.code == Code.UNIMPLEMENTED:
-        return NotServedError
-    if error.code == Code.RESOURCE_EXHAUSTED and "rate limit" in error.message:
-        return RateLimitError
-    if error.code == Code.UNKNOWN and error.message.endswith("disabled"):
-        return NotServedError
-    if error.code in (Code.UNKNOWN, Code.NOT_FOUND) and error.message.endswith("not found"):
-        return _NotFoundError
-    return PodResourcesError
+def _types(entry: pb.ContainerDevices, keys: Keys) -> set[str]:
+    grant = DeviceGrant(
+        "", "", entry.resource_name, tuple(entry.device_ids), HoldingSource.CHECKPOINT
+    )
+    return {each.type for each in meaning(grant, keys).holdings}
+
+
+def _entry(resource: str, device: OwnDevice) -> pb.ContainerDevices:
+    """As the kubelet writes it: without topology where a device is near to no NUMA node."""
+    nodes = [pb.NUMANode(ID=node) for node in device.nodes]
+    topology = pb.TopologyInfo(nodes=nodes) if nodes else None
+    return pb.ContainerDevices(resource_name=resource, device_ids=[device.id], topology=topology)

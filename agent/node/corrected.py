@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from agent.kubelet.corrected import CorrectedLister, Known
+from agent.kubelet.podresources import CorrectedLister, Known
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devicefiles import DeviceFiles
 from agent.model.devices import Device, DeviceType

@@ -16,7 +16,7 @@ from agent.discover import fpga, pci, rdma
 from agent.discover.facts import DiscoveryError
 from agent.discover.reader import SysfsReader
 from agent.host.files import Tree, boot_id, stamp
-from agent.kubelet import device_checkpoint, device_grants
+from agent.kubelet import device_checkpoint
 from agent.kubelet.statefile import StateFileError
 from agent.model import (
     devicelist,
@@ -53,15 +53,12 @@ if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher
 
 
-CHECKPOINT_FILE: Final = "device-plugins/kubelet_internal_checkpoint"
-
-
 class DeviceCheckpointView:
     """Reads the file again when it has changed. While it can't be read, its last valid content
     stays in force."""
 
     def __init__(self, kubelet_dir: str, sources: Sources | None = None) -> None:
-        self._path = os.path.join(kubelet_dir, CHECKPOINT_FILE)
+        self._path = os.path.join(kubelet_dir, device_checkpoint.FILE_NAME)
         self._boot_id = boot_id()
         self._stamp = stamp("")
         self._grants: tuple[DeviceGrant, ...] = ()
@@ -77,7 +74,7 @@ class DeviceCheckpointView:
                 self._report(str(error))
                 return self._grants
             self._stamp = now
-            self._grants, problems = device_grants.of_checkpoint(read, self._boot_id)
+            self._grants, problems = device_checkpoint.grants_of(read, self._boot_id)
             self._report(*(f"{self._path}: {each}" for each in problems))
         return self._grants
 

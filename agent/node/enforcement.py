@@ -4,47 +4,28 @@ restore the values that it remembers of a container."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
+
 import msgspec
+
 from agent.allocate.pools import Decision
+from agent.cgroup import limits, values, writer
 from agent.cgroup import limits as fields
-from agent.cgroup import limits
-from agent.cgroup import values
-from agent.cgroup import writer
-from agent.cgroup.hierarchy import CgroupError
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import Hierarchy
-from agent.cgroup.hierarchy import MEMS
-from agent.cgroup.journal import Journal
-from agent.cgroup.journal import JournalError
-from agent.cgroup.journal import Original
-from agent.cgroup.journal import OriginalValue
+from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, Hierarchy
+from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import parent
-from agent.cgroup.outcome import ValueOutcome
-from agent.cgroup.outcome import WriteOutcome
-from agent.cgroup.outcome import WriteState
+from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.cri.client import Cri
-from agent.model.cpuset import CpuSet
-from agent.model.cpuset import CpuSetError
-from agent.model.cpuset import EMPTY
-from agent.model.notifications import Created
-from agent.model.notifications import RequestedResources
-from agent.model.pods import Container
-from agent.model.pods import ContainerState
-from agent.model.snapshot import CgroupLimits
-from agent.model.snapshot import LEAST_SHARES
-from agent.model.snapshot import NO_LIMITS
-from agent.model.snapshot import UNLIMITED
-from agent.model.snapshot import Wanted
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
+from agent.model.notifications import Created, RequestedResources
+from agent.model.pods import Container, ContainerState
+from agent.model.snapshot import LEAST_SHARES, NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
 from agent.model.topology import Topology
-from agent.node import excluded
-from agent.node import wanted
+from agent.node import excluded, wanted
 from agent.node.cpu_notices import CpuNotices
-from agent.node.runtime_updater import RuntimeUpdater
-from agent.node.runtime_updater import remembers
+from agent.node.runtime_updater import RuntimeUpdater, remembers
 from agent.node.runtime_view import RuntimeState
 from agent.rpc.grpc import RpcError
-from collections.abc import Iterable
-from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
+
 import msgspec
-from agent.cgroup import values
-from agent.cgroup import writer
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import Hierarchy
+
+from agent.cgroup import values, writer
+from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import WriteState
-from agent.model.pods import Container
-from agent.model.pods import Pod
-from agent.model.snapshot import Patterns
-from agent.model.snapshot import excludes
+from agent.model.pods import Container, Pod
+from agent.model.snapshot import Patterns, excludes
 from agent.node.runtime_view import RuntimeState
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from agent.kube import documents
-from agent.kubelet import configuration, configz, memory_manager_state, programs
+from agent.kubelet import configuration, memory_manager_state
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration, flags
 from agent.kubelet.statefile import StateFileError
 from agent.model.cpuset import CpuSet
 from agent.model.settings.agent import AgentSettings
+from agent.node import kubelet_process
 from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find, ours
 from agent.node.node_object import STRICT_CPU_RESERVATION
 from agent.node.sources import SourceName
@@ -38,7 +39,7 @@ class Reading(msgspec.Struct, frozen=True):
     read."""
 
     whole: KubeletConfiguration | None = None
-    words: tuple[str, ...] = (programs.KUBELET,)
+    words: tuple[str, ...] = (kubelet_process.KUBELET,)
     content: Mapping[str, Any] = {}
     source: str = ""
     memory_policy: str = ""
@@ -110,7 +111,7 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
     if settings.kubelet_configz:
         try:
             token, ca = settings.kubelet_token_file, settings.kubelet_ca_file
-            answer = configz.read(settings.kubelet_configz, token, ca)
+            answer = configuration.read_configz(settings.kubelet_configz, token, ca)
             if answer is not None:
                 return Reading(answer, memory_policy=memory_policy, troubles=troubles)
         except ConfigurationError as error:
@@ -152,7 +153,7 @@ def _unclear(found: FoundKubelets) -> tuple[str, ...]:
 
 def _of_files(settings: AgentSettings, kubelet: KubeletProcess | None, files: _Files) -> Reading:
     """The content of the command line and of the readable files."""
-    words = _words(kubelet, files) if kubelet else [programs.KUBELET]
+    words = _words(kubelet, files) if kubelet else [kubelet_process.KUBELET]
     named = flags(words)
     content = {}
     if settings.kubelet_config:
@@ -167,16 +168,16 @@ def _of_files(settings: AgentSettings, kubelet: KubeletProcess | None, files: _F
 
 def _words(kubelet: KubeletProcess, files: _Files) -> list[str]:
     """The kubelet's command line, with the flags that its program reads from files."""
-    words = programs.own_words(kubelet.words)
+    words = kubelet_process.own_words(kubelet.words)
     named = flags(kubelet.words)
-    if programs.hides_flags(kubelet.words):
+    if kubelet_process.hides_flags(kubelet.words):
         files.troubles.append("it hides its flags; --kubelet-configz reads them from the kubelet")
-    if kubelet.program == programs.KUBELITE:
-        if path := named.get(programs.KUBELITE_ARGS_FLAG):
-            words[1:1] = programs.words_of_file(files.text(path))
-    elif kubelet.program == programs.K3S and len(words) == 1:
+    if kubelet.program == kubelet_process.KUBELITE:
+        if path := named.get(kubelet_process.KUBELITE_ARGS_FLAG):
+            words[1:1] = kubelet_process.words_of_file(files.text(path))
+    elif kubelet.program == kubelet_process.K3S and len(words) == 1:
         # A kubelet-arg on the command line replaces those in the files.
-        path = named.get("config") or named.get("c") or programs.K3S_CONFIG
+        path = named.get("config") or named.get("c") or kubelet_process.K3S_CONFIG
         words += _k3s_words(path, files)
     return words
 
@@ -194,7 +195,7 @@ def _k3s_words(path: str, files: _Files) -> list[str]:
             if name.lower().endswith(_K3S_FILES) and not is_folder
         ]
     try:
-        return programs.words_of_k3s([files.object(each) for each in paths], path)
+        return kubelet_process.words_of_k3s([files.object(each) for each in paths], path)
     except ConfigurationError as error:
         files.troubles.append(str(error))
         return []
@@ -203,7 +204,7 @@ def _k3s_words(path: str, files: _Files) -> list[str]:
 def _drop_ins(kubelet: KubeletProcess, named: Mapping[str, str], files: _Files) -> Iterable[str]:
     """Files that the kubelet merges into the first one, in its order."""
     folder = named.get("config-dir", "")
-    if not folder and kubelet.program == programs.K3S:
+    if not folder and kubelet.program == kubelet_process.K3S:
         data_dir = flags(kubelet.words).get("data-dir") or _K3S_DATA_DIR
         own = os.path.join(data_dir, _K3S_DROP_INS)
         folder = own if os.path.isdir(files.path(own)) else ""

@@ -1,17 +1,23 @@
-"""Which process is this node's kubelet.
+"""The process that is this node's kubelet, and its command line.
 
 Any process may call itself `kubelet`. The node's kubelet runs as uid 0 in the PID namespace of the
 host's procfs, and neither it nor any of its ancestors belongs to a pod. `/proc/PID/exe` can't help:
 an agent without capabilities may not read it (ptrace(2)), and the file behind a link named kubelet
 may have any name. comm is the name of the executed file, so it shows a process that only set the
 first word of its command line.
+
+Some programs contain a kubelet and take its flags from elsewhere. k3s passes on the values of
+`--kubelet-arg`, or of `kubelet-arg` in its own files (docs.k3s.io, Configuration Options); the
+kubelite of MicroK8s reads the flags from a file, one a line. k0s and RKE2 start a kubelet as a
+process of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -19,8 +25,23 @@ from agent.cgroup import names
 from agent.cgroup.names import absolute
 from agent.host import processes
 from agent.host.processes import Process, ProcessGoneError, UnreadableError
-from agent.kubelet import programs
-from agent.kubelet.configuration import flags
+from agent.kubelet.configuration import ConfigurationError, flags
+
+KUBELET: Final = "kubelet"
+K3S: Final = "k3s"
+KUBELITE: Final = "kubelite"
+_NAMES: Final = (KUBELET, K3S, KUBELITE)
+DEFAULT_ROOT_DIR: Final = "/var/lib/kubelet"
+K3S_CONFIG: Final = "/etc/rancher/k3s/config.yaml"
+KUBELITE_ARGS_FLAG: Final = "kubelet-args-file"
+
+_ARG: Final = "kubelet-arg"
+_ARG_FLAG: Final = f"--{_ARG}"
+_K3S_COMMANDS: Final = frozenset({"server", "agent"})
+_K3S_TITLES: Final = frozenset(f"{K3S} {command}" for command in _K3S_COMMANDS)
+_ANSWERS: Final = frozenset({"version", "help", "h"})
+"""Flags with which a kubelet only prints something."""
+
 
 _ROOT_UIDS: Final = (0, 0, 0, 0)
 _MOST_ABOVE: Final = 64
@@ -78,7 +99,7 @@ def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProce
     """None for any other process. The cheapest checks come first: a pod may have thousands of
     processes that call themselves kubelet. Raises GoneError, UnreadableError."""
     try:
-        program = programs.program(process.first_word())
+        program = program_of(process.first_word())
     except UnreadableError:
         return None  # /proc is mounted with hidepid, or the process is another's
     if program is None or _of_pods(process, own_group):
@@ -91,7 +112,7 @@ def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProce
     if not status.pids:
         raise UnreadableError(f"{program} {process.pid}: the kernel tells no NSpid")
     words = tuple(process.words())
-    if not programs.runs_kubelet(words) or _below_pods(proc, process, own_group):
+    if not runs_kubelet(words) or _below_pods(proc, process, own_group):
         return None
     return KubeletProcess(process.pid, program, words, status.parent)
 
@@ -169,7 +190,7 @@ def keeps_state_elsewhere(proc: str, kubelet: KubeletProcess, kubelet_dir: str) 
     `kubelet_dir`. False where that is not certain: programs with a kubelet inside have more sources
     of flags than their command line."""
     folder = _root_dir(kubelet)
-    if kubelet.program != programs.KUBELET or not os.path.isabs(folder):
+    if kubelet.program != KUBELET or not os.path.isabs(folder):
         return False
     try:
         # The folder as the process sees it: it may have a mount namespace of its own.
@@ -179,5 +200,69 @@ def keeps_state_elsewhere(proc: str, kubelet: KubeletProcess, kubelet_dir: str) 
 
 
 def _root_dir(kubelet: KubeletProcess) -> str:
-    named = flags(programs.own_words(kubelet.words)).get("root-dir", "")
-    return named or programs.DEFAULT_ROOT_DIR
+    named = flags(own_words(kubelet.words)).get("root-dir", "")
+    return named or DEFAULT_ROOT_DIR
+
+
+def program_of(word: str) -> str | None:
+    """The program that the first word of a command line names."""
+    name = os.path.basename(word)
+    if name in _K3S_TITLES:
+        return K3S
+    return name if name in _NAMES else None
+
+
+def hides_flags(words: Sequence[str]) -> bool:
+    """k3s writes its name and its command, as one word, over its command line: flags may hold
+    secrets (k3s pkg/cli/server/server.go and agent/agent.go, SetProcTitle)."""
+    return os.path.basename(words[0]) in _K3S_TITLES
+
+
+def runs_kubelet(words: Sequence[str]) -> bool:
+    """Whether such a program runs a kubelet: k3s has many commands."""
+    if hides_flags(words):
+        return True
+    if program_of(words[0]) == K3S:
+        with_kubelet = len(words) > 1 and words[1] in _K3S_COMMANDS
+        return with_kubelet and "--disable-agent" not in words
+    return not _ANSWERS & flags(words).keys()
+
+
+def own_words(words: Sequence[str]) -> list[str]:
+    """The kubelet's command line, as far as its program's command line contains it."""
+    if program_of(words[0]) == KUBELET:
+        return list(words)
+    handed = [
+        word.partition("=")[2] if word.startswith(f"{_ARG_FLAG}=") else word
+        for before, word in itertools.pairwise(words)
+        if word.startswith(f"{_ARG_FLAG}=") or before == _ARG_FLAG
+    ]
+    return [words[0], *map(_flag, handed)]
+
+
+def words_of_file(text: str) -> list[str]:
+    """The flags in a kubelite's file: one a line; blank lines and lines with `#` are comments."""
+    lines = (line.strip() for line in text.splitlines())
+    return [word for line in lines if line and line[0] != "#" for word in line.split(None, 1)]
+
+
+def words_of_k3s(contents: Sequence[Mapping[str, Any]], source: str) -> list[str]:
+    """The kubelet's flags in the files of k3s, in their order: a later `kubelet-arg` replaces the
+    earlier ones, a `kubelet-arg+` appends to them. Raises ConfigurationError."""
+    handed: list[str] = []
+    for content in contents:
+        if _ARG in content:
+            handed = _args(content[_ARG], source)
+        handed += _args(content.get(f"{_ARG}+"), source)
+    return list(map(_flag, handed))
+
+
+def _args(value: Any, source: str) -> list[str]:
+    many = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, str) for each in many):
+        raise ConfigurationError(f"{source}: {_ARG}: must be a list of texts")
+    return list(many)
+
+
+def _flag(word: str) -> str:
+    return f"--{word.lstrip('-')}"

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import msgspec
 import os
+from pathlib import Path
+
+import msgspec
+
 from agent.cgroup import limits as fields
-from agent.cgroup import values
-from agent.cgroup import writer
-from agent.cgroup.hierarchy import CgroupError
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup import values, writer
+from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import ValueOutcome
-from agent.cgroup.outcome import WriteOutcome
+from agent.cgroup.outcome import ValueOutcome, WriteOutcome
 from agent.cri.client import Cri
 from agent.host import frontendlock
-from agent.host.locks import Lock
-from agent.host.locks import LockedError
+from agent.host.locks import Lock, LockedError
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import CpuSet
-from agent.model.cpuset import EMPTY
-from agent.model.pods import Container
-from agent.model.pods import ContainerState
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.pods import Container, ContainerState
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
-from agent.model.snapshot import NOTHING
-from agent.model.snapshot import Wanted
-from agent.node.runtime_view import CgroupLocator
-from agent.node.runtime_view import RuntimeView
+from agent.model.snapshot import NOTHING, Wanted
+from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
-from pathlib import Path
 
 
 class Restored(msgspec.Struct, frozen=True):

@@ -1,10 +1,16 @@
-"""Writes the CPUs that a scheduler chose into the CPU manager's state of a stopped kubelet."""
+"""Writes the CPUs that a scheduler chose into the CPU manager's state of a stopped kubelet, in the
+place of those that its static policy gave. The kubelet keeps its checkpoint, with other CPUs in it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import msgspec
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.names import own_root
 from agent.cri.client import Cri
@@ -12,32 +18,25 @@ from agent.discover import cpus as machine_cpus
 from agent.host import files
 from agent.kube import documents
 from agent.kube.documents import DocumentError
-from agent.kubelet import configuration
-from agent.kubelet import cpu_manager_state
-from agent.kubelet import takeover
+from agent.kubelet import configuration, cpu_manager_state
+from agent.kubelet.checksum import Checked
 from agent.kubelet.configuration import ConfigurationError
-from agent.kubelet.cpu_manager_state import CpuManagerState
-from agent.kubelet.cpu_manager_state import Entries
-from agent.kubelet.takeover import TakeoverError
+from agent.kubelet.cpu_manager_state import CpuManagerState, Entries
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import CpuSet
-from agent.model.cpuset import CpuSetError
-from agent.model.cpuset import EMPTY
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.pods import Pod
 from agent.model.resources import NodeConfiguration
 from agent.model.settings import options
 from agent.model.settings.agent import DoctorSettings
-from agent.model.snapshot import NOTHING
-from agent.model.snapshot import Snapshot
-from agent.model.snapshot import SnapshotError
-from agent.node import kubelet_process
-from agent.node import node_object
-from agent.node.runtime_view import CgroupLocator
-from agent.node.runtime_view import RuntimeView
-from collections.abc import Sequence
-from pathlib import Path
+from agent.model.snapshot import NOTHING, Snapshot, SnapshotError
+from agent.node import kubelet_process, node_object
+from agent.node.runtime_view import CgroupLocator, RuntimeView
 
 BACKUP_SUFFIX = ".topolet-backup"
+
+
+class TakeoverError(ValueError):
+    """What must not be written; the message names pod, container and CPUs."""
 
 
 class TakenOver(msgspec.Struct, frozen=True):
@@ -72,7 +71,7 @@ def take_over(settings: DoctorSettings) -> TakenOver:
         entries = chosen(snapshot, pods)
     except CpuSetError as error:
         raise TakeoverError(f"the agent's snapshot: {error}") from error
-    after = takeover.take_over(before, entries, kept)
+    after = with_chosen(before, entries, kept)
     if after == before:
         return TakenOver(before, after, "the CPUs in it are the chosen ones", remarks=remarks)
     _require_stopped(proc, own_group, settings.kubelet_dir)
@@ -91,6 +90,68 @@ def chosen(snapshot: Snapshot, pods: Sequence[Pod]) -> Entries:
         if cpus and names:
             found[pod.uid] = dict.fromkeys(names, cpus)
     return found
+
+
+def with_chosen(
+    state: CpuManagerState,
+    chosen: Mapping[str, Mapping[str, CpuSet]],
+    reserved: CpuSet = EMPTY,
+) -> CpuManagerState:
+    """The state with the chosen CPUs by pod uid and container name, and with the rest of the
+    machine as its shared CPUs.
+
+    `reserved` are the kubelet's, without which among the shared CPUs it does not start. Containers
+    of one pod may have the same CPUs, as the kubelet's own init containers do. Raises
+    TakeoverError.
+    """
+    _require_whole(state)
+    machine = state.default | union(state.by_uid.values())
+    entries = {uid: dict(containers) for uid, containers in state.entries.items()}
+    for uid, containers in chosen.items():
+        for name, cpus in containers.items():
+            title = f"pod {uid}, container {name}"
+            if not cpus:
+                raise TakeoverError(f"{title}: no CPUs")
+            if foreign := cpus - machine:
+                raise TakeoverError(f"{title}: CPUs {foreign} are not the kubelet's ({machine})")
+            if kept := cpus & reserved:
+                raise TakeoverError(f"{title}: the kubelet reserves CPUs {kept}")
+            if uid in state.pods:
+                raise TakeoverError(f"{title}: the kubelet gave CPUs {state.pods[uid]} to the pod")
+            entries.setdefault(uid, {})[name] = cpus
+    owner: dict[int, str] = {}
+    for uid, title, cpus in _holdings(entries, state.pods):
+        if other := next((owner[cpu] for cpu in cpus if owner.get(cpu, uid) != uid), None):
+            both = CpuSet(cpu for cpu in cpus if owner.get(cpu) == other)
+            raise TakeoverError(f"{title}: CPUs {both} are those of pod {other} too")
+        owner |= dict.fromkeys(cpus, uid)
+    default = machine - CpuSet(owner)
+    if not default:
+        raise TakeoverError(f"no CPU of {machine} would be left to share")
+    return msgspec.structs.replace(state, default=default, entries=entries)
+
+
+def _require_whole(state: CpuManagerState) -> None:
+    if not state.static:
+        raise TakeoverError(f"the kubelet's CPU manager policy is {state.policy}, not static")
+    if state.version not in (2, 3, 4):
+        raise TakeoverError(f"a state of version {state.version or 'unknown'} is not rewritten")
+    if state.checked is Checked.MISMATCH:
+        raise TakeoverError("the checksum is not that of the content")
+    if state.problems:
+        raise TakeoverError(f"not all can be read: {state.problems[0]}")
+    if state.originals:
+        raise TakeoverError(f"pod {min(state.originals)} has been resized in place")
+
+
+def _holdings(
+    entries: Mapping[str, Mapping[str, CpuSet]], pods: Mapping[str, CpuSet]
+) -> Iterator[tuple[str, str, CpuSet]]:
+    for uid, cpus in sorted(pods.items()):
+        yield uid, f"pod {uid}", cpus
+    for uid, containers in sorted(entries.items()):
+        for name, cpus in sorted(containers.items()):
+            yield uid, f"pod {uid}, container {name}", cpus
 
 
 def write(path: str, state: CpuManagerState) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import MEMS, Controller, Controllers
-from agent.model.wanted import CgroupLimits
+from agent.model.snapshot import CgroupLimits
 
 _FILES: dict[Controller, tuple[str, ...]] = {
     "cpu": (limits.QUOTA, limits.MAX, limits.SHARES, limits.WEIGHT),

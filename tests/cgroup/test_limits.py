@@ -1,16 +1,11 @@
 import pytest
-from agent.cgroup import limits
-from agent.cgroup.hierarchy import MEMS
-from agent.cgroup.limits import MAX
-from agent.cgroup.limits import MEMORY
-from agent.cgroup.limits import MEMORY_MAX
-from agent.cgroup.limits import MIGRATE
-from agent.cgroup.limits import QUOTA
-from agent.cgroup.limits import SHARES
-from agent.cgroup.limits import WEIGHT
-from agent.model.snapshot import UNLIMITED
 from hypothesis import given
 from hypothesis import strategies as st
+
+from agent.cgroup import limits
+from agent.cgroup.hierarchy import MEMS
+from agent.cgroup.limits import MAX, MEMORY, MEMORY_MAX, MIGRATE, QUOTA, SHARES, WEIGHT
+from agent.model.snapshot import UNLIMITED
 
 
 @pytest.mark.parametrize(

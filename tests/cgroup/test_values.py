@@ -4,21 +4,17 @@ kernel."""
 import contextlib
 import errno
 import os
-import pytest
-from agent.cgroup import values
-from agent.cgroup.hierarchy import CgroupError
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import GroupGone
-from agent.cgroup.hierarchy import Handles
-from agent.cgroup.journal import Journal
-from agent.cgroup.journal import OriginalValue
-from agent.cgroup.outcome import WriteState
-from agent.model.cpuset import CpuSet
-from agent.model.cpuset import EMPTY
-from agent.model.snapshot import CgroupLimits
-from agent.model.snapshot import UNLIMITED
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from agent.cgroup import values
+from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone, Handles
+from agent.cgroup.journal import Journal, OriginalValue
+from agent.cgroup.outcome import WriteState
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.snapshot import UNLIMITED, CgroupLimits
 from tests.cgroup.present import present
 
 V1_GROUP = {

@@ -1,25 +1,22 @@
 """CgroupLimits on this machine's cgroups, v1 or v2 or both, whichever it has: needs root."""
 
 import os
-import pytest
 import subprocess
 import sys
 import uuid
-from agent.cgroup import limits as files
-from agent.cgroup import values
-from agent.cgroup.hierarchy import CgroupError
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import MEMS
-from agent.cgroup.hierarchy import mounted
-from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import WriteState
-from agent.model.cpuset import CpuSet
-from agent.model.cpuset import EMPTY
-from agent.model.snapshot import CgroupLimits
-from agent.model.snapshot import UNLIMITED
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+
+import pytest
+
+from agent.cgroup import limits as files
+from agent.cgroup import values
+from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, mounted
+from agent.cgroup.journal import Journal
+from agent.cgroup.outcome import WriteState
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.snapshot import UNLIMITED, CgroupLimits
 from tests.cgroup.present import present
 
 if os.geteuid() != 0:

@@ -2,18 +2,19 @@
 theirs; no machine here has v1 and several nodes."""
 
 import posixpath
-import pytest
 import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from agent.cgroup import values
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import Handles
+from agent.cgroup.hierarchy import Controllers, Handles
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
 from agent.model.cpuset import CpuSet
 from agent.model.snapshot import CgroupLimits
-from hypothesis import given
-from hypothesis import strategies as st
-from pathlib import Path
 from tests.cgroup.kernel import Kernel
 
 NODES = CpuSet([0, 1, 2])

@@ -1,16 +1,16 @@
 """The way out on a tree of plain files; with a runtime it is in tests/integration."""
 
+from pathlib import Path
+
 import pytest
-from agent.cgroup import values
-from agent.cgroup import writer
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import Hierarchy
+
+from agent.cgroup import values, writer
+from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cli.main import main
 from agent.host import frontendlock
 from agent.model.cpuset import CpuSet
 from agent.model.snapshot import CgroupLimits
-from pathlib import Path
 
 GROUP = "/kubepods/besteffort/podx/box"
 FILES = {

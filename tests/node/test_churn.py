@@ -11,52 +11,39 @@ import contextlib
 import copy
 import errno
 import json
-import msgspec
 import os
 import shutil
 import tempfile
+from pathlib import Path
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
 from agent.cgroup.hierarchy import Controllers
 from agent.cgroup.journal import Journal
-from agent.cri.client import Placement
-from agent.cri.client import RuntimeContainer
-from agent.cri.client import Sandbox
+from agent.cri.client import Placement, RuntimeContainer, Sandbox
 from agent.kube.store import EmbeddedStore
 from agent.model import snapshot as snapshots
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.annotations import SHARED_CONTAINERS
-from agent.model.cpuset import CpuSet
-from agent.model.cpuset import EMPTY
-from agent.model.cpuset import union
-from agent.model.notifications import Created
-from agent.model.notifications import Notification
-from agent.model.notifications import PodAnnounced
-from agent.model.notifications import RequestedResources
-from agent.model.notifications import SnapshotRequest
+from agent.model.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.notifications import (
+    Created,
+    Notification,
+    PodAnnounced,
+    RequestedResources,
+    SnapshotRequest,
+)
 from agent.model.pods import ContainerState
-from agent.model.qos import QOS_LABEL
-from agent.model.qos import QoS
-from agent.model.snapshot import Snapshot
-from agent.model.snapshot import Wanted
+from agent.model.qos import QOS_LABEL, QoS
+from agent.model.snapshot import Snapshot, Wanted
 from agent.node.enforcement import Enforcement
-from agent.node.reconcile import ReconcileError
-from agent.node.reconcile import Reconciler
-from agent.node.runtime_view import CgroupLocator
-from agent.node.runtime_view import RuntimeView
-from hypothesis import HealthCheck
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine
-from hypothesis.stateful import initialize
-from hypothesis.stateful import precondition
-from hypothesis.stateful import rule
-from pathlib import Path
-from tests.cgroup.kernel import Kernel
-from tests.cgroup.kernel import ModelHierarchy
+from agent.node.reconcile import ReconcileError, Reconciler
+from agent.node.runtime_view import CgroupLocator, RuntimeView
+from tests.cgroup.kernel import Kernel, ModelHierarchy
 from tests.fixtures import trees
-from tests.node.world import Kubelet
-from tests.node.world import ListedRuntime
-from tests.node.world import Told
-from tests.node.world import reconciler
+from tests.node.world import Kubelet, ListedRuntime, Told, reconciler
 
 CPUS = CpuSet(range(6))
 PARENTS = {

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.kubelet.device_checkpoint import FILE_NAME
 from agent.model.holding import DeviceGrant, HoldingSource
-from agent.node.devices import CHECKPOINT_FILE, DeviceCheckpointView
+from agent.node.devices import DeviceCheckpointView
 from tests.kubelet.test_device_checkpoint import ENTRY, REAL
 
 GIVEN = DeviceGrant(
@@ -15,7 +16,7 @@ GIVEN = DeviceGrant(
 
 
 def put(folder: Path, text: str) -> None:
-    path = folder / CHECKPOINT_FILE
+    path = folder / FILE_NAME
     path.parent.mkdir(exist_ok=True)
     fresh = path.with_suffix(".new")
     fresh.write_text(text)
@@ -46,6 +47,6 @@ def test_a_torn_file_is_told_once_and_leaves_the_last_good_answer(
     for _ in range(3):
         assert view.grants() == before
     assert len(caplog.records) == 1
-    assert CHECKPOINT_FILE in caplog.text
+    assert FILE_NAME in caplog.text
     put(tmp_path, json.dumps(REAL))
     assert view.grants() == before

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
 import msgspec
 import pytest
+
 from agent.allocate.pools import Decision
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteOutcome
-from agent.cri.client import Cri
-from agent.cri.client import Sandbox
+from agent.cri.client import Cri, Sandbox
 from agent.discover import cpus
-from agent.model.annotations import EXTENDED_RESOURCE_SPEC
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.annotations import SHARED_CONTAINERS
+from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.cpuset import CpuSet
-from agent.model.notifications import Created
-from agent.model.notifications import RequestedResources
-from agent.model.pods import Container
-from agent.model.pods import ContainerState
-from agent.model.pods import Pod
-from agent.model.snapshot import CgroupLimits
-from agent.model.snapshot import PodWanted
-from agent.model.snapshot import Wanted
+from agent.model.notifications import Created, RequestedResources
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.snapshot import CgroupLimits, PodWanted, Wanted
 from agent.node.enforcement import Enforcement
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import RuntimeState
-from pathlib import Path
 from tests.node.world import World
 from tests.waiting import eventually
 

@@ -1,21 +1,20 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
+
 import pytest
+
 from agent.cgroup import values
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.model.notifications import PodAnnounced
-from agent.model.pods import Container
-from agent.model.pods import ContainerState
+from agent.model.pods import Container, ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import CgroupLimits
-from agent.node import daemon
-from agent.node import excluded
+from agent.node import daemon, excluded
 from agent.node.reconcile import Reconciler
-from pathlib import Path
 from tests.node.world import World
 
 

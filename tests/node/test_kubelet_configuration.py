@@ -249,7 +249,7 @@ def test_a_kubelet_that_does_not_answer_delays_nothing(
         return msgspec.structs.replace(STATIC, reserved_cpus=CpuSet.parse("3"))
 
     monkeypatch.setattr("agent.node.kubelet_configuration.FIRST_SECONDS", 0.0)
-    monkeypatch.setattr("agent.kubelet.configz.read", hangs)
+    monkeypatch.setattr("agent.kubelet.configuration.read_configz", hangs)
     news = threading.Event()
     (tmp_path / "proc").mkdir()
     settings = AgentSettings(root=str(tmp_path), kubelet_configz="https://node:10250/configz")

@@ -15,7 +15,6 @@ from agent.kubelet.checksum import Checked
 from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.statefile import StateFileError
-from agent.kubelet.takeover import TakeoverError
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
@@ -23,6 +22,7 @@ from agent.model.settings.agent import DoctorSettings
 from agent.model.snapshot import NOTHING
 from agent.node import takeover
 from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.node.takeover import TakeoverError
 from tests.node.procfs import POD, process
 from tests.node.world import World
 

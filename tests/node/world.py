@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import msgspec
 import shutil
+from pathlib import Path
+
+import msgspec
+
 from agent.allocate.device_holders.grants import Carriers
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cri.client import Cri
-from agent.cri.client import Placement
-from agent.cri.client import RuntimeContainer
-from agent.cri.client import Sandbox
+from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
 from agent.discover.cpus import TopologyView
 from agent.kube.errors import StoreError
 from agent.kube.store import EmbeddedStore
@@ -23,31 +22,25 @@ from agent.model.apiobjects import ApiPod
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
-from agent.model.snapshot import Snapshot
-from agent.model.snapshot import Wanted
+from agent.model.snapshot import Snapshot, Wanted
 from agent.model.verdict import Code
 from agent.node.cluster_cache import ClusterCache
 from agent.node.cluster_view import ClusterState
 from agent.node.cpu_notices import CpuNotices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet_configuration import KubeletConfigurationView
-from agent.node.kubelet_view import CpuManagerStateView
-from agent.node.kubelet_view import KubeletView
+from agent.node.kubelet_view import CpuManagerStateView, KubeletView
 from agent.node.node_local import NodeLocalCpus
 from agent.node.node_object import NodeObject
 from agent.node.outbox import deliver
 from agent.node.pod_events import PodEvents
-from agent.node.pod_resources import PodResourcesAnswer
-from agent.node.pod_resources import PodResourcesStateView
+from agent.node.pod_resources import PodResourcesAnswer, PodResourcesStateView
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
-from agent.node.report import ClusterReporter
-from agent.node.report import Reporter
-from agent.node.runtime_view import CgroupLocator
-from agent.node.runtime_view import RuntimeView
+from agent.node.report import ClusterReporter, Reporter
+from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from agent.telemetry.metrics import AgentMetrics
-from pathlib import Path
 from tests.fixtures import trees
 
 LIMITS = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.kubelet import configz
+from agent.kubelet import configuration
 from agent.kubelet.configuration import ConfigurationError
 
 
@@ -68,7 +68,7 @@ def test_read_with_and_without_verifying_who_answers(
     url: str, token: str, certificate: tuple[Path, Path]
 ) -> None:
     for ca in ("", str(certificate[1])):
-        kubelet = configz.read(url, token, ca)
+        kubelet = configuration.read_configz(url, token, ca)
         assert kubelet is not None
         assert (kubelet.cpu_manager_policy, kubelet.source) == ("static", url)
 
@@ -77,15 +77,15 @@ def test_faults_name_the_address(url: str, token: str, tmp_path: Path) -> None:
     strangers = tmp_path / "ca"
     strangers.write_text("")
     with pytest.raises(ConfigurationError, match="401"):
-        configz.read(url, "", "")
+        configuration.read_configz(url, "", "")
     with pytest.raises(ConfigurationError, match="configz: "):
-        configz.read(url, token, str(strangers))
+        configuration.read_configz(url, token, str(strangers))
     with pytest.raises(ConfigurationError, match="No such file"):
-        configz.read(url, str(tmp_path / "none"), "")
+        configuration.read_configz(url, str(tmp_path / "none"), "")
 
 
 def test_nobody_listens_before_the_kubelet_is_up(token: str) -> None:
-    assert configz.read("https://127.0.0.1:1/configz", token, "") is None
+    assert configuration.read_configz("https://127.0.0.1:1/configz", token, "") is None
 
 
 @pytest.mark.parametrize("torn", ["", "{", "[]", '{"kubeletconfig": {"cpuManagerPolicy": 3}}'])
@@ -93,7 +93,7 @@ def test_torn_answer(tmp_path: Path, torn: str) -> None:
     answer = tmp_path / "configz"
     answer.write_text(torn)
     with pytest.raises(ConfigurationError, match="configz"):
-        configz.read(f"file://{answer}", "", "")
+        configuration.read_configz(f"file://{answer}", "", "")
 
 
 def test_who_speaks_no_http_is_named(token: str) -> None:
@@ -109,7 +109,7 @@ def test_who_speaks_no_http_is_named(token: str) -> None:
         thread = threading.Thread(target=greet)
         thread.start()
         with pytest.raises(ConfigurationError, match=address):
-            configz.read(address, token, "")
+            configuration.read_configz(address, token, "")
         thread.join()
     with pytest.raises(ConfigurationError, match="port"):
-        configz.read("https://node:10250x/configz", "", "")
+        configuration.read_configz("https://node:10250x/configz", "", "")

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from agent.kubelet.checksum import Checked
 from agent.kubelet.cpu_manager_state import CpuManagerState, decode, encode
-from agent.kubelet.takeover import TakeoverError, take_over
 from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.node.takeover import TakeoverError, with_chosen
 
 
 def cpus(text: str) -> CpuSet:
@@ -25,7 +25,7 @@ STATE = CpuManagerState(
 
 
 def test_chosen_cpus_replace_the_kubelets_own() -> None:
-    after = take_over(STATE, {"u": {"a": cpus("4-5")}, "w": {"b": cpus("1")}})
+    after = with_chosen(STATE, {"u": {"a": cpus("4-5")}, "w": {"b": cpus("1")}})
     assert after.entries == {
         "u": {"a": cpus("4-5")},
         "v": {"a": cpus("3")},
@@ -37,7 +37,7 @@ def test_chosen_cpus_replace_the_kubelets_own() -> None:
 
 
 def test_two_pods_may_change_places() -> None:
-    after = take_over(STATE, {"u": {"a": cpus("3")}, "v": {"a": cpus("1-2")}})
+    after = with_chosen(STATE, {"u": {"a": cpus("3")}, "v": {"a": cpus("1-2")}})
     assert (after.default, after.by_uid) == (
         STATE.default,
         {"u": cpus("3"), "v": cpus("1-2")},
@@ -45,12 +45,12 @@ def test_two_pods_may_change_places() -> None:
 
 
 def test_containers_of_one_pod_may_share() -> None:
-    after = take_over(STATE, {"u": {"a": cpus("4-5"), "b": cpus("4-5")}})
+    after = with_chosen(STATE, {"u": {"a": cpus("4-5"), "b": cpus("4-5")}})
     assert after.default == cpus("0-2,6-7")
 
 
 def test_nothing_chosen_changes_nothing() -> None:
-    assert take_over(STATE, {}) == STATE
+    assert with_chosen(STATE, {}) == STATE
 
 
 def changed(**fields: object) -> CpuManagerState:
@@ -92,12 +92,12 @@ def test_what_must_not_be_written(
     state: CpuManagerState, chosen: dict[str, dict[str, CpuSet]], reason: str
 ) -> None:
     with pytest.raises(TakeoverError, match=reason):
-        take_over(state, chosen, reserved=cpus("0,6"))
+        with_chosen(state, chosen, reserved=cpus("0,6"))
 
 
 def test_last_shared_cpu_stays() -> None:
     with pytest.raises(TakeoverError, match="no CPU of 0-7 would be left"):
-        take_over(STATE, {"w": {"a": cpus("0,4-7")}})
+        with_chosen(STATE, {"w": {"a": cpus("0,4-7")}})
 
 
 SETS = st.frozensets(st.integers(0, 9), max_size=4).map(CpuSet)
@@ -110,7 +110,7 @@ SETS = st.frozensets(st.integers(0, 9), max_size=4).map(CpuSet)
 )
 def test_no_cpu_is_lost_nor_given_twice(chosen: dict[str, dict[str, CpuSet]]) -> None:
     try:
-        after = take_over(STATE, chosen)
+        after = with_chosen(STATE, chosen)
     except TakeoverError:
         return
     parts = [after.default, *after.by_uid.values()]

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from agent.kubelet.configuration import ConfigurationError
-from agent.kubelet.programs import (
+from agent.node.kubelet_process import (
     own_words,
-    program,
+    program_of,
     runs_kubelet,
     words_of_file,
     words_of_k3s,
@@ -32,7 +32,7 @@ from agent.kubelet.programs import (
     ],
 )
 def test_program(word: str, name: str | None) -> None:
-    assert program(word) == name
+    assert program_of(word) == name
 
 
 @pytest.mark.parametrize(

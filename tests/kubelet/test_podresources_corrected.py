@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from agent.allocate.device_holders.names import Target, keys
-from agent.kubelet.corrected import METHODS, CorrectedLister, Known
-from agent.kubelet.podresources import SERVICE
+from agent.kubelet.podresources import METHODS, SERVICE, CorrectedLister, Known
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devices import Device
 from agent.model.podresources import ContainerCorrection, OwnDevice, PodCorrection

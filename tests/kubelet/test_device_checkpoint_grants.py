@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agent.allocate.device_holders.grants import Carriers
 from agent.hooks.cri import patch
-from agent.kubelet import device_checkpoint, device_grants
-from agent.kubelet.device_grants import of_checkpoint
+from agent.kubelet import device_checkpoint
+from agent.kubelet.device_checkpoint import grants_of
 from agent.model.holding import DeviceGrant, HoldingSource
 
 TEGRA = "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh"
@@ -45,7 +45,7 @@ def test_an_answer_as_carriers() -> None:
             patch((5,), patch((1,), "nvidia.com/gpu=GPU-a")),
         ]
     )
-    assert device_grants.carriers(answer) == Carriers(
+    assert device_checkpoint.carriers(answer) == Carriers(
         environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a,GPU-b"),),
         cdi_devices=("nvidia.com/gpu=GPU-a",),
         annotations=(("cdi.k8s.io/x", "nvidia.com/gpu=0"),),
@@ -55,13 +55,13 @@ def test_an_answer_as_carriers() -> None:
 
 
 def test_a_real_answer() -> None:
-    found = device_grants.carriers(base64.b64decode(TEGRA))
+    found = device_checkpoint.carriers(base64.b64decode(TEGRA))
     assert found == Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "tegra"),))
 
 
 @pytest.mark.parametrize("ids", [["GPU-b", "GPU-a"], {"1": ["GPU-b"], "0": ["GPU-a", "GPU-b"]}])
 def test_both_shapes_of_ids(ids: Any) -> None:
-    found, problems = of_checkpoint(checkpoint(ids))
+    found, problems = grants_of(checkpoint(ids))
     assert problems == ()
     assert found == (
         DeviceGrant("pod", "main", "nvidia.com/gpu", ("GPU-a", "GPU-b"), HoldingSource.CHECKPOINT),
@@ -69,7 +69,7 @@ def test_both_shapes_of_ids(ids: Any) -> None:
 
 
 def test_ids_and_answer() -> None:
-    found, problems = of_checkpoint(checkpoint({"-1": ["tegra"]}, TEGRA))
+    found, problems = grants_of(checkpoint({"-1": ["tegra"]}, TEGRA))
     assert problems == ()
     assert found == (
         DeviceGrant("pod", "main", "nvidia.com/gpu", ("tegra",), HoldingSource.CHECKPOINT),
@@ -78,7 +78,7 @@ def test_ids_and_answer() -> None:
 
 
 def test_an_answer_that_is_torn_is_told_and_the_ids_count() -> None:
-    found, problems = of_checkpoint(checkpoint(["GPU-a"], base64.b64encode(b"\x0a\x7f").decode()))
+    found, problems = grants_of(checkpoint(["GPU-a"], base64.b64encode(b"\x0a\x7f").decode()))
     assert [each.names for each in found] == [("GPU-a",)]
     (problem,) = problems
     assert problem.startswith("pod pod, main: AllocResp: ")
@@ -94,7 +94,7 @@ def test_an_answer_that_is_torn_is_told_and_the_ids_count() -> None:
     ],
 )
 def test_the_boot_that_it_is_of(told: str, boot: str, problems: tuple[str, ...]) -> None:
-    found, seen = of_checkpoint(checkpoint(["GPU-a"], BootID=told), boot)
+    found, seen = grants_of(checkpoint(["GPU-a"], BootID=told), boot)
     assert seen == problems
     assert len(found) == 1
 
@@ -102,4 +102,4 @@ def test_the_boot_that_it_is_of(told: str, boot: str, problems: tuple[str, ...])
 @given(st.binary(max_size=60))
 def test_any_bytes_are_carriers_or_a_value_error(answer: bytes) -> None:
     with contextlib.suppress(ValueError):
-        device_grants.carriers(answer)
+        device_checkpoint.carriers(answer)
