@@ -37,10 +37,9 @@ from peers.go_peer import KOORDINATOR, GoPeer, beside
 
 from agent.allocate.bits import members
 from agent.allocate.devices.allocation import Allocation, allocate, device_request
-from agent.allocate.devices.bandwidth import BandwidthTable, Matrix
-from agent.allocate.devices.besteffort import BestEffortTable, GpuTable
-from agent.allocate.devices.inventory import LinkTable, inventory, linked
-from agent.allocate.devices.state import NodeDevices, node_devices
+from agent.allocate.devices.gpu_sets import BandwidthTable, BestEffortTable, GpuTable, Matrix
+from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
+from agent.allocate.devices.links import LinkTable, linked
 from agent.allocate.node_allocator.companion import device_hints
 from agent.model import deviceobject
 from agent.model.devices import Device, DeviceTopology

@@ -10,12 +10,10 @@ import msgspec
 
 from agent.allocate.bits import members
 from agent.allocate.devices.allocation import DeviceRequest
-from agent.allocate.devices.joint import partners
-from agent.allocate.devices.need import Need, need
+from agent.allocate.devices.choice import partners
+from agent.allocate.devices.inventory import NodeDevices, device_score, summed
+from agent.allocate.devices.need import Need, allowed_devices, need, selected
 from agent.allocate.devices.request import FULL, RequestFault
-from agent.allocate.devices.scores import score, summed
-from agent.allocate.devices.state import NodeDevices
-from agent.allocate.devices.view import allowed_devices, selected
 from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
 from agent.conformance.files import Difference
 from agent.model.device_wishes import (
@@ -59,7 +57,7 @@ def for_all_healthy(request: DeviceRequest, needs: dict[str, Need], answers: Ans
     return answers.theirs is None and any(
         each.hint is not None
         and each.hint.strategy is DeviceAllocateStrategy.APPLY_FOR_ALL
-        and selected(each.seen.fleet, each.hint) & ~each.seen.fleet.healthy
+        and selected(each.candidates.fleet, each.hint) & ~each.candidates.fleet.healthy
         for each in needs.values()
     )
 
@@ -69,7 +67,7 @@ def pcie_exclusive(request: DeviceRequest, needs: dict[str, Need], answers: Answ
     return any(
         each.hint is not None
         and each.hint.exclusion is Exclusion.PCIE_LEVEL
-        and any(not each.seen.allowed >> minor & 1 for minor in answers.minors(each.kind)[0])
+        and any(not each.candidates.allowed >> minor & 1 for minor in answers.minors(each.kind)[0])
         for each in needs.values()
     )
 
@@ -95,7 +93,7 @@ def shares_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: Ans
     theirs, ours = answers.minors(GPU)
     if gpus is None or not gpus.ask.shared or len(theirs) != 1 or len(ours) != 1:
         return False
-    return gpus.seen.score_of(ours[0]) > gpus.seen.score_of(theirs[0])
+    return gpus.candidates.score_of(ours[0]) > gpus.candidates.score_of(theirs[0])
 
 
 def shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
@@ -117,7 +115,9 @@ def switch_found(request: DeviceRequest, needs: dict[str, Need], answers: Answer
     kinds = partners(joint, request.wishes.hints, needs)
     switches = []
     for kind in kinds:
-        places = (needs[kind].seen.fleet.devices[each].topology for each in answers.minors(kind)[1])
+        places = (
+            needs[kind].candidates.fleet.devices[each].topology for each in answers.minors(kind)[1]
+        )
         switches.append({place.pcie for place in places if place is not None})
     return len(kinds) > 1 and all(each == switches[0] for each in switches)
 
@@ -150,14 +150,14 @@ def unfit_take_turns(request: DeviceRequest, needs: dict[str, Need], answers: An
     kinds = partners(joint, request.wishes.hints, needs) if joint else []
     if not kinds or answers.minors(kinds[0])[0] != answers.minors(kinds[0])[1]:
         return False
-    leading = needs[kinds[0]].seen.fleet
+    leading = needs[kinds[0]].candidates.fleet
     places = (leading.devices[each].topology for each in answers.minors(kinds[0])[1])
     switches = {place.pcie for place in places if place is not None}
     return any(
-        mask & needs[kind].seen.allowed & ~needs[kind].seen.fitting
+        mask & needs[kind].candidates.allowed & ~needs[kind].candidates.fitting
         for kind in kinds[1:]
         if kind != GPU
-        for pcie, mask in needs[kind].seen.fleet.pcies.items()
+        for pcie, mask in needs[kind].candidates.fleet.pcies.items()
         if pcie in switches
     )
 
@@ -170,7 +170,7 @@ def functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers:
 
 def not_listed(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
     return any(
-        name not in each.seen.fleet.totals.get(minor, {})
+        name not in each.candidates.fleet.totals.get(minor, {})
         for kind, each in needs.items()
         for minor in answers.minors(kind)[0]
         for name in each.ask.per
@@ -325,12 +325,12 @@ def _of_one(question: DeviceCase, needs: dict[str, Need]) -> int:
     assert question.strategy is not None
     points = 0
     for each in needs.values():
-        seen = each.seen
-        allowed = list(members(allowed_devices(seen.fleet, each.hint, question.numa)))
-        points += score(
+        candidates = each.candidates
+        allowed = list(members(allowed_devices(candidates.fleet, each.hint, question.numa)))
+        points += device_score(
             each.ask.per,
-            summed(seen.fleet.totals[minor] for minor in allowed),
-            summed(seen.stock.free[minor] for minor in allowed),
+            summed(candidates.fleet.totals[minor] for minor in allowed),
+            summed(candidates.stock.free[minor] for minor in allowed),
             question.strategy,
         )
     return points

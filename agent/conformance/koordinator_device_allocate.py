@@ -13,10 +13,9 @@ from agent.allocate.devices.allocation import (
     allocate,
     node_score,
 )
-from agent.allocate.devices.inventory import inventory
+from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
 from agent.allocate.devices.partitions import partitions
 from agent.allocate.devices.request import DeviceRefusal, RequestError, RequestFault, asks
-from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.conformance.device_differences import DIFFERENCES, DeviceCase, declared
 from agent.conformance.devices import amounts, devices, pod_wishes
 from agent.conformance.files import CaseVerdict

@@ -12,12 +12,10 @@ from typing import Any
 import msgspec
 
 from agent.allocate.bits import members
-from agent.allocate.devices.joint import partners, together
-from agent.allocate.devices.need import ChosenDevice, Need, need
+from agent.allocate.devices.choice import ChosenDevice, choose, choose_jointly, partners
+from agent.allocate.devices.inventory import NodeDevices, device_score, summed
+from agent.allocate.devices.need import Need, allowed_devices, candidates_of, need
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, TypeRequest, asks
-from agent.allocate.devices.scores import score, summed
-from agent.allocate.devices.state import NodeDevices
-from agent.allocate.devices.view import allowed_devices, view
 from agent.model.device_wishes import DeviceWishes, wishes
 from agent.model.policies import Strategy
 
@@ -65,13 +63,13 @@ def allocate(
     if wanted.joint is not None and len(needs) > 1:
         kinds = partners(wanted.joint, wanted.hints, needs)
         if kinds:
-            joint = together([needs[kind] for kind in kinds], wanted.joint.scope)
+            joint = choose_jointly([needs[kind] for kind in kinds], wanted.joint.scope)
             if isinstance(joint, DeviceRefusal):
                 return joint
             chosen = joint
     for kind, of_kind in needs.items():
         if kind not in chosen:
-            alone = of_kind.choose()
+            alone = choose(of_kind)
             if isinstance(alone, DeviceCause):
                 return DeviceRefusal(kind, alone)
             chosen[kind] = alone
@@ -97,7 +95,7 @@ def node_score(
             allowed = list(members(mask))
             total = summed(fleet.totals[minor] for minor in allowed)
             free = summed(stock.free[minor] for minor in allowed)
-        points += score(summed(each.resources for each in chosen), total, free, strategy)
+        points += device_score(summed(each.resources for each in chosen), total, free, strategy)
     return points
 
 
@@ -145,7 +143,8 @@ def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: ChosenDe
     for name, amount in chosen.resources.items():
         if name in free and free[name] < amount:
             return f"{title} has {free[name]} of {amount} {name} left"
-    if not view(fleet, stock, {}, request.wishes.hints.get(kind), None, None).fitting >> minor & 1:
+    hint = request.wishes.hints.get(kind)
+    if not candidates_of(fleet, stock, {}, hint, None, None).fitting >> minor & 1:
         return f"{title} is not as the pod wants it any more"
     there = {each.bus for group in device.vf_groups for each in group.vfs}
     taken = node.taken.get((kind, minor), frozenset())

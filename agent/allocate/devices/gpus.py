@@ -8,24 +8,18 @@ from itertools import combinations
 from typing import Final
 
 from agent.allocate.bits import members, of_nodes
-from agent.allocate.devices.besteffort import GpuTable
-from agent.allocate.devices.inventory import LEVELS, GpuGroup, Inventory, LinkTable
-from agent.allocate.devices.partitions import Partitions, feasible, packed
-from agent.allocate.devices.request import DeviceCause, TypeRequest
-from agent.allocate.devices.view import View
-from agent.model.device_wishes import DeviceTopologyScope, PartitionSpec
+from agent.allocate.devices.gpu_sets import GpuTable
+from agent.allocate.devices.inventory import LEVELS, GpuGroup
+from agent.allocate.devices.links import LinkTable
+from agent.allocate.devices.need import Candidates, Need
+from agent.allocate.devices.partitions import feasible, packed
+from agent.allocate.devices.request import DeviceCause
+from agent.model.device_wishes import DeviceTopologyScope
 
 
-def choose(
-    inventory: Inventory,
-    seen: View,
-    ask: TypeRequest,
-    scope: DeviceTopologyScope,
-    spec: PartitionSpec | None,
-    together: tuple[int, ...] = (),
-) -> list[int] | DeviceCause:
-    """Minors, in the order of choice. `together`: groups with enough of everything that the pod
-    wants close together.
+def choose(need: Need, joint_groups: tuple[int, ...] = ()) -> list[int] | DeviceCause:
+    """Minors, in the order of choice. `joint_groups`: groups with enough of everything that the
+    pod wants close together.
 
     Whole cards: a free set of the partition table, if it has one; otherwise the best set by the
     objective of the node's links, within one of the groups if one has enough; otherwise the lowest
@@ -33,37 +27,38 @@ def choose(
     Shares: cards in the order of the strategy, several within the narrowest scope if the pod
     demands one.
     """
+    inventory, candidates, ask, scope = need.node.inventory, need.candidates, need.ask, need.scope
     if not ask.shared:
-        chosen = _partition(inventory.partitions, seen, ask.count, spec)
-        if isinstance(chosen, list) or inventory.partitions.honor or spec is not None:
+        chosen = _partition(need)
+        if isinstance(chosen, list) or inventory.partitions.honor or need.partition is not None:
             return chosen
         if inventory.links is not None:
-            best = _best_linked(inventory.links, seen, ask.count, scope, together)
+            best = _best_linked(inventory.links, need, joint_groups)
             if best is not None:
                 return best
-    groups = seen.fleet.groups
+    groups = candidates.fleet.groups
     if groups is None:
-        return DeviceCause.NO_TOPOLOGY if scope else _liked(seen, ask.count)
+        return DeviceCause.NO_TOPOLOGY if scope else _first(candidates, ask.count)
     if ask.shared and ask.count > 1 and not scope:
-        return _liked(seen, ask.count)
+        return _first(candidates, ask.count)
     if ask.shared and ask.count == 1:
-        return _one_share(groups, seen, scope)
-    near = _narrowest(groups, seen, scope, ask.count)
+        return _one_share(groups, candidates, scope)
+    near = _narrowest(groups, candidates, scope, ask.count)
     if not near:
         return DeviceCause.SCOPE if scope else DeviceCause.INSUFFICIENT
-    return _liked(seen.within(near), ask.count) if ask.shared else _lowest(near, ask.count)
+    return _first(candidates.within(near), ask.count) if ask.shared else _lowest(near, ask.count)
 
 
 def _narrowest(
-    groups: tuple[GpuGroup, ...], seen: View, scope: DeviceTopologyScope, count: int
+    groups: tuple[GpuGroup, ...], candidates: Candidates, scope: DeviceTopologyScope, count: int
 ) -> int:
     """The fitting cards of the narrowest group that has enough, of equals of the first where most
     is in use; 0 where none has."""
     best, rank = 0, -1
     for group in _within(groups, scope):
-        mask = group.mask & seen.fitting
+        mask = group.mask & candidates.fitting
         if mask.bit_count() >= count:
-            of_group = group.level * _RANKS + _in_use(group, seen.used)
+            of_group = group.level * _RANKS + _in_use(group, candidates.used)
             if of_group > rank:
                 best, rank = mask, of_group
     return best
@@ -74,88 +69,84 @@ _RANKS: Final = 3
 
 
 def touching(minors: Iterable[int], groups: Iterable[int]) -> bool:
-    """Has each group one of these?"""
+    """Whether each group has one of these."""
     chosen = of_nodes(minors)
     return all(group & chosen for group in groups)
 
 
-def choose_from_each(
-    inventory: Inventory,
-    seen: View,
-    ask: TypeRequest,
-    scope: DeviceTopologyScope,
-    spec: PartitionSpec | None,
-    groups: tuple[int, ...],
-) -> list[int] | DeviceCause:
+def choose_from_each(need: Need, groups: tuple[int, ...]) -> list[int] | DeviceCause:
     """As `choose`, of sets that have a card of each group: the first of the partition table by
     score; else the best linked ones; else one card of each group by the strategy, and the
     lowest."""
-    count = ask.count
-    if len(groups) > count or not _holds(seen, scope, sum(groups)):
+    candidates, count = need.candidates, need.ask.count
+    if len(groups) > count or not _holds(candidates, need.scope, sum(groups)):
         return DeviceCause.JOINT
-    known = inventory.partitions
-    if not ask.shared and known.table is not None:
-        idle = seen.fitting & seen.stock.idle
-        sets = feasible(known.table, count, idle, spec, groups)
-        if sets or known.honor or spec is not None:
+    known, links = need.node.inventory.partitions, need.node.inventory.links
+    if not need.ask.shared and known.table is not None:
+        idle = candidates.fitting & candidates.stock.idle
+        sets = feasible(known.table, count, idle, need.partition, groups)
+        if sets or known.honor or need.partition is not None:
             return list(sets[0].minors) if sets else DeviceCause.PARTITION
-    if not ask.shared and inventory.links is not None:
-        links = inventory.links
+    if not need.ask.shared and links is not None:
         places = tuple(_places(links, group) for group in groups)
-        best = best_spread(links.table, _places(links, seen.fitting), count, places)
+        best = best_spread(links.table, _places(links, candidates.fitting), count, places)
         return DeviceCause.JOINT if best is None else _minors(links, best)
-    first = [next((each for each in seen.liked() if group >> each & 1), -1) for group in groups]
+    first = [
+        next((each for each in candidates.ordered() if group >> each & 1), -1) for group in groups
+    ]
     if -1 in first:
         return DeviceCause.JOINT
-    others = [each for each in seen.liked() if each not in first]
+    others = [each for each in candidates.ordered() if each not in first]
     return sorted([*first, *others[: count - len(first)]])
 
 
-def _holds(seen: View, scope: DeviceTopologyScope, mask: int) -> bool:
-    """Is all of the mask within one group of this scope?"""
+def _holds(candidates: Candidates, scope: DeviceTopologyScope, mask: int) -> bool:
+    """Whether all of the mask is within one group of this scope."""
     if not scope:
         return True
-    groups = seen.fleet.groups or ()
+    groups = candidates.fleet.groups or ()
     return any(not mask & ~group.mask for group in groups if group.level >= LEVELS[scope])
 
 
-def _partition(
-    known: Partitions, seen: View, count: int, spec: PartitionSpec | None
-) -> list[int] | DeviceCause:
+def _partition(need: Need) -> list[int] | DeviceCause:
+    known, candidates, count = need.node.inventory.partitions, need.candidates, need.ask.count
     if known.table is None:
         return DeviceCause.NO_PARTITION_TABLE
     if count not in known.table:
         return DeviceCause.PARTITION_SIZE
-    free = seen.fitting & seen.stock.idle
-    sets = feasible(known.table, count, free, spec)
+    free = candidates.fitting & candidates.stock.idle
+    sets = feasible(known.table, count, free, need.partition)
     if not sets:
         return DeviceCause.PARTITION
-    return list(packed(known.table, sets, ~seen.used, count).minors)
+    return list(packed(known.table, sets, ~candidates.used, count).minors)
 
 
-def _best_linked(
-    links: LinkTable, seen: View, count: int, scope: DeviceTopologyScope, together: tuple[int, ...]
-) -> list[int] | None:
+def _best_linked(links: LinkTable, need: Need, joint_groups: tuple[int, ...]) -> list[int] | None:
     """None when the links are unknown, or no scope has enough."""
-    groups: Sequence[int] = (seen.fleet.everyone,)
+    candidates, count, scope = need.candidates, need.ask.count, need.scope
+    groups: Sequence[int] = (candidates.fleet.everyone,)
     if LEVELS[scope] > LEVELS[DeviceTopologyScope.NODE]:
-        if seen.fleet.groups is None:
+        if candidates.fleet.groups is None:
             return None
-        groups = [each.mask for each in seen.fleet.groups if each.level == LEVELS[scope]]
-    close = [group & each for group in groups for each in together]
-    best = _best_within(links, seen, count, close) if close else None
-    return _best_within(links, seen, count, groups) if best is None else best
+        groups = [each.mask for each in candidates.fleet.groups if each.level == LEVELS[scope]]
+    close = [group & each for group in groups for each in joint_groups]
+    best = _best_within(links, candidates, count, close) if close else None
+    return _best_within(links, candidates, count, groups) if best is None else best
 
 
 def _best_within(
-    links: LinkTable, seen: View, count: int, groups: Iterable[int]
+    links: LinkTable, candidates: Candidates, count: int, groups: Iterable[int]
 ) -> list[int] | None:
     """The best of the best sets of these groups; None where none has enough."""
     best = None
     worth: tuple[int, ...] = ()
-    everywhere = _places(links, seen.fitting)
+    everywhere = _places(links, candidates.fitting)
     for mask in groups:
-        free = everywhere if mask == seen.fleet.everyone else _places(links, seen.fitting & mask)
+        free = (
+            everywhere
+            if mask == candidates.fleet.everyone
+            else _places(links, candidates.fitting & mask)
+        )
         chosen = links.table.best(free, count)
         if chosen is not None:
             of_chosen = links.table.worth(chosen, everywhere)
@@ -177,19 +168,19 @@ def _places(links: LinkTable, minors: int) -> int:
 
 
 def _one_share(
-    groups: tuple[GpuGroup, ...], seen: View, scope: DeviceTopologyScope
+    groups: tuple[GpuGroup, ...], candidates: Candidates, scope: DeviceTopologyScope
 ) -> list[int] | DeviceCause:
     """The card that the strategy prefers; of equal cards one with the most cards in use around it,
     then the first by its place."""
     switches = [
-        (_in_use(group, seen.used), minor)
+        (_in_use(group, candidates.used), minor)
         for group in _within(groups, scope or DeviceTopologyScope.PCIE)
         if group.level == LEVELS[DeviceTopologyScope.PCIE]
-        for minor in members(group.mask & seen.fitting)
+        for minor in members(group.mask & candidates.fitting)
     ]
     if not switches:
         return DeviceCause.SCOPE if scope else DeviceCause.INSUFFICIENT
-    return [max(switches, key=lambda each: (seen.score_of(each[1]), each[0]))[1]]
+    return [max(switches, key=lambda each: (candidates.score_of(each[1]), each[0]))[1]]
 
 
 def _within(groups: tuple[GpuGroup, ...], scope: DeviceTopologyScope) -> Iterable[GpuGroup]:
@@ -203,8 +194,8 @@ def _in_use(group: GpuGroup, used: int) -> int:
     return bool(group.mask & used) + bool(group.around & used)
 
 
-def _liked(seen: View, count: int) -> list[int] | DeviceCause:
-    minors = seen.liked()[:count]
+def _first(candidates: Candidates, count: int) -> list[int] | DeviceCause:
+    minors = candidates.ordered()[:count]
     return minors if len(minors) == count else DeviceCause.INSUFFICIENT
 
 
@@ -221,10 +212,10 @@ def best_spread(table: GpuTable, free: int, count: int, groups: tuple[int, ...])
     """A set of `count` of the places in `free`; masks, as the groups, which are disjoint. Of equal
     sets the lowest numbers, None without such a set."""
     parts = [_single_places(free & group) for group in groups]
-    beside = _single_places(free & ~sum(groups))
+    anywhere = _single_places(free & ~sum(groups))
     best: int | None = None
     most: tuple[int, ...] = ()
-    for chosen in _with_each(parts, beside, count):
+    for chosen in _with_each(parts, anywhere, count):
         mask = sum(chosen)
         worth = table.worth(mask, free)
         if best is None or worth > most or (worth == most and _lower(mask, best)):
@@ -244,14 +235,14 @@ def _single_places(mask: int) -> tuple[int, ...]:
 
 
 def _with_each(
-    parts: Sequence[tuple[int, ...]], beside: tuple[int, ...], count: int
+    parts: Sequence[tuple[int, ...]], anywhere: tuple[int, ...], count: int
 ) -> Iterator[tuple[int, ...]]:
     """Sets of `count` with at least one of each part; the others may be any."""
     if not parts:
-        yield from combinations(beside, count)
+        yield from combinations(anywhere, count)
         return
     first, *others = parts
     for size in range(1, min(len(first), count - len(others)) + 1):
         for chosen in combinations(first, size):
-            for rest in _with_each(others, beside, count - size):
+            for rest in _with_each(others, anywhere, count - size):
                 yield (*chosen, *rest)

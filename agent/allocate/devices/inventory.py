@@ -1,5 +1,12 @@
-"""The devices of a node for allocation: health, topology and groups. Sets of devices of one type
-are masks over their minors. Built once for a Device object."""
+"""The devices of a node for allocation: their health, topology and groups, and what pods leave of
+them. Sets of devices of one type are masks over their minors.
+
+An Inventory is built once for a Device object; NodeDevices adds what the pods of the node hold.
+
+Devices are scored by their utilization, 0 to 100 in whole numbers: LeastAllocated prefers emptier
+devices, MostAllocated fuller ones. The score is the mean over the resources with a weight that the
+devices have. The core of GPUs has no weight.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +15,14 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.devices.bandwidth import MOST, Matrix
-from agent.allocate.devices.besteffort import GpuTable, table
+from agent.allocate.devices.links import LinkTable
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
-from agent.allocate.devices.scores import summed
+from agent.allocate.score import points
+from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.device_wishes import DeviceTopologyScope
 from agent.model.devices import Device, DeviceType
-from agent.model.policies import GpuObjective
+from agent.model.nodestatus import FPGA, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
+from agent.model.policies import Strategy
 
 LEVELS: Final = {
     DeviceTopologyScope.ANYWHERE: 0,
@@ -25,14 +33,17 @@ LEVELS: Final = {
 }
 """How narrow a scope is."""
 
+_WEIGHED: Final = (GPU_MEMORY_RATIO, GPU_MEMORY, RDMA, FPGA)
 
-class GpuGroup(msgspec.Struct, frozen=True):
-    """GPUs within one scope: under a PCIe switch, of a NUMA node, or all. `around`: those of its
-    NUMA node; of all GPUs none."""
+Amounts = dict[str, int]
 
-    level: int
-    mask: int
-    around: int
+
+class Inventory(msgspec.Struct, frozen=True):
+    """By device type."""
+
+    fleets: dict[str, Fleet]
+    partitions: Partitions = Partitions()
+    links: LinkTable | None = None
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -51,21 +62,13 @@ class Fleet(msgspec.Struct, frozen=True):
     virtual: bool
 
 
-class LinkTable(msgspec.Struct, frozen=True):
-    """GPUs by their places in the matrix that `table` is of. `plain`: place and minor are the
-    same."""
+class GpuGroup(msgspec.Struct, frozen=True):
+    """GPUs within one scope: under a PCIe switch, of a NUMA node, or all. `around`: those of its
+    NUMA node; of all GPUs none."""
 
-    minors: tuple[int, ...]
-    table: GpuTable
-    plain: bool
-
-
-class Inventory(msgspec.Struct, frozen=True):
-    """By device type."""
-
-    fleets: dict[str, Fleet]
-    partitions: Partitions = Partitions()
-    links: LinkTable | None = None
+    level: int
+    mask: int
+    around: int
 
 
 def inventory(
@@ -81,20 +84,6 @@ def inventory(
             by_type.setdefault(device.type, {})[device.minor] = device
     fleets = {kind: _fleet(kind, found) for kind, found in by_type.items()}
     return Inventory(fleets, partitions or Partitions(), links)
-
-
-def linked(
-    minors: Iterable[int],
-    matrix: Matrix,
-    objective: GpuObjective = GpuObjective.BANDWIDTH,
-    near: Matrix | None = None,
-) -> LinkTable | None:
-    """`near`: how near the GPUs of each pair are, more is nearer. None where there are too many
-    GPUs for a table. Raises ValueError for a lopsided matrix."""
-    places = tuple(minors)
-    if len(places) > MOST:
-        return None
-    return LinkTable(places, table(matrix, objective, near), places == tuple(range(len(places))))
 
 
 def _fleet(kind: str, found: dict[int, Device]) -> Fleet:
@@ -140,3 +129,71 @@ def _groups(devices: Mapping[int, Device], numa: Mapping[int, int]) -> tuple[Gpu
         GpuGroup(LEVELS[DeviceTopologyScope.NODE], sum(1 << minor for minor in devices), 0)
     )
     return tuple(groups)
+
+
+class NodeDevices(msgspec.Struct, frozen=True):
+    """By device type; `taken`: virtual functions that pods hold, by bus id."""
+
+    inventory: Inventory
+    stocks: dict[str, Stock]
+    taken: VirtualFunctions = {}
+
+
+class Stock(msgspec.Struct, frozen=True):
+    """Of one device type. `free`: by minor, the free resources, none of an unhealthy one, and their
+    `sums`. `used`: the devices that a pod holds, whole or in part, healthy or not. `idle`: the
+    healthy devices that no pod holds."""
+
+    free: dict[int, Amounts]
+    sums: Amounts
+    used: int
+    idle: int
+
+
+def node_devices(
+    inventory: Inventory, held: Holdings, taken: VirtualFunctions | None = None
+) -> NodeDevices:
+    """Holdings beyond a device's resources, or of a missing device, leave nothing free; an
+    impossible minor belongs to no device."""
+    stocks = {}
+    for kind, fleet in inventory.fleets.items():
+        used = 0
+        free = {}
+        for minor, total in fleet.totals.items():
+            of_device = held.get((kind, minor))
+            free[minor] = _less(total, of_device) if of_device else total
+        for (of_kind, minor), amounts in held.items():
+            if of_kind == kind and 0 <= minor <= MAX_MINOR and any(amounts.values()):
+                used |= 1 << minor
+        stocks[kind] = Stock(free, summed(free.values()), used, fleet.healthy & ~used)
+    return NodeDevices(inventory, stocks, taken or {})
+
+
+def _less(total: Mapping[str, int], held: Mapping[str, int]) -> Amounts:
+    return {name: max(0, amount - held.get(name, 0)) for name, amount in total.items()}
+
+
+def device_score(
+    asked: Mapping[str, int], total: Mapping[str, int], free: Mapping[str, int], strategy: Strategy
+) -> int:
+    """Of devices with these amounts together, once `asked` is given away too."""
+    found = weighed = 0
+    most = strategy is Strategy.MOST_ALLOCATED
+    for name in _WEIGHED:
+        capacity = total.get(name, 0)
+        if capacity <= 0:
+            continue
+        weighed += 1
+        used = capacity - free.get(name, 0) + asked.get(name, 0)
+        found += points(most, capacity, used)
+    return found // weighed if weighed else 0
+
+
+def summed(amounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Of what is weighed."""
+    sums = dict.fromkeys(_WEIGHED, 0)
+    for each in amounts:
+        for name in _WEIGHED:
+            if name in each:
+                sums[name] += each[name]
+    return sums

@@ -1,40 +1,34 @@
-"""One type of devices that a pod needs of a node, and the choice of devices for it."""
+"""One type of devices that a pod needs of a node, and which of the node's devices it may have, in
+the order of its strategy."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Set
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from agent.allocate.devices import gpus
-from agent.allocate.devices.request import DeviceCause, TypeRequest, filled, hinted
-from agent.allocate.devices.state import NodeDevices
-from agent.allocate.devices.view import View, selected, view
-from agent.model.device_wishes import DeviceHint, DeviceTopologyScope, PartitionSpec
-from agent.model.devices import Device, DeviceType, VirtualFunction
-from agent.model.objects import LabelSelector
+from agent.allocate.bits import members
+from agent.allocate.devices.inventory import Fleet, NodeDevices, Stock, device_score
+from agent.allocate.devices.request import FULL, DeviceCause, TypeRequest, filled, hinted
+from agent.model.device_wishes import DeviceHint, DeviceTopologyScope, Exclusion, PartitionSpec
+from agent.model.devices import DeviceType
+from agent.model.nodestatus import GPU_MEMORY_RATIO
 from agent.model.policies import Strategy
 
 
-class ChosenDevice(msgspec.Struct, frozen=True):
-    """What a pod gets of one device; `resources` in units."""
-
-    minor: int
-    uuid: str
-    resources: dict[str, int]
-    functions: tuple[VirtualFunction, ...] = ()
-
-
 class Need(msgspec.Struct, frozen=True):
-    """`partition`: the pod's preference of GPU partitions."""
+    """A pod's request for one type. `partition`: the pod's preference of GPU partitions."""
 
     node: NodeDevices
     kind: str
     ask: TypeRequest
     hint: DeviceHint | None
     partition: PartitionSpec | None
-    seen: View
+    candidates: Candidates
+
+    @property
+    def scope(self) -> DeviceTopologyScope:
+        return self.hint.scope if self.hint else DeviceTopologyScope.ANYWHERE
 
     @property
     def of_gpus(self) -> bool:
@@ -42,8 +36,8 @@ class Need(msgspec.Struct, frozen=True):
 
     def within(self, mask: int) -> Need:
         """The same, of fewer devices."""
-        seen = self.seen.within(mask)
-        return Need(self.node, self.kind, self.ask, self.hint, self.partition, seen)
+        candidates = self.candidates.within(mask)
+        return Need(self.node, self.kind, self.ask, self.hint, self.partition, candidates)
 
     def at_least(self, count: int) -> Need:
         """The same for more devices; GPUs are never more than asked for."""
@@ -51,50 +45,7 @@ class Need(msgspec.Struct, frozen=True):
         if self.of_gpus or ask.count >= count:
             return self
         more = TypeRequest(ask.total, count, ask.per)
-        return Need(self.node, self.kind, more, self.hint, self.partition, self.seen)
-
-    def choose(
-        self, near: tuple[int, ...] = (), every: bool = False, together: tuple[int, ...] = ()
-    ) -> list[ChosenDevice] | DeviceCause:
-        """`near`: groups of devices. From each of them one is taken in turn before others are; of
-        GPUs only where `every` group has to give one. `together`: groups of GPUs; linked ones are
-        taken from one of them if it has enough."""
-        if not self.of_gpus:
-            return self._instances(near)
-        scope = self.hint.scope if self.hint else DeviceTopologyScope.ANYWHERE
-        wanted = self.node.inventory, self.seen, self.ask, scope, self.partition
-        minors = gpus.choose(*wanted, together)
-        if every and not isinstance(minors, DeviceCause) and not gpus.touching(minors, near):
-            minors = gpus.choose_from_each(*wanted, near)
-        return (
-            minors if isinstance(minors, DeviceCause) else [self._chosen(each) for each in minors]
-        )
-
-    def _instances(self, near: tuple[int, ...]) -> list[ChosenDevice] | DeviceCause:
-        found = []
-        minors = self.seen.liked()
-        for minor in _alternating(minors, near) if near else minors:
-            functions = self._functions(minor)
-            if functions is not None:
-                found.append(self._chosen(minor, functions))
-            if len(found) == self.ask.count:
-                return found
-        return DeviceCause.INSUFFICIENT
-
-    def _functions(self, minor: int) -> tuple[VirtualFunction, ...] | None:
-        """None where one is wanted that the device does not have."""
-        if self.hint is None or self.hint.vf_selector is None:
-            return ()
-        taken = self.node.taken.get((self.kind, minor), frozenset())
-        one = function(self.seen.fleet.devices[minor], self.hint.vf_selector, taken)
-        return None if one is None else (one,)
-
-    def _chosen(self, minor: int, functions: tuple[VirtualFunction, ...] = ()) -> ChosenDevice:
-        fleet = self.seen.fleet
-        per = self.ask.per
-        if self.of_gpus:
-            per = filled(per, fleet.totals[minor])
-        return ChosenDevice(minor, fleet.devices[minor].uuid, per, functions)
+        return Need(self.node, self.kind, more, self.hint, self.partition, self.candidates)
 
 
 def need(
@@ -118,33 +69,112 @@ def need(
         if hint.vf_selector is not None and not fleet.virtual:
             return DeviceCause.NO_VIRTUAL_FUNCTIONS
     gives = filled if kind == DeviceType.GPU else None
-    seen = view(fleet, node.stocks[kind], ask.per, hint, numa, strategy, gives)
-    return Need(node, kind, ask, hint, partition, seen)
+    candidates = candidates_of(fleet, node.stocks[kind], ask.per, hint, numa, strategy, gives)
+    return Need(node, kind, ask, hint, partition, candidates)
 
 
-def _alternating(minors: list[int], near: tuple[int, ...]) -> list[int]:
-    """The near devices first, one of each group in turn; within a turn, and for the others, in the
-    strategy's order."""
-    turns: dict[int, int] = {}
-    place = {minor: number for number, minor in enumerate(minors)}
-    for group in near:
-        for turn, minor in enumerate(each for each in minors if group >> each & 1):
-            turns[minor] = turn
-    return sorted(minors, key=lambda each: (turns.get(each, len(minors)), place[each]))
+class Candidates(msgspec.Struct, frozen=True):
+    """The devices of one type that a pod may have. `allowed`: those that hint, NUMA nodes and
+    exclusion leave; `fitting`: those of them with `per` free. `used`: those that packing counts as
+    in use; an unhealthy card only if labels or NUMA nodes exclude it. `strategy` None: no
+    preference."""
+
+    fleet: Fleet
+    stock: Stock
+    per: dict[str, int]
+    allowed: int
+    fitting: int
+    used: int
+    strategy: Strategy | None
+
+    def within(self, mask: int) -> Candidates:
+        """The same of fewer devices."""
+        return Candidates(
+            self.fleet,
+            self.stock,
+            self.per,
+            self.allowed & mask,
+            self.fitting & mask,
+            self.used,
+            self.strategy,
+        )
+
+    def score_of(self, minor: int) -> int:
+        if self.strategy is None:
+            return 0
+        total, free = self.fleet.totals[minor], self.stock.free[minor]
+        return device_score(self.per, total, free, self.strategy)
+
+    def ordered(self) -> list[int]:
+        """Those that fit, best first, lowest minor first of equals."""
+        minors = list(members(self.fitting))
+        return minors if self.strategy is None else sorted(minors, key=lambda m: -self.score_of(m))
 
 
-def function(device: Device, selector: LabelSelector, taken: Set[str]) -> VirtualFunction | None:
-    """The first free one by bus id in the selector's groups."""
-    free = (
-        each
-        for group in device.vf_groups
-        if selector.matches(group.labels)
-        for each in group.vfs
-        if each.bus not in taken
-    )
-    return min(free, key=_place, default=None)
+def candidates_of(
+    fleet: Fleet,
+    stock: Stock,
+    per: dict[str, int],
+    hint: DeviceHint | None,
+    numa: int | None,
+    strategy: Strategy | None,
+    gives: Callable[[dict[str, int], Mapping[str, int]], Mapping[str, int]] | None = None,
+) -> Candidates:
+    """`gives`: what a device of a capacity really gives to a request for `per`; None: `per`."""
+    allowed = allowed_devices(fleet, hint, numa)
+    used = stock.used & ~(allowed & ~fleet.healthy)
+    if hint is not None and hint.exclusion is Exclusion.PCIE_LEVEL:
+        allowed &= _undivided(fleet, stock)
+    fitting = 0
+    items = tuple(per.items())
+    healthy = allowed & fleet.healthy
+    for minor, free in stock.free.items():
+        if not healthy >> minor & 1 or not _gives(free, items):
+            continue
+        total = fleet.totals[minor]
+        # Of a whole card nothing that follows from `per` is more than there is.
+        whole = free is total and total.get(GPU_MEMORY_RATIO) == FULL
+        if gives is None or whole or _has(free, gives(per, total)):
+            fitting |= 1 << minor
+    return Candidates(fleet, stock, per, allowed, fitting, used, strategy)
 
 
-def _place(each: VirtualFunction) -> tuple[list[int], str]:
-    """Numbers of a bus id are hexadecimal: function .10 comes after .2."""
-    return [int(part, 16) for part in re.findall(r"[0-9a-fA-F]+", each.bus)], each.bus
+def allowed_devices(fleet: Fleet, hint: DeviceHint | None, numa: int | None) -> int:
+    """Those that labels and NUMA nodes leave. `numa`: a mask of NUMA nodes. A device without a NUMA
+    node is on all of them, one without a topology on none."""
+    allowed = fleet.everyone
+    if numa is not None:
+        allowed = 0
+        for node, mask in fleet.numa.items():
+            if node < 0 or numa >> node & 1:
+                allowed |= mask
+    return allowed & selected(fleet, hint)
+
+
+def selected(fleet: Fleet, hint: DeviceHint | None) -> int:
+    """Those whose labels a hint selects."""
+    if hint is None or hint.selector is None:
+        return fleet.everyone
+    matches = hint.selector.matches
+    return sum(1 << minor for minor, each in fleet.devices.items() if matches(each.labels))
+
+
+def _gives(free: Mapping[str, int], wanted: tuple[tuple[str, int], ...]) -> bool:
+    for name, amount in wanted:  # noqa: SIM110
+        if free.get(name, 0) < amount:
+            return False
+    return True
+
+
+def _has(free: Mapping[str, int], given: Mapping[str, int]) -> bool:
+    """Of what a device lists; it may give a share of something that it does not."""
+    return all(free[name] >= amount for name, amount in given.items() if name in free)
+
+
+def _undivided(fleet: Fleet, stock: Stock) -> int:
+    """The devices without a device under the same switch that a pod holds."""
+    used = stock.used
+    for mask in fleet.pcies.values():
+        if mask & stock.used:
+            used |= mask
+    return fleet.everyone & ~used

@@ -14,7 +14,7 @@ import msgspec
 
 from agent.allocate import node_score
 from agent.allocate.devices.allocation import gone
-from agent.allocate.devices.state import NodeDevices
+from agent.allocate.devices.inventory import NodeDevices
 from agent.allocate.ledger import Ledger, Overlap, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
 from agent.allocate.node_allocator.companion import DeviceCompanion, declined, offered

@@ -7,8 +7,8 @@ from typing import Final
 
 from agent.allocate.bits import of_nodes, subsets
 from agent.allocate.devices.allocation import Allocation, DeviceRequest, allocate, node_score
+from agent.allocate.devices.inventory import NodeDevices
 from agent.allocate.devices.request import DeviceRefusal
-from agent.allocate.devices.state import NodeDevices
 from agent.allocate.node_allocator.answer import Granted, Refused, refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.numa.hint import Provider, TopologyHint

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from agent.allocate.devices.inventory import Inventory
-from agent.allocate.devices.state import NodeDevices, node_devices
+from agent.allocate.devices.inventory import Inventory, NodeDevices, node_devices
 from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.properties import Imported
 from agent.model.device_allocation import (

@@ -11,8 +11,8 @@ from agent.allocate.device_holders.holdings import existing, functions_taken, ta
 from agent.allocate.device_holders.names import keys
 from agent.allocate.devices import partitions
 from agent.allocate.devices.allocation import DeviceRequest
-from agent.allocate.devices.inventory import Inventory, LinkTable, inventory
-from agent.allocate.devices.pairs import links_of
+from agent.allocate.devices.inventory import Inventory, inventory
+from agent.allocate.devices.links import LinkTable, links_of
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.topology_options import TopologyOptions

@@ -17,9 +17,8 @@ from agent.allocate.device_holders.holdings import (
 )
 from agent.allocate.device_holders.names import keys, meaning
 from agent.allocate.devices.allocation import DeviceRequest, allocate, device_request
-from agent.allocate.devices.inventory import inventory
+from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.devices.request import DeviceRefusal
-from agent.allocate.devices.state import node_devices
 from agent.model import holding
 from agent.model.device_allocation import together
 from agent.model.device_wishes import DEVICE_ALLOCATE_HINT

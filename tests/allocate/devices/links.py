@@ -8,8 +8,8 @@ from itertools import combinations
 from hypothesis import strategies as st
 
 from agent.allocate.bits import members
-from agent.allocate.devices.bandwidth import Matrix
-from agent.allocate.devices.pairs import worth
+from agent.allocate.devices.gpu_sets import Matrix
+from agent.allocate.devices.links import pair_value
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.policies import GpuObjective
 
@@ -40,7 +40,7 @@ def told(
 
 
 def matrix(count: int, pairs: list[GpuPair], objective: GpuObjective) -> Matrix:
-    values = {(pair.one, pair.two): worth(pair, objective) for pair in pairs}
+    values = {(pair.one, pair.two): pair_value(pair, objective) for pair in pairs}
     return symmetric(count, lambda i, j: values[f"GPU-{i}", f"GPU-{j}"])
 
 

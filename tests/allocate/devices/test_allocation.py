@@ -9,10 +9,10 @@ from agent.allocate.devices.allocation import (
     device_request,
     node_score,
 )
-from agent.allocate.devices.inventory import inventory, linked
+from agent.allocate.devices.inventory import inventory, node_devices
+from agent.allocate.devices.links import linked
 from agent.allocate.devices.partitions import partitions
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
-from agent.allocate.devices.state import node_devices
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.policies import Strategy
 from tests.allocate.devices.builders import (

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_request, gone
-from agent.allocate.devices.state import NodeDevices
+from agent.allocate.devices.inventory import NodeDevices
 from agent.model.devices import Device
 from tests.allocate.devices.builders import CARDS, GPU, HINT, MEMORY, RDMA, gpu, nic, node
 

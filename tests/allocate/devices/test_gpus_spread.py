@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.bits import members
-from agent.allocate.devices.bandwidth import Matrix
-from agent.allocate.devices.besteffort import table
+from agent.allocate.devices.gpu_sets import Matrix, table
 from agent.allocate.devices.gpus import best_spread
 from agent.model.policies import GpuObjective
 from tests.allocate.devices.links import MATRICES

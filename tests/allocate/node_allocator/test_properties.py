@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.devices.inventory import LinkTable
+from agent.allocate.devices.links import LinkTable
 from agent.allocate.node_allocator.properties import (
     AllocatorRules,
     Imported,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.bits import members
-from agent.allocate.devices.bandwidth import BandwidthTable, Matrix
+from agent.allocate.devices.gpu_sets import BandwidthTable, Matrix
 from tests.allocate.devices.links import BRIDGED, CROSSED, MATRICES, VOLTA, by_definition, symmetric
 
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.devices.inventory import inventory
-from agent.allocate.devices.state import node_devices
+from agent.allocate.devices.inventory import inventory, node_devices
 from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.device_allocation import allocated, functions_together, together, virtual_functions
 from tests.allocate.devices.builders import BYTES, CORE, MEMORY, RATIO, gpu, nic, node, part

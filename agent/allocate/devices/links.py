@@ -3,11 +3,12 @@ ancestor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from agent.allocate.devices.bandwidth import MOST, Matrix
-from agent.allocate.devices.inventory import LinkTable, linked
+import msgspec
+
+from agent.allocate.devices.gpu_sets import MOST, GpuTable, Matrix, table
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.interconnect import Interconnect, Interlink
 from agent.model.policies import GpuObjective
@@ -30,21 +31,44 @@ BESTEFFORT_POINTS: Final = {
     Ancestor.NODE: 20,
     Ancestor.SYSTEM: 10,
 }
+
 BESTEFFORT_LINK: Final = 100
 """go-gpuallocator's points of a pair (gpuallocator/besteffort_policy.go, calculateGPUPairScore)."""
 
 
+class LinkTable(msgspec.Struct, frozen=True):
+    """GPUs by their places in the matrix of `table`. `plain`: place and minor are the same."""
+
+    minors: tuple[int, ...]
+    table: GpuTable
+    plain: bool
+
+
 def links_of(
-    told: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDTH
+    reported: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDTH
 ) -> LinkTable | None:
     """For an inventory of these GPUs; None without reported pairs, and with too many GPUs for a
     table. A pair that is not reported has the value 0."""
-    minors = sorted({minor for pair in told for minor in pair})
+    minors = sorted({minor for pair in reported for minor in pair})
     if not 0 < len(minors) <= MOST:
         return None
-    worths = {pair: worth(facts, objective) for pair, facts in told.items()}
-    near = {pair: _nearness(facts) for pair, facts in told.items()}
-    return linked(minors, _matrix(minors, worths), objective, _matrix(minors, near))
+    values = {pair: pair_value(facts, objective) for pair, facts in reported.items()}
+    near = {pair: _nearness(facts) for pair, facts in reported.items()}
+    return linked(minors, _matrix(minors, values), objective, _matrix(minors, near))
+
+
+def linked(
+    minors: Iterable[int],
+    matrix: Matrix,
+    objective: GpuObjective = GpuObjective.BANDWIDTH,
+    near: Matrix | None = None,
+) -> LinkTable | None:
+    """`near`: how near the GPUs of each pair are, more is nearer. None where there are too many
+    GPUs for a table. Raises ValueError for a lopsided matrix."""
+    places = tuple(minors)
+    if len(places) > MOST:
+        return None
+    return LinkTable(places, table(matrix, objective, near), places == tuple(range(len(places))))
 
 
 def _matrix(minors: list[int], values: Mapping[tuple[int, int], int]) -> Matrix:
@@ -58,7 +82,7 @@ def _nearness(facts: GpuPair | Interlink) -> int:
     return 0 if facts.ancestor is None else BESTEFFORT_POINTS[facts.ancestor]
 
 
-def worth(pair: GpuPair | Interlink, objective: GpuObjective) -> int:
+def pair_value(pair: GpuPair | Interlink, objective: GpuObjective) -> int:
     """MB/s one way for `bandwidth`, points for `besteffort`."""
     if objective is GpuObjective.BESTEFFORT:
         return _nearness(pair) + BESTEFFORT_LINK * pair.links

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.bits import members
-from agent.allocate.devices.bandwidth import Matrix
-from agent.allocate.devices.besteffort import BestEffortTable
+from agent.allocate.devices.gpu_sets import BestEffortTable, Matrix
 from tests.allocate.devices.links import BRIDGED, MATRICES, VOLTA
 
 PAD = 99

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.devices.besteffort import table
-from agent.allocate.devices.pairs import links_of, worth
+from agent.allocate.devices.gpu_sets import table
+from agent.allocate.devices.links import links_of, pair_value
 from agent.model import interconnect
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.interconnect import Interconnect, Interlink
@@ -29,14 +29,14 @@ from tests.allocate.devices.links import VOLTA, VOLTA_PAIRS, matrix, symmetric
     ],
 )
 def test_worth_of_a_pair(pair: GpuPair, bandwidth: int, points: int) -> None:
-    assert worth(pair, GpuObjective.BANDWIDTH) == bandwidth
-    assert worth(pair, GpuObjective.BESTEFFORT) == points
+    assert pair_value(pair, GpuObjective.BANDWIDTH) == bandwidth
+    assert pair_value(pair, GpuObjective.BESTEFFORT) == points
 
 
 def test_any_link_is_worth_more_than_none() -> None:
-    nearest = worth(GpuPair("a", "b", Ancestor.BOARD), GpuObjective.BANDWIDTH)
+    nearest = pair_value(GpuPair("a", "b", Ancestor.BOARD), GpuObjective.BANDWIDTH)
     slowest = GpuPair("a", "b", Ancestor.SYSTEM, links=1, mb_per_second=20_000)
-    assert nearest < worth(slowest, GpuObjective.BANDWIDTH)
+    assert nearest < pair_value(slowest, GpuObjective.BANDWIDTH)
 
 
 def test_a_node_whose_driver_told_of_its_links() -> None:
