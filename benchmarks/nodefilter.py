@@ -35,10 +35,10 @@ from agent.model import apiobjects, nodetopology
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import ApiPod
 from agent.model.cpuset import EMPTY
+from agent.model.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
 from agent.model.policies import NumaPolicy
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.resources import NodeConfiguration, koordinator_annotations
 from agent.model.topology import Topology
 
 UNIT = "ms"

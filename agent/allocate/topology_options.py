@@ -19,16 +19,16 @@ from agent.allocate import layout as layouts
 from agent.allocate import policies_in_force
 from agent.allocate.layout import Layout
 from agent.allocate.policies_in_force import PROFILES, NodePolicies, Profile
-from agent.model import nodecpus
+from agent.model import node_annotations
 from agent.model.annotations import AnnotationError
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.node_annotations import (
     MOST_AMPLIFICATION,
+    CpuManager,
     amplification_ratios,
     node_reservation,
     system_qos,
 )
-from agent.model.nodecpus import CpuManager
 from agent.model.nodetopology import NodeTopology
 from agent.model.topology import Cpu
 
@@ -149,16 +149,19 @@ _NO_CPUS: Final = _Cpus()
 
 def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
     notes = topology.annotations
-    manager = nodecpus.cpu_manager(notes)
+    manager = node_annotations.cpu_manager(notes)
     system = system_qos(notes)
-    allocated = nodecpus.kubelet_allocated(notes)
+    allocated = node_annotations.kubelet_allocated(notes)
     given = union(cpus - claims.get(uid, EMPTY) for uid, cpus in allocated.items())
     reserved = given | node_reservation(notes).cpus()
     if system.cpuset_exclusive:
         reserved |= system.cpus()
     kubelets = manager.reserved()
     return _Cpus(
-        _layout(nodecpus.cpus(topology)), reserved | kubelets, kubelets - reserved, manager
+        _layout(node_annotations.reported_cpus(topology)),
+        reserved | kubelets,
+        kubelets - reserved,
+        manager,
     )
 
 

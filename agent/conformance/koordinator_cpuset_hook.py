@@ -31,11 +31,16 @@ from agent.hooks.cpuset import Answer, Give
 from agent.hooks.requests import CreateContainer, announced
 from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.node_annotations import SYSTEM_QOS, system_qos
+from agent.model.node_annotations import (
+    BE_CPU_SHARED_POOLS,
+    CPU_SHARED_POOLS,
+    SYSTEM_QOS,
+    shared_pools,
+    system_qos,
+)
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.pods import Pod
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.resources import BE_CPU_SHARED_POOLS, CPU_SHARED_POOLS, shared_pools
 from agent.model.snapshot import NOTHING, PodWanted, Pool, Snapshot, Wanted, pool_cpus
 from agent.model.topology import Cpu, Topology
 from agent.model.verdict import Wait

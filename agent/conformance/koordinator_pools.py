@@ -21,25 +21,23 @@ from agent.model import report
 from agent.model.annotations import RESOURCE_STATUS, resource_status
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.node_annotations import (
+    BE_CPU_SHARED_POOLS,
+    CPU_MANAGER_POLICY,
+    CPU_SHARED_POOLS,
+    POD_CPU_ALLOCS,
     RESERVATION,
     SYSTEM_QOS,
+    NodeConfiguration,
     NodeReservation,
     SystemQos,
     node_reservation,
+    shared_pools,
     system_qos,
 )
 from agent.model.nodetopology import NodeTopology
 from agent.model.pods import Pod
 from agent.model.policies import reported_numa_policy
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.resources import (
-    BE_CPU_SHARED_POOLS,
-    CPU_MANAGER_POLICY,
-    CPU_SHARED_POOLS,
-    POD_CPU_ALLOCS,
-    NodeConfiguration,
-    shared_pools,
-)
 from agent.model.topology import NumaNode, Topology
 from agent.node.node_object import from_annotations, rules, with_kubelet
 from agent.node.report import ReportInput, facts

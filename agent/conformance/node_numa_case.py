@@ -16,11 +16,17 @@ from agent.allocate.topology_options import TopologyOptions, topology_options
 from agent.conformance import machines
 from agent.model import nodetopology
 from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS
-from agent.model.node_annotations import AMPLIFICATION_RATIO, RESERVATION, SYSTEM_QOS
+from agent.model.node_annotations import (
+    AMPLIFICATION_RATIO,
+    CPU_MANAGER_POLICY,
+    CPU_TOPOLOGY,
+    POD_CPU_ALLOCS,
+    RESERVATION,
+    SYSTEM_QOS,
+)
 from agent.model.nodetopology import NodeTopology
 from agent.model.qos import QoS
 from agent.model.quantities import milli, whole
-from agent.model.resources import CPU_MANAGER_POLICY, CPU_TOPOLOGY, POD_CPU_ALLOCS
 
 PROFILE: Final = msgspec.structs.replace(PROFILES["koordinator"], label_first=True)
 """The vectors' scheduler: the plugin's defaults; the node's label overrides the kubelet."""

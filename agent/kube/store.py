@@ -22,8 +22,7 @@ from agent.kube.mirror import Metadata
 from agent.kube.objects import Changed, Object, Read
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.nodestatus import DOMAIN
-from agent.model.resources import LABEL_PREFIX
+from agent.model.nodestatus import DOMAIN, LABEL_PREFIX
 
 T = TypeVar("T")
 

@@ -1,4 +1,5 @@
-"""What devices add to a Node: extended resources in its status, and labels that describe them."""
+"""What Topolet adds to a Node: labels that describe its machine and its devices,
+and extended resources in its status."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import msgspec
 
 from agent.model.devices import Device, DeviceType
 from agent.model.quantities import QuantityError, whole
+from agent.model.topology import Topology
 
 Object = dict[str, Any]
 
@@ -25,6 +27,9 @@ FPGA: Final = DOMAIN + "fpga"
 GPU_VENDOR: Final = "node.koordinator.sh/gpu-vendor"
 GPU_MODEL: Final = "node.koordinator.sh/gpu-model"
 GPU_DRIVER: Final = "node.koordinator.sh/gpu-driver-version"
+
+LABEL_PREFIX = "topology.topolet.io/"
+
 
 _BY_TYPE: Final = {
     DeviceType.GPU.value: (GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO),
@@ -61,6 +66,26 @@ def extended_resources(devices: Iterable[Device], facts: GpuFacts | None = None)
                 add(GPU, device.resources[GPU_CORE], device)
             add(GPU_SHARED, device.resources[GPU_CORE], device)
     return dict(sorted(sums.items()))
+
+
+def node_labels(topology: Topology) -> dict[str, str]:
+    """Labels of the Node that describe its machine."""
+    kinds = sorted({cpu.kind for cpu in topology.cpus if cpu.kind is not None})
+    facts = {
+        "cpus": str(len(topology.cpus)),
+        "cores": str(len({cpu.core for cpu in topology.cpus})),
+        "sockets": str(len({cpu.socket for cpu in topology.cpus})),
+        "numa-nodes": str(len(topology.numa_nodes)),
+        "l3-caches": str(len({cpu.l3 for cpu in topology.cpus if cpu.l3 is not None})),
+        "smt": "true" if topology.smt else "false",
+        **({"core-kinds": "_".join(kinds)} if kinds else {}),
+    }
+    return {f"{LABEL_PREFIX}{key}": value for key, value in facts.items()}
+
+
+def node(name: str, labels: dict[str, str]) -> Object:
+    """The Node, as far as we write it, but for its status."""
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
 
 
 def status(name: str, resources: Mapping[str, int]) -> Object:

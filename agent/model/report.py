@@ -10,18 +10,17 @@ from agent.model import nodestatus
 from agent.model.availability import Held, Reserved, core_kinds, zones
 from agent.model.device_allocation import Holdings
 from agent.model.devices import Device, Portion, portions
-from agent.model.nodestatus import GpuFacts
-from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology, OwnerReference
-from agent.model.resources import (
-    MANAGED_BY,
+from agent.model.node_annotations import (
     NodeConfiguration,
     PodCpuAlloc,
     koordinator_annotations,
-    node_labels,
 )
+from agent.model.nodestatus import GpuFacts, node_labels
+from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology, OwnerReference
 from agent.model.snapshot import Pool
 from agent.model.topology import Topology
 
+MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER: Final = {MANAGED_BY: "topolet"}
 
 

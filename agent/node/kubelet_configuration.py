@@ -14,7 +14,7 @@ from agent.host.periodic import Periodic
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.resources import NodeConfiguration
+from agent.model.node_annotations import NodeConfiguration
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.topology import Topology

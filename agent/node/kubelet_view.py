@@ -16,8 +16,8 @@ from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.statefile import StateFileError
 from agent.model.holding import DeviceGrant
+from agent.model.node_annotations import NodeConfiguration
 from agent.model.pods import Pod
-from agent.model.resources import NodeConfiguration
 from agent.model.topology import Topology
 from agent.node.kubelet_configuration import CpuManagerStatus, KubeletConfigurationView
 from agent.node.pod_resources import PodResourcesState, PodResourcesStateView

@@ -17,13 +17,13 @@ from agent.model.apiobjects import ApiNode
 from agent.model.cpuset import EMPTY
 from agent.model.node_annotations import (
     NUMA_MEMORY_POLICY,
+    NodeConfiguration,
     NodeReservation,
     SystemQos,
     cpu_normalization_ratio,
     node_reservation,
     system_qos,
 )
-from agent.model.resources import NodeConfiguration
 from agent.model.topology import Topology
 from agent.node.sources import SourceName, Sources
 

@@ -23,10 +23,9 @@ from agent.kube.errors import (
 )
 from agent.kube.objects import Objects
 from agent.kube.schedule import Backoff
-from agent.model import deviceobject, nodestatus, nodetopology, resources
+from agent.model import deviceobject, nodestatus, nodetopology
 from agent.model.nodetopology import Version
-from agent.model.report import MANAGER, Report
-from agent.model.resources import MANAGED_BY
+from agent.model.report import MANAGED_BY, MANAGER, Report
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
@@ -213,7 +212,7 @@ def deliver(objects: Objects, report: Report) -> bool:
     name = report.topology.name
     parts: tuple[Callable[[], bool], ...] = (
         lambda: _deliver_topology(objects, report),
-        lambda: objects.apply(resources.node(name, report.labels)),
+        lambda: objects.apply(nodestatus.node(name, report.labels)),
         lambda: objects.apply_status(nodestatus.status(name, report.resources)),
         lambda: _deliver_devices(objects, report),
     )

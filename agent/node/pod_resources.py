@@ -19,8 +19,16 @@ from agent.model.availability import Held
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devices import Portion
 from agent.model.holding import DeviceGrant
-from agent.model.podholdings import by_uid, device_portions, holdings, kept, reserved
-from agent.model.podresources import Allocatable, PodName, PodResources
+from agent.model.podresources import (
+    Allocatable,
+    PodName,
+    PodResources,
+    by_uid,
+    device_portions,
+    holdings,
+    kept,
+    reserved,
+)
 from agent.model.pods import Pod
 from agent.model.topology import Topology
 from agent.node.sources import SourceName, Sources

@@ -29,6 +29,7 @@ from agent.allocate.pools import Decision
 from agent.allocate.present import admitted, present
 from agent.discover.cpus import TopologyView
 from agent.model.cpuset import CpuSet
+from agent.model.node_annotations import NodeConfiguration
 from agent.model.notifications import (
     ContainerAnnounced,
     ContainerFailed,
@@ -39,7 +40,6 @@ from agent.model.notifications import (
     Resized,
 )
 from agent.model.pods import Container, ContainerState, Pod
-from agent.model.resources import NodeConfiguration
 from agent.model.snapshot import CpuPolicy, Patterns, excludes
 from agent.model.topology import Topology
 from agent.node import excluded, overlaps, shortfalls

@@ -16,10 +16,10 @@ from agent.model.availability import Held, Reserved
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.gpus import GpuReading
 from agent.model.gpuusers import GpuUse, users
+from agent.model.node_annotations import NodeConfiguration, PodCpuAlloc
 from agent.model.nodetopology import OwnerReference
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, Report
-from agent.model.resources import NodeConfiguration, PodCpuAlloc
 from agent.model.topology import Topology
 from agent.node.change_log import ChangeRecorder
 from agent.node.cluster_view import ClusterState

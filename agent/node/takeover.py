@@ -24,8 +24,8 @@ from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.cpu_manager_state import CpuManagerState, Entries
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.node_annotations import NodeConfiguration
 from agent.model.pods import Pod
-from agent.model.resources import NodeConfiguration
 from agent.model.settings import options
 from agent.model.settings.agent import DoctorSettings
 from agent.model.snapshot import NOTHING, Snapshot, SnapshotError

@@ -23,7 +23,6 @@ from agent.model import (
     interconnect,
     node_annotations,
     nodetopology,
-    resources,
 )
 from agent.model.annotations import AnnotationError
 from agent.model.apiobjects import ApiPod, PodObject
@@ -173,9 +172,9 @@ _NODE_READ: Final = dict.fromkeys(
     bounds.OBJECT_VALUE_BYTES,
 )
 _TOPOLOGY_READ: Final = {
-    resources.CPU_TOPOLOGY: bounds.OBJECT_LIST_BYTES,
-    resources.POD_CPU_ALLOCS: bounds.OBJECT_LIST_BYTES,
-    resources.CPU_MANAGER_POLICY: bounds.OBJECT_VALUE_BYTES,
+    node_annotations.CPU_TOPOLOGY: bounds.OBJECT_LIST_BYTES,
+    node_annotations.POD_CPU_ALLOCS: bounds.OBJECT_LIST_BYTES,
+    node_annotations.CPU_MANAGER_POLICY: bounds.OBJECT_VALUE_BYTES,
     node_annotations.SYSTEM_QOS: bounds.OBJECT_VALUE_BYTES,
     node_annotations.RESERVATION: bounds.OBJECT_VALUE_BYTES,
 }

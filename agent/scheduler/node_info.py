@@ -15,7 +15,7 @@ from agent.allocate.node_allocator.properties import AllocatorRules, NodePropert
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.policies_in_force import PROFILES
 from agent.allocate.topology_options import topology_options
-from agent.model import nodecpus
+from agent.model import node_annotations
 from agent.model.annotations import AnnotationError
 from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import DeviceObject
@@ -260,9 +260,11 @@ def _kubelet_cpus(topology: NodeTopology | Unreadable | None) -> dict[str, CpuSe
         return {}
     notes = topology.annotations
     try:
-        if nodecpus.cpu_manager(notes).static_options() is None:
+        if node_annotations.cpu_manager(notes).static_options() is None:
             return {}
-        return {uid: cpus for uid, cpus in nodecpus.kubelet_allocated(notes).items() if cpus}
+        return {
+            uid: cpus for uid, cpus in node_annotations.kubelet_allocated(notes).items() if cpus
+        }
     except AnnotationError:
         return {}
 

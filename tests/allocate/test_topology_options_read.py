@@ -13,21 +13,19 @@ from agent.conformance import machines
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.node_annotations import (
     AMPLIFICATION_RATIO,
-    RESERVATION,
-    SYSTEM_QOS,
-    NodeReservation,
-    SystemQos,
-)
-from agent.model.nodetopology import L3_CPUS, Amounts, NodeTopology, Zone
-from agent.model.policies import BindPolicy, NumaPolicy, Strategy
-from agent.model.resources import (
     CPU_MANAGER_POLICY,
     CPU_TOPOLOGY,
     POD_CPU_ALLOCS,
+    RESERVATION,
+    SYSTEM_QOS,
     NodeConfiguration,
+    NodeReservation,
     PodCpuAlloc,
+    SystemQos,
     koordinator_annotations,
 )
+from agent.model.nodetopology import L3_CPUS, Amounts, NodeTopology, Zone
+from agent.model.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.topology import Topology
 
 MACHINE = machines.cpus((2, 1, 4, 2), "interleaved")

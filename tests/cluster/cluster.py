@@ -11,8 +11,7 @@ from typing import Any
 
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
-from agent.model.node_annotations import RESERVATION
-from agent.model.resources import CPU_MANAGER_POLICY
+from agent.model.node_annotations import CPU_MANAGER_POLICY, RESERVATION
 from tests.cluster import pods
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.machine import ProgramError

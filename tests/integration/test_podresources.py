@@ -15,8 +15,15 @@ from agent.kubelet.podresources import RateLimitError
 from agent.model.availability import Held, Reserved
 from agent.model.cpuset import CpuSet
 from agent.model.devices import Portion
-from agent.model.podholdings import device_portions, holdings, reserved
-from agent.model.podresources import ContainerResources, GivenDevice, MemoryBlock, PodResources
+from agent.model.podresources import (
+    ContainerResources,
+    GivenDevice,
+    MemoryBlock,
+    PodResources,
+    device_portions,
+    holdings,
+    reserved,
+)
 from agent.node.pod_resources import PodResourcesView
 from tests.integration.harness import kernel_cpus
 from tests.integration.kubelet import standalone

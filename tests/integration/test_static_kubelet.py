@@ -17,7 +17,7 @@ from agent.kube.errors import ForbiddenError, KubeError
 from agent.kube.events import Recorder, Regarding
 from agent.kube.transport import Transport
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.resources import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
+from agent.model.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
 from agent.node.pod_events import ACTION, CLAIM_NOT_HONORED, CONTROLLER
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.corrections import Corrections

@@ -21,9 +21,7 @@ from agent.model import (
     holding,
     interconnect,
     node_annotations,
-    nodecpus,
     resource_spec,
-    resources,
 )
 from agent.model.annotations import AnnotationError
 from agent.model.cpuset import CpuSet
@@ -42,7 +40,7 @@ def _status(texts: Mapping[str, str]) -> None:
 
 
 def _cpus(texts: Mapping[str, str]) -> None:
-    nodecpus.cpus(NodeTopology("n", (), annotations=dict(texts)))
+    node_annotations.reported_cpus(NodeTopology("n", (), annotations=dict(texts)))
 
 
 WORD, TEXT, LIST = bounds.POD_VALUE_BYTES, bounds.POD_TEXT_BYTES, bounds.POD_LIST_BYTES
@@ -66,12 +64,12 @@ READERS: list[tuple[str, Read, int]] = [
         OF_OBJECT,
     ),
     (node_annotations.AMPLIFICATION_RATIO, node_annotations.amplification_ratios, OF_OBJECT),
-    (resources.CPU_TOPOLOGY, _cpus, OBJECT_LIST),
-    (resources.CPU_MANAGER_POLICY, nodecpus.cpu_manager, OF_OBJECT),
-    (resources.POD_CPU_ALLOCS, nodecpus.kubelet_allocated, OBJECT_LIST),
+    (node_annotations.CPU_TOPOLOGY, _cpus, OBJECT_LIST),
+    (node_annotations.CPU_MANAGER_POLICY, node_annotations.cpu_manager, OF_OBJECT),
+    (node_annotations.POD_CPU_ALLOCS, node_annotations.kubelet_allocated, OBJECT_LIST),
     (
-        resources.CPU_SHARED_POOLS,
-        lambda texts: resources.shared_pools(texts, resources.CPU_SHARED_POOLS),
+        node_annotations.CPU_SHARED_POOLS,
+        lambda texts: node_annotations.shared_pools(texts, node_annotations.CPU_SHARED_POOLS),
         OF_OBJECT,
     ),
     (devicelist.GONE_MINORS, devicelist.decode_gone, OBJECT_LIST),

@@ -8,10 +8,10 @@ import pytest
 from agent.model.availability import Held, Reserved
 from agent.model.cpuset import CpuSet
 from agent.model.devices import Device, DeviceTopology
+from agent.model.node_annotations import NodeConfiguration
 from agent.model.nodestatus import GpuFacts
 from agent.model.nodetopology import OwnerReference, Version, decode, encode
 from agent.model.report import DeviceReport, Facts, Report, built
-from agent.model.resources import NodeConfiguration
 from agent.model.snapshot import Pool
 from agent.model.topology import HugePages, Topology
 from tests.builders import machine

@@ -27,9 +27,9 @@ from agent.model.gpuconditions import GPU_DRIVER, RELEASED
 from agent.model.gpus import Ancestor, pci_address
 from agent.model.holding import DEVICES_CHECKPOINTS, DeviceGrant, HoldingSource
 from agent.model.interconnect import GPU_LINKS, Interlink
+from agent.model.node_annotations import NodeConfiguration
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, built
-from agent.model.resources import NodeConfiguration
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.node.devices import DeviceCheckpointView, DeviceState, DeviceView, device_view

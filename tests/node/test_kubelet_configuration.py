@@ -13,7 +13,7 @@ from agent.allocate.reserved_cpus import KubeletCpus
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.model.cpuset import CpuSet
-from agent.model.resources import NodeConfiguration
+from agent.model.node_annotations import NodeConfiguration
 from agent.model.settings.agent import AgentSettings
 from agent.node import kubelet_configuration
 from agent.node.kubelet_configuration import (

@@ -7,8 +7,13 @@ import pytest
 
 from agent.kubelet.configuration import ConfigurationError, of_object
 from agent.model.apiobjects import ApiNode
-from agent.model.node_annotations import RESERVATION, SYSTEM_QOS, NodeReservation, SystemQos
-from agent.model.resources import NodeConfiguration
+from agent.model.node_annotations import (
+    RESERVATION,
+    SYSTEM_QOS,
+    NodeConfiguration,
+    NodeReservation,
+    SystemQos,
+)
 from agent.node.node_object import NodeObject, rules, with_kubelet
 from tests.builders import machine
 from tests.node.world import World

@@ -7,11 +7,10 @@ from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model import nodetopology
 from agent.model.cpuset import CpuSet
-from agent.model.node_annotations import NodeReservation, SystemQos
+from agent.model.node_annotations import NodeConfiguration, NodeReservation, SystemQos
 from agent.model.nodetopology import Version
 from agent.model.pods import Pod
 from agent.model.report import Report
-from agent.model.resources import NodeConfiguration
 from agent.node.report import ClusterReporter, ReportInput
 from tests.builders import machine, pod
 

@@ -15,8 +15,8 @@ from agent.model.apiobjects import from_object
 from agent.model.cpuset import EMPTY
 from agent.model.deviceobject import DeviceObject
 from agent.model.devices import Device, DeviceTopology
+from agent.model.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nodetopology import NodeTopology
-from agent.model.resources import NodeConfiguration, koordinator_annotations
 from agent.model.topology import Topology
 from agent.scheduler import decoders
 from agent.scheduler.records import AGENT_LABELS, AgentSelector, NodeRecord, PodRecord, Unreadable

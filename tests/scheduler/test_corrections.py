@@ -15,7 +15,7 @@ from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.resources import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
+from agent.model.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.corrections import Corrections
 from tests.kube.hostile import Request, Server, reply, status

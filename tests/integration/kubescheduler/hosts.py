@@ -11,8 +11,8 @@ from agent.kube.errors import NotFoundError
 from agent.model import deviceobject, nodetopology
 from agent.model.cpuset import EMPTY
 from agent.model.devices import Device
+from agent.model.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nodetopology import Amounts, NodeTopology, Zone
-from agent.model.resources import NodeConfiguration, koordinator_annotations
 from agent.model.topology import Cpu, Topology
 from agent.scheduler.records import AGENT_LABELS
 from tests.deploy.manifests import objects as manifests

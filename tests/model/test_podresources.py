@@ -10,13 +10,17 @@ from agent.model.availability import Held, Reserved, zones
 from agent.model.cpuset import CpuSet
 from agent.model.devices import Portion
 from agent.model.nodetopology import Amounts
-from agent.model.podholdings import by_uid, device_portions, holdings, kept, reserved
 from agent.model.podresources import (
     Allocatable,
     ContainerResources,
     GivenDevice,
     MemoryBlock,
     PodResources,
+    by_uid,
+    device_portions,
+    holdings,
+    kept,
+    reserved,
 )
 from agent.model.topology import HugePages, Topology
 from tests.builders import machine
