@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Final
 
-from agent.host.ending import Ending
+from agent.host.daemon import Ending
 from agent.kube import auth
 from agent.kube.auth import FileAccess
 from agent.model.settings.scheduler import SchedulerSettings

@@ -29,7 +29,7 @@ def run(
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)
-    from agent.host.ending import FaultError
+    from agent.host.daemon import FaultError
     from agent.kube.auth import AccessError
     from agent.scheduler.certificates import StartError
 

@@ -1,4 +1,10 @@
-"""The CRI calls that Topolet makes itself, as values (runtime.v1, ../../protos/cri.proto)."""
+"""The CRI calls that Topolet makes itself, as values (runtime.v1, ../../protos/cri.proto).
+
+Where a container's cgroup is, and how devices came to it, no field of the CRI tells: runtimes put
+it as JSON under `info` of their verbose status. containerd gives the request (`config`) and the OCI
+spec, CRI-O the spec and whether the container is privileged. The spec counts before the request,
+because plugins in the runtime change it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,8 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders.grants import Carriers
-from agent.cri import carried
 from agent.hooks import cri
-from agent.model import bounds
+from agent.model import bounds, visible
 from agent.model.pods import ContainerState, pod_metadata, pod_uid
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED, Wanted
 from agent.model.verdict import Code
@@ -19,11 +24,9 @@ from agent.rpc.channel import Channel
 from agent.rpc.grpc import RpcError
 
 Reply = TypeVar("Reply", bound=Message)
-
 MAX_REPLY_BYTES: Final = 16 << 20
 """A kubelet takes no larger reply either (maxMsgSize in cri-client/pkg/remote_runtime.go)."""
 _ITEMS: Final = 1  # of ListPodSandboxResponse
-
 _STATES = {
     pb.CONTAINER_CREATED: ContainerState.CREATED,
     pb.CONTAINER_RUNNING: ContainerState.RUNNING,
@@ -73,45 +76,6 @@ class Placement(msgspec.Struct, frozen=True):
     shares: int = 0
     memory_limit_bytes: int = 0
     carriers: Carriers | None = None
-
-
-class _Cpu(msgspec.Struct):
-    cpus: str = ""
-    mems: str = ""
-    quota: int | None = None
-    shares: int | None = None
-
-
-class _Memory(msgspec.Struct):
-    limit: int | None = None
-
-
-class _Resources(msgspec.Struct):
-    cpu: _Cpu | None = None
-    memory: _Memory | None = None
-
-
-class _Linux(msgspec.Struct, rename={"cgroups_path": "cgroupsPath"}):
-    cgroups_path: str = ""
-    cgroup_parent: str = ""
-    resources: _Resources | None = None
-
-
-class _Spec(msgspec.Struct):
-    linux: _Linux | None = None
-
-
-class _Config(msgspec.Struct):
-    linux: _Linux | None = None
-
-
-class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
-    pid: int = 0
-    config: _Config | None = None
-    spec: _Spec | None = None
-
-
-_info_decoder = msgspec.json.Decoder(_Info)
 
 
 class Cri:
@@ -165,7 +129,7 @@ class Cri:
         """As sandbox_placement."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
         info = dict(self.call("ContainerStatus", request, pb.ContainerStatusResponse).info)
-        shows = carried.carriers(info.get("info", "")) if carriers else None
+        shows = device_carriers(info.get("info", "")) if carriers else None
         return msgspec.structs.replace(_placement(info), carriers=shows)
 
     def update(self, container_id: str, wanted: Wanted) -> None:
@@ -221,6 +185,45 @@ def _sandbox(each: pb.PodSandbox) -> Sandbox:
     )
 
 
+class _Cpu(msgspec.Struct):
+    cpus: str = ""
+    mems: str = ""
+    quota: int | None = None
+    shares: int | None = None
+
+
+class _Memory(msgspec.Struct):
+    limit: int | None = None
+
+
+class _Resources(msgspec.Struct):
+    cpu: _Cpu | None = None
+    memory: _Memory | None = None
+
+
+class _Linux(msgspec.Struct, rename={"cgroups_path": "cgroupsPath"}):
+    cgroups_path: str = ""
+    cgroup_parent: str = ""
+    resources: _Resources | None = None
+
+
+class _Spec(msgspec.Struct):
+    linux: _Linux | None = None
+
+
+class _Config(msgspec.Struct):
+    linux: _Linux | None = None
+
+
+class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
+    pid: int = 0
+    config: _Config | None = None
+    spec: _Spec | None = None
+
+
+_info_decoder = msgspec.json.Decoder(_Info)
+
+
 def _placement(info: dict[str, str]) -> Placement:
     try:
         told = bounds.decode(_info_decoder, info.get("info", "{}"))
@@ -239,4 +242,113 @@ def _placement(info: dict[str, str]) -> Placement:
         cpu.quota or 0,
         cpu.shares or 0,
         memory.limit or 0,
+    )
+
+
+class _Variable(msgspec.Struct):
+    key: str = ""
+    value: str = ""
+
+
+class _RequestedMount(msgspec.Struct):
+    container_path: str = ""
+
+
+class _RequestedDevice(msgspec.Struct):
+    container_path: str = ""
+    host_path: str = ""
+
+
+class _CdiDevice(msgspec.Struct):
+    name: str = ""
+
+
+class _Security(msgspec.Struct):
+    privileged: bool = False
+
+
+class _RequestedLinux(msgspec.Struct):
+    security_context: _Security | None = None
+
+
+class _CarriedConfig(msgspec.Struct, rename={"cdi": "CDI_devices"}):
+    envs: list[_Variable] | None = None
+    mounts: list[_RequestedMount] | None = None
+    devices: list[_RequestedDevice] | None = None
+    cdi: list[_CdiDevice] | None = None
+    annotations: dict[str, str] | None = None
+    linux: _RequestedLinux | None = None
+
+
+class _Process(msgspec.Struct):
+    env: list[str] | None = None
+
+
+class _Mount(msgspec.Struct):
+    destination: str = ""
+
+
+class _Node(msgspec.Struct):
+    path: str = ""
+
+
+class _CarriedLinux(msgspec.Struct):
+    devices: list[_Node] | None = None
+
+
+class _CarriedSpec(msgspec.Struct):
+    process: _Process | None = None
+    mounts: list[_Mount] | None = None
+    annotations: dict[str, str] | None = None
+    linux: _CarriedLinux | None = None
+
+
+class _CarriedInfo(msgspec.Struct, rename={"spec": "runtimeSpec"}):
+    privileged: bool = False
+    config: _CarriedConfig | None = None
+    spec: _CarriedSpec | None = None
+
+
+_carried_decoder: Final = msgspec.json.Decoder(_CarriedInfo)
+
+
+def device_carriers(info: str) -> Carriers:
+    """Of the text under `info`; nothing where it can't be read. The spec's values are last, so that
+    they count for a variable that is set twice: images and CDI add more than was requested."""
+    try:
+        told = bounds.decode(_carried_decoder, info or "{}")
+    except bounds.JsonError:
+        return Carriers()
+    config = told.config or _CarriedConfig()
+    spec = told.spec or _CarriedSpec()
+    linux, process = spec.linux or _CarriedLinux(), spec.process or _Process()
+    security = (config.linux or _RequestedLinux()).security_context or _Security()
+    asked = config.devices or ()
+    # Where a container has its node elsewhere, only the request knows which one it is.
+    moved = {each.container_path for each in asked if each.container_path != each.host_path}
+    environment = [(each.key, each.value) for each in config.envs or ()]
+    for each in process.env or ():
+        key, _, value = each.partition("=")
+        environment.append((key, value))
+    if spec.mounts is None:
+        mounts = [mount.container_path for mount in config.mounts or ()]
+    else:
+        mounts = [mount.destination for mount in spec.mounts]
+    # What the runtime reads itself stands in no spec.
+    annotations = {
+        key: value
+        for key, value in (config.annotations or {}).items()
+        if told.spec is None or key.startswith(visible.CDI_OF_RUNTIME)
+    }
+    nodes = [
+        *(device.host_path for device in asked),
+        *(node.path for node in linux.devices or () if node.path not in moved),
+    ]
+    return Carriers(
+        tuple(environment),
+        tuple(device.name for device in config.cdi or ()),
+        tuple((annotations | (spec.annotations or {})).items()),
+        tuple(dict.fromkeys(mounts)),
+        tuple(dict.fromkeys(nodes)),
+        told.privileged or security.privileged,
     )

@@ -12,12 +12,11 @@ import grpc
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
-from agent.host import frontendlock
+from agent.host import locks
 from agent.host.files import boot_id
 from agent.koordinator import messages, registration
-from agent.koordinator.hooks import KoordinatorHooks
 from agent.koordinator.registration import Registration
-from agent.koordinator.service import SERVICE, HookService
+from agent.koordinator.service import SERVICE, HookService, KoordinatorHooks
 from agent.model import failurepolicy
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
@@ -54,7 +53,7 @@ class HookServer:
         policies, deadlines = failurepolicy.of(settings)
         if settings.cpu_policy == "dynamic":
             log.warning("no container is told its CPUs: Koordinator's hooks can't add a mount")
-        self._lock = frontendlock.for_hook_server(settings.state_dir, _LOCK_SECONDS)
+        self._lock = locks.lock_for_hook_server(settings.state_dir, _LOCK_SECONDS)
         snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
         self._notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
         admission = Admission(

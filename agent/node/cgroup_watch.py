@@ -11,8 +11,8 @@ from typing import Final
 
 from agent.cgroup import limits
 from agent.cgroup.hierarchy import CPUS, MEMS
-from agent.host import inotify
-from agent.host.inotify import Inotify
+from agent.host import kernel_events
+from agent.host.kernel_events import Inotify
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +32,13 @@ _FILES: Final = frozenset({CPUS, MEMS, limits.MAX, limits.WEIGHT, limits.MEMORY_
 """On v1 the limits are in other hierarchies, and wait for the next look."""
 _OUTSIDE: Final = frozenset({GroupKind.TOP, GroupKind.BESIDE})
 _MASKS: Final = {
-    GroupKind.TOP: inotify.CREATE | inotify.DELETE,
-    GroupKind.BESIDE: inotify.CREATE | inotify.DELETE,
-    GroupKind.KUBEPODS: inotify.CREATE | inotify.DELETE,
-    GroupKind.QOS: inotify.CREATE | inotify.DELETE,
-    GroupKind.POD: inotify.CREATE | inotify.DELETE | inotify.MODIFY,
+    GroupKind.TOP: kernel_events.CREATE | kernel_events.DELETE,
+    GroupKind.BESIDE: kernel_events.CREATE | kernel_events.DELETE,
+    GroupKind.KUBEPODS: kernel_events.CREATE | kernel_events.DELETE,
+    GroupKind.QOS: kernel_events.CREATE | kernel_events.DELETE,
+    GroupKind.POD: kernel_events.CREATE | kernel_events.DELETE | kernel_events.MODIFY,
     # What a container makes below its own group is no concern of ours.
-    GroupKind.CONTAINER: inotify.MODIFY,
+    GroupKind.CONTAINER: kernel_events.MODIFY,
 }
 
 
@@ -79,10 +79,10 @@ class CgroupWatch:
         """Whether a change needs a pass; new groups are watched from now on."""
         news = False
         for event in self._queue.read():
-            if event.mask & inotify.OVERFLOW:
+            if event.mask & kernel_events.OVERFLOW:
                 news = True
                 self.watch_all()
-            elif not event.mask & inotify.IGNORED:
+            elif not event.mask & kernel_events.IGNORED:
                 news |= self._happened(event)
         return news
 
@@ -99,19 +99,19 @@ class CgroupWatch:
     def close(self) -> None:
         self._queue.close()
 
-    def _happened(self, event: inotify.InotifyEvent) -> bool:
+    def _happened(self, event: kernel_events.InotifyEvent) -> bool:
         directory, place = self._watched.get(event.watch, ("", None))
         if place is None:
             return False
-        if not event.mask & inotify.IS_DIRECTORY:
-            return event.mask & inotify.MODIFY != 0 and event.name in _FILES
+        if not event.mask & kernel_events.IS_DIRECTORY:
+            return event.mask & kernel_events.MODIFY != 0 and event.name in _FILES
         below = place_below(place, event.name)
         if below is None:
             return False
         path = os.path.join(directory, event.name)
-        if event.mask & inotify.CREATE:
+        if event.mask & kernel_events.CREATE:
             self._enter(path, below)
-        elif event.mask & inotify.DELETE and path in self._numbers:
+        elif event.mask & kernel_events.DELETE and path in self._numbers:
             self._unwatch(self._numbers.pop(path))
         return below not in _OUTSIDE
 

@@ -22,8 +22,7 @@ from agent.cgroup.names import own_root
 from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
 from agent.discover.facts import DiscoveryError
-from agent.host import malloc
-from agent.host.ending import Ending
+from agent.host.daemon import Ending, one_arena, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.locks import Lock
 from agent.kube.errors import StoreError
@@ -97,8 +96,8 @@ def run(
     `standalone`: without a cluster. Raises LockedError, HttpError, CgroupError, SettingsError,
     ConfigurationError, StoreError or OSError when it can't start, OSError when its state folder is
     taken away."""
-    malloc.one_arena()
-    malloc.return_large_blocks()
+    one_arena()
+    return_large_blocks()
     exclude = excluded(settings)
     node_local.check_kubelet(settings)
     _keep_files_open()

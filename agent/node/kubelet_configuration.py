@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from agent.host.periodic import Periodic
+from agent.host.daemon import Periodic
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.model.cpuset import EMPTY, CpuSet

@@ -13,7 +13,7 @@ import msgspec
 from agent.allocate.device_holders.grants import of_pod_resources
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import kubelet_may_own
-from agent.host.periodic import Periodic
+from agent.host.daemon import Periodic
 from agent.kubelet.podresources import NotServedError, PodResourcesClient, PodResourcesError
 from agent.model.availability import Held
 from agent.model.cpuset import EMPTY, CpuSet

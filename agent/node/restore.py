@@ -14,7 +14,7 @@ from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome
 from agent.cri.client import Cri
-from agent.host import frontendlock
+from agent.host import locks
 from agent.host.locks import Lock, LockedError
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import EMPTY, CpuSet
@@ -43,7 +43,7 @@ def restore(settings: RestoreSettings) -> Restored:
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
     try:
-        no_plugin = frontendlock.for_restore(settings.state_dir)
+        no_plugin = locks.lock_for_restore(settings.state_dir)
     except LockedError:
         lock.release()
         raise

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Set
 from typing import Final
 
 from agent.cri.events import ContainerEvents
-from agent.host import inotify
-from agent.host.inotify import Inotify
-from agent.host.uevents import Uevents
+from agent.host import kernel_events
+from agent.host.kernel_events import Inotify, Uevents
 from agent.kubelet import cpu_manager_state
 from agent.model.settings.agent import AgentSettings
 from agent.node.cgroup_watch import CgroupWatch
@@ -63,16 +62,16 @@ class KubeletWatch:
         """Watches the folder once it exists."""
         if not self.watching:
             with contextlib.suppress(OSError):
-                self._queue.watch(self._folder, inotify.MOVED_TO | inotify.CLOSE_WRITE)
+                self._queue.watch(self._folder, kernel_events.MOVED_TO | kernel_events.CLOSE_WRITE)
                 self.watching = True
 
     def read(self) -> bool:
         """Whether the file has changed."""
         events = self._queue.read()
-        if any(each.mask & inotify.IGNORED for each in events):
+        if any(each.mask & kernel_events.IGNORED for each in events):
             self.watching = False
         return any(
-            each.name == cpu_manager_state.FILE_NAME or each.mask & inotify.OVERFLOW
+            each.name == cpu_manager_state.FILE_NAME or each.mask & kernel_events.OVERFLOW
             for each in events
         )
 

@@ -16,11 +16,10 @@ from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.hooks.requests import Outcomes
-from agent.host import frontendlock, malloc
-from agent.host.ending import Ending
+from agent.host import locks
+from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.loop import Loop
-from agent.host.sdnotify import ServiceManager
 from agent.model import failurepolicy
 from agent.model.settings import options
 from agent.model.settings.frontends import NriSettings
@@ -47,10 +46,10 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     path = options.socket_path(settings.nri_socket)
     pages_at = options.host_port(settings.nri_http) if settings.nri_http else None
     policies, deadlines = failurepolicy.of(settings)
-    lock = frontendlock.for_plugin(settings.state_dir, LOCK_SECONDS)
+    lock = locks.lock_for_plugin(settings.state_dir, LOCK_SECONDS)
     name = launched.name if launched else settings.nri_name
     index = launched.index if launched else settings.nri_index
-    malloc.return_large_blocks()
+    return_large_blocks()
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     notifier = Notifier(f"{settings.state_dir}/doorbell.sock")

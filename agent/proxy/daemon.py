@@ -9,11 +9,10 @@ from typing import Final
 
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
-from agent.host import frontendlock, malloc
-from agent.host.ending import Ending
+from agent.host import locks
+from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.loop import Loop
-from agent.host.sdnotify import ServiceManager
 from agent.model import failurepolicy
 from agent.model.settings import options
 from agent.model.settings.frontends import ProxySettings
@@ -37,10 +36,10 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
     """Until SIGTERM or SIGINT, and then until the calls under way have ended, a signal comes again,
     or `drain-seconds` are over; `listening` stays its giver's. Raises LockedError while an NRI
     plugin is on, OSError when the state folder can't be written."""
-    lock = frontendlock.for_relay(settings.state_dir)
+    lock = locks.lock_for_relay(settings.state_dir)
     runtime = options.socket_path(settings.runtime_endpoint)
     pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
-    malloc.return_large_blocks()
+    return_large_blocks()
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     notifier = Notifier(f"{settings.state_dir}/doorbell.sock")

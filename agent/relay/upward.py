@@ -17,8 +17,7 @@ from agent.rpc.frames import (
     STREAM_MASK,
     unpack_head,
 )
-from agent.rpc.headers import PathReader
-from agent.rpc.metadata import HeaderError
+from agent.rpc.headers import HeaderError, PathReader
 
 _HEAD: Final = frames.HEAD_BYTES
 _MAX_BLOCK_FRAMES: Final = 64

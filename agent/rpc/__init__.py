@@ -1,0 +1,6 @@
+"""gRPC without grpcio: HTTP/2 frames, header blocks and messages, for the relay and for our calls.
+
+`frames` and `headers` build and read the parts of HTTP/2, `grpc` the messages and statuses that
+they carry. `unary` is a client's connection without I/O; `channel` puts it on a unix socket.
+`server` is the exception: a server on grpcio, loaded only where one is switched on.
+"""

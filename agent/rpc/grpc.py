@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from agent.model.verdict import Code
-from agent.rpc import frames, metadata
+from agent.rpc import frames, headers
 
 PREFIX_BYTES: Final = 5
 STATUS_CHARACTERS: Final = 1_000
@@ -117,7 +117,7 @@ def trailers_only(code: int, message: str) -> bytes:
 
     Only the first STATUS_CHARACTERS of the message go: the block must fit one frame.
     """
-    return metadata.encode(
+    return headers.encode(
         [
             (b":status", b"200"),
             (b"content-type", b"application/grpc"),

@@ -1,26 +1,29 @@
-"""A header block read only as far as `:path` needs (HPACK, RFC 7541), for a relay in a hurry.
+"""Header blocks of HTTP/2 (HPACK, RFC 7541): whole ones, and those of a relay in a hurry.
 
-Of the sender's dynamic table the order is kept and the paths in it; other values are stepped over,
-not decoded. Nothing is evicted by size: an index counts from the newest entry, so that a legal one
-never meets what the receiver has evicted, and an illegal one is the receiver's to refuse. Memory is
-bounded: the table by the most entries that the receiver offered room for (and MAX_TABLE_BYTES), the
-memo of Huffman texts by its entries and their length.
+`Decoder` keeps the dynamic table, `encode` never uses one. `PathReader` reads a block only as far
+as `:path` needs. Of the sender's dynamic table the order is kept and the paths in it; other values
+are skipped, not decoded. Nothing is evicted by size: an index counts from the newest entry, so that
+a legal one never meets what the receiver has evicted, and an illegal one is the receiver's to
+refuse. Memory is bounded: the table by the most entries that the receiver offered room for (and
+MAX_TABLE_BYTES), the memo of Huffman texts by its entries and their length.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
+import hpack
 from hpack import HPACKDecodingError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 from agent.rpc import frames
-from agent.rpc.metadata import HeaderError
 
+MAX_LIST_BYTES: Final = 1 << 16
+"""Names, values and 32 bytes an entry (RFC 9113 §6.5.2) of one block."""
 MAX_TABLE_BYTES: Final = 1 << 16
 """A receiver may offer more; a sender that uses more is refused."""
-
 _PATH: Final = b":path"
 _ENTRY_OVERHEAD: Final = 32
 _STATIC: Final = len(HeaderTable.STATIC_TABLE)
@@ -32,6 +35,43 @@ _MAX_PATH_BYTES: Final = 256
 """Of a path in the table: a longer one is not a known method."""
 _MEMO_ENTRIES: Final = 256
 _MEMO_TEXT_BYTES: Final = 256
+
+
+class HeaderError(ValueError):
+    """A header block that can't be decoded; its connection is unusable from then on."""
+
+
+def encode(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A block of literals without indexing and Huffman: any decoder's table stays as it is."""
+    return b"".join(b"\0" + _text(name) + _text(value) for name, value in pairs)
+
+
+def _text(raw: bytes) -> bytes:
+    size = len(raw)
+    if size < 127:
+        return bytes((size,)) + raw
+    length = bytearray((127,))
+    size -= 127
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    length.append(size)
+    return bytes(length) + raw
+
+
+class Decoder:
+    """Of one direction of one connection; blocks must be decoded in the connection's order."""
+
+    def __init__(self) -> None:
+        self._hpack = hpack.Decoder(max_header_list_size=MAX_LIST_BYTES)
+
+    def decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
+        """Names and values in their order. Raises HeaderError."""
+        try:
+            pairs = self._hpack.decode(block, raw=True)
+        except hpack.HPACKError as error:
+            raise HeaderError(f"header block of {len(block)} bytes: {error}") from None
+        return [(bytes(name), bytes(value)) for name, value in pairs]
 
 
 class PathReader:

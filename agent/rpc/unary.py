@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from agent.model.verdict import Code
-from agent.rpc import frames, grpc, metadata
+from agent.rpc import frames, grpc, headers
 from agent.rpc.grpc import RpcError
 
 WINDOW_BYTES: Final = 4 << 20
@@ -49,7 +49,7 @@ class UnaryConnection:
             + frames.window_update(0, WINDOW_BYTES)
         )
         self._in = bytearray()
-        self._decoder = metadata.Decoder()
+        self._decoder = headers.Decoder()
         self._block: bytearray | None = None
         self._block_ends_stream = False
         self._block_stream = 0
@@ -80,7 +80,7 @@ class UnaryConnection:
         ]
         if timeout_seconds is not None:
             pairs.append((b"grpc-timeout", grpc.timeout_value(timeout_seconds)))
-        block = metadata.encode(pairs)
+        block = headers.encode(pairs)
         self._out += frames.frame(frames.HEADERS, frames.END_HEADERS, stream.id, block)
         self._stream = stream
         self._send_request(stream)
@@ -138,7 +138,7 @@ class UnaryConnection:
                     with view[at + frames.HEAD_BYTES : end] as payload:
                         self._frame(kind, flags, stream, payload)
                     at = end
-        except (frames.FrameError, metadata.HeaderError, grpc.MessageError) as error:
+        except (frames.FrameError, headers.HeaderError, grpc.MessageError) as error:
             self.closing = True
             self._end(RpcError(Code.INTERNAL, f"server broke HTTP/2: {error}"))
             raise ProtocolError(str(error)) from None

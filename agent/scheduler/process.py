@@ -12,9 +12,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.host import malloc
-from agent.host.ending import Ending, Faults
-from agent.host.periodic import Periodic
+from agent.host.daemon import Ending, Faults, Periodic, one_arena
 from agent.kube import auth, documents
 from agent.kube.answers import ResponseLimits
 from agent.kube.auth import Access
@@ -117,7 +115,7 @@ def agent_selector(settings: SchedulerSettings) -> AgentSelector:
 def run(settings: SchedulerSettings) -> None:
     """Runs until SIGTERM, or until a thread fails: the other threads would answer from a stale
     state. Raises AccessError, CertificateError, FaultError, ServerError and SettingsError."""
-    malloc.one_arena()
+    one_arena()
     args = scheduler_args(settings.scheduler_args_file)
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
     ended = threading.Event()

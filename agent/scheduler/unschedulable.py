@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from agent.allocate.node_allocator.pod_request import PodRequestError
-from agent.host.periodic import Periodic
+from agent.host.daemon import Periodic
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change
 from agent.kube.transport import Transport

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from agent.host.periodic import Periodic
+from agent.host.daemon import Periodic
 from agent.kube import kinds
 from agent.kube.errors import StoreError
 from agent.kube.kinds import Discovery, Kind

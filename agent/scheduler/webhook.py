@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from agent.host.ending import Ending
+from agent.host.daemon import Ending
 from agent.kube import auth
 from agent.kube.answers import ResponseLimits
 from agent.kube.errors import NotFoundError, StoreError

@@ -12,8 +12,8 @@ from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
 from agent.cgroup.writer import apply, restore
-from agent.host import inotify
-from agent.host.inotify import InotifyEvent
+from agent.host import kernel_events
+from agent.host.kernel_events import InotifyEvent
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.node.cgroup_watch import CgroupWatch
 
@@ -294,7 +294,7 @@ def test_watches_are_right_after_events_were_lost(
         play.remove(pod)
         if again:
             play.make("/kubepods/pod1")
-        lost = InotifyEvent(-1, inotify.OVERFLOW, "")
+        lost = InotifyEvent(-1, kernel_events.OVERFLOW, "")
         with monkeypatch.context() as patch:
             patch.setattr(tree._queue, "read", lambda: [lost])
             assert tree.read()

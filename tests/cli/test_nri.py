@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.main import main
-from agent.host import frontendlock
+from agent.host import locks
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_relay_that_is_on_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.nri.daemon.LOCK_SECONDS", 0)
-    relay = frontendlock.for_relay(str(tmp_path))
+    relay = locks.lock_for_relay(str(tmp_path))
     assert main(["nri", f"--state-dir={tmp_path}"]) == 1
     assert "door.lock is held by topolet proxy (process" in capsys.readouterr().err
     relay.release()

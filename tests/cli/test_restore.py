@@ -8,7 +8,7 @@ from agent.cgroup import values, writer
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cli.main import main
-from agent.host import frontendlock
+from agent.host import locks
 from agent.model.cpuset import CpuSet
 from agent.model.snapshot import CgroupLimits
 
@@ -61,7 +61,7 @@ def test_nothing_is_given_back_under_a_plugin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would put our values back into what the runtime is told."""
-    plugin = frontendlock.for_plugin(str(tmp_path), 0)
+    plugin = locks.lock_for_plugin(str(tmp_path), 0)
     assert main(["restore", f"--state-dir={tmp_path}"]) == 1
     assert "door.lock is held by topolet nri (process" in capsys.readouterr().err
     plugin.release()

@@ -26,8 +26,7 @@ from agent.cgroup.hierarchy import CPUS
 from agent.cli import agent as _agent  # noqa: F401 - imported once, here
 from agent.cli import restore as _restore  # noqa: F401
 from agent.cli.main import main as topolet
-from agent.host.inotify import Inotify
-from agent.host.uevents import Uevents
+from agent.host.kernel_events import Inotify, Uevents
 from tests.faults.board import Board
 from tests.faults.cgroups import effective, padded
 

@@ -1,12 +1,16 @@
+from __future__ import annotations
+
 import multiprocessing
 import os
 import signal
 import socket
+import threading
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
+from agent.host import locks
 from agent.host.listener import Listener, ListenError
 from agent.host.locks import Lock, LockedError
 
@@ -80,3 +84,44 @@ def test_path_that_can_be_no_socket_is_refused_by_name(tmp_path: Path, name: str
     with pytest.raises(ListenError, match=name):
         Listener(str(tmp_path / name))
     assert (tmp_path / "f").read_text() == "precious"
+
+
+def test_relays_overlap_while_one_drains(tmp_path: Path) -> None:
+    draining, fresh = (locks.lock_for_relay(str(tmp_path / "state")) for _ in range(2))
+    with pytest.raises(LockedError, match=rf"held by topolet proxy \(process {os.getpid()}\)"):
+        locks.lock_for_plugin(str(tmp_path / "state"), 0)
+    draining.release()
+    with pytest.raises(LockedError, match="only one of relay, NRI plugin"):
+        locks.lock_for_plugin(str(tmp_path / "state"), 0)
+    fresh.release()
+    locks.lock_for_plugin(str(tmp_path / "state"), 0).release()
+
+
+def test_a_plugin_is_alone(tmp_path: Path) -> None:
+    plugin = locks.lock_for_plugin(str(tmp_path), 0)
+    for take in (locks.lock_for_relay, lambda state: locks.lock_for_plugin(state, 0)):
+        with pytest.raises(LockedError, match=r"door.lock is held by topolet nri \(process"):
+            take(str(tmp_path))
+    plugin.release()
+    locks.lock_for_relay(str(tmp_path)).release()
+
+
+def test_a_plugin_waits_for_one_that_is_ending(tmp_path: Path) -> None:
+    """A runtime that launches plugins starts the next before the last has gone."""
+    last = locks.lock_for_plugin(str(tmp_path), 0)
+    tried = threading.Event()
+    ending = threading.Thread(target=lambda: (tried.wait(10), last.release()))
+    ending.start()
+    threading.Timer(0.1, tried.set).start()
+    locks.lock_for_plugin(str(tmp_path), 10).release()
+    ending.join()
+
+
+def test_nothing_is_given_back_under_a_plugin(tmp_path: Path) -> None:
+    relay = locks.lock_for_relay(str(tmp_path))
+    locks.lock_for_restore(str(tmp_path)).release()
+    relay.release()
+    plugin = locks.lock_for_plugin(str(tmp_path), 0)
+    with pytest.raises(LockedError, match="held by topolet nri"):
+        locks.lock_for_restore(str(tmp_path))
+    plugin.release()

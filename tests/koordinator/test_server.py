@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from agent.host.locks import LockedError
-from agent.koordinator import hooks, registration
+from agent.koordinator import registration, service
 from agent.koordinator.server import HookServer
 from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
@@ -233,7 +233,7 @@ def test_an_owner_waits_for_a_creation_on_its_cpus(
 def test_a_creation_that_failed_blocks_nobody_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(hooks, "SETTLE_SECONDS", 0.0 if end == "settled" else 1000.0)
+    monkeypatch.setattr(service, "SETTLE_SECONDS", 0.0 if end == "settled" else 1000.0)
     world.publish(EMPTY)
     world.container("PreCreateContainer", container("any", "LS"))
     if end == "again":

@@ -11,7 +11,7 @@ import pytest
 from agent.hooks.requests import Changes, CreateContainer, UpdateContainer, Verdict
 from agent.koordinator import registration
 from agent.koordinator.messages import ContainerRef
-from agent.koordinator.service import HookService, RuntimeHookCall
+from agent.koordinator.service import HookService, KoordinatorHooks, RuntimeHookCall
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import koordinator_hooks_pb2 as pb
@@ -30,7 +30,7 @@ class Caller:
         return self.seconds
 
 
-class Hooks:
+class Hooks(KoordinatorHooks):
     """Answers creations as it is told, and everything else by `then`."""
 
     def __init__(

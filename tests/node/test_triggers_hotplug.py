@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.discover.pci import DEVICES
-from agent.host.uevents import Uevents
+from agent.host.kernel_events import Uevents
 from agent.node.triggers import SUBSYSTEMS
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import grpc
 
-from agent.rpc import frames, metadata
+from agent.rpc import frames, headers
 from tests.relay.relay_child import TAIL
 from tests.waiting import eventually
 
@@ -27,7 +27,7 @@ def block(path: bytes, *more: tuple[bytes, bytes]) -> bytes:
     """The header block of a gRPC request."""
     pairs = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path)]
     pairs += [(b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers")]
-    return metadata.encode([*pairs, *more])
+    return headers.encode([*pairs, *more])
 
 
 def opening(number: int, path: bytes, *more: tuple[bytes, bytes]) -> bytes:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.host import malloc
+from agent.host import daemon
 from agent.host.loop import Loop
 from agent.model.verdict import Refuse, Wait
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, Replace
@@ -81,7 +81,7 @@ def peak_mb(pid: int) -> float:
 def main() -> None:
     if len(sys.argv) > 3:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[3])))
-    malloc.return_large_blocks()
+    daemon.return_large_blocks()
     loop = Loop()
     RelayServer(loop, Hooks(), sys.argv[1], sys.argv[2])
     print("up", flush=True)

@@ -13,7 +13,7 @@ from agent.model.verdict import Refuse, Wait
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
 from agent.relay.relay import Relay, RelayError
 from agent.relay.streams import MemoryBudget, RelayLimits
-from agent.rpc import frames, grpc, metadata
+from agent.rpc import frames, grpc, headers
 from agent.rpc.headers import PathReader
 
 HOOKED = b"/s/Hooked"
@@ -94,7 +94,7 @@ def _taken(buffer: bytearray) -> bytes:
 
 
 def opening(stream: int, path: bytes, flags: int = frames.END_HEADERS) -> bytes:
-    return frames.frame(frames.HEADERS, flags, stream, metadata.encode([(b":path", path)]))
+    return frames.frame(frames.HEADERS, flags, stream, headers.encode([(b":path", path)]))
 
 
 def data(stream: int, payload: bytes, flags: int = 0) -> bytes:
@@ -107,7 +107,7 @@ def last(stream: int, payload: bytes) -> bytes:
 
 def trailers(stream: int) -> bytes:
     flags = frames.END_HEADERS | frames.END_STREAM
-    return frames.frame(frames.HEADERS, flags, stream, metadata.encode([(b"grpc-status", b"0")]))
+    return frames.frame(frames.HEADERS, flags, stream, headers.encode([(b"grpc-status", b"0")]))
 
 
 def test_an_unchanged_message_leaves_no_debt() -> None:
@@ -240,7 +240,7 @@ def test_a_refusal_is_answered_here() -> None:
     answer = wire.down()
     length, kind, flags, stream = frames.read_head(answer, 0)
     assert (kind, flags, stream) == (frames.HEADERS, 5, 1)
-    block = dict(metadata.Decoder().decode(answer[9 : 9 + length]))
+    block = dict(headers.Decoder().decode(answer[9 : 9 + length]))
     assert block[b"grpc-status"] == b"9"
     assert grpc.percent_decode(block[b"grpc-message"]) == "CPU 3 is taken: 100%"
     assert answer[9 + length :] == frames.window_update(0, len(MESSAGE))
@@ -711,7 +711,7 @@ def test_our_frames_wait_for_the_end_of_one_under_way() -> None:
     assert wire.up() == frame[500:] + reset + opening(5, OTHER)
     wire.upstream(reply[500:] + trailers(3))
     assert wire.down()[: 500 + 9].startswith(reply[500:])
-    block = metadata.encode([(b"x", b"y")])
+    block = headers.encode([(b"x", b"y")])
     wire = Wire(Hooks(FORWARD))
     wire.upstream(frames.frame(frames.HEADERS, 0, 1, block))
     wire.client(opening(1, HOOKED), data(1, MESSAGE[:5]))
@@ -746,7 +746,7 @@ def test_bytes_that_can_not_be_followed_pass_verbatim(raw: bytes, step: int) -> 
 def test_a_block_beyond_the_limit_is_not_taken_for_the_part_that_has_arrived() -> None:
     """Read up to where it is cut, it would leave the table of later paths out of step."""
     wire = Wire(Hooks(FORWARD), RelayLimits(block_bytes=1_000))
-    part = metadata.encode([(b":path", OTHER)])
+    part = headers.encode([(b":path", OTHER)])
     wire.client(frames.head(1_001, frames.HEADERS, frames.END_HEADERS, 1), part)
     assert wire.stats.malformed == 1
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.rpc import grpc, metadata
+from agent.rpc import grpc, headers
 
 
 @given(st.text())
@@ -50,11 +50,11 @@ def test_a_timeout_has_at_most_eight_digits(seconds: float, value: bytes) -> Non
 @pytest.mark.parametrize("message", ["no", "", "caf\u00e9 100%", "x" * 127, "\u20ac" * 5_000])
 def test_a_trailers_only_block_is_read_by_any_decoder(message: str) -> None:
     block = grpc.trailers_only(grpc.Code.FAILED_PRECONDITION, message)
-    headers = dict(metadata.Decoder().decode(block))
+    decoded = dict(headers.Decoder().decode(block))
     assert len(block) < 16_384
-    assert headers[b":status"] == b"200"
-    assert headers[b"grpc-status"] == b"9"
-    text = grpc.percent_decode(headers[b"grpc-message"])
+    assert decoded[b":status"] == b"200"
+    assert decoded[b"grpc-status"] == b"9"
+    text = grpc.percent_decode(decoded[b"grpc-message"])
     assert message.startswith(text)
     assert text == message or len(message) > 1_000
 

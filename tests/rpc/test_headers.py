@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.rpc import metadata
+from agent.rpc import headers
 from agent.rpc.headers import MAX_TABLE_BYTES, HeaderError, PathReader
 
 NAMES = [":path", ":method", "grpc-timeout", "user-agent", "x-a", "x-b", "x-c"]
@@ -98,7 +98,7 @@ def test_the_memo_is_bounded() -> None:
 
 def test_a_literal_path_outside_the_table_is_read() -> None:
     pairs = [(b"x", b"y"), (b":path", b"/s/M"), (b"te", b"trailers")]
-    assert PathReader().read(metadata.encode(pairs)) == b"/s/M"
+    assert PathReader().read(headers.encode(pairs)) == b"/s/M"
 
 
 def test_an_entry_beyond_the_table_counts_for_nothing() -> None:

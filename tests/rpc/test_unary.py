@@ -8,7 +8,7 @@ import h2.events
 import h2.settings
 import pytest
 
-from agent.rpc import frames, grpc, metadata
+from agent.rpc import frames, grpc, headers
 from agent.rpc.unary import ProtocolError, UnaryConnection
 
 OK_HEADERS = [(":status", "200"), ("content-type", "application/grpc")]
@@ -80,7 +80,7 @@ def answered(client: UnaryConnection, *raw: bytes) -> bytes | grpc.RpcError | No
 
 
 def block(*pairs: tuple[bytes, bytes]) -> bytes:
-    return frames.frame(frames.HEADERS, 5, 1, metadata.encode(pairs))
+    return frames.frame(frames.HEADERS, 5, 1, headers.encode(pairs))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_goodbye_lets_the_running_call_end() -> None:
     assert not client.reusable
     data = frames.frame(frames.DATA, 0, 1, grpc.encode_message(b"late"))
     client.receive(block((b":status", b"200")).replace(b"\x05", b"\x04", 1) + data)
-    trailers = metadata.encode([(b"grpc-status", b"0")])
+    trailers = headers.encode([(b"grpc-status", b"0")])
     client.receive(frames.frame(frames.HEADERS, 5, 1, trailers))
     assert client.outcome == b"late"
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.host.ending import FaultError
+from agent.host.daemon import FaultError
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model import schedulerargs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.periodic import Periodic
+from agent.host.daemon import Periodic
 from agent.scheduler.changelog import ChangedNodes
 from agent.scheduler.equivalence_cache import Feasibility, Feasible, Infeasible
 from agent.scheduler.pods_api import unscheduled_pods

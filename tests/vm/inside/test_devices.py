@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.discover import cpus, pci
-from agent.host.uevents import Uevents
+from agent.host.kernel_events import Uevents
 from agent.model.gpus import Ancestor
 from agent.model.pci import Function
 from agent.node.triggers import SUBSYSTEMS

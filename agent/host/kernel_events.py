@@ -1,10 +1,13 @@
-"""The kernel's inotify (inotify(7)) by libc: the standard library has no binding."""
+"""The kernel's events: changes in directories by inotify (inotify(7)), by libc because the standard
+library has no binding, and devices that appear and disappear by netlink (netlink(7),
+NETLINK_KOBJECT_UEVENT)."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import socket
 import struct
 from typing import Final
 
@@ -23,7 +26,7 @@ IS_DIRECTORY: Final = 0x4000_0000
 
 _ONLY_DIRECTORIES: Final = 0x0100_0000
 _HEAD: Final = struct.Struct("=iIII")
-_READ_BYTES: Final = 1 << 16
+_EVENTS_BYTES: Final = 1 << 16
 
 
 class InotifyEvent(msgspec.Struct, frozen=True):
@@ -63,7 +66,7 @@ class Inotify:
         events: list[InotifyEvent] = []
         with contextlib.suppress(BlockingIOError):
             while True:
-                events += _decode(os.read(self._fd, _READ_BYTES))
+                events += _decode(os.read(self._fd, _EVENTS_BYTES))
         return events
 
     def close(self) -> None:
@@ -86,3 +89,49 @@ def _decode(raw: bytes) -> list[InotifyEvent]:
         events.append(InotifyEvent(watch, mask, os.fsdecode(name)))
         at += size
     return events
+
+
+_PROTOCOL: Final = 15
+_KERNELS_GROUP: Final = 1
+_READ_BYTES: Final = 1 << 14
+
+
+class Uevents:
+    """Raises OSError where the kernel has no such socket for us."""
+
+    def __init__(self) -> None:
+        kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        self._socket = socket.socket(socket.AF_NETLINK, kind, _PROTOCOL)
+        try:
+            self._socket.bind((0, _KERNELS_GROUP))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read(self, subsystems: frozenset[str]) -> bool:
+        """Whether something came of these subsystems, or was lost; takes all that came."""
+        news = False
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    news |= subsystem(self._socket.recv(_READ_BYTES)) in subsystems
+                except BlockingIOError:
+                    raise
+                except OSError:  # ENOBUFS: more came than the socket holds
+                    return True
+        return news
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def subsystem(message: bytes) -> str:
+    """Of a message `ACTION@DEVPATH\\0KEY=VALUE\\0...`; "" when it names none."""
+    for field in message.split(b"\0")[1:]:
+        key, _, value = field.partition(b"=")
+        if key == b"SUBSYSTEM":
+            return value.decode(errors="replace")
+    return ""

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agent.allocate.device_holders.grants import Carriers
-from agent.cri.carried import carriers
+from agent.cri.client import device_carriers
 
 CONTAINERD = {
     "pid": 77,
@@ -36,7 +36,7 @@ CONTAINERD = {
 
 
 def test_what_containerd_tells() -> None:
-    assert carriers(json.dumps(CONTAINERD)) == Carriers(
+    assert device_carriers(json.dumps(CONTAINERD)) == Carriers(
         (
             ("NVIDIA_VISIBLE_DEVICES", "GPU-1"),
             ("A", ""),
@@ -62,18 +62,18 @@ def test_what_the_runtime_made_counts_and_not_what_it_was_asked_for() -> None:
         "annotations": {"nvidia.cdi.k8s.io/x": "nvidia.com/gpu=0", "cdi.k8s.io/x": "a.example/b=0"},
     }
     made = {"mounts": [{"destination": "/var/run/nvidia-container-devices/GPU-2"}]}
-    found = carriers(json.dumps({"config": asked, "runtimeSpec": made}))
+    found = device_carriers(json.dumps({"config": asked, "runtimeSpec": made}))
     assert found.mounts == ("/var/run/nvidia-container-devices/GPU-2",)
     # The runtime itself reads these, of the request.
     assert found.annotations == (("cdi.k8s.io/x", "a.example/b=0"),)
-    alone = carriers(json.dumps({"config": asked}))
+    alone = device_carriers(json.dumps({"config": asked}))
     assert alone.mounts == ("/var/run/nvidia-container-devices/GPU-1",)
     assert len(alone.annotations) == 2
 
 
 def test_what_cri_o_tells() -> None:
     told = {"privileged": True, "runtimeSpec": CONTAINERD["runtimeSpec"]}
-    found = carriers(json.dumps(told))
+    found = device_carriers(json.dumps(told))
     assert found.privileged
     assert dict(found.environment)["NVIDIA_VISIBLE_DEVICES"] == "GPU-2"
     assert found.nodes == ("/dev/card", "/dev/infiniband/uverbs0")
@@ -81,4 +81,4 @@ def test_what_cri_o_tells() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[", '{"config":null,"runtimeSpec":{"process":null}}'])
 def test_a_runtime_that_tells_nothing(text: str) -> None:
-    assert carriers(text) == Carriers()
+    assert device_carriers(text) == Carriers()

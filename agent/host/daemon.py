@@ -1,0 +1,182 @@
+"""The life of a daemon: its service manager, its repeating threads, its allocator and its end.
+
+A daemon ends by SIGTERM or SIGINT, once, or by a fault of one of its threads: without one of its
+threads it would do less than it promises without a sign. Its supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, MutableMapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent.host.loop import Loop
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+"""malloc.h of glibc."""
+LARGE_BYTES = 1 << 20
+log = logging.getLogger(__name__)
+
+
+class ServiceManager:
+    """Without a manager every notification does nothing. `watchdog_seconds`: the interval in which
+    the manager expects `alive`, None for never."""
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        """Takes the variables out of the environment: they are not for children."""
+        self._path = environment.pop("NOTIFY_SOCKET", "")
+        pid = environment.pop("WATCHDOG_PID", "")
+        period = environment.pop("WATCHDOG_USEC", "")
+        self.watchdog_seconds: float | None = None
+        if self._path and period.isdigit() and int(period) and pid in ("", str(os.getpid())):
+            self.watchdog_seconds = int(period) / 1e6
+
+    def ready(self) -> None:
+        self._notify("READY=1")
+
+    def stopping(self) -> None:
+        self._notify("STOPPING=1")
+
+    def alive(self) -> None:
+        self._notify("WATCHDOG=1")
+
+    def keep_alive(self, loop: Loop) -> None:
+        """Notifies the watchdog from the loop, twice in each interval."""
+        if self.watchdog_seconds is not None:
+            self.alive()
+            loop.after(self.watchdog_seconds / 2, lambda: self.keep_alive(loop))
+
+    def _notify(self, text: str) -> None:
+        if not self._path:
+            return
+        path = "\0" + self._path[1:] if self._path.startswith("@") else self._path
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as it:
+            it.setblocking(False)
+            it.sendto(text.encode(), path)
+
+
+class Periodic:
+    """A thread that runs a step and pauses, until it is stopped. An exception of a step ends it
+    (`Faults`). A thread that waits for events alone does not use it."""
+
+    def __init__(
+        self,
+        name: str,
+        period_seconds: float,
+        step: Callable[[], None],
+        least_seconds: float = 0.0,
+    ) -> None:
+        """From the end of one step to the beginning of the next pass `period_seconds`, or
+        `least_seconds` where `hurry` was called."""
+        self._least = least_seconds
+        self._rest = max(0.0, period_seconds - least_seconds)
+        self._step = step
+        self._stopped = threading.Event()
+        self._hurried = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """From any thread: the next step begins as soon as it may."""
+        self._hurried.set()
+
+    def stop(self, wait_seconds: float | None = None) -> None:
+        """Returns when a step that is under way has ended, or after `wait_seconds`."""
+        self._stopped.set()
+        self._hurried.set()
+        if self._thread.is_alive():
+            self._thread.join(wait_seconds)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._hurried.clear()
+            self._step()
+            if not self._stopped.wait(self._least):
+                self._hurried.wait(self._rest)
+
+
+class Ending:
+    """A context in which SIGTERM and SIGINT call `stop`; from its end on they are ignored.
+
+    `timeout` and an impatient Ctrl-C signal twice: what `stop` wakes may be closed by then.
+    """
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+
+    def __enter__(self) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, lambda number, frame: self._stop())
+
+    def __exit__(self, *_: object) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
+class FaultError(RuntimeError):
+    """A thread has failed; the message names it."""
+
+
+class Faults:
+    """A context in which a thread that ends by an exception is logged and calls `stop`; the first
+    one is raised as FaultError at the end."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._first: FaultError | None = None
+
+    def __enter__(self) -> None:
+        self._before = threading.excepthook
+        threading.excepthook = self._failed
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        threading.excepthook = self._before
+        if error is None and self._first is not None:
+            raise self._first
+
+    def _failed(self, args: threading.ExceptHookArgs) -> None:
+        name = args.thread.name if args.thread is not None else "one that is gone"
+        log.critical(
+            "thread %s: a fault of ours: %r", name, args.exc_value, exc_info=args.exc_value
+        )
+        if self._first is None:
+            self._first = FaultError(f"thread {name} has failed: {args.exc_value!r}")
+        self._stop()
+
+
+def one_arena() -> None:
+    """All threads that begin later share one heap: each would take one of its own, which keeps
+    what it once needed, and under the interpreter's lock they hardly ever meet. Nothing happens
+    where the C library has no such switch."""
+    _mallopt(_M_ARENA_MAX, 1)
+
+
+def return_large_blocks() -> None:
+    """Returns blocks of LARGE_BYTES and more to the kernel when they are freed. By default the C
+    library raises this threshold to the size of the largest block freed so far (mallopt(3))."""
+    _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
+def _mallopt(parameter: int, value: int) -> None:
+    import ctypes  # only for daemons that choose
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(parameter, value)

@@ -1,0 +1,287 @@
+"""Ends, faults, repeating threads, notifications and memory, partly in processes of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.host.daemon import FaultError, Faults, Periodic, ServiceManager
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+PROGRAM = """
+import os, signal
+from agent.host.daemon import Ending
+
+stops = []
+with Ending(lambda: stops.append(1)):
+    os.kill(os.getpid(), signal.{first})
+assert stops == [1], stops
+os.kill(os.getpid(), signal.{second})
+assert stops == [1], stops
+print("ended")
+"""
+
+PROXY = """
+import os, signal, socket, sys
+from agent.model.settings.frontends import ProxySettings
+from agent.proxy import daemon
+from agent.telemetry import logs
+
+logs.start("info")
+with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind(sys.argv[1] + "/cri.sock")
+    listening.listen()
+    daemon.run(ProxySettings(state_dir=sys.argv[1], proxy_http=""), listening)
+    os.kill(os.getpid(), signal.SIGTERM)
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("first", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("second", ["SIGTERM", "SIGINT"])
+def test_the_second_signal_is_ignored(first: str, second: str) -> None:
+    program = PROGRAM.format(first=first, second=second)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
+def test_proxy_that_is_signalled_again_while_it_ends(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROXY, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as proxy:
+        assert proxy.stderr is not None
+        assert "proxy listens" in proxy.stderr.readline()
+        proxy.terminate()
+        out, errors = proxy.communicate(timeout=20)
+    assert (proxy.returncode, out, errors) == (0, "ended\n", "")
+
+
+def fails() -> None:
+    raise ValueError("odd")
+
+
+def run(target: object, name: str) -> None:
+    thread = threading.Thread(target=target, name=name)  # type: ignore[arg-type]
+    thread.start()
+    thread.join()
+
+
+def test_a_thread_that_fails_ends_the_daemon(caplog: pytest.LogCaptureFixture) -> None:
+    ended = threading.Event()
+
+    def daemon() -> None:
+        with Faults(ended.set):
+            run(fails, "first")
+            assert ended.is_set()
+            run(fails, "second")
+
+    with pytest.raises(FaultError, match=r"thread first has failed: ValueError\('odd'\)"):
+        daemon()
+    assert caplog.text.count("Traceback") == 2
+
+
+def test_threads_that_end_well_end_nothing() -> None:
+    ended, before = threading.Event(), threading.excepthook
+    with Faults(ended.set):
+        run(int, "well")
+    assert not ended.is_set()
+    assert threading.excepthook is before
+
+
+def test_what_fails_in_the_main_thread_is_not_hidden() -> None:
+    def daemon() -> None:
+        with Faults(lambda: None):
+            run(fails, "other")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        daemon()
+
+
+def test_steps_follow_each_other_until_it_is_stopped() -> None:
+    steps: list[str] = []
+    it = Periodic("steps", 0.001, lambda: steps.append(threading.current_thread().name))
+    it.start()
+    eventually("several steps", lambda: len(steps) > 2)
+    it.stop()
+    assert set(steps) == {"steps"}
+    assert "steps" not in {each.name for each in threading.enumerate()}
+
+
+def test_a_pause_of_any_length_ends_with_the_stop() -> None:
+    stepped = threading.Event()
+    it = Periodic("slow", 1e6, stepped.set)
+    it.start()
+    assert stepped.wait(DEADLINE_SECONDS), "the first step waits for nothing"
+    it.stop()
+
+
+def test_a_step_under_way_is_waited_for() -> None:
+    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def step() -> None:
+        begun.set()
+        assert goes_on.wait(DEADLINE_SECONDS)
+        ended.set()
+
+    it = Periodic("long", 1e6, step)
+    it.start()
+    assert begun.wait(DEADLINE_SECONDS)
+    stopping = threading.Thread(target=it.stop)
+    stopping.start()
+    goes_on.set()
+    stopping.join()
+    assert ended.is_set()
+
+
+def test_a_hurried_step_begins_before_its_period_and_not_before_the_least() -> None:
+    steps: list[float] = []
+    it = Periodic("hurried", 1e6, lambda: steps.append(time.monotonic()), 0.05)
+    it.start()
+    eventually("the first step", lambda: steps)
+    it.hurry()
+    eventually("another one", lambda: len(steps) == 2)
+    it.stop()
+    assert steps[1] - steps[0] >= 0.05
+
+
+def test_the_least_pause_ends_with_the_stop() -> None:
+    stepped = threading.Event()
+    it = Periodic("slow", 1e6, stepped.set, 1e5)
+    it.start()
+    assert stepped.wait(DEADLINE_SECONDS)
+    it.stop()
+
+
+def test_a_stop_waits_no_longer_than_it_should() -> None:
+    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def step() -> None:
+        begun.set()
+        goes_on.wait(DEADLINE_SECONDS)
+        ended.set()
+
+    it = Periodic("hangs", 1e6, step)
+    it.start()
+    assert begun.wait(DEADLINE_SECONDS)
+    it.stop(0.0)
+    assert not ended.is_set()
+    goes_on.set()
+    it.stop()
+    assert ended.is_set()
+
+
+def test_one_that_never_started_can_be_stopped() -> None:
+    Periodic("never", 1.0, lambda: None).stop()
+
+
+def listening(address: str) -> socket.socket:
+    it = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    it.bind(address)
+    it.settimeout(5)
+    return it
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_a_manager_hears_what_is_said(tmp_path: Path, abstract: bool) -> None:
+    name = f"@topolet-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    environment = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "500000"}
+    with listening("\0" + name[1:] if abstract else name) as it:
+        manager = ServiceManager(environment)
+        manager.ready()
+        manager.alive()
+        manager.stopping()
+        assert [it.recv(64) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"STOPPING=1"]
+    assert manager.watchdog_seconds == 0.5
+    assert environment == {}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"NOTIFY_SOCKET": "/nowhere/notify"},
+        {"NOTIFY_SOCKET": "/nowhere/notify", "WATCHDOG_USEC": "soon"},
+        {"NOTIFY_SOCKET": "/nowhere/notify", "WATCHDOG_USEC": "500000", "WATCHDOG_PID": "1"},
+        {"WATCHDOG_USEC": "500000"},
+    ],
+)
+def test_without_a_manager_nobody_hears_and_nothing_fails(environment: dict[str, str]) -> None:
+    manager = ServiceManager(environment)
+    manager.ready()
+    assert manager.watchdog_seconds is None
+
+
+HEAPS = """
+import ctypes, threading
+from agent.host import daemon
+{}
+libc = ctypes.CDLL(None)
+together = threading.Barrier(4)
+def take():
+    libc.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=take) for _ in range(4)]
+for each in threads: each.start()
+for each in threads: each.join()
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+def heaps(first: str) -> int:
+    words = [sys.executable, "-c", HEAPS.format(first)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return done.stdout.count("<heap nr=")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="needs glibc")
+def test_threads_share_one_heap() -> None:
+    assert heaps("") > 1
+    assert heaps("daemon.one_arena()") == 1
+
+
+BLOCKS = """
+import ctypes
+from agent.host import daemon
+{}
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def rss_mb():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+def block():
+    where = libc.malloc(8 << 20)
+    ctypes.memset(where, 1, 8 << 20)
+    return ctypes.c_void_p(where)
+before = rss_mb()
+libc.free(block())  # the first one that is freed teaches the C library what is usual
+blocks = [block() for _ in range(2)]
+libc.malloc(500_000)  # stays, above them
+for each in blocks:
+    libc.free(each)
+print(rss_mb() - before)
+"""
+
+
+def kept_mb(first: str) -> float:
+    words = [sys.executable, "-c", BLOCKS.format(first)]
+    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="needs glibc")
+def test_large_blocks_go_back_to_the_kernel() -> None:
+    assert kept_mb("") > 4
+    assert kept_mb("daemon.return_large_blocks()") < 1

@@ -1,0 +1,86 @@
+"""On the real kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.host import kernel_events
+from agent.host.kernel_events import Inotify, Uevents, subsystem
+
+
+@pytest.fixture
+def queue() -> Iterator[Inotify]:
+    it = Inotify()
+    yield it
+    it.close()
+
+
+def test_what_happens_in_a_directory_comes_in_order(queue: Inotify, tmp_path: Path) -> None:
+    assert queue.read() == []
+    watch = queue.watch(
+        str(tmp_path), kernel_events.CREATE | kernel_events.DELETE | kernel_events.MOVED_TO
+    )
+    (tmp_path / "pod é").mkdir()
+    (tmp_path / "new").write_text("x")
+    (tmp_path / "new").rename(tmp_path / "state")
+    (tmp_path / "pod é").rmdir()
+    assert [(each.watch, each.name, each.mask) for each in queue.read()] == [
+        (watch, "pod é", kernel_events.CREATE | kernel_events.IS_DIRECTORY),
+        (watch, "new", kernel_events.CREATE),
+        (watch, "state", kernel_events.MOVED_TO),
+        (watch, "pod é", kernel_events.DELETE | kernel_events.IS_DIRECTORY),
+    ]
+    assert queue.read() == []
+
+
+def test_directory_that_goes_away_ends_its_watch(queue: Inotify, tmp_path: Path) -> None:
+    folder = tmp_path / "pod"
+    folder.mkdir()
+    watch = queue.watch(str(folder), kernel_events.CREATE)
+    folder.rmdir()
+    assert [(each.watch, each.mask) for each in queue.read()] == [(watch, kernel_events.IGNORED)]
+
+
+def test_what_can_not_be_watched_is_named(queue: Inotify, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match="absent"):
+        queue.watch(str(tmp_path / "absent"), kernel_events.CREATE)
+    with pytest.raises(NotADirectoryError, match="file"):
+        queue.watch(str(tmp_path / "file"), kernel_events.CREATE)
+
+
+def test_more_than_the_queue_holds_is_told_as_overflow(queue: Inotify, tmp_path: Path) -> None:
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if most > 40_000:
+        pytest.skip(f"this machine queues {most} events")
+    queue.watch(str(tmp_path), kernel_events.CREATE | kernel_events.DELETE)
+    folder = tmp_path / "pod"
+    for _ in range(most // 2 + 1):
+        folder.mkdir()
+        folder.rmdir()
+    last = queue.read()[-1]
+    assert (last.watch, last.mask) == (-1, kernel_events.OVERFLOW)
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        (b"online@/devices/system/cpu/cpu1\0ACTION=online\0SUBSYSTEM=cpu\0SEQNUM=7\0", "cpu"),
+        (b"add@/devices/x\0ACTION=add\0XSUBSYSTEM=cpu\0", ""),
+        (b"SUBSYSTEM=cpu\0", ""),
+        (b"libudev\0\xfe\xed\xca\xfeSUBSYSTEM=cpu", ""),
+        (b"", ""),
+        (b"a@b\0SUBSYSTEM=\xff\0", "\ufffd"),
+    ],
+)
+def test_subsystem_of_a_message(message: bytes, named: str) -> None:
+    assert subsystem(message) == named
+
+
+def test_nothing_has_come_of_a_subsystem_that_is_not_there() -> None:
+    uevents = Uevents()
+    assert not uevents.read(frozenset({"no such subsystem"}))
+    uevents.close()
