@@ -18,7 +18,8 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
@@ -31,13 +32,13 @@ from common import Row, alone, arguments, compared, report, skipped, timed
 from peers.go_peer import KUBELET, GoPeer, beside
 
 from agent.allocate import accumulator, layout
-from agent.allocate.cpu_request import CpuRequest, Taken
 from agent.allocate.kubelet.cpu_assignment import take
 from agent.allocate.kubelet.static_policy import StaticOptions
-from agent.allocate.layout import Layout
-from agent.allocate.node_allocation import CpuRefCounts
+from agent.allocate.accumulator import Taken
+from agent.allocate.layout import CpuRefCounts, Layout
 from agent.allocate.numa import kubelet_merge
 from agent.allocate.numa.hint import TopologyHint
+from agent.allocate.packing import CpuRequest
 from agent.conformance.machines import cpus
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, NumaPolicy, Strategy

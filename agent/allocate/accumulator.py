@@ -1,9 +1,9 @@
-"""Exactly so many CPUs for a pod, of those that are available.
+"""An exact number of CPUs for a pod, from the available ones, or the reason why there are too few.
 
-What is available and not held by as many pods as may share a CPU is free. A required bind policy
-narrows that: FullPCPUs to whole cores, SpreadByPCPUs to one CPU of each core. Preferred CPUs are
-taken before all others, in a search of their own. How CPUs are chosen is in packing, how they are
-shared out over NUMA nodes in evenly.
+An available CPU is free while fewer pods hold it than may share one. A required bind policy
+restricts the free CPUs: FullPCPUs to whole cores, SpreadByPCPUs to one CPU of each core. Preferred
+CPUs are taken first, in a search of their own. `packing` chooses the CPUs; under DistributeEvenly
+each of the NUMA nodes gives its share (`shares`), and `packing` chooses in each of them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,125 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from agent.allocate.bits import members
-from agent.allocate.cpu_request import AllocationStep, CpuRequest, Shortage, Taken
-from agent.allocate.layout import Area, Layout
-from agent.allocate.node_allocation import CpuRefCounts
-from agent.allocate.packing import Found, Terms, pack, whole_cores
+from agent.allocate.layout import Area, CpuRefCounts, Layout
+from agent.allocate.packing import AllocationStep, CpuRequest, Found, Terms, pack, whole_cores
 from agent.allocate.reasons import Reason
 from agent.model.policies import BindPolicy, Strategy
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """`cpus`: a mask of exactly as many as requested. `steps`: those that gave CPUs."""
+
+    cpus: int
+    steps: tuple[AllocationStep, ...]
+
+
+class Shortage(msgspec.Struct, frozen=True):
+    """`asked` CPUs, but only `free` may be taken; of these `fitting` suit the required bind policy.
+
+    `node`: the NUMA node that was to give as many, where it is one node's shortage.
+    """
+
+    reason: Reason
+    asked: int
+    free: int
+    fitting: int
+    node: int | None = None
+
+
+def take(
+    layout: Layout,
+    available: int,
+    holdings: CpuRefCounts,
+    request: CpuRequest,
+    max_ref: int = 1,
+    preferred: int = 0,
+) -> Taken | Shortage:
+    """The CPUs for the request; `max_ref`: how many pods may share a CPU, ValueError below 1."""
+    free = available & layout.cpus & ~holdings.full(max_ref)
+    if request.nodes is not None:
+        free &= layout.of_nodes(members(request.nodes))
+    fitting, preferred = _fitting(layout, free, preferred, request)
+    if request.count > fitting.bit_count():
+        return _shortage(request.count, free, fitting)
+    search = _evenly if request.strategy is Strategy.DISTRIBUTE_EVENLY else pack
+    terms = Terms.of(layout, holdings, request, max_ref)
+    found = _find(search, terms, fitting, preferred, request.count)
+    if found is None:
+        return _shortage(request.count, free, fitting)
+    cpus, steps = found
+    return Taken(cpus, steps)
+
+
+def take_on_nodes(
+    layout: Layout,
+    available: int,
+    holdings: CpuRefCounts,
+    request: CpuRequest,
+    shares: Mapping[int, int],
+    max_ref: int = 1,
+    preferred: int = 0,
+) -> Taken | Shortage:
+    """So many CPUs from each NUMA node: `shares` by node id. ValueError where one is negative or
+    they do not add up to the request, whose `nodes` do not matter here."""
+    if sum(shares.values()) != request.count or min(shares.values(), default=0) < 0:
+        raise ValueError(f"shares: {dict(shares)} do not add up to {request.count} CPUs")
+    free = available & layout.cpus & ~holdings.full(max_ref)
+    fitting, preferred = _fitting(layout, free, preferred, request)
+    terms = Terms.of(layout, holdings, request, max_ref)
+    taken = 0
+    steps = [AllocationStep.GIVEN_NODES]
+    for id_, share in sorted(shares.items()):
+        node = layout.of_nodes((id_,))
+        here = fitting & node
+        found = None
+        if share <= here.bit_count():
+            found = _find(pack, terms, here, preferred & node, share)
+        if found is None:
+            return _shortage(share, free & node, here, id_)
+        taken |= found[0]
+        steps += found[1]
+    return Taken(taken, _distinct(steps))
+
+
+def _find(
+    search: Callable[[Terms, int, int], Found], terms: Terms, free: int, preferred: int, need: int
+) -> Found | None:
+    """None where a required FullPCPUs can't be met; `free` has at least `need` CPUs."""
+    first = free & preferred
+    if first:
+        count = min(need, first.bit_count())
+        cpus, steps = search(terms, first, count)
+        rest, more = search(terms, free & ~first, need - count)
+        cpus, steps = cpus | rest, _distinct((AllocationStep.PREFERRED, *steps, *more))
+    else:
+        cpus, steps = search(terms, free, need)
+    layout, request = terms.layout, terms.request
+    if not request.required or request.bind is not BindPolicy.FULL_PCPUS:
+        return cpus, steps
+    if layout.expand(layout.touched(cpus)) != cpus:
+        # Where cores differ in threads, other cores may add up to what is needed.
+        cpus, steps = whole_cores(layout, free, need, ()), (AllocationStep.CORES_OVER_SOCKETS,)
+    return (cpus, steps) if cpus.bit_count() == need else None
+
+
+def _evenly(terms: Terms, free: int, need: int) -> Found:
+    layout, request = terms.layout, terms.request
+    full = request.bind is BindPolicy.FULL_PCPUS
+    open_ = free & ~(terms.nodes_off if full else terms.nodes_off | terms.cores_off)
+    if open_.bit_count() >= need:
+        free = open_
+    taken = 0
+    steps = [AllocationStep.EVENLY]
+    given = shares(layout, free, need, full, request.nodes is not None)
+    for id_, share in given.items():
+        cpus, more = pack(terms, free & layout.of_nodes((id_,)), share)
+        taken |= cpus
+        steps += more
+    return taken, _distinct(steps)
 
 
 class _Choice(NamedTuple):
@@ -113,98 +225,6 @@ def _choice(rooms: Sequence[tuple[Area, int]], need: int, unit: int) -> _Choice:
         ids=tuple(id_ for id_, _ in in_order),
         shares=tuple(share for _, share in in_order),
     )
-
-
-def take(
-    layout: Layout,
-    available: int,
-    holdings: CpuRefCounts,
-    request: CpuRequest,
-    max_ref: int = 1,
-    preferred: int = 0,
-) -> Taken | Shortage:
-    """The CPUs for the request; `max_ref`: how many pods may share a CPU, ValueError below 1."""
-    free = available & layout.cpus & ~holdings.full(max_ref)
-    if request.nodes is not None:
-        free &= layout.of_nodes(members(request.nodes))
-    fitting, preferred = _fitting(layout, free, preferred, request)
-    if request.count > fitting.bit_count():
-        return _shortage(request.count, free, fitting)
-    search = _evenly if request.strategy is Strategy.DISTRIBUTE_EVENLY else pack
-    terms = Terms.of(layout, holdings, request, max_ref)
-    found = _find(search, terms, fitting, preferred, request.count)
-    if found is None:
-        return _shortage(request.count, free, fitting)
-    cpus, steps = found
-    return Taken(cpus, steps, terms.apart(cpus))
-
-
-def take_on_nodes(
-    layout: Layout,
-    available: int,
-    holdings: CpuRefCounts,
-    request: CpuRequest,
-    shares: Mapping[int, int],
-    max_ref: int = 1,
-    preferred: int = 0,
-) -> Taken | Shortage:
-    """So many CPUs from each NUMA node: `shares` by node id. ValueError where one is negative or
-    they do not add up to the request, whose `nodes` do not matter here."""
-    if sum(shares.values()) != request.count or min(shares.values(), default=0) < 0:
-        raise ValueError(f"shares: {dict(shares)} do not add up to {request.count} CPUs")
-    free = available & layout.cpus & ~holdings.full(max_ref)
-    fitting, preferred = _fitting(layout, free, preferred, request)
-    terms = Terms.of(layout, holdings, request, max_ref)
-    taken = 0
-    steps = [AllocationStep.GIVEN_NODES]
-    for id_, share in sorted(shares.items()):
-        node = layout.of_nodes((id_,))
-        here = fitting & node
-        found = None
-        if share <= here.bit_count():
-            found = _find(pack, terms, here, preferred & node, share)
-        if found is None:
-            return _shortage(share, free & node, here, id_)
-        taken |= found[0]
-        steps += found[1]
-    return Taken(taken, _distinct(steps), terms.apart(taken))
-
-
-def _find(
-    search: Callable[[Terms, int, int], Found], terms: Terms, free: int, preferred: int, need: int
-) -> Found | None:
-    """None where a required FullPCPUs can't be met; `free` has at least `need` CPUs."""
-    first = free & preferred
-    if first:
-        count = min(need, first.bit_count())
-        cpus, steps = search(terms, first, count)
-        rest, more = search(terms, free & ~first, need - count)
-        cpus, steps = cpus | rest, _distinct((AllocationStep.PREFERRED, *steps, *more))
-    else:
-        cpus, steps = search(terms, free, need)
-    layout, request = terms.layout, terms.request
-    if not request.required or request.bind is not BindPolicy.FULL_PCPUS:
-        return cpus, steps
-    if layout.expand(layout.touched(cpus)) != cpus:
-        # Where cores differ in threads, other cores may add up to what is needed.
-        cpus, steps = whole_cores(layout, free, need, ()), (AllocationStep.CORES_OVER_SOCKETS,)
-    return (cpus, steps) if cpus.bit_count() == need else None
-
-
-def _evenly(terms: Terms, free: int, need: int) -> Found:
-    layout, request = terms.layout, terms.request
-    full = request.bind is BindPolicy.FULL_PCPUS
-    open_ = free & ~(terms.nodes_off if full else terms.nodes_off | terms.cores_off)
-    if open_.bit_count() >= need:
-        free = open_
-    taken = 0
-    steps = [AllocationStep.EVENLY]
-    given = shares(layout, free, need, full, request.nodes is not None)
-    for id_, share in given.items():
-        cpus, more = pack(terms, free & layout.of_nodes((id_,)), share)
-        taken |= cpus
-        steps += more
-    return taken, _distinct(steps)
 
 
 def _fitting(layout: Layout, free: int, preferred: int, request: CpuRequest) -> tuple[int, int]:

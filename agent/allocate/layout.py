@@ -1,4 +1,6 @@
-"""A machine as bit masks, computed once: what every CPU decision runs on.
+"""The CPUs of a machine as bit masks: every CPU decision computes on these.
+
+`Layout` is computed once for a machine; `CpuRefCounts` has how many pods hold each CPU.
 
 A core is known by its lead, its lowest CPU; sets of cores are masks of leads. Cores whose threads
 lie at the same offsets from their lead form one stride, so that the free threads of all of them
@@ -7,12 +9,13 @@ are counted by a few shifts of the whole mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
-from agent.allocate.bits import members
+from agent.allocate.bits import lowest, members
+from agent.model.policies import ExclusivePolicy
 from agent.model.topology import Cpu, Topology
 
 
@@ -203,3 +206,143 @@ def _areas(masks: Iterable[tuple[int, int]], sockets: dict[int, int]) -> tuple[A
 
 def _low(mask: int) -> int:
     return (mask & -mask).bit_length() - 1
+
+
+class CpuRefCounts(msgspec.Struct, frozen=True):
+    """Each field is a tuple of masks, none empty; `[k]`: the CPUs held by more than k pods (of that
+    exclusive policy).
+
+    How many pods hold each CPU, and with which exclusive policy. Counts are kept as masks, the k-th
+    of the CPUs that more than k pods hold, so that a pod comes and goes with a few bit operations.
+    A CPU of several pods is exclusive at a level while any of them has that policy: the account
+    depends on the pods, never on their order.
+    """
+
+    held: tuple[int, ...] = ()
+    core_exclusive: tuple[int, ...] = ()
+    node_exclusive: tuple[int, ...] = ()
+
+    def adding(
+        self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE, times: int = 1
+    ) -> CpuRefCounts:
+        """With one pod more, or `times` alike, on these CPUs."""
+        new = self
+        for _ in range(times):
+            new = CpuRefCounts(
+                _more(new.held, cpus),
+                _more(new.core_exclusive, cpus if exclusive is _CORE else 0),
+                _more(new.node_exclusive, cpus if exclusive is _NODE else 0),
+            )
+        return new
+
+    def removing(
+        self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE, times: int = 1
+    ) -> CpuRefCounts:
+        """The reverse of `adding`; ValueError where a CPU is not held so."""
+        new = self
+        for _ in range(times):
+            new = CpuRefCounts(
+                _fewer(new.held, cpus),
+                _fewer(new.core_exclusive, cpus if exclusive is _CORE else 0),
+                _fewer(new.node_exclusive, cpus if exclusive is _NODE else 0),
+            )
+        return new
+
+    def full(self, max_ref: int) -> int:
+        """The CPUs that no further pod may take where `max_ref` may share one (at least 1)."""
+        if max_ref < 1:
+            raise ValueError(f"max_ref: {max_ref} pods cannot share a CPU")
+        return self.held[max_ref - 1] if len(self.held) >= max_ref else 0
+
+
+NOTHING_HELD: Final = CpuRefCounts()
+_CORE: Final = ExclusivePolicy.PCPU_LEVEL
+_NODE: Final = ExclusivePolicy.NUMA_NODE_LEVEL
+
+
+def _more(levels: tuple[int, ...], cpus: int) -> tuple[int, ...]:
+    if not cpus:
+        return levels
+    raised = []
+    for level in levels:
+        raised.append(level | cpus)
+        cpus &= level
+    return (*raised, cpus) if cpus else tuple(raised)
+
+
+def _fewer(levels: tuple[int, ...], cpus: int) -> tuple[int, ...]:
+    lowered = []
+    for level in reversed(levels):
+        lowered.append(level & ~cpus)
+        cpus &= ~level
+    if cpus:
+        raise ValueError(f"CPU mask {cpus:#x} is not held")
+    return tuple(level for level in reversed(lowered) if level)
+
+
+def tiers(cpus: int, levels: tuple[int, ...]) -> list[int]:
+    """The CPUs by how many pods hold them, fewest first; no tier is empty. `levels`: of
+    `CpuRefCounts.held` one mask fewer than pods that may share a CPU, so none where CPUs are not
+    shared."""
+    found = []
+    for level in levels:
+        if cpus & ~level:
+            found.append(cpus & ~level)
+        cpus &= level
+    if cpus:
+        found.append(cpus)
+    return found
+
+
+def rounds(layout: Layout, order: Sequence[int]) -> Iterator[list[int]]:
+    """One CPU of each core, then a second of each, ...: every round in the order of the tiers."""
+    left = list(order)
+    while any(left):
+        seen = 0
+        this = []
+        for index, tier in enumerate(left):
+            firsts = layout.firsts(tier)
+            if seen:
+                firsts &= ~layout.expand(seen)
+            this.append(firsts)
+            left[index] = tier & ~firsts
+            if len(left) > 1:
+                seen |= layout.touched(firsts)
+        yield this
+
+
+def core_tiers(layout: Layout, leads: int, cpus: int, levels: tuple[int, ...]) -> list[int]:
+    """The cores by how many pods hold these of their CPUs, summed, fewest first."""
+    digits: list[int] = []
+    for level in levels:
+        held = level & cpus
+        for stride in layout.strides:
+            for offset in stride.offsets:
+                _add(digits, held >> offset & stride.leads & leads)
+    found = [leads] if leads else []
+    for digit in reversed(digits):
+        found = [part for each in found for part in (each & ~digit, each & digit) if part]
+    return found
+
+
+def _add(digits: list[int], ones: int) -> None:
+    """Counts one more for every lead of `ones`: digit k of its binary count is in `digits[k]`."""
+    for index, digit in enumerate(digits):
+        if not ones:
+            return
+        digits[index] = digit ^ ones
+        ones &= digit
+    if ones:
+        digits.append(ones)
+
+
+def first_of(order: Iterable[int], count: int) -> int:
+    """The first so many, from tier to tier, low ids first."""
+    taken = 0
+    for tier in order:
+        if count <= 0:
+            break
+        part = lowest(tier, count)
+        taken |= part
+        count -= part.bit_count()
+    return taken

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.cpu_request import AllocationStep
 from agent.allocate.numa.hint import Merged
+from agent.allocate.packing import AllocationStep
 from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import PolicyInForce
 from agent.allocate.reasons import Rejection

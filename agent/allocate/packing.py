@@ -1,36 +1,72 @@
-"""How CPUs are chosen for one request: Koordinator's rule, on masks.
+"""Which of the free CPUs a request gets: Koordinator's takeCPUs (pkg/scheduler/plugins/
+nodenumaresource/cpu_accumulator.go), on masks.
 
-There are enough free CPUs; what is left to decide is which. A step that finds all that is needed
-ends the search:
+There are enough free CPUs. A step that finds all that is needed ends the search:
 
 1. For FullPCPUs, and where cores have one thread: the whole cores of one NUMA node, else of one
    socket. Else over sockets: those whose whole cores are all needed, most first, then core by core
    from the others, fewest first, while a whole core is still needed.
 2. For the other policies: one thread of each core in one NUMA node, else more threads of its cores;
    else the same in one socket. Every core gives one thread before any gives a second.
-3. What is still missing, CPU by CPU (see singles).
+3. For the rest, single CPUs (`_take_singles`).
 
-The strategy says which NUMA node or socket of those that have enough: the one with the fewest free
-CPUs (MostAllocated), else with the most.
+The strategy chooses among the NUMA nodes or sockets that have enough: the one with the fewest free
+CPUs (MostAllocated), else with the most. In it CPUs that fewer pods hold come before others, then
+lower ids (see `layout.tiers`).
 
-A pod with an exclusive policy first does without the CPUs on cores, or in NUMA nodes, that pods of
-the same policy hold, then with them: in one NUMA node (in step 1 only where NUMA nodes are what is
+A pod with an exclusive policy is first kept off the CPUs on cores, or in NUMA nodes, that pods of
+the same policy hold, then allowed there: in one NUMA node (in step 1 only where NUMA nodes are
 exclusive), in one socket in step 2 (only where cores are), and in step 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import msgspec
 
 from agent.allocate.bits import lowest, members
-from agent.allocate.cpu_request import AllocationStep, CpuRequest
-from agent.allocate.layout import Layout
-from agent.allocate.node_allocation import CpuRefCounts
-from agent.allocate.ranking import best_fit, core_tiers, first_of, in_fewest, rounds, tiers
+from agent.allocate.layout import Area, CpuRefCounts, Layout, core_tiers, first_of, rounds, tiers
 from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
+
+
+class CpuRequest(msgspec.Struct, frozen=True):
+    """`count` CPUs; a negative one raises ValueError.
+
+    `bind`: FULL_PCPUS prefers whole cores, every other policy one thread of each core; a preference
+    unless `required`. `exclusive` is always a preference. `prefer_l3`: of equal CPUs, those that
+    share the fewest L3 caches. `nodes`: the only NUMA nodes to take from, a mask of their ids."""
+
+    count: int
+    bind: BindPolicy = BindPolicy.DEFAULT
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    strategy: Strategy = Strategy.LEAST_ALLOCATED
+    required: bool = False
+    prefer_l3: bool = False
+    nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"count: {self.count} CPUs cannot be taken")
+
+
+class AllocationStep(enum.Enum):
+    """What gave CPUs; the places are named in the order they are tried."""
+
+    PREFERRED = "preferred"
+    GIVEN_NODES = "given-numa-nodes"
+    EVENLY = "evenly-over-numa-nodes"
+    CORES_IN_NODE = "whole-cores-in-numa-node"
+    CORES_IN_SOCKET = "whole-cores-in-socket"
+    CORES_OVER_SOCKETS = "whole-cores-over-sockets"
+    THREADS_IN_NODE = "thread-per-core-in-numa-node"
+    CPUS_IN_NODE = "cpus-in-numa-node"
+    THREADS_IN_SOCKET = "thread-per-core-in-socket"
+    CPUS_IN_SOCKET = "cpus-in-socket"
+    SINGLE_CPUS = "single-cpus"
+
 
 Found: TypeAlias = tuple[int, tuple[AllocationStep, ...]]
 """A mask of CPUs, and the steps that gave them."""
@@ -40,7 +76,8 @@ class Terms(msgspec.Struct, frozen=True):
     """What holds throughout one search.
 
     Of the request its policies count, not how many CPUs. `cores_off`, `nodes_off`: CPUs on cores,
-    or in NUMA nodes, that pods with the same exclusive policy hold. `levels`: see ranking.
+    or in NUMA nodes, that pods with the same exclusive policy hold. `levels`: see
+    `layout.tiers`.
     """
 
     layout: Layout
@@ -59,10 +96,6 @@ class Terms(msgspec.Struct, frozen=True):
             nodes = _nodes_of(layout, holdings.node_exclusive[0])
         return cls(layout, request, cores, nodes, holdings.held[: max_ref - 1])
 
-    def apart(self, cpus: int) -> bool:
-        """Whether none of these CPUs is near a pod with the same exclusive policy."""
-        return not cpus & (self.cores_off | self.nodes_off)
-
 
 def pack(terms: Terms, free: int, need: int) -> Found:
     """`need` of the free CPUs, which are at least as many, and the steps that gave them."""
@@ -79,16 +112,16 @@ def _cores(terms: Terms, free: int, need: int) -> Found:
     whole = layout.expand(layout.whole(free))
     open_ = whole & ~terms.nodes_off
     step = AllocationStep.CORES_IN_NODE
-    area = best_fit(layout.nodes, open_, open_, free & ~terms.nodes_off, need, most)
+    area = _best_fit(layout.nodes, open_, open_, free & ~terms.nodes_off, need, most)
     if not area and open_ != whole:
-        area = best_fit(layout.nodes, whole, whole, free, need, most)
+        area = _best_fit(layout.nodes, whole, whole, free, need, most)
     if not area:
         step = AllocationStep.CORES_IN_SOCKET
-        area = best_fit(layout.sockets, whole, whole, 0, need, most)
+        area = _best_fit(layout.sockets, whole, whole, 0, need, most)
     if area:
         cpus = _first_cores(layout, whole & area, need, levels)
         if request.prefer_l3:
-            cpus = in_fewest(layout, whole & area, cpus, levels, _first_cores)
+            cpus = _in_fewest(layout, whole & area, cpus, levels, _first_cores)
         return cpus, (step,)
     cpus = _over_sockets(layout, whole, need, levels, request.prefer_l3)
     steps = (AllocationStep.CORES_OVER_SOCKETS,) if cpus else ()
@@ -107,22 +140,22 @@ def _threads(terms: Terms, free: int, need: int) -> Found:
     open_ = free & ~off
     firsts = _firsts(layout, open_, levels)
     step = AllocationStep.THREADS_IN_NODE
-    area = best_fit(layout.nodes, firsts, open_, open_, need, most)
+    area = _best_fit(layout.nodes, firsts, open_, open_, need, most)
     if not area:
-        area = best_fit(layout.nodes, free, free, free, need, most)
+        area = _best_fit(layout.nodes, free, free, free, need, most)
         if area:
             return _by_rounds(layout, free & area, need, levels), (AllocationStep.CPUS_IN_NODE,)
         step = AllocationStep.THREADS_IN_SOCKET
         if terms.nodes_off:
             open_ = free
             firsts = _firsts(layout, open_, levels)
-        area = best_fit(layout.sockets, firsts, firsts, 0, need, most)
+        area = _best_fit(layout.sockets, firsts, firsts, 0, need, most)
     if area:
         cpus = _first_threads(layout, open_ & area, need, levels)
         if request.prefer_l3:
-            cpus = in_fewest(layout, firsts & area, cpus, levels, _first_threads)
+            cpus = _in_fewest(layout, firsts & area, cpus, levels, _first_threads)
         return cpus, (step,)
-    area = best_fit(layout.sockets, free, free, 0, need, most)
+    area = _best_fit(layout.sockets, free, free, 0, need, most)
     if area:
         return _by_rounds(layout, free & area, need, levels), (AllocationStep.CPUS_IN_SOCKET,)
     return _singles(terms, free, need, 0, off), (AllocationStep.SINGLE_CPUS,)
@@ -144,7 +177,7 @@ def _over_sockets(
     for cpus in sorted(left, key=int.bit_count):
         part = whole_cores(layout, cpus, need, levels)
         if prefer_l3 and part:
-            part = in_fewest(layout, cpus, part, levels, whole_cores)
+            part = _in_fewest(layout, cpus, part, levels, whole_cores)
         taken |= part
         need -= part.bit_count()
     return taken
@@ -156,7 +189,7 @@ def _singles(terms: Terms, free: int, need: int, taken: int, off: int) -> int:
     for open_ in (free & ~off, free):
         missing = need - taken.bit_count()
         if missing:
-            taken |= take_singles(terms.layout, open_ & ~taken, missing, taken, terms.levels, most)
+            taken |= _take_singles(terms.layout, open_ & ~taken, missing, taken, terms.levels, most)
     return taken
 
 
@@ -212,7 +245,7 @@ def _nodes_of(layout: Layout, cpus: int) -> int:
     return sum(node.cpus for node in layout.nodes if node.cpus & cpus)
 
 
-def take_singles(
+def _take_singles(
     layout: Layout, free: int, need: int, taken: int, levels: tuple[int, ...], most: bool
 ) -> int:
     """`need` of the free CPUs, all where there are fewer; `taken`: what the pod has already.
@@ -279,3 +312,68 @@ def _core_by_core(
             found |= part
             need -= part.bit_count()
     return found
+
+
+def _best_fit(
+    areas: Iterable[Area], listed: int, counted: int, around: int, need: int, most: bool
+) -> int:
+    """The CPUs of the area to take from, 0 where none has `need` of the listed ones.
+
+    The area with fewest of the counted CPUs where the fullest is wanted (`most`), else with most;
+    then the one whose sockets have fewest (most) of the CPUs `around`; then the lowest id.
+    """
+    best: Area | None = None
+    best_count = 0
+    for area in areas:
+        mine = listed & area.cpus
+        count = mine.bit_count()
+        if count < need:
+            continue
+        if counted != listed:
+            count = (counted & area.cpus).bit_count()
+        if not most:
+            count = -count
+        if best is None or count < best_count:
+            best, best_count = area, count
+        elif count == best_count and best.around != area.around:
+            more = (around & area.around).bit_count() - (around & best.around).bit_count()
+            if more < 0 if most else more > 0:
+                best = area
+    return best.cpus if best is not None else 0
+
+
+_Pick: TypeAlias = Callable[[Layout, int, int, tuple[int, ...]], int]
+"""Takes so many of the CPUs of a mask in its own order; `levels`: see `layout.tiers`."""
+
+
+def _in_fewest(
+    layout: Layout, listed: int, plain: int, levels: tuple[int, ...], pick: _Pick
+) -> int:
+    """As many of the listed CPUs as `plain` has, in its NUMA nodes: in fewer caches, with no fewer
+    whole cores. `plain` itself where that can't be.
+
+    The CPUs of the fewest L3 caches among equally good ones: of the caches that hold all that is
+    missing the smallest; while none does, the largest. No choice has fewer caches: each takes all
+    that the largest have until one is enough.
+    """
+    need = plain.bit_count()
+    near = sum(node.cpus for node in layout.nodes if node.cpus & plain) & listed
+    rest = {cache.id: near & cache.cpus for cache in layout.caches if near & cache.cpus}
+    taken = 0
+    while need and rest:
+        cache = min(rest, key=lambda id_: _fit(rest[id_].bit_count(), need, id_))
+        part = pick(layout, rest.pop(cache), need, levels)
+        taken |= part
+        need -= part.bit_count()
+    # Where cores differ in threads, those of the largest caches may not add up, or be fewer.
+    if need or layout.whole(taken).bit_count() < layout.whole(plain).bit_count():
+        return plain
+    return taken if _caches(layout, taken) < _caches(layout, plain) else plain
+
+
+def _fit(held: int, need: int, id_: int) -> tuple[bool, int, int]:
+    return (False, held, id_) if held >= need else (True, -held, id_)
+
+
+def _caches(layout: Layout, cpus: int) -> int:
+    return sum(1 for cache in layout.caches if cache.cpus & cpus)

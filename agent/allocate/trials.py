@@ -10,10 +10,11 @@ from typing import Final
 import msgspec
 
 from agent.allocate import accumulator, burst, split
-from agent.allocate.cpu_request import AllocationStep, CpuRequest, Shortage
+from agent.allocate.accumulator import Shortage
 from agent.allocate.node_allocation import NodeAllocation
 from agent.allocate.numa.resource_hints import MaskScores
 from agent.allocate.offer import Price
+from agent.allocate.packing import AllocationStep, CpuRequest
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest

@@ -6,10 +6,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from agent.allocate import layout as layouts
-from agent.allocate.accumulator import take
-from agent.allocate.cpu_request import CpuRequest, Taken
-from agent.allocate.layout import Layout
-from agent.allocate.node_allocation import NOTHING_HELD
+from agent.allocate.accumulator import Taken, take
+from agent.allocate.layout import NOTHING_HELD, Layout
+from agent.allocate.packing import CpuRequest
 from agent.conformance import machines
 from agent.conformance.files import CaseVerdict, Difference
 from agent.model.cpuset import CpuSet

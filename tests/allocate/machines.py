@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from agent.allocate.node_allocation import NOTHING_HELD, CpuRefCounts
+from agent.allocate.layout import NOTHING_HELD, CpuRefCounts
 from agent.model.policies import ExclusivePolicy
 from agent.model.topology import Cpu
 

@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate import layout as layouts
-from agent.allocate.accumulator import take, take_on_nodes
-from agent.allocate.cpu_request import AllocationStep, CpuRequest, Shortage, Taken
-from agent.allocate.layout import Layout
-from agent.allocate.node_allocation import NOTHING_HELD, CpuRefCounts
+from agent.allocate.accumulator import Shortage, Taken, take, take_on_nodes
+from agent.allocate.layout import NOTHING_HELD, Layout
+from agent.allocate.packing import AllocationStep, CpuRequest
 from agent.allocate.reasons import Reason
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
@@ -151,22 +150,22 @@ HELD = NOTHING_HELD.adding(mask("0"), CORE).adding(mask("8-9"), NODE)
 
 
 @pytest.mark.parametrize(
-    ("request_", "expected", "apart"),
+    ("request_", "expected"),
     [
-        pytest.param(CpuRequest(3, exclusive=CORE), "2,4,6", True, id="other cores"),
-        pytest.param(CpuRequest(4, exclusive=CORE), "1-2,4,6", False, id="too few other cores"),
-        pytest.param(CpuRequest(2, FULL, NODE, MOST), "2-3", True, id="another node"),
-        pytest.param(CpuRequest(2, FULL, CORE, MOST), "2-3", True, id="whole cores are apart"),
-        pytest.param(CpuRequest(8, FULL, NODE), "2-7,10-11", False, id="more than another node"),
-        pytest.param(CpuRequest(2, FULL, strategy=LEAST), "2-3", True, id="no policy"),
+        pytest.param(CpuRequest(3, exclusive=CORE), "2,4,6", id="other cores"),
+        pytest.param(CpuRequest(4, exclusive=CORE), "1-2,4,6", id="too few other cores"),
+        pytest.param(CpuRequest(2, FULL, NODE, MOST), "2-3", id="another node"),
+        pytest.param(CpuRequest(2, FULL, CORE, MOST), "2-3", id="whole cores are apart"),
+        pytest.param(CpuRequest(8, FULL, NODE), "2-7,10-11", id="more than another node"),
+        pytest.param(CpuRequest(2, FULL, strategy=LEAST), "2-3", id="no policy"),
     ],
 )
-def test_exclusive(request_: CpuRequest, expected: str, apart: bool) -> None:
+def test_exclusive(request_: CpuRequest, expected: str) -> None:
     small = machine(1, 2, 4, 2)
     available = small.cpus & ~mask("0,8-9")
     answer = take(small, available, HELD, request_)
     assert isinstance(answer, Taken)
-    assert (cpus(answer), answer.apart) == (expected, apart)
+    assert cpus(answer) == expected
 
 
 @pytest.mark.parametrize(
@@ -391,15 +390,6 @@ def test_exactly_as_many_of_the_free_cpus_or_a_shortage(data: st.DataObject) -> 
         assert (answer.cpus & preferred).bit_count() == min(
             request.count, (free & preferred).bit_count()
         )
-    assert answer.apart == (not answer.cpus & near(layout, holdings, request.exclusive))
-
-
-def near(layout: Layout, holdings: CpuRefCounts, exclusive: ExclusivePolicy) -> int:
-    """What lies on cores or NUMA nodes that are held with this policy."""
-    held = {CORE: holdings.core_exclusive, NODE: holdings.node_exclusive}.get(exclusive, ())
-    areas = {CORE: [layout.expand(1 << lead) for lead in CpuSet.from_int(layout.leads)]}
-    areas[NODE] = [area.cpus for area in layout.nodes]
-    return sum(cpus for cpus in areas.get(exclusive, ()) if held and cpus & held[0])
 
 
 @given(st.data())
@@ -442,8 +432,7 @@ def test_evenly_apart_from_exclusive_numa_nodes() -> None:
     holdings = NOTHING_HELD.adding(mask("0"), NODE).adding(mask("24"))
     request = CpuRequest(12, SPREAD, NODE, EVENLY)
     answer = take(FOUR_NODES, FOUR_NODES.cpus, holdings, request)
-    assert isinstance(answer, Taken)
-    assert (cpus(answer), answer.apart) == ("16-20,22,25-30", True)
+    assert cpus(answer) == "16-20,22,25-30"
 
 
 L3 = machine(1, 2, 8, 2, caches=8)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate import layout as layouts
-from agent.allocate.accumulator import take
-from agent.allocate.cpu_request import CpuRequest, Taken
+from agent.allocate.accumulator import Taken, take
+from agent.allocate.packing import CpuRequest
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
 from tests.allocate.koordinator_rule import Rule

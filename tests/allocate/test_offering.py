@@ -4,10 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from agent.allocate import layout
-from agent.allocate.cpu_request import AllocationStep
 from agent.allocate.ledger import Ledger
 from agent.allocate.numa.hint import MergeCause
 from agent.allocate.offer import Declined, Offer
+from agent.allocate.packing import AllocationStep
 from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import (
     PROFILES,

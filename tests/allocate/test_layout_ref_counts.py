@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.node_allocation import NOTHING_HELD, CpuRefCounts
+from agent.allocate.layout import NOTHING_HELD, CpuRefCounts
 from agent.model.cpuset import CpuSet
 from agent.model.policies import ExclusivePolicy
 
