@@ -18,8 +18,7 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
@@ -32,9 +31,9 @@ from common import Row, alone, arguments, compared, report, skipped, timed
 from peers.go_peer import KUBELET, GoPeer, beside
 
 from agent.allocate import accumulator, layout
+from agent.allocate.accumulator import Taken
 from agent.allocate.kubelet.cpu_assignment import take
 from agent.allocate.kubelet.static_policy import StaticOptions
-from agent.allocate.accumulator import Taken
 from agent.allocate.layout import CpuRefCounts, Layout
 from agent.allocate.numa import kubelet_merge
 from agent.allocate.numa.hint import TopologyHint

@@ -40,7 +40,7 @@ from agent.allocate.devices.allocation import Allocation, allocate, device_reque
 from agent.allocate.devices.gpu_sets import BandwidthTable, BestEffortTable, GpuTable, Matrix
 from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
 from agent.allocate.devices.links import LinkTable, linked
-from agent.allocate.node_allocator.companion import device_hints
+from agent.allocate.node_allocator.device_hints import device_hints
 from agent.model import deviceobject
 from agent.model.devices import Device, DeviceTopology
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA

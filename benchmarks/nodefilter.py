@@ -27,9 +27,8 @@ from peers.go_peer import KOORDINATOR, GoPeer, beside
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
-from agent.allocate.node_allocator.properties import node_properties
+from agent.allocate.node_allocator.properties import node_properties, topology_options
 from agent.allocate.policies_in_force import NUMA_LABEL
-from agent.allocate.topology_options import topology_options
 from agent.conformance import machines
 from agent.model import apiobjects, nodetopology
 from agent.model.annotations import RESOURCE_STATUS

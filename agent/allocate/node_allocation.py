@@ -1,19 +1,143 @@
-"""What is allocated on a node: the sum of its pods' allocations, independent of their order
-(Koordinator: NodeAllocation in pkg/scheduler/plugins/nodenumaresource/node_allocation.go)."""
+"""The CPUs and NUMA amounts of a node: what it has, what is allocated to each pod, and the sum
+(Koordinator: TopologyOptions, PodAllocation and NodeAllocation in
+pkg/scheduler/plugins/nodenumaresource, topology_options.go and node_allocation.go).
+
+`TopologyOptions` are the properties of CPUs and NUMA nodes that no pod changes, `PodAllocation` is
+read from a pod's annotations and written to them, `NodeAllocation` is the sum of the allocations,
+independent of their order."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
+from collections.abc import Mapping
 
-from agent.allocate.layout import NOTHING_HELD, CpuRefCounts
-from agent.allocate.numa.koordinator_merge import NodeStatus
-from agent.allocate.pod_allocation import PodAllocation
-from agent.allocate.topology_options import Amounts, TopologyOptions
+import msgspec
+
+from agent.allocate.layout import NOTHING_HELD, CpuRefCounts, Layout
+from agent.allocate.numa.hint import NodeStatus
+from agent.allocate.policies_in_force import PROFILES, NodePolicies, Profile
+from agent.model.annotations import (
+    RESOURCE_STATUS,
+    AnnotationError,
+    resource_status,
+    status_text,
+)
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.node_annotations import MOST_AMPLIFICATION
+from agent.model.policies import ExclusivePolicy
+from agent.model.resource_spec import resource_spec
+
+Amounts = dict[int, dict[str, int]]
+"""By NUMA node and resource; `cpu` in milli-CPU, the rest in units (bytes, devices)."""
+
+
+class TopologyOptions(msgspec.Struct, frozen=True):
+    """`layout` None: the CPU topology is unknown. `zones`: what NodeResourceTopology calls
+    allocatable. `reserved`: CPUs that no pod may own (kubelet, node reservation, system QoS, given
+    away by the kubelet); `kubelet_reserved`: those of them that the profile may give to owners.
+
+    `cpu_ratio`: the amplification ratio of CPU; bound CPUs count amplified. `cpu_milli`: the node's
+    allocatable CPU after amplification, None unknown. `max_ref`: pods that may share a CPU.
+    `kubelet_static`: the kubelet gives CPUs away itself, also others than a scheduler chose. Raises
+    ValueError for a ratio that is not a number up to 1000, and for a `max_ref` below 1."""
+
+    layout: Layout | None
+    zones: Amounts = {}
+    reserved: CpuSet = EMPTY
+    kubelet_reserved: CpuSet = EMPTY
+    policies: NodePolicies = NodePolicies()
+    profile: Profile = PROFILES["koordinator"]
+    cpu_ratio: float = 1.0
+    cpu_milli: int | None = None
+    max_ref: int = 1
+    kubelet_static: bool = False
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.cpu_ratio <= MOST_AMPLIFICATION:
+            raise ValueError(f"cpu_ratio: {self.cpu_ratio} is not an amplification ratio")
+        if self.max_ref < 1:
+            raise ValueError(f"max_ref: {self.max_ref} pods cannot share a CPU")
+
+    @property
+    def kept(self) -> CpuSet:
+        """CPUs that no pod may own under the profile."""
+        if self.profile.owners_on_reserved:
+            return self.reserved - self.kubelet_reserved
+        return self.reserved | self.kubelet_reserved
+
+    def amplified(self, cpu_milli: int) -> int:
+        """An amount of bound CPU as it is paid for (rounded up, as Koordinator does)."""
+        return cpu_milli if self.cpu_ratio <= 1 else math.ceil(cpu_milli * self.cpu_ratio)
+
+    def unamplified(self, cpu_milli: int) -> int:
+        """The most bound CPU that so much pays for."""
+        bound = cpu_milli if self.cpu_ratio <= 1 else int(cpu_milli / self.cpu_ratio) + 1
+        while self.amplified(bound) > cpu_milli:
+            bound -= 1
+        return bound
+
+    def totals(self) -> Amounts:
+        """What the NUMA nodes have to give: zones without kept CPUs, CPU amplified."""
+        totals = {node: dict(amounts) for node, amounts in self.zones.items()}
+        kept = self.kept.mask
+        for node, amounts in totals.items():
+            if "cpu" in amounts:
+                cpus = self.layout.of_nodes((node,)) if self.layout else 0
+                free = amounts["cpu"] - 1000 * (cpus & kept).bit_count()
+                amounts["cpu"] = self.amplified(max(0, free))
+        return totals
+
+
+class PodAllocation(msgspec.Struct, frozen=True):
+    """One pod's part. `amounts`: by NUMA node and resource, `cpu` in milli-CPU, the rest in units;
+    `cpu_milli`: what the whole pod requests, wherever it runs. `exclusive` counts with `cpus` only.
+    """
+
+    uid: str
+    title: str
+    cpus: CpuSet = EMPTY
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    amounts: dict[int, dict[str, int]] = {}
+    cpu_milli: int = 0
+
+    def annotations(self) -> dict[str, str]:
+        """The annotation that `pod_allocation` reads; none for a pod without CPUs and amounts."""
+        if not self.cpus and not self.amounts:
+            return {}
+        return {RESOURCE_STATUS: status_text(self.cpus, self.amounts)}
+
+
+def pod_allocation(
+    uid: str, title: str, annotations: Mapping[str, str], cpu_milli: int = 0
+) -> PodAllocation:
+    """The claim that a pod's annotations make. Raises AnnotationError for a resource-status that
+    can't be read. Whatever else a pod with CPUs of its own writes that can't be, it has its CPUs
+    all the same: then without amounts, or without an exclusive policy."""
+    status = resource_status(annotations)
+    cpus = status.cpus()
+    try:
+        amounts = status.amounts()
+    except AnnotationError:
+        if not cpus:
+            raise
+        amounts = {}
+    return PodAllocation(uid, title, cpus, _exclusive(annotations, cpus), amounts, cpu_milli)
+
+
+def _exclusive(annotations: Mapping[str, str], cpus: CpuSet) -> ExclusivePolicy:
+    if not cpus:
+        return ExclusivePolicy.NONE
+    try:
+        return resource_spec(annotations).exclusive
+    except AnnotationError:
+        return ExclusivePolicy.NONE
 
 
 class NodeAllocation:
-    """Two accounts of the same claims are equal. Not safe for threads: its ledger is."""
+    """The sum of allocations: two sums of the same allocations are equal. For one thread at a
+    time."""
 
     def __init__(self, facts: TopologyOptions) -> None:
         self._facts = facts

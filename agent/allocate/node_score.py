@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.node_allocation import NodeAllocation
-from agent.allocate.pod_allocation import PodAllocation
+from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.policies_in_force import PROFILES, Profile, in_force
 from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.score import spread, utilization_score, weights_that_count
-from agent.allocate.topology_options import TopologyOptions
 from agent.model.policies import NODE_STRATEGIES, NUMA_STRATEGIES, NumaPolicy, Strategy
 from agent.model.schedulerargs import Measure, Rules, SchedulerArgs
 

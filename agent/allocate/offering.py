@@ -1,42 +1,93 @@
-"""An offer of CPUs and NUMA nodes of one node to a pod: the checks first, then CPUs, then NUMA
-nodes.
+"""An offer of CPUs and NUMA nodes of one node to a pod, or the reasons why there is none.
 
-Checks come in Koordinator's order (pkg/scheduler/plugins/nodenumaresource/plugin.go, PreFilter and
-Filter): policies, whole CPUs, amplified CPU, SMT alignment. Without a NUMA policy an owner's CPUs
-are taken from the whole machine. With one, hints name the NUMA nodes that could hold CPU, memory
-and other resources, their merge chooses the nodes, and the amounts are split over these. Nothing is
-offered that could not be committed at once."""
+Checks come first, in Koordinator's order (pkg/scheduler/plugins/nodenumaresource/plugin.go,
+PreFilter and Filter): policies, whole CPUs, amplified CPU, SMT alignment. Without a NUMA policy the
+CPUs of a pod that binds them are taken from the whole machine. With one, hints name the NUMA nodes
+that CPU, memory and other resources could come from, their merge chooses the nodes, and the amounts
+are split over these. Only what could be committed at once is offered.
+
+The choice of NUMA nodes is that of Koordinator's topology manager
+(pkg/scheduler/frameworkext/topologymanager), with two differences: a request that could not be
+reserved is not admitted, not even under BestEffort, and a machine with one NUMA node keeps an
+account too. Another hint provider, such as the allocator of devices, takes part in the merge."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 import msgspec
 
-from agent.allocate import alignment, burst
-from agent.allocate.alignment import Companion
-from agent.allocate.node_allocation import NodeAllocation
-from agent.allocate.offer import Declined, Offer, Price, Why
-from agent.allocate.pod_allocation import PodAllocation
-from agent.allocate.policies_in_force import InForce, in_force
+from agent.allocate.bits import ids
+from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
+from agent.allocate.numa import koordinator_merge
+from agent.allocate.numa.hint import MergeCause, Merged, Provider, TopologyHint, resource_hints
+from agent.allocate.packing import AllocationStep
+from agent.allocate.policies_in_force import InForce, PolicyInForce, in_force
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.topology_options import TopologyOptions
-from agent.allocate.trials import Allotment, Trials
+from agent.allocate.trials import Allotment, Price, Trials, burst_amounts, burst_nodes, shared_pools
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
+from agent.model.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
+
+
+class NumaCandidate(msgspec.Struct, frozen=True):
+    """NUMA nodes that were tried: their score (0-100, by the strategy), or what they lack."""
+
+    nodes: tuple[int, ...]
+    score: int | None = None
+    rejection: Rejection | None = None
+
+
+class Why(msgspec.Struct, frozen=True):
+    """`policies`: those in force, with their sources. `candidates`: in the order tried. `merged`:
+    what the hints of all resources together chose. `steps`: those of the accumulator that gave
+    CPUs, in one tuple for each NUMA node where each gave its own."""
+
+    policies: tuple[PolicyInForce, ...] = ()
+    candidates: tuple[NumaCandidate, ...] = ()
+    merged: Merged | None = None
+    steps: tuple[AllocationStep, ...] = ()
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """`claim`: what to commit and to write; without CPUs and amounts the pod runs where it may."""
+
+    claim: PodAllocation
+    price: Price
+    why: Why
+
+
+class Declined(msgspec.Struct, frozen=True):
+    """At least one rejection."""
+
+    uid: str
+    title: str
+    rejections: tuple[Rejection, ...]
+    why: Why
+
+
+class HintProvider(Protocol):
+    """A hint provider for resources that the NUMA nodes do not count."""
+
+    def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
+        """The sets of NUMA nodes that it could come from; `narrowest`: the sets of the fewest
+        nodes, which are the preferred ones."""
+
+    def fits(self, mask: int | None) -> bool:
+        """Whether it can be had of the NUMA nodes that were chosen; None: of any."""
 
 
 def offer(
     facts: TopologyOptions,
     account: NodeAllocation,
     ask: ResourceRequest,
-    companion: Companion | None = None,
+    provider: HintProvider | None = None,
     trying: Callable[[TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials] = Trials,
 ) -> Offer | Declined:
-    """The place for a pod that holds nothing on the node yet. `companion` takes part where a NUMA
-    policy is in force. `trying`: how NUMA nodes are tried."""
-    if not ask.requests and not ask.burst_milli and companion is None:
+    """An offer for a pod that holds nothing on the node. `provider` takes part under a NUMA policy;
+    `trying`: how NUMA nodes are tried."""
+    if not ask.requests and not ask.burst_milli and provider is None:
         return Offer(PodAllocation(ask.uid, ask.title), Price(0, 0, 0), Why())
     policies = in_force(facts.policies, facts.profile, ask)
     if isinstance(policies, Rejection):
@@ -51,7 +102,7 @@ def offer(
         if isinstance(found, Rejection):
             return Declined(ask.uid, ask.title, (found,), why)
     else:
-        aligned = alignment.align(account, held, policies, trials, companion)
+        aligned = _align(account, held, policies, trials, provider)
         why = Why(policies.chosen, aligned.candidates, aligned.merged)
         if isinstance(aligned.found, tuple):
             return Declined(ask.uid, ask.title, aligned.found, why)
@@ -68,8 +119,12 @@ def offer(
     return Offer(claim, trials.price(found), why)
 
 
-def gone(facts: TopologyOptions, account: NodeAllocation, claim: PodAllocation) -> str:
-    """What an allocation needs and the node does not have any more; empty if it has all."""
+def gone(
+    facts: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, claim: PodAllocation
+) -> str:
+    """What an offered allocation needs and the node does not have any more; empty if it has all."""
+    if outgrown := _outgrown(facts, account, ask, claim):
+        return outgrown
     if missing := claim.cpus - CpuSet.from_int(account.free_cpus()):
         return f"CPUs {missing} are not free any more"
     if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
@@ -87,6 +142,21 @@ def gone(facts: TopologyOptions, account: NodeAllocation, claim: PodAllocation) 
             if amount > left:
                 return f"NUMA node {node} has {left} of {amount} {name} left"
     return ""
+
+
+def _outgrown(
+    facts: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, claim: PodAllocation
+) -> str:
+    """What the shared pools have left if they do not fit the limit of a pod that bursts."""
+    limit = ask.burst_milli
+    if not limit or claim.cpus or not claim.amounts:
+        return ""
+    pools = shared_pools(facts, account)
+    pool = sum(pools.get(node, 0) for node in claim.amounts)
+    if pool >= limit:
+        return ""
+    nodes = ", ".join(map(str, sorted(claim.amounts)))
+    return f"the pools of NUMA nodes {nodes} have {pool} of {limit} milli-CPU left"
 
 
 def _unfit(
@@ -126,8 +196,120 @@ def _unaligned(ask: ResourceRequest, policies: InForce, trials: Trials) -> Allot
     if trials.numa_knows("cpu"):
         left = {node: trials.available.get(node, {}).get("cpu", 0) for node in trials.pools}
     request = ask.requests["cpu"]
-    nodes = burst.nodes(ask.burst_milli, request, trials.pools, left, policies.strategy)
+    nodes = burst_nodes(ask.burst_milli, request, trials.pools, left, policies.strategy)
     if isinstance(nodes, Rejection):
         return nodes
-    shares = burst.amounts(request, nodes, left)
+    shares = burst_amounts(request, nodes, left)
     return Allotment(0, {node: {"cpu": share} for node, share in shares.items()})
+
+
+class _Aligned(msgspec.Struct, frozen=True):
+    """`found`: the allotment, or why there is none; `candidates` as they were tried."""
+
+    found: Allotment | tuple[Rejection, ...]
+    candidates: tuple[NumaCandidate, ...] = ()
+    merged: Merged | None = None
+
+
+def _align(
+    account: NodeAllocation,
+    ask: ResourceRequest,
+    policies: InForce,
+    trials: Trials,
+    provider: HintProvider | None = None,
+) -> _Aligned:
+    """For a pod under a NUMA policy: hints, their merge, and a trial of the merged NUMA nodes."""
+    wanted = {name: amount for name, amount in ask.requests.items() if trials.numa_knows(name)}
+    if not trials.totals:
+        return _Aligned((Rejection(Reason.NO_NUMA_RESOURCES),))
+    if "cpu" not in wanted and (policies.bind or ask.burst_milli):
+        return _Aligned((Rejection(Reason.NO_NUMA_RESOURCES, "cpu", ask.requests["cpu"]),))
+    if not wanted and provider is None:
+        return _Aligned(Allotment(0, {}))
+    tried: dict[int, Rejection | None] = {}
+    scores: dict[int, int] = {}
+
+    def fits(mask: int) -> bool:
+        lacking = tried[mask] = trials.lacks(ids(mask))
+        return lacking is None
+
+    def score(mask: int) -> int:
+        scores[mask] = trials.score(mask)
+        return scores[mask]
+
+    def merge(
+        others: Provider | None, widest: int | None = None, *, narrowest: bool = False
+    ) -> Merged:
+        hints = resource_hints(
+            wanted,
+            trials.available,
+            trials.totals,
+            policies.numa,
+            score,
+            fits,
+            narrowest=narrowest,
+            widest=widest,
+        )
+        return koordinator_merge.merge(
+            [hints] if others is None else [hints, others],
+            trials.totals,
+            policies.numa,
+            policies.numa_exclusive,
+            account.numa_status(),
+        )
+
+    if provider is None:
+        merged = merge(None, narrowest=True)
+        if policies.numa_exclusive is NumaExclusive.REQUIRED and not merged.preferred:
+            # Others keep it out of all narrow sets.
+            merged = merge(None)
+    else:
+        merged = _together(provider, trials, merge)
+    candidates = tuple(
+        NumaCandidate(ids(mask), scores.get(mask), rejection) for mask, rejection in tried.items()
+    )
+    if not merged.admit:
+        return _Aligned(_rejections(wanted, merged, trials), candidates, merged)
+    nodes = tuple(trials.totals) if merged.mask is None else ids(merged.mask)
+    found = trials.on_nodes(nodes)
+    if isinstance(found, Rejection):
+        return _Aligned((found,), candidates, merged)
+    if provider is not None and not provider.fits(merged.mask):
+        return _Aligned((Rejection(Reason.NUMA_COMPANION, nodes=nodes),), candidates, merged)
+    return _Aligned(found, candidates, merged)
+
+
+def _together(
+    provider: HintProvider, trials: Trials, merge: Callable[[Provider, int | None], Merged]
+) -> Merged:
+    """The provider prefers its narrowest sets. Where all providers prefer some of these, no wider
+    set can win, so wider sets are tried only where there are none. The provider's own wider sets
+    matter only where a result that is not preferred is admitted too."""
+    nodes = tuple(trials.totals)
+    narrow = provider.hints(nodes, narrowest=True)
+    sizes = [_size(hint) for hints in narrow.values() for hint in hints or ()]
+    if sizes:
+        merged = merge(narrow, max(sizes))
+        if merged.preferred:
+            return merged
+    admits_all = trials.policies.numa is NumaPolicy.BEST_EFFORT
+    return merge(provider.hints(nodes) if admits_all else narrow, None)
+
+
+def _size(hint: TopologyHint) -> int:
+    return 0 if hint.mask is None else hint.mask.bit_count()
+
+
+def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple[Rejection, ...]:
+    if MergeCause.RESOURCE_LACKING in merged.causes or MergeCause.NOT_ON_ONE_NODE in merged.causes:
+        together = MergeCause.RESOURCE_LACKING in merged.causes
+        reason = Reason.NUMA_UNSATISFIED if together else Reason.NUMA_UNALIGNED
+        return tuple(
+            Rejection(reason, name, wanted[name], trials.left(name, together=together))
+            if name in wanted
+            else Rejection(reason, name)
+            for pick in merged.lacking
+            if (name := pick.resource) is not None
+        )
+    nodes = ids(merged.combined or 0)
+    return (Rejection(Reason.NUMA_UNALIGNED, nodes=nodes, detail=", ".join(merged.causes)),)

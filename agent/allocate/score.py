@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from agent.model.policies import Strategy
 
 HIGHEST: Final = 100
 _ALWAYS: Final = ("cpu", "memory", "ephemeral-storage")
 
-Amounts = Mapping[str, int]
+Amounts: TypeAlias = Mapping[str, int]
+"""By resource."""
 
 
 def utilization_score(
@@ -65,3 +66,46 @@ def _balance(weights: Amounts, capacity: Amounts, used: Amounts) -> int:
             share = min(1.0, used.get(name, 0) / have)
             shares[share] = shares.get(share, 0) + weight
     return spread(shares)
+
+
+class MaskScores:
+    """How empty or full the nodes of a mask are with the request on them: the weighted mean over
+    resources that they have. Fuller is better for MostAllocated alone."""
+
+    def __init__(
+        self,
+        request: Amounts,
+        available: Mapping[int, Amounts],
+        total: Mapping[int, Amounts],
+        strategy: Strategy,
+        weights: Amounts,
+    ) -> None:
+        self._most = strategy is Strategy.MOST_ALLOCATED
+        self._parts = [
+            (
+                weight,
+                request.get(name, 0),
+                {
+                    1 << node: (amounts[name], amounts[name] - available.get(node, {}).get(name, 0))
+                    for node, amounts in total.items()
+                    if name in amounts
+                },
+            )
+            for name, weight in weights_that_count(weights, request).items()
+        ]
+
+    def of(self, mask: int) -> int:
+        found = total = 0
+        for weight, used, by_node in self._parts:
+            capacity = 0
+            left = mask
+            while left:
+                low = left & -left
+                left ^= low
+                if (part := by_node.get(low)) is not None:
+                    capacity += part[0]
+                    used += part[1]
+            if capacity > 0:
+                total += weight
+                found += weight * points(self._most, capacity, used)
+        return found // total if total else 0

@@ -1,4 +1,14 @@
-"""What a pod would get of given NUMA nodes: its amounts split over them, and its CPUs in them."""
+"""A trial allocation of a pod on given NUMA nodes: its amounts split over them, and its CPUs.
+
+An amount is split evenly (`split_evenly`) or fills one NUMA node after the other (`split_packed`);
+both go through the nodes in the order of what the nodes have left. Koordinator's function
+(pkg/scheduler/plugins/nodenumaresource/resource_manager.go, tryBestToDistributeEvenly) compares
+what is left by position instead, so its order is wrong unless the mask is NUMA nodes 0 to k - 1.
+
+A pod with ConstrainedBurst shares CPUs on the fewest NUMA nodes whose pools fit its limit: one,
+else the largest pools together. It can burst to its limit without leaving them (fine-grained CPU
+orchestration proposal).
+"""
 
 from __future__ import annotations
 
@@ -9,17 +19,15 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate import accumulator, burst, split
+from agent.allocate import accumulator
 from agent.allocate.accumulator import Shortage
-from agent.allocate.node_allocation import NodeAllocation
-from agent.allocate.numa.resource_hints import MaskScores
-from agent.allocate.offer import Price
+from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions
 from agent.allocate.packing import AllocationStep, CpuRequest
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.topology_options import Amounts, TopologyOptions
-from agent.model.policies import BindPolicy
+from agent.allocate.score import MaskScores
+from agent.model.policies import BindPolicy, Strategy
 
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 _WEIGHTS: Final = {"cpu": 1, "memory": 1}
@@ -34,8 +42,18 @@ class Allotment(msgspec.Struct, frozen=True):
     steps: tuple[AllocationStep, ...] = ()
 
 
+class Price(msgspec.Struct, frozen=True):
+    """`score`: 0-100, by the strategy over CPU and memory of the NUMA nodes that the pod would use,
+    the whole node where it is not held to some. `numa_nodes`: how many it would use. `split_cores`:
+    free whole cores that it would leave partly taken."""
+
+    score: int
+    numa_nodes: int
+    split_cores: int
+
+
 class Trials:
-    """Trials for one pod on one node as it stands."""
+    """Of one pod on one node in its current state."""
 
     def __init__(
         self,
@@ -58,8 +76,8 @@ class Trials:
 
     @cached_property
     def pools(self) -> dict[int, int]:
-        """See `burst`."""
-        return burst.pools(self._facts, self._account)
+        """By NUMA node, the milli-CPU of its shared pool."""
+        return shared_pools(self._facts, self._account)
 
     def anywhere(self) -> Allotment | Rejection:
         """CPUs from the whole machine, for a pod that no NUMA policy concerns."""
@@ -131,7 +149,7 @@ class Trials:
 
     def split(self, name: str, asked: int, room: dict[int, int]) -> dict[int, int]:
         """An amount over NUMA nodes that have so much left."""
-        way = split.packed if self._facts.profile.packed else split.evenly
+        way = split_packed if self._facts.profile.packed else split_evenly
         return way(asked, room, self.unit(name))
 
     def _have_enough(self, nodes: Collection[int]) -> bool:
@@ -192,7 +210,7 @@ class Trials:
                 pool = sum(self.pools.get(node, 0) for node in chosen)
                 if pool < limit:
                     return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
-                shares = burst.amounts(asked, chosen, room)
+                shares = burst_amounts(asked, chosen, room)
             else:
                 shares = self.split(name, asked, room)
             if (given := sum(shares.values())) < asked:
@@ -285,3 +303,88 @@ def _rejection(shortage: Shortage) -> Rejection:
     unmet = shortage.reason is Reason.BIND_POLICY_UNMET
     have = shortage.fitting if unmet else shortage.free
     return Rejection(shortage.reason, "cpu", 1000 * shortage.asked, 1000 * have, nodes)
+
+
+def shared_pools(facts: TopologyOptions, account: NodeAllocation) -> dict[int, int]:
+    """By NUMA node, the milli-CPU of the CPUs without an owner; CPUs that the kubelet reserves are
+    in the pool, as they are on the node (fine-grained CPU orchestration proposal, Basic CPU
+    orchestration principles)."""
+    if facts.layout is None:
+        return {}
+    kept = facts.reserved - facts.kubelet_reserved
+    shared = ~(account.holdings.full(1) | kept.mask)
+    return {area.id: 1000 * (area.cpus & shared).bit_count() for area in facts.layout.nodes}
+
+
+def burst_nodes(
+    limit_milli: int,
+    request_milli: int,
+    pools: Mapping[int, int],
+    available: Mapping[int, int],
+    strategy: Strategy,
+) -> tuple[int, ...] | Rejection:
+    """The NUMA nodes to hold the pod to. `available`: milli-CPU not promised to anyone; nodes that
+    have none left hold no further pod.
+
+    Among single nodes MostAllocated takes the smallest pool that fits, every other strategy the one
+    with most CPU not promised; ties go to the lower id.
+    """
+    pools = {node: pool for node, pool in pools.items() if available.get(node, 0) > 0}
+    fitting = [
+        node
+        for node, pool in pools.items()
+        if pool >= limit_milli and available[node] >= request_milli
+    ]
+    if fitting:
+        if strategy is Strategy.MOST_ALLOCATED:
+            return (min(fitting, key=lambda node: (pools[node], available[node], node)),)
+        return (min(fitting, key=lambda node: (-available[node], node)),)
+    chosen: list[int] = []
+    for node in sorted(pools, key=lambda node: (-pools[node], node)):
+        chosen.append(node)
+        fits = sum(pools[each] for each in chosen) >= limit_milli
+        if fits and sum(available[each] for each in chosen) >= request_milli:
+            return tuple(sorted(chosen))
+    whole = sum(pools.values())
+    if whole < limit_milli:
+        return Rejection(Reason.NO_POOL_FITS, "cpu", limit_milli, whole)
+    left = sum(available[node] for node in pools)
+    return Rejection(Reason.NUMA_INSUFFICIENT, "cpu", request_milli, left, tuple(pools))
+
+
+def burst_amounts(
+    request_milli: int, chosen: tuple[int, ...], available: Mapping[int, int]
+) -> dict[int, int]:
+    """The request over the chosen nodes, which have CPU left; each gets something, for that is what
+    holds the pod to it."""
+    shares = split_evenly(request_milli, {node: available[node] for node in chosen})
+    return {node: max(1, shares.get(node, 0)) for node in chosen}
+
+
+def split_evenly(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
+    """As equal as availability and whole `unit`s permit; a remainder goes to the nodes that have
+    most. Nodes that get nothing are left out; a sum below `asked` is a shortage.
+
+    Koordinator's rule (tryBestToDistributeEvenly): the poorest node first, each at most its share
+    of what is left."""
+    shares: dict[int, int] = {}
+    missing = asked // unit
+    ordered = sorted(available, key=lambda node: (available[node], node))
+    for index, node in enumerate(ordered):
+        share = min(available[node] // unit, missing // (len(ordered) - index))
+        if share > 0:
+            shares[node] = share * unit
+            missing -= share
+    return shares
+
+
+def split_packed(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
+    """The richest node first, each all that it has: as few nodes as hold the amount."""
+    shares: dict[int, int] = {}
+    missing = asked // unit
+    for node in sorted(available, key=lambda node: (-available[node], node)):
+        share = min(available[node] // unit, missing)
+        if share > 0:
+            shares[node] = share * unit
+            missing -= share
+    return shares

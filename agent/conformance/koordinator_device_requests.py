@@ -15,7 +15,7 @@ from agent.allocate.devices.request import (
     filled,
     hinted,
 )
-from agent.allocate.pod_total import InitRequests, pod_total
+from agent.allocate.resource_request import InitRequests, pod_total
 from agent.conformance.devices import (
     CORE_OF_SEVERAL,
     HEALTHY_ALONE,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agent.allocate.numa.koordinator_merge import NodeStatus, merge
+from agent.allocate.numa.hint import NodeStatus
+from agent.allocate.numa.koordinator_merge import merge
 from agent.conformance.files import CaseVerdict, Difference
 from agent.conformance.numa_hints import ids, providers
 from agent.model.policies import NumaExclusive, NumaPolicy

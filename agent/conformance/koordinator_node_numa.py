@@ -11,15 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate import node_score, offering
-from agent.allocate.ledger import Ledger
-from agent.allocate.node_allocation import NodeAllocation
+from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
 from agent.allocate.node_allocator.answer import spec_text
 from agent.allocate.node_score import ScoreInput, WholeNode
-from agent.allocate.offer import Declined
+from agent.allocate.offering import Declined
 from agent.allocate.policies_in_force import InForce, in_force
 from agent.allocate.reasons import UNRESOLVABLE, Rejection
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.topology_options import TopologyOptions
 from agent.allocate.trials import Trials
 from agent.conformance.files import CaseVerdict
 from agent.conformance.node_numa_account import RecordedAccount, TheirTrials
@@ -89,9 +87,8 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
 
 
 def _account(asked: NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
-    if not any(quirk.recorded_only for quirk in quirks):
-        return Ledger(asked.facts, asked.claims).account
-    account = RecordedAccount(asked.facts)
+    recorded_only = any(quirk.recorded_only for quirk in quirks)
+    account = (RecordedAccount if recorded_only else NodeAllocation)(asked.facts)
     for claim in asked.claims:
         account.add(claim)
     return account

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from agent.allocate.node_allocation import NodeAllocation
+from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.topology_options import Amounts, TopologyOptions
 from agent.allocate.trials import Trials
 from agent.model.policies import BindPolicy
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.pod_allocation import PodAllocation, pod_allocation
+from agent.allocate.node_allocation import PodAllocation, TopologyOptions, pod_allocation
+from agent.allocate.node_allocator.properties import topology_options
 from agent.allocate.policies_in_force import PROFILES
 from agent.allocate.resource_request import ResourceRequest, resource_request
-from agent.allocate.topology_options import TopologyOptions, topology_options
 from agent.conformance import machines
 from agent.model import nodetopology
 from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS

@@ -11,10 +11,9 @@ from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.allocate.nrt.score import score
-from agent.allocate.numa.scope import TopologyManagerScope
 from agent.conformance.files import CaseVerdict, Difference
 from agent.model import apiobjects, nodetopology
-from agent.model.policies import Strategy
+from agent.model.policies import Strategy, TopologyManagerScope
 
 SIDECARS: Final = Difference(
     "sidecars-stay",

@@ -83,6 +83,13 @@ class NumaExclusive(enum.StrEnum):
     REQUIRED = "Required"
 
 
+class TopologyManagerScope(enum.StrEnum):
+    """The kubelet's `topologyManagerScope`."""
+
+    CONTAINER = "container"
+    POD = "pod"
+
+
 def kubelet_numa_policy(text: str) -> NumaPolicy | None:
     """A topology manager policy in any of its spellings: the kubelet's own (`single-numa-node`),
     NodeResourceTopology's seven (`SingleNUMANodePodLevel`) and Koordinator's; None if unknown.

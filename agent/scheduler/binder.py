@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from agent.allocate.ledger import StaleOfferError
+from agent.allocate.node_allocator.allocator import StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequestError
 from agent.scheduler.binding_api import BindingApi, BindOutcome, PodError, PodName

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.holding import AssignedPod
+from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import Change, ChangeKind

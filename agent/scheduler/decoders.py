@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.node_allocator.holding import AssignedPod, holding_of
+from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.model import (
     apiobjects,

@@ -16,10 +16,9 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.ledger import StaleOfferError
+from agent.allocate.node_allocator.allocator import StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
 from agent.allocate.node_allocator.pod_request import PodRequest
-from agent.allocate.node_allocator.together import together
 from agent.scheduler.cluster import ReserveError, SchedulerCache
 from agent.scheduler.equivalence_cache import Infeasible
 from agent.scheduler.pod_group import PodGroup
@@ -108,7 +107,7 @@ class GroupReservations:
         state = self._cluster.node(node)
         if state is None:
             return refused(Missing(f"node {node} is gone"))
-        found = together(state.place, parts(group, pod_request, group.size - len(members)))
+        found = state.place.offer_all(parts(group, pod_request, group.size - len(members)))
         if isinstance(found, Refused):
             return found
         held_parts = {each.uid: each for each in found}

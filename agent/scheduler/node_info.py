@@ -11,10 +11,14 @@ import msgspec
 from agent.allocate import node_score
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.pod_request import Needs
-from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
+from agent.allocate.node_allocator.properties import (
+    AllocatorRules,
+    NodeProperties,
+    node_properties,
+    topology_options,
+)
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.policies_in_force import PROFILES
-from agent.allocate.topology_options import topology_options
 from agent.model import node_annotations
 from agent.model.annotations import AnnotationError
 from agent.model.cpuset import CpuSet

@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from agent.allocate.node_allocator.holding import AssignedPod
+from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.nrt.pod import ZonedPod
 from agent.scheduler.pod_group import PodGroup
 

@@ -10,7 +10,6 @@ import msgspec
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Refused
 from agent.allocate.node_allocator.pod_request import PodRequest
-from agent.allocate.node_allocator.together import together
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfo
 from agent.scheduler.equivalence_cache import UNKNOWN_NODE, Feasibility, Feasible, Infeasible
@@ -63,7 +62,7 @@ class GroupRequirements(msgspec.Struct, frozen=True):
         return self.pod_request.shape, self.pods
 
     def check(self, place: NodeAllocator) -> Feasibility:
-        found = together(place, parts(_ANY, self.pod_request, self.pods))
+        found = place.offer_all(parts(_ANY, self.pod_request, self.pods))
         if isinstance(found, Refused):
             return Infeasible(
                 f"{_GROUP}: {found.text()}", found.unresolvable, f"{_GROUP}: {found.words()}"

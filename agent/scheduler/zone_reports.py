@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.node_allocation import TopologyOptions
 from agent.allocate.node_allocator.zones import assumed_of
 from agent.allocate.nrt.node import (
     DECLINING,
@@ -26,7 +27,6 @@ from agent.allocate.nrt.node import (
     zone_facts,
 )
 from agent.allocate.nrt.pod import ZonedPod, exclusive
-from agent.allocate.topology_options import TopologyOptions
 from agent.model import fingerprint
 from agent.model.nodetopology import NodeTopology
 from agent.model.policies import Strategy, kubelet_numa_policy

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from agent.allocate import layout
-from agent.allocate.pod_allocation import PodAllocation
+from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.topology_options import Amounts, TopologyOptions
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
 from agent.model.policies import ExclusivePolicy
@@ -48,6 +48,14 @@ def claim(
     """A pod that holds these CPUs and amounts."""
     own = CpuSet.parse(cpus)
     return PodAllocation(uid, f"ns/{uid}", own, exclusive, amounts or {}, 1000 * len(own))
+
+
+def allocated(node: TopologyOptions, held: Iterable[PodAllocation] = ()) -> NodeAllocation:
+    """The node with these pods on it."""
+    account = NodeAllocation(node)
+    for each in held:
+        account.add(each)
+    return account
 
 
 def _requests(cpu_milli: int, memory_gib: int) -> dict[str, int]:

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.allocate.node_allocation import NodeAllocation
-from agent.allocate.numa.koordinator_merge import NodeStatus
-from agent.allocate.pod_allocation import PodAllocation
+from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
+from agent.allocate.numa.hint import NodeStatus
 from agent.allocate.policies_in_force import PROFILES
-from agent.allocate.topology_options import TopologyOptions
 from agent.model.cpuset import CpuSet
 from tests.allocate.nodes import GIB, claim, facts
 

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.allocate import node_score
-from agent.allocate.node_allocation import NodeAllocation
+from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.node_score import ScoreInput, WholeNode, by_count, profile
-from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.topology_options import TopologyOptions
 from agent.model.policies import NODE_STRATEGIES, BindPolicy, NumaPolicy, Strategy
 from agent.model.schedulerargs import Rules, decode, defaults
 from tests.allocate.nodes import GIB, claim, facts, owner, sharer

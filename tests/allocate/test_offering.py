@@ -3,12 +3,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.allocate import layout
-from agent.allocate.ledger import Ledger
+from agent.allocate import layout, offering
+from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.numa.hint import MergeCause
-from agent.allocate.offer import Declined, Offer
+from agent.allocate.offering import Declined, Offer
 from agent.allocate.packing import AllocationStep
-from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import (
     PROFILES,
     NodePolicies,
@@ -18,13 +17,12 @@ from agent.allocate.policies_in_force import (
 )
 from agent.allocate.reasons import Reason
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.topology_options import TopologyOptions
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy, Strategy
 from agent.model.qos import QoS
 from agent.model.resource_spec import NumaSpec, ResourceSpec
-from tests.allocate.nodes import GIB, claim, facts, owner, sharer
+from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
 
 SPREAD = BindPolicy.SPREAD_BY_PCPUS
 FULL = BindPolicy.FULL_PCPUS
@@ -35,13 +33,13 @@ def numa(policy: NumaPolicy, **more: object) -> TopologyOptions:
 
 
 def offered(node: TopologyOptions, ask: ResourceRequest, *held: PodAllocation) -> Offer:
-    got = Ledger(node, held).offer(ask)
+    got = offering.offer(node, allocated(node, held), ask)
     assert isinstance(got, Offer), got
     return got
 
 
 def declined(node: TopologyOptions, ask: ResourceRequest, *held: PodAllocation) -> Declined:
-    got = Ledger(node, held).offer(ask)
+    got = offering.offer(node, allocated(node, held), ask)
     assert isinstance(got, Declined), got
     return got
 
@@ -243,7 +241,7 @@ def test_what_is_offered(node, ask, held, cpus, amounts) -> None:
     ],
 )
 def test_what_is_declined_says_what_is_lacking(node, ask, held, why) -> None:
-    got = Ledger(node, held).offer(ask)
+    got = offering.offer(node, allocated(node, held), ask)
     assert (reasons(got) if isinstance(got, Declined) else []) == why
 
 
@@ -425,7 +423,7 @@ def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolic
     ask = sharer(1000, spec=BURST, cpu_limit_milli=6000)
     assert offered(numa(policy), ask, claim("b", "8-11")).claim.amounts == {0: {"cpu": 1000}}
     crowded = [claim("b", "8-11"), claim("c", "0-3")]
-    got = Ledger(numa(policy), crowded).offer(ask)
+    got = offering.offer(numa(policy), allocated(numa(policy), crowded), ask)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert isinstance(got, Declined)
     else:
@@ -439,7 +437,7 @@ def test_a_bursting_pod_is_held_to_all_nodes_that_its_limit_needs_if_amounts_are
 ) -> None:
     node = numa(policy, profile=replace(PROFILES["koordinator"], packed=True))
     ask = sharer(1000, 4, spec=BURST, cpu_limit_milli=12_500)
-    got = Ledger(node).offer(ask)
+    got = offering.offer(node, allocated(node), ask)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert isinstance(got, Declined)
     else:
@@ -472,10 +470,10 @@ def test_a_bursting_pod_is_held_to_no_numa_node_whose_cpu_is_all_promised(
 
 
 def test_a_bursting_pod_is_held_where_numa_nodes_count_no_cpu() -> None:
-    ledger = Ledger(facts(zones={}), [claim("b", "0-3")])
-    got = ledger.offer(sharer(1000, spec=BURST, cpu_limit_milli=6000))
-    assert isinstance(got, Offer), got
-    assert ledger.commit(got).amounts == {1: {"cpu": 1000}}
+    node, ask = facts(zones={}), sharer(1000, spec=BURST, cpu_limit_milli=6000)
+    got = offered(node, ask, claim("b", "0-3"))
+    assert got.claim.amounts == {1: {"cpu": 1000}}
+    assert not offering.gone(node, allocated(node, [claim("b", "0-3")]), ask, got.claim)
 
 
 def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:

@@ -4,21 +4,19 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import layout
-from agent.allocate.ledger import Ledger
-from agent.allocate.node_allocation import NodeAllocation
-from agent.allocate.offer import Offer
+from agent.allocate import layout, offering
+from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
+from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import in_force
 from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.topology_options import TopologyOptions
 from agent.allocate.trials import Trials
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy
 from agent.model.resource_spec import ResourceSpec
 from agent.model.topology import Cpu
 from tests.allocate.nodes import owner
-from tests.allocate.test_ledger_sums import nodes, owners, sharers
+from tests.allocate.test_offering_sums import nodes, owners, sharers
 
 
 @given(nodes(), st.lists(owners | sharers, max_size=5), owners | sharers)
@@ -27,15 +25,15 @@ def test_what_is_said_to_do_is_found_and_what_lacks_is_not(
 ) -> None:
     """Whether NUMA nodes do is known without a search for CPUs, on machines whose cores differ in
     threads too."""
-    ledger = Ledger(node)
+    account = NodeAllocation(node)
     for number, ask in enumerate(before):
-        got = ledger.offer(msgspec.structs.replace(ask, uid=f"p{number}"))
+        got = offering.offer(node, account, msgspec.structs.replace(ask, uid=f"p{number}"))
         if isinstance(got, Offer):
-            ledger.commit(got)
+            account.add(got.claim)
     policies = in_force(node.policies, node.profile, last)
     if isinstance(policies, Rejection):
         return
-    trials = Trials(node, ledger.account, last, policies)
+    trials = Trials(node, account, last, policies)
     ids = sorted(node.zones)
     for some in ([*ids], *([each] for each in ids), ids[1:], ids[::2]):
         found = trials.on_nodes(some)

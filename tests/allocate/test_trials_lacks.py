@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import layout
-from agent.allocate.node_allocation import NodeAllocation
+from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
 from agent.allocate.policies_in_force import PROFILES, InForce, NodePolicies, in_force
 from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.topology_options import TopologyOptions
 from agent.allocate.trials import Trials
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from agent.allocate.pod_allocation import pod_allocation
+from agent.allocate.node_allocation import pod_allocation
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.device_allocation import allocated

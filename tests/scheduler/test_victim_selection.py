@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.holding import holding_of
+from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import ApiPod

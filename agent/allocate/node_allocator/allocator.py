@@ -1,42 +1,71 @@
-"""The account of a node for whole pod requests: CPUs, NUMA nodes and devices together. `offer`
-changes nothing; `commit` applies an offer, if it is still possible; `record` takes the content of a
-pod's annotations. The state is the sum of the holdings, so a restart rebuilds it from the pods'
-annotations in any order. For one thread at a time."""
+"""The node allocator: what is allocated on a node (CPUs, NUMA amounts and devices), and offers for
+further pods.
+
+`offer` changes nothing; `commit` applies an offer if that is still possible; `record` takes what a
+pod's annotations allocate to it as it is: two pods that hold the same CPU or device both count and
+are reported. The state is the sum of the assigned pods, so a restart rebuilds it from their
+annotations in any order.
+
+Pods without CPUs or devices of ours are placed by the node's report of its NUMA nodes (`zones`).
+For all others the policies, CPUs and NUMA nodes come from `offering`, and the devices take part in
+it as a second hint provider (`device_hints`)."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
-from agent.allocate import node_score
-from agent.allocate.devices.allocation import gone
+from agent.allocate import node_score, offering
+from agent.allocate.devices.allocation import Allocation, DeviceRequest, gone
 from agent.allocate.devices.inventory import NodeDevices
-from agent.allocate.ledger import Ledger, Overlap, StaleOfferError
+from agent.allocate.devices.request import DeviceRefusal, TypeRequest
+from agent.allocate.node_allocation import NodeAllocation, PodAllocation
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
-from agent.allocate.node_allocator.companion import DeviceCompanion, declined, offered
-from agent.allocate.node_allocator.holders import DeviceOverlap, device_overlaps, held_devices
-from agent.allocate.node_allocator.holding import AssignedPod
+from agent.allocate.node_allocator.assigned_pods import (
+    AssignedPod,
+    DeviceOverlap,
+    device_overlaps,
+    held_devices,
+)
+from agent.allocate.node_allocator.device_hints import DeviceHintProvider
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.node_allocator.zones import Zones
 from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
-from agent.allocate.offer import Declined, Offer
+from agent.allocate.offering import Declined, Offer
+from agent.allocate.reasons import Reason
+from agent.allocate.resource_request import ResourceRequest
+from agent.model.cpuset import CpuSet
+from agent.model.device_allocation import Holdings
+from agent.model.device_wishes import DeviceWishes
 from agent.model.devices import DeviceType
 
 
+class StaleOfferError(Exception):
+    """An offer that can't be committed any more; the message names what is gone."""
+
+
+class Overlap(msgspec.Struct, frozen=True):
+    """CPUs that more pods hold than may share one; `uids` ascending."""
+
+    cpus: CpuSet
+    uids: tuple[str, ...]
+
+
 class NodeAllocator:
-    """Holdings by pod uid on a node of these facts."""
+    """Assigned pods by uid on a node of these properties. For one thread at a time."""
 
     def __init__(self, facts: NodeProperties, holdings: Iterable[AssignedPod] = ()) -> None:
         self._facts = facts
         self._holdings: dict[str, AssignedPod] = {}
         self._requested: Counter[str] = Counter()
-        self._ledger = Ledger(facts.cpus) if facts.cpus else None
+        self._account = NodeAllocation(facts.cpus) if facts.cpus else None
         self._devices: NodeDevices | None = None
         self._zones = Zones(facts.zones)
         for holding in holdings:
@@ -73,12 +102,11 @@ class NodeAllocator:
     def without(self, uids: Collection[str]) -> NodeAllocator:
         """A copy in which these pods hold nothing."""
         other = copy.copy(self)
-        other._holdings = {uid: held for uid, held in self._holdings.items() if uid not in uids}
+        other._holdings = dict(self._holdings)
         other._requested = self._requested.copy()
+        other._account = self._account.copy() if self._account else None
         for uid in uids:
-            other._forget(self._holdings.get(uid))
-        if self._ledger is not None:
-            other._ledger = self._ledger.without(uids)
+            other._forget(uid)
         if any(self._kinds(uid) for uid in uids):
             other._devices = None
         other._zones = self._zones.without(uids)
@@ -101,71 +129,114 @@ class NodeAllocator:
             by_zones = self._zones.offer(pod_request, facts.rules)
             if isinstance(by_zones, Refused):
                 return by_zones
-        companion = None
+        devices = None
         if pod_request.devices is not None:
             if missing := self._unfit(pod_request):
                 return refused(missing)
-            devices = self._node_devices(beside=pod_request.uid)
+            node = self._node_devices(beside=pod_request.uid)
             strategy = facts.rules.strategy_of(pod_request.devices)
-            companion = DeviceCompanion(devices, pod_request.devices, strategy)
+            devices = DeviceHintProvider(node, pod_request.devices, strategy)
         offer: Offer | None = None
-        if self._ledger is not None:
-            got = self._ledger.offer(pod_request.ask, companion)
+        if facts.cpus is not None and self._account is not None:
+            got = offering.offer(facts.cpus, self._account, pod_request.ask, devices)
             if isinstance(got, Declined):
-                return declined(got, companion)
+                return _declined(got, devices)
             offer = got
-        return offered(pod_request, offer, companion, self._score(pod_request, offer))
+        return _granted(pod_request, offer, devices, self._score(pod_request, offer))
+
+    def offer_all(self, pod_requests: Sequence[PodRequest]) -> tuple[Granted, ...] | Refused:
+        """One offer for each request, all of which can be committed; the requests have different
+        uids and the same content.
+
+        Whole GPUs are first chosen for all pods as for one, so that the best links are between
+        them; each pod then gets its part of these. When that is impossible (a NUMA policy or a
+        partition table admits no set so large), each pod in turn gets its own best offer."""
+        outside = self._outside(pod_requests)
+        if outside:
+            trial = self.without(())
+            trial.record(AssignedPod(_OTHERS, _OTHERS, PodAllocation(_OTHERS, _OTHERS), outside))
+            found = trial._in_turn(pod_requests)
+            if not isinstance(found, Refused):
+                return found
+        return self.without(())._in_turn(pod_requests)
 
     def commit(self, granted: Granted) -> AssignedPod:
         """Raises StaleOfferError, and changes nothing, where something was given away since."""
         pod_request = granted.pod_request
-        if pod_request.zoned is not None and isinstance(found := self.offer(pod_request), Refused):
-            raise StaleOfferError(f"pod {pod_request.title}: {found.text()}")
-        if granted.allocation is not None and pod_request.devices is not None:
-            if self._facts.inventory is None:
-                raise StaleOfferError(
-                    f"pod {pod_request.title}: the node has no Device object any more"
-                )
-            devices = self._node_devices(beside=pod_request.uid)
-            if missing := gone(devices, pod_request.devices, granted.allocation):
-                raise StaleOfferError(f"pod {pod_request.title}: {missing}")
-        if granted.offer is not None:
-            claim = granted.offer.claim
-            if self._ledger is None and (claim.cpus or claim.amounts):
-                reason = "the node has no usable NodeResourceTopology any more"
-                raise StaleOfferError(f"pod {pod_request.title}: {reason}")
-            if self._ledger is not None:
-                if missing := self._ledger.outgrown(pod_request.ask, claim):
-                    raise StaleOfferError(f"pod {pod_request.title}: {missing}")
-                self._ledger.commit(granted.offer)
-        elif self._ledger is not None:
-            self._ledger.record(pod_request.nothing)
+        if missing := self._missing(granted):
+            raise StaleOfferError(f"pod {pod_request.title}: {missing}")
         holding = granted.holding()
-        self._put(holding)
+        self.record(holding)
         self._zones.place(granted, self._facts.cpus)
         return holding
 
     def record(self, holding: AssignedPod) -> None:
         """Takes a holding as it is, in place of an earlier one of the same pod."""
-        if self._ledger is not None:
-            self._ledger.record(holding.claim)
-        self._put(holding)
+        if holding.kinds or self._kinds(holding.uid):
+            self._devices = None
+        self._forget(holding.uid)
+        self._requested.update(holding.requests)
+        self._holdings[holding.uid] = holding
+        if self._account is not None:
+            self._account.add(holding.claim)
 
     def release(self, uid: str) -> AssignedPod | None:
         """Releases what a pod holds; None for an unknown pod."""
         if self._kinds(uid):
             self._devices = None
-        holding = self._holdings.pop(uid, None)
-        self._forget(holding)
         self._zones.leave(uid)
-        if holding is not None and self._ledger is not None:
-            self._ledger.release(uid)
-        return holding
+        return self._forget(uid)
 
     def overlaps(self) -> tuple[Overlap | DeviceOverlap, ...]:
         """What is held by more pods than may share it."""
-        of_cpus = self._ledger.overlaps() if self._ledger else ()
-        return (*of_cpus, *device_overlaps(self._facts.inventory, self._holdings.values()))
+        of_devices = device_overlaps(self._facts.inventory, self._holdings.values())
+        return (*self._cpu_overlaps(), *of_devices)
+
+    def _cpu_overlaps(self) -> tuple[Overlap, ...]:
+        """In one entry for each set of holders."""
+        excess = self._account.overcommitted() if self._account else 0
+        if not excess:
+            return ()
+        holders: dict[int, tuple[str, ...]] = {}
+        for uid in sorted(self._holdings):
+            for cpu in CpuSet.from_int(self._holdings[uid].claim.cpus.mask & excess):
+                holders[cpu] = (*holders.get(cpu, ()), uid)
+        shared: dict[tuple[str, ...], list[int]] = {}
+        for cpu, uids in sorted(holders.items()):
+            shared.setdefault(uids, []).append(cpu)
+        return tuple(Overlap(CpuSet(cpus), uids) for uids, cpus in shared.items())
+
+    def _missing(self, granted: Granted) -> str:
+        """What the offer needs and the node does not have any more; empty if it has all."""
+        pod_request = granted.pod_request
+        if pod_request.zoned is not None and isinstance(found := self.offer(pod_request), Refused):
+            return found.text()
+        if granted.allocation is not None and pod_request.devices is not None:
+            if self._facts.inventory is None:
+                return "the node has no Device object any more"
+            devices = self._node_devices(beside=pod_request.uid)
+            if missing := gone(devices, pod_request.devices, granted.allocation):
+                return missing
+        if granted.offer is None:
+            return ""
+        claim = granted.offer.claim
+        if self._account is None:
+            lost = claim.cpus or claim.amounts
+            return "the node has no usable NodeResourceTopology any more" if lost else ""
+        return self._gone(pod_request.ask, claim)
+
+    def _gone(self, ask: ResourceRequest, claim: PodAllocation) -> str:
+        cpus, account = self._facts.cpus, self._account
+        if cpus is None or account is None:
+            return ""
+        held = self._holdings.get(claim.uid)
+        if held is None:
+            return offering.gone(cpus, account, ask, claim)
+        account.remove(held.claim)
+        try:
+            return offering.gone(cpus, account, ask, claim)
+        finally:
+            account.add(held.claim)
 
     def _unfit(self, pod_request: PodRequest) -> Missing | None:
         facts = self._facts
@@ -193,28 +264,97 @@ class NodeAllocator:
             self._devices = held_devices(inventory, self._holdings, self._facts.imported)
         return self._devices
 
-    def _put(self, holding: AssignedPod) -> None:
-        if holding.kinds or self._kinds(holding.uid):
-            self._devices = None
-        self._forget(self._holdings.get(holding.uid))
-        self._requested.update(holding.requests)
-        self._holdings[holding.uid] = holding
-
-    def _forget(self, holding: AssignedPod | None) -> None:
+    def _forget(self, uid: str) -> AssignedPod | None:
+        holding = self._holdings.pop(uid, None)
         if holding is not None:
             self._requested.subtract(holding.requests)
+            if self._account is not None:
+                self._account.remove(holding.claim)
+        return holding
 
     def _score(self, pod_request: PodRequest, offer: Offer | None) -> int | None:
         """Of CPU, memory and NUMA nodes; None for a pod that asks for neither CPU nor memory."""
         if offer is None or not ("cpu" in pod_request.requests or "memory" in pod_request.requests):
             return None
         args, cpus = self._facts.rules.scoring, self._facts.cpus
-        if args is None or cpus is None or self._ledger is None:
+        if args is None or cpus is None or self._account is None:
             return offer.price.score
         whole = WholeNode(self._facts.allocatable, self._requested)
-        state = ScoreInput(cpus, self._ledger.account, whole)
+        state = ScoreInput(cpus, self._account, whole)
         return node_score.score(args, state, pod_request.ask, offer.claim)
 
     def _kinds(self, uid: str) -> frozenset[str]:
         held = self._holdings.get(uid)
         return frozenset() if held is None else held.kinds
+
+    def _in_turn(self, pod_requests: Sequence[PodRequest]) -> tuple[Granted, ...] | Refused:
+        granted = []
+        for pod_request in pod_requests:
+            found = self.offer(pod_request)
+            if isinstance(found, Refused):
+                return found
+            self.commit(found)
+            granted.append(found)
+        return tuple(granted)
+
+    def _outside(self, pod_requests: Sequence[PodRequest]) -> Holdings:
+        """The GPUs outside the best set for all pods; empty without such a set."""
+        inventory, request = self._facts.inventory, pod_requests[0].devices
+        cards = request.asks.get(DeviceType.GPU) if request is not None else None
+        if len(pod_requests) < 2 or inventory is None or cards is None or cards.shared:
+            return {}
+        found = self.offer(_as_one(pod_requests, cards))
+        if not isinstance(found, Granted) or found.allocation is None:
+            return {}
+        chosen = {each.minor for each in found.allocation.devices[_GPU]}
+        totals = inventory.fleets[_GPU].totals
+        return {(_GPU, minor): total for minor, total in totals.items() if minor not in chosen}
+
+
+def _as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodRequest:
+    """The cards of all as one pod's request, and nothing else."""
+    size, first = len(pod_requests), pod_requests[0]
+    total = {name: amount * size for name, amount in cards.total.items()}
+    asks = {_GPU: TypeRequest(total, cards.count * size, cards.per)}
+    hints = first.devices.wishes.hints if first.devices else {}
+    return msgspec.structs.replace(
+        first,
+        ask=msgspec.structs.replace(first.ask, owner=False, requests={}),
+        devices=DeviceRequest(asks, DeviceWishes(hints=hints)),
+    )
+
+
+_GPU: Final = DeviceType.GPU.value
+_OTHERS: Final = "cards outside"
+
+
+def _granted(
+    pod_request: PodRequest,
+    offer: Offer | None,
+    devices: DeviceHintProvider | None,
+    score: int | None,
+) -> Granted | Refused:
+    """The offers of both providers as one. `score`: of everything but devices, None when nothing
+    else is requested."""
+    scores = [] if score is None else [score]
+    order = (0, 0) if offer is None else (offer.price.split_cores, offer.price.numa_nodes)
+    if devices is None:
+        return Granted(pod_request, offer, score=sum(scores), order=order)
+    found = devices.found or devices.find(None)
+    if not isinstance(found, Allocation):
+        return refused(found)
+    scores.append(devices.score(found))
+    mean = sum(scores) // len(scores)
+    return Granted(pod_request, offer, found, mean, (*order, devices.opened(found)))
+
+
+def _declined(answer: Declined, devices: DeviceHintProvider | None) -> Refused:
+    """The devices report their own shortage, not the merge."""
+    if devices is None or not isinstance(devices.found, DeviceRefusal):
+        return refused(*answer.rejections)
+    others = [
+        each
+        for each in answer.rejections
+        if each.reason is not Reason.NUMA_COMPANION and each.resource not in devices.kinds
+    ]
+    return refused(devices.found, *others)

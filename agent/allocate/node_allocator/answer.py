@@ -9,10 +9,10 @@ import msgspec
 
 from agent.allocate.devices.allocation import Allocation, device_allocated
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
-from agent.allocate.node_allocator.holding import AssignedPod
+from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.filter import Misfit
-from agent.allocate.offer import Offer
+from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import PolicySource
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
 from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC

@@ -7,16 +7,17 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate import pod_total
 from agent.allocate.devices.allocation import DeviceRequest, device_request
 from agent.allocate.devices.request import RequestError, names
 from agent.allocate.kubelet.static_policy import unserved
+from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.nrt.pod import ZonedPod, foreign, zoned_pod
-from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.resource_request import (
     PRIORITY_CLASS_LABEL,
     FollowedPolicies,
     ResourceRequest,
+    pod_cpu_limit_milli,
+    pod_requests,
     resource_request,
 )
 from agent.model.annotations import (
@@ -105,7 +106,7 @@ _CLASSES: Final = frozenset(QoS)
 
 def _pod_request(pod: ApiPod) -> PodRequest:
     notes, labels = pod.annotations, pod.labels
-    requests = pod_total.requests(pod)
+    requests = pod_requests(pod)
     devices = device_request(requests, notes)
     of_devices = names(requests)
     qos = qos_of(labels, pod.kube_class)
@@ -117,7 +118,7 @@ def _pod_request(pod: ApiPod) -> PodRequest:
         {name: amount for name, amount in requests.items() if name not in of_devices},
         priority=pod.priority,
         priority_class=labels.get(PRIORITY_CLASS_LABEL, ""),
-        cpu_limit_milli=pod_total.cpu_limit_milli(pod),
+        cpu_limit_milli=pod_cpu_limit_milli(pod),
     )
     ours = labels.get(QOS_LABEL) in _CLASSES or any(notes.get(key) for key in _SPECS)
     isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""

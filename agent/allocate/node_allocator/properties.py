@@ -1,12 +1,21 @@
-"""The static properties of a node: CPUs, NUMA nodes, devices, and the reports of its agent."""
+"""The properties of a node that no pod changes: CPUs, NUMA nodes, policies and devices, read from
+its Node, NodeResourceTopology and Device.
+
+CPUs and the kubelet's policies are those of the NodeResourceTopology; labels and amplification
+those of the Node (Koordinator: pkg/scheduler/plugins/nodenumaresource, NewTopologyOptions in
+topology_options.go and amplifyNUMANodeResources in util.go). Where an annotation about which CPUs
+may be owned can't be read, no CPU is bound: the owner of each CPU is unknown."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Final
 
 import msgspec
 
+from agent.allocate import layout as layouts
 from agent.allocate.device_holders.holdings import existing, functions_taken, taken
 from agent.allocate.device_holders.names import keys
 from agent.allocate.devices import partitions
@@ -14,18 +23,29 @@ from agent.allocate.devices.allocation import DeviceRequest
 from agent.allocate.devices.inventory import Inventory, inventory
 from agent.allocate.devices.links import LinkTable, links_of
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
+from agent.allocate.layout import Layout
+from agent.allocate.node_allocation import Amounts, TopologyOptions
+from agent.allocate.node_allocator.assigned_pods import Imported
 from agent.allocate.nrt.node import ZoneReport
-from agent.allocate.topology_options import TopologyOptions
-from agent.model import holding, interconnect
+from agent.allocate.policies_in_force import PROFILES, Profile, node_policies
+from agent.model import holding, interconnect, node_annotations
 from agent.model.annotations import GPU_ISOLATION_PROVIDER, AnnotationError
-from agent.model.device_allocation import Holdings, VirtualFunctions
+from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
 from agent.model.devices import DeviceType
 from agent.model.holding import DeviceHolding as Held
 from agent.model.interconnect import GPU_LINKS
+from agent.model.node_annotations import (
+    CpuManager,
+    amplification_ratios,
+    node_reservation,
+    system_qos,
+)
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
+from agent.model.nodetopology import NodeTopology
 from agent.model.policies import GpuObjective, NumaPolicy, Strategy
 from agent.model.schedulerargs import SchedulerArgs, ZoneScoring
+from agent.model.topology import Cpu
 
 
 class AllocatorRules(msgspec.Struct, frozen=True):
@@ -46,13 +66,6 @@ class AllocatorRules(msgspec.Struct, frozen=True):
         """The order of devices for a pod."""
         cards = request.asks.get(DeviceType.GPU)
         return self.shares if cards is not None and cards.shared else self.strategy
-
-
-class Imported(msgspec.Struct, frozen=True):
-    """Devices that one pod holds though no scheduler gave it them."""
-
-    devices: Holdings
-    functions: VirtualFunctions
 
 
 class NodeProperties(msgspec.Struct, frozen=True):
@@ -173,4 +186,93 @@ def _imported(device: DeviceObject, faults: list[str]) -> dict[str, Imported]:
     return {
         uid: Imported(taken(held, device.devices), functions_taken(held, device.devices))
         for uid, held in by_pod.items()
+    }
+
+
+_NO_CLAIMS: Final[Mapping[str, CpuSet]] = {}
+
+
+def topology_options(
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    topology: NodeTopology,
+    cpu_milli: int | None = None,
+    profile: Profile = PROFILES["koordinator"],
+    claims: Mapping[str, CpuSet] = _NO_CLAIMS,
+) -> tuple[TopologyOptions, tuple[str, ...]]:
+    """The options, and a complaint for every value that can't be read. `labels` and `annotations`
+    are the Node's, `cpu_milli` its allocatable CPU (already amplified), None if unknown. `claims`:
+    the CPUs that pods hold by their annotations, by uid: where the kubelet gave a pod those, they
+    are counted as the pod's and not a second time as the kubelet's; where it gave it others, both
+    are taken."""
+    faults: list[str] = []
+    cpus = _NO_CPUS
+    try:
+        cpus = _cpus(topology, claims)
+    except AnnotationError as error:
+        faults.append(str(error))
+    ratios: Mapping[str, float] = {}
+    try:
+        ratios = amplification_ratios(annotations)
+    except AnnotationError as error:
+        faults.append(str(error))
+    policies, complaints = node_policies(labels, topology.policy, cpus.manager.static_options())
+    facts = TopologyOptions(
+        layout=cpus.layout,
+        zones=_zones(topology, ratios),
+        reserved=cpus.reserved,
+        kubelet_reserved=cpus.kubelet_reserved,
+        policies=policies,
+        profile=profile,
+        cpu_ratio=ratios.get("cpu", 1.0),
+        cpu_milli=cpu_milli,
+        kubelet_static=cpus.manager.static_options() is not None,
+    )
+    return facts, (*faults, *complaints)
+
+
+class _Cpus(msgspec.Struct, frozen=True):
+    layout: Layout | None = None
+    reserved: CpuSet = EMPTY
+    kubelet_reserved: CpuSet = EMPTY
+    manager: CpuManager = CpuManager()
+
+
+_NO_CPUS: Final = _Cpus()
+
+
+def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
+    notes = topology.annotations
+    manager = node_annotations.cpu_manager(notes)
+    system = system_qos(notes)
+    allocated = node_annotations.kubelet_allocated(notes)
+    given = union(cpus - claims.get(uid, EMPTY) for uid, cpus in allocated.items())
+    reserved = given | node_reservation(notes).cpus()
+    if system.cpuset_exclusive:
+        reserved |= system.cpus()
+    kubelets = manager.reserved()
+    return _Cpus(
+        _layout(node_annotations.reported_cpus(topology)),
+        reserved | kubelets,
+        kubelets - reserved,
+        manager,
+    )
+
+
+@lru_cache(maxsize=256)
+def _layout(cpus: tuple[Cpu, ...]) -> Layout | None:
+    """Nodes of one model share theirs."""
+    return layouts.of(cpus) if cpus else None
+
+
+def _zones(topology: NodeTopology, ratios: Mapping[str, float]) -> Amounts:
+    """CPU is amplified by the facts, which take reserved CPUs off first."""
+    return {
+        zone.node: {
+            name: math.ceil(amounts.allocatable * ratios[name])
+            if name in ratios and name != "cpu"
+            else amounts.allocatable
+            for name, amounts in zone.resources.items()
+        }
+        for zone in topology.zones
     }

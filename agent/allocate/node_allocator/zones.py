@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
 
+from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
@@ -15,8 +16,6 @@ from agent.allocate.nrt.filter import Misfit
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, without
 from agent.allocate.nrt.score import score
-from agent.allocate.pod_allocation import PodAllocation
-from agent.allocate.topology_options import TopologyOptions
 
 
 class Zones:

@@ -11,9 +11,8 @@ import msgspec
 
 from agent.allocate.nrt.node import ZonedNode
 from agent.allocate.nrt.pod import PartKind, PodPart, ZonedPod
-from agent.allocate.numa.scope import TopologyManagerScope
 from agent.model import quantities
-from agent.model.policies import NumaPolicy
+from agent.model.policies import NumaPolicy, TopologyManagerScope
 
 _Available: TypeAlias = Mapping[str, Mapping[int, int]]
 

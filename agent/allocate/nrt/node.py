@@ -13,10 +13,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.numa.scope import TopologyManagerScope
 from agent.model import fingerprint
 from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology
-from agent.model.policies import NumaPolicy, kubelet_numa_policy
+from agent.model.policies import NumaPolicy, TopologyManagerScope, kubelet_numa_policy
 
 MAX_NUMA_NODES: Final = 8
 """The number of NUMA nodes that the kubelet's topology manager supports by default."""

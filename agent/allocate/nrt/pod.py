@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.pod_total import InitRequests, pod_total
+from agent.allocate.resource_request import InitRequests, pod_total
 from agent.model.apiobjects import ApiPod
 from agent.model.qos import KubeClass
 

@@ -1,1 +1,8 @@
-"""NUMA hints: where a pod's resources could lie together, and the merge that chooses one mask."""
+"""Which NUMA nodes a pod's resources come from: hints and their merge, as in the topology managers
+of Koordinator and the kubelet.
+
+Each provider (`hint`) names, by resource, the sets of NUMA nodes that the resource could come from,
+and prefers some of them. A merge takes one hint of each resource; the intersection of their masks
+is a candidate, and the policy says which candidate wins and whether it admits the pod. The number
+of combinations is the product of the numbers of hints, so both merges (`koordinator_merge`,
+`kubelet_merge`) compute the winner without trying all combinations (`combinations`)."""

@@ -2,31 +2,144 @@
 
 One hint of each resource makes a combination; its mask is the intersection. A combination is
 preferred if all its hints are preferred and name the same mask (no preference fits every mask).
-Preferred ones first, then fewer nodes; among those the order of the hints matters, see `scan`. If
-there is a preferred combination, only hints of preferred masks of the fewest nodes can be part of
-the winner; otherwise, only combinations whose intersection is smallest: no others are tried."""
+Preferred combinations win over others, then those of fewer nodes; among these the order of the
+hints decides (see `outcome`). If there is a preferred combination, only hints of preferred masks of
+the fewest nodes can be part of the winner; otherwise only combinations whose intersection is
+smallest: the merge tries no others.
+
+A `Column` has the hints of one resource: the merge takes one hint from each column.
+"""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
-from agent.allocate.bits import of_nodes
-from agent.allocate.numa.columns import (
-    Column,
-    aligned,
-    causes,
-    columns,
-    full_mask,
-    lacking,
-    no_combination,
-    single_node_only,
-)
+from agent.allocate.bits import members, of_nodes
 from agent.allocate.numa.combinations import Combinations, Place, first_place, intersections, room
-from agent.allocate.numa.hint import MergeCause, Merged, Provider
+from agent.allocate.numa.hint import MergeCause, Merged, NodeStatus, Pick, Provider, TopologyHint
 from agent.model.policies import NumaExclusive, NumaPolicy
+
+
+def merge(
+    providers: Sequence[Provider],
+    nodes: Iterable[int],
+    policy: NumaPolicy,
+    exclusive: NumaExclusive | None = None,
+    statuses: Mapping[int, NodeStatus] | None = None,
+) -> Merged:
+    """The NUMA nodes for a pod. `nodes`: ids of the machine's NUMA nodes; `statuses`: by id, those
+    not named are idle; they matter only where `exclusive` is REQUIRED.
+
+    BestEffort always admits; Restricted and SingleNUMANode admit a preferred combination. Where
+    nothing limits the pod the mask of SingleNUMANode is None. Raises ValueError for hints with
+    nodes that the machine lacks or with negative scores, naming provider and resource."""
+    full = full_mask(nodes)
+    if policy is NumaPolicy.NONE:
+        return Merged(None, preferred=False, admit=True)
+    table = columns(providers, full)
+    missing = lacking(table)
+    single = policy is NumaPolicy.SINGLE_NUMA_NODE
+    if missing and policy is not NumaPolicy.BEST_EFFORT:
+        return Merged(
+            None if single else full,
+            preferred=False,
+            admit=False,
+            causes=(MergeCause.RESOURCE_LACKING,),
+            lacking=missing,
+        )
+    if single:
+        table = [single_node_only(column, full) for column in table]
+        missing = lacking(table)
+    apart = _Exclusivity(statuses or {}) if exclusive is NumaExclusive.REQUIRED else None
+    table, best, place, preferred = _combine(table, full, apart)
+    why: tuple[MergeCause, ...] = ()
+    if place is None:
+        why = no_combination(table, single)
+    elif not preferred:
+        why = causes(table, place, apart is not None and apart.keeps_out(best.mask))
+    mask: int | None = best.mask
+    score = best.score
+    unsatisfied = best.place is not None and _unsatisfied(table, best.place, best.mask)
+    if (policy is NumaPolicy.BEST_EFFORT and unsatisfied) or (single and mask == full):
+        mask = None if single else full
+        preferred = preferred and single
+        score = 0
+        unsatisfied = False
+    return Merged(
+        mask,
+        preferred=preferred,
+        admit=preferred or policy is NumaPolicy.BEST_EFFORT,
+        score=score,
+        unsatisfied=unsatisfied,
+        combined=None if place is None else best.mask,
+        causes=why,
+        picks=()
+        if place is None
+        else tuple(column.pick(index) for column, index in zip(table, place, strict=True)),
+        lacking=missing,
+    )
+
+
+class _Exclusivity:
+    """Pods of one NUMA node and pods of several are kept apart."""
+
+    def __init__(self, statuses: Mapping[int, NodeStatus]) -> None:
+        self._single = _mask(statuses, NodeStatus.SINGLE)
+        self._shared = _mask(statuses, NodeStatus.SHARED)
+
+    def keeps_out(self, mask: int) -> bool:
+        several = mask & (mask - 1)
+        return bool(mask & (self._single if several else self._shared))
+
+
+def _mask(statuses: Mapping[int, NodeStatus], wanted: NodeStatus) -> int:
+    return of_nodes(node for node, status in statuses.items() if status is wanted)
+
+
+def _combine(
+    table: list[Column], full: int, apart: _Exclusivity | None
+) -> tuple[list[Column], Best, Place | None, bool]:
+    """The hints that were tried, the result of the scan, a combination of that mask if there is
+    one, and whether it is preferred. The scan starts with the full mask, not preferred and without
+    a score."""
+    before = Best(full, 0, None)
+    masks = aligned(table, full)
+    if apart is not None:
+        masks = {mask for mask in masks if not apart.keeps_out(mask)}
+    preferred = bool(masks)
+    if not preferred:
+        masks = intersections([column.masks for column in table], full)
+        if not masks:
+            return table, before, None, False
+    fewest = min(mask.bit_count() for mask in masks)
+    masks = {mask for mask in masks if mask.bit_count() == fewest}
+    if preferred:
+        table = [_of_masks(column, masks, full) for column in table]
+    lists = [column.masks for column in table]
+    scores = [[0 if hint.mask is None else hint.score for hint in column.hints] for column in table]
+    stands = before if masks == {full} and not preferred else None
+    best = outcome(lists, scores, masks, stands)
+    place = first_place(lists, full) if best.place is None else best.place
+    return table, best, place, preferred
+
+
+def _of_masks(column: Column, masks: set[int], full: int) -> Column:
+    """The preferred hints of these masks or of no preference."""
+    kept = [
+        index
+        for index, hint in enumerate(column.hints)
+        if hint.preferred and (hint.mask is None or hint.mask in masks)
+    ]
+    return column.keep(kept, full)
+
+
+def _unsatisfied(table: Sequence[Column], place: Place, mask: int) -> bool:
+    """A resource can't be satisfied, or one names more nodes than the mask has."""
+    hints = [column.hints[index] for column, index in zip(table, place, strict=True)]
+    return any(hint.unsatisfied or (hint.mask is not None and hint.mask != mask) for hint in hints)
 
 
 class Best(msgspec.Struct, frozen=True):
@@ -148,129 +261,153 @@ def _tenure(
     return Best(lowest.mask, highest, place)
 
 
-class NodeStatus(enum.StrEnum):
-    """The pods with CPUs of a NUMA node: none, pods inside it, or a pod that is on other nodes
-    too."""
-
-    IDLE = "idle"
-    SINGLE = "single"
-    SHARED = "shared"
+_ANY: Final = (TopologyHint(None, True),)
+_LACKING: Final = (TopologyHint(None, False, 0, True),)
 
 
-def merge(
-    providers: Sequence[Provider],
-    nodes: Iterable[int],
-    policy: NumaPolicy,
-    exclusive: NumaExclusive | None = None,
-    statuses: Mapping[int, NodeStatus] | None = None,
-) -> Merged:
-    """The NUMA nodes for a pod. `nodes`: ids of the machine's NUMA nodes; `statuses`: by id, those
-    not named are idle; they matter only where `exclusive` is REQUIRED.
+class Column:
+    """One resource's hints in their order, or those of them that a policy keeps.
 
-    BestEffort always admits; Restricted and SingleNUMANode admit a preferred combination. Where
-    nothing limits the pod the mask of SingleNUMANode is None. Raises ValueError for hints with
-    nodes that the machine lacks or with negative scores, naming provider and resource."""
-    full = full_mask(nodes)
-    if policy is NumaPolicy.NONE:
-        return Merged(None, preferred=False, admit=True)
-    table = columns(providers, full)
-    missing = lacking(table)
-    single = policy is NumaPolicy.SINGLE_NUMA_NODE
-    if missing and policy is not NumaPolicy.BEST_EFFORT:
-        return Merged(
-            None if single else full,
-            preferred=False,
-            admit=False,
-            causes=(MergeCause.RESOURCE_LACKING,),
-            lacking=missing,
-        )
-    if single:
-        table = [single_node_only(column, full) for column in table]
-        missing = lacking(table)
-    apart = _Exclusivity(statuses or {}) if exclusive is NumaExclusive.REQUIRED else None
-    table, best, place, preferred = _combine(table, full, apart)
-    why: tuple[MergeCause, ...] = ()
-    if place is None:
-        why = no_combination(table, single)
-    elif not preferred:
-        why = causes(table, place, apart is not None and apart.keeps_out(best.mask))
-    mask: int | None = best.mask
-    score = best.score
-    unsatisfied = best.place is not None and _unsatisfied(table, best.place, best.mask)
-    if (policy is NumaPolicy.BEST_EFFORT and unsatisfied) or (single and mask == full):
-        mask = None if single else full
-        preferred = preferred and single
-        score = 0
-        unsatisfied = False
-    return Merged(
-        mask,
-        preferred=preferred,
-        admit=preferred or policy is NumaPolicy.BEST_EFFORT,
-        score=score,
-        unsatisfied=unsatisfied,
-        combined=None if place is None else best.mask,
-        causes=why,
-        picks=()
-        if place is None
-        else tuple(column.pick(index) for column, index in zip(table, place, strict=True)),
-        lacking=missing,
-    )
+    `masks`: as hinted, no preference as the machine's full mask; `named`: None kept.
+    """
+
+    __slots__ = ("hints", "kept", "masks", "named", "provider", "resource")
+
+    def __init__(
+        self,
+        provider: int,
+        resource: str | None,
+        hints: Sequence[TopologyHint],
+        full: int,
+        kept: Sequence[int] | None = None,
+    ) -> None:
+        self.provider = provider
+        self.resource = resource
+        self.hints = hints
+        self.kept = kept
+        self.named = [hint.mask for hint in hints]
+        self.masks = [full if mask is None else mask for mask in self.named]
+
+    @property
+    def lacking(self) -> bool:
+        """Nothing satisfies this resource, or a policy kept no hint of it."""
+        return self.hints is _LACKING or not self.hints
+
+    def keep(self, kept: Sequence[int], full: int) -> Column:
+        """Only the hints at these places, itself if those are all."""
+        if len(kept) == len(self.hints):
+            return self
+        places = kept if self.kept is None else [self.kept[index] for index in kept]
+        hints = [self.hints[index] for index in kept]
+        return Column(self.provider, self.resource, hints, full, places)
+
+    def pick(self, index: int) -> Pick:
+        """The hint at `index`, by its place in what the provider gave."""
+        if self.hints is _ANY or self.lacking:
+            return Pick(self.provider, self.resource, None)
+        return Pick(self.provider, self.resource, index if self.kept is None else self.kept[index])
 
 
-class _Exclusivity:
-    """Pods of one NUMA node and pods of several are kept apart."""
-
-    def __init__(self, statuses: Mapping[int, NodeStatus]) -> None:
-        self._single = _mask(statuses, NodeStatus.SINGLE)
-        self._shared = _mask(statuses, NodeStatus.SHARED)
-
-    def keeps_out(self, mask: int) -> bool:
-        several = mask & (mask - 1)
-        return bool(mask & (self._single if several else self._shared))
-
-
-def _mask(statuses: Mapping[int, NodeStatus], wanted: NodeStatus) -> int:
-    return of_nodes(node for node, status in statuses.items() if status is wanted)
-
-
-def _combine(
-    table: list[Column], full: int, apart: _Exclusivity | None
-) -> tuple[list[Column], Best, Place | None, bool]:
-    """The hints that were tried, the result of the scan, a combination of that mask if there is
-    one, and whether it is preferred. The scan starts with the full mask, not preferred and without
-    a score."""
-    before = Best(full, 0, None)
-    masks = aligned(table, full)
-    if apart is not None:
-        masks = {mask for mask in masks if not apart.keeps_out(mask)}
-    preferred = bool(masks)
-    if not preferred:
-        masks = intersections([column.masks for column in table], full)
-        if not masks:
-            return table, before, None, False
-    fewest = min(mask.bit_count() for mask in masks)
-    masks = {mask for mask in masks if mask.bit_count() == fewest}
-    if preferred:
-        table = [_of_masks(column, masks, full) for column in table]
-    lists = [column.masks for column in table]
-    scores = [[0 if hint.mask is None else hint.score for hint in column.hints] for column in table]
-    stands = before if masks == {full} and not preferred else None
-    best = outcome(lists, scores, masks, stands)
-    place = first_place(lists, full) if best.place is None else best.place
-    return table, best, place, preferred
+def columns(providers: Iterable[Provider], full: int) -> list[Column]:
+    """Providers and resources in their order. Raises ValueError, naming provider and resource, for
+    a mask with nodes that the machine lacks and for a negative score."""
+    made = []
+    for number, provider in enumerate(providers):
+        if not provider:
+            made.append(Column(number, None, _ANY, full))
+        for resource, hints in provider.items():
+            if hints is None:
+                made.append(Column(number, resource, _ANY, full))
+            elif not hints:
+                made.append(Column(number, resource, _LACKING, full))
+            else:
+                made.append(_checked(Column(number, resource, hints, full), full))
+    return made
 
 
-def _of_masks(column: Column, masks: set[int], full: int) -> Column:
-    """The preferred hints of these masks or of no preference."""
+def full_mask(nodes: Iterable[int]) -> int:
+    """The mask of a machine's NUMA nodes. Raises ValueError where there are none."""
+    full = of_nodes(nodes)
+    if not full:
+        raise ValueError("a machine has at least one NUMA node")
+    return full
+
+
+def single_node_only(column: Column, full: int) -> Column:
+    """Preferred hints of one NUMA node or of no preference: SingleNUMANode takes no others."""
     kept = [
         index
-        for index, hint in enumerate(column.hints)
-        if hint.preferred and (hint.mask is None or hint.mask in masks)
+        for index, (hint, mask) in enumerate(zip(column.hints, column.named, strict=True))
+        if hint.preferred and (mask is None or mask.bit_count() == 1)
     ]
     return column.keep(kept, full)
 
 
-def _unsatisfied(table: Sequence[Column], place: Place, mask: int) -> bool:
-    """A resource can't be satisfied, or one names more nodes than the mask has."""
-    hints = [column.hints[index] for column, index in zip(table, place, strict=True)]
-    return any(hint.unsatisfied or (hint.mask is not None and hint.mask != mask) for hint in hints)
+def lacking(columns: Iterable[Column]) -> tuple[Pick, ...]:
+    """The resources that nothing satisfies."""
+    return tuple(column.pick(0) for column in columns if column.lacking)
+
+
+def aligned(columns: Sequence[Column], full: int) -> set[int]:
+    """The masks that every column prefers: one preferred hint of each, all of the same mask; no
+    preference fits every mask. Without any mask it is the full one."""
+    common: set[int] | None = None
+    offered: set[int] = set()
+    for column in columns:
+        preferred = {hint.mask for hint in column.hints if hint.preferred}
+        indifferent = None in preferred
+        masks = {mask for mask in preferred if mask}
+        if indifferent:
+            offered |= masks
+        elif common is None:
+            common = masks
+        else:
+            common &= masks
+        if common is not None and not common:
+            return common
+    return offered | {full} if common is None else common
+
+
+def causes(
+    columns: Sequence[Column], place: Sequence[int], kept_out: bool
+) -> tuple[MergeCause, ...]:
+    """Why the combination at this place is not preferred; `kept_out`: by exclusivity."""
+    found = []
+    if any(column.lacking for column in columns):
+        found.append(MergeCause.RESOURCE_LACKING)
+    hints = [
+        column.hints[index]
+        for column, index in zip(columns, place, strict=True)
+        if not column.lacking
+    ]
+    if not all(hint.preferred for hint in hints):
+        found.append(MergeCause.HINT_NOT_PREFERRED)
+    if len({hint.mask for hint in hints} - {None}) > 1:
+        found.append(MergeCause.MASKS_DIFFER)
+    if kept_out:
+        found.append(MergeCause.NODE_EXCLUSIVE)
+    return tuple(found)
+
+
+def no_combination(columns: Iterable[Column], single: bool) -> tuple[MergeCause, ...]:
+    """Why no combination has a node; `single`: only hints of one node were kept."""
+    if not any(column.lacking for column in columns):
+        return (MergeCause.NOTHING_IN_COMMON,)
+    return (MergeCause.NOT_ON_ONE_NODE if single else MergeCause.RESOURCE_LACKING,)
+
+
+def _checked(column: Column, full: int) -> Column:
+    union = 0
+    for mask in column.masks:
+        union |= mask
+    if union & ~full:
+        stray = ", ".join(str(node) for node in members(union & ~full))
+        raise ValueError(
+            f"hints of provider {column.provider}, {column.resource}: "
+            f"the machine has no NUMA node {stray}"
+        )
+    if min(hint.score for hint in column.hints) < 0:
+        raise ValueError(
+            f"hints of provider {column.provider}, {column.resource}: a score is negative"
+        )
+    return column

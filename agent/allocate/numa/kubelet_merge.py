@@ -16,7 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from agent.allocate.bits import members
-from agent.allocate.numa.columns import (
+from agent.allocate.numa.combinations import first_place, intersections
+from agent.allocate.numa.hint import MergeCause, Merged, Provider
+from agent.allocate.numa.koordinator_merge import (
     Column,
     aligned,
     causes,
@@ -26,8 +28,6 @@ from agent.allocate.numa.columns import (
     no_combination,
     single_node_only,
 )
-from agent.allocate.numa.combinations import first_place, intersections
-from agent.allocate.numa.hint import MergeCause, Merged, Provider
 from agent.model.policies import NumaPolicy
 
 

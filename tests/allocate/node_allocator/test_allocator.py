@@ -4,13 +4,16 @@ import msgspec
 import pytest
 
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
-from agent.allocate.ledger import StaleOfferError
-from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Refused
-from agent.allocate.node_allocator.holders import DeviceOverlap
-from agent.allocate.node_allocator.holding import AssignedPod, holding_of
+from agent.allocate.node_allocator.assigned_pods import (
+    AssignedPod,
+    DeviceOverlap,
+    Imported,
+    holding_of,
+)
 from agent.allocate.node_allocator.pod_request import request_of
-from agent.allocate.node_allocator.properties import AllocatorRules, Imported, NodeProperties
+from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.apiobjects import ApiPod

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.partitions import Partition, Partitions
-from agent.allocate.ledger import StaleOfferError
-from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.holding import holding_of
+from agent.allocate.node_allocator.assigned_pods import Imported, holding_of
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
-from agent.allocate.node_allocator.properties import Imported, NodeProperties
+from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.apiobjects import ApiPod
 from agent.model.devices import Device

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.bits import members
+from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
-from agent.allocate.node_allocator.holding import AssignedPod
+from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
-from agent.allocate.node_allocator.together import together
-from agent.allocate.pod_allocation import PodAllocation
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model import deviceobject, interconnect, partitions
 from agent.model.gpus import Ancestor, GpuPair
@@ -141,7 +140,7 @@ def test_where_switches_link_all_cards_alike(
 @given(masks)
 def test_the_cards_of_a_group_are_the_best_for_all_of_it(free: int) -> None:
     there = node(VOLTA_PAIRS, others(tuple(members(free))), table=False)
-    found = together(there, [pod_request(2, uid) for uid in "ab"])
+    found = there.offer_all([pod_request(2, uid) for uid in "ab"])
     if free.bit_count() < 4:
         assert isinstance(found, Refused)
         return

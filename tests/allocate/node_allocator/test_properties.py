@@ -4,12 +4,8 @@ import msgspec
 import pytest
 
 from agent.allocate.devices.links import LinkTable
-from agent.allocate.node_allocator.properties import (
-    AllocatorRules,
-    Imported,
-    NodeProperties,
-    node_properties,
-)
+from agent.allocate.node_allocator.assigned_pods import Imported
+from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model import holding, interconnect
 from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject

@@ -7,7 +7,7 @@ import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.holding import holding_of
+from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.model.policies import NumaPolicy

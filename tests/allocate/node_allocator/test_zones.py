@@ -3,8 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.ledger import StaleOfferError
-from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from agent.allocate.numa.hint import Provider, TopologyHint
-from agent.allocate.numa.koordinator_merge import NodeStatus
+from agent.allocate.numa.hint import NodeStatus, Provider, TopologyHint
 from agent.model.policies import NumaExclusive, NumaPolicy
 
 Answer = tuple[int | None, bool, bool, int, bool]

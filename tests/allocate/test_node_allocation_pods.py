@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.ledger import Ledger
-from agent.allocate.pod_allocation import PodAllocation, pod_allocation
+from agent.allocate.node_allocation import PodAllocation, pod_allocation
 from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, AnnotationError
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.policies import ExclusivePolicy
-from tests.allocate.nodes import facts
+from tests.allocate.nodes import allocated, facts
 
 
 def test_a_pod_of_cpus_and_amounts() -> None:
@@ -44,7 +43,7 @@ def test_negative_amounts_are_none() -> None:
     parts = '{"node": 0, "resources": {"cpu": "-4"}}, {"node": 0, "resources": {"cpu": "1"}}'
     held = pod_allocation("u", "ns/p", {RESOURCE_STATUS: f'{{"numaNodeResources": [{parts}]}}'})
     assert held.amounts == {0: {"cpu": 1000}}
-    assert Ledger(facts(), [held]).account.available()[0]["cpu"] == 7000
+    assert allocated(facts(), [held]).available()[0]["cpu"] == 7000
 
 
 def test_cpus_count_whatever_the_pod_writes_about_its_wishes() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import layout
-from agent.allocate.ledger import Ledger
-from agent.allocate.offer import Declined
+from agent.allocate import layout, offering
+from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
+from agent.allocate.offering import Declined
 from agent.allocate.policies_in_force import NodePolicies, Profile
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.topology_options import TopologyOptions
 from agent.model.cpuset import CpuSet
 from agent.model.policies import NUMA_STRATEGIES, BindPolicy, NumaPolicy
 from agent.model.qos import QoS
@@ -77,16 +77,18 @@ sharers = st.builds(
 def test_whatever_is_offered_can_be_committed_and_nothing_is_sold_twice(
     node: TopologyOptions, asks: list[ResourceRequest]
 ) -> None:
-    ledger = Ledger(node)
+    account = NodeAllocation(node)
     made = node.layout
     assert made
     owned = 0
     used = {(id_, name): 0 for id_ in node.zones for name in ("cpu", "memory")}
     for number, ask in enumerate(asks):
-        got = ledger.offer(ResourceRequest(f"p{number}", "", *_rest(ask)))
+        got = offering.offer(node, account, _named(ask, f"p{number}"))
         if isinstance(got, Declined):
             continue
-        claim = ledger.commit(got)
+        claim = got.claim
+        assert not offering.gone(node, account, ask, claim)
+        account.add(claim)
         cpus = claim.cpus.mask
         assert not cpus & (owned | node.reserved.mask)
         assert cpus.bit_count() == (ask.requests["cpu"] // 1000 if ask.owner else 0)
@@ -116,20 +118,20 @@ def test_whatever_is_offered_can_be_committed_and_nothing_is_sold_twice(
 def test_a_pod_is_declined_only_where_it_could_not_be_held(
     node: TopologyOptions, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:
-    ledger = Ledger(node)
+    account = NodeAllocation(node)
     for number, ask in enumerate(before):
-        got = ledger.offer(ResourceRequest(f"p{number}", "", *_rest(ask)))
+        got = offering.offer(node, account, _named(ask, f"p{number}"))
         if not isinstance(got, Declined):
-            ledger.commit(got)
+            account.add(got.claim)
     if last.spec != ResourceSpec():
         return
-    declined = isinstance(ledger.offer(ResourceRequest("last", "", *_rest(last))), Declined)
+    declined = isinstance(offering.offer(node, account, _named(last, "last")), Declined)
     policy = node.policies.numa_label
-    free = ledger.account.free_cpus()
+    free = account.free_cpus()
     if policy is NumaPolicy.NONE:
         assert declined == (last.owner and last.requests["cpu"] > 1000 * free.bit_count())
         return
-    left = ledger.account.available()
+    left = account.available()
     for area in node.layout.nodes if node.layout and last.owner else ():
         cpus = (free & area.cpus).bit_count()
         paid = [count for count in range(cpus + 1) if _paid(node, count) <= left[area.id]["cpu"]]
@@ -149,5 +151,5 @@ def _paid(node: TopologyOptions, cpus: int) -> int:
     return math.ceil(1000 * cpus * node.cpu_ratio)
 
 
-def _rest(ask: ResourceRequest) -> tuple[object, ...]:
-    return (ask.qos, ask.owner, ask.requests, ask.cpu_limit_milli, ask.spec)
+def _named(ask: ResourceRequest, uid: str) -> ResourceRequest:
+    return msgspec.structs.replace(ask, uid=uid)

@@ -6,7 +6,6 @@ import pytest
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequest
-from agent.allocate.node_allocator.together import together
 from agent.model.cpuset import union
 from tests.fixtures.fleet import CARDS, SINGLE, SMALL, Kind, Model, carder, owner, part
 from tests.scheduler import clusters
@@ -36,7 +35,7 @@ def cards(granted: Granted) -> set[int]:
 
 def given(on: NodeAllocator, kind: Kind, count: int) -> tuple[Granted, ...]:
     """What can be committed, all of it."""
-    found = together(on, pod_requests(kind, count))
+    found = on.offer_all(pod_requests(kind, count))
     assert not isinstance(found, Refused), found.text()
     before = dict(on.holdings)
     trial = on.without(())
@@ -53,7 +52,7 @@ def test_pods_with_own_cpus_share_none() -> None:
 
 
 def test_without_room_for_all_none_gets_anything() -> None:
-    found = together(place(SMALL), pod_requests(owner(16, 8), 3))
+    found = place(SMALL).offer_all(pod_requests(owner(16, 8), 3))
     assert isinstance(found, Refused)
     assert found.text().startswith("cpu: not enough free CPUs (asked 16, available ")
     assert found.words() == "cpu: not enough free CPUs"
@@ -81,7 +80,7 @@ def test_where_no_switch_has_enough_the_pods_take_what_there_is(before: int) -> 
     on = place(CARDS)
     for number in range(before):
         taken(on, carder(1), f"before-{number}")
-    found = together(on, pod_requests(carder(1), 4))
+    found = on.offer_all(pod_requests(carder(1), 4))
     if before == 5:
         assert isinstance(found, Refused)
     else:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import burst
+from agent.allocate import trials
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.policies import NUMA_STRATEGIES, Strategy
 
@@ -23,16 +23,16 @@ MOST, LEAST, _ = NUMA_STRATEGIES
     ],
 )
 def test_nodes_that_fit(limit, request_milli, pools, available, strategy, nodes) -> None:
-    assert burst.nodes(limit, request_milli, pools, available, strategy) == nodes
+    assert trials.burst_nodes(limit, request_milli, pools, available, strategy) == nodes
 
 
 def test_a_limit_beyond_all_pools_says_how_much_there_is() -> None:
-    got = burst.nodes(9000, 1000, {0: 4000, 1: 4000}, {0: 4000, 1: 4000}, LEAST)
+    got = trials.burst_nodes(9000, 1000, {0: 4000, 1: 4000}, {0: 4000, 1: 4000}, LEAST)
     assert got == Rejection(Reason.NO_POOL_FITS, "cpu", 9000, 8000)
 
 
 def test_pools_that_fit_but_are_promised_to_others_are_another_reason() -> None:
-    got = burst.nodes(4000, 3000, {0: 4000, 1: 4000}, {0: 1000, 1: 1000}, LEAST)
+    got = trials.burst_nodes(4000, 3000, {0: 4000, 1: 4000}, {0: 1000, 1: 1000}, LEAST)
     assert got == Rejection(Reason.NUMA_INSUFFICIENT, "cpu", 3000, 2000, (0, 1))
 
 
@@ -47,11 +47,11 @@ amounts = st.integers(0, 16).map(lambda cpus: cpus * 1000)
 def test_what_is_chosen_fits_and_no_single_node_was_passed_over(
     pools: dict[int, int], limit: int, strategy: Strategy
 ) -> None:
-    got = burst.nodes(limit, 500, pools, pools, strategy)
+    got = trials.burst_nodes(limit, 500, pools, pools, strategy)
     if isinstance(got, Rejection):
         assert sum(pools.values()) < max(limit, 500)
         return
     assert sum(pools[node] for node in got) >= limit
     assert len(got) == 1 or max(pools.values()) < max(limit, 500)
-    assert sum(burst.amounts(500, got, pools).values()) >= 500
-    assert all(burst.amounts(500, got, pools)[node] > 0 for node in got)
+    assert sum(trials.burst_amounts(500, got, pools).values()) >= 500
+    assert all(trials.burst_amounts(500, got, pools)[node] > 0 for node in got)

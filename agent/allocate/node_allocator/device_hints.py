@@ -1,4 +1,5 @@
-"""The devices that a pod asks for, in the merge with its CPUs and memory."""
+"""NUMA hints of the devices that a pod requests, for the merge with the hints of its CPUs and
+memory."""
 
 from __future__ import annotations
 
@@ -9,16 +10,12 @@ from agent.allocate.bits import of_nodes, subsets
 from agent.allocate.devices.allocation import Allocation, DeviceRequest, allocate, node_score
 from agent.allocate.devices.inventory import NodeDevices
 from agent.allocate.devices.request import DeviceRefusal
-from agent.allocate.node_allocator.answer import Granted, Refused, refused
-from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.numa.hint import Provider, TopologyHint
-from agent.allocate.offer import Declined, Offer
-from agent.allocate.reasons import Reason
 from agent.model.devices import DeviceType
 from agent.model.policies import Strategy
 
 
-class DeviceCompanion:
+class DeviceHintProvider:
     """The hint provider for the devices of one pod on one node; it keeps its last allocation, or
     the reason why it failed."""
 
@@ -64,38 +61,6 @@ class DeviceCompanion:
             for each in chosen
             if self._node.stocks[kind].idle >> each.minor & 1
         )
-
-
-def offered(
-    pod_request: PodRequest,
-    offer: Offer | None,
-    companion: DeviceCompanion | None,
-    score: int | None,
-) -> Granted | Refused:
-    """The offers of both providers as one. `score`: of everything but devices, None when nothing
-    else is requested."""
-    scores = [] if score is None else [score]
-    order = (0, 0) if offer is None else (offer.price.split_cores, offer.price.numa_nodes)
-    if companion is None:
-        return Granted(pod_request, offer, score=sum(scores), order=order)
-    found = companion.found or companion.find(None)
-    if not isinstance(found, Allocation):
-        return refused(found)
-    scores.append(companion.score(found))
-    mean = sum(scores) // len(scores)
-    return Granted(pod_request, offer, found, mean, (*order, companion.opened(found)))
-
-
-def declined(answer: Declined, companion: DeviceCompanion | None) -> Refused:
-    """The devices report their own shortage, not the merge."""
-    if companion is None or not isinstance(companion.found, DeviceRefusal):
-        return refused(*answer.rejections)
-    others = [
-        each
-        for each in answer.rejections
-        if each.reason is not Reason.NUMA_COMPANION and each.resource not in companion.kinds
-    ]
-    return refused(companion.found, *others)
 
 
 SAME_CARDS: Final = 500

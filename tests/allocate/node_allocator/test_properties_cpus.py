@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.allocate import layout
-from agent.allocate.topology_options import topology_options
+from agent.allocate.node_allocator.properties import topology_options
 from agent.conformance import machines
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.node_annotations import (

@@ -4,9 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.numa import koordinator_merge
-from agent.allocate.numa.hint import TopologyHint
-from agent.allocate.numa.koordinator_merge import NodeStatus
-from agent.allocate.numa.resource_hints import resource_hints
+from agent.allocate.numa.hint import NodeStatus, TopologyHint, resource_hints
 from agent.model.policies import NumaExclusive, NumaPolicy
 
 amounts = st.dictionaries(st.sampled_from(["cpu", "memory"]), st.integers(0, 4))

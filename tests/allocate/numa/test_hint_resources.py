@@ -5,8 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.numa.hint import TopologyHint
-from agent.allocate.numa.resource_hints import resource_hints
+from agent.allocate.numa.hint import TopologyHint, resource_hints
 from agent.model.policies import NumaPolicy
 
 FOUR = {node: {"cpu": 4000, "memory": 16} for node in (0, 1)}

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.node_allocator.holding import AssignedPod, holding_of
-from agent.allocate.pod_allocation import PodAllocation
+from agent.allocate.node_allocation import PodAllocation
+from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
 from agent.model.cpuset import CpuSet
 from agent.model.policies import ExclusivePolicy
 from tests.allocate.devices.builders import CORE, RDMA

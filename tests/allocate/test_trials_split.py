@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import split
+from agent.allocate import trials
 
 nodes = st.dictionaries(st.integers(0, 70), st.integers(0, 40), max_size=6)
 units = st.integers(1, 4)
@@ -27,11 +27,11 @@ units = st.integers(1, 4)
     ],
 )
 def test_evenly(asked: int, available: dict[int, int], unit: int, shares: dict[int, int]) -> None:
-    assert split.evenly(asked, available, unit) == shares
+    assert trials.split_evenly(asked, available, unit) == shares
 
 
 def test_order_follows_the_nodes_own_availability_where_the_mask_does_not_start_at_node_0() -> None:
-    assert split.evenly(10, {1: 9, 3: 2}) == {3: 2, 1: 8}
+    assert trials.split_evenly(10, {1: 9, 3: 2}) == {3: 2, 1: 8}
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,12 @@ def test_order_follows_the_nodes_own_availability_where_the_mask_does_not_start_
     ],
 )
 def test_packed(asked: int, available: dict[int, int], shares: dict[int, int]) -> None:
-    assert split.packed(asked, available) == shares
+    assert trials.split_packed(asked, available) == shares
 
 
-@given(st.integers(0, 100), nodes, units, st.sampled_from([split.evenly, split.packed]))
+@given(
+    st.integers(0, 100), nodes, units, st.sampled_from([trials.split_evenly, trials.split_packed])
+)
 def test_nothing_is_lost_and_nothing_overdrawn(asked, available, unit, way) -> None:
     shares = way(asked, available, unit)
     room = sum(amount // unit for amount in available.values())
@@ -58,7 +60,7 @@ def test_nothing_is_lost_and_nothing_overdrawn(asked, available, unit, way) -> N
 def test_even_shares_differ_by_more_than_a_unit_only_where_the_poorer_node_is_full(
     asked: int, available: dict[int, int], unit: int
 ) -> None:
-    shares = split.evenly(asked, available, unit)
+    shares = trials.split_evenly(asked, available, unit)
     for poorer, richer in itertools.permutations(available, 2):
         if shares.get(richer, 0) - shares.get(poorer, 0) > unit:
             assert available[poorer] - shares.get(poorer, 0) < unit
@@ -66,7 +68,7 @@ def test_even_shares_differ_by_more_than_a_unit_only_where_the_poorer_node_is_fu
 
 @given(st.integers(1, 100), nodes)
 def test_no_fewer_nodes_would_hold_what_is_packed(asked: int, available: dict[int, int]) -> None:
-    shares = split.packed(asked, available)
+    shares = trials.split_packed(asked, available)
     if shares:
         fewer = itertools.combinations(available.values(), len(shares) - 1)
         assert all(sum(each) < sum(shares.values()) for each in fewer)

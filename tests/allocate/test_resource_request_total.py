@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.pod_total import InitRequests, pod_total
+from agent.allocate.resource_request import InitRequests, pod_total
 
 
 @pytest.mark.parametrize(
