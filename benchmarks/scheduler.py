@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
-from agent.scheduler import extender_types
+from agent.scheduler import extender
 from benchmarks import nodefilter, stubapi, zonefilter
 from benchmarks.common import Row, alone, arguments, compared, percentile, report
 from benchmarks.peers import packages
@@ -276,9 +276,9 @@ class Caller:
 
     @staticmethod
     def _steps(body: bytes, answers: Sequence[bytes]) -> tuple[float, float]:
-        result = msgspec.json.decode(answers[0], type=extender_types.ExtenderFilterResult)
-        read, args = _timed(lambda: extender_types.extender_args(body))
-        written, _ = _timed(lambda: extender_types.filter_answer(args, result))
+        result = msgspec.json.decode(answers[0], type=extender.ExtenderFilterResult)
+        read, args = _timed(lambda: extender.extender_args(body))
+        written, _ = _timed(lambda: extender.filter_answer(args, result))
         return 2 * read, written
 
 

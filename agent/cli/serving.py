@@ -31,7 +31,7 @@ def run(
     logs.start(settings.log_level)
     from agent.host.daemon import FaultError
     from agent.kube.auth import AccessError
-    from agent.scheduler.certificates import StartError
+    from agent.scheduler.connections import StartError
 
     try:
         process(settings)

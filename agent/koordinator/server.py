@@ -23,7 +23,7 @@ from agent.model.settings.agent import AgentSettings
 from agent.model.verdict import Refuse
 from agent.rpc.grpc import RpcError
 from agent.rpc.server import GrpcServer, Method
-from agent.telemetry.plain import Metric, render
+from agent.telemetry.frontend_metrics import Metric, render
 
 log = logging.getLogger(__name__)
 

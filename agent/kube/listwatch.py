@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from agent.kube import errors, listing, wire
+from agent.kube import errors, wire
 from agent.kube.errors import (
     GoneError,
     MalformedError,
@@ -220,7 +220,7 @@ class ListWatch(Generic[T]):
 
         # From the server's memory the first time: we have seen nothing yet.
         remembered = not self.syncs
-        listed = listing.listed(self.path, self._select, page, take, remembered=remembered)
+        listed = wire.listed(self.path, self._select, page, take, remembered=remembered)
         self._list_next = False
         self._sync(listed.found, listed.version, fresh=not remembered)
 

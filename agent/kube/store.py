@@ -1,13 +1,18 @@
-"""The embedded store of standalone mode: YAML files instead of the API server. One file for each
-object: `<folder>/<kind in lower case>/<name>.yaml`; pods, which only people add, in
-`pod/<namespace>/<name>.yaml`."""
+"""The embedded store of standalone mode: YAML files instead of the API server, and a watch of them.
+
+Each object has one file: `<folder>/<kind in lower case>/<name>.yaml`; pods, which only people add,
+are in `pod/<namespace>/<name>.yaml`. A watch reads the folder again after each period.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-from collections.abc import Iterator
-from typing import TypeVar
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Generic, TypeVar
 
 import msgspec
 import yaml
@@ -16,15 +21,17 @@ from agent.host import files
 from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError
-from agent.kube.folderwatch import PERIOD_SECONDS, FolderWatch
 from agent.kube.kinds import kind_named
-from agent.kube.mirror import Metadata
-from agent.kube.objects import Changed, Object, Read
+from agent.kube.mirror import Metadata, Mirror
+from agent.kube.objects import Changed, Object, ObjectKey, Read
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.nodestatus import DOMAIN, LABEL_PREFIX
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS: Final = 1.0
 
 
 class EmbeddedStore:
@@ -51,12 +58,12 @@ class EmbeddedStore:
             if kind in _SHARED:
                 raise
         if stored is not None and kind in _SHARED:
-            wanted = _beside_others(stored, wanted)
+            wanted = _merged_with_others(stored, wanted)
         return self._put(wanted, stored)
 
     def apply_status(self, wanted: Object) -> bool:
-        """Of what the status counts, ours (`koordinator.sh/`) is all that is wanted; the rest
-        stays. Raises StoreError, also where the object is not there."""
+        """Replaces our resources (`koordinator.sh/`) in the status, and keeps those of others.
+        Raises StoreError, also where the object does not exist."""
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         stored = self.get(kind, name)
         if stored is None:
@@ -103,16 +110,16 @@ class EmbeddedStore:
         return True
 
     def watch_pods(self, node_name: str, read: Read[T], changed: Changed[T]) -> FolderWatch[T]:
-        """Of that node: those whose `spec.nodeName` it is."""
+        """Watches the pods whose `spec.nodeName` is that node."""
         return FolderWatch(lambda: self._pods(node_name), read, changed, self._period)
 
     def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> FolderWatch[T]:
-        """The one Node."""
+        """Watches the one Node."""
         return FolderWatch(lambda: self._one("Node", name), read, changed, self._period)
 
     def _one(self, kind: str, name: str) -> Iterator[tuple[Metadata, bytes]]:
         if (found := self.get(kind, name)) is not None:
-            yield _told(f"{kind} {name}", found)
+            yield _served(f"{kind} {name}", found)
 
     def _pods(self, node_name: str) -> Iterator[tuple[Metadata, bytes]]:
         folder = os.path.join(self._folder, "pod")
@@ -125,7 +132,7 @@ class EmbeddedStore:
                     continue
                 spec = pod.get("spec")
                 if isinstance(spec, dict) and spec.get("nodeName") == node_name:
-                    yield _told(what, pod)
+                    yield _served(what, pod)
 
     def _path(self, kind: str, name: str) -> str:
         if not name or name.startswith(".") or "/" in name or "\0" in name:
@@ -145,8 +152,8 @@ def _read(what: str, path: str) -> Object | None:
     return content
 
 
-def _told(what: str, found: Object) -> tuple[Metadata, bytes]:
-    """As a server reports it; the content is the version."""
+def _served(what: str, found: Object) -> tuple[Metadata, bytes]:
+    """Returns the object as an API server sends it; a digest of the content is its version."""
     try:
         text = msgspec.json.encode(found)
         metadata = bounds.decode(_object, text).metadata
@@ -174,8 +181,8 @@ _object = msgspec.json.Decoder(_WithMetadata)
 _SHARED = ("Node",)
 
 
-def _beside_others(stored: Object, wanted: Object) -> Object:
-    """The stored object with our fields as wanted, and all of its labels of ours."""
+def _merged_with_others(stored: Object, wanted: Object) -> Object:
+    """Returns the stored object with the wanted fields, without our labels that are not wanted."""
     merged = _merged(stored, wanted)
     if ours := wanted["metadata"].get("labels"):
         labels = merged["metadata"]["labels"]
@@ -200,3 +207,69 @@ def _merged(stored: Object, wanted: Object) -> Object:
 
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+Found = Callable[[], Iterable[tuple[Metadata, bytes]]]
+"""The watched objects as JSON. Raises StoreError."""
+
+
+class FolderWatch(Generic[T]):
+    """Reads the files again after each period; while that fails, it keeps the known objects."""
+
+    def __init__(
+        self,
+        found: Found,
+        read: Read[T],
+        changed: Changed[T],
+        period_seconds: float = PERIOD_SECONDS,
+    ) -> None:
+        self._found = found
+        self._changed = changed
+        self._period = period_seconds
+        self._mirror: Mirror[T] = Mirror(read)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch of a folder", daemon=True)
+        self._read_at = time.monotonic()
+        self.synced = False
+        self.trouble: str | None = None
+
+    @property
+    def age_seconds(self) -> float:
+        """The time since the last successful read of the folder."""
+        return time.monotonic() - self._read_at
+
+    def objects(self) -> dict[ObjectKey, T]:
+        return self._mirror.values()
+
+    def start(self) -> None:
+        """Reads the files at once, and then after each period."""
+        self._look()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            changes = self._mirror.replace(
+                [
+                    (metadata.key, self._mirror.understood(metadata, text))
+                    for metadata, text in self._found()
+                ]
+            )
+        except StoreError as error:
+            if str(error) != self.trouble:
+                log.error("%s", error)
+            self.trouble = str(error)
+            return
+        self.trouble = None
+        self._read_at = time.monotonic()
+        if (changes or not self.synced) and not self._stopped.is_set():
+            self._changed(changes)
+        self.synced = True

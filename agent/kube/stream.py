@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterator
 import urllib3
 from urllib3.connection import HTTPConnection
 
-from agent.kube.answers import chunks, granted, troubles
 from agent.kube.errors import (
     KubeError,
     MalformedError,
@@ -19,7 +18,7 @@ from agent.kube.errors import (
     UnauthorizedError,
     UnreachableError,
 )
-from agent.kube.transport import Query, Transport
+from agent.kube.transport import Query, Transport, chunks, granted, troubles
 
 
 class Stream:

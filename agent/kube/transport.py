@@ -1,11 +1,17 @@
-"""Requests to the API server over kept connections: bytes and JSON, nothing of our domain."""
+"""Requests to the API server over kept connections: bytes and JSON, without knowledge of objects.
+
+A response is read within limits of time and size, and a status other than 2xx becomes the error of
+`agent.kube.errors` that belongs to it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -14,15 +20,89 @@ import msgspec
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from agent.kube.answers import ApiResponse, ResponseLimits, granted, troubles
+from agent.kube import errors
 from agent.kube.auth import Access
 from agent.kube.errors import (
     KubeError,
     ServerError,
+    TooLargeError,
     TooManyRequestsError,
     UnauthorizedError,
     UnreachableError,
 )
+
+
+class ResponseLimits(msgspec.Struct, frozen=True):
+    """Limits of one response."""
+
+    connect_seconds: float = 5.0
+    read_seconds: float = 15.0
+    whole_seconds: float = 60.0
+    body_bytes: int = 64 << 20
+    line_bytes: int = 16 << 20
+
+
+class ApiResponse(msgspec.Struct, frozen=True):
+    """The response to a successful request."""
+
+    status: int
+    body: bytes
+
+
+def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: ResponseLimits) -> ApiResponse:
+    """The body of a successful response; the connection returns to the pool. Raises KubeError for
+    any other status, and for an answer that can't be read."""
+    deadline = time.monotonic() + limits.whole_seconds
+    body = bytearray()
+    with contextlib.ExitStack() as unread:
+        unread.callback(response.close)
+        for chunk in chunks(response):
+            body += chunk
+            if len(body) > limits.body_bytes:
+                raise TooLargeError(f"{asked}: an answer of more than {limits.body_bytes} bytes")
+            if time.monotonic() > deadline:
+                raise UnreachableError(f"{asked}: no end after {limits.whole_seconds:.0f} s")
+        unread.pop_all()
+    response.release_conn()
+    if 200 <= response.status < 300:
+        return ApiResponse(response.status, bytes(body))
+    raise errors.refusal(
+        asked,
+        errors.status_of(bytes(body)),
+        response.status,
+        _seconds(response.headers.get("Retry-After")),
+    )
+
+
+@contextlib.contextmanager
+def troubles(asked: str) -> Iterator[None]:
+    """Raises the errors of urllib3 and http.client as UnreachableError."""
+    try:
+        yield
+    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
+        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise UnreachableError(f"{asked}: {cause}") from error
+
+
+def chunks(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """Yields the parts of the body as they arrive."""
+    if getattr(response, "chunked", False):
+        yield from response.read_chunked(_PIECE_BYTES)
+        return
+    while piece := response.read1(_PIECE_BYTES):
+        yield piece
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Retry-After in seconds; a date, which no API server sends, counts as none."""
+    try:
+        return float(int(retry_after)) if retry_after else None
+    except ValueError:
+        return None
+
+
+_PIECE_BYTES = 65_536
+
 
 Listener = Callable[[], None]
 
@@ -169,14 +249,14 @@ class Transport:
                         raise
 
     def close(self) -> None:
-        """Forgets idle connections."""
+        """Closes idle connections."""
         with self._lock:
             if self._pool is not None:
                 self._pool.close()
                 self._pool = None
 
     def headers(self) -> dict[str, str]:
-        """Of a request that is about to be sent."""
+        """Returns the headers of the next request."""
         return {
             "Accept": JSON,
             "Accept-Encoding": "identity",
@@ -185,7 +265,7 @@ class Transport:
         }
 
     def used_up(self, refused: Mapping[str, str]) -> bool:
-        """After a 401: whether there are no other credentials."""
+        """Returns, after a 401, whether there are no other credentials."""
         if self.access.headers().get("Authorization") != refused.get("Authorization"):
             return False  # another thread renewed them meanwhile
         return not self.access.renew() or (
@@ -198,7 +278,7 @@ class Transport:
         return prefix + path + (f"?{urlencode(query)}" if query else "")
 
     def connection(self, context: ssl.SSLContext | None) -> HTTPConnection:
-        """A new one, not connected yet."""
+        """Returns a new connection, which is not connected yet."""
         url = urllib3.util.parse_url(self.access.server)
         host = (url.host or "").strip("[]")
         options = {"timeout": self.limits.connect_seconds, **self._options(context)}
@@ -233,11 +313,11 @@ class Transport:
 
 
 def segment(name: str) -> str:
-    """A name as part of a path."""
+    """Returns a name as part of a path."""
     return quote(name, safe="")
 
 
-# A server that is gone without a word is noticed in half a minute, however quiet a watch is.
+# Detects within half a minute that a server is gone, also while a watch receives nothing.
 _SOCKET_OPTIONS = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

@@ -1,13 +1,15 @@
-"""Lists and watch events as the API server sends them."""
+"""Lists and watch events as the API server sends them, and the read of a list in pages."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from agent.kube.errors import MalformedError
+from agent.kube.errors import GoneError, MalformedError, TooLargeError
 from agent.kube.mirror import Metadata
+from agent.kube.transport import Query
 from agent.model import bounds
 from agent.model.bounds import JsonError
 
@@ -80,3 +82,64 @@ def not_newer(version: str, than: str | None) -> bool:
 _pages = msgspec.json.Decoder(Page)
 _events = msgspec.json.Decoder(WatchEvent)
 _objects = msgspec.json.Decoder(_Object)
+
+
+T = TypeVar("T")
+
+PAGE: Final = 500
+_SHRINKS: Final = 25
+"""By what a page shrinks: 500 objects, 20, 1."""
+
+
+class Listed(msgspec.Struct, Generic[T]):
+    """What was found, and the resourceVersion that it is as of."""
+
+    found: list[T]
+    version: str
+
+
+def listed(
+    path: str,
+    select: Query,
+    get: Callable[[str, Query], bytes],
+    take: Callable[[msgspec.Raw], T],
+    *,
+    remembered: bool = False,
+) -> Listed[T]:
+    """`take` reads the kept fields of an object, page by page. `remembered`: from the server's
+    cache, which may be old and answers without pages. After an answer that is too large the list
+    begins anew with smaller pages. Raises KubeError, AccessError and the exceptions of `take`."""
+    asked = f"list of {path}"
+    size = PAGE
+    query: Query = {**select, "limit": size}
+    if remembered:
+        query = {**query, "resourceVersion": "0"}
+    found: list[T] = []
+    while True:
+        try:
+            got = page(asked, get(path, query))
+        except TooLargeError:
+            if size == 1:
+                raise
+            size = max(1, size // _SHRINKS)
+            found.clear()
+            query = {**select, "limit": size}
+            continue
+        except GoneError:
+            if "continue" not in query:
+                raise
+            # The server offers to go on with a newer state: what changed meanwhile on the pages
+            # before would be lost.
+            found.clear()
+            query = dict(select) if size == PAGE else {**select, "limit": size}
+            continue
+        found.extend(map(take, got.items or ()))
+        token = got.metadata.continue_
+        if not token:
+            break
+        if query.get("continue") == token:
+            raise MalformedError(f"{asked}: the same page again")
+        query = {**select, "limit": size, "continue": token}
+    if not got.metadata.resource_version:
+        raise MalformedError(f"{asked}: has no resourceVersion")
+    return Listed(found, got.metadata.resource_version)

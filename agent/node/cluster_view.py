@@ -12,13 +12,12 @@ from typing import Final
 import msgspec
 
 from agent.kube import auth
-from agent.kube.answers import ResponseLimits
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.errors import ForbiddenError
 from agent.kube.events import Recorder
 from agent.kube.objects import Change, ChangeKind, Objects
-from agent.kube.transport import Transport
+from agent.kube.transport import ResponseLimits, Transport
 from agent.model import apiobjects, deviceobject
 from agent.model.apiobjects import ApiNode, ApiPod
 from agent.model.devicelist import Published, published

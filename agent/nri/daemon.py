@@ -28,9 +28,8 @@ from agent.nri.conflicts import Conflicts, connected_processes
 from agent.nri.hooks import Containers, NriHooks
 from agent.nri.link import PluginLink
 from agent.nri.updater import Updater
-from agent.telemetry.hookmetrics import Counts
+from agent.telemetry.frontend_metrics import Counts, render
 from agent.telemetry.page import serve_pages
-from agent.telemetry.plain import render
 
 LOCK_SECONDS = 3.0
 """How long another plugin of ours may take to end: the runtime waits 5 s for a registration."""

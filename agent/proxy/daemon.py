@@ -18,9 +18,8 @@ from agent.model.settings import options
 from agent.model.settings.frontends import ProxySettings
 from agent.proxy.gate import CpusetGate
 from agent.relay.server import RelayServer
-from agent.telemetry.hookmetrics import Counts
+from agent.telemetry.frontend_metrics import Counts, Histogram, Histograms, Metric, render
 from agent.telemetry.page import serve_pages
-from agent.telemetry.plain import Histogram, Histograms, Metric, render
 
 log = logging.getLogger(__name__)
 _TOTAL_SECONDS: Final = (

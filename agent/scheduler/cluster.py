@@ -1,5 +1,5 @@
-"""The scheduler's model of the cluster: each node with the holdings of its pods and the
-reservations.
+"""The cluster-state cache: the nodes with what their pods and the reservations hold, and the nodes
+that changed since a serial.
 
 Everything but the reservations follows from the API objects: a process that starts, or begins to
 lead, has the same ledger once its watches are synced.
@@ -22,15 +22,14 @@ from agent.kube.objects import Change, ChangeKind
 from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
-from agent.scheduler.changelog import ChangedNodes, ChangeLog
 from agent.scheduler.node_info import CpuMismatch, NodeChange, NodeInfo
-from agent.scheduler.pod_group import PodGroup
-from agent.scheduler.records import NodeRecord, PodRecord, Unreadable
+from agent.scheduler.records import NodeRecord, PodGroup, PodRecord, Unreadable
 
 T = TypeVar("T")
 EXPIRY_SECONDS: Final = 75.0
 """The outcome of a Binding without an answer is final by then: the API server cancels a request
 after 60 s (--request-timeout), and a write that it passed to etcd ends a few seconds later."""
+MAX_NAMES: Final = 100_000
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -339,6 +338,46 @@ class SchedulerCache:
     def _remove_if_empty(self, state: NodeInfo) -> None:
         if state.empty:
             self._states.pop(state.name, None)
+
+
+class ChangedNodes(msgspec.Struct, frozen=True):
+    """`names` are the nodes that changed; None means that any node may have changed. `serial` is
+    the argument of the next call."""
+
+    serial: int
+    names: frozenset[str] | None
+
+
+class ChangeLog:
+    """Keeps the last change of each name, in order. One thread at a time."""
+
+    def __init__(self, most_names: int = MAX_NAMES) -> None:
+        """The log drops the oldest changes when it has more than `most_names` names."""
+        self._most = most_names
+        self._last: dict[str, int] = {}
+        self._forgotten = 0
+        self.serial = 0
+
+    def add(self, name: str) -> None:
+        """Records one change."""
+        self.serial += 1
+        self._last.pop(name, None)
+        self._last[name] = self.serial
+        if len(self._last) > self._most:
+            oldest = next(iter(self._last))
+            self._forgotten = self._last.pop(oldest)
+
+    def since(self, serial: int) -> ChangedNodes:
+        """Returns the nodes that changed after that serial; any node where the log does not reach
+        back so far."""
+        if serial < self._forgotten:
+            return ChangedNodes(self.serial, None)
+        names = []
+        for name in reversed(self._last):
+            if self._last[name] <= serial:
+                break
+            names.append(name)
+        return ChangedNodes(self.serial, frozenset(names))
 
 
 def _report_fields(pod: PodRecord) -> tuple[object, ...]:

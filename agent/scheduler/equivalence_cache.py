@@ -1,8 +1,9 @@
 """Caches the feasibility of nodes for pods of one equivalence class until the node changes.
 
 Pods of one class get the same result on every node, so the cache has one row per class, with a
-result per node. A result is computed at its first lookup and dropped when the cluster's log names
-its node: a bind costs one new result for each class that looks the node up again.
+result per node. A result is computed at its first lookup (`RequirementsCheck`) and dropped when the
+cluster's log names its node: a bind costs one new result for each class that looks the node up
+again.
 """
 
 from __future__ import annotations
@@ -11,50 +12,32 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
-from agent.scheduler.changelog import ChangedNodes
+from agent.scheduler.cluster import ChangedNodes, SchedulerCache
+from agent.scheduler.pod_info import (
+    UNKNOWN_NODE,
+    Feasibility,
+    Feasible,
+    GroupRequirements,
+    Infeasible,
+    PodInfo,
+    PodRequirements,
+    Requirements,
+)
 
 MAX_RESULTS: Final = 1_000_000
 """Results kept, of some 60 bytes each. Beyond them the least recently used row is dropped."""
-
 MAX_CLASSES: Final = 512
 """Rows kept: a change of a node takes time for each row."""
-
 # While a row is filled, the lock is released after so many results or so much time, for binds and
 # watches. The result of a large group takes as long as those of hundreds of pods.
 _AT_ONCE: Final = 32
 _HELD_SECONDS: Final = 0.003
 # A thread that waits for a lock hardly gets it where another takes it again at once.
 _PAUSE_SECONDS: Final = 0.00005
-
-
-class Feasible(msgspec.Struct, frozen=True, eq=False):
-    """A node with room. `score` is 0 to 100. Of two nodes with one score that of the smaller
-    `order` is better, then that of the smaller name."""
-
-    score: int
-    order: tuple[Any, ...] = ()
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Smaller is better."""
-        return -self.score, self.order
-
-
-class Infeasible(msgspec.Struct, frozen=True, eq=False):
-    """A node without room. `reason` is for people, `words` is the reason without amounts, where it
-    has some. `unresolvable`: no eviction helps."""
-
-    reason: str
-    unresolvable: bool = False
-    words: str = ""
-
-
-Feasibility = Feasible | Infeasible
-UNKNOWN_NODE: Final = Infeasible("the node is not known to the scheduler", unresolvable=True)
 
 
 class NodeCheck(Protocol):
@@ -73,6 +56,39 @@ class NodeCheck(Protocol):
         """Returns UNKNOWN_NODE for a node that does not exist. The caller holds the cluster's
         lock."""
         ...
+
+
+class RequirementsCheck(msgspec.Struct, frozen=True):
+    """Checks whether a node is eligible and has room."""
+
+    cluster: SchedulerCache
+    requirements: Requirements
+
+    @property
+    def equivalence_class(self) -> Hashable:
+        return self.requirements.equivalence_class
+
+    @property
+    def reads_zone_report(self) -> bool:
+        return self.requirements.pod_request.zoned is not None
+
+    def run(self, node: str) -> Feasibility:
+        """The caller holds the cluster's lock."""
+        ineligibility = self.cluster.eligible(node, self.requirements.pod_request)
+        state = self.cluster.node(node)
+        if state is None:
+            return UNKNOWN_NODE
+        if ineligibility is not None:
+            return Infeasible(ineligibility, unresolvable=True)
+        return self.requirements.check(state.place)
+
+
+def requirements_of(info: PodInfo, cluster: SchedulerCache) -> Requirements:
+    """The requirements of a pod without node: for a group, those of all members without node."""
+    if info.group is None:
+        return PodRequirements(info.pod_request)
+    missing = info.group.size - len(cluster.bound_members(info.group))
+    return GroupRequirements(info.pod_request, max(1, missing))
 
 
 class Node(Protocol):

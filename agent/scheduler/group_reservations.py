@@ -20,26 +20,13 @@ from agent.allocate.node_allocator.allocator import StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.scheduler.cluster import ReserveError, SchedulerCache
-from agent.scheduler.equivalence_cache import Infeasible
-from agent.scheduler.pod_group import PodGroup
+from agent.scheduler.pod_info import Infeasible, parts
+from agent.scheduler.records import PodGroup
 
 RESERVED_SECONDS: Final = 60.0
 
 # Between two checks whether a watch shows all members of an expired group bound.
 _LOOK_SECONDS: Final = 1.0
-
-
-def parts(group: PodGroup, pod_request: PodRequest, size: int) -> list[PodRequest]:
-    """The same request for each of `size` members."""
-    return [
-        msgspec.structs.replace(
-            pod_request,
-            ask=msgspec.structs.replace(
-                pod_request.ask, uid=group.part(number), title=f"{group.title}, part {number}"
-            ),
-        )
-        for number in range(size)
-    ]
 
 
 class _Held(msgspec.Struct):

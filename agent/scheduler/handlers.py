@@ -1,26 +1,26 @@
-"""The handlers of the extender verbs filter, prioritize, preempt and bind, on the cluster's state,
-and the extender results that they make of the feasibility of nodes."""
+"""The handlers of the extender verbs filter, prioritize, preempt and bind, and the extender results
+that they make of the feasibility of nodes.
+
+`QueueingExtender` wraps the handlers: it adds the pods that find no node to the queue of
+unschedulable pods, and keeps nominated nodes from pods of lower rank.
+"""
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest, PodRequestError
+from agent.model.apiobjects import ApiPod
 from agent.scheduler.binder import Binder, BindError
-from agent.scheduler.binding_api import PodName
 from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.cycle_state import PodInfo, PodInfoCache
-from agent.scheduler.equivalence_cache import (
-    UNKNOWN_NODE,
-    EquivalenceCache,
-    Feasibility,
-    Feasible,
-    Infeasible,
-)
-from agent.scheduler.extender_types import (
+from agent.scheduler.equivalence_cache import EquivalenceCache, RequirementsCheck
+from agent.scheduler.extender import (
+    Extender,
     ExtenderArgs,
     ExtenderBindingArgs,
     ExtenderBindingResult,
@@ -30,8 +30,19 @@ from agent.scheduler.extender_types import (
     HostPriority,
 )
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import GroupError, PodGroup
-from agent.scheduler.requirements import GroupRequirements, PodRequirements, RequirementsCheck
+from agent.scheduler.pod_info import (
+    UNKNOWN_NODE,
+    Feasibility,
+    Feasible,
+    GroupRequirements,
+    Infeasible,
+    PodInfo,
+    PodInfoCache,
+    PodName,
+    PodRequirements,
+)
+from agent.scheduler.records import GroupError, PodGroup
+from agent.scheduler.unschedulable_queue import UnschedulableQueue, queued_pod
 
 MAX_DETAILED_REASONS: Final = 5
 """With more reasons than that, the reasons lose their amounts."""
@@ -288,3 +299,112 @@ class ExtenderHandlers:
         if lack is not None:
             return no_nodes(nodes, lack.reason, but="" if lack.unresolvable else node)
         return only_node(nodes, node, f"{group.title} is on node {node}")
+
+
+MAX_CANDIDATES: Final = 128
+"""Infeasible nodes kept per pod for evictions; kube-scheduler sends them in another order each
+time."""
+
+
+class QueueingExtender:
+    """Wraps the handlers of another Extender: fills the queue of unschedulable pods, and keeps
+    nominated nodes from pods of lower rank."""
+
+    def __init__(
+        self,
+        handlers: Extender,
+        pod_infos: PodInfoCache,
+        cluster: SchedulerCache,
+        queue: UnschedulableQueue,
+        *,
+        preempting: Callable[[str, PodGroup | None], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`preempting` is called with a pod and its group when kube-scheduler makes room for it."""
+        self._handlers = handlers
+        self._pod_infos = pod_infos
+        self._cluster = cluster
+        self._queue = queue
+        self._preempting = preempting
+        self._clock = clock
+
+    def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
+        nominated_nodes = self._nominated(args)
+        if not nominated_nodes:
+            result = self._handlers.filter(args)
+        else:
+            others = tuple(each for each in args.node_names if each not in nominated_nodes)
+            result = self._handlers.filter(msgspec.structs.replace(args, node_names=others))
+        if _is_empty(result.node_names):
+            if not result.error:
+                self._enqueue(args, result)
+        else:
+            self._queue.remove(args.pod.uid)
+        return _without(result, [each for each in args.node_names if each in nominated_nodes])
+
+    def prioritize(self, args: ExtenderArgs) -> Sequence[HostPriority] | msgspec.Raw:
+        return self._handlers.prioritize(args)
+
+    def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+        result = self._handlers.preempt(args)
+        if result.victims and self._preempting is not None:
+            self._preempting(args.pod.uid, self._group(args.pod))
+        return result
+
+    def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
+        return self._handlers.bind(args)
+
+    def _group(self, pod: ApiPod) -> PodGroup | None:
+        try:
+            return self._pod_infos.of(pod).group
+        except (PodRequestError, GroupError):
+            return None
+
+    def _nominated(self, args: ExtenderArgs) -> frozenset[str]:
+        """Returns the nodes that are nominated for other pods."""
+        if not self._queue.has_nominations:
+            return frozenset()
+        try:
+            info = self._pod_infos.of(args.pod)
+        except (PodRequestError, GroupError):
+            return frozenset()
+        # A pod without CPUs or devices from us takes nothing of the room.
+        if info.pod_request.needs is Needs.NOTHING:
+            return frozenset()
+        return self._queue.nominated_for_others(
+            args.pod.uid, info.pod_request.priority, self._clock(), info.group
+        )
+
+    def _enqueue(self, args: ExtenderArgs, result: ExtenderFilterResult) -> None:
+        try:
+            info = self._pod_infos.of(args.pod)
+        except (PodRequestError, GroupError):
+            return  # a change of a node does not help, and kube-scheduler sees a change of the pod
+        failed = result.failed_nodes
+        if isinstance(failed, msgspec.Raw):
+            failed = msgspec.json.decode(failed, type=dict[str, str])
+        group_node = self._cluster.group_node(info.group) if info.group is not None else None
+        candidates = failed if group_node is None else failed.keys() & {group_node}
+        found = queued_pod(
+            info,
+            self._cluster,
+            self._clock(),
+            tuple(itertools.islice(candidates, MAX_CANDIDATES)),
+            args.pod.nominated,
+        )
+        self._queue.add(found, args.node_names if group_node is None else (group_node,))
+
+
+def _is_empty(names: Sequence[str] | msgspec.Raw) -> bool:
+    return bytes(names).strip() in (b"[]", b"null") if isinstance(names, msgspec.Raw) else not names
+
+
+def _without(result: ExtenderFilterResult, nominated_nodes: Sequence[str]) -> ExtenderFilterResult:
+    """Adds to the result why the nodes in `nominated_nodes` are missing."""
+    if not nominated_nodes:
+        return result
+    reasons = result.failed_and_unresolvable_nodes
+    if isinstance(reasons, msgspec.Raw):
+        reasons = msgspec.json.decode(reasons, type=dict[str, str])
+    nominated = dict.fromkeys(nominated_nodes, "room is being made here for a more important pod")
+    return msgspec.structs.replace(result, failed_and_unresolvable_nodes={**reasons, **nominated})

@@ -1,4 +1,8 @@
-"""Leader election among the schedulers, by a Lease."""
+"""Leader election among the schedulers, by a Lease (coordination.k8s.io/v1).
+
+Clocks of machines are not compared: a Lease expires when it has not changed for its duration by the
+candidate's own clock.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,34 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from agent.kube.answers import ResponseLimits
 from agent.kube.errors import ConflictError, NotFoundError, RejectedError, StoreError
-from agent.kube.transport import Transport, segment
-from agent.model.objects import ObjectError
-from agent.scheduler import lease
-from agent.scheduler.lease import LeaseTimes, Object, ObservedLease, Spec
+from agent.kube.transport import ResponseLimits, Transport, segment
+from agent.model.objects import ObjectError, converted, decoded
 
 log = logging.getLogger(__name__)
-
+_KIND: Final = "Lease"
 _BASE: Final = "/apis/coordination.k8s.io/v1/namespaces"
+_Object = dict[str, Any]
+
+
+class LeaseTimes(msgspec.Struct, frozen=True):
+    """A candidate takes a Lease that has not changed for `lease_seconds`. A leader that could not
+    renew it for `renew_seconds` stops. It is renewed, or read, every `retry_seconds`."""
+
+    lease_seconds: int = 15
+    renew_seconds: float = 10.0
+    retry_seconds: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_seconds < self.renew_seconds < self.lease_seconds:
+            raise ValueError(
+                f"a lease of {self.lease_seconds} s, given up after {self.renew_seconds} s and "
+                f"renewed every {self.retry_seconds} s: each must be less than the one before"
+            )
 
 
 class Clocks(msgspec.Struct, frozen=True):
@@ -71,8 +89,8 @@ class Leader:
         self._acquired = acquired or (lambda: None)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self.run, name=f"lease {name}", daemon=True)
-        self._observed: ObservedLease | None = None
-        self._ours: Object | None = None
+        self._observed: _ObservedLease | None = None
+        self._ours: _Object | None = None
         self._until: float | None = None
         self._led = False
         self._term = 0
@@ -146,14 +164,12 @@ class Leader:
 
     def _taken(self) -> bool:
         try:
-            found = lease.decode(self._transport.get(self._path))
+            found = _decoded(self._transport.get(self._path))
         except NotFoundError:
             return self._made()
-        observed_lease = lease.observed(
-            lease.spec_of(found), self._observed, self._clocks.monotonic()
-        )
+        observed_lease = _observation(_spec_of(found), self._observed, self._clocks.monotonic())
         self._observed = observed_lease
-        if self._clocks.monotonic() < lease.expires_at(observed_lease, self.identity, self._times):
+        if self._clocks.monotonic() < _expires_at(observed_lease, self.identity, self._times):
             return False
         try:
             self._write(found)
@@ -162,27 +178,25 @@ class Leader:
         return True
 
     def _made(self) -> bool:
-        spec = lease.renewed(Spec(), self.identity, self._times, self._clocks.wall())
-        wanted = lease.body(self._namespace, self._name, spec)
+        spec = _renewed_spec(_LeaseSpec(), self.identity, self._times, self._clocks.wall())
+        wanted = _new_lease(self._namespace, self._name, spec)
         try:
             answer = self._transport.create(self._folder, wanted)
         except RejectedError as error:
             if "already exists" in str(error):
                 return False
             raise
-        self._keep(lease.decode(answer))
+        self._keep(_decoded(answer))
         return True
 
-    def _write(self, found: Object) -> None:
-        spec = lease.renewed(lease.spec_of(found), self.identity, self._times, self._clocks.wall())
-        answer = self._transport.request("PUT", self._path, body=lease.replaced(found, spec))
-        self._keep(lease.decode(answer.body))
+    def _write(self, found: _Object) -> None:
+        spec = _renewed_spec(_spec_of(found), self.identity, self._times, self._clocks.wall())
+        answer = self._transport.request("PUT", self._path, body=_with_spec(found, spec))
+        self._keep(_decoded(answer.body))
 
-    def _keep(self, written: Object) -> None:
+    def _keep(self, written: _Object) -> None:
         self._ours = written
-        self._observed = lease.observed(
-            lease.spec_of(written), self._observed, self._clocks.monotonic()
-        )
+        self._observed = _observation(_spec_of(written), self._observed, self._clocks.monotonic())
 
     def _begin(self) -> None:
         if not self._led:
@@ -202,7 +216,100 @@ class Leader:
         if not leading or self._ours is None:
             return
         try:
-            spec = lease.released(lease.spec_of(self._ours), self._clocks.wall())
-            self._transport.request("PUT", self._path, body=lease.replaced(self._ours, spec))
+            spec = _released_spec(_spec_of(self._ours), self._clocks.wall())
+            self._transport.request("PUT", self._path, body=_with_spec(self._ours, spec))
         except (StoreError, ObjectError) as error:
             log.warning("lease %s/%s is not released: %s", self._namespace, self._name, error)
+
+
+class _LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """`holder_identity` is empty where nobody holds the Lease. Times are in the format of the
+    API."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class _ObservedLease(msgspec.Struct, frozen=True):
+    """A Lease as it was read. `since` is when it was first read with this content, by our clock."""
+
+    spec: _LeaseSpec
+    since: float
+
+
+def _observation(spec: _LeaseSpec, before: _ObservedLease | None, now: float) -> _ObservedLease:
+    """Returns `before` where the Lease has not changed, else a new observation."""
+    if before is not None and before.spec == spec:
+        return before
+    return _ObservedLease(spec, now)
+
+
+def _expires_at(observed_lease: _ObservedLease, identity: str, times: LeaseTimes) -> float:
+    """When `identity` may take the Lease, by the clock of the observation."""
+    holder = observed_lease.spec.holder_identity
+    if not holder or holder == identity:
+        return observed_lease.since
+    return observed_lease.since + (
+        observed_lease.spec.lease_duration_seconds or times.lease_seconds
+    )
+
+
+def _renewed_spec(
+    before: _LeaseSpec, identity: str, times: LeaseTimes, wall: datetime.datetime
+) -> _LeaseSpec:
+    """The spec of a Lease that `identity` renews or takes. `wall` is for people."""
+    now = _text(wall)
+    ours = before.holder_identity == identity
+    return _LeaseSpec(
+        identity,
+        times.lease_seconds,
+        before.acquire_time if ours else now,
+        now,
+        (before.lease_transitions or 0) + (0 if ours or before.renew_time is None else 1),
+    )
+
+
+def _released_spec(before: _LeaseSpec, wall: datetime.datetime) -> _LeaseSpec:
+    """The spec of a Lease without holder: any candidate may take it."""
+    return _LeaseSpec("", 1, _text(wall), _text(wall), before.lease_transitions)
+
+
+def _new_lease(namespace: str, name: str, spec: _LeaseSpec) -> _Object:
+    """A new Lease object."""
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": _KIND,
+        "metadata": {"namespace": namespace, "name": name},
+        "spec": msgspec.to_builtins(spec),
+    }
+
+
+def _with_spec(found: _Object, spec: _LeaseSpec) -> _Object:
+    """The same object, at the same resourceVersion, with our fields as in `spec`."""
+    return {**found, "spec": {**(found.get("spec") or {}), **msgspec.to_builtins(spec)}}
+
+
+def _decoded(text: bytes) -> _Object:
+    """Raises ObjectError."""
+    return decoded(text, _KIND, _objects)
+
+
+def _spec_of(found: _Object) -> _LeaseSpec:
+    """Raises ObjectError."""
+    if not isinstance(found.get("metadata"), dict):
+        raise ObjectError(_KIND, "without a name", "metadata: is missing")
+    return converted(found, _KIND, _Lease).spec or _LeaseSpec()
+
+
+class _Lease(msgspec.Struct, frozen=True):
+    spec: _LeaseSpec | None = None
+
+
+_objects: Final = msgspec.json.Decoder(_Object)
+
+
+def _text(wall: datetime.datetime) -> str:
+    return wall.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -13,17 +13,17 @@ import msgspec
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
 from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.cycle_state import PodInfo, pod_info
 from agent.scheduler.disruption_budgets import Budgets
-from agent.scheduler.extender_types import (
+from agent.scheduler.equivalence_cache import requirements_of
+from agent.scheduler.extender import (
     ExtenderPreemptionArgs,
     ExtenderPreemptionResult,
     MetaPod,
     MetaVictims,
 )
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import GroupError, PodGroup
-from agent.scheduler.requirements import Requirements, requirements_of
+from agent.scheduler.pod_info import PodInfo, Requirements, pod_info
+from agent.scheduler.records import GroupError, PodGroup
 from agent.scheduler.unschedulable_queue import UnschedulableQueue
 from agent.scheduler.victim_selection import (
     BoundPod,

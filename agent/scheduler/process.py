@@ -14,34 +14,38 @@ from typing import Final
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.daemon import Ending, Faults, Periodic, one_arena
 from agent.kube import auth, documents
-from agent.kube.answers import ResponseLimits
 from agent.kube.auth import Access
 from agent.kube.documents import DocumentError
-from agent.kube.transport import Reachability, Transport
+from agent.kube.listwatch import ListWatch
+from agent.kube.transport import Reachability, ResponseLimits, Transport
 from agent.model import schedulerargs
 from agent.model.objects import ObjectError
 from agent.model.policies import Strategy
 from agent.model.schedulerargs import Rules, SchedulerArgs
 from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import SchedulerSettings
-from agent.scheduler import extender, leader_election, server
+from agent.scheduler import disruption_budgets, extender, leader_election, server
 from agent.scheduler.binder import Binder, ReservationExpiry
-from agent.scheduler.binding_api import BindingApi
-from agent.scheduler.certificates import CertificateFiles
 from agent.scheduler.cluster import SchedulerCache
+from agent.scheduler.connections import CertificateFiles
 from agent.scheduler.corrections import Corrections
-from agent.scheduler.cycle_state import PodInfoCache
+from agent.scheduler.disruption_budgets import Budget, Budgets
 from agent.scheduler.equivalence_cache import EquivalenceCache
+from agent.scheduler.evictor import Evictor
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.handlers import ExtenderHandlers
+from agent.scheduler.handlers import ExtenderHandlers, QueueingExtender
 from agent.scheduler.http_routes import Route
-from agent.scheduler.leader_election import Leader
+from agent.scheduler.leader_election import Leader, LeaseTimes
 from agent.scheduler.leader_gate import AlwaysLeader, LeaderGate
-from agent.scheduler.lease import LeaseTimes
+from agent.scheduler.pod_info import PodInfoCache
+from agent.scheduler.pods_api import BindingApi
+from agent.scheduler.preemption import Preemption
 from agent.scheduler.records import AgentSelector
+from agent.scheduler.retry import ClusterFeasibility, Retry, unschedulable_pods
 from agent.scheduler.server import Server
-from agent.scheduler.unschedulable import UnschedulablePods
-from agent.scheduler.watches import Watches
+from agent.scheduler.unschedulable_queue import UnschedulableQueue
+from agent.scheduler.victim_selection import NodeSnapshots
+from agent.scheduler.watches import Watches, stale, watch_pace
 from agent.telemetry.schedulermetrics import SchedulerFacts
 
 log = logging.getLogger(__name__)
@@ -50,6 +54,10 @@ EXPIRY_SECONDS: Final = 1.0
 """Interval of the expiry of reservations."""
 CORRECTION_SECONDS: Final = 1.0
 """Interval of the corrections of resource-status."""
+RETRY_SECONDS: Final = 0.5
+"""Interval of the retries of unschedulable pods."""
+EVICT_SECONDS: Final = 1.0
+"""Interval of the evictions for unschedulable pods."""
 BIND_SECONDS: Final = 3.5
 READ_LIMITS: Final = ResponseLimits(connect_seconds=0.5, read_seconds=0.5, whole_seconds=0.5)
 """A Binding and the read of its outcome take less than kube-scheduler waits (`httpTimeout`), so
@@ -169,31 +177,43 @@ class _Parts:
         pod_infos = PodInfoCache()
         groups = GroupReservations(cluster, seconds=settings.group_seconds)
         cache = EquivalenceCache(cluster)
-        self._unschedulable = UnschedulablePods(
-            transport(),
-            cluster,
-            groups,
-            cache,
-            pod_infos,
-            lambda: self._gate.reason() is None,
-            settings.scheduler_name,
-            evict=settings.evict,
-            stale_seconds=settings.watch_stale_seconds,
+        queue, budgets, writing = UnschedulableQueue(), Budgets(), transport()
+        self._stale_seconds = settings.watch_stale_seconds
+        self._budgets: ListWatch[Budget] = ListWatch(
+            writing,
+            disruption_budgets.PATH,
+            {},
+            disruption_budgets.read,
+            budgets.changed,
+            pace=watch_pace(self._stale_seconds),
         )
+        retry = Retry(
+            writing,
+            queue,
+            ClusterFeasibility(cluster, cache),
+            self._leads,
+            lambda: unschedulable_pods(writing, cluster, settings.scheduler_name),
+        )
+        evictor = None
+        if settings.evict:
+            evictor = Evictor(writing, NodeSnapshots(cluster), queue, budgets, self._leads)
         self._watches = Watches(
             transport(),
             cluster,
             agents,
-            pods_changed=self._unschedulable.pods_changed,
-            stale_seconds=settings.watch_stale_seconds,
+            pods_changed=queue.pods_changed,
+            stale_seconds=self._stale_seconds,
         )
         self._leader = self._leader_election(settings, times, transport)
         self._gate = LeaderGate(self._leader or AlwaysLeader(), self._watches, freeze_garbage)
-        self._corrections = Corrections(transport(), cluster, lambda: self._gate.reason() is None)
-        self._correcting = Periodic("corrections", CORRECTION_SECONDS, self._corrections.step)
+        corrections = Corrections(transport(), cluster, self._leads)
         bindings = BindingApi(binding, reading)
         expiry = ReservationExpiry(cluster, groups, bindings)
         self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
+        self._rounds = [Periodic("retry", RETRY_SECONDS, retry.round)]
+        if evictor is not None:
+            self._rounds.append(Periodic("evict", EVICT_SECONDS, evictor.round))
+        self._rounds.append(Periodic("corrections", CORRECTION_SECONDS, corrections.step))
         binder = Binder(cluster, groups, bindings, pod_infos, self._bind_unavailable)
         handlers = ExtenderHandlers(
             cluster,
@@ -201,30 +221,33 @@ class _Parts:
             binder,
             pod_infos,
             cache,
-            self._unschedulable.preempt,
+            Preemption(cluster, groups, queue, budgets),
             best_alone=settings.best_node_only,
         )
-        wrapped = self._unschedulable.wrap(handlers)
+        queueing = QueueingExtender(
+            handlers, pod_infos, cluster, queue, preempting=evictor.pause if evictor else None
+        )
         counted = extender.metrics()
         counted.follow(
             lambda: SchedulerFacts(
-                deciding=self._gate.reason() is None,
+                deciding=self._leads(),
                 nodes=len(cluster.nodes()),
                 lost_races=binder.lost_races,
-                waiting=self._unschedulable.pending,
-                retried=self._unschedulable.retried,
-                evicted=self._unschedulable.evicted,
-                corrected=self._corrections.written,
-                uncorrected=self._corrections.failed,
-                misreported=self._corrections.open,
-                watch_ages_seconds=self._watches.ages_seconds | self._unschedulable.ages_seconds,
+                waiting=len(queue),
+                retried=retry.tried,
+                evicted=evictor.evicted if evictor else 0,
+                corrected=corrections.written,
+                uncorrected=corrections.failed,
+                misreported=corrections.open,
+                watch_ages_seconds=self._watches.ages_seconds
+                | {disruption_budgets.PLURAL: self._budgets.age_seconds},
             )
         )
         self.routes: dict[str, Route] = extender.routes(
-            wrapped,
+            queueing,
             self._gate.reason,
             counted,
-            {"preempt": self._unschedulable.preemption_unavailable},
+            {"preempt": self._preemption_unavailable},
         )
 
     def start(self, closing: ExitStack) -> None:
@@ -236,12 +259,20 @@ class _Parts:
             self._expiry,
             self._gate,
             *led,
-            self._unschedulable,
-            self._correcting,
+            self._budgets,
+            *self._rounds,
         )
         for each in parts:
             each.start()
             closing.callback(each.stop)
+
+    def _leads(self) -> bool:
+        """Whether this process leads and knows the cluster."""
+        return self._gate.reason() is None
+
+    def _preemption_unavailable(self) -> str | None:
+        """Returns why no victims may be selected now; None where they may."""
+        return stale({disruption_budgets.PLURAL: self._budgets}, self._stale_seconds)
 
     def _bind_unavailable(self) -> str | None:
         """Returns why no Binding may be sent now; None where one may. The other verbs change

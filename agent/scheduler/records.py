@@ -1,18 +1,85 @@
-"""The records that the scheduler keeps of API objects, and a pool that stores equal values once."""
+"""The records that the scheduler keeps of API objects, and their decoders.
+
+The annotations of pods are decoded and dropped: those of 100,000 pods would not fit into memory.
+Equal values of many objects are stored once and never changed (`InternPool`).
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Mapping
 from sys import intern
 from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from agent.allocate.node_allocator.assigned_pods import AssignedPod
-from agent.allocate.nrt.pod import ZonedPod
-from agent.scheduler.pod_group import PodGroup
+from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
+from agent.allocate.nrt.pod import ZonedPod, zoned_pod
+from agent.model import (
+    apiobjects,
+    bounds,
+    deviceobject,
+    holding,
+    interconnect,
+    node_annotations,
+    nodetopology,
+)
+from agent.model.annotations import AnnotationError
+from agent.model.apiobjects import ApiPod, PodObject
+from agent.model.device_allocation import Holdings, VirtualFunctions
+from agent.model.deviceobject import DeviceObject
+from agent.model.nodetopology import NodeTopology
+from agent.model.objects import ObjectError, decoded
+from agent.model.quantities import Quantity, QuantityError, milli, whole
 
-# Of deploy/base too.
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+GROUP_ANNOTATION: Final = "topolet.io/group"
+MAX_SIZE: Final = 64
+"""Members of a group, all of which are on one node."""
+
+
+class GroupError(ValueError):
+    """The annotation is invalid; the message names the pod and the annotation."""
+
+
+class PodGroup(msgspec.Struct, frozen=True):
+    """The group as all its members name it."""
+
+    namespace: str
+    name: str
+    size: int
+
+    @property
+    def title(self) -> str:
+        return f"group {self.namespace}/{self.name}"
+
+    def part(self, number: int) -> str:
+        """The stand-in for a pod's uid of a part that no member has taken."""
+        return f"{self.namespace}/{self.name}/{number}"
+
+
+def group_of(pod: ApiPod) -> PodGroup | None:
+    """Returns None for a pod without a group. Raises GroupError."""
+    text = pod.annotations.get(GROUP_ANNOTATION)
+    if text is None:
+        return None
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise GroupError(
+            f"pod {pod.title}: annotation {GROUP_ANNOTATION}: {text[:80]!r} is no NAME/SIZE"
+        )
+    size = int(match[2])
+    if not 1 <= size <= MAX_SIZE:
+        raise GroupError(
+            f"pod {pod.title}: annotation {GROUP_ANNOTATION}: SIZE {size} is not 1 to {MAX_SIZE}"
+        )
+    return PodGroup(pod.namespace, match[1], size)
+
+
+_TEXT: Final = re.compile(r"([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/([0-9]{1,4})", re.ASCII)
+# The labels of deploy/base.
 AGENT_LABELS: Final = {
     "app.kubernetes.io/name": "topolet",
     "app.kubernetes.io/component": "agent",
@@ -85,8 +152,6 @@ class Unreadable(msgspec.Struct, frozen=True):
     text: str
 
 
-T = TypeVar("T")
-
 MAX_VALUES: Final = 4096
 
 
@@ -117,3 +182,197 @@ class InternPool(Generic[T]):
 def interned(texts: Mapping[str, str]) -> dict[str, str]:
     """The same mapping, of interned strings."""
     return {intern(key): intern(value) for key, value in texts.items()}
+
+
+def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
+    """Returns a decoder, which raises ObjectError."""
+
+    def read(text: bytes) -> PodRecord:
+        raw = decoded(text, apiobjects.KIND, _pods)
+        pod = apiobjects.value(raw)
+        ready = None
+        if agents.include(pod.namespace, pod.labels):
+            ready = pod.phase is apiobjects.Phase.RUNNING and not pod.deleted and _ready(text)
+        if not pod.node:
+            return PodRecord(pod.uid, "", None, ready)
+        if pod.terminal:
+            zoned, ended = _zoned_of(pod), pod.title
+            return PodRecord(pod.uid, intern(pod.node), None, ready, zoned=zoned, ended=ended)
+        holding = holding_of(pod)
+        for fault in holding.faults:
+            log.warning("pod %s on node %s: %s", pod.title, pod.node, fault)
+        return PodRecord(
+            pod.uid,
+            intern(pod.node),
+            _compact(holding),
+            ready,
+            _labels.of(interned(pod.labels)),
+            pod.started_at,
+            pod.deleted,
+            pod.mirror,
+            _zoned_of(pod),
+            pod.phase is not apiobjects.Phase.PENDING,
+            _group(pod),
+        )
+
+    return read
+
+
+def _group(pod: ApiPod) -> PodGroup | None:
+    """Returns None also for an invalid annotation: the handlers report it when the pod is
+    scheduled."""
+    try:
+        return group_of(pod)
+    except GroupError:
+        return None
+
+
+def node(text: bytes) -> NodeRecord:
+    """Raises ObjectError."""
+    raw = decoded(text, "Node", _nodes)
+    metadata = raw.metadata
+    return NodeRecord(
+        intern(metadata.name),
+        metadata.uid,
+        interned(metadata.labels or {}),
+        bounds.kept(metadata.annotations or {}, _NODE_READ),
+        _amounts(metadata.name, raw.status.allocatable or {}),
+    )
+
+
+def topology(text: bytes) -> NodeTopology | Unreadable:
+    """Never raises."""
+    try:
+        read = nodetopology.decode(decoded(text, nodetopology.KIND, _objects))
+    except ObjectError as error:
+        return _unreadable(error)
+    kept = bounds.kept(read.annotations, _TOPOLOGY_READ)
+    return msgspec.structs.replace(read, annotations=interned(kept))
+
+
+def devices(text: bytes) -> DeviceObject | Unreadable:
+    """Never raises."""
+    try:
+        read = deviceobject.read(decoded(text, deviceobject.KIND, _objects))
+    except ObjectError as error:
+        return _unreadable(error)
+    try:
+        holding.decode(read.annotations)
+    except AnnotationError as error:
+        # The devices in use are unknown then.
+        return _unreadable(ObjectError(deviceobject.KIND, read.name, str(error)))
+    found = tuple(
+        msgspec.structs.replace(each, resources=_resources.of(each.resources))
+        for each in read.devices
+    )
+    kept = bounds.kept(read.annotations, _DEVICE_READ)
+    return msgspec.structs.replace(read, devices=found, annotations=interned(kept))
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    conditions: tuple[_Condition, ...] | None = None
+
+
+class _WithConditions(msgspec.Struct, frozen=True):
+    status: _Conditions = _Conditions()
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _NodeStatus(msgspec.Struct, frozen=True):
+    allocatable: dict[str, Quantity] | None = None
+
+
+class _Node(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+    status: _NodeStatus = _NodeStatus()
+
+
+_pods: Final = msgspec.json.Decoder(PodObject)
+_conditions: Final = msgspec.json.Decoder(_WithConditions)
+_nodes: Final = msgspec.json.Decoder(_Node)
+_objects: Final = msgspec.json.Decoder(object)
+_NODE_READ: Final = dict.fromkeys(
+    (
+        node_annotations.SYSTEM_QOS,
+        node_annotations.RESERVATION,
+        node_annotations.CPU_NORMALIZATION_RATIO,
+        node_annotations.AMPLIFICATION_RATIO,
+    ),
+    bounds.OBJECT_VALUE_BYTES,
+)
+_TOPOLOGY_READ: Final = {
+    node_annotations.CPU_TOPOLOGY: bounds.OBJECT_LIST_BYTES,
+    node_annotations.POD_CPU_ALLOCS: bounds.OBJECT_LIST_BYTES,
+    node_annotations.CPU_MANAGER_POLICY: bounds.OBJECT_VALUE_BYTES,
+    node_annotations.SYSTEM_QOS: bounds.OBJECT_VALUE_BYTES,
+    node_annotations.RESERVATION: bounds.OBJECT_VALUE_BYTES,
+}
+_DEVICE_READ: Final = dict.fromkeys(
+    (deviceobject.GPU_PARTITIONS, interconnect.GPU_LINKS, holding.DEVICES_CHECKPOINTS),
+    bounds.OBJECT_LIST_BYTES,
+)
+_labels: Final = InternPool[dict[str, str]]()
+_zoned: Final = InternPool[ZonedPod]()
+_zoned_by_key: Final = InternPool[ZonedPod]()
+_requests: Final = InternPool[dict[str, int]]()
+_claimed: Final = InternPool[dict[int, dict[str, int]]]()
+_resources: Final = InternPool[dict[str, int]]()
+_NO_DEVICES: Final[Holdings] = {}
+_NO_FUNCTIONS: Final[VirtualFunctions] = {}
+_NO_IDS: Final[dict[tuple[str, int], str]] = {}
+
+
+def _ready(text: bytes) -> bool:
+    conditions = decoded(text, apiobjects.KIND, _conditions).status.conditions or ()
+    return any(each.type == "Ready" and each.status == "True" for each in conditions)
+
+
+def _compact(holding: AssignedPod) -> AssignedPod:
+    claim = holding.claim
+    return msgspec.structs.replace(
+        holding,
+        claim=msgspec.structs.replace(
+            claim, uid=holding.uid, title=holding.title, amounts=_claimed.of(claim.amounts)
+        ),
+        devices=holding.devices or _NO_DEVICES,
+        functions=holding.functions or _NO_FUNCTIONS,
+        requests=_requests.of(holding.requests),
+        ids=holding.ids or _NO_IDS,
+    )
+
+
+def _zoned_of(pod: ApiPod) -> ZonedPod:
+    key = (pod.kube_class, pod.containers, pod.init_containers, pod.requests, pod.overhead)
+    return _zoned_by_key.made(key, lambda: _zoned.of(_nameless(zoned_pod(pod))))
+
+
+def _nameless(pod: ZonedPod) -> ZonedPod:
+    parts = tuple(msgspec.structs.replace(each, name="") for each in pod.parts)
+    return msgspec.structs.replace(pod, parts=parts)
+
+
+def _amounts(name: str, raw: dict[str, Quantity]) -> dict[str, int]:
+    amounts = {}
+    for resource, quantity in raw.items():
+        try:
+            amounts[intern(resource)] = (milli if resource == "cpu" else whole)(quantity)
+        except QuantityError as error:
+            where = f"status.allocatable.{resource}"
+            raise ObjectError("Node", name, f"{where}: {error}") from None
+    return amounts
+
+
+def _unreadable(error: ObjectError) -> Unreadable:
+    log.error("%s", error)
+    return Unreadable(str(error))

@@ -10,18 +10,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from agent.allocate.node_allocator.pod_request import PodRequestError
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, RejectedError
 from agent.kube.transport import Transport
-from agent.scheduler.pods_api import condition, patch_status
+from agent.scheduler.cluster import ChangedNodes, SchedulerCache
+from agent.scheduler.equivalence_cache import (
+    EquivalenceCache,
+    NodeCheck,
+)
+from agent.scheduler.pod_info import Feasibility, pod_info
+from agent.scheduler.pods_api import condition, patch_status, unscheduled_pods
+from agent.scheduler.records import GroupError
 from agent.scheduler.unschedulable_queue import (
     FeasibilitySource,
     QueuedPod,
     RetryCandidate,
     UnschedulableQueue,
+    queued_pod,
 )
 
 ROOM_FOUND: Final = "topolet.io/RoomFound"
@@ -93,3 +102,31 @@ class Retry:
 def _status(candidate: RetryCandidate) -> dict[str, Any]:
     message = f"node {candidate.node} has changed and has room now"
     return {"conditions": [condition(ROOM_FOUND, "NodeChanged", message)]}
+
+
+class ClusterFeasibility:
+    """The feasibility of the cluster's nodes, for the unschedulable queue."""
+
+    def __init__(self, cluster: SchedulerCache, cache: EquivalenceCache) -> None:
+        self._cluster = cluster
+        self._cache = cache
+
+    def changed_since(self, serial: int) -> ChangedNodes:
+        return self._cluster.changed_since(serial)
+
+    def known(self) -> list[str]:
+        return [each.name for each in self._cluster.nodes()]
+
+    def results(self, check: NodeCheck, nodes: Sequence[str]) -> list[Feasibility]:
+        return self._cache.results(check, nodes)
+
+
+def unschedulable_pods(
+    transport: Transport, cluster: SchedulerCache, scheduler: str
+) -> Iterator[QueuedPod]:
+    """The pods of that `schedulerName` that have no node. Raises KubeError and AccessError."""
+    for pod in unscheduled_pods(transport, scheduler):
+        try:
+            yield queued_pod(pod_info(pod), cluster, time.monotonic(), nominated=pod.nominated)
+        except (PodRequestError, GroupError):
+            continue  # a change of a node does not help

@@ -1,9 +1,9 @@
 """The HTTP server of the scheduler and the webhook, over TLS or plain.
 
-cheroot provides HTTP and the threads. Sockets and their files are ours (streams.py): cheroot's TLS
-adapter does the handshake in the thread that accepts all connections, and keeps the certificate
-that it began with. The gateway between a request and its route is ours too, since WSGI would make a
-dictionary of thirty entries for each request.
+cheroot provides HTTP and the threads. Sockets and their streams are those of `connections`:
+cheroot's TLS adapter does the handshake in the thread that accepts all connections, and keeps the
+certificate that it began with. The gateway between a request and its route does not use WSGI, which
+would make a dictionary of thirty entries for each request.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cheroot.ssl import Adapter
 from cheroot.workers.threadpool import ThreadPool
 
 from agent.model.settings.options import host_port
-from agent.scheduler import http_routes, streams
-from agent.scheduler.certificates import CertificateFiles, StartError
+from agent.scheduler import connections, http_routes
+from agent.scheduler.connections import CertificateFiles, StartError
 from agent.scheduler.http_routes import BadRequestError, HttpRequest, Reply, Route
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class _Gateway(server.Gateway):
 class _Connection(server.HTTPConnection):
     def __init__(self, parent: _Http, sock: socket.socket, _: object) -> None:
         if parent.ssl_adapter is None:
-            sock = streams.with_deadline(sock, parent.limits.request_seconds, parent.pressed)
+            sock = connections.with_deadline(sock, parent.limits.request_seconds, parent.pressed)
         super().__init__(parent, sock, _file)
 
     def communicate(self) -> bool:
@@ -183,8 +183,8 @@ class _Connection(server.HTTPConnection):
         return bool(poll.poll(_NEXT_REQUEST_MS))
 
 
-def _file(sock: Any, mode: str, _: int) -> streams.RequestReader | streams.Writer:
-    return streams.RequestReader(sock) if "r" in mode else streams.Writer(sock)
+def _file(sock: Any, mode: str, _: int) -> connections.RequestReader | connections.Writer:
+    return connections.RequestReader(sock) if "r" in mode else connections.Writer(sock)
 
 
 class _Http(server.HTTPServer):
@@ -267,7 +267,7 @@ class _Tls(Adapter):
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
         context = self._files.context()
         try:
-            made = streams.with_tls(
+            made = connections.with_tls(
                 sock, context, self._request_seconds, self._pressed, self._clients
             )
         except OSError as error:

@@ -10,11 +10,14 @@ from typing import Final, Protocol
 import msgspec
 
 from agent.kube.objects import Change, ChangeKind
-from agent.scheduler.changelog import ChangedNodes
-from agent.scheduler.equivalence_cache import Feasibility, Feasible, NodeCheck
-from agent.scheduler.pod_group import PodGroup
-from agent.scheduler.records import PodRecord
-from agent.scheduler.requirements import Requirements
+from agent.scheduler.cluster import ChangedNodes, SchedulerCache
+from agent.scheduler.equivalence_cache import (
+    NodeCheck,
+    RequirementsCheck,
+    requirements_of,
+)
+from agent.scheduler.pod_info import Feasibility, Feasible, PodInfo, Requirements
+from agent.scheduler.records import PodGroup, PodRecord
 
 
 class QueuedPod(msgspec.Struct, frozen=True, eq=False):
@@ -339,3 +342,28 @@ def _first(source: FeasibilitySource, check: NodeCheck, nodes: Sequence[str]) ->
         if isinstance(answer, Feasible):
             return node
     return None
+
+
+def queued_pod(
+    info: PodInfo,
+    cluster: SchedulerCache,
+    now: float,
+    candidates: tuple[str, ...] = (),
+    nominated: str = "",
+) -> QueuedPod:
+    """A pod that is unschedulable since `now`."""
+    needed = requirements_of(info, cluster)
+    return QueuedPod(
+        info.pod.uid,
+        info.pod.namespace,
+        info.pod.name,
+        RequirementsCheck(cluster, needed),
+        now,
+        now,
+        info.pod_request.priority,
+        None,
+        candidates,
+        needed,
+        nominated,
+        info.group,
+    )

@@ -12,10 +12,8 @@ from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.victims import TRIALS, PotentialVictim, fewest
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.disruption_budgets import Budgets
-from agent.scheduler.equivalence_cache import Feasible
-from agent.scheduler.pod_group import PodGroup
-from agent.scheduler.records import PodRecord
-from agent.scheduler.requirements import Requirements
+from agent.scheduler.pod_info import Feasible, Requirements
+from agent.scheduler.records import PodGroup, PodRecord
 
 
 class BoundPod(msgspec.Struct, frozen=True, gc=False):

@@ -16,10 +16,9 @@ import msgspec
 
 from agent.host.daemon import Ending
 from agent.kube import auth
-from agent.kube.answers import ResponseLimits
 from agent.kube.errors import NotFoundError, StoreError
 from agent.kube.kinds import pod_path
-from agent.kube.transport import Transport
+from agent.kube.transport import ResponseLimits, Transport
 from agent.model import apiobjects, bounds
 from agent.model.apiobjects import ApiPod
 from agent.model.bounds import JsonError
@@ -27,11 +26,11 @@ from agent.model.nodestatus import GPU
 from agent.model.objects import ObjectError
 from agent.model.settings.scheduler import WebhookSettings
 from agent.scheduler import server
-from agent.scheduler.certificates import CertificateFiles
+from agent.scheduler.connections import CertificateFiles
 from agent.scheduler.http_routes import TEXT, BadRequestError, Reply, Route
 from agent.scheduler.server import Server
 
-# Of deploy/policies/gpu-scheduler.yaml too.
+# The same as in deploy/policies/gpu-scheduler.yaml.
 GPU_PREFIX: Final = GPU
 GPU_NAMES: Final = frozenset({"nvidia.com/gpu", "amd.com/gpu", "dcu.com/gpu"})
 

@@ -24,7 +24,6 @@ from agent.model.devices import Device, DeviceType
 from agent.model.gpus import GpuReading
 from agent.model.gpuusers import GpuUse
 from agent.model.nodestatus import GPU_MEMORY
-from agent.telemetry.watchmetrics import watch_ages
 
 
 class DeviceMetrics(Collector):
@@ -239,7 +238,15 @@ class _Watches(Collector):
         self._ages_seconds = ages_seconds
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        return [watch_ages("topolet_watch_age_seconds", self._ages_seconds())]
+        family = GaugeMetricFamily(
+            "topolet_watch_age_seconds",
+            "Time since a watch had an event, a bookmark or an answer of the API server, "
+            "by resource.",
+            labels=["resource"],
+        )
+        for resource, seconds in self._ages_seconds().items():
+            family.add_metric([resource], seconds)
+        return [family]
 
 
 class _Decided(Collector):

@@ -17,19 +17,17 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from agent.telemetry.watchmetrics import watch_ages
-
 _SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 )  # fmt: skip
 
 
 class SchedulerFacts(msgspec.Struct, frozen=True):
-    """Read at a scrape. `lost_races`: binds whose node was taken since the filter; `waiting`: pods
-    that found no node; `retried`, `evicted`: how often one was tried again as a node had room, or
-    ended to make some. `corrected`: writes of the CPUs that a kubelet gave into annotations,
-    `uncorrected`: writes that failed, `misreported`: annotations that are wrong now;
-    `watch_ages_seconds`: by resource, since its watch was in touch with the API server last."""
+    """The values of a scrape. `lost_races`: binds whose node was taken since the filter. `waiting`:
+    unschedulable pods. `retried`, `evicted`: the numbers of retries and of evictions. `corrected`:
+    writes of the CPUs that a kubelet gave into annotations, `uncorrected`: writes that failed,
+    `misreported`: annotations that are wrong now. `watch_ages_seconds`: by resource, the time since
+    its watch was in touch with the API server last."""
 
     deciding: bool
     nodes: int
@@ -89,7 +87,7 @@ class _Read(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         facts = self._read()
         return [
-            watch_ages("topolet_scheduler_watch_age_seconds", facts.watch_ages_seconds),
+            _watch_ages(facts),
             GaugeMetricFamily(
                 "topolet_scheduler_deciding",
                 "Whether this process leads and knows the cluster: 1 or 0.",
@@ -133,4 +131,15 @@ def _corrections(facts: SchedulerFacts) -> CounterMetricFamily:
     )
     family.add_metric(["written"], facts.corrected)
     family.add_metric(["failed"], facts.uncorrected)
+    return family
+
+
+def _watch_ages(facts: SchedulerFacts) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "topolet_scheduler_watch_age_seconds",
+        "Time since a watch had an event, a bookmark or an answer of the API server, by resource.",
+        labels=["resource"],
+    )
+    for resource, seconds in facts.watch_ages_seconds.items():
+        family.add_metric([resource], seconds)
     return family

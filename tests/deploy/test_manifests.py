@@ -12,7 +12,7 @@ from agent.cli import agent as agent_command
 from agent.cli import nri as nri_command
 from agent.cli import options
 from agent.cli import webhook as webhook_command
-from agent.kube import difference
+from agent.kube import cluster
 from agent.model import deviceobject, nodetopology
 from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.nodetopology import Amounts, NodeTopology, OwnerReference, Version, Zone
@@ -349,7 +349,7 @@ def keyed(schema: dict[str, Any]) -> dict[str, str]:
 
 
 def test_lists_with_keys_are_the_ones_that_are_compared_by_key() -> None:
-    known = {key: value for key, value in difference._KEYS.items() if key != "ownerReferences"}
+    known = {key: value for key, value in cluster._KEYS.items() if key != "ownerReferences"}
     assert keyed(schema_of(NRT, "v1alpha2")) == known
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.kube.difference import patch, same_version
+from agent.kube.cluster import patch, same_version
 from agent.model import deviceobject, nodestatus, nodetopology
 from agent.model.devices import Device, DeviceTopology
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone

@@ -23,11 +23,11 @@ from agent.kube.errors import (
     TooManyRequestsError,
     UnauthorizedError,
 )
-from agent.kube.listing import PAGE
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change, ChangeKind
 from agent.kube.stream import Stream
 from agent.kube.transport import APPLY, Transport
+from agent.kube.wire import PAGE
 from agent.model import nodestatus
 from tests import tools
 from tests.integration.apiserver.server import ApiServer

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import pytest
 
-from agent.kube.answers import ResponseLimits
 from agent.kube.auth import FileAccess
-from agent.kube.listing import PAGE
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.kube.schedule import WatchPace
-from agent.kube.transport import Transport
+from agent.kube.transport import ResponseLimits, Transport
+from agent.kube.wire import PAGE
 from tests.kube import hostile
 from tests.kube.hostile import Answer, Request, Server, chunk, end, event, head, reply, status
 from tests.kube.reading import as_type

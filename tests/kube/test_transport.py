@@ -14,10 +14,9 @@ import msgspec
 import pytest
 
 from agent.kube import errors
-from agent.kube.answers import ResponseLimits
 from agent.kube.auth import AccessError, FileAccess
 from agent.kube.stream import Stream
-from agent.kube.transport import Transport, segment
+from agent.kube.transport import ResponseLimits, Transport, segment
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, chunk, end, head, reply, status
 from tests.waiting import eventually

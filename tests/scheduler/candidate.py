@@ -12,8 +12,7 @@ import threading
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler import leader_election
-from agent.scheduler.leader_election import Leader
-from agent.scheduler.lease import LeaseTimes
+from agent.scheduler.leader_election import Leader, LeaseTimes
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
-from agent.scheduler import decoders
+from agent.scheduler import records
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.records import AgentSelector, PodRecord
 from tests.allocate.devices.links import VOLTA_PAIRS
@@ -31,7 +31,7 @@ DGX1 = Model(
 )
 """Two quads of V100 with twice the links in some pairs, two cards behind a switch."""
 
-_read_pod = decoders.pods(AgentSelector())
+_read_pod = records.pods(AgentSelector())
 
 
 def cluster(nodes: Mapping[str, Model]) -> SchedulerCache:
@@ -56,16 +56,16 @@ def add(known: SchedulerCache, name: str, model: Model, *, agent: bool = True) -
 @functools.cache
 def _changes(name: str, model: Model) -> tuple[Change[Any], Change[Any], Change[Any]]:
     machine, key, added = fleet.Machine(model), ObjectKey("", name), ChangeKind.ADDED
-    node = decoders.node(json.dumps(machine.node(name)).encode())
-    topology = decoders.topology(json.dumps(machine.topology(name)).encode())
-    devices = decoders.devices(json.dumps(machine.devices(name)).encode())
+    node = records.node(json.dumps(machine.node(name)).encode())
+    topology = records.topology(json.dumps(machine.topology(name)).encode())
+    devices = records.devices(json.dumps(machine.devices(name)).encode())
     return Change(added, key, node), Change(added, key, topology), Change(added, key, devices)
 
 
 def remove(known: SchedulerCache, name: str) -> None:
     """A node goes; its pods stay for a while."""
     key = ObjectKey("", name)
-    read = decoders.node(json.dumps({"metadata": {"name": name}}).encode())
+    read = records.node(json.dumps({"metadata": {"name": name}}).encode())
     known.nodes_changed([Change(ChangeKind.DELETED, key, read)])
 
 

@@ -18,12 +18,12 @@ from agent.model.devices import Device, DeviceTopology
 from agent.model.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nodetopology import NodeTopology
 from agent.model.topology import Topology
-from agent.scheduler import decoders
+from agent.scheduler import records
 from agent.scheduler.records import AGENT_LABELS, AgentSelector, NodeRecord, PodRecord, Unreadable
 
 Object = dict[str, Any]
 
-read_pod = decoders.pods(AgentSelector())
+read_pod = records.pods(AgentSelector())
 
 
 def pod(
@@ -132,19 +132,19 @@ def of_pod(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[PodRe
 
 
 def of_node(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[NodeRecord]:
-    return Change(kind, _key(told), decoders.node(json.dumps(told).encode()))
+    return Change(kind, _key(told), records.node(json.dumps(told).encode()))
 
 
 def of_topology(
     told: Object, kind: ChangeKind = ChangeKind.MODIFIED
 ) -> Change[NodeTopology | Unreadable]:
-    return Change(kind, _key(told), decoders.topology(json.dumps(told).encode()))
+    return Change(kind, _key(told), records.topology(json.dumps(told).encode()))
 
 
 def of_devices(
     told: Object, kind: ChangeKind = ChangeKind.MODIFIED
 ) -> Change[DeviceObject | Unreadable]:
-    return Change(kind, _key(told), decoders.devices(json.dumps(told).encode()))
+    return Change(kind, _key(told), records.devices(json.dumps(told).encode()))
 
 
 def _key(told: Object) -> ObjectKey:

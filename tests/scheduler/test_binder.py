@@ -14,11 +14,11 @@ from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.device_allocation import allocated
 from agent.scheduler.binder import Binder, BindError, LostRaceError
-from agent.scheduler.binding_api import BindingApi, PodName
 from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import GROUP_ANNOTATION, PodGroup
+from agent.scheduler.pod_info import PodInfoCache, PodName
+from agent.scheduler.pods_api import BindingApi
+from agent.scheduler.records import GROUP_ANNOTATION, PodGroup
 from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Kind, carder, owner, part
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status

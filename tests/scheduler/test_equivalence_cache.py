@@ -9,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.scheduler import equivalence_cache as shapes_module
-from agent.scheduler.changelog import ChangedNodes, ChangeLog
-from agent.scheduler.equivalence_cache import (
-    UNKNOWN_NODE,
-    EquivalenceCache,
-    Feasibility,
-    Feasible,
-    Infeasible,
-)
+from agent.scheduler.cluster import ChangedNodes, ChangeLog
+from agent.scheduler.equivalence_cache import EquivalenceCache
+from agent.scheduler.pod_info import UNKNOWN_NODE, Feasibility, Feasible, Infeasible
 
 
 class Room(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from agent.scheduler import extender
-from agent.scheduler.extender_types import (
+from agent.scheduler.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,
     ExtenderBindingResult,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler import extender_types
-from agent.scheduler.extender_types import (
+from agent.scheduler import extender
+from agent.scheduler.extender import (
     ExtenderBindingArgs,
     ExtenderBindingResult,
     ExtenderFilterResult,
@@ -61,7 +61,7 @@ def text(body: object) -> bytes:
 
 
 def test_a_filter_request_as_it_was_recorded() -> None:
-    args = extender_types.extender_args(text(ARGS))
+    args = extender.extender_args(text(ARGS))
     assert list(args.node_names) == ["f1", "f2", "n1"]
     assert args.items is None
     assert (args.pod.title, args.pod.uid, args.pod.annotations) == (
@@ -74,25 +74,21 @@ def test_a_filter_request_as_it_was_recorded() -> None:
 
 def test_a_filter_answer_as_it_was_recorded() -> None:
     result = ExtenderFilterResult(["n1"], {"f1": "no gpu group"}, {"f2": "wrong model"})
-    assert json.loads(
-        extender_types.filter_answer(extender_types.extender_args(text(ARGS)), result)
-    ) == {
+    assert json.loads(extender.filter_answer(extender.extender_args(text(ARGS)), result)) == {
         "NodeNames": ["n1"],
         "FailedNodes": {"f1": "no gpu group"},
         "FailedAndUnresolvableNodes": {"f2": "wrong model"},
         "Error": "",
     }
-    assert json.loads(extender_types.encode([HostPriority("n1", 10)])) == [
-        {"Host": "n1", "Score": 10}
-    ]
+    assert json.loads(extender.encode([HostPriority("n1", 10)])) == [{"Host": "n1", "Score": 10}]
 
 
 def test_what_was_encoded_before_stands_as_it_is() -> None:
     made = ExtenderFilterResult(msgspec.Raw(b'["n1"]'), msgspec.Raw(b'{"f1":"no"}'))
     value = ExtenderFilterResult(["n1"], {"f1": "no"})
     for body in (ARGS, whole("f1", "n1")):
-        args = extender_types.extender_args(text(body))
-        assert extender_types.filter_answer(args, made) == extender_types.filter_answer(args, value)
+        args = extender.extender_args(text(body))
+        assert extender.filter_answer(args, made) == extender.filter_answer(args, value)
 
 
 def whole(*names: str) -> dict[str, Any]:
@@ -102,10 +98,10 @@ def whole(*names: str) -> dict[str, Any]:
 
 def test_who_sends_whole_nodes_gets_whole_nodes() -> None:
     body = whole("f1", "n1", "n2")
-    args = extender_types.extender_args(text(body))
+    args = extender.extender_args(text(body))
     assert list(args.node_names) == ["f1", "n1", "n2"]
     answer = json.loads(
-        extender_types.filter_answer(args, ExtenderFilterResult(["n2", "n1"], {"f1": "no"}))
+        extender.filter_answer(args, ExtenderFilterResult(["n2", "n1"], {"f1": "no"}))
     )
     first, second, third = body["Nodes"]["items"]
     assert answer["Nodes"]["items"] == [third, second]
@@ -114,36 +110,34 @@ def test_who_sends_whole_nodes_gets_whole_nodes() -> None:
 
 def test_a_preemption_as_it_was_recorded() -> None:
     body = {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": META}
-    args = extender_types.preemption_args(text(body))
+    args = extender.preemption_args(text(body))
     assert args.pod.title == "default/e1"
     assert args.victims == {"f1": MetaVictims((MetaPod("44ba"),), 1), "f2": MetaVictims()}
     answer = ExtenderPreemptionResult({"f1": args.victims["f1"]})
-    assert json.loads(extender_types.encode(answer)) == {
-        "NodeNameToMetaVictims": {"f1": META["f1"]}
-    }
+    assert json.loads(extender.encode(answer)) == {"NodeNameToMetaVictims": {"f1": META["f1"]}}
 
 
 def test_whole_victims_come_to_the_same() -> None:
     victims = {"f1": {"Pods": [POD], "NumPDBViolations": 2}, "f2": {}}
-    args = extender_types.preemption_args(text({"Pod": POD, "NodeNameToVictims": victims}))
+    args = extender.preemption_args(text({"Pod": POD, "NodeNameToVictims": victims}))
     assert args.victims == {"f1": MetaVictims((MetaPod("9ce0"),), 2), "f2": MetaVictims()}
 
 
 def test_a_binding_as_it_was_recorded() -> None:
-    args = extender_types.binding_args(text(BINDING))
+    args = extender.binding_args(text(BINDING))
     assert args == ExtenderBindingArgs("e1", "default", "9ce0", "n1")
-    assert json.loads(extender_types.encode(ExtenderBindingResult("gone"))) == {"Error": "gone"}
+    assert json.loads(extender.encode(ExtenderBindingResult("gone"))) == {"Error": "gone"}
 
 
 @pytest.mark.parametrize("name", ["", "\0", "no such node", "../n1", "Ünïcode", "n" * 10_000])
 def test_a_node_of_any_name_may_be_asked_for(name: str) -> None:
     """Whether it is known is for the filter to say."""
-    assert extender_types.extender_args(text({**ARGS, "NodeNames": [name, name]})).node_names == [
+    assert extender.extender_args(text({**ARGS, "NodeNames": [name, name]})).node_names == [
         name,
         name,
     ]
-    made = extender_types.filter_answer(
-        extender_types.extender_args(text(ARGS)), ExtenderFilterResult((), {name: "x"})
+    made = extender.filter_answer(
+        extender.extender_args(text(ARGS)), ExtenderFilterResult((), {name: "x"})
     )
     assert json.loads(made)["FailedNodes"] == {name: "x"}
 
@@ -157,21 +151,21 @@ def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("decode", "body", "said"),
     [
-        (extender_types.extender_args, without(ARGS, "Pod"), "`Pod`"),
-        (extender_types.extender_args, {**ARGS, "Pod": None}, "$.Pod"),
-        (extender_types.extender_args, {**ARGS, "Pod": []}, "$.Pod"),
-        (extender_types.extender_args, {"Pod": POD}, "NodeNames"),
-        (extender_types.extender_args, {**ARGS, "NodeNames": "n1"}, "$.NodeNames"),
-        (extender_types.extender_args, {**ARGS, "NodeNames": ["n1", 2]}, "$.NodeNames[1]"),
-        (extender_types.extender_args, {**ARGS, "NodeNames": {"n1": ""}}, "$.NodeNames"),
-        (extender_types.extender_args, without(ARGS, "Pod", "metadata", "name"), "`name`"),
+        (extender.extender_args, without(ARGS, "Pod"), "`Pod`"),
+        (extender.extender_args, {**ARGS, "Pod": None}, "$.Pod"),
+        (extender.extender_args, {**ARGS, "Pod": []}, "$.Pod"),
+        (extender.extender_args, {"Pod": POD}, "NodeNames"),
+        (extender.extender_args, {**ARGS, "NodeNames": "n1"}, "$.NodeNames"),
+        (extender.extender_args, {**ARGS, "NodeNames": ["n1", 2]}, "$.NodeNames[1]"),
+        (extender.extender_args, {**ARGS, "NodeNames": {"n1": ""}}, "$.NodeNames"),
+        (extender.extender_args, without(ARGS, "Pod", "metadata", "name"), "`name`"),
         (
-            extender_types.extender_args,
+            extender.extender_args,
             {**ARGS, "Pod": {**POD, "metadata": {**POD["metadata"], "uid": ""}}},
             "default/e1: metadata.uid",
         ),
         (
-            extender_types.extender_args,
+            extender.extender_args,
             {
                 **ARGS,
                 "Pod": {
@@ -183,28 +177,28 @@ def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
             },
             "default/e1: spec.containers[0].resources.requests.cpu",
         ),
-        (extender_types.extender_args, {**whole(), "Nodes": {"items": [{}]}}, "Nodes.items[0]"),
-        (extender_types.extender_args, {**whole(), "Nodes": {"items": {}}}, "$.Nodes.items"),
-        (extender_types.extender_args, [ARGS], "object"),
-        (extender_types.preemption_args, {"Pod": POD}, "NodeNameToMetaVictims"),
+        (extender.extender_args, {**whole(), "Nodes": {"items": [{}]}}, "Nodes.items[0]"),
+        (extender.extender_args, {**whole(), "Nodes": {"items": {}}}, "$.Nodes.items"),
+        (extender.extender_args, [ARGS], "object"),
+        (extender.preemption_args, {"Pod": POD}, "NodeNameToMetaVictims"),
         (
-            extender_types.preemption_args,
+            extender.preemption_args,
             {"Pod": POD, "NodeNameToMetaVictims": {"f1": {"Pods": [{"UID": 1}]}}},
             "$.NodeNameToMetaVictims",
         ),
         (
-            extender_types.preemption_args,
+            extender.preemption_args,
             {"Pod": POD, "NodeNameToVictims": {"f1": {"Pods": [{"metadata": {}}]}}},
             "$.NodeNameToVictims",
         ),
-        (extender_types.binding_args, without(BINDING, "Node"), "`Node`"),
-        (extender_types.binding_args, {**BINDING, "Node": 1}, "$.Node"),
-        (extender_types.binding_args, {**BINDING, "Node": "../n1"}, "Node: '../n1'"),
-        (extender_types.binding_args, {**BINDING, "Node": "n" * 254}, "Node: 'nnn"),
-        (extender_types.binding_args, {**BINDING, "PodName": "e1\0"}, "PodName: 'e1\\x00'"),
-        (extender_types.binding_args, {**BINDING, "PodName": "e1\n"}, "PodName: 'e1\\n'"),
-        (extender_types.binding_args, {**BINDING, "PodNamespace": ""}, "PodNamespace: ''"),
-        (extender_types.binding_args, {**BINDING, "PodUID": ""}, "PodUID"),
+        (extender.binding_args, without(BINDING, "Node"), "`Node`"),
+        (extender.binding_args, {**BINDING, "Node": 1}, "$.Node"),
+        (extender.binding_args, {**BINDING, "Node": "../n1"}, "Node: '../n1'"),
+        (extender.binding_args, {**BINDING, "Node": "n" * 254}, "Node: 'nnn"),
+        (extender.binding_args, {**BINDING, "PodName": "e1\0"}, "PodName: 'e1\\x00'"),
+        (extender.binding_args, {**BINDING, "PodName": "e1\n"}, "PodName: 'e1\\n'"),
+        (extender.binding_args, {**BINDING, "PodNamespace": ""}, "PodNamespace: ''"),
+        (extender.binding_args, {**BINDING, "PodUID": ""}, "PodUID"),
     ],
 )
 def test_what_is_wrong_is_named(decode: Any, body: object, said: str) -> None:
@@ -219,7 +213,7 @@ def test_what_is_wrong_is_named(decode: Any, body: object, said: str) -> None:
 )
 @pytest.mark.parametrize(
     "decode",
-    [extender_types.extender_args, extender_types.preemption_args, extender_types.binding_args],
+    [extender.extender_args, extender.preemption_args, extender.binding_args],
     ids=lambda f: f.__name__,
 )
 def test_no_body_is_read_as_one(decode: Any, body: bytes) -> None:
@@ -234,9 +228,9 @@ JSON = st.recursive(
     max_leaves=10,
 )
 BODIES = {
-    extender_types.extender_args: ARGS,
-    extender_types.preemption_args: {"Pod": POD, "NodeNameToMetaVictims": META},
-    extender_types.binding_args: BINDING,
+    extender.extender_args: ARGS,
+    extender.preemption_args: {"Pod": POD, "NodeNameToMetaVictims": META},
+    extender.binding_args: BINDING,
 }
 
 
@@ -272,10 +266,8 @@ def test_a_body_that_ends_early_is_refused(decode: Any, data: st.DataObject) -> 
     st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=9),
 )
 def test_answers_say_what_they_were_given(names: list[str], reasons: dict[str, str]) -> None:
-    args = extender_types.extender_args(text(ARGS))
-    answer = json.loads(
-        extender_types.filter_answer(args, ExtenderFilterResult(names, reasons, reasons))
-    )
+    args = extender.extender_args(text(ARGS))
+    answer = json.loads(extender.filter_answer(args, ExtenderFilterResult(names, reasons, reasons)))
     assert answer["NodeNames"] == names
     assert answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"] == reasons
 
@@ -297,5 +289,5 @@ def test_answers_say_what_they_were_given(names: list[str], reasons: dict[str, s
 )
 def test_pod_that_asks_for_more_than_resources(spec: dict[str, Any], constrained: bool) -> None:
     pod = {**POD, "spec": {**POD.get("spec", {}), **spec}}
-    args = extender_types.preemption_args(text({"Pod": pod, "NodeNameToMetaVictims": {}}))
+    args = extender.preemption_args(text({"Pod": pod, "NodeNameToMetaVictims": {}}))
     assert args.constrained is constrained

@@ -7,7 +7,7 @@ from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.kube.objects import ChangeKind
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import GROUP_ANNOTATION, PodGroup
+from agent.scheduler.records import GROUP_ANNOTATION, PodGroup
 from tests.fixtures.fleet import SMALL, owner
 from tests.scheduler import clusters
 from tests.scheduler.clock import Clock

@@ -12,11 +12,9 @@ from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.apiobjects import ApiPod
 from agent.scheduler import handlers
 from agent.scheduler.binder import Binder
-from agent.scheduler.binding_api import BindingApi
 from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
-from agent.scheduler.extender_types import (
+from agent.scheduler.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,
     ExtenderFilterResult,
@@ -26,7 +24,9 @@ from agent.scheduler.extender_types import (
 )
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.handlers import ExtenderHandlers
-from agent.scheduler.pod_group import GROUP_ANNOTATION
+from agent.scheduler.pod_info import PodInfoCache
+from agent.scheduler.pods_api import BindingApi
+from agent.scheduler.records import GROUP_ANNOTATION
 from tests.fixtures.fleet import (
     CARDS,
     NOTHING,

@@ -22,18 +22,14 @@ from agent.kube.errors import (
 from agent.kube.objects import ChangeKind
 from agent.model.apiobjects import ApiPod
 from agent.scheduler.binder import Binder, ReservationExpiry
-from agent.scheduler.binding_api import BindingApi
 from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
-from agent.scheduler.extender_types import (
-    ExtenderArgs,
-    ExtenderBindingArgs,
-    ExtenderPreemptionResult,
-)
+from agent.scheduler.extender import ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionResult
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.handlers import ExtenderHandlers
-from agent.scheduler.pod_group import GROUP_ANNOTATION
+from agent.scheduler.pod_info import PodInfoCache
+from agent.scheduler.pods_api import BindingApi
+from agent.scheduler.records import GROUP_ANNOTATION
 from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Model, carder, owner, part, sharer
 from tests.scheduler import clusters
 

@@ -6,7 +6,6 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler.equivalence_cache import UNKNOWN_NODE, Feasibility, Feasible, Infeasible
 from agent.scheduler.handlers import (
     best_node,
     filter_result,
@@ -14,6 +13,7 @@ from agent.scheduler.handlers import (
     only_node,
     priorities,
 )
+from agent.scheduler.pod_info import UNKNOWN_NODE, Feasibility, Feasible, Infeasible
 
 FULL = Infeasible("no room")
 BROKEN = Infeasible("no agent", unresolvable=True)

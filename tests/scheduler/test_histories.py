@@ -18,7 +18,7 @@ from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.mirror import Metadata, Mirror
 from agent.kube.objects import Change, ObjectKey
 from agent.model.apiobjects import from_object
-from agent.scheduler import decoders
+from agent.scheduler import records
 from agent.scheduler.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
 from tests.scheduler import objects
 from tests.scheduler.objects import Object
@@ -39,9 +39,9 @@ ASKS: tuple[tuple[str, str, dict[str, str]], ...] = (
 )
 READ: dict[str, Callable[[bytes], Any]] = {
     "pods": objects.read_pod,
-    "nodes": decoders.node,
-    "topologies": decoders.topology,
-    "devices": decoders.devices,
+    "nodes": records.node,
+    "topologies": records.topology,
+    "devices": records.devices,
 }
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler import leader_election
-from agent.scheduler.leader_election import Clocks, Leader
-from agent.scheduler.lease import LeaseTimes
+from agent.scheduler.leader_election import Clocks, Leader, LeaseTimes
 from tests.kube.hostile import Server
 from tests.scheduler.leases import Leases
 

@@ -20,11 +20,9 @@ from agent.model import apiobjects
 from agent.model.policies import Strategy
 from agent.model.schedulerargs import ZoneScoring
 from agent.scheduler.binder import Binder
-from agent.scheduler.binding_api import BindingApi
 from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.cycle_state import PodInfoCache, pod_info
 from agent.scheduler.equivalence_cache import EquivalenceCache
-from agent.scheduler.extender_types import (
+from agent.scheduler.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,
     ExtenderFilterResult,
@@ -32,8 +30,10 @@ from agent.scheduler.extender_types import (
 )
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.handlers import ExtenderHandlers
-from agent.scheduler.queueing import ClusterFeasibility, queued_pod
-from agent.scheduler.unschedulable_queue import UnschedulableQueue
+from agent.scheduler.pod_info import PodInfoCache, pod_info
+from agent.scheduler.pods_api import BindingApi
+from agent.scheduler.retry import ClusterFeasibility
+from agent.scheduler.unschedulable_queue import UnschedulableQueue, queued_pod
 from tests.kube import hostile
 from tests.scheduler import objects, zonednodes
 from tests.scheduler.podserver import Pods

@@ -10,14 +10,13 @@ from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import from_object
 from agent.model.objects import LabelSelector
 from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.cycle_state import pod_info
 from agent.scheduler.disruption_budgets import Budget, Budgets
-from agent.scheduler.extender_types import ExtenderPreemptionArgs, MetaPod, MetaVictims
+from agent.scheduler.extender import ExtenderPreemptionArgs, MetaPod, MetaVictims
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import GROUP_ANNOTATION
+from agent.scheduler.pod_info import pod_info
 from agent.scheduler.preemption import EVICTION_SECONDS, SEARCH_SECONDS, Preemption
-from agent.scheduler.queueing import queued_pod
-from agent.scheduler.unschedulable_queue import UnschedulableQueue
+from agent.scheduler.records import GROUP_ANNOTATION
+from agent.scheduler.unschedulable_queue import UnschedulableQueue, queued_pod
 from tests.scheduler import objects
 
 ONE_NODE = {

@@ -24,12 +24,12 @@ from agent.model.settings.options import SettingsError
 from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import extender, process
 from agent.scheduler.binder import Binder, ReservationExpiry
-from agent.scheduler.binding_api import BindingApi
-from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
-from agent.scheduler.extender_types import ExtenderPreemptionArgs, ExtenderPreemptionResult
+from agent.scheduler.extender import ExtenderPreemptionArgs, ExtenderPreemptionResult
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.handlers import ExtenderHandlers
+from agent.scheduler.pod_info import PodInfoCache
+from agent.scheduler.pods_api import BindingApi
 from agent.scheduler.records import AGENT_LABELS
 from agent.scheduler.server import Server
 from tests.fixtures.fleet import SMALL, owner

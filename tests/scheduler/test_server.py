@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from agent.host import files
-from agent.scheduler import certificates
-from agent.scheduler.certificates import CertificateError, CertificateFiles
+from agent.scheduler import connections
+from agent.scheduler.connections import CertificateError, CertificateFiles
 from agent.scheduler.http_routes import BadRequestError, Reply, Route, text_reply
 from agent.scheduler.server import Server, ServerLimits, ServerStartError
 from tests.integration.apiserver.certificates import Authority
@@ -576,7 +576,7 @@ def test_a_client_ca_that_is_none_is_named(authority: Authority, tmp_path: Path)
     ],
 )
 def test_names_of_a_certificate(certificate: dict[str, Any], names: set[str]) -> None:
-    assert certificates.names(certificate) == names
+    assert connections.certificate_names(certificate) == names
 
 
 def serial(server: Server, authority: Authority) -> str:

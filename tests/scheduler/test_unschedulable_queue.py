@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler.changelog import ChangedNodes
-from agent.scheduler.equivalence_cache import Feasibility, Feasible, Infeasible
+from agent.scheduler.cluster import ChangedNodes
+from agent.scheduler.pod_info import Feasibility, Feasible, Infeasible
 from agent.scheduler.unschedulable_queue import (
     FORGET_SECONDS,
     MAX_NAMES,

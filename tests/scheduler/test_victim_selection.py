@@ -18,7 +18,7 @@ from agent.model.apiobjects import ApiPod
 from agent.model.objects import LabelSelector
 from agent.model.policies import NumaPolicy
 from agent.scheduler.disruption_budgets import Budget, Budgets
-from agent.scheduler.requirements import PodRequirements
+from agent.scheduler.pod_info import PodRequirements
 from agent.scheduler.victim_selection import (
     BoundPod,
     NodeResources,

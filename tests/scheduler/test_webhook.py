@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.kube.answers import ResponseLimits
 from agent.kube.auth import FileAccess
-from agent.kube.transport import Transport
+from agent.kube.transport import ResponseLimits, Transport
 from agent.scheduler.http_routes import BadRequestError
 from agent.scheduler.webhook import PATH, LookUp, LookUpError, gpus, pods, routes
 from tests.kube import hostile

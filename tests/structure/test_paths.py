@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent.model.failurepolicy import CREATE
 from agent.relay.gate import GateVerdict, Replace
-from agent.scheduler.extender_types import ExtenderArgs, ExtenderFilterResult
+from agent.scheduler.extender import ExtenderArgs, ExtenderFilterResult
 from tests.fixtures.fleet import owner
 from tests.kube import hostile
 from tests.proxy.exchanges import OWNED, Exchange, creation

@@ -11,12 +11,13 @@ import pytest
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import from_object
-from agent.scheduler import decoders
+from agent.scheduler import records
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.disruption_budgets import Budgets
+from agent.scheduler.equivalence_cache import RequirementsCheck
 from agent.scheduler.evictor import BIND_SECONDS, EVICTION_SECONDS, RETRY_INTERVAL_SECONDS, Evictor
+from agent.scheduler.pod_info import PodRequirements
 from agent.scheduler.records import AgentSelector
-from agent.scheduler.requirements import PodRequirements, RequirementsCheck
 from agent.scheduler.unschedulable_queue import QueuedPod, UnschedulableQueue
 from agent.scheduler.victim_selection import NodeSnapshots
 from tests.integration.apiserver.server import ApiServer
@@ -28,7 +29,7 @@ CPUS = {"a": "0-3", "b": "4-7"}
 """All of a node: those of either NUMA node are one pod's."""
 
 _numbers = itertools.count()
-_read = decoders.pods(AgentSelector())
+_read = records.pods(AgentSelector())
 
 
 class World:

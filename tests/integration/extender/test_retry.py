@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from agent.host.daemon import Periodic
-from agent.scheduler.changelog import ChangedNodes
-from agent.scheduler.equivalence_cache import Feasibility, Feasible, Infeasible
+from agent.scheduler.cluster import ChangedNodes
+from agent.scheduler.pod_info import Feasibility, Feasible, Infeasible
 from agent.scheduler.pods_api import unscheduled_pods
+from agent.scheduler.process import RETRY_SECONDS
 from agent.scheduler.retry import ROOM_FOUND, Retry
-from agent.scheduler.unschedulable import RETRY_SECONDS
 from agent.scheduler.unschedulable_queue import QueuedPod, UnschedulableQueue
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects

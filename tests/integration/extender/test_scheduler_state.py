@@ -23,9 +23,8 @@ from agent.model.apiobjects import from_object
 from agent.model.cpuset import CpuSet
 from agent.scheduler import leader_election
 from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.leader_election import Leader
+from agent.scheduler.leader_election import Leader, LeaseTimes
 from agent.scheduler.leader_gate import AlwaysLeader, LeaderGate
-from agent.scheduler.lease import LeaseTimes
 from agent.scheduler.watches import Watches
 from tests.deploy.manifests import objects as manifests
 from tests.integration.apiserver.server import ApiServer

@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from agent.kube.difference import patch, same_version
+from agent.kube.cluster import patch, same_version
 from agent.model.nodestatus import status, with_seen_amounts
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone, encode, ours
 

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from agent.kube.folderwatch import FolderWatch
 from agent.kube.objects import Change, ObjectKey
-from agent.kube.store import EmbeddedStore
+from agent.kube.store import EmbeddedStore, FolderWatch
 from tests.kube.reading import as_type
 from tests.waiting import eventually
 

@@ -8,7 +8,7 @@ from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from agent.model.holding import DEVICES_CHECKPOINTS
 from agent.model.objects import ObjectError
-from agent.scheduler import decoders
+from agent.scheduler import records
 from agent.scheduler.records import AGENT_LABELS, AgentSelector, Unreadable
 from tests.deploy import manifests
 from tests.scheduler import objects
@@ -76,7 +76,7 @@ def test_agents(
     labels: dict[str, str], namespace: str, phase: str, ready: bool | None, told: bool | None
 ) -> None:
     body = objects.pod("a", "n1", labels=labels, phase=phase, ready=ready, namespace=namespace)
-    read = decoders.pods(AgentSelector(namespace="ns"))
+    read = records.pods(AgentSelector(namespace="ns"))
     assert read(json.dumps(body).encode()).agent_ready is told
 
 
@@ -93,7 +93,7 @@ def test_an_agent_that_is_being_deleted_is_not_ready() -> None:
 
 
 def test_where_no_labels_are_said_no_pod_is_an_agent() -> None:
-    read = decoders.pods(AgentSelector(labels={}))
+    read = records.pods(AgentSelector(labels={}))
     assert read(json.dumps(objects.agent("n1")).encode()).agent_ready is None
 
 

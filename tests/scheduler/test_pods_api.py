@@ -7,7 +7,8 @@ import pytest
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.scheduler.binding_api import BindingApi, BindOutcome, PodError, PodName
+from agent.scheduler.pod_info import PodName
+from agent.scheduler.pods_api import BindingApi, BindOutcome, PodError
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler.podserver import Pods

@@ -1,15 +1,20 @@
-"""Metrics of the proxy in the Prometheus text format.
+"""Metrics of the frontends (proxy, NRI plugin, Koordinator's hook server) in the Prometheus text
+format: the format, and the metrics that every frontend has under its own prefix.
 
-Not prometheus-client: importing it takes a process from 9 to 23 MB (docs/decisions.md).
+They do not use prometheus-client, whose import takes a process from 9 to 23 MB (docs/decisions.md).
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import msgspec
+
+from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.requests import Outcomes
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -78,7 +83,7 @@ class Histograms(msgspec.Struct, frozen=True):
 
 
 def render(metrics: Sequence[Metric | Histograms]) -> str:
-    """The page that a scrape gets."""
+    """Returns the page of a scrape."""
     lines = []
     for metric in metrics:
         lines += [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
@@ -95,3 +100,68 @@ def _sample(name: str, labels: Sequence[str], values: Sequence[str], number: flo
 
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+_WHY = ("hook", "qos", "reason")
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Makes the metrics of one frontend. `prefix` begins their names, as `topolet_proxy`."""
+
+    prefix: str
+
+    def counter(self, name: str, text: str, value: float) -> Metric:
+        return self.counters(name, text, {(): value})
+
+    def counters(
+        self,
+        name: str,
+        text: str,
+        values: Mapping[tuple[str, ...], float],
+        labels: tuple[str, ...] = (),
+    ) -> Metric:
+        """`values` are by the values of the labels."""
+        return Metric(f"{self.prefix}_{name}_total", "counter", text, values, labels)
+
+    def gauge(self, name: str, text: str, value: float) -> Metric:
+        return Metric(f"{self.prefix}_{name}", "gauge", text, {(): value})
+
+    def shared(
+        self, outcomes: Outcomes, notifier: Notifier, snapshots: SnapshotFile
+    ) -> list[Metric]:
+        """The outcomes of failure policies, the notifications, the snapshot, and the memory of the
+        process."""
+        snapshot = snapshots.current()
+        return [
+            self.counters(
+                "failed_open",
+                "Calls that went on though their hook could not do its work, and why.",
+                outcomes.failed_open,
+                _WHY,
+            ),
+            self.counters(
+                "failed",
+                "Calls that failed because their hook could not do its work, and why.",
+                outcomes.failed,
+                _WHY,
+            ),
+            self.counter("rings", "Datagrams to the agent.", notifier.sent),
+            self.counter("rings_undelivered", "Datagrams nobody took.", notifier.undelivered),
+            self.counter("snapshot_unreadable", "Torn snapshots ignored.", snapshots.unreadable),
+            self.gauge(
+                "snapshot_generation",
+                "Number of the snapshot in force, 0 for none.",
+                snapshot.generation if snapshot else 0,
+            ),
+            Metric(
+                "process_resident_memory_bytes",
+                "gauge",
+                "Resident memory size in bytes.",
+                {(): _resident_bytes()},
+            ),
+        ]
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

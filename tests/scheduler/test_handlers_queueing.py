@@ -12,9 +12,8 @@ from agent.kube.objects import ChangeKind
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import from_object
 from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
-from agent.scheduler.extender_types import (
+from agent.scheduler.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,
     ExtenderBindingResult,
@@ -23,9 +22,10 @@ from agent.scheduler.extender_types import (
     ExtenderPreemptionResult,
     HostPriority,
 )
-from agent.scheduler.pod_group import GROUP_ANNOTATION, PodGroup
-from agent.scheduler.queueing import ClusterFeasibility, QueueingExtender
-from agent.scheduler.requirements import GroupRequirements, PodRequirements
+from agent.scheduler.handlers import QueueingExtender
+from agent.scheduler.pod_info import GroupRequirements, PodInfoCache, PodRequirements
+from agent.scheduler.records import GROUP_ANNOTATION, PodGroup
+from agent.scheduler.retry import ClusterFeasibility
 from agent.scheduler.unschedulable_queue import UnschedulableQueue
 from tests.fixtures.fleet import SMALL, owner
 from tests.scheduler import clusters, objects

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler import streams
-from agent.scheduler.streams import RequestReader, Writer
+from agent.scheduler import connections
+from agent.scheduler.connections import RequestReader, Writer
 
 
 class Pieces:
@@ -79,7 +79,7 @@ def test_what_was_received_and_not_read_is_told_of() -> None:
 
 def test_a_request_has_its_time_and_its_answer_again() -> None:
     ours, theirs = socket.socketpair()
-    with streams.with_deadline(ours, 0.05, lambda: False) as bounded, theirs:
+    with connections.with_deadline(ours, 0.05, lambda: False) as bounded, theirs:
         with pytest.raises(TimeoutError):
             bounded.recv_into(bytearray(1))
         theirs.send(b"a")

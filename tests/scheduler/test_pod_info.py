@@ -4,10 +4,16 @@ import pytest
 
 from agent.allocate.node_allocator.answer import Granted
 from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.equivalence_cache import UNKNOWN_NODE, Feasible, Infeasible
+from agent.scheduler.equivalence_cache import RequirementsCheck
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import PodGroup
-from agent.scheduler.requirements import GroupRequirements, PodRequirements, RequirementsCheck
+from agent.scheduler.pod_info import (
+    UNKNOWN_NODE,
+    Feasible,
+    GroupRequirements,
+    Infeasible,
+    PodRequirements,
+)
+from agent.scheduler.records import PodGroup
 from tests.fixtures.fleet import SMALL, owner
 from tests.scheduler import clusters
 

@@ -2,7 +2,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Theirs
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.telemetry.plain import Histogram, Histograms, Metric, render
+from agent.telemetry.frontend_metrics import Histogram, Histograms, Metric, render
 
 BOUNDS = (0.001, 0.25, 2.0)
 

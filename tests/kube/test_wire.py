@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from agent.kube.errors import GoneError, KubeError, MalformedError, TooLargeError
-from agent.kube.listing import PAGE, listed
 from agent.kube.transport import Query
+from agent.kube.wire import PAGE, listed
 
 
 def name(raw: msgspec.Raw) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler.changelog import ChangedNodes, ChangeLog
+from agent.scheduler.cluster import ChangedNodes, ChangeLog
 
 
 @given(names=st.lists(st.sampled_from("abcdef"), max_size=30), asked=st.integers(0, 30))

@@ -1,0 +1,180 @@
+"""A pod to schedule: its name, request and group, and the check of what the pod or its group needs
+on a node.
+
+The result of a check is `Feasible` or `Infeasible`. `PodInfoCache` keeps the pods of recent
+scheduling cycles, so that one verb uses what another verb has read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Refused
+from agent.allocate.node_allocator.pod_request import PodRequest, request_of
+from agent.model.apiobjects import ApiPod
+from agent.scheduler.records import PodGroup, group_of
+
+
+class PodName(msgspec.Struct, frozen=True):
+    """The pod to bind. A later pod of the same name has another `uid`."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class PodInfo(msgspec.Struct, frozen=True):
+    """A pod as the scheduler reads it."""
+
+    pod: PodName
+    pod_request: PodRequest
+    group: PodGroup | None = None
+
+
+def pod_info(pod: ApiPod) -> PodInfo:
+    """Raises PodRequestError and GroupError, which name the pod and the field."""
+    return PodInfo(PodName(pod.namespace, pod.name, pod.uid), request_of(pod), group_of(pod))
+
+
+class PodRequirements(msgspec.Struct, frozen=True):
+    """One pod. `pods` is the number of pods, `requests` their sum."""
+
+    pod_request: PodRequest
+
+    @property
+    def pods(self) -> int:
+        return 1
+
+    @property
+    def requests(self) -> Mapping[str, int]:
+        return self.pod_request.requests
+
+    @property
+    def equivalence_class(self) -> Hashable:
+        """Equal where the result is equal on every node."""
+        return self.pod_request.shape
+
+    def check(self, place: NodeAllocator) -> Feasibility:
+        # What this pod itself holds of the node must not count as free for other pods of its class.
+        ask = msgspec.structs.replace(self.pod_request.ask, uid="")
+        found = place.offer(msgspec.structs.replace(self.pod_request, ask=ask))
+        if isinstance(found, Refused):
+            return Infeasible(found.text(), found.unresolvable, found.words())
+        return Feasible(found.score, found.order)
+
+
+_GROUP: Final = "no room for the whole group"
+_ANY: Final = PodGroup("", "", 0)
+
+
+class GroupRequirements(msgspec.Struct, frozen=True):
+    """Several equal pods of one group. What the group has reserved already counts as used."""
+
+    pod_request: PodRequest
+    pods: int
+
+    @property
+    def requests(self) -> Mapping[str, int]:
+        return {name: amount * self.pods for name, amount in self.pod_request.requests.items()}
+
+    @property
+    def equivalence_class(self) -> Hashable:
+        return self.pod_request.shape, self.pods
+
+    def check(self, place: NodeAllocator) -> Feasibility:
+        found = place.offer_all(parts(_ANY, self.pod_request, self.pods))
+        if isinstance(found, Refused):
+            return Infeasible(
+                f"{_GROUP}: {found.text()}", found.unresolvable, f"{_GROUP}: {found.words()}"
+            )
+        return Feasible(
+            sum(each.score for each in found) // len(found), max(each.order for each in found)
+        )
+
+
+Requirements: TypeAlias = PodRequirements | GroupRequirements
+
+
+def parts(group: PodGroup, pod_request: PodRequest, size: int) -> list[PodRequest]:
+    """Returns the same request for each of `size` members."""
+    return [
+        msgspec.structs.replace(
+            pod_request,
+            ask=msgspec.structs.replace(
+                pod_request.ask, uid=group.part(number), title=f"{group.title}, part {number}"
+            ),
+        )
+        for number in range(size)
+    ]
+
+
+class Feasible(msgspec.Struct, frozen=True, eq=False):
+    """A node with room. `score` is 0 to 100. Of two nodes with one score that of the smaller
+    `order` is better, then that of the smaller name."""
+
+    score: int
+    order: tuple[Any, ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Smaller is better."""
+        return -self.score, self.order
+
+
+class Infeasible(msgspec.Struct, frozen=True, eq=False):
+    """A node without room. `reason` is for people, `words` is the reason without amounts, where it
+    has some. `unresolvable`: no eviction helps."""
+
+    reason: str
+    unresolvable: bool = False
+    words: str = ""
+
+
+Feasibility = Feasible | Infeasible
+UNKNOWN_NODE: Final = Infeasible("the node is not known to the scheduler", unresolvable=True)
+MAX_PODS: Final = 4096
+"""Pods kept. A pod that is bound after so many others is read from the API server again."""
+
+
+class PodInfoCache:
+    """The pods of the last requests. Safe for many threads."""
+
+    def __init__(self, most: int = MAX_PODS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._by_uid: OrderedDict[str, tuple[str, PodInfo]] = OrderedDict()
+
+    def of(self, pod: ApiPod) -> PodInfo:
+        """Reads the pod again where its resourceVersion has changed. Raises PodRequestError
+        and GroupError."""
+        with self._lock:
+            version, known = self._by_uid.get(pod.uid, ("", None))
+        if known is not None and version and version == pod.resource_version:
+            return known
+        info = pod_info(pod)
+        with self._lock:
+            self._by_uid[pod.uid] = pod.resource_version, info
+            self._by_uid.move_to_end(pod.uid)
+            if len(self._by_uid) > self._most:
+                self._by_uid.popitem(last=False)
+        return info
+
+    def get(self, uid: str) -> PodInfo | None:
+        with self._lock:
+            _, known = self._by_uid.get(uid, ("", None))
+        return known
+
+    def forget(self, uid: str) -> None:
+        """Drops a pod that is bound."""
+        with self._lock:
+            self._by_uid.pop(uid, None)
