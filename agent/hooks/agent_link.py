@@ -16,6 +16,7 @@ from agent.model.notifications import Created, Notification, encode
 from agent.model.snapshot import Snapshot
 
 MOST_KEPT = 1024
+
 log = logging.getLogger(__name__)
 
 

@@ -174,6 +174,7 @@ def joined(limits: Changes, shown: Changes) -> Changes:
 
 _NOTIFY_AGAIN_SECONDS: Final = 0.1
 _LOG_AGAIN_SECONDS: Final = 1.0
+
 log = logging.getLogger(__name__)
 
 

@@ -25,6 +25,7 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 """malloc.h of glibc."""
 LARGE_BYTES = 1 << 20
+
 log = logging.getLogger(__name__)
 
 

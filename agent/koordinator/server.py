@@ -1,32 +1,52 @@
-"""The agent as a hook server of koord-runtime-proxy: socket, registration file, metrics. Importing
-this loads grpcio."""
+"""The agent as a hook server of koord-runtime-proxy: its socket, its registration and its metrics.
+Importing this loads grpcio.
+
+The registration is a file in a folder that koord-runtime-proxy watches. The proxy reads a new file
+at once, and knows it by its inode. While it reads a new one, and as long as it can't parse it,
+every hooked call ends the whole proxy: so a file appears complete, a correct one is not touched,
+and a wrong one is changed in place. The proxy notices a removed file once a minute; so a file is
+emptied of hooks before it is removed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import time
+from pathlib import Path
 from typing import Final
 
 import grpc
+import msgspec
 
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
-from agent.host import locks
+from agent.host import files, locks
 from agent.host.files import boot_id
-from agent.koordinator import messages, registration
-from agent.koordinator.registration import Registration
+from agent.koordinator import messages
 from agent.koordinator.service import SERVICE, HookService, KoordinatorHooks
-from agent.model import failurepolicy
+from agent.model import bounds, failurepolicy
+from agent.model.bounds import JsonError
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
 from agent.model.verdict import Refuse
 from agent.rpc.grpc import RpcError
 from agent.rpc.server import GrpcServer, Method
 from agent.telemetry.frontend_metrics import Metric, render
 
-log = logging.getLogger(__name__)
-
+HOOKS: Final = (
+    "PreRunPodSandbox",
+    "PreCreateContainer",
+    "PreStartContainer",
+    "PostStartContainer",
+    "PreUpdateContainerResources",
+    "PostStopContainer",
+    "PostStopPodSandbox",
+)
+FILE: Final = "topolet.json"
 _THREADS: Final = 128
 """A held call keeps one, and others must not wait for it."""
 _MOST_CALLS: Final = 256
@@ -36,19 +56,21 @@ _LOCK_SECONDS: Final = 3.0
 """How long a proxy or plugin of ours may take to end."""
 _GRACE_SECONDS: Final = 2.0
 
+log = logging.getLogger(__name__)
+
 
 class HookServer:
-    """Uses the same admission as relay and NRI plugin, in the agent's process. `heard_seconds`: the
-    time that koord-runtime-proxy may take to notice a file without hooks."""
+    """Uses the same admission as relay and NRI plugin, in the agent's process. `notice_seconds`:
+    how long koord-runtime-proxy may take to notice a file without hooks."""
 
-    def __init__(self, settings: AgentSettings, heard_seconds: float = 0.3) -> None:
+    def __init__(self, settings: AgentSettings, notice_seconds: float = 0.3) -> None:
         """Raises SettingsError, LockedError while another frontend of ours runs, OSError."""
         path = options.socket_path(settings.hook_server_socket)
         self._registration = Registration(
             settings.hook_server_registration_dir,
             path,
             settings.hook_server_failure_policy,
-            registration.hooks(settings.hook_server_hooks),
+            parse_hooks(settings.hook_server_hooks),
         )
         policies, deadlines = failurepolicy.of(settings)
         if settings.cpu_policy == "dynamic":
@@ -62,7 +84,7 @@ class HookServer:
         self._outcomes = admission.outcomes
         self._service = HookService(KoordinatorHooks(admission, deadlines, snapshots))
         self._path = path
-        self._heard_seconds = heard_seconds
+        self._notice_seconds = notice_seconds
         self._server: GrpcServer | None = None
 
     def start(self) -> None:
@@ -75,7 +97,7 @@ class HookServer:
         log.info("hook server listens on %s", self._path)
 
     def page(self) -> str:
-        """What it counts, as text for a scrape."""
+        """The metrics page."""
         service, outcomes = self._service, self._outcomes
         return render(
             [
@@ -121,7 +143,7 @@ class HookServer:
         try:
             self._registration.withdraw()
             if self._server is not None:
-                time.sleep(self._heard_seconds)
+                time.sleep(self._notice_seconds)
                 self._server.stop(_GRACE_SECONDS)
             self._registration.remove()
         except OSError as error:
@@ -144,3 +166,76 @@ def _method(service: HookService, hook: str) -> Method:
         return answer
 
     return answer
+
+
+def parse_hooks(text: str) -> tuple[str, ...]:
+    """Names of hooks, separated by commas. Raises SettingsError that names the wrong one."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in HOOKS:
+            raise SettingsError(f"hook-server-hooks: no hook {name!r}, only {', '.join(HOOKS)}")
+    if not names:
+        raise SettingsError("hook-server-hooks: no hook at all")
+    return names
+
+
+class _Config(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
+    remote_endpoint: str = ""
+    failure_policy: str = ""
+    runtime_hooks: tuple[str, ...] = ()
+
+
+_decoder = msgspec.json.Decoder(_Config)
+
+
+class Registration:
+    """Our file in `folder`; `policy`: what the proxy does when the server fails or does not
+    answer."""
+
+    def __init__(
+        self, folder: str, socket_path: str, policy: str, runtime_hooks: tuple[str, ...]
+    ) -> None:
+        self._folder = Path(folder)
+        self._path = self._folder / FILE
+        self._config = _Config(socket_path, policy, runtime_hooks)
+
+    def write(self) -> None:
+        """Replaces the file of an earlier agent, if it differs. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if _read(self._path) != self._config:
+            files.replace(str(self._path), msgspec.json.encode(self._config), durable=False)
+
+    def others(self) -> list[str]:
+        """Files by which another server registers the same hooks: the proxy then calls one of them,
+        by chance."""
+        ours = set(self._config.runtime_hooks)
+        return sorted(
+            path.name
+            for path in self._folder.glob("*json")
+            if path != self._path and ours & set(_read(path).runtime_hooks)
+        )
+
+    def withdraw(self) -> None:
+        """Leaves a file without hooks. Raises OSError."""
+        if not self._is_ours():
+            return
+        nothing = msgspec.json.encode(_Config(self._config.remote_endpoint, "Ignore"))
+        with self._path.open("r+b", buffering=0) as file:
+            file.write(nothing.ljust(self._path.stat().st_size))
+
+    def remove(self) -> None:
+        """Removes the file. Raises OSError."""
+        if self._is_ours():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def _is_ours(self) -> bool:
+        return _read(self._path).remote_endpoint == self._config.remote_endpoint
+
+
+def _read(path: Path) -> _Config:
+    """An empty one for a missing or unreadable file."""
+    try:
+        return bounds.decode(_decoder, path.read_bytes())
+    except (OSError, JsonError):
+        return _Config()

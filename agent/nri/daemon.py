@@ -35,6 +35,7 @@ LOCK_SECONDS = 3.0
 """How long another plugin of ours may take to end: the runtime waits 5 s for a registration."""
 _NAMES = ("NRI_PLUGIN_SOCKET", "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX")
 _COUNTS: Final = Counts("topolet_nri")
+
 log = logging.getLogger(__name__)
 
 

@@ -45,6 +45,7 @@ _FIRST_WITHOUT_DEADLOCK: Final = (0, 12, 1)
 _METHODS: Final = {event: method for method, event in _EVENTS.items()}
 _MASK: Final = sum(1 << (event - 1) for event in _EVENTS.values())
 T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 

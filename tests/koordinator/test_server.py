@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from agent.host.locks import LockedError
-from agent.koordinator import registration, service
+from agent.koordinator import server, service
 from agent.koordinator.server import HookServer
 from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
@@ -255,7 +255,7 @@ def test_a_creation_that_failed_blocks_nobody_for_ever(
     eventually("the owner gets its CPUs", retried)
 
 
-@pytest.mark.parametrize("hook", registration.HOOKS)
+@pytest.mark.parametrize("hook", server.HOOKS)
 @pytest.mark.parametrize("message", [b"\xff", b"\x0a\x7fx", b"\x1a\x04\x0a\x02\xff\xfe"])
 def test_a_torn_request_passes_by_policy(world: World, hook: str, message: bytes) -> None:
     assert world.raw(hook, message) == b""

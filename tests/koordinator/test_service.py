@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.hooks.requests import Changes, CreateContainer, UpdateContainer, Verdict
-from agent.koordinator import registration
+from agent.koordinator import server
 from agent.koordinator.messages import ContainerRef
 from agent.koordinator.service import HookService, KoordinatorHooks, RuntimeHookCall
 from agent.model.notifications import PodAnnounced
@@ -86,13 +86,13 @@ def faulty(call: RuntimeHookCall) -> Verdict:
 
 def test_every_hook_that_can_be_registered_is_answered() -> None:
     service = HookService(Hooks())
-    assert set(service.hooks) == set(registration.HOOKS)
+    assert set(service.hooks) == set(server.HOOKS)
     for hook in service.hooks:
         assert isinstance(service.answer(hook, b"", Caller()), bytes)
-    assert service.asked == dict.fromkeys(registration.HOOKS, 1)
+    assert service.asked == dict.fromkeys(server.HOOKS, 1)
 
 
-@pytest.mark.parametrize("hook", registration.HOOKS)
+@pytest.mark.parametrize("hook", server.HOOKS)
 def test_a_fault_is_counted_and_becomes_what_the_policy_says(hook: str) -> None:
     hooks = Hooks(faulty, fault)
     service = HookService(hooks)

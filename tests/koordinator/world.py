@@ -35,7 +35,7 @@ class World(PlayedAgent):
         self.socket = self.settings.hook_server_socket
         self.registration = folder / "hookserver.d" / "topolet.json"
         super().__init__(folder / "snapshot.json", folder / "doorbell.sock")
-        self.frontend = HookServer(self.settings, heard_seconds=0.0)
+        self.frontend = HookServer(self.settings, notice_seconds=0.0)
         self.frontend.start()
         self._closed = False
         self.channel = grpc.insecure_channel(f"unix://{self.socket}")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.koordinator import registration
-from agent.koordinator.registration import Registration
+from agent.koordinator import server
+from agent.koordinator.server import Registration
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 
@@ -91,11 +91,11 @@ def test_who_asks_for_the_same_hooks_is_named(tmp_path: Path) -> None:
 
 
 def test_hooks_are_names_separated_by_commas() -> None:
-    assert registration.hooks(" PreRunPodSandbox, PostStopContainer,") == (
+    assert server.parse_hooks(" PreRunPodSandbox, PostStopContainer,") == (
         "PreRunPodSandbox",
         "PostStopContainer",
     )
-    assert set(registration.hooks(AgentSettings().hook_server_hooks)) < set(registration.HOOKS)
+    assert set(server.parse_hooks(AgentSettings().hook_server_hooks)) < set(server.HOOKS)
     for wrong in ("PreRemoveRunPodSandbox", ""):
         with pytest.raises(SettingsError, match=f"hook-server-hooks: no hook .*{wrong}"):
-            registration.hooks(wrong)
+            server.parse_hooks(wrong)
