@@ -21,8 +21,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError
 from agent.node import doctor
-from agent.node.doctor import Examination
-from agent.node.drift import Finding
+from agent.node.doctor import Examination, Finding
 from agent.rpc.grpc import RpcError
 from agent.view import format
 from agent.view.format import count

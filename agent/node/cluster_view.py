@@ -1,38 +1,76 @@
 """The node's connection to the cluster: it watches the Node, its pods and the Device object, and
-delivers the node's reports."""
+delivers the node's reports.
+
+The last known state is kept in a file: decisions stay as they were while no server answers, also
+after a restart of the agent.
+"""
 
 from __future__ import annotations
 
 import logging
+import msgspec
 import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import Final
-
-import msgspec
-
+from agent.allocate.present import metadata_by_uid
+from agent.host import files
 from agent.kube import auth
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.errors import ForbiddenError
 from agent.kube.events import Recorder
-from agent.kube.objects import Change, ChangeKind, Objects
-from agent.kube.transport import ResponseLimits, Transport
-from agent.model import apiobjects, deviceobject
-from agent.model.apiobjects import ApiNode, ApiPod
-from agent.model.devicelist import Published, published
+from agent.kube.objects import Change
+from agent.kube.objects import ChangeKind
+from agent.kube.objects import Objects
+from agent.kube.transport import ResponseLimits
+from agent.kube.transport import Transport
+from agent.kubelet import configuration
+from agent.kubelet.configuration import ConfigurationError
+from agent.kubelet.configuration import KubeletConfiguration
+from agent.model import apiobjects
+from agent.model import bounds
+from agent.model import deviceobject
+from agent.model.apiobjects import ApiNode
+from agent.model.apiobjects import ApiPod
+from agent.model.bounds import JsonError
+from agent.model.devicefiles import DeviceFiles
+from agent.model.devicefiles import NO_FILES
+from agent.model.devicelist import Published
+from agent.model.devicelist import published
 from agent.model.objects import ObjectError
+from agent.model.pods import PodMetadata
 from agent.model.report import Report
 from agent.model.settings.agent import AgentSettings
 from agent.node import pod_events
-from agent.node.outbox import Outbox, ReportPace, deliver
+from agent.node.outbox import Outbox
+from agent.node.outbox import ReportPace
+from agent.node.outbox import deliver
+from agent.node.sources import SourceName
+from agent.node.sources import Sources
 from agent.telemetry.metrics import AgentMetrics
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+from typing import Protocol
 
 log = logging.getLogger(__name__)
 
 LIMITS: Final = ResponseLimits(body_bytes=12 << 20, line_bytes=12 << 20)
 """A pod may take 1.5 MB in etcd, and several times that as JSON. The node's pods are then listed in
 small pages."""
+
+
+class ClusterState(msgspec.Struct, frozen=True):
+    """One state of the cluster. `node` None: unknown, or the object does not exist. `pods_told`:
+    all pods of the node are known, by the API's uid. `devices`: the Device object when the agent
+    started, None while unknown."""
+
+    node: ApiNode | None = None
+    pods: dict[str, ApiPod] = {}
+    pods_told: bool = False
+    devices: Published | None = None
 
 
 class ClusterView:
@@ -104,12 +142,12 @@ class ClusterView:
         StoreError."""
         try:
             body = self._objects.get(deviceobject.KIND, self._name)
-            told, problems = published(body) if body is not None else (Published(), ())
+            devices, problems = published(body) if body is not None else (Published(), ())
         except (ObjectError, ForbiddenError) as error:
-            told, problems = Published(), (str(error),)
+            devices, problems = Published(), (str(error),)
         for problem in problems:
             log.error("numbers of devices may change: %s", problem)
-        self._devices = told
+        self._devices = devices
         self.news.set()
         self._wake()
 
@@ -128,33 +166,6 @@ class ClusterView:
                 self._outbox.again()
         self.news.set()
         self._wake()
-
-
-def cluster_objects(settings: AgentSettings, node_name: str, *, standalone: bool) -> Objects:
-    """The objects of an API server, or of a folder. Raises AccessError."""
-    if standalone:
-        from agent.kube.store import EmbeddedStore  # loads YAML, a megabyte
-
-        return EmbeddedStore(settings.store_dir or os.path.join(settings.state_dir, "objects"))
-    try:
-        access = auth.access(settings.kubeconfig, settings.service_account_dir)
-    except AccessError as error:
-        ways = "--kubeconfig says where one is, --standalone does without"
-        raise AccessError(f"{error} ({ways})") from None
-    return Cluster(
-        Transport(access, limits=LIMITS), node_name, recheck_seconds=settings.recheck_seconds
-    )
-
-
-class ClusterState(msgspec.Struct, frozen=True):
-    """One state of the cluster. `node` None: unknown, or the object does not exist. `pods_told`:
-    all pods of the node are known, by the API's uid. `devices`: the Device object when the agent
-    started, None while unknown."""
-
-    node: ApiNode | None = None
-    pods: dict[str, ApiPod] = {}
-    pods_told: bool = False
-    devices: Published | None = None
 
 
 class ClusterWatches:
@@ -218,3 +229,133 @@ class ClusterWatches:
             self._node = node
         if news:
             self._changed()
+
+
+def cluster_objects(settings: AgentSettings, node_name: str, *, standalone: bool) -> Objects:
+    """The objects of an API server, or of a folder. Raises AccessError."""
+    if standalone:
+        from agent.kube.store import EmbeddedStore  # loads YAML, a megabyte
+
+        return EmbeddedStore(settings.store_dir or os.path.join(settings.state_dir, "objects"))
+    try:
+        access = auth.access(settings.kubeconfig, settings.service_account_dir)
+    except AccessError as error:
+        ways = "--kubeconfig says where one is, --standalone does without"
+        raise AccessError(f"{error} ({ways})") from None
+    return Cluster(
+        Transport(access, limits=LIMITS), node_name, recheck_seconds=settings.recheck_seconds
+    )
+
+
+MOST_BYTES: Final = 32 << 20
+"""The largest file: the annotations of 370 pods, each as long as it may be."""
+_NODE_KEYS = ("node.koordinator.sh/", "topolet.io/")
+
+
+class ClusterStateSource(Protocol):
+    """Knows the state of the cluster, as far as it concerns this node."""
+
+    def now(self) -> ClusterState: ...
+
+
+class CachedState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`pods` by uid of the runtime's pods; `devices`: the Device object, which numbers them, None
+    before it was read once. `files`: how containers reach the devices: some can't be seen while
+    pods have them. `kubelet`: the last whole configuration of the kubelet
+    (`kubelet.configuration.to_object`)."""
+
+    node: ApiNode = ApiNode()
+    pods: dict[str, PodMetadata] = {}
+    devices: Published | None = None
+    files: DeviceFiles = NO_FILES
+    kubelet: dict[str, Any] = {}
+
+    @property
+    def configuration(self) -> KubeletConfiguration | None:
+        """The kubelet's; None without one that can be read."""
+        if not self.kubelet:
+            return None
+        try:
+            return configuration.of_object(self.kubelet, "the last known configuration")
+        except ConfigurationError:
+            return None
+
+
+class ClusterCache:
+    """A source of the cluster's state, and the file with its last state, which is written when it
+    changes. A lost file costs nothing while a server answers."""
+
+    def __init__(
+        self, source: ClusterStateSource, path: str, sources: Sources | None = None
+    ) -> None:
+        self._source = source
+        self._path = path
+        self._sources = sources or Sources()
+        self._kubelet: KubeletConfiguration | None = None
+        self._lost: tuple[str, ...] = ()
+        self.known = self._stored()
+
+    def now(self) -> ClusterState:
+        """The state that the source knows now; `update` stores it."""
+        return self._source.now()
+
+    def update(self, state: ClusterState, listed: Iterable[str]) -> CachedState:
+        """Stores a state; `listed`: uids of the pods that the runtime has."""
+        self._keep(merged(self.known, state, listed))
+        return self.known
+
+    def store_devices(self, devices: Published, files: DeviceFiles = NO_FILES) -> None:
+        """Stores the devices."""
+        self._keep(msgspec.structs.replace(self.known, devices=devices, files=files))
+
+    def store_kubelet(self, kubelet: KubeletConfiguration | None) -> None:
+        """Stores the kubelet's configuration; None changes nothing."""
+        if kubelet is not None and kubelet is not self._kubelet:
+            self._kubelet = kubelet
+            self._keep(
+                msgspec.structs.replace(self.known, kubelet=configuration.to_object(kubelet))
+            )
+
+    def _keep(self, new: CachedState) -> None:
+        """Logs a file that can't be written. The next change tries again."""
+        if new == self.known:
+            return
+        self.known = new
+        try:
+            files.replace(self._path, msgspec.json.encode(new), durable=False, mode=0o600)
+        except OSError as error:
+            self._report(f"the last state of the cluster is not stored: {error}")
+        else:
+            self._report()
+
+    def _stored(self) -> CachedState:
+        try:
+            return bounds.decode(_decoder, files.read(self._path, MOST_BYTES))
+        except FileNotFoundError:
+            return CachedState()
+        except (OSError, JsonError) as error:
+            self._lost = (f"the last state of the cluster is lost: {self._path}: {error}",)
+            self._report()
+            return CachedState()
+
+    def _report(self, *problems: str) -> None:
+        self._sources.report(SourceName.CLUSTER_MEMORY, (*self._lost, *problems))
+
+
+def merged(last: CachedState, state: ClusterState, listed: Iterable[str]) -> CachedState:
+    """The last state of the Node, and of every pod that the runtime has, also when the API server
+    has removed it."""
+    node = last.node
+    if state.node is not None:
+        labels, annotations = state.node.labels, state.node.annotations
+        node = ApiNode(state.node.uid, _of_node(labels), _of_node(annotations))
+    now = metadata_by_uid(state.pods.values())
+    pods = {uid: found for uid in sorted(listed) if (found := now.get(uid, last.pods.get(uid)))}
+    return CachedState(node, pods, last.devices, last.files, last.kubelet)
+
+
+_decoder = msgspec.json.Decoder(CachedState)
+
+
+def _of_node(texts: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in sorted(texts.items()) if key.startswith(_NODE_KEYS)}

@@ -19,8 +19,7 @@ from agent.model.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.topology import Topology
 from agent.model.visible import Unasked, VisibleDevices
-from agent.node.cluster_cache import ClusterCache
-from agent.node.cluster_view import ClusterState
+from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.devices import DeviceState, DeviceView
 
 _PARTS = frozenset({Form.INSTANCE, Form.FUNCTION})

@@ -1,29 +1,62 @@
-"""What this node's kubelet gave away, and how it is configured: one view of its files, its
-PodResources and its configuration."""
+"""The CPUs, memory and devices that this node's kubelet gave to pods, and its configuration: one
+view of its PodResources, its state file, resource claims and its configuration.
+
+PodResources are polled on a thread of their own, so that no pass waits for a kubelet.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-
 import msgspec
-
+import time
 from agent.allocate.device_holders.coexistence import conflicts
+from agent.allocate.device_holders.grants import of_pod_resources
 from agent.allocate.device_holders.holdings import claimed_cpus
 from agent.allocate.reserved_cpus import KubeletCpus
+from agent.allocate.shares import kubelet_may_own
+from agent.host.periodic import Periodic
 from agent.kubelet import cpu_manager_state
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
+from agent.kubelet.podresources import NotServedError
+from agent.kubelet.podresources import PodResourcesClient
+from agent.kubelet.podresources import PodResourcesError
 from agent.kubelet.statefile import StateFileError
+from agent.model.availability import Held
+from agent.model.cpuset import CpuSet
+from agent.model.cpuset import EMPTY
+from agent.model.devices import Portion
 from agent.model.holding import DeviceGrant
 from agent.model.node_annotations import NodeConfiguration
+from agent.model.podholdings import by_uid
+from agent.model.podholdings import device_portions
+from agent.model.podholdings import holdings
+from agent.model.podholdings import kept
+from agent.model.podholdings import reserved
+from agent.model.podresources import Allocatable
+from agent.model.podresources import PodName
+from agent.model.podresources import PodResources
 from agent.model.pods import Pod
 from agent.model.topology import Topology
-from agent.node.kubelet_configuration import CpuManagerStatus, KubeletConfigurationView
-from agent.node.pod_resources import PodResourcesState, PodResourcesStateView
-from agent.node.sources import SourceName, Sources
+from agent.node.kubelet_configuration import CpuManagerStatus
+from agent.node.kubelet_configuration import KubeletConfigurationView
+from agent.node.sources import SourceName
+from agent.node.sources import Sources
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Final
+from typing import Protocol
 
 log = logging.getLogger(__name__)
+
+
+PERIOD_SECONDS: Final = 10.0
+LEAST_SECONDS: Final = 1.0
+"""Between two polls: all clients of a kubelet share its 100 calls a second."""
+ANSWER_SECONDS: Final = 10.0
+"""How long other clients wait for an answer (resource-topology-exporter: pkg/podres/client.go,
+DefaultTimeout)."""
 
 
 class KubeletState(msgspec.Struct, frozen=True):
@@ -75,6 +108,175 @@ class KubeletView:
         return self._configuration.known
 
 
+class PodResourcesAnswer(msgspec.Struct, frozen=True):
+    """`allocatable` None: the kubelet does not serve it. `asked_at`: on the monotonic clock, in
+    seconds; later events may be missing."""
+
+    pods: tuple[PodResources, ...]
+    allocatable: Allocatable | None
+    asked_at: float
+
+
+class PodResourcesView:
+    """Polls every `period_seconds`, and `least_seconds` after the last poll when `ask` is called.
+
+    `last_answer` never waits: None before the first answer, then the last valid one, also while the
+    kubelet is away: its pods keep what it gave them. `changed` is called on the thread after an
+    answer that differs from the last. An empty `socket_path` is never polled, and has no thread.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        changed: Callable[[], None] | None = None,
+        period_seconds: float = PERIOD_SECONDS,
+        least_seconds: float = LEAST_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
+        sources: Sources | None = None,
+    ) -> None:
+        self._client = PodResourcesClient(socket_path, answer_seconds)
+        self._changed = changed
+        self._answer_seconds = answer_seconds
+        self._answer: PodResourcesAnswer | None = None
+        self._sources = sources or Sources()
+        self._troubles: dict[tuple[type[PodResourcesError], str], str] = {}
+        """The first of each kind since the last valid answer: texts may differ each time."""
+        self._asking = Periodic("pod-resources", period_seconds, self._poll, least_seconds)
+        if socket_path:
+            self._asking.start()
+
+    def last_answer(self) -> PodResourcesAnswer | None:
+        """The last valid answer."""
+        return self._answer
+
+    def ask(self) -> None:
+        """Polls soon, after an event."""
+        self._asking.hurry()
+
+    def close(self) -> None:
+        """Ends the thread after the poll in progress."""
+        self._asking.stop(2 * self._answer_seconds)
+        self._client.close()
+
+    def _poll(self) -> None:
+        asked_at = time.monotonic()
+        try:
+            answer = PodResourcesAnswer(self._client.pods(), self._allocatable(), asked_at)
+        except PodResourcesError as error:
+            self._failed(error)
+            return
+        last, self._answer = self._answer, answer
+        self._report(
+            {key: text for key, text in self._troubles.items() if key[0] is NotServedError}
+        )
+        differs = last is None or last.pods != answer.pods or last.allocatable != answer.allocatable
+        if differs and self._changed is not None:
+            self._changed()
+
+    def _allocatable(self) -> Allocatable | None:
+        try:
+            return self._client.allocatable()
+        except NotServedError as error:
+            self._failed(error)
+            return None
+
+    def _failed(self, error: PodResourcesError) -> None:
+        self._report({(type(error), error.method): str(error)} | self._troubles)
+
+    def _report(self, troubles: dict[tuple[type[PodResourcesError], str], str]) -> None:
+        self._troubles = troubles
+        # Without any answer there may be no kubelet, or one without this API.
+        level = logging.INFO if self._answer is None else logging.WARNING
+        self._sources.report(SourceName.POD_RESOURCES, troubles.values(), level)
+
+
+class PodResourcesState(msgspec.Struct, frozen=True):
+    """`held` by pod uid; `portions` of devices that plugins gave to the kubelet;
+    `reserved_memory_bytes` by NUMA node; `grants`: devices by plugin or driver; `reserved_cpus`:
+    those that no pod gets exclusively; `cpus`: the content of the CPU manager's state as far as
+    PodResources has it, None when the kubelet does not serve its allocatable CPUs."""
+
+    held: Mapping[str, Held] = {}
+    portions: tuple[Portion, ...] = ()
+    reserved_memory_bytes: Mapping[int, int] = {}
+    grants: tuple[DeviceGrant, ...] = ()
+    reserved_cpus: CpuSet = EMPTY
+    cpus: KubeletCpus | None = None
+
+
+class PodResourcesSource(Protocol):
+    """Polls the kubelet."""
+
+    def last_answer(self) -> PodResourcesAnswer | None: ...
+
+
+class PodResourcesStateView:
+    """Keeps the resources of pods that the kubelet has forgotten while the runtime still runs
+    them."""
+
+    def __init__(self, view: PodResourcesSource, sources: Sources | None = None) -> None:
+        self._view = view
+        self._sources = sources or Sources()
+        self._held: dict[PodName, Held] = {}
+
+    def now(self, topology: Topology, pods: tuple[Pod, ...]) -> PodResourcesState:
+        """The state of these pods; empty before the first answer of a kubelet."""
+        answer = self._view.last_answer()
+        if answer is None:
+            return PodResourcesState()
+        names = {pod.uid: (pod.namespace, pod.name) for pod in pods}
+        there = frozenset(names.values())
+        over = {pod.key for pod in answer.pods} - there
+        found = holdings(answer.pods, topology, answer.allocatable, over)
+        self._sources.report(SourceName.POD_RESOURCES_CONTENT, found.problems)
+        self._held = kept(self._held, found.pods, there)
+        shares = {pod.uid for pod in pods if not kubelet_may_own(pod)}
+        held = {
+            uid: msgspec.structs.replace(each, cpus=EMPTY) if uid in shares else each
+            for uid, each in by_uid(self._held, names).items()
+        }
+        uids = _only_one(names)
+        given = of_pod_resources(answer.pods, uids)
+        if answer.allocatable is None:
+            return PodResourcesState(held, grants=given)
+        kept_back = reserved(topology, answer.allocatable)
+        return PodResourcesState(
+            held,
+            device_portions(answer.pods, answer.allocatable, over),
+            kept_back.memory_bytes,
+            given,
+            kept_back.cpus,
+            KubeletCpus(
+                bool(answer.allocatable.cpus),
+                {uid: each.cpus for uid, each in held.items() if each.cpus},
+                _containers(answer.pods, uids, answer.allocatable.cpus),
+            ),
+        )
+
+
+def _containers(
+    pods: Iterable[PodResources], uids: Mapping[PodName, str], allocatable: CpuSet
+) -> dict[str, dict[str, CpuSet]]:
+    """By pod uid, the exclusive CPUs of containers, without pods that hold CPUs as a whole."""
+    return {
+        uids[pod.key]: {
+            each.name: each.cpus
+            for each in pod.containers
+            if each.cpus and each.cpus <= allocatable
+        }
+        for pod in pods
+        if pod.key in uids and not pod.cpus and any(each.cpus for each in pod.containers)
+    }
+
+
+def _only_one(names: Mapping[str, PodName]) -> dict[PodName, str]:
+    """Uids by name, of names with one pod: the API reports names without uids."""
+    uids: dict[PodName, list[str]] = {}
+    for uid, name in names.items():
+        uids.setdefault(name, []).append(uid)
+    return {name: of_name[0] for name, of_name in uids.items() if len(of_name) == 1}
+
+
 class CpuManagerStateView:
     """Reads the state file of the CPU manager. While it can't be read, its last valid content stays
     in force."""
@@ -89,7 +291,7 @@ class CpuManagerStateView:
     def cpus(self, instead: KubeletCpus | None = None) -> KubeletCpus:
         """Logs an error, and the entries that can't be read, once. Until the file could be read
         once it returns `instead`, the answer of another source, or raises StateFileError without
-        one: containers with CPUs of the kubelet can't be told from the others."""
+        one: containers with CPUs of the kubelet can't be distinguished from the others."""
         try:
             state = cpu_manager_state.read(self._path)
         except StateFileError as error:

@@ -27,7 +27,7 @@ from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import CpuPolicy, LocalOwner
 from agent.model.topology import Topology
-from agent.node.announced import AnnouncedContainer
+from agent.node.notifications import AnnouncedContainer
 
 log = logging.getLogger(__name__)
 

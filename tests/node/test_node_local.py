@@ -28,8 +28,8 @@ from agent.model.settings.options import SettingsError
 from agent.model.snapshot import Wanted
 from agent.model.verdict import Code
 from agent.node import node_local
+from agent.node.kubelet_view import PodResourcesAnswer
 from agent.node.node_local import NodeLocalCpus
-from agent.node.pod_resources import PodResourcesAnswer
 from agent.node.reconcile import Reconciler
 from tests.node.world import World
 

@@ -16,7 +16,7 @@ from agent.model.notifications import Created, PodAnnounced, RequestedResources,
 from agent.model.podresources import ClaimedDevice, ContainerResources, PodResources, ResourceClaim
 from agent.model.pods import ContainerState
 from agent.model.verdict import Code
-from agent.node.pod_resources import PodResourcesAnswer
+from agent.node.kubelet_view import PodResourcesAnswer
 from agent.node.reconcile import ReconcileError
 from tests.node.world import World
 

@@ -24,17 +24,20 @@ from agent.model.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot, Wanted
 from agent.model.verdict import Code
-from agent.node.cluster_cache import ClusterCache
-from agent.node.cluster_view import ClusterState
+from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.cpu_notices import CpuNotices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet_configuration import KubeletConfigurationView
-from agent.node.kubelet_view import CpuManagerStateView, KubeletView
+from agent.node.kubelet_view import (
+    CpuManagerStateView,
+    KubeletView,
+    PodResourcesAnswer,
+    PodResourcesStateView,
+)
 from agent.node.node_local import NodeLocalCpus
 from agent.node.node_object import NodeObject
 from agent.node.outbox import deliver
 from agent.node.pod_events import PodEvents
-from agent.node.pod_resources import PodResourcesAnswer, PodResourcesStateView
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
 from agent.node.report import ClusterReporter, Reporter
@@ -111,7 +114,7 @@ class Kubelet:
     def __init__(self) -> None:
         self.answer: PodResourcesAnswer | None = None
 
-    def told(self) -> PodResourcesAnswer | None:
+    def last_answer(self) -> PodResourcesAnswer | None:
         return self.answer
 
 

@@ -22,9 +22,8 @@ from agent.model.nodestatus import GpuFacts
 from agent.model.pods import PodMetadata
 from agent.model.qos import QOS_LABEL
 from agent.model.visible import DeviceNode, VisibleGpu
-from agent.node import cluster_cache
-from agent.node.cluster_cache import CachedState, ClusterCache, merged
-from agent.node.cluster_view import ClusterState
+from agent.node import cluster_view
+from agent.node.cluster_view import CachedState, ClusterCache, ClusterState, merged
 from tests.node.world import World
 
 
@@ -176,7 +175,7 @@ def test_a_memory_beyond_its_bound_is_an_empty_one(
     path = tmp_path / "cluster.json"
     cache(path).update(assigned(api_pod("a", "LS")), ["a"])
     assert cache(path).known != CachedState()
-    monkeypatch.setattr(cluster_cache, "MOST_BYTES", 10)
+    monkeypatch.setattr(cluster_view, "MOST_BYTES", 10)
     assert cache(path).known == CachedState()
     assert "more than 10 bytes" in caplog.text
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.node.cgroup_watch import CgroupWatch, GroupKind, place_below
+from agent.node.triggers import CgroupWatch, GroupKind, place_below
 
 UID = "0a1b"
 
@@ -29,9 +29,9 @@ def tree(root: Path) -> Iterator[CgroupWatch]:
     [
         (GroupKind.TOP, "kubepods", GroupKind.KUBEPODS),
         (GroupKind.TOP, "kubepods.slice", GroupKind.KUBEPODS),
-        (GroupKind.TOP, "system.slice", GroupKind.BESIDE),
-        (GroupKind.BESIDE, "kubelet-kubepods.slice", GroupKind.KUBEPODS),
-        (GroupKind.BESIDE, "sshd.service", None),
+        (GroupKind.TOP, "system.slice", GroupKind.OTHER),
+        (GroupKind.OTHER, "kubelet-kubepods.slice", GroupKind.KUBEPODS),
+        (GroupKind.OTHER, "sshd.service", None),
         (GroupKind.KUBEPODS, "besteffort", GroupKind.QOS),
         (GroupKind.KUBEPODS, "kubepods-burstable.slice", GroupKind.QOS),
         (GroupKind.KUBEPODS, f"pod{UID}", GroupKind.POD),

@@ -5,7 +5,7 @@ import pytest
 from agent.model.cpuset import CpuSet
 from agent.model.qos import QoS
 from agent.model.snapshot import Owner
-from agent.node.drift import DriftKind, Finding, ObservedContainer, findings
+from agent.node.doctor import DriftKind, Finding, ObservedContainer, findings
 
 LSE = Owner("lse", "ns/lse", QoS.LSE, "2-3")
 LSR = Owner("lsr", "ns/lsr", QoS.LSR, "4-5")

@@ -15,7 +15,7 @@ import pytest
 
 from agent.model.cpuset import CpuSet
 from agent.model.podresources import Allocatable
-from agent.node.pod_resources import PodResourcesAnswer, PodResourcesView
+from agent.node.kubelet_view import PodResourcesAnswer, PodResourcesView
 from agent.proto import podresources_pb2 as pb
 from tests.kubelet.played import Kubelet, serving
 from tests.waiting import eventually
@@ -48,12 +48,12 @@ class Watched:
         self.happened += 1
 
     def told(self) -> PodResourcesAnswer:
-        told = self.view.told()
+        told = self.view.last_answer()
         assert told is not None
         return told
 
     def names(self) -> list[str]:
-        told = self.view.told()
+        told = self.view.last_answer()
         return [] if told is None else [pod.name for pod in told.pods]
 
 
@@ -70,9 +70,9 @@ def test_answer_is_taken_and_kept_over_the_kubelets_restart(
     path: Path, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
     with watching(path) as watched:
-        assert watched.view.told() is None
+        assert watched.view.last_answer() is None
         with serving(path, kubelet):
-            eventually("the kubelet has told", watched.view.told)
+            eventually("the kubelet has told", watched.view.last_answer)
             assert watched.told().allocatable == Allocatable(CpuSet([1]))
         first = watched.told().asked_at
         eventually("its absence is told", lambda: "WARNING" in levels(caplog))
@@ -96,7 +96,7 @@ def test_the_same_answer_is_no_event(path: Path, kubelet: Kubelet) -> None:
 
 def test_hung_kubelet_delays_nobody_and_its_last_answer_stays(path: Path, kubelet: Kubelet) -> None:
     with serving(path, kubelet), watching(path) as watched:
-        eventually("the kubelet has told", watched.view.told)
+        eventually("the kubelet has told", watched.view.last_answer)
         kubelet.silent.set()
         before = kubelet.hanging
         eventually("it hangs", lambda: kubelet.hanging > before)
@@ -122,7 +122,7 @@ def test_trouble_is_logged_once_and_leaves_the_last_answer(
 ) -> None:
     good = kubelet.answers["List"]
     with serving(path, kubelet), watching(path) as watched:
-        eventually("the kubelet has told", watched.view.told)
+        eventually("the kubelet has told", watched.view.last_answer)
         for _ in range(2):
             kubelet.answers["List"] = answer
             often = kubelet.times("List") + 5
@@ -159,13 +159,13 @@ def test_no_kubelet_is_none_and_told_once_without_alarm(
         # Who connects has found that there was nobody, again and again perhaps, before.
         listener.accept()[0].close()
         listener.close()
-        assert watched.view.told() is None
+        assert watched.view.last_answer() is None
     assert levels(caplog) == ["INFO"]
 
 
 def test_asked_for_it_looks_before_its_period(path: Path, kubelet: Kubelet) -> None:
     with serving(path, kubelet), watching(path, period_seconds=1000.0) as watched:
-        eventually("the kubelet has told", watched.view.told)
+        eventually("the kubelet has told", watched.view.last_answer)
         kubelet.has()
         watched.view.ask()
         eventually("it was asked again", lambda: watched.told().pods == ())
@@ -176,7 +176,7 @@ def test_without_a_socket_nobody_is_asked(caplog: pytest.LogCaptureFixture) -> N
     with watching("") as watched:
         assert threading.active_count() == threads
         watched.view.ask()
-        assert watched.view.told() is None
+        assert watched.view.last_answer() is None
     assert not caplog.records
 
 

@@ -13,7 +13,7 @@ from agent.model.podresources import (
     MemoryBlock,
     PodResources,
 )
-from agent.node.pod_resources import PodResourcesAnswer, PodResourcesState, PodResourcesStateView
+from agent.node.kubelet_view import PodResourcesAnswer, PodResourcesState, PodResourcesStateView
 from tests.builders import machine, pod
 from tests.node.world import Kubelet, World
 
