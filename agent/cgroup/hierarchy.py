@@ -98,19 +98,18 @@ class Hierarchy:
             with os.scandir(directory) as entries:
                 names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
         except OSError as error:
-            raise _error("list", directory, directory, error) from error
+            raise _error("list", directory, self.exists(group), error) from error
         base = group.rstrip("/")
         return tuple(f"{base}/{name}" for name in sorted(names))
 
     def processes(self, group: str) -> tuple[int, ...]:
         """Process ids in the group itself, not below it."""
-        directory = self._directory(group)
-        path = f"{directory}/cgroup.procs"
+        path = f"{self._directory(group)}/cgroup.procs"
         try:
             with open(path, "rb") as file:
                 return tuple(map(int, file.read().split()))
         except OSError as error:
-            raise _error("read", path, directory, error) from error
+            raise _error("read", path, self.exists(group), error) from error
 
     def write(self, group: str, cpus: CpuSet) -> None:
         """Set `cpuset.cpus` in one write(2); an empty set is a ValueError."""
@@ -168,8 +167,7 @@ class Hierarchy:
 
     def _read(self, group: str, name: str) -> CpuSet | None:
         """None when the group exists and the file does not."""
-        directory = self._directory(group)
-        path = f"{directory}/{name}"
+        path = f"{self._directory(group)}/{name}"
         try:
             return _set(self.handles.read(path))
         except CpuSetError as error:
@@ -177,15 +175,14 @@ class Hierarchy:
         except OSError as error:
             if error.errno == errno.ENOENT and self.exists(group):
                 return None
-            raise _error("read", path, directory, error) from error
+            raise _error("read", path, self.exists(group), error) from error
 
     def _write(self, group: str, cpus: CpuSet) -> None:
-        directory = self._directory(group)
-        path = f"{directory}/{CPUS}"
+        path = f"{self._directory(group)}/{CPUS}"
         try:
             self.handles.write(path, _line(cpus))
         except OSError as error:
-            raise _error(f"write '{cpus}' to", path, directory, error) from error
+            raise _error(f"write '{cpus}' to", path, self.exists(group), error) from error
 
     def _directory(self, group: str) -> str:
         return self.path + _below(group)
@@ -229,23 +226,21 @@ class Controllers:
     def read(self, group: str, file: str) -> str | None:
         """Without the line end; None when the group exists and the file does not. Raises
         CgroupError, GroupGone."""
-        directory = self._directory(group, file)
-        path = f"{directory}/{file}"
+        path = f"{self._directory(group, file)}/{file}"
         try:
             return self._handles.read(path).decode("ascii", "replace").strip()
         except OSError as error:
             if error.errno == errno.ENOENT and self.has(group, file):
                 return None
-            raise _error("read", path, directory, error) from error
+            raise _error("read", path, self.has(group, file), error) from error
 
     def write(self, group: str, file: str, text: str) -> None:
         """One write(2). Raises CgroupError, GroupGone."""
-        directory = self._directory(group, file)
-        path = f"{directory}/{file}"
+        path = f"{self._directory(group, file)}/{file}"
         try:
             self._handles.write(path, f"{text}\n".encode("ascii"))
         except OSError as error:
-            raise _error(f"write '{text}' to", path, directory, error) from error
+            raise _error(f"write '{text}' to", path, self.has(group, file), error) from error
 
     def _directory(self, group: str, file: str) -> str:
         found = self._mounts.get(file.partition(".")[0])
@@ -353,10 +348,9 @@ class Handles:
         self._read_only.discard(path)
 
 
-def _error(verb: str, path: str, directory: str, error: OSError) -> CgroupError:
-    """`directory`: the folder of the group."""
-    gone = error.errno == errno.ENODEV or not os.path.isdir(directory)
-    kind = GroupGone if gone else CgroupError
+def _error(verb: str, path: str, exists: bool, error: OSError) -> CgroupError:
+    """`exists`: whether the group exists."""
+    kind = CgroupError if exists and error.errno != errno.ENODEV else GroupGone
     return kind(f"cannot {verb} {path!r}: {error.strerror}")
 
 

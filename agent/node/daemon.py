@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import functools
 import logging
-import msgspec
 import os
 import resource
 import signal
 import time
-from agent.cgroup.hierarchy import Controllers
-from agent.cgroup.hierarchy import Hierarchy
+from collections.abc import Callable, Set
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
 from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
 from agent.discover.facts import DiscoveryError
-from agent.host.daemon import Ending
-from agent.host.daemon import one_arena
-from agent.host.daemon import return_large_blocks
+from agent.host.daemon import Ending, one_arena, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.locks import Lock
 from agent.kube.errors import StoreError
@@ -28,50 +31,34 @@ from agent.model import snapshot
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
-from agent.model.snapshot import ExclusionError
-from agent.model.snapshot import Patterns
-from agent.node import device_visibility
-from agent.node import node_local
-from agent.node.cluster_view import ClusterCache
-from agent.node.cluster_view import ClusterView
-from agent.node.cluster_view import cluster_objects
+from agent.model.snapshot import ExclusionError, Patterns
+from agent.node import device_visibility, node_local
+from agent.node.cluster_view import ClusterCache, ClusterView, cluster_objects
 from agent.node.cpu_notices import CpuNotices
 from agent.node.device_visibility import DeviceVisibilityView
 from agent.node.devices import device_view
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet_configuration import KubeletConfigurationView
-from agent.node.kubelet_view import CpuManagerStateView
-from agent.node.kubelet_view import KubeletView
-from agent.node.kubelet_view import PodResourcesStateView
-from agent.node.kubelet_view import PodResourcesView
+from agent.node.kubelet_view import (
+    CpuManagerStateView,
+    KubeletView,
+    PodResourcesStateView,
+    PodResourcesView,
+)
 from agent.node.node_object import NodeObject
 from agent.node.notifications import NotificationSocket
 from agent.node.outbox import ReportPace
 from agent.node.pod_events import PodEvents
 from agent.node.publisher import Publisher
-from agent.node.reconcile import ReconcileError
-from agent.node.reconcile import Reconciler
-from agent.node.report import ClusterReporter
-from agent.node.report import Reporter
+from agent.node.reconcile import ReconcileError, Reconciler
+from agent.node.report import ClusterReporter, Reporter
 from agent.node.runtime_updater import RuntimeUpdater
-from agent.node.runtime_view import CgroupLocator
-from agent.node.runtime_view import RuntimeView
-from agent.node.sources import SourceName
-from agent.node.sources import Sources
-from agent.node.triggers import Trigger
-from agent.node.triggers import Triggers
-from agent.node.triggers import rest
+from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.node.sources import SourceName, Sources
+from agent.node.triggers import Trigger, Triggers, rest
 from agent.rpc.grpc import RpcError
-from agent.telemetry.http import HttpResponse
-from agent.telemetry.http import HttpServer
+from agent.telemetry.http import HttpResponse, HttpServer
 from agent.telemetry.metrics import AgentMetrics
-from collections.abc import Callable
-from collections.abc import Set
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Final
-from typing import Protocol
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agent.node.corrected import CorrectedPodResources, Serve

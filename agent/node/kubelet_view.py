@@ -7,46 +7,42 @@ PodResources are polled on a thread of their own, so that no pass waits for a ku
 from __future__ import annotations
 
 import logging
-import msgspec
 import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
 from agent.allocate.device_holders.coexistence import conflicts
 from agent.allocate.device_holders.grants import of_pod_resources
 from agent.allocate.device_holders.holdings import claimed_cpus
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import kubelet_may_own
-from agent.host.periodic import Periodic
+from agent.host.daemon import Periodic
 from agent.kubelet import cpu_manager_state
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
-from agent.kubelet.podresources import NotServedError
-from agent.kubelet.podresources import PodResourcesClient
-from agent.kubelet.podresources import PodResourcesError
+from agent.kubelet.podresources import NotServedError, PodResourcesClient, PodResourcesError
 from agent.kubelet.statefile import StateFileError
 from agent.model.availability import Held
-from agent.model.cpuset import CpuSet
-from agent.model.cpuset import EMPTY
+from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devices import Portion
 from agent.model.holding import DeviceGrant
 from agent.model.node_annotations import NodeConfiguration
-from agent.model.podholdings import by_uid
-from agent.model.podholdings import device_portions
-from agent.model.podholdings import holdings
-from agent.model.podholdings import kept
-from agent.model.podholdings import reserved
-from agent.model.podresources import Allocatable
-from agent.model.podresources import PodName
-from agent.model.podresources import PodResources
+from agent.model.podresources import (
+    Allocatable,
+    PodName,
+    PodResources,
+    by_uid,
+    device_portions,
+    holdings,
+    kept,
+    reserved,
+)
 from agent.model.pods import Pod
 from agent.model.topology import Topology
-from agent.node.kubelet_configuration import CpuManagerStatus
-from agent.node.kubelet_configuration import KubeletConfigurationView
-from agent.node.sources import SourceName
-from agent.node.sources import Sources
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from typing import Final
-from typing import Protocol
+from agent.node.kubelet_configuration import CpuManagerStatus, KubeletConfigurationView
+from agent.node.sources import SourceName, Sources
 
 log = logging.getLogger(__name__)
 

@@ -20,53 +20,41 @@ collected: the other stages run all the same.
 
 from __future__ import annotations
 
-import msgspec
 import time
+
+import msgspec
+
 from agent.allocate import pools
 from agent.allocate.pools import Decision
-from agent.allocate.present import admitted
-from agent.allocate.present import present
+from agent.allocate.present import admitted, present
 from agent.discover.cpus import TopologyView
 from agent.model.cpuset import CpuSet
 from agent.model.node_annotations import NodeConfiguration
-from agent.model.notifications import ContainerAnnounced
-from agent.model.notifications import ContainerFailed
-from agent.model.notifications import Created
-from agent.model.notifications import Notification
-from agent.model.notifications import PodAnnounced
-from agent.model.notifications import PodFailed
-from agent.model.notifications import Resized
-from agent.model.pods import Container
-from agent.model.pods import ContainerState
-from agent.model.pods import Pod
-from agent.model.snapshot import CpuPolicy
-from agent.model.snapshot import Patterns
-from agent.model.snapshot import excludes
+from agent.model.notifications import (
+    ContainerAnnounced,
+    ContainerFailed,
+    Created,
+    Notification,
+    PodAnnounced,
+    PodFailed,
+    Resized,
+)
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.snapshot import CpuPolicy, Patterns, excludes
 from agent.model.topology import Topology
-from agent.node import excluded
-from agent.node import overlaps
-from agent.node import shortfalls
-from agent.node.cluster_view import ClusterCache
-from agent.node.cluster_view import ClusterState
-from agent.node.device_visibility import DeviceVisibility
-from agent.node.device_visibility import DeviceVisibilityView
+from agent.node import excluded, overlaps, shortfalls
+from agent.node.cluster_view import ClusterCache, ClusterState
+from agent.node.device_visibility import DeviceVisibility, DeviceVisibilityView
 from agent.node.devices import DeviceState
-from agent.node.enforcement import Enforcement
-from agent.node.enforcement import Freed
-from agent.node.kubelet_view import KubeletState
-from agent.node.kubelet_view import KubeletView
+from agent.node.enforcement import Enforcement, Freed
+from agent.node.kubelet_view import KubeletState, KubeletView
 from agent.node.node_local import NodeLocalCpus
-from agent.node.node_object import NodeObject
-from agent.node.node_object import rules
-from agent.node.notifications import Announced
-from agent.node.notifications import AnnouncedContainers
-from agent.node.overlaps import running_on
-from agent.node.overlaps import settled
+from agent.node.node_object import NodeObject, rules
+from agent.node.notifications import Announced, AnnouncedContainers
+from agent.node.overlaps import running_on, settled
 from agent.node.publisher import Publisher
-from agent.node.report import ReportInput
-from agent.node.report import Reporter
-from agent.node.runtime_view import RuntimeState
-from agent.node.runtime_view import RuntimeView
+from agent.node.report import Reporter, ReportInput
+from agent.node.runtime_view import RuntimeState, RuntimeView
 
 
 class ReconcileError(RuntimeError):

@@ -2,8 +2,8 @@
 passes.
 
 The agent watches the pods' part of the cpuset hierarchy (new and removed groups, changed cpusets
-and limits), the state file of the kubelet's CPU manager, uevents of devices, the runtime's container
-events, and the cluster.
+and limits), the state file of the kubelet's CPU manager, uevents of devices, the container events
+of the runtime, and the cluster.
 """
 
 from __future__ import annotations

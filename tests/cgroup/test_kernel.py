@@ -1,23 +1,21 @@
 """Writes on the cpuset hierarchy of this machine, v1 or v2, whichever it has: needs root."""
 
 import os
-import pytest
 import subprocess
 import uuid
-from agent.cgroup.hierarchy import CgroupError
-from agent.cgroup.hierarchy import GroupGone
-from agent.cgroup.hierarchy import Hierarchy
-from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import WriteState
-from agent.cgroup.writer import apply
-from agent.cgroup.writer import restore
-from agent.host import kernel_events
-from agent.host.kernel_events import InotifyEvent
-from agent.model.cpuset import CpuSet
-from agent.model.cpuset import EMPTY
-from agent.node.triggers import CgroupWatch
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy
+from agent.cgroup.journal import Journal
+from agent.cgroup.outcome import WriteState
+from agent.cgroup.writer import apply, restore
+from agent.host import kernel_events
+from agent.host.kernel_events import InotifyEvent
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.node.triggers import CgroupWatch
 
 if os.geteuid() != 0:
     pytest.skip("cpusets can't be written without root", allow_module_level=True)

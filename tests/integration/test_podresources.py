@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pytest
 import signal
-from agent.kubelet import cpu_manager_state
-from agent.kubelet import memory_manager_state
-from agent.kubelet.podresources import RateLimitError
-from agent.model.availability import Held
-from agent.model.availability import Reserved
-from agent.model.cpuset import CpuSet
-from agent.model.devices import Portion
-from agent.model.podresources import ContainerResources
-from agent.model.podresources import GivenDevice
-from agent.model.podresources import MemoryBlock
-from agent.model.podresources import PodResources
-from agent.model.podresources import device_portions
-from agent.model.podresources import holdings
-from agent.model.podresources import reserved
-from agent.node.kubelet_view import PodResourcesView
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from agent.kubelet import cpu_manager_state, memory_manager_state
+from agent.kubelet.podresources import RateLimitError
+from agent.model.availability import Held, Reserved
+from agent.model.cpuset import CpuSet
+from agent.model.devices import Portion
+from agent.model.podresources import (
+    ContainerResources,
+    GivenDevice,
+    MemoryBlock,
+    PodResources,
+    device_portions,
+    holdings,
+    reserved,
+)
+from agent.node.kubelet_view import PodResourcesView
 from tests.integration.harness import kernel_cpus
 from tests.integration.kubelet import standalone
-from tests.integration.kubelet.plugin import DevicePlugin
-from tests.integration.kubelet.plugin import RESOURCE
-from tests.integration.kubelet.standalone import Kubelet
-from tests.integration.kubelet.standalone import MIB
-from tests.integration.kubelet.standalone import RESERVED_BYTES
-from tests.integration.kubelet.standalone import container
+from tests.integration.kubelet.plugin import RESOURCE, DevicePlugin
+from tests.integration.kubelet.standalone import MIB, RESERVED_BYTES, Kubelet, container
 from tests.waiting import eventually
 
 SECONDS = standalone.START_SECONDS
