@@ -36,10 +36,11 @@ from common import Row, alone, arguments, compared, percentile, report, skipped,
 from peers.go_peer import KOORDINATOR, GoPeer, beside
 
 from agent.allocate.bits import members
-from agent.allocate.devices.allocation import Allocation, allocate, device_request
+from agent.allocate.devices.allocation import Allocation, allocate
 from agent.allocate.devices.gpu_sets import BandwidthTable, BestEffortTable, GpuTable, Matrix
 from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
 from agent.allocate.devices.links import LinkTable, linked
+from agent.allocate.devices.request import device_request
 from agent.allocate.node_allocator.device_hints import device_hints
 from agent.model import deviceobject
 from agent.model.devices import Device, DeviceTopology

@@ -9,11 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.bits import members
-from agent.allocate.devices.allocation import DeviceRequest
 from agent.allocate.devices.choice import partners
 from agent.allocate.devices.inventory import NodeDevices, device_score, summed
 from agent.allocate.devices.need import Need, allowed_devices, need, selected
-from agent.allocate.devices.request import FULL, RequestFault
+from agent.allocate.devices.request import FULL, DeviceRequest, RequestFault
 from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
 from agent.conformance.files import Difference
 from agent.model.device_wishes import (

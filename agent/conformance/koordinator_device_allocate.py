@@ -7,15 +7,16 @@ from typing import Any
 import msgspec
 
 from agent.allocate.bits import of_nodes
-from agent.allocate.devices.allocation import (
-    Allocation,
-    DeviceRequest,
-    allocate,
-    node_score,
-)
+from agent.allocate.devices.allocation import Allocation, allocate, node_score
 from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
 from agent.allocate.devices.partitions import partitions
-from agent.allocate.devices.request import DeviceRefusal, RequestError, RequestFault, asks
+from agent.allocate.devices.request import (
+    DeviceRefusal,
+    DeviceRequest,
+    RequestError,
+    RequestFault,
+    asks,
+)
 from agent.conformance.device_differences import DIFFERENCES, DeviceCase, declared
 from agent.conformance.devices import amounts, devices, pod_wishes
 from agent.conformance.files import CaseVerdict

@@ -8,9 +8,13 @@ after a restart of the agent.
 from __future__ import annotations
 
 import logging
-import msgspec
 import os
 import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
 from agent.allocate.present import metadata_by_uid
 from agent.host import files
 from agent.kube import auth
@@ -18,42 +22,23 @@ from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.errors import ForbiddenError
 from agent.kube.events import Recorder
-from agent.kube.objects import Change
-from agent.kube.objects import ChangeKind
-from agent.kube.objects import Objects
-from agent.kube.transport import ResponseLimits
-from agent.kube.transport import Transport
+from agent.kube.objects import Change, ChangeKind, Objects
+from agent.kube.transport import ResponseLimits, Transport
 from agent.kubelet import configuration
-from agent.kubelet.configuration import ConfigurationError
-from agent.kubelet.configuration import KubeletConfiguration
-from agent.model import apiobjects
-from agent.model import bounds
-from agent.model import deviceobject
-from agent.model.apiobjects import ApiNode
-from agent.model.apiobjects import ApiPod
+from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
+from agent.model import apiobjects, bounds, deviceobject
+from agent.model.apiobjects import ApiNode, ApiPod
 from agent.model.bounds import JsonError
-from agent.model.devicefiles import DeviceFiles
-from agent.model.devicefiles import NO_FILES
-from agent.model.devicelist import Published
-from agent.model.devicelist import published
+from agent.model.devicefiles import NO_FILES, DeviceFiles
+from agent.model.devicelist import Published, published
 from agent.model.objects import ObjectError
 from agent.model.pods import PodMetadata
 from agent.model.report import Report
 from agent.model.settings.agent import AgentSettings
 from agent.node import pod_events
-from agent.node.outbox import Outbox
-from agent.node.outbox import ReportPace
-from agent.node.outbox import deliver
-from agent.node.sources import SourceName
-from agent.node.sources import Sources
+from agent.node.outbox import Outbox, ReportPace, deliver
+from agent.node.sources import SourceName, Sources
 from agent.telemetry.metrics import AgentMetrics
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-from typing import Final
-from typing import Protocol
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ can still give what was offered earlier."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,31 +14,14 @@ from agent.allocate.bits import members
 from agent.allocate.devices.choice import ChosenDevice, choose, choose_jointly, partners
 from agent.allocate.devices.inventory import NodeDevices, device_score, summed
 from agent.allocate.devices.need import Need, allowed_devices, candidates_of, need
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal, TypeRequest, asks
-from agent.model.device_wishes import DeviceWishes, wishes
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal, DeviceRequest
 from agent.model.policies import Strategy
-
-
-class DeviceRequest(msgspec.Struct, frozen=True):
-    """What a pod asks for, by device type, and how it wants it."""
-
-    asks: dict[str, TypeRequest]
-    wishes: DeviceWishes = DeviceWishes()
 
 
 class Allocation(msgspec.Struct, frozen=True):
     """By device type, in the order of choice."""
 
     devices: dict[str, tuple[ChosenDevice, ...]]
-
-
-def device_request(
-    amounts: Mapping[str, int], annotations: Mapping[str, str]
-) -> DeviceRequest | None:
-    """Of the pod's total requests; None where it asks for no device. Raises RequestError,
-    AnnotationError."""
-    asked = asks(amounts)
-    return DeviceRequest(asked, wishes(annotations)) if asked else None
 
 
 def allocate(

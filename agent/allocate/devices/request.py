@@ -13,7 +13,13 @@ from typing import Final
 
 import msgspec
 
-from agent.model.device_wishes import DeviceAllocateStrategy, DeviceHint, Exclusion
+from agent.model.device_wishes import (
+    DeviceAllocateStrategy,
+    DeviceHint,
+    DeviceWishes,
+    Exclusion,
+    wishes,
+)
 from agent.model.devices import DeviceType
 from agent.model.nodestatus import (
     FPGA,
@@ -71,6 +77,13 @@ class TypeRequest(msgspec.Struct, frozen=True):
     shared: bool = False
 
 
+class DeviceRequest(msgspec.Struct, frozen=True):
+    """What a pod asks for, by device type, and how it wants it."""
+
+    asks: dict[str, TypeRequest]
+    wishes: DeviceWishes = DeviceWishes()
+
+
 class _Rule(enum.Enum):
     CARDS = enum.auto()
     """Whole cards: a hundred of core and of memory ratio each."""
@@ -109,6 +122,15 @@ _RULES: Final = {
 _GPU_NAMES: Final = frozenset().union(*_RULES)
 _OTHERS: Final = {DeviceType.RDMA.value: RDMA, DeviceType.FPGA.value: FPGA}
 _NAMES: Final = _GPU_NAMES.union(_OTHERS.values())
+
+
+def device_request(
+    amounts: Mapping[str, int], annotations: Mapping[str, str]
+) -> DeviceRequest | None:
+    """Of the pod's total requests; None where it asks for no device. Raises RequestError,
+    AnnotationError."""
+    asked = asks(amounts)
+    return DeviceRequest(asked, wishes(annotations)) if asked else None
 
 
 def asks(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:

@@ -21,9 +21,9 @@ from typing import Final
 import msgspec
 
 from agent.allocate import node_score, offering
-from agent.allocate.devices.allocation import Allocation, DeviceRequest, gone
+from agent.allocate.devices.allocation import Allocation, gone
 from agent.allocate.devices.inventory import NodeDevices
-from agent.allocate.devices.request import DeviceRefusal, TypeRequest
+from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, TypeRequest
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
 from agent.allocate.node_allocator.assigned_pods import (
@@ -116,7 +116,7 @@ class NodeAllocator:
         """An offer in the current state; for a pod that holds something, as if it did not."""
         facts = self._facts
         if not pod_request.needs and not facts.binds_all:
-            return self._zones.offer(pod_request, facts.rules)
+            return self._by_zones(pod_request)
         if pod_request.uid in self._holdings:
             return self.without((pod_request.uid,)).offer(pod_request)
         if facts.cpus is None and Needs.CPUS in pod_request.needs:
@@ -126,7 +126,7 @@ class NodeAllocator:
             text = f"the kubelet's static CPU policy gives it no CPUs of its own: {reason}"
             return refused(Missing(text))
         if not pod_request.needs and not facts.aligns_all:
-            by_zones = self._zones.offer(pod_request, facts.rules)
+            by_zones = self._by_zones(pod_request)
             if isinstance(by_zones, Refused):
                 return by_zones
         devices = None
@@ -167,7 +167,8 @@ class NodeAllocator:
             raise StaleOfferError(f"pod {pod_request.title}: {missing}")
         holding = granted.holding()
         self.record(holding)
-        self._zones.place(granted, self._facts.cpus)
+        claim = granted.offer.claim if granted.offer else None
+        self._zones.place(holding.uid, claim, pod_request.taken, self._facts.cpus)
         return holding
 
     def record(self, holding: AssignedPod) -> None:
@@ -191,6 +192,12 @@ class NodeAllocator:
         """What is held by more pods than may share it."""
         of_devices = device_overlaps(self._facts.inventory, self._holdings.values())
         return (*self._cpu_overlaps(), *of_devices)
+
+    def _by_zones(self, pod_request: PodRequest) -> Granted | Refused:
+        found = self._zones.score(pod_request.uid, pod_request.zoned, self._facts.rules.zones)
+        if isinstance(found, int):
+            return Granted(pod_request, score=found)
+        return Refused((found.misfit or Missing(_UNKNOWN_PODS),), found.unresolvable)
 
     def _cpu_overlaps(self) -> tuple[Overlap, ...]:
         """In one entry for each set of holders."""
@@ -326,6 +333,9 @@ def _as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodReques
 
 _GPU: Final = DeviceType.GPU.value
 _OTHERS: Final = "cards outside"
+_UNKNOWN_PODS: Final = (
+    "what is left of its NUMA nodes is told beside other pods than those known here"
+)
 
 
 def _granted(

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from agent.allocate.bits import of_nodes, subsets
-from agent.allocate.devices.allocation import Allocation, DeviceRequest, allocate, node_score
+from agent.allocate.devices.allocation import Allocation, allocate, node_score
 from agent.allocate.devices.inventory import NodeDevices
-from agent.allocate.devices.request import DeviceRefusal
+from agent.allocate.devices.request import DeviceRefusal, DeviceRequest
 from agent.allocate.numa.hint import Provider, TopologyHint
 from agent.model.devices import DeviceType
 from agent.model.policies import Strategy

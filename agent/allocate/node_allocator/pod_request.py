@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.devices.allocation import DeviceRequest, device_request
-from agent.allocate.devices.request import RequestError, names
+from agent.allocate.devices.request import DeviceRequest, RequestError, device_request, names
 from agent.allocate.kubelet.static_policy import unserved
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.nrt.pod import ZonedPod, foreign, zoned_pod

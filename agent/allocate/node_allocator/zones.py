@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
 
+import msgspec
+
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
-from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
-from agent.allocate.node_allocator.pod_request import PodRequest
-from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.allocate.nrt.filter import Misfit
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, without
+from agent.allocate.nrt.pod import ZonedPod
 from agent.allocate.nrt.score import score
+from agent.model.schedulerargs import ZoneScoring
+
+
+class ZonesLack(msgspec.Struct, frozen=True):
+    """Why the NUMA nodes are not enough for a pod. `misfit` None: the report counts unknown pods.
+    `unresolvable`: no eviction can help."""
+
+    misfit: Misfit | None
+    unresolvable: bool
 
 
 class Zones:
@@ -49,30 +58,34 @@ class Zones:
         other._since = {uid: each for uid, each in self._since.items() if uid not in uids}
         return other
 
-    def offer(self, pod_request: PodRequest, rules: AllocatorRules) -> Granted | Refused:
-        """For a pod without CPUs or devices of ours. A request for NUMA nodes may have no amount:
-        then only the reported resources matter, not the free amounts."""
-        pod, report = pod_request.zoned, self._report
+    def score(self, uid: str, pod: ZonedPod | None, scoring: ZoneScoring) -> int | ZonesLack:
+        """The score of the node for a pod without CPUs or devices of ours. A request for NUMA nodes
+        may have no amount: then only the reported resources matter, not the free amounts."""
         if pod is None:
-            return Granted(pod_request)
-        left = None
+            return 0
+        left, report = None, self._report
         if report is not None:
-            left = self._beside(pod_request.uid) if pod.whole.taken else report.told
+            left = self._beside(uid) if pod.whole.taken else report.told
             fit = by_zones(left or report.empty, pod)
             if isinstance(fit, Misfit):
                 lasting = left is None or isinstance(by_zones(report.empty, pod), Misfit)
-                return Refused((fit,), lasting)
+                return ZonesLack(fit, lasting)
             if left is None and report.declines:
-                return refused(Missing(_FOREIGN))
-        return Granted(pod_request, score=score(left, pod, rules.zones.type, rules.zones.weights))
+                return ZonesLack(None, unresolvable=True)
+        return score(left, pod, scoring.type, scoring.weights)
 
-    def place(self, granted: Granted, cpus: TopologyOptions | None) -> None:
-        """Adds a pod. `cpus`: their NUMA nodes."""
+    def place(
+        self,
+        uid: str,
+        claim: PodAllocation | None,
+        taken: Mapping[str, int],
+        cpus: TopologyOptions | None,
+    ) -> None:
+        """Adds a pod. `claim` and `taken`: see `assumed_of`; `cpus`: their NUMA nodes."""
         if self._report is None:
             return
-        pod_request, claim = granted.pod_request, granted.offer.claim if granted.offer else None
-        if assumed := assumed_of(claim, pod_request.taken, cpus):
-            self._since[pod_request.uid] = assumed
+        if assumed := assumed_of(claim, taken, cpus):
+            self._since[uid] = assumed
         self._left = None
 
     def leave(self, uid: str) -> None:
@@ -109,6 +122,3 @@ def assumed_of(
     named = {name for amounts in zones.values() for name in amounts}
     anywhere = {name: amount for name, amount in taken.items() if name not in named}
     return Assumed(zones, anywhere)
-
-
-_FOREIGN = "what is left of its NUMA nodes is told beside other pods than those known here"

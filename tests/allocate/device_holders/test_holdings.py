@@ -16,9 +16,9 @@ from agent.allocate.device_holders.holdings import (
     withheld,
 )
 from agent.allocate.device_holders.names import keys, meaning
-from agent.allocate.devices.allocation import DeviceRequest, allocate, device_request
+from agent.allocate.devices.allocation import allocate
 from agent.allocate.devices.inventory import inventory, node_devices
-from agent.allocate.devices.request import DeviceRefusal
+from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, device_request
 from agent.model import holding
 from agent.model.device_allocation import together
 from agent.model.device_wishes import DEVICE_ALLOCATE_HINT

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from agent.allocate.devices.allocation import Allocation, allocate, device_request
+from agent.allocate.devices.allocation import Allocation, allocate
 from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
 from agent.allocate.devices.links import LinkTable
 from agent.allocate.devices.partitions import Partitions
-from agent.allocate.devices.request import DeviceRefusal
+from agent.allocate.devices.request import DeviceRefusal, device_request
 from agent.model.device_allocation import VirtualFunctions
 from agent.model.devices import Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.policies import Strategy

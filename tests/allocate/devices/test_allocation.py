@@ -3,16 +3,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.devices.allocation import (
-    Allocation,
-    allocate,
-    device_request,
-    node_score,
-)
+from agent.allocate.devices.allocation import Allocation, allocate, node_score
 from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.devices.links import linked
 from agent.allocate.devices.partitions import partitions
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.policies import Strategy
 from tests.allocate.devices.builders import (

@@ -5,9 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.devices.allocation import Allocation, allocate, device_allocated, device_request
+from agent.allocate.devices.allocation import Allocation, allocate, device_allocated
 from agent.allocate.devices.inventory import inventory, node_devices
-from agent.allocate.devices.request import DeviceCause, DeviceRefusal
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
 from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.device_allocation import (
     Holdings,

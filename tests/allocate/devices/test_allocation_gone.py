@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.devices.allocation import Allocation, allocate, device_request, gone
+from agent.allocate.devices.allocation import Allocation, allocate, gone
 from agent.allocate.devices.inventory import NodeDevices
+from agent.allocate.devices.request import device_request
 from agent.model.devices import Device
 from tests.allocate.devices.builders import CARDS, GPU, HINT, MEMORY, RDMA, gpu, nic, node
 

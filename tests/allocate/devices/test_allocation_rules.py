@@ -10,10 +10,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.devices.allocation import Allocation, allocate, device_request
+from agent.allocate.devices.allocation import Allocation, allocate
 from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
 from agent.allocate.devices.links import LinkTable, linked
-from agent.allocate.devices.request import RequestError
+from agent.allocate.devices.request import RequestError, device_request
 from agent.model.device_allocation import Holdings
 from agent.model.devices import Device
 from agent.model.policies import Strategy
