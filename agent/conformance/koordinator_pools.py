@@ -39,7 +39,7 @@ from agent.model.pods import Pod
 from agent.model.policies import reported_numa_policy
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.topology import NumaNode, Topology
-from agent.node.node_object import from_annotations, rules, with_kubelet
+from agent.node.node_configuration import from_annotations, rules, with_kubelet
 from agent.node.report import ReportInput, facts
 
 CLAIMED_TWICE: Final = Difference(

@@ -1,17 +1,22 @@
-"""The change log: log messages and metrics of what changed since the last pass, each once."""
+"""The change log: reports what changed since the last pass, each change once, as log messages,
+metrics and Events of pods.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 from agent.allocate.pools import ClaimRefusal, Decision
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
+from agent.kube.events import Regarding
+from agent.model.apiobjects import ApiPod
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
 from agent.model.snapshot import Owner
-from agent.node import overlaps
-from agent.node.shortfalls import Shortfall
+from agent.node.violations import Shortfall, find_overlaps, started
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
@@ -63,10 +68,10 @@ class ChangeRecorder:
             log.info("pod %s: its CPUs are online again, or it has gone", title)
         self._vanished = vanished
 
-        running = overlaps.started(pods)
+        running = started(pods)
         found = {
             (each.container_id, each.owner_uid): each
-            for each in overlaps.find(pods, owners, holds)
+            for each in find_overlaps(pods, owners, holds)
             if each.owner_uid in running
         }
         for key in sorted(found.keys() - self._overlapping):
@@ -122,3 +127,56 @@ class ChangeRecorder:
             log.error("not set: %s", failures[key])
         self._failed = frozenset(failures)
         return [failures[key] for key in sorted(failures)]
+
+
+CLAIM_NOT_HONORED: Final = "CPUClaimNotHonored"
+INVALID_ANNOTATION: Final = "InvalidAnnotation"
+AGAIN_SECONDS: Final = 1800.0
+"""The API server keeps an Event for an hour: a lasting cause is recorded again."""
+
+
+class Records(Protocol):
+    """Delivers Events."""
+
+    def record(self, pod: Regarding, reason: str, note: str) -> None: ...
+
+
+class PodEvents:
+    """Events of pods that do not have promised CPUs, or have an invalid annotation: one when the
+    cause appears, and every AGAIN_SECONDS while it lasts. Without `records` it does nothing."""
+
+    def __init__(
+        self, records: Records | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._records = records
+        self._clock = clock
+        self._recorded: dict[tuple[str, str, str], float] = {}
+
+    def record(
+        self,
+        shortfalls: Iterable[Shortfall],
+        unread: Iterable[ClaimRefusal],
+        known: Mapping[str, ApiPod],
+    ) -> None:
+        """`unread`: refusals of annotations that name no CPUs; `known`: the API's pods."""
+        if self._records is None:
+            return
+        notes = [(each.uid, CLAIM_NOT_HONORED, each.text) for each in shortfalls]
+        notes += [
+            (each.uid, INVALID_ANNOTATION, f"annotation {each.key}: {each.reason}")
+            for each in unread
+        ]
+        by_uid = {pod.runtime_uid: pod for pod in known.values()} if notes else {}
+        now = self._clock()
+        standing = {}
+        for each in notes:
+            uid, reason, note = each
+            pod = by_uid.get(uid)
+            if pod is None:
+                continue
+            before = self._recorded.get(each)
+            if before is None or now - before >= AGAIN_SECONDS:
+                self._records.record(Regarding(pod.namespace, pod.name, pod.uid), reason, note)
+                before = now
+            standing[each] = before
+        self._recorded = standing

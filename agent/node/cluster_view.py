@@ -35,12 +35,14 @@ from agent.model.objects import ObjectError
 from agent.model.pods import PodMetadata
 from agent.model.report import Report
 from agent.model.settings.agent import AgentSettings
-from agent.node import pod_events
 from agent.node.outbox import Outbox, ReportPace, deliver
 from agent.node.sources import SourceName, Sources
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
+
+EVENT_CONTROLLER: Final = "topolet.io/agent"
+EVENT_ACTION: Final = "AssignCPUs"
 
 LIMITS: Final = ResponseLimits(body_bytes=12 << 20, line_bytes=12 << 20)
 """A pod may take 1.5 MB in etcd, and several times that as JSON. The node's pods are then listed in
@@ -85,8 +87,8 @@ class ClusterView:
                 objects.reachability.listen(self._outbox.server_answers)
             results = metrics.events
             self.events = objects.recorder(
-                pod_events.CONTROLLER,
-                pod_events.ACTION,
+                EVENT_CONTROLLER,
+                EVENT_ACTION,
                 lambda result: results.labels(result).inc(),
             )
         self.news = threading.Event()

@@ -33,8 +33,8 @@ from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import ExclusionError, Patterns
 from agent.node import device_visibility, node_local
+from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterView, cluster_objects
-from agent.node.cpu_notices import CpuNotices
 from agent.node.device_visibility import DeviceVisibilityView
 from agent.node.devices import device_view
 from agent.node.enforcement import Enforcement
@@ -45,10 +45,10 @@ from agent.node.kubelet_view import (
     PodResourcesStateView,
     PodResourcesView,
 )
-from agent.node.node_object import NodeObject
+from agent.node.node_configuration import NodeObject
+from agent.node.node_local import CpuNotices
 from agent.node.notifications import NotificationSocket
 from agent.node.outbox import ReportPace
-from agent.node.pod_events import PodEvents
 from agent.node.publisher import Publisher
 from agent.node.reconcile import ReconcileError, Reconciler
 from agent.node.report import ClusterReporter, Reporter

@@ -25,8 +25,8 @@ from agent.model.settings import options
 from agent.model.settings.agent import DoctorSettings
 from agent.model.snapshot import NOTHING, Owner, PodWanted, Snapshot, SnapshotError
 from agent.node.kubelet_view import CpuManagerStateView
-from agent.node.overlaps import may_hold
 from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.node.violations import may_hold
 
 
 class ObservedContainer(msgspec.Struct, frozen=True):

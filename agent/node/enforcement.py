@@ -22,7 +22,7 @@ from agent.model.pods import Container, ContainerState
 from agent.model.snapshot import LEAST_SHARES, NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
 from agent.model.topology import Topology
 from agent.node import excluded, wanted
-from agent.node.cpu_notices import CpuNotices
+from agent.node.node_local import CpuNotices
 from agent.node.runtime_updater import RuntimeUpdater, remembers
 from agent.node.runtime_view import RuntimeState
 from agent.rpc.grpc import RpcError

@@ -42,19 +42,25 @@ from agent.model.notifications import (
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CpuPolicy, Patterns, excludes
 from agent.model.topology import Topology
-from agent.node import excluded, overlaps, shortfalls
+from agent.node import excluded
 from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.device_visibility import DeviceVisibility, DeviceVisibilityView
 from agent.node.devices import DeviceState
 from agent.node.enforcement import Enforcement, Freed
 from agent.node.kubelet_view import KubeletState, KubeletView
+from agent.node.node_configuration import NodeObject, rules
 from agent.node.node_local import NodeLocalCpus
-from agent.node.node_object import NodeObject, rules
 from agent.node.notifications import Announced, AnnouncedContainers
-from agent.node.overlaps import running_on, settled
 from agent.node.publisher import Publisher
 from agent.node.report import Reporter, ReportInput
 from agent.node.runtime_view import RuntimeState, RuntimeView
+from agent.node.violations import (
+    ContainerOverlap,
+    find_overlaps,
+    find_shortfalls,
+    running_on,
+    settled,
+)
 
 
 class ReconcileError(RuntimeError):
@@ -227,7 +233,7 @@ class Reconciler:
         self._publisher.publish(
             decision,
             node.pods,
-            _blocked(overlaps.find(node.pods, decision.owners, freed.holds)),
+            _blocked(find_overlaps(node.pods, decision.owners, freed.holds)),
             node.kubelet.cpus.static,
             seen.began_nanoseconds,
             fresh=self._notified,
@@ -265,7 +271,7 @@ class Reconciler:
             devices.report,
             node.kubelet.resources,
         )
-        short = shortfalls.find(node.pods, decision, node.kubelet.cpus, freed.holds)
+        short = find_shortfalls(node.pods, decision, node.kubelet.cpus, freed.holds)
         self._reporter.report(moment, short, devices, visibility, seen.listed.pods)
 
     def _pods(
@@ -294,7 +300,7 @@ def _unplaced(pods: tuple[Pod, ...]) -> dict[str, str]:
     }
 
 
-def _blocked(found: tuple[overlaps.ContainerOverlap, ...]) -> dict[str, str]:
+def _blocked(found: tuple[ContainerOverlap, ...]) -> dict[str, str]:
     """By pod uid, why its containers must not start yet."""
     return {
         each.owner_uid: f"a container of pod {each.title} still holds CPUs {each.cpus}"

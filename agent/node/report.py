@@ -21,14 +21,13 @@ from agent.model.nodetopology import OwnerReference
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, Report
 from agent.model.topology import Topology
-from agent.node.change_log import ChangeRecorder
+from agent.node.change_log import ChangeRecorder, PodEvents
 from agent.node.cluster_view import ClusterState
 from agent.node.device_visibility import UNDECIDED, DeviceVisibility
 from agent.node.devices import DeviceState
 from agent.node.kubelet_view import PodResourcesState
-from agent.node.node_object import rules
-from agent.node.pod_events import PodEvents
-from agent.node.shortfalls import Shortfall
+from agent.node.node_configuration import rules
+from agent.node.violations import Shortfall
 from agent.telemetry.metrics import AgentMetrics
 
 if TYPE_CHECKING:

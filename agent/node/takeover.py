@@ -29,7 +29,7 @@ from agent.model.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import DoctorSettings
 from agent.model.snapshot import NOTHING, Snapshot, SnapshotError
-from agent.node import kubelet_process, node_object
+from agent.node import kubelet_process, node_configuration
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 
 BACKUP_SUFFIX = ".topolet-backup"
@@ -233,4 +233,6 @@ def reserved(settings: DoctorSettings) -> tuple[CpuSet, tuple[str, ...]]:
         raise ConfigurationError(f"{path}: {error}") from error
     static = msgspec.structs.replace(kubelet, cpu_manager_policy="static")
     topology = machine_cpus.read(settings.root)
-    return node_object.with_kubelet(NodeConfiguration(), static, topology).kubelet_reserved, ()
+    return node_configuration.with_kubelet(
+        NodeConfiguration(), static, topology
+    ).kubelet_reserved, ()

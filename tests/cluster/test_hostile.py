@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.model.annotations import EXTENDED_RESOURCE_SPEC
-from agent.node.pod_events import INVALID_ANNOTATION
+from agent.node.change_log import INVALID_ANNOTATION
 from tests.cluster import images
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.pods import manifest

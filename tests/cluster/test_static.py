@@ -10,7 +10,7 @@ import pytest
 
 from agent.model.annotations import RESOURCE_SPEC
 from agent.model.cpuset import CpuSet, union
-from agent.node.pod_events import CLAIM_NOT_HONORED
+from agent.node.change_log import CLAIM_NOT_HONORED
 from tests.cluster import failures
 from tests.cluster.cluster import GUEST, START_SECONDS, Cluster
 from tests.cluster.pods import manifest

@@ -14,7 +14,7 @@ import pytest
 
 from agent.cgroup.hierarchy import Hierarchy
 from agent.model.settings.agent import AgentSettings
-from agent.node import kubelet_config_sources
+from agent.node import kubelet_configuration
 from agent.node.kubelet_process import KubeletProcess, find, ours
 from tests.fixtures.cgroups import remove_cgroups
 from tests.integration.harness import TestNode
@@ -174,7 +174,7 @@ def test_the_kubelet_is_found_beside_all_of_them(impostors: Impostors, kubelet: 
     assert it is not None
     assert it.pid == kubelet.pid
     settings = AgentSettings(kubelet_dir=str(kubelet.root))
-    reading = kubelet_config_sources.read(settings, lambda: "/")
+    reading = kubelet_configuration.read(settings, lambda: "/")
     assert not any(reading.troubles.values()), reading.troubles
     assert reading.whole is not None
     assert (reading.whole.static, reading.whole.reserved_cpus) == (True, kubelet.reserved)

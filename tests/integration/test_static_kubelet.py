@@ -18,7 +18,8 @@ from agent.kube.events import Recorder, Regarding
 from agent.kube.transport import Transport
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
-from agent.node.pod_events import ACTION, CLAIM_NOT_HONORED, CONTROLLER
+from agent.node.change_log import CLAIM_NOT_HONORED
+from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.corrections import Corrections
 from agent.scheduler.watches import Watches
@@ -74,7 +75,7 @@ def test_event_of_a_pod_with_the_agents_role(
     about = Regarding(place, "lse", pod["metadata"]["uid"])
     told: list[str] = []
     transport = access("topolet-agent")
-    recorder = Recorder(transport, CONTROLLER, place, ACTION, told.append)
+    recorder = Recorder(transport, EVENT_CONTROLLER, place, EVENT_ACTION, told.append)
     recorder.record(about, CLAIM_NOT_HONORED, "it has no CPUs of its own")
     eventually("it is written", lambda: told == ["written"])
     recorder.record(about, CLAIM_NOT_HONORED, "it has no CPUs of its own")

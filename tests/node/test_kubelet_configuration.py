@@ -15,13 +15,11 @@ from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.model.cpuset import CpuSet
 from agent.model.node_annotations import NodeConfiguration
 from agent.model.settings.agent import AgentSettings
-from agent.node import kubelet_configuration
 from agent.node.kubelet_configuration import (
-    CombinationError,
     CpuManagerStatus,
     KubeletConfigurationView,
 )
-from agent.node.node_object import rules
+from agent.node.node_configuration import CombinationError, check_combination, rules
 from agent.node.sources import Sources
 from tests.builders import machine, pod
 from tests.node.procfs import POD, process
@@ -73,7 +71,7 @@ def test_combination_that_cannot_be_right_says_how_to_get_out(
     settings: AgentSettings, kubelet: KubeletConfiguration, way_out: str
 ) -> None:
     with pytest.raises(CombinationError, match=way_out) as raised:
-        kubelet_configuration.check(settings, kubelet)
+        check_combination(settings, kubelet)
     assert "kubelet 7" in str(raised.value)
 
 
@@ -82,14 +80,11 @@ def test_combination_that_cannot_be_right_says_how_to_get_out(
     [
         (AgentSettings(), STATIC),
         (AgentSettings(kubelet_cpu_manager="static", be_on_reserved=True), STATIC),
-        (AgentSettings(kubelet_cpu_manager="static"), None),
         (AgentSettings(bind_memory=True), STATIC),
     ],
 )
-def test_combination_that_can(
-    settings: AgentSettings, kubelet: KubeletConfiguration | None
-) -> None:
-    kubelet_configuration.check(settings, kubelet)
+def test_combination_that_can(settings: AgentSettings, kubelet: KubeletConfiguration) -> None:
+    check_combination(settings, kubelet)
 
 
 def test_what_is_configured_comes_of_node_kubelet_and_settings(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import ApiPod, Phase
 from agent.model.notifications import PodAnnounced
 from agent.model.pods import ContainerState
-from agent.node.pod_events import CLAIM_NOT_HONORED, INVALID_ANNOTATION, PodEvents
+from agent.node.change_log import CLAIM_NOT_HONORED, INVALID_ANNOTATION, PodEvents
 from tests.node.world import World
 
 

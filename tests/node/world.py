@@ -24,8 +24,8 @@ from agent.model.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot, Wanted
 from agent.model.verdict import Code
+from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterState
-from agent.node.cpu_notices import CpuNotices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet_configuration import KubeletConfigurationView
 from agent.node.kubelet_view import (
@@ -34,10 +34,9 @@ from agent.node.kubelet_view import (
     PodResourcesAnswer,
     PodResourcesStateView,
 )
-from agent.node.node_local import NodeLocalCpus
-from agent.node.node_object import NodeObject
+from agent.node.node_configuration import NodeObject
+from agent.node.node_local import CpuNotices, NodeLocalCpus
 from agent.node.outbox import deliver
-from agent.node.pod_events import PodEvents
 from agent.node.publisher import Publisher
 from agent.node.reconcile import Reconciler
 from agent.node.report import ClusterReporter, Reporter

@@ -14,7 +14,7 @@ from agent.model.node_annotations import (
     NodeReservation,
     SystemQos,
 )
-from agent.node.node_object import NodeObject, rules, with_kubelet
+from agent.node.node_configuration import NodeObject, rules, with_kubelet
 from tests.builders import machine
 from tests.node.world import World
 

@@ -11,8 +11,8 @@ import pytest
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.model.cpuset import CpuSet
 from agent.model.settings.agent import AgentSettings
-from agent.node import kubelet_config_sources
-from agent.node.kubelet_config_sources import Reading, inferred, merged
+from agent.node import kubelet_configuration
+from agent.node.kubelet_configuration import Reading, inferred, merged
 from agent.node.sources import SourceName
 from tests.node.procfs import POD, process
 
@@ -20,7 +20,7 @@ STATIC = "cpuManagerPolicy: static\nkubeReserved: {cpu: 500m}\n"
 
 
 def read(root: Path, **settings: Any) -> Reading:
-    return kubelet_config_sources.read(AgentSettings(root=str(root), **settings), lambda: "/")
+    return kubelet_configuration.read(AgentSettings(root=str(root), **settings), lambda: "/")
 
 
 def whole(reading: Reading) -> KubeletConfiguration:

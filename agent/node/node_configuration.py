@@ -1,5 +1,9 @@
-"""The node's configuration for CPUs from the annotations and labels of its Node object. While an
-annotation can't be read, its last valid value stays in force."""
+"""The node's configuration for CPUs: the annotations and labels of its Node object, the kubelet's
+configuration and the agent's settings, and the rules of the shared pools that follow.
+
+While an annotation can't be read, its last valid value stays in force. Settings that contradict the
+kubelet's configuration raise an error.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,17 @@ from agent.model.node_annotations import (
     node_reservation,
     system_qos,
 )
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
 from agent.model.topology import Topology
 from agent.node.sources import SourceName, Sources
 
 STRICT_CPU_RESERVATION: Final = "strict-cpu-reservation"
+
+
+class CombinationError(SettingsError):
+    """The kubelet's configuration and the settings contradict each other. The message names the
+    remedy."""
 
 
 class NodeObject:
@@ -106,6 +117,43 @@ def with_kubelet(
         reserved_memory_bytes=kubelet.reserved_memory_bytes,
         max_numa_nodes=kubelet.max_numa_nodes,
     )
+
+
+def with_settings(node: NodeConfiguration, settings: AgentSettings) -> NodeConfiguration:
+    """Adds the agent's settings to the node's configuration."""
+    return msgspec.structs.replace(
+        node,
+        owners_on_reserved=settings.owners_on_reserved,
+        be_on_reserved=settings.be_on_reserved,
+        bind_memory=node.bind_memory or settings.bind_memory,
+    )
+
+
+def check_combination(settings: AgentSettings, kubelet: KubeletConfiguration) -> None:
+    """Raises CombinationError."""
+    policy, declared = kubelet.cpu_manager_policy, settings.kubelet_cpu_manager
+    if declared != "detect" and policy != declared:
+        raise CombinationError(
+            f"kubelet-cpu-manager is {declared}, and the kubelet's cpuManagerPolicy is {policy} "
+            f"({kubelet.source}): declare what it is, or reconfigure it (drain the node, stop it, "
+            "remove its cpu_manager_state, start it)"
+        )
+    strict = kubelet.cpu_manager_options.get(STRICT_CPU_RESERVATION) == "true"
+    if settings.be_on_reserved and kubelet.static and strict:
+        raise CombinationError(
+            "be-on-reserved is on, and the kubelet keeps its reserved CPUs from every pod "
+            f"({STRICT_CPU_RESERVATION} in {kubelet.source}): switch one of them off"
+        )
+    if settings.be_on_reserved and not (kubelet.reserved_cpus or kubelet.reserved_milli):
+        raise CombinationError(
+            f"be-on-reserved is on, and the kubelet reserves no CPU ({kubelet.source}): set its "
+            "reservedSystemCPUs, or switch be-on-reserved off"
+        )
+    if settings.bind_memory and kubelet.memory_manager_policy == "Static":
+        raise CombinationError(
+            "bind-memory is on, and the kubelet's memoryManagerPolicy is Static "
+            f"({kubelet.source}): both would write cpuset.mems; switch one of them off"
+        )
 
 
 def rules(configuration: NodeConfiguration) -> PoolRules:

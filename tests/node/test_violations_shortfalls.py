@@ -10,7 +10,7 @@ from agent.model import bounds
 from agent.model.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.cpuset import CpuSet, union
 from agent.model.pods import Container, ContainerState, Pod
-from agent.node import shortfalls
+from agent.node import violations
 from tests.builders import machine, pod
 
 
@@ -28,7 +28,7 @@ def found(each: Pod, kubelet: KubeletCpus, **holds: str) -> list[tuple[str, str,
     held = {f"c-{name}": CpuSet.parse(cpus) for name, cpus in holds.items()}
     return [
         (it.container, it.promised, it.held, it.reason)
-        for it in shortfalls.find((each,), decision, kubelet, held)
+        for it in violations.find_shortfalls((each,), decision, kubelet, held)
     ]
 
 
@@ -85,7 +85,7 @@ def test_pod_whose_containers_the_kubelets_file_does_not_tell(given: str, short:
 def test_text_names_annotation_and_cpus() -> None:
     each = owner("2-9", "main")
     decision = decide(machine(2, 4), (each,), KubeletCpus(), {}, {})
-    (it,) = shortfalls.find((each,), decision, KubeletCpus(), {})
+    (it,) = violations.find_shortfalls((each,), decision, KubeletCpus(), {})
     assert it.text == (
         f"annotation {RESOURCE_STATUS} claims CPUs 2-9, container main has no CPUs of its own: "
         "CPUs 8-9 do not exist"

@@ -4,7 +4,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.pods import Container, ContainerState
 from agent.model.qos import QoS
 from agent.model.snapshot import Owner
-from agent.node import overlaps
+from agent.node import violations
 from tests.builders import pod, running
 
 LSE = Owner("own", "ns/own", QoS.LSE, "1-2")
@@ -25,7 +25,7 @@ LSR = Owner("own", "ns/own", QoS.LSR, "1-2")
 )
 def test_find(uid: str, qos: str, owner: Owner, holds: str, cpus: str | None) -> None:
     pods = (pod(uid, qos, containers=(running("c"),)),)
-    found = overlaps.find(pods, (owner,), {"c": CpuSet.parse(holds)})
+    found = violations.find_overlaps(pods, (owner,), {"c": CpuSet.parse(holds)})
     assert [each.cpus for each in found] == ([] if cpus is None else [cpus])
     for each in found:
         assert (each.container_id, each.title, each.owner) == ("c", f"ns/{uid}", "ns/own")
@@ -33,7 +33,7 @@ def test_find(uid: str, qos: str, owner: Owner, holds: str, cpus: str | None) ->
 
 def test_container_whose_cpus_are_unknown_is_left_out() -> None:
     pods = (pod("p", "LS", containers=(running("c"), running("d"))),)
-    found = overlaps.find(pods, (LSE,), {"d": CpuSet([1])})
+    found = violations.find_overlaps(pods, (LSE,), {"d": CpuSet([1])})
     assert [each.container_id for each in found] == ["d"]
 
 
@@ -44,4 +44,4 @@ def test_started_pods_are_those_of_which_a_container_runs() -> None:
         pod("waits", containers=(waiting,)),
         pod("empty"),
     )
-    assert overlaps.started(pods) == {"runs"}
+    assert violations.started(pods) == {"runs"}
