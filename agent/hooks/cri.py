@@ -30,7 +30,7 @@ from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 from agent.model.visible import Mount
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class WireError(ValueError):
@@ -47,10 +47,10 @@ def fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
         if kind == BYTES:
             size, start = _varint(message, at)
             at = start + size
-        elif kind == VARINT:
+        elif kind == _VARINT:
             _, at = _varint(message, at)
-        elif kind in (FIXED64, FIXED32):
-            at += 8 if kind == FIXED64 else 4
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
         else:
             raise WireError(f"wire type {kind} of field {field} at byte {at}")
         if at > end or not field:
@@ -80,7 +80,7 @@ def number(message: bytes, wanted: int) -> int:
     """An int64 field, 0 when absent. Raises WireError."""
     last = 0
     for each, kind, payload in fields(message):
-        if (each, kind) == (wanted, VARINT):
+        if (each, kind) == (wanted, _VARINT):
             last, _ = _varint(payload, 0)
     last &= (1 << 64) - 1
     return last - (1 << 64) if last >> 63 else last
@@ -116,7 +116,7 @@ def patch(path: tuple[int, ...], value: str | int | bytes) -> bytes:
     more message) at the path of field numbers."""
     *above, last = path
     if isinstance(value, int):
-        encoded = _encode_varint(last << 3 | VARINT) + _encode_varint(value & (1 << 64) - 1)
+        encoded = _encode_varint(last << 3 | _VARINT) + _encode_varint(value & (1 << 64) - 1)
     else:
         encoded = _embedded(last, value if isinstance(value, bytes) else value.encode())
     for each in reversed(above):
@@ -158,21 +158,21 @@ def _encode_varint(value: int) -> bytes:
 
 
 # PodSandboxConfig
-_METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
+_METADATA, _LABELS, _POD_ANNOTATIONS, _LINUX = 1, 6, 7, 8
 # CreateContainerRequest: config, sandbox_config; config.linux.resources
 CONFIG, _SANDBOX_CONFIG = 2, 3
 CREATE_RESOURCES = (CONFIG, 15, 1)
-SECURITY_CONTEXT, PRIVILEGED = (CONFIG, 15, 2), 2
+_SECURITY_CONTEXT, _PRIVILEGED = (CONFIG, 15, 2), 2
 # of config
-ENVIRONMENT, MOUNTS, NODES, ANNOTATIONS, CDI_DEVICES = 6, 7, 8, 10, 17
+_ENVIRONMENT, _MOUNTS, _NODES, _ANNOTATIONS, _CDI_DEVICES = 6, 7, 8, 10, 17
 # Device: container_path, host_path, permissions
-NODE_PATH, NODE_HOST_PATH, NODE_PERMISSIONS = 1, 2, 3
+_NODE_PATH, _NODE_HOST_PATH, _NODE_PERMISSIONS = 1, 2, 3
 # Mount
-CONTAINER_PATH, HOST_PATH, READ_ONLY = 1, 2, 3
+_CONTAINER_PATH, _HOST_PATH, _READ_ONLY = 1, 2, 3
 # UpdateContainerResourcesRequest: linux
-UPDATE_RESOURCES = (2,)
+_UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
-CPU_PERIOD, CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 1, 2, 3, 4, 6, 7
+_CPU_PERIOD, CPU_QUOTA, _CPU_SHARES, _MEMORY_LIMIT, CPUSET, _MEMS = 1, 2, 3, 4, 6, 7
 
 
 def run_pod_sandbox(message: bytes) -> PodAnnounced:
@@ -193,12 +193,12 @@ def create_container(message: bytes) -> CreateContainer:
 
 def mounted(message: bytes) -> frozenset[str]:
     """The paths in the container that a request to create it mounts. Raises WireError."""
-    return frozenset(text(each, CONTAINER_PATH) for each in _entries(message, MOUNTS))
+    return frozenset(text(each, _CONTAINER_PATH) for each in _entries(message, _MOUNTS))
 
 
 def update_container(message: bytes) -> UpdateContainer:
     """Raises WireError."""
-    resources = merged(message, *UPDATE_RESOURCES)
+    resources = merged(message, *_UPDATE_RESOURCES)
     return UpdateContainer(text(message, 1), _asked(resources))
 
 
@@ -223,10 +223,10 @@ def _entries(message: bytes, wanted: int) -> list[bytes]:
 def _asked(resources: bytes) -> RequestedResources:
     return RequestedResources(
         text(resources, CPUSET),
-        text(resources, MEMS),
-        number(resources, CPU_SHARES),
-        scaled_quota(number(resources, CPU_QUOTA), number(resources, CPU_PERIOD)),
-        number(resources, MEMORY_LIMIT),
+        text(resources, _MEMS),
+        number(resources, _CPU_SHARES),
+        scaled_quota(number(resources, CPU_QUOTA), number(resources, _CPU_PERIOD)),
+        number(resources, _MEMORY_LIMIT),
     )
 
 
@@ -238,22 +238,22 @@ def _pod(sandbox_config: bytes) -> PodAnnounced:
         namespace,
         name,
         string_map(sandbox_config, _LABELS),
-        string_map(sandbox_config, _ANNOTATIONS),
+        string_map(sandbox_config, _POD_ANNOTATIONS),
         text(merged(sandbox_config, _LINUX), 1),
     )
 
 
 _SIGNS: Final = {
-    ENVIRONMENT: (visible.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
-    MOUNTS: (
+    _ENVIRONMENT: (visible.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
+    _MOUNTS: (
         b"nvidia-container-devices",
         b"device-plugins",
         b"pod-resources",
         b"node-feature-discovery",
     ),
-    NODES: (b"",),
-    ANNOTATIONS: (visible.CDI_ANNOTATIONS.encode(),),
-    CDI_DEVICES: (b"",),
+    _NODES: (b"",),
+    _ANNOTATIONS: (visible.CDI_ANNOTATIONS.encode(),),
+    _CDI_DEVICES: (b"",),
 }
 """Part of every entry that may name devices: most requests have many other entries."""
 
@@ -268,32 +268,32 @@ def carried(message: bytes) -> Carried:
                 found[field].append(payload)
     variables = [
         (name, text(each, 2))
-        for each in found[ENVIRONMENT]
+        for each in found[_ENVIRONMENT]
         if (name := text(each, 1)) in (visible.VISIBLE_DEVICES, carriers.PRELOAD)
     ]
     notes = [
         (key, text(each, 2))
-        for each in found[ANNOTATIONS]
+        for each in found[_ANNOTATIONS]
         if visible.is_cdi_annotation(key := text(each, 1))
     ]
-    places = [text(each, CONTAINER_PATH) for each in found[MOUNTS]]
+    places = [text(each, _CONTAINER_PATH) for each in found[_MOUNTS]]
     return Carried(
         environment=tuple(value for name, value in variables if name == visible.VISIBLE_DEVICES),
         preload=dict(variables).get(carriers.PRELOAD, ""),
         mounts=tuple(each for each in places if carriers.mounted_name(each) is not None),
         annotations=tuple(notes),
-        cdi_devices=tuple(text(each, 1) for each in found[CDI_DEVICES]),
-        nodes=tuple(_carried_node(each) for each in found[NODES]),
-        privileged=bool(number(merged(message, *SECURITY_CONTEXT), PRIVILEGED)),
-        serving=any(carriers.serves(text(each, HOST_PATH)) for each in found[MOUNTS]),
+        cdi_devices=tuple(text(each, 1) for each in found[_CDI_DEVICES]),
+        nodes=tuple(_carried_node(each) for each in found[_NODES]),
+        privileged=bool(number(merged(message, *_SECURITY_CONTEXT), _PRIVILEGED)),
+        serving=any(carriers.serves(text(each, _HOST_PATH)) for each in found[_MOUNTS]),
     )
 
 
 def _carried_node(message: bytes) -> CarriedNode:
     return CarriedNode(
-        visible.cleaned(text(message, NODE_HOST_PATH)),
-        text(message, NODE_PATH),
-        text(message, NODE_PERMISSIONS),
+        visible.cleaned(text(message, _NODE_HOST_PATH)),
+        text(message, _NODE_PATH),
+        text(message, _NODE_PERMISSIONS),
     )
 
 
@@ -305,9 +305,9 @@ def create_request_with(message: bytes, changes: Changes) -> bytes | None:
     if changes.mounts:
         taken = mounted(message)
         patches += [_mount(each) for each in changes.mounts if each.container_path not in taken]
-    patches += [_pair(ENVIRONMENT, *each) for each in changes.environment]
-    patches += [_pair(ANNOTATIONS, key, value) for key, value in changes.annotations if value]
-    patches += [patch((CONFIG, CDI_DEVICES), patch((1,), name)) for name in changes.cdi_devices]
+    patches += [_pair(_ENVIRONMENT, *each) for each in changes.environment]
+    patches += [_pair(_ANNOTATIONS, key, value) for key, value in changes.annotations if value]
+    patches += [patch((CONFIG, _CDI_DEVICES), patch((1,), name)) for name in changes.cdi_devices]
     patches += [_node(each) for each in changes.nodes]
     left = _without(message, changes)
     return left + b"".join(patches) if patches or left != message else None
@@ -317,11 +317,11 @@ def _without(message: bytes, changes: Changes) -> bytes:
     """The entries without removed ones and those that are replaced."""
     variables = {name for name, _ in changes.environment}
     gone: dict[int, tuple[int, Collection[str]]] = {
-        ENVIRONMENT: (1, variables),
-        ANNOTATIONS: (1, {key for key, _ in changes.annotations}),
-        MOUNTS: (CONTAINER_PATH, changes.removed_mounts),
-        CDI_DEVICES: (1, changes.removed_cdi_devices),
-        NODES: (NODE_PATH, [each.container_path for each in changes.removed_nodes]),
+        _ENVIRONMENT: (1, variables),
+        _ANNOTATIONS: (1, {key for key, _ in changes.annotations}),
+        _MOUNTS: (_CONTAINER_PATH, changes.removed_mounts),
+        _CDI_DEVICES: (1, changes.removed_cdi_devices),
+        _NODES: (_NODE_PATH, [each.container_path for each in changes.removed_nodes]),
     }
     if not any(name.encode() in message for _, names in gone.values() for name in names):
         return message
@@ -335,7 +335,7 @@ def _without(message: bytes, changes: Changes) -> bytes:
 
 def update_request_with(message: bytes, changes: Changes) -> bytes | None:
     """The new UpdateContainerResourcesRequest; None without changes."""
-    patches = b"".join(_resources(UPDATE_RESOURCES, changes))
+    patches = b"".join(_resources(_UPDATE_RESOURCES, changes))
     return message + patches if patches else None
 
 
@@ -343,29 +343,29 @@ def _resources(path: tuple[int, ...], changes: Changes) -> Iterator[bytes]:
     quota = changes.quota_microseconds
     values: tuple[tuple[int, str | int | None], ...] = (
         (CPUSET, changes.cpuset),
-        (MEMS, changes.mems),
-        (CPU_SHARES, changes.shares),
+        (_MEMS, changes.mems),
+        (_CPU_SHARES, changes.shares),
         (CPU_QUOTA, quota),
-        (MEMORY_LIMIT, changes.memory_limit_bytes),
-        (CPU_PERIOD, None if quota in (None, UNLIMITED) else PERIOD_MICROSECONDS),
+        (_MEMORY_LIMIT, changes.memory_limit_bytes),
+        (_CPU_PERIOD, None if quota in (None, UNLIMITED) else PERIOD_MICROSECONDS),
     )
     return (patch((*path, field), value) for field, value in values if value is not None)
 
 
 def _mount(mount: Mount) -> bytes:
-    one = patch((CONTAINER_PATH,), mount.container_path) + patch((HOST_PATH,), mount.host_path)
+    one = patch((_CONTAINER_PATH,), mount.container_path) + patch((_HOST_PATH,), mount.host_path)
     if not mount.writable:
-        one += patch((READ_ONLY,), 1)
-    return patch((CONFIG, MOUNTS), one)
+        one += patch((_READ_ONLY,), 1)
+    return patch((CONFIG, _MOUNTS), one)
 
 
 def _node(node: CarriedNode) -> bytes:
     one = (
-        patch((NODE_PATH,), node.container_path)
-        + patch((NODE_HOST_PATH,), node.host_path)
-        + patch((NODE_PERMISSIONS,), node.permissions)
+        patch((_NODE_PATH,), node.container_path)
+        + patch((_NODE_HOST_PATH,), node.host_path)
+        + patch((_NODE_PERMISSIONS,), node.permissions)
     )
-    return patch((CONFIG, NODES), one)
+    return patch((CONFIG, _NODES), one)
 
 
 def _pair(field: int, key: str, value: str) -> bytes:

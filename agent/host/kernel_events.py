@@ -15,7 +15,6 @@ import msgspec
 
 MODIFY: Final = 0x2
 CLOSE_WRITE: Final = 0x8
-MOVED_FROM: Final = 0x40
 MOVED_TO: Final = 0x80
 CREATE: Final = 0x100
 DELETE: Final = 0x200

@@ -21,14 +21,14 @@ from agent.proto import nri_pb2 as pb
 from agent.rpc.grpc import RpcError
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
-REGISTRATION_SECONDS: Final = 12.0
+_REGISTRATION_SECONDS: Final = 12.0
 """The runtime registers one client after the other and waits 5 s for a silent one (NRI:
 pkg/adaptation/adaptation.go, acceptPluginConnections; DefaultPluginRegistrationTimeout)."""
 _ASK_AGAIN_SECONDS: Final = 0.005
 _READ_BYTES: Final = 1 << 18
 
 
-class PluginConnection:
+class _PluginConnection:
     """One session's socket, timers and calls."""
 
     def __init__(
@@ -66,7 +66,7 @@ class PluginConnection:
                 self.close(f"plugin {index}-{name} is not registered: {reply}")
 
         request = pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index)
-        self._call("RegisterPlugin", request.SerializeToString(), REGISTRATION_SECONDS, registered)
+        self._call("RegisterPlugin", request.SerializeToString(), _REGISTRATION_SECONDS, registered)
 
     def update(
         self,
@@ -187,10 +187,10 @@ def _failure(reply: bytes) -> RpcError | None:
     return None
 
 
-UPDATE_SECONDS: Final = 10.0
+_UPDATE_SECONDS: Final = 10.0
 """The runtime handles one request at a time, and gives each plugin 2 s for its part."""
-FIRST_DELAY_SECONDS: Final = 0.2
-LONGEST_DELAY_SECONDS: Final = 5.0
+_FIRST_DELAY_SECONDS: Final = 0.2
+_LONGEST_DELAY_SECONDS: Final = 5.0
 _STEADY_SECONDS: Final = 10.0
 """How long a session must have lasted for the next one to be tried soon."""
 
@@ -212,7 +212,7 @@ class PluginLink:
         *,
         given: socket.socket | None = None,
         over: Callable[[], None] | None = None,
-        update_seconds: float = UPDATE_SECONDS,
+        update_seconds: float = _UPDATE_SECONDS,
     ) -> None:
         self.stats = PluginStats()
         self.sessions = 0
@@ -226,8 +226,8 @@ class PluginLink:
         self._given = given
         self._over = over
         self._update_seconds = update_seconds
-        self._connection: PluginConnection | None = None
-        self._delay_seconds = FIRST_DELAY_SECONDS
+        self._connection: _PluginConnection | None = None
+        self._delay_seconds = _FIRST_DELAY_SECONDS
         self._error = ""
         self._retry: Timer | None = None
         self._closing = False
@@ -252,7 +252,7 @@ class PluginLink:
             return
         self._given = None
         self.sessions += 1
-        self._connection = PluginConnection(
+        self._connection = _PluginConnection(
             self._loop, it, self._plugin, self.stats, self._ready, self._ended
         )
         self._connection.register(self._name, self._index)
@@ -294,9 +294,9 @@ class PluginLink:
             self._over()
             return
         if lasted_seconds >= _STEADY_SECONDS:
-            self._delay_seconds = FIRST_DELAY_SECONDS
+            self._delay_seconds = _FIRST_DELAY_SECONDS
         self._retry = self._loop.after(self._delay_seconds, self.start)
-        self._delay_seconds = min(self._delay_seconds * 2, LONGEST_DELAY_SECONDS)
+        self._delay_seconds = min(self._delay_seconds * 2, _LONGEST_DELAY_SECONDS)
 
 
 def _connected(path: str) -> socket.socket:

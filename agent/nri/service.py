@@ -29,7 +29,7 @@ from agent.nri.ttrpc import Incoming
 from agent.proto import nri_pb2 as pb
 
 SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
-DEFAULT_TIMEOUT_SECONDS: Final = 2.0
+_DEFAULT_TIMEOUT_SECONDS: Final = 2.0
 """Of the runtime, for each of its calls; runtimes before NRI 0.9 do not send it."""
 # None has a number above 11: NRI before 0.10 refuses those (pkg/adaptation/plugin.go, configure).
 _EVENTS: Final = {
@@ -138,7 +138,7 @@ class PluginService:
         self._synchronized = synchronized
         self.takes_updates = False
         """Whether the runtime accepts updates of containers that it did not ask about."""
-        self._budget_seconds = DEFAULT_TIMEOUT_SECONDS / 2
+        self._budget_seconds = _DEFAULT_TIMEOUT_SECONDS / 2
         self._pods: dict[str, pb.PodSandbox] = {}
         self._containers: list[pb.Container] = []
         self._held: list[tuple[PluginCall, Incoming]] = []
@@ -200,7 +200,7 @@ class PluginService:
         """Raises DecodeError."""
         if incoming.method == "Configure":
             asked = pb.ConfigureRequest.FromString(incoming.payload)
-            timeout = asked.request_timeout / 1000 or DEFAULT_TIMEOUT_SECONDS
+            timeout = asked.request_timeout / 1000 or _DEFAULT_TIMEOUT_SECONDS
             self._budget_seconds = timeout / 2
             self.takes_updates = _takes_updates(asked.NRI_version)
             log.info(

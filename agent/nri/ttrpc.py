@@ -26,14 +26,14 @@ PLUGIN: Final = 1
 RUNTIME: Final = 2
 REQUEST: Final = 1
 RESPONSE: Final = 2
-CLOSES: Final = 1
+_CLOSES: Final = 1
 """Flag of a request: its stream ends with it."""
-LARGEST_PAYLOAD_BYTES: Final = 4 << 20
+_LARGEST_PAYLOAD_BYTES: Final = 4 << 20
 _FRAME: Final = struct.Struct(">II")
 _HEADER: Final = struct.Struct(">IIBB")
-_LARGEST_FRAME_BYTES: Final = LARGEST_PAYLOAD_BYTES + _HEADER.size
+_LARGEST_FRAME_BYTES: Final = _LARGEST_PAYLOAD_BYTES + _HEADER.size
 _STATUS_CHARACTERS: Final = 1_000
-Done = Callable[[bytes | RpcError], None]
+_Done = Callable[[bytes | RpcError], None]
 """Takes the reply to a call of ours, or why there is none; called once."""
 
 
@@ -89,7 +89,7 @@ class Session:
         self.unsent = bytearray()
         self._serve = serve
         self._demux = Demux((PLUGIN, RUNTIME))
-        self._pending: dict[int, Done] = {}
+        self._pending: dict[int, _Done] = {}
         self._next_stream = 1
         self._closed = ""
 
@@ -106,7 +106,7 @@ class Session:
                 if done is not None:
                     done(_reply(message.payload))
 
-    def call(self, service: str, method: str, payload: bytes, seconds: float, done: Done) -> int:
+    def call(self, service: str, method: str, payload: bytes, seconds: float, done: _Done) -> int:
         """The number of the call, for `give_up`. Raises MuxError for a payload that is too large,
         RpcError once the session is closed."""
         if self._closed:
@@ -115,7 +115,7 @@ class Session:
             service=service, method=method, payload=payload, timeout_nano=int(seconds * 1e9)
         )
         stream = self._next_stream
-        self.send(RUNTIME, stream, REQUEST, CLOSES, request.SerializeToString())
+        self.send(RUNTIME, stream, REQUEST, _CLOSES, request.SerializeToString())
         self._next_stream += 2
         self._pending[stream] = done
         return stream
@@ -195,7 +195,7 @@ class Demux:
         at = 0
         while len(stream) - at >= _HEADER.size:
             size, number, kind, flags = _HEADER.unpack_from(stream, at)
-            if size > LARGEST_PAYLOAD_BYTES:
+            if size > _LARGEST_PAYLOAD_BYTES:
                 raise MuxError(f"a message of {size} bytes on connection {connection}")
             end = at + _HEADER.size + size
             if len(stream) < end:
@@ -209,8 +209,8 @@ def encode(message: Message) -> bytes:
     """One frame with the header and, unless it is empty, one with the payload. Raises MuxError for
     a payload that its reader would not take."""
     size = len(message.payload)
-    if size > LARGEST_PAYLOAD_BYTES:
-        raise MuxError(f"a message of {size} bytes: {LARGEST_PAYLOAD_BYTES} are the most")
+    if size > _LARGEST_PAYLOAD_BYTES:
+        raise MuxError(f"a message of {size} bytes: {_LARGEST_PAYLOAD_BYTES} are the most")
     header = _FRAME.pack(message.connection, _HEADER.size) + _HEADER.pack(
         size, message.stream, message.kind, message.flags
     )

@@ -111,7 +111,7 @@ def metrics_page(
                 "topolet_proxy_in_flight",
                 "gauge",
                 "Calls under way, by method.",
-                {method_label(path): number for path, number in server.meter.in_flight.items()},
+                {_method_label(path): number for path, number in server.meter.in_flight.items()},
                 ("method",),
             ),
             *latencies.metrics(),
@@ -167,9 +167,9 @@ class Latencies:
 
 
 def _named(series: dict[bytes, Histogram]) -> dict[tuple[str, ...], Histogram]:
-    return {method_label(path): histogram for path, histogram in series.items()}
+    return {_method_label(path): histogram for path, histogram in series.items()}
 
 
-def method_label(path: bytes) -> tuple[str]:
+def _method_label(path: bytes) -> tuple[str]:
     """A path of a client's making as a label's value."""
     return (path.decode(errors="backslashreplace")[:128],)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from agent.hooks import cri
 from agent.hooks.admission import Admission
@@ -23,8 +23,8 @@ from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Refuse
 from agent.relay.gate import Call, Forward, GateVerdict, Replace
 
-REMOVE: Final = "RemoveContainer"
-_ENDINGS: Final = ("StopContainer", REMOVE, "StopPodSandbox", "RemovePodSandbox")
+_REMOVE: Final = "RemoveContainer"
+_ENDINGS: Final = ("StopContainer", _REMOVE, "StopPodSandbox", "RemovePodSandbox")
 _SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
 
 METHODS: Final = {
@@ -33,10 +33,6 @@ METHODS: Final = {
     for method in (RUN, CREATE, UPDATE, UPDATE_SANDBOX, *_ENDINGS)
 }
 """By path."""
-
-
-if TYPE_CHECKING:
-    from agent.hooks.carriers import Carried
 
 
 class _Ending:
@@ -70,7 +66,7 @@ class CpusetGate:
 
     @property
     def outcomes(self) -> Outcomes:
-        """What became of calls whose hook could not do its work."""
+        """Of calls whose hook could not do its work."""
         return self._admission.outcomes
 
     def request(self, call: Call, message: bytes) -> GateVerdict:
@@ -90,7 +86,7 @@ class CpusetGate:
             call.state = pod = cri.run_pod_sandbox(message)
             self._admission.pod_announced(pod)
         else:
-            call.state = _Ending(cri.removed_id(message) if method == REMOVE else "")
+            call.state = _Ending(cri.removed_id(message) if method == _REMOVE else "")
         return Forward()
 
     def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
@@ -103,7 +99,7 @@ class CpusetGate:
         return Forward()
 
     def reply(self, call: Call, message: bytes | None) -> None:
-        """Tells the agent what came of it."""
+        """Reports the result to admission."""
         if isinstance(call.state, PodAnnounced):
             self._admission.pod_created(call.state, made=bool(_made(message)))
         elif isinstance(call.state, Creation | Unread):
@@ -122,7 +118,7 @@ class CpusetGate:
     def _create(self, call: Call, message: bytes) -> GateVerdict:
         if not isinstance(call.state, Creation):
             call.state = Creation(cri.create_container(message), self._waiting(call))
-        answer = self._admission.create(call.state, partial(_carried, message))
+        answer = self._admission.create(call.state, partial(cri.carried, message))
         if not isinstance(answer, Changes):
             return answer
         return _verdict(cri.create_request_with(message, answer))
@@ -139,19 +135,13 @@ class CpusetGate:
         return Waiting(call.started, self._deadlines.of(METHODS[call.path]))
 
 
-def _carried(message: bytes) -> Carried:
-    from agent.hooks.cri import carried  # not on a node without devices
-
-    return carried(message)
-
-
 def _verdict(message: bytes | None) -> GateVerdict:
     return Forward() if message is None else Replace(message)
 
 
 def _made(reply: bytes | None) -> str:
-    """The id in a reply; "" where there is none, or none that can be read: then the creation must
-    count as answered all the same, or owners would wait for it for ever."""
+    """The id in a reply; "" for no reply, and for an unreadable one: the creation must count as
+    answered then, or owners would wait for it for ever."""
     try:
         return cri.created_id(reply or b"")
     except WireError:

@@ -109,9 +109,9 @@ class Port:
         self.socket.close()
 
 
-HIGH_WATER_BYTES: Final = 1 << 19
+_HIGH_WATER_BYTES: Final = 1 << 19
 """Unsent bytes for one end that stop reading from the other."""
-DEAF_CLIENT_BYTES: Final = 4 * HIGH_WATER_BYTES
+_MOST_ANSWER_BYTES: Final = 4 * _HIGH_WATER_BYTES
 """Unsent bytes for a client that stop reading from it: what it does not read are our answers."""
 _SEND_BUFFER_BYTES: Final = 1 << 18
 """The kernel doubles it: one receive fits in one send while the previous one is still unread."""
@@ -262,7 +262,7 @@ class Pair:
         if self._closed:
             return
         if upstream.broken and not upstream.eof:
-            while len(client.backlog) < DEAF_CLIENT_BYTES and self._read_upstream():
+            while len(client.backlog) < _MOST_ANSWER_BYTES and self._read_upstream():
                 pass
             upstream.eof = True
         hung_up = client.eof and client_events & HANG_UP
@@ -280,11 +280,11 @@ class Pair:
         hears_client = (
             not client.eof
             and not upstream.eof
-            and len(upstream.backlog) < HIGH_WATER_BYTES
-            and len(client.backlog) < DEAF_CLIENT_BYTES
-            and self._relay.queued_bytes < HIGH_WATER_BYTES
+            and len(upstream.backlog) < _HIGH_WATER_BYTES
+            and len(client.backlog) < _MOST_ANSWER_BYTES
+            and self._relay.queued_bytes < _HIGH_WATER_BYTES
         )
-        hears_upstream = not upstream.eof and len(client.backlog) < HIGH_WATER_BYTES
+        hears_upstream = not upstream.eof and len(client.backlog) < _HIGH_WATER_BYTES
         client.watch(hears_client, client.eof, self._client_ready)
         upstream.watch(hears_upstream, False, self._upstream_ready)
 

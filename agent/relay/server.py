@@ -84,22 +84,16 @@ class RelayServer:
     def connections(self) -> int:
         return len(self._pairs)
 
-    def poke(self) -> None:
-        """The gate may have another answer for held calls: they are asked about at once."""
-        if self._retry is not None:
-            self._retry.cancel()
-        self._retry = self._loop.after(0, self._ask_again)
-
     def drain(self) -> None:
         """Accepts no more connections and asks every client to leave when its calls have ended;
         `connections` shows when all have."""
-        self._deafen()
+        self._stop_accepting()
         for pair in list(self._pairs):
             pair.say_goodbye()
 
     def close(self) -> None:
         """Closes every connection and stops listening; removes the socket if it was made here."""
-        self._deafen()
+        self._stop_accepting()
         for pair in list(self._pairs):
             pair.close()
         if self._retry is not None:
@@ -107,7 +101,7 @@ class RelayServer:
         if self._listener is not None:
             self._listener.close()
 
-    def _deafen(self) -> None:
+    def _stop_accepting(self) -> None:
         self._closing = True
         if self._resume is not None:
             self._resume.cancel()

@@ -42,9 +42,9 @@ class Channel:
         try:
             try:
                 return self._attempt(method, request, deadline)
-            except UntouchedError:
+            except _UntouchedError:
                 return self._attempt(method, request, deadline)
-        except UntouchedError as error:
+        except _UntouchedError as error:
             raise RpcError(Code.UNAVAILABLE, f"{self._path}: {error.message}") from None
         finally:
             self._lock.release()
@@ -75,7 +75,7 @@ class Channel:
             self._connection = None
 
 
-class UntouchedError(RpcError):
+class _UntouchedError(RpcError):
     """UNAVAILABLE: the server did not begin the call."""
 
 
@@ -129,7 +129,7 @@ class Connection:
         if outcome is None:
             raise RpcError(Code.INTERNAL, "call ended without an outcome")
         if protocol.untouched:
-            raise UntouchedError(Code.UNAVAILABLE, outcome.message)
+            raise _UntouchedError(Code.UNAVAILABLE, outcome.message)
         if outcome.code == Code.DEADLINE_EXCEEDED:
             # The server knows the deadline too, and may be first to see it pass.
             raise RpcError(outcome.code, f"{method}: {outcome.message}")

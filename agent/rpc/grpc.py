@@ -11,7 +11,7 @@ from agent.model.verdict import Code
 from agent.rpc import frames, headers
 
 PREFIX_BYTES: Final = 5
-STATUS_CHARACTERS: Final = 1_000
+_STATUS_CHARACTERS: Final = 1_000
 
 
 NO_ANSWER: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED})
@@ -115,14 +115,14 @@ def timeout_value(seconds: float) -> bytes:
 def trailers_only(code: int, message: str) -> bytes:
     """The header block of a reply that is nothing but a status; it leaves HPACK tables alone.
 
-    Only the first STATUS_CHARACTERS of the message go: the block must fit one frame.
+    Only the first _STATUS_CHARACTERS of the message go: the block must fit one frame.
     """
     return headers.encode(
         [
             (b":status", b"200"),
             (b"content-type", b"application/grpc"),
             (b"grpc-status", b"%d" % code),
-            (b"grpc-message", percent_encode(message[:STATUS_CHARACTERS])),
+            (b"grpc-message", percent_encode(message[:_STATUS_CHARACTERS])),
         ]
     )
 

@@ -20,7 +20,7 @@ from hpack.table import HeaderTable
 
 from agent.rpc import frames
 
-MAX_LIST_BYTES: Final = 1 << 16
+_MAX_LIST_BYTES: Final = 1 << 16
 """Names, values and 32 bytes an entry (RFC 9113 §6.5.2) of one block."""
 MAX_TABLE_BYTES: Final = 1 << 16
 """A receiver may offer more; a sender that uses more is refused."""
@@ -63,7 +63,7 @@ class Decoder:
     """Of one direction of one connection; blocks must be decoded in the connection's order."""
 
     def __init__(self) -> None:
-        self._hpack = hpack.Decoder(max_header_list_size=MAX_LIST_BYTES)
+        self._hpack = hpack.Decoder(max_header_list_size=_MAX_LIST_BYTES)
 
     def decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
         """Names and values in their order. Raises HeaderError."""

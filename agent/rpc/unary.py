@@ -13,8 +13,8 @@ from agent.model.verdict import Code
 from agent.rpc import frames, grpc, headers
 from agent.rpc.grpc import RpcError
 
-WINDOW_BYTES: Final = 4 << 20
-MAX_BLOCK_BYTES: Final = 1 << 17
+_WINDOW_BYTES: Final = 4 << 20
+_MAX_BLOCK_BYTES: Final = 1 << 17
 MAX_MESSAGE_BYTES: Final = 256 << 20
 
 
@@ -45,8 +45,8 @@ class UnaryConnection:
         self._limit = max_message_bytes
         self._out = bytearray(
             frames.PREFACE
-            + frames.settings({frames.ENABLE_PUSH: 0, frames.INITIAL_WINDOW_SIZE: WINDOW_BYTES})
-            + frames.window_update(0, WINDOW_BYTES)
+            + frames.settings({frames.ENABLE_PUSH: 0, frames.INITIAL_WINDOW_SIZE: _WINDOW_BYTES})
+            + frames.window_update(0, _WINDOW_BYTES)
         )
         self._in = bytearray()
         self._decoder = headers.Decoder()
@@ -175,7 +175,7 @@ class UnaryConnection:
     def _data(self, flags: int, number: int, payload: memoryview) -> None:
         size = len(payload)
         self._owed += size
-        if self._owed >= WINDOW_BYTES // 2:
+        if self._owed >= _WINDOW_BYTES // 2:
             self._out += frames.window_update(0, self._owed)
             self._owed = 0
         stream = self._stream
@@ -190,14 +190,14 @@ class UnaryConnection:
             self._end(self._result(stream))
         else:
             stream.owed += size
-            if stream.owed >= WINDOW_BYTES // 2:
+            if stream.owed >= _WINDOW_BYTES // 2:
                 self._out += frames.window_update(number, stream.owed)
                 stream.owed = 0
 
     def _block_part(self, flags: int) -> None:
         block = self._block
-        if block is None or len(block) > MAX_BLOCK_BYTES:
-            raise frames.FrameError(f"header block of more than {MAX_BLOCK_BYTES} bytes")
+        if block is None or len(block) > _MAX_BLOCK_BYTES:
+            raise frames.FrameError(f"header block of more than {_MAX_BLOCK_BYTES} bytes")
         if not flags & frames.END_HEADERS:
             return
         self._block = None

@@ -299,19 +299,6 @@ def test_a_held_call_delays_nobody(place: Place, channel: grpc.Channel) -> None:
     until(lambda: place.server.stats.held_now == 0)
 
 
-def test_a_poke_asks_at_once(tmp_path: Path) -> None:
-    place = Place(tmp_path, retry_seconds=1_000.0)
-    client = Channel(str(place.front))
-    with futures.ThreadPoolExecutor(1) as pool:
-        future = pool.submit(client.call, "/h/Hold", b"held", WAIT_SECONDS)
-        assert place.hooks.asked.wait(WAIT_SECONDS)
-        place.hooks.holding = False
-        place.in_loop(place.server.poke)
-        assert future.result(WAIT_SECONDS) == b"held"
-    client.close()
-    place.close()
-
-
 def test_a_client_that_leaves_while_held_is_noticed(place: Place) -> None:
     client = grpc.insecure_channel(f"unix:{place.front}")
     future = unary(client, "/h/Hold").future(b"")
