@@ -43,7 +43,7 @@ from agent.allocate.devices.links import LinkTable, linked
 from agent.allocate.devices.request import device_request
 from agent.allocate.node_allocator.device_hints import device_hints
 from agent.model import deviceobject
-from agent.model.devices import Device, DeviceTopology
+from agent.model.deviceobject import Device, DeviceTopology
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.policies import Strategy
 

@@ -26,8 +26,7 @@ from agent.model.annotations import (
 )
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.node_annotations import MOST_AMPLIFICATION
-from agent.model.policies import ExclusivePolicy
-from agent.model.resource_spec import resource_spec
+from agent.model.policies import ExclusivePolicy, resource_spec
 
 Amounts = dict[int, dict[str, int]]
 """By NUMA node and resource; `cpu` in milli-CPU, the rest in units (bytes, devices)."""

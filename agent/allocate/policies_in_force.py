@@ -24,11 +24,12 @@ from agent.model.policies import (
     ExclusivePolicy,
     NumaExclusive,
     NumaPolicy,
+    NumaSpec,
+    ResourceSpec,
     Strategy,
     kubelet_numa_policy,
 )
 from agent.model.qos import QoS
-from agent.model.resource_spec import NumaSpec, ResourceSpec
 
 BIND_LABEL = "node.koordinator.sh/cpu-bind-policy"
 STRATEGY_LABEL = "node.koordinator.sh/numa-allocate-strategy"

@@ -15,13 +15,13 @@ from agent.allocate.devices.need import Need, allowed_devices, need, selected
 from agent.allocate.devices.request import FULL, DeviceRequest, RequestFault
 from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
 from agent.conformance.files import Difference
-from agent.model.device_wishes import (
+from agent.model.device_allocation import (
     DeviceAllocateStrategy,
     DeviceTopologyScope,
     Exclusion,
     JointScope,
 )
-from agent.model.devices import DeviceType
+from agent.model.deviceobject import DeviceType
 from agent.model.nodestatus import GPU_CORE
 from agent.model.policies import Strategy
 

@@ -11,14 +11,14 @@ import msgspec
 
 from agent.conformance.files import Difference
 from agent.model import deviceobject
-from agent.model.device_wishes import (
+from agent.model.device_allocation import (
     DEVICE_ALLOCATE_HINT,
     DEVICE_JOINT_ALLOCATE,
     GPU_PARTITION_SPEC,
     DeviceWishes,
     wishes,
 )
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from agent.model.quantities import whole
 
 UNEVEN_SHARES: Final = Difference(

@@ -25,8 +25,8 @@ from agent.conformance.devices import (
     pod_wishes,
 )
 from agent.conformance.files import CaseVerdict
-from agent.model.device_wishes import DeviceAllocateStrategy, DeviceHint
-from agent.model.devices import Device, DeviceType
+from agent.model.device_allocation import DeviceAllocateStrategy, DeviceHint
+from agent.model.deviceobject import Device, DeviceType
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
 
 GPU_TYPE: Final = DeviceType.GPU.value

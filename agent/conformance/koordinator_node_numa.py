@@ -24,8 +24,7 @@ from agent.conformance.node_numa_account import RecordedAccount, TheirTrials
 from agent.conformance.node_numa_case import NodeCase, question, text, written
 from agent.conformance.node_numa_differences import DIFFERENCES, QUIRKS, Quirk
 from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, resource_status
-from agent.model.policies import BindPolicy
-from agent.model.resource_spec import resource_spec
+from agent.model.policies import BindPolicy, resource_spec
 from agent.model.schedulerargs import Rules, defaults
 
 __all__ = ["DIFFERENCES", "judge"]

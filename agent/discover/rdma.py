@@ -13,8 +13,16 @@ from typing import Final
 from agent.discover.pci import DEVICES
 from agent.discover.reader import SysfsReader
 from agent.host.files import Tree
-from agent.model.pci import CharDevice, Function, address_key
-from agent.model.rdma import Rdma, RdmaDevice, RdmaFunction, RdmaLink, RdmaPort
+from agent.model.pci import (
+    CharDevice,
+    Function,
+    Rdma,
+    RdmaDevice,
+    RdmaFunction,
+    RdmaLink,
+    RdmaPort,
+    address_key,
+)
 
 _FILES: Final = "/dev/infiniband/"
 _FOLDERS: Final = ("infiniband_verbs", "infiniband_mad", "infiniband_cm")

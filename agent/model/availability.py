@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.devices import Portion
+from agent.model.deviceobject import Portion
 from agent.model.nodetopology import L3_CPUS, Amounts, Zone
 from agent.model.topology import NumaNode, Topology
 

@@ -11,10 +11,9 @@ from typing import Final
 
 import msgspec
 
-from agent.model.devices import Device, DeviceType
+from agent.model.deviceobject import Device, DeviceType
 from agent.model.gpus import Gpu, MigInstance
-from agent.model.pci import CharDevice, Fpga, Fpgas
-from agent.model.rdma import Rdma
+from agent.model.pci import CharDevice, Fpga, Fpgas, Rdma
 from agent.model.visible import DeviceNode, VisibleGpu
 
 

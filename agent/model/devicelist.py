@@ -13,13 +13,12 @@ import msgspec
 
 from agent.model import bounds, deviceobject, interconnect, nodestatus
 from agent.model.annotations import AnnotationError, decoded
-from agent.model.devices import Device, DeviceType
+from agent.model.deviceobject import Device, DeviceType
 from agent.model.functiondevices import fpga_devices, rdma_devices
 from agent.model.gpus import GpuPair
 from agent.model.interconnect import Interconnect
 from agent.model.nodestatus import GpuFacts
-from agent.model.pci import Fpga, Function, address_key
-from agent.model.rdma import RdmaDevice
+from agent.model.pci import Fpga, Function, RdmaDevice, address_key
 
 GONE_MINORS: Final = "topolet.io/gone-device-minors"
 """On the Device: `{"rdma": {"0000:1a:00.0": 0}}`, the numbers that devices had which are gone."""
@@ -80,10 +79,10 @@ def published(body: object) -> tuple[Published, tuple[str, ...]]:
     except AnnotationError as error:
         problems.append(str(error))
     try:
-        told = interconnect.decode(annotations)
+        told = interconnect.decode_links(annotations)
     except AnnotationError as error:
         problems.append(str(error))
-    return Published(devices, gone, gpus, interconnect.pairs(told, devices)), tuple(problems)
+    return Published(devices, gone, gpus, interconnect.gpu_pairs(told, devices)), tuple(problems)
 
 
 def device_list(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from agent.model.devices import (
+from agent.model.deviceobject import (
     Condition,
     Device,
     DeviceTopology,
@@ -17,8 +17,7 @@ from agent.model.devices import (
     VirtualFunction,
 )
 from agent.model.nodestatus import FPGA, RDMA, label_value
-from agent.model.pci import Fpga, Function
-from agent.model.rdma import RdmaDevice
+from agent.model.pci import Fpga, Function, RdmaDevice
 
 HEALTHY: Final = "Healthy"
 LINKS: Final = "topolet.io/links"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.model.devices import Device, DeviceType
+from agent.model.deviceobject import Device, DeviceType
 from agent.model.quantities import QuantityError, whole
 from agent.model.topology import Topology
 

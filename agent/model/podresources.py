@@ -13,7 +13,7 @@ import msgspec
 
 from agent.model.availability import Held, Reserved, zones
 from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.devices import Portion
+from agent.model.deviceobject import Portion
 from agent.model.topology import Topology
 
 PodName = tuple[str, str]

@@ -9,7 +9,7 @@ import msgspec
 from agent.model import nodestatus
 from agent.model.availability import Held, Reserved, core_kinds, zones
 from agent.model.device_allocation import Holdings
-from agent.model.devices import Device, Portion, portions
+from agent.model.deviceobject import Device, Portion, portions
 from agent.model.node_annotations import (
     NodeConfiguration,
     PodCpuAlloc,

@@ -16,7 +16,7 @@ from typing import Protocol
 from agent.kubelet.podresources import CorrectedLister, Known
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devicefiles import DeviceFiles
-from agent.model.devices import Device, DeviceType
+from agent.model.deviceobject import Device, DeviceType
 from agent.model.podresources import ContainerCorrection, Corrections, OwnDevice, PodCorrection
 from agent.model.pods import Pod
 from agent.model.snapshot import PodWanted, Wanted

@@ -18,29 +18,20 @@ from agent.discover.reader import SysfsReader
 from agent.host.files import Tree, boot_id, stamp
 from agent.kubelet import device_checkpoint
 from agent.kubelet.statefile import StateFileError
-from agent.model import (
-    devicelist,
-    gpuactions,
-    gpuconditions,
-    gpudevices,
-    holding,
-    interconnect,
-    partitions,
-)
+from agent.model import devicelist, gpuactions, gpudevices, holding, interconnect
 from agent.model.annotations import AnnotationError
 from agent.model.apiobjects import ApiNode
 from agent.model.device_allocation import amounts, names, renumbered, together
 from agent.model.devicefiles import NO_FILES, DeviceFiles, capabilities, device_files
 from agent.model.devicelist import DiscoveredDevices, Published, device_list
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
 from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import Gpu, GpuReading
 from agent.model.holding import DeviceGrant, DeviceHolding, Form
-from agent.model.pci import Fpgas, Function
+from agent.model.pci import Fpgas, Function, Rdma
 from agent.model.pods import Pod
-from agent.model.rdma import Rdma
 from agent.model.report import DeviceReport
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
@@ -167,8 +158,8 @@ class DeviceView:
         self.files = files
         """How containers reach the devices, also those that are not visible now."""
         self._cards_before = files.cards or ()
-        self._links: partitions.Links | None = None
-        self._table: partitions.Table = {}
+        self._links: interconnect.Links | None = None
+        self._table: interconnect.PartitionTable = {}
         self._begun = False
         self.state = Published()
         """The next state of the Device object."""
@@ -220,14 +211,14 @@ class DeviceView:
                 gpudevices.devices(
                     health,
                     places(plugged.functions),
-                    gpuconditions.cordoned(node.annotations, cards, let_go=self._gpus.let_go),
+                    gpudevices.cordoned(node.annotations, cards, let_go=self._gpus.let_go),
                     sum(each.memory_bytes for each in topology.numa_nodes),
                 ),
                 plugged.rdma.devices,
                 plugged.fpgas.devices,
             ),
             self.state,
-            gpuconditions.rfc3339(int(self._clock())),
+            gpudevices.rfc3339(int(self._clock())),
             self._plugins_gave.union(
                 (kind, name)
                 for of_pod in allocations.values()
@@ -262,17 +253,17 @@ class DeviceView:
                 *refused,
             )
         )
-        links = partitions.links(made.devices, self._gpus.pairs)
+        links = interconnect.link_matrix(made.devices, self._gpus.pairs)
         if links != self._links:
             # Of sixteen cards this takes 50 ms.
-            self._links, self._table = links, partitions.from_links(links)
+            self._links, self._table = links, interconnect.gpu_partitions(links)
         report = DeviceReport(
             made.devices,
             self._gpus.facts,
             {
                 **devicelist.encode_gone(made.gone),
-                **partitions.encode(self._table),
-                **interconnect.encode(made.devices, self._gpus.pairs),
+                **interconnect.encode_partitions(self._table),
+                **interconnect.encode_links(made.devices, self._gpus.pairs),
                 **holding.encode(found.holdings),
             },
             together([*held.values(), taken(found.holdings, made.devices)]),
@@ -316,7 +307,7 @@ class DeviceView:
             for bus in health.unclaimed:
                 yield f"GPU at {bus}: PCI lists it, its driver does not"
         if cards:
-            for each in gpuconditions.cordons_of_none(node.annotations, cards):
+            for each in gpudevices.cordons_of_none(node.annotations, cards):
                 yield f"Node: {each}"
 
     def _capabilities(self) -> dict[str, DeviceNode]:
@@ -363,6 +354,6 @@ def device_view(
 def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
     """Whether to release the GPUs' driver, and the problems of the annotation that asks for it."""
     try:
-        return gpuconditions.release_asked(node.annotations), ()
+        return gpudevices.release_asked(node.annotations), ()
     except AnnotationError as error:
         return False, (f"Node: {error}",)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.discover.reader import SysfsReader
 from agent.host.files import Tree
-from agent.model import gpuconditions, gpudevices, gpuhealth
+from agent.model import gpudevices, gpuhealth
 from agent.model.devicelist import Published
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuhealth import GpuHealth
@@ -57,7 +57,7 @@ class GpuView:
     def begin(self, published: Published) -> None:
         """Continues from what the last agent published, until the driver answers."""
         driver = published.gpus.driver_version
-        self._health = gpuconditions.restored(published.devices, self._actions, driver)
+        self._health = gpudevices.restored(published.devices, self._actions, driver)
         self.facts = published.gpus
         self.pairs = published.pairs
 

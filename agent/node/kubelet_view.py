@@ -26,7 +26,7 @@ from agent.kubelet.podresources import NotServedError, PodResourcesClient, PodRe
 from agent.kubelet.statefile import StateFileError
 from agent.model.availability import Held
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.devices import Portion
+from agent.model.deviceobject import Portion
 from agent.model.holding import DeviceGrant
 from agent.model.node_annotations import NodeConfiguration
 from agent.model.podresources import (

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from agent.allocate.pools import Decision
 from agent.model.cpuset import CpuSet
-from agent.model.devices import Device, DeviceType
+from agent.model.deviceobject import Device, DeviceType
 from agent.model.gpus import GpuReading
 from agent.model.gpuusers import GpuUse
 from agent.model.nodestatus import GPU_MEMORY

@@ -19,9 +19,16 @@ from agent.allocate.reasons import Reason
 from agent.allocate.resource_request import ResourceRequest
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy, Strategy
+from agent.model.policies import (
+    BindPolicy,
+    ExclusivePolicy,
+    NumaExclusive,
+    NumaPolicy,
+    NumaSpec,
+    ResourceSpec,
+    Strategy,
+)
 from agent.model.qos import QoS
-from agent.model.resource_spec import NumaSpec, ResourceSpec
 from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
 
 SPREAD = BindPolicy.SPREAD_BY_PCPUS

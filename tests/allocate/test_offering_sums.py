@@ -14,9 +14,8 @@ from agent.allocate.offering import Declined
 from agent.allocate.policies_in_force import NodePolicies, Profile
 from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpuset import CpuSet
-from agent.model.policies import NUMA_STRATEGIES, BindPolicy, NumaPolicy
+from agent.model.policies import NUMA_STRATEGIES, BindPolicy, NumaPolicy, ResourceSpec
 from agent.model.qos import QoS
-from agent.model.resource_spec import ResourceSpec
 from tests.allocate.machines import MACHINES
 
 MEMORY = 10

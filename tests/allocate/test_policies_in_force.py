@@ -6,9 +6,16 @@ import pytest
 from agent.allocate import policies_in_force
 from agent.allocate.policies_in_force import PROFILES, Bind, NodePolicies, PolicySource
 from agent.allocate.reasons import Reason, Rejection
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy, Strategy
+from agent.model.policies import (
+    BindPolicy,
+    ExclusivePolicy,
+    NumaExclusive,
+    NumaPolicy,
+    NumaSpec,
+    ResourceSpec,
+    Strategy,
+)
 from agent.model.qos import QoS
-from agent.model.resource_spec import NumaSpec, ResourceSpec
 
 KOORDINATOR = PROFILES["koordinator"]
 PROPOSAL = PROFILES["proposal"]

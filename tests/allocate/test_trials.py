@@ -12,8 +12,7 @@ from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Trials
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy
-from agent.model.resource_spec import ResourceSpec
+from agent.model.policies import BindPolicy, ResourceSpec
 from agent.model.topology import Cpu
 from tests.allocate.nodes import owner
 from tests.allocate.test_offering_sums import nodes, owners, sharers

@@ -15,9 +15,8 @@ from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Trials
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
+from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy, ResourceSpec
 from agent.model.qos import QoS
-from agent.model.resource_spec import ResourceSpec
 from agent.model.topology import Cpu
 from tests.allocate.nodes import GIB, claim
 

@@ -14,7 +14,7 @@ from agent.cli import options
 from agent.cli import webhook as webhook_command
 from agent.kube import cluster
 from agent.model import deviceobject, nodetopology
-from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
+from agent.model.deviceobject import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.nodetopology import Amounts, NodeTopology, OwnerReference, Version, Zone
 from agent.model.settings.options import socket_path
 from agent.scheduler import webhook

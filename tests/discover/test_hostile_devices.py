@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.discover import fpga, pci, rdma
 from agent.model.devicelist import DeviceList, DiscoveredDevices, Published, device_list
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from tests.discover.buses import plug, put, topology
 
 MACHINE = topology({0: "0-3", 1: "4-7"})

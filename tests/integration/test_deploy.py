@@ -13,7 +13,7 @@ import pytest
 
 from agent.kube.cluster import patch, same_version
 from agent.model import deviceobject, nodestatus, nodetopology
-from agent.model.devices import Device, DeviceTopology
+from agent.model.deviceobject import Device, DeviceTopology
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import AGENT, SCHEDULER, kustomized_folder, objects, of_kind

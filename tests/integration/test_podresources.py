@@ -14,7 +14,7 @@ from agent.kubelet import cpu_manager_state, memory_manager_state
 from agent.kubelet.podresources import RateLimitError
 from agent.model.availability import Held, Reserved
 from agent.model.cpuset import CpuSet
-from agent.model.devices import Portion
+from agent.model.deviceobject import Portion
 from agent.model.podresources import (
     ContainerResources,
     GivenDevice,

@@ -16,12 +16,11 @@ from agent.model import (
     batch,
     bounds,
     device_allocation,
-    device_wishes,
     devicelist,
     holding,
     interconnect,
     node_annotations,
-    resource_spec,
+    policies,
 )
 from agent.model.annotations import AnnotationError
 from agent.model.cpuset import CpuSet
@@ -51,11 +50,11 @@ READERS: list[tuple[str, Read, int]] = [
     (annotations.EXTENDED_RESOURCE_SPEC, batch.batch_resources, LIST),
     (annotations.DEVICE_ALLOCATED, device_allocation.given, LIST),
     (annotations.DEVICE_ALLOCATED, device_allocation.virtual_functions, LIST),
-    (annotations.RESOURCE_SPEC, resource_spec.resource_spec, WORD),
-    (annotations.NUMA_TOPOLOGY_SPEC, resource_spec.numa_spec, WORD),
-    (device_wishes.DEVICE_ALLOCATE_HINT, device_wishes.wishes, WORD),
-    (device_wishes.DEVICE_JOINT_ALLOCATE, device_wishes.wishes, WORD),
-    (device_wishes.GPU_PARTITION_SPEC, device_wishes.wishes, WORD),
+    (annotations.RESOURCE_SPEC, policies.resource_spec, WORD),
+    (annotations.NUMA_TOPOLOGY_SPEC, policies.numa_spec, WORD),
+    (device_allocation.DEVICE_ALLOCATE_HINT, device_allocation.wishes, WORD),
+    (device_allocation.DEVICE_JOINT_ALLOCATE, device_allocation.wishes, WORD),
+    (device_allocation.GPU_PARTITION_SPEC, device_allocation.wishes, WORD),
     (node_annotations.SYSTEM_QOS, node_annotations.system_qos, OF_OBJECT),
     (node_annotations.RESERVATION, node_annotations.node_reservation, OF_OBJECT),
     (
@@ -73,7 +72,7 @@ READERS: list[tuple[str, Read, int]] = [
         OF_OBJECT,
     ),
     (devicelist.GONE_MINORS, devicelist.decode_gone, OBJECT_LIST),
-    (interconnect.GPU_LINKS, interconnect.decode, OBJECT_LIST),
+    (interconnect.GPU_LINKS, interconnect.decode_links, OBJECT_LIST),
     (holding.DEVICES_CHECKPOINTS, holding.decode, OBJECT_LIST),
     (GPU_PARTITIONS, lambda texts: partitions.partitions({}, texts, {}), OBJECT_LIST),
 ]

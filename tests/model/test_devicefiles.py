@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles, capabilities, device_files
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from agent.model.gpus import Gpu, MigInstance
-from agent.model.pci import AcceleratorPort, CharDevice, Fpga, FpgaDriver, Fpgas, Function
-from agent.model.rdma import Rdma, RdmaDevice, RdmaFunction, RdmaLink
+from agent.model.pci import (
+    AcceleratorPort,
+    CharDevice,
+    Fpga,
+    FpgaDriver,
+    Fpgas,
+    Function,
+    Rdma,
+    RdmaDevice,
+    RdmaFunction,
+    RdmaLink,
+)
 from agent.model.visible import DeviceNode, VisibleGpu
 
 MIG_MINORS = """config 1

@@ -20,11 +20,17 @@ from agent.model.devicelist import (
     published,
     with_numbers,
 )
-from agent.model.deviceobject import decode, encode
-from agent.model.devices import Condition, Device, VfGroup, VirtualFunction
+from agent.model.deviceobject import Condition, Device, VfGroup, VirtualFunction, decode, encode
 from agent.model.gpus import Ancestor, GpuPair
-from agent.model.pci import AcceleratorPort, Fpga, FpgaDriver
-from agent.model.rdma import RdmaDevice, RdmaFunction, RdmaLink, RdmaPort
+from agent.model.pci import (
+    AcceleratorPort,
+    Fpga,
+    FpgaDriver,
+    RdmaDevice,
+    RdmaFunction,
+    RdmaLink,
+    RdmaPort,
+)
 from tests.model.found import by_address, function, gpu_function, nic
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
@@ -60,7 +66,7 @@ def test_numbers_of_gone_devices_that_cannot_be_read_are_told() -> None:
 def test_links_of_gpus_are_known_again_and_those_that_cannot_be_read_are_told() -> None:
     devices = (gpu(0), gpu(3))
     pairs = (GpuPair("GPU-0", "GPU-3", Ancestor.NODE, None, 2, 50_000),)
-    told = interconnect.encode(devices, pairs)
+    told = interconnect.encode_links(devices, pairs)
     assert published(encode("node", devices, annotations=told)) == (
         Published(devices, pairs=pairs),
         (),

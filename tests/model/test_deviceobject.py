@@ -5,14 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.deviceobject import DeviceObject, decode, encode, read
-from agent.model.devices import (
+from agent.model.deviceobject import (
     Condition,
     Device,
+    DeviceObject,
     DeviceTopology,
     DeviceType,
     VfGroup,
     VirtualFunction,
+    decode,
+    encode,
+    read,
 )
 from agent.model.objects import ObjectError
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model.devices import DeviceTopology
+from agent.model.deviceobject import DeviceTopology
 from agent.model.functiondevices import nvidia_cards, places
 from agent.model.pci import Function
 from tests.model.found import by_address, function, gpu_function

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.model.deviceobject import decode, encode
-from agent.model.devices import DeviceTopology
+from agent.model.deviceobject import DeviceTopology, decode, encode
 from agent.model.gpuactions import GpuActions
-from agent.model.gpuconditions import restored
-from agent.model.gpudevices import devices, facts
+from agent.model.gpudevices import devices, facts, restored
 from agent.model.gpuhealth import GpuHealth, on_event, on_report
 from agent.model.gpus import (
     Gpu,

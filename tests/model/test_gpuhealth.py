@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.model.devices import Condition, Device, DeviceTopology
+from agent.model.deviceobject import Condition, Device, DeviceTopology
 from agent.model.gpuactions import Action, GpuActions, parse
-from agent.model.gpuconditions import (
+from agent.model.gpudevices import (
     CORDONED_GPUS,
     conditions,
     cordoned,
     cordons_of_none,
+    devices,
     restored,
 )
-from agent.model.gpudevices import devices
 from agent.model.gpuhealth import GpuHealth, on_event, on_report
 from agent.model.gpus import (
     Gpu,

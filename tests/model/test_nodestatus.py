@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from agent.model.nodestatus import GpuFacts, extended_resources, gpu_labels, status
 
 GI = 1 << 30

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.model.availability import Held, Reserved, zones
 from agent.model.cpuset import CpuSet
-from agent.model.devices import Portion
+from agent.model.deviceobject import Portion
 from agent.model.nodetopology import Amounts
 from agent.model.podresources import (
     Allocatable,

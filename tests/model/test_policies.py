@@ -1,8 +1,24 @@
 from __future__ import annotations
 
-import pytest
+import contextlib
 
-from agent.model.policies import NumaPolicy, kubelet_numa_policy, reported_numa_policy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, AnnotationError
+from agent.model.policies import (
+    BindPolicy,
+    ExclusivePolicy,
+    NumaExclusive,
+    NumaPolicy,
+    NumaSpec,
+    ResourceSpec,
+    kubelet_numa_policy,
+    numa_spec,
+    reported_numa_policy,
+    resource_spec,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +55,49 @@ def test_reported_word_tells_policy_and_scope(policy: str, scope: str) -> None:
 @pytest.mark.parametrize("policy", ["none", "", "strict"])
 def test_no_policy_has_no_scope(policy: str) -> None:
     assert reported_numa_policy(policy, "pod") == "None"
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        (None, ResourceSpec()),
+        ("", ResourceSpec()),
+        ("null", ResourceSpec()),
+        ('{"preferredCPUBindPolicy": "", "requiredCPUBindPolicy": ""}', ResourceSpec()),
+        ('{"preferredCPUExclusivePolicy": "Default"}', ResourceSpec()),
+        (
+            '{"preferredCPUBindPolicy": "SpreadByPCPUs",'
+            ' "preferredCPUExclusivePolicy": "PCPULevel"}',
+            ResourceSpec(BindPolicy.SPREAD_BY_PCPUS, None, ExclusivePolicy.PCPU_LEVEL),
+        ),
+        (
+            '{"requiredCPUBindPolicy": "FullPCPUs", "unknown": 1}',
+            ResourceSpec(required=BindPolicy.FULL_PCPUS),
+        ),
+    ],
+)
+def test_resource_spec(text: str | None, spec: ResourceSpec) -> None:
+    assert resource_spec({} if text is None else {RESOURCE_SPEC: text}) == spec
+
+
+def test_numa_spec() -> None:
+    text = '{"numaTopologyPolicy": "SingleNUMANode", "singleNUMANodeExclusive": "Required"}'
+    wanted = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.REQUIRED)
+    assert numa_spec({NUMA_TOPOLOGY_SPEC: text}) == wanted
+    assert numa_spec({}) == NumaSpec()
+
+
+def test_a_word_that_means_nothing_is_named_with_its_field() -> None:
+    with pytest.raises(AnnotationError) as raised:
+        resource_spec({RESOURCE_SPEC: '{"requiredCPUBindPolicy": "FullPCPU"}'})
+    assert raised.value.key == RESOURCE_SPEC
+    assert raised.value.reason.startswith("requiredCPUBindPolicy: 'FullPCPU' is none of Default, ")
+    with pytest.raises(AnnotationError, match="numaTopologyPolicy: 'Strict' is none of"):
+        numa_spec({NUMA_TOPOLOGY_SPEC: '{"numaTopologyPolicy": "Strict"}'})
+
+
+@given(st.text() | st.sampled_from(["[]", '{"preferredCPUBindPolicy": 1}', "{" * 99_999]))
+def test_no_text_raises_anything_else(text: str) -> None:
+    for read, key in ((resource_spec, RESOURCE_SPEC), (numa_spec, NUMA_TOPOLOGY_SPEC)):
+        with contextlib.suppress(AnnotationError):
+            read({key: text})

@@ -7,7 +7,7 @@ import pytest
 
 from agent.model.availability import Held, Reserved
 from agent.model.cpuset import CpuSet
-from agent.model.devices import Device, DeviceTopology
+from agent.model.deviceobject import Device, DeviceTopology
 from agent.model.node_annotations import NodeConfiguration
 from agent.model.nodestatus import GpuFacts
 from agent.model.nodetopology import OwnerReference, Version, decode, encode

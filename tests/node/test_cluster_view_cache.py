@@ -15,7 +15,7 @@ from agent.model.apiobjects import ApiNode, ApiPod
 from agent.model.cpuset import CpuSet
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devicelist import Published
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.node_annotations import SYSTEM_QOS
 from agent.model.nodestatus import GpuFacts

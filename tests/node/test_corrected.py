@@ -4,7 +4,7 @@ import pytest
 
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
-from agent.model.devices import Device, DeviceTopology
+from agent.model.deviceobject import Device, DeviceTopology
 from agent.model.podresources import ContainerCorrection, OwnDevice, PodCorrection
 from agent.model.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted

@@ -20,10 +20,9 @@ from agent.model.apiobjects import ApiNode
 from agent.model.availability import Reserved
 from agent.model.devicefiles import NO_FILES, DeviceFiles
 from agent.model.devicelist import Published, published
-from agent.model.deviceobject import GPU_PARTITIONS
-from agent.model.devices import Condition
+from agent.model.deviceobject import GPU_PARTITIONS, Condition
 from agent.model.gpuactions import GpuActions
-from agent.model.gpuconditions import GPU_DRIVER, RELEASED
+from agent.model.gpudevices import GPU_DRIVER, RELEASED
 from agent.model.gpus import Ancestor, pci_address
 from agent.model.holding import DEVICES_CHECKPOINTS, DeviceGrant, HoldingSource
 from agent.model.interconnect import GPU_LINKS, Interlink
@@ -265,7 +264,7 @@ def test_linked_cards_are_told_as_partitions(dgx1: Node) -> None:
 
 def test_links_are_told_as_the_driver_tells_them(dgx1: Node) -> None:
     report = dgx1.until(lambda it: len(it.devices) == 8)
-    told = interconnect.decode(report.annotations)
+    told = interconnect.decode_links(report.annotations)
     assert len(told) == 28
     assert {pair: each.links for pair, each in told.items() if each.links} == gpumachines.DGX1_LINKS
     assert told[0, 3] == Interlink(Ancestor.SYSTEM, 2, 50_000)

@@ -14,7 +14,7 @@ from agent.kube.errors import (
     UnreachableError,
 )
 from agent.kube.store import EmbeddedStore
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from agent.model.nodetopology import NodeTopology
 from agent.model.report import DeviceReport, Report
 from agent.node.outbox import deliver

@@ -13,8 +13,7 @@ from agent.model import deviceobject, fingerprint, nodetopology
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import from_object
 from agent.model.cpuset import EMPTY
-from agent.model.deviceobject import DeviceObject
-from agent.model.devices import Device, DeviceTopology
+from agent.model.deviceobject import Device, DeviceObject, DeviceTopology
 from agent.model.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nodetopology import NodeTopology
 from agent.model.topology import Topology

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from agent.model.gpus import GpuReading
 from agent.model.gpuusers import GpuUse
 from agent.telemetry.metrics import AgentMetrics

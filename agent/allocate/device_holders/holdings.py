@@ -25,7 +25,7 @@ from agent.model import device_allocation
 from agent.model.annotations import AnnotationError
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.device_allocation import GivenDevices, Holdings, VirtualFunctions
-from agent.model.devices import Device, DeviceType
+from agent.model.deviceobject import Device, DeviceType
 from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from agent.model.pods import Pod
 

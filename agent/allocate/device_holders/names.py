@@ -13,11 +13,10 @@ from typing import Final
 import msgspec
 
 from agent.model.cpuset import CpuSet, CpuSetError
-from agent.model.devices import Device, DeviceType
+from agent.model.deviceobject import Device, DeviceType
 from agent.model.gpus import Gpu, pci_address
 from agent.model.holding import DeviceGrant, DeviceHolding, Form
-from agent.model.pci import Fpga
-from agent.model.rdma import RdmaDevice
+from agent.model.pci import Fpga, RdmaDevice
 from agent.model.visible import is_uuid
 
 

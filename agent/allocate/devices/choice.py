@@ -18,8 +18,8 @@ from agent.allocate.bits import members, subsets
 from agent.allocate.devices import gpus
 from agent.allocate.devices.need import Need
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, filled
-from agent.model.device_wishes import DeviceAllocateStrategy, DeviceHint, Joint, JointScope
-from agent.model.devices import Device, VirtualFunction
+from agent.model.device_allocation import DeviceAllocateStrategy, DeviceHint, Joint, JointScope
+from agent.model.deviceobject import Device, VirtualFunction
 from agent.model.objects import LabelSelector
 
 _Site = str | int

@@ -14,7 +14,7 @@ from agent.allocate.devices.links import LinkTable
 from agent.allocate.devices.need import Candidates, Need
 from agent.allocate.devices.partitions import feasible, packed
 from agent.allocate.devices.request import DeviceCause
-from agent.model.device_wishes import DeviceTopologyScope
+from agent.model.device_allocation import DeviceTopologyScope
 
 
 def choose(need: Need, joint_groups: tuple[int, ...] = ()) -> list[int] | DeviceCause:

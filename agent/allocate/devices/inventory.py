@@ -18,9 +18,8 @@ import msgspec
 from agent.allocate.devices.links import LinkTable
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
 from agent.allocate.score import points
-from agent.model.device_allocation import Holdings, VirtualFunctions
-from agent.model.device_wishes import DeviceTopologyScope
-from agent.model.devices import Device, DeviceType
+from agent.model.device_allocation import DeviceTopologyScope, Holdings, VirtualFunctions
+from agent.model.deviceobject import Device, DeviceType
 from agent.model.nodestatus import FPGA, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.policies import Strategy
 

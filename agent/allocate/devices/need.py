@@ -10,8 +10,8 @@ import msgspec
 from agent.allocate.bits import members
 from agent.allocate.devices.inventory import Fleet, NodeDevices, Stock, device_score
 from agent.allocate.devices.request import FULL, DeviceCause, TypeRequest, filled, hinted
-from agent.model.device_wishes import DeviceHint, DeviceTopologyScope, Exclusion, PartitionSpec
-from agent.model.devices import DeviceType
+from agent.model.device_allocation import DeviceHint, DeviceTopologyScope, Exclusion, PartitionSpec
+from agent.model.deviceobject import DeviceType
 from agent.model.nodestatus import GPU_MEMORY_RATIO
 from agent.model.policies import Strategy
 

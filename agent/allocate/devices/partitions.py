@@ -17,7 +17,7 @@ from agent.allocate.bits import of_nodes
 from agent.model import bounds
 from agent.model.annotations import AnnotationError, text_of
 from agent.model.bounds import JsonError
-from agent.model.device_wishes import PartitionSpec
+from agent.model.device_allocation import PartitionSpec
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
 from agent.model.quantities import Quantity, QuantityError, whole

@@ -13,14 +13,14 @@ from typing import Final
 
 import msgspec
 
-from agent.model.device_wishes import (
+from agent.model.device_allocation import (
     DeviceAllocateStrategy,
     DeviceHint,
     DeviceWishes,
     Exclusion,
     wishes,
 )
-from agent.model.devices import DeviceType
+from agent.model.deviceobject import DeviceType
 from agent.model.nodestatus import (
     FPGA,
     GPU,

@@ -42,9 +42,8 @@ from agent.allocate.offering import Declined, Offer
 from agent.allocate.reasons import Reason
 from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpuset import CpuSet
-from agent.model.device_allocation import Holdings
-from agent.model.device_wishes import DeviceWishes
-from agent.model.devices import DeviceType
+from agent.model.device_allocation import DeviceWishes, Holdings
+from agent.model.deviceobject import DeviceType
 
 
 class StaleOfferError(Exception):

@@ -11,7 +11,7 @@ from agent.allocate.devices.allocation import Allocation, allocate, node_score
 from agent.allocate.devices.inventory import NodeDevices
 from agent.allocate.devices.request import DeviceRefusal, DeviceRequest
 from agent.allocate.numa.hint import Provider, TopologyHint
-from agent.model.devices import DeviceType
+from agent.model.deviceobject import DeviceType
 from agent.model.policies import Strategy
 
 

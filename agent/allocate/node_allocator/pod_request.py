@@ -28,7 +28,7 @@ from agent.model.annotations import (
     AnnotationError,
 )
 from agent.model.apiobjects import ApiPod
-from agent.model.device_wishes import (
+from agent.model.device_allocation import (
     DEVICE_ALLOCATE_HINT,
     DEVICE_JOINT_ALLOCATE,
     GPU_PARTITION_SPEC,

@@ -31,8 +31,7 @@ from agent.allocate.policies_in_force import PROFILES, Profile, node_policies
 from agent.model import holding, interconnect, node_annotations
 from agent.model.annotations import GPU_ISOLATION_PROVIDER, AnnotationError
 from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
-from agent.model.devices import DeviceType
+from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject, DeviceType
 from agent.model.holding import DeviceHolding as Held
 from agent.model.interconnect import GPU_LINKS
 from agent.model.node_annotations import (
@@ -167,7 +166,7 @@ def _partitions(text: str, of_device: str, of_node: str, model: str, vendor: str
 @lru_cache(maxsize=256)
 def _links(text: str, objective: GpuObjective) -> LinkTable | None:
     """Nodes of one model share them. Raises AnnotationError."""
-    return links_of(interconnect.decode({GPU_LINKS: text}), objective)
+    return links_of(interconnect.decode_links({GPU_LINKS: text}), objective)
 
 
 def _imported(device: DeviceObject, faults: list[str]) -> dict[str, Imported]:

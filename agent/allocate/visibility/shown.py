@@ -17,7 +17,7 @@ from agent.allocate.visibility.split import ContainerWish, SplitError, split
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import AllocatedDevice, given
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
-from agent.model.devices import DeviceType
+from agent.model.deviceobject import DeviceType
 from agent.model.nodestatus import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleGpu, is_uuid
 

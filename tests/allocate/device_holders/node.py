@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from agent.allocate.device_holders.names import Target, keys
-from agent.model.devices import Device, DeviceTopology, VfGroup, VirtualFunction
+from agent.model.deviceobject import Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.gpus import Gpu, MigInstance
-from agent.model.pci import AcceleratorPort, CharDevice, Fpga, FpgaDriver, Function
-from agent.model.rdma import RdmaDevice, RdmaFunction, RdmaLink
+from agent.model.pci import (
+    AcceleratorPort,
+    CharDevice,
+    Fpga,
+    FpgaDriver,
+    Function,
+    RdmaDevice,
+    RdmaFunction,
+    RdmaLink,
+)
 
 GPU = {"koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}
 

@@ -13,7 +13,7 @@ from agent.allocate.devices.links import LinkTable
 from agent.allocate.devices.partitions import Partitions
 from agent.allocate.devices.request import DeviceRefusal, device_request
 from agent.model.device_allocation import VirtualFunctions
-from agent.model.devices import Device, DeviceTopology, VfGroup, VirtualFunction
+from agent.model.deviceobject import Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.policies import Strategy
 
 CORE = "koordinator.sh/gpu-core"

@@ -15,7 +15,7 @@ from agent.allocate.devices.inventory import NodeDevices, inventory, node_device
 from agent.allocate.devices.links import LinkTable, linked
 from agent.allocate.devices.request import RequestError, device_request
 from agent.model.device_allocation import Holdings
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from agent.model.policies import Strategy
 from tests.allocate.devices.builders import (
     CARDS,

@@ -41,7 +41,7 @@ def test_any_link_is_worth_more_than_none() -> None:
 
 def test_a_node_whose_driver_told_of_its_links() -> None:
     cards = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
-    told = interconnect.decode(interconnect.encode(cards, VOLTA_PAIRS))
+    told = interconnect.decode_links(interconnect.encode_links(cards, VOLTA_PAIRS))
     devices = [nic(0), *reversed(cards)]
     used = {1: 1, 3: 1, 6: 1, 7: 1}
     by_points = links_of(told, GpuObjective.BESTEFFORT)

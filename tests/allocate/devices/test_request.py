@@ -14,7 +14,7 @@ from agent.allocate.devices.request import (
     filled,
     hinted,
 )
-from agent.model.device_wishes import DeviceAllocateStrategy, DeviceHint, Exclusion
+from agent.model.device_allocation import DeviceAllocateStrategy, DeviceHint, Exclusion
 
 GPU = "koordinator.sh/gpu"
 CORE = "koordinator.sh/gpu-core"

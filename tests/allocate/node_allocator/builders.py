@@ -12,7 +12,7 @@ from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from agent.model.policies import NumaPolicy
 from tests.allocate.nodes import facts as node_facts
 

@@ -18,7 +18,7 @@ from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
 from agent.allocate.policies_in_force import NodePolicies
-from agent.model import deviceobject, interconnect, partitions
+from agent.model import deviceobject, interconnect
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.policies import GpuObjective, NumaPolicy
 from tests.allocate.devices.builders import CARDS, JOINT, RDMA, gpu, nic, part
@@ -53,9 +53,11 @@ def node(
 ) -> NodeAllocator:
     """As the scheduler reads it. `held`: cards that other pods have; `table`: the partition table
     is written too."""
-    notes = interconnect.encode(EIGHT, pairs)
+    notes = interconnect.encode_links(EIGHT, pairs)
     if table:
-        notes |= partitions.encode(partitions.from_links(partitions.links(EIGHT, pairs)))
+        notes |= interconnect.encode_partitions(
+            interconnect.gpu_partitions(interconnect.link_matrix(EIGHT, pairs))
+        )
     body = deviceobject.encode("n", [*EIGHT, *NICS], {}, notes)
     facts: NodeProperties = node_properties(
         "n",

@@ -19,7 +19,7 @@ from tests.allocate.nodes import facts as node_facts
 CARD = {CORE: 100, RATIO: 100, MEMORY: 1000}
 DEVICES = (gpu(0), gpu(1), nic(0, functions=["0000:40:00.1", "0000:40:00.2"]))
 PAIRS = {GPU_PARTITIONS: '{"2":[{"minors":[0,1]}]}'}
-LINKED = interconnect.encode(
+LINKED = interconnect.encode_links(
     DEVICES, [GpuPair(DEVICES[0].uuid, DEVICES[1].uuid, Ancestor.SWITCH, True, 2, 50_000)]
 )
 HONOR = {"node.koordinator.sh/gpu-partition-policy": "Honor"}

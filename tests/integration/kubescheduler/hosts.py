@@ -10,7 +10,7 @@ from agent.conformance import machines
 from agent.kube.errors import NotFoundError
 from agent.model import deviceobject, nodetopology
 from agent.model.cpuset import EMPTY
-from agent.model.devices import Device
+from agent.model.deviceobject import Device
 from agent.model.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nodetopology import Amounts, NodeTopology, Zone
 from agent.model.topology import Cpu, Topology
