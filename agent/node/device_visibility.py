@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
-from typing import Final
-
 import msgspec
-
-from agent.allocate.visibility.isolation import NO_ISOLATION, Isolation
-from agent.allocate.visibility.shown import DevicePod, Holders, PodShown, held, shown
-from agent.allocate.visibility.split import container_wishes
+import os
+from agent.allocate.visibility.container_devices import Isolation
+from agent.allocate.visibility.container_devices import NO_ISOLATION
+from agent.allocate.visibility.container_devices import container_device_requests
+from agent.allocate.visibility.pod_devices import DevicePod
+from agent.allocate.visibility.pod_devices import Holders
+from agent.allocate.visibility.pod_devices import PodVisibility
+from agent.allocate.visibility.pod_devices import held
+from agent.allocate.visibility.pod_devices import pod_visibility
 from agent.model.apiobjects import ApiPod
 from agent.model.devicefiles import DeviceFiles
-from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
+from agent.model.holding import DeviceGrant
+from agent.model.holding import DeviceHolding
+from agent.model.holding import Form
+from agent.model.holding import HoldingSource
 from agent.model.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.topology import Topology
-from agent.model.visible import Unasked, VisibleDevices
-from agent.node.cluster_view import ClusterCache, ClusterState
-from agent.node.devices import DeviceState, DeviceView
+from agent.model.visible import Unasked
+from agent.model.visible import VisibleDevices
+from agent.node.cluster_view import ClusterCache
+from agent.node.cluster_view import ClusterState
+from agent.node.devices import DeviceState
+from agent.node.devices import DeviceView
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 _PARTS = frozenset({Form.INSTANCE, Form.FUNCTION})
 _TAKES_NOTHING = frozenset({Form.OPEN, Form.CPUS})
@@ -52,7 +63,7 @@ def prepare(by: VisibilityPolicy) -> None:
 class DeviceVisibility(msgspec.Struct, frozen=True):
     """`pods` by uid: those that a scheduler gave devices to."""
 
-    pods: Mapping[str, PodShown]
+    pods: Mapping[str, PodVisibility]
     node: VisibleDevices
 
 
@@ -74,14 +85,14 @@ def visibility(
     On a node without GPUs none is hidden."""
     known = {each.runtime_uid: each for each in asked}
     ordered = sorted(pods, key=lambda pod: (not pod.containers, pod.created_at, pod.uid))
-    decided = shown(
+    decided = pod_visibility(
         [
             DevicePod(
                 pod.uid,
                 pod.title,
                 pod.annotations,
                 pod.labels,
-                container_wishes(known[pod.uid]) if pod.uid in known else None,
+                container_device_requests(known[pod.uid]) if pod.uid in known else None,
             )
             for pod in ordered
         ],

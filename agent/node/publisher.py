@@ -8,7 +8,7 @@ from collections.abc import Collection
 import msgspec
 
 from agent.allocate.pools import Decision
-from agent.allocate.visibility.shown import Holders
+from agent.allocate.visibility.pod_devices import Holders
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from agent.allocate.visibility.isolation import Isolation
-from agent.allocate.visibility.shown import DevicePod, held, shown
-from agent.allocate.visibility.split import ContainerWish
+from agent.allocate.visibility.container_devices import ContainerDeviceRequest, Isolation
+from agent.allocate.visibility.pod_devices import DevicePod, held, pod_visibility
 from agent.cri.client import Cri
 from agent.host import files
 from agent.model import snapshot as snapshots
@@ -106,7 +105,7 @@ class DeviceTest:
         self.isolation = Isolation()
 
     def pod(
-        self, name: str, given: dict[str, object] | None, *pod_requests: ContainerWish
+        self, name: str, given: dict[str, object] | None, *pod_requests: ContainerDeviceRequest
     ) -> PodSpec:
         """The agent knows it; `given` is its device-allocated."""
         notes = {} if given is None else {DEVICE_ALLOCATED: json.dumps(given)}
@@ -131,7 +130,7 @@ class DeviceTest:
         return self._seen(self.node.direct.container_placement(container).pid)
 
     def _publish(self) -> None:
-        decided = shown(self._pods, FILES, self.isolation)
+        decided = pod_visibility(self._pods, FILES, self.isolation)
         pods = {
             pod.uid: PodWanted(pod.title, QoS.LS, Wanted("0-1")).seeing(it.each, it.containers)
             for pod in self._pods
@@ -210,8 +209,8 @@ def entry(minor: int, percent: int = 100) -> dict[str, object]:
     return {"minor": minor, "resources": resources}
 
 
-def asks(name: str, count: int = 1) -> ContainerWish:
-    return ContainerWish(name, {"gpu": ask(count, {GPU_CORE: 100})})
+def asks(name: str, count: int = 1) -> ContainerDeviceRequest:
+    return ContainerDeviceRequest(name, {"gpu": ask(count, {GPU_CORE: 100})})
 
 
 def by_variable(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
@@ -293,7 +292,10 @@ def test_without_a_device_plugin_the_variable_comes(frontend: DeviceTest) -> Non
 
 def test_rdma_devices_come_with_what_all_need(frontend: DeviceTest) -> None:
     spec = frontend.pod(
-        "p", {"rdma": [{"minor": 0}]}, ContainerWish("main", {"rdma": ask(1)}), asks("other")
+        "p",
+        {"rdma": [{"minor": 0}]},
+        ContainerDeviceRequest("main", {"rdma": ask(1)}),
+        asks("other"),
     )
     seen = frontend.run(spec, nothing)
     assert seen.nodes == {"/dev/infiniband/uverbs244": 244, "/dev/infiniband/rdma_cm245": 245}

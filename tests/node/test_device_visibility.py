@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.visibility.isolation import Isolation
+from agent.allocate.visibility.container_devices import Isolation
 from agent.hooks import admission
 from agent.hooks.requests import CreateContainer
 from agent.model.annotations import DEVICE_ALLOCATED

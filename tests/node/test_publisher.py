@@ -7,7 +7,7 @@ import pytest
 
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.allocate.visibility.shown import PodShown
+from agent.allocate.visibility.pod_devices import PodVisibility
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Container, ContainerState, Pod
@@ -168,7 +168,7 @@ def test_what_containers_see_is_said_of_pods_and_costs_others_nothing(path: Path
     assert b"devices" not in without
     card = Visible((VisibleGpu("GPU-1", "0"),))
     visibility = DeviceVisibility(
-        {"a": PodShown(Visible(()), {"main": card}), "gone": PodShown(card)},
+        {"a": PodVisibility(Visible(()), {"main": card}), "gone": PodVisibility(card)},
         VisibleDevices((HeldDevice("GPU-1", holders=("a",)),), "hide"),
     )
     publish(Publisher(str(path), "boot"), visibility=visibility)
@@ -183,7 +183,7 @@ def test_what_containers_see_is_said_of_pods_and_costs_others_nothing(path: Path
 
 
 def test_who_has_devices_is_known_to_the_next_agent_of_the_same_boot(path: Path) -> None:
-    seen = PodShown(Visible((VisibleGpu("GPU-1"),)), devices=frozenset({"GPU-1"}))
+    seen = PodVisibility(Visible((VisibleGpu("GPU-1"),)), devices=frozenset({"GPU-1"}))
     held = (HeldDevice("GPU-1", holders=("a",)), HeldDevice("GPU-2"))
     publisher = Publisher(str(path), "boot")
     publish(publisher, visibility=DeviceVisibility({"a": seen}, VisibleDevices(held)))
@@ -198,7 +198,9 @@ def test_who_has_devices_is_known_to_the_next_agent_of_the_same_boot(path: Path)
     assert again.device_holders == {"GPU-1": {"a"}}
     publish(
         again,
-        visibility=DeviceVisibility({"a": PodShown(Visible(refused="lost"))}, VisibleDevices()),
+        visibility=DeviceVisibility(
+            {"a": PodVisibility(Visible(refused="lost"))}, VisibleDevices()
+        ),
     )
     assert again.device_holders == {}
     publish(publisher, PODS[1:], visibility=DeviceVisibility({}, VisibleDevices()))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from agent.allocate.devices.request import TypeRequest
-from agent.allocate.visibility.split import ContainerWish, container_wishes
+from agent.allocate.visibility.container_devices import (
+    ContainerDeviceRequest,
+    container_device_requests,
+)
 from agent.model.apiobjects import ApiPod, from_object
 from agent.model.nodestatus import GPU, GPU_CORE, GPU_MEMORY_RATIO, RDMA
 
@@ -34,19 +37,19 @@ def test_in_the_order_in_which_they_start() -> None:
     half = {GPU_CORE: 50, GPU_MEMORY_RATIO: 50}
     whole = {GPU_CORE: 100, GPU_MEMORY_RATIO: 100}
     both = {GPU_CORE: 200, GPU_MEMORY_RATIO: 200}
-    assert container_wishes(it) == (
-        ContainerWish("i", {"gpu": TypeRequest(half, 1, half, True)}, init=True),
-        ContainerWish("s", init=True, sidecar=True),
-        ContainerWish("a", {"gpu": TypeRequest(both, 2, whole)}),
-        ContainerWish("b", {"rdma": TypeRequest({RDMA: 100}, 1, {RDMA: 100})}),
+    assert container_device_requests(it) == (
+        ContainerDeviceRequest("i", {"gpu": TypeRequest(half, 1, half, True)}, init=True),
+        ContainerDeviceRequest("s", init=True, sidecar=True),
+        ContainerDeviceRequest("a", {"gpu": TypeRequest(both, 2, whole)}),
+        ContainerDeviceRequest("b", {"rdma": TypeRequest({RDMA: 100}, 1, {RDMA: 100})}),
     )
 
 
 def test_a_part_that_means_nothing_alone_is_not_known() -> None:
     it = pod([container("a", {GPU_CORE: "50"}), container("b", {GPU_MEMORY_RATIO: "50"})], [])
-    assert container_wishes(it) is None
+    assert container_device_requests(it) is None
 
 
 def test_always_restarted_means_nothing_of_a_container_that_is_no_init_container() -> None:
-    wishes = container_wishes(pod([container("a", {}, restartPolicy="Always")], []))
-    assert wishes == (ContainerWish("a"),)
+    wishes = container_device_requests(pod([container("a", {}, restartPolicy="Always")], []))
+    assert wishes == (ContainerDeviceRequest("a"),)

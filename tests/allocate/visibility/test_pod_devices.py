@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from agent.allocate.visibility.isolation import Isolation
-from agent.allocate.visibility.shown import DevicePod, PodShown, held, shown
-from agent.allocate.visibility.split import ContainerWish
+from agent.allocate.visibility.container_devices import ContainerDeviceRequest, Isolation
+from agent.allocate.visibility.pod_devices import DevicePod, PodVisibility, held, pod_visibility
 from agent.model.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
@@ -75,7 +74,7 @@ def nic(minor: int, percent: int = 100, *functions: str) -> dict[str, Any]:
 def pod(
     uid: str,
     given: dict[str, list[dict[str, Any]]] | str,
-    *containers: ContainerWish,
+    *containers: ContainerDeviceRequest,
     labels: dict[str, str] | None = None,
 ) -> DevicePod:
     text = given if isinstance(given, str) else json.dumps(given)
@@ -83,21 +82,23 @@ def pod(
     return DevicePod(uid, f"ns/{uid}", {DEVICE_ALLOCATED: text}, labels or {}, known)
 
 
-def cards(name: str, count: int = 1, percent: int = 100) -> ContainerWish:
+def cards(name: str, count: int = 1, percent: int = 100) -> ContainerDeviceRequest:
     per = {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
-    return ContainerWish(name, {"gpu": ask(count, per, shared=percent < 100)})
+    return ContainerDeviceRequest(name, {"gpu": ask(count, per, shared=percent < 100)})
 
 
 def uuids(visible: Visible) -> list[str] | None:
     return None if visible.gpus is None else [each.uuid for each in visible.gpus]
 
 
-def one(pod_: DevicePod, isolation: Isolation = Isolation()) -> PodShown:  # noqa: B008  a value
-    return shown([pod_], FILES, isolation)[pod_.uid]
+def one(pod_: DevicePod, isolation: Isolation = Isolation()) -> PodVisibility:  # noqa: B008  a value
+    return pod_visibility([pod_], FILES, isolation)[pod_.uid]
 
 
 def test_each_container_sees_its_own_and_others_nothing() -> None:
-    it = one(pod("p", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b"), ContainerWish("c")))
+    it = one(
+        pod("p", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b"), ContainerDeviceRequest("c"))
+    )
     assert {name: uuids(each) for name, each in it.containers.items()} == {
         "a": ["GPU-1"],
         "b": ["GPU-0"],
@@ -116,7 +117,7 @@ def test_the_uuid_wins_over_the_minor() -> None:
 def test_where_nobody_knows_who_asked_all_containers_see_what_the_pod_has() -> None:
     for unknown in (
         pod("p", {"gpu": [entry(0)]}),
-        pod("p", {"gpu": [entry(0)]}, ContainerWish("a")),
+        pod("p", {"gpu": [entry(0)]}, ContainerDeviceRequest("a")),
     ):
         it = one(unknown)
         assert uuids(it.each) == ["GPU-1"]
@@ -157,7 +158,7 @@ def test_what_cannot_be_given_is_told(given: Any, why: str) -> None:
 
 @pytest.mark.parametrize("annotations", [{}, {DEVICE_ALLOCATED: ""}, {DEVICE_ALLOCATED: "{}"}])
 def test_a_pod_without_devices_is_not_decided_about(annotations: dict[str, str]) -> None:
-    assert shown([DevicePod("p", "ns/p", annotations)], FILES) == {}
+    assert pod_visibility([DevicePod("p", "ns/p", annotations)], FILES) == {}
 
 
 @pytest.mark.parametrize(
@@ -165,14 +166,16 @@ def test_a_pod_without_devices_is_not_decided_about(annotations: dict[str, str])
 )
 def test_devices_that_are_not_known_here_are_left_to_others(given: dict[str, Any]) -> None:
     """It is decided that nothing is: a container must not wait for more."""
-    assert shown([pod("p", given)], FILES) == {"p": PodShown(Visible())}
+    assert pod_visibility([pod("p", given)], FILES) == {"p": PodVisibility(Visible())}
 
 
 def test_without_a_card_of_ours_a_nameless_one_is_anothers() -> None:
     none = DeviceFiles((), FILES.others, FILES.common)
-    assert shown([pod("p", {"gpu": [{"minor": 0}]})], none) == {"p": PodShown(Visible())}
+    assert pod_visibility([pod("p", {"gpu": [{"minor": 0}]})], none) == {
+        "p": PodVisibility(Visible())
+    }
     named = {"gpu": [entry(0, "GPU-gone")]}
-    assert "is not on this node" in shown([pod("p", named)], none)["p"].each.refused
+    assert "is not on this node" in pod_visibility([pod("p", named)], none)["p"].each.refused
 
 
 def test_one_card_of_ours_makes_the_list_ours() -> None:
@@ -188,7 +191,7 @@ def test_cards_of_another_vendor_come_beside_ours() -> None:
 def test_nothing_is_decided_until_the_driver_has_told_its_cards() -> None:
     early = DeviceFiles(None, FILES.others, FILES.common)
     pods = [pod("gpu", {"gpu": [entry(0)], "rdma": [nic(1)]}), pod("rdma", {"rdma": [nic(1)]})]
-    assert list(shown(pods, early)) == ["rdma"]
+    assert list(pod_visibility(pods, early)) == ["rdma"]
     assert [each.uuid for each in held(early, {})][:2] == ["0000:17:00.0", "0000:17:00.1"]
 
 
@@ -201,7 +204,7 @@ def test_nobody_is_given_what_another_pod_has() -> None:
         pod("fits", {"gpu": [entry(1, percent=40)]}),
         pod("no-amount", {"gpu": [{"minor": 1}]}),
     ]
-    refused = {uid: each.each.refused for uid, each in shown(pods, FILES).items()}
+    refused = {uid: each.each.refused for uid, each in pod_visibility(pods, FILES).items()}
     assert refused == {
         "first": "",
         "second": "GPU-1 belongs to pod ns/first",
@@ -220,23 +223,27 @@ def test_nor_by_a_word_that_was_changed_later() -> None:
         pod("gone", {"gpu": [entry(1)]}),
     ]
     before = {"GPU-1": {"has"}, "GPU-0": {"ended"}}
-    refused = {uid: each.each.refused for uid, each in shown(pods, FILES, before=before).items()}
+    refused = {
+        uid: each.each.refused for uid, each in pod_visibility(pods, FILES, before=before).items()
+    }
     assert refused == {
         "has": "",
         "gone": "",
         "claims": "GPU-1 belongs to pod ns/has",
     }
     before = {"GPU-1": {"claims"}, "GPU-0": {"claims"}}
-    refused = {uid: each.each.refused for uid, each in shown(pods, FILES, before=before).items()}
+    refused = {
+        uid: each.each.refused for uid, each in pod_visibility(pods, FILES, before=before).items()
+    }
     assert (refused["claims"], refused["has"]) == ("", "GPU-1 belongs to pod ns/claims")
 
 
 def test_nor_what_one_has_by_another_way() -> None:
     elsewhere = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
     given = {"gpu": [entry(0)]}
-    found = shown([pod("own", given)], FILES, elsewhere=elsewhere)
+    found = pod_visibility([pod("own", given)], FILES, elsewhere=elsewhere)
     assert found["own"].each.refused == "GPU-1 belongs to pod ns/plugins"
-    found = shown([pod("own", given)], FILES, elsewhere={"GPU-1": {"own": "ns/own"}})
+    found = pod_visibility([pod("own", given)], FILES, elsewhere={"GPU-1": {"own": "ns/own"}})
     assert not found["own"].each.refused
 
 
@@ -257,7 +264,7 @@ def test_what_one_has_stays_its_own_when_a_plugin_gives_it_again(
     """A device plugin knows nothing of a scheduler's choice: the pod that runs with the card would
     lose it to the one that came later."""
     elsewhere = {"GPU-1": {"plugins": "ns/plugins"}}
-    found = shown(
+    found = pod_visibility(
         [pod("pod", {"gpu": [entry(0)]})],
         FILES,
         elsewhere=elsewhere,
@@ -274,18 +281,28 @@ def test_what_one_has_stays_its_own_when_a_plugin_gives_it_again(
 def test_who_says_that_its_part_is_none_has_all_or_nothing(amounts: dict[str, int]) -> None:
     none = pod("none", {"gpu": [{"minor": 0, "resources": amounts}]})
     for owner in (pod("owner", {"gpu": [entry(0)]}), pod("owner", {"gpu": [entry(0, percent=30)]})):
-        assert shown([owner, none], FILES)["none"].each.refused == "GPU-1 belongs to pod ns/owner"
-        assert shown([none, owner], FILES)["owner"].each.refused == "GPU-1 belongs to pod ns/none"
+        assert (
+            pod_visibility([owner, none], FILES)["none"].each.refused
+            == "GPU-1 belongs to pod ns/owner"
+        )
+        assert (
+            pod_visibility([none, owner], FILES)["owner"].each.refused
+            == "GPU-1 belongs to pod ns/none"
+        )
 
 
 def test_nothing_is_beside_a_whole_card_however_little_it_is() -> None:
     """Of 500 MiB the percentage is 0, as schedulers round it."""
     little = {GPU_MEMORY_RATIO: 0, GPU_MEMORY: 500 << 20}
     pods = [pod(uid, {"gpu": [{"minor": 0, "resources": little}]}) for uid in ("one", "other")]
-    assert all(not each.each.refused for each in shown(pods, FILES).values())
+    assert all(not each.each.refused for each in pod_visibility(pods, FILES).values())
     whole = pod("whole", {"gpu": [entry(0)]})
-    assert shown([whole, *pods], FILES)["one"].each.refused == "GPU-1 belongs to pod ns/whole"
-    assert shown([*pods, whole], FILES)["whole"].each.refused == "GPU-1 belongs to pod ns/one"
+    assert (
+        pod_visibility([whole, *pods], FILES)["one"].each.refused == "GPU-1 belongs to pod ns/whole"
+    )
+    assert (
+        pod_visibility([*pods, whole], FILES)["whole"].each.refused == "GPU-1 belongs to pod ns/one"
+    )
 
 
 def test_a_core_and_memory_alone_of_one_card_fit_together() -> None:
@@ -294,21 +311,21 @@ def test_a_core_and_memory_alone_of_one_card_fit_together() -> None:
         pod(f"p{place}", {"gpu": [{"minor": 0, "resources": part}]})
         for place, part in enumerate(parts)
     ]
-    assert all(not each.each.refused for each in shown(pods, FILES).values())
+    assert all(not each.each.refused for each in pod_visibility(pods, FILES).values())
 
 
 def test_devices_that_containers_ask_too_much_of_are_nobody_elses() -> None:
     """Its annotation was cut short while it ran: what is left in it stays its own."""
     cut = pod("cut", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b", 2))
-    found = shown([cut, pod("second", {"gpu": [entry(0)]})], FILES)
+    found = pod_visibility([cut, pod("second", {"gpu": [entry(0)]})], FILES)
     assert found["cut"].each.refused.startswith("container b asks for 2")
     assert found["cut"].devices == {"GPU-0", "GPU-1"}
     assert found["second"].each.refused == "GPU-1 belongs to pod ns/cut"
 
 
 def test_rdma_devices_come_with_what_all_need() -> None:
-    asks = ContainerWish("a", {"rdma": ask(1, {RDMA: 100})})
-    it = one(pod("p", {"rdma": [nic(1)]}, asks, ContainerWish("b")))
+    asks = ContainerDeviceRequest("a", {"rdma": ask(1, {RDMA: 100})})
+    it = one(pod("p", {"rdma": [nic(1)]}, asks, ContainerDeviceRequest("b")))
     assert it.containers["a"] == Visible(
         nodes={"rdma": (CM, DeviceNode("/dev/infiniband/uverbs3"))}
     )
@@ -340,7 +357,7 @@ def test_a_virtual_function_is_had_once_and_not_beside_its_whole_device() -> Non
         pod("again", {"rdma": [nic(0, 1, "0000:17:00.1")]}),
         pod("whole", {"rdma": [nic(0)]}),
     ]
-    refused = {uid: each.each.refused for uid, each in shown(pods, FILES).items()}
+    refused = {uid: each.each.refused for uid, each in pod_visibility(pods, FILES).items()}
     assert refused == {
         "first": "",
         "second": "",
@@ -356,19 +373,24 @@ def test_a_share_of_a_device_leaves_its_virtual_functions_to_others() -> None:
         pod("function", {"rdma": [nic(0, 1, "0000:17:00.1")]}),
         pod("whole", {"rdma": [nic(0)]}),
     ]
-    refused = {uid: each.each.refused for uid, each in shown(pods, FILES).items()}
+    refused = {uid: each.each.refused for uid, each in pod_visibility(pods, FILES).items()}
     assert refused == {
         "share": "",
         "function": "",
         "whole": "0000:17:00.0 belongs to pod ns/share",
     }
-    assert shown(pods[::-1], FILES)["function"].each.refused
+    assert pod_visibility(pods[::-1], FILES)["function"].each.refused
 
 
 def test_a_hint_that_gave_more_devices_than_were_asked_for_gives_them_to_all_who_asked() -> None:
     wish = {"rdma": ask(2, {RDMA: 100})}
     it = one(
-        pod("p", {"rdma": [nic(0), nic(1)]}, ContainerWish("a", wish), ContainerWish("b", wish))
+        pod(
+            "p",
+            {"rdma": [nic(0), nic(1)]},
+            ContainerDeviceRequest("a", wish),
+            ContainerDeviceRequest("b", wish),
+        )
     )
     assert len(it.containers["a"].nodes["rdma"]) == 3
     assert it.containers["a"] == it.containers["b"]
@@ -398,7 +420,7 @@ def test_a_part_is_enforced_where_the_pod_asks() -> None:
 
 def test_two_containers_in_one_card_are_each_held_to_their_own_part() -> None:
     given = {"gpu": [entry(0, percent=80)]}
-    wishes = cards("a", percent=60), cards("b", percent=20), ContainerWish("c")
+    wishes = cards("a", percent=60), cards("b", percent=20), ContainerDeviceRequest("c")
     it = one(pod("p", given, *wishes, labels=HAMI), LIBRARY)
     limits = {
         name: dict(each.environment)["CUDA_DEVICE_MEMORY_LIMIT"]
@@ -421,7 +443,7 @@ def test_what_hooks_hear_of_every_device() -> None:
         pod("b", {"gpu": [entry(0, percent=50)]}),
         pod("c", {"gpu": [entry(2, "MIG-1")], "rdma": [nic(1)]}),
     ]
-    assert held(FILES, shown(pods, FILES)) == (
+    assert held(FILES, pod_visibility(pods, FILES)) == (
         HeldDevice("GPU-0", "0", nodes=("/dev/nvidia1",)),
         HeldDevice("GPU-1", "1", nodes=("/dev/nvidia0",), holders=("a", "b")),
         HeldDevice("GPU-2", "2", nodes=("/dev/nvidia2",)),
@@ -456,7 +478,7 @@ def test_no_card_is_seen_by_more_pods_than_it_has_room_for(
         )
         for place, (cards_, functions) in enumerate(wanted)
     ]
-    found = shown(pods, FILES)
+    found = pod_visibility(pods, FILES)
     used: dict[str, int] = {}
     functions_seen: list[str] = []
     for place, (cards_, _) in enumerate(wanted):

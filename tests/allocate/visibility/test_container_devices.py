@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.visibility.split import ContainerWish, SplitError, split
+from agent.allocate.visibility.container_devices import ContainerDeviceRequest, SplitError, split
 from agent.model.device_allocation import AllocatedDevice
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO
 from tests.allocate.visibility.asks import ask
@@ -21,17 +21,19 @@ def cards(*percents: int) -> list[AllocatedDevice]:
     ]
 
 
-def whole(name: str, count: int, *, init: bool = False, sidecar: bool = False) -> ContainerWish:
+def whole(
+    name: str, count: int, *, init: bool = False, sidecar: bool = False
+) -> ContainerDeviceRequest:
     wish = ask(count, {GPU_CORE: 100, GPU_MEMORY_RATIO: 100})
-    return ContainerWish(name, {GPU: wish}, init, sidecar)
+    return ContainerDeviceRequest(name, {GPU: wish}, init, sidecar)
 
 
-def part(name: str, percent: int, count: int = 1) -> ContainerWish:
+def part(name: str, percent: int, count: int = 1) -> ContainerDeviceRequest:
     wish = ask(count, {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}, shared=True)
-    return ContainerWish(name, {GPU: wish})
+    return ContainerDeviceRequest(name, {GPU: wish})
 
 
-NONE = ContainerWish("none")
+NONE = ContainerDeviceRequest("none")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,10 @@ NONE = ContainerWish("none")
         ),
         pytest.param(
             [AllocatedDevice(0), AllocatedDevice(1)],
-            [ContainerWish("a", {GPU: ask(1)}), ContainerWish("b", {GPU: ask(1)})],
+            [
+                ContainerDeviceRequest("a", {GPU: ask(1)}),
+                ContainerDeviceRequest("b", {GPU: ask(1)}),
+            ],
             {"a": (0,), "b": (1,)},
             id="amounts that nobody says",
         ),
@@ -85,7 +90,7 @@ NONE = ContainerWish("none")
 )
 def test_shares(
     given_: list[AllocatedDevice],
-    containers: list[ContainerWish],
+    containers: list[ContainerDeviceRequest],
     shares: dict[str, tuple[int, ...]],
 ) -> None:
     assert split(given_, GPU, containers) == shares
@@ -99,7 +104,7 @@ def test_shares(
         [whole("s", 1, init=True, sidecar=True), whole("late", 2)],
     ],
 )
-def test_more_than_the_pod_was_given(containers: list[ContainerWish]) -> None:
+def test_more_than_the_pod_was_given(containers: list[ContainerDeviceRequest]) -> None:
     with pytest.raises(SplitError, match="container late asks for"):
         split(cards(100, 100), GPU, containers)
 

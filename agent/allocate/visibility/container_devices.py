@@ -1,0 +1,184 @@
+"""The devices of a pod divided over its containers (docs/devices.md, "Who sees what"), and the
+enforcement of a container's part of a GPU.
+
+The annotation has the devices of the pod; only the containers' requests show which containers
+requested devices. Containers that run together take from the front of the list, in the order of
+their specification: whole devices first, so that no whole one consists of two halves. An init
+container ends before the next begins: it takes from all that no earlier sidecar has, and later ones
+may take the same.
+
+HAMi-core enforces a part of a GPU in the container, where the pod asks for it (Koordinator:
+pkg/koordlet/runtimehooks/hooks/gpu/gpu.go, InjectContainerGPUEnv).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.allocate.devices.request import RequestError, TypeRequest, asks
+from agent.model.annotations import GPU_ISOLATION_PROVIDER
+from agent.model.apiobjects import ApiPod
+from agent.model.device_allocation import AllocatedDevice
+from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
+from agent.model.visible import Mount, Visible
+
+HAMI_CORE: Final = "HAMi-core"
+
+LOCK_FOLDER: Final = "/tmp/vgpulock"
+"""The path at which the library reads it in its container."""
+
+_WHOLE: Final = 100
+
+
+class SplitError(ValueError):
+    """Containers ask for more than their pod was given; the text names the first that lacks."""
+
+
+class ContainerDeviceRequest(msgspec.Struct, frozen=True):
+    """The request of one container, by type. `init`: it runs before the others; `sidecar`: it keeps
+    running while all later ones run."""
+
+    name: str
+    requests: Mapping[str, TypeRequest] = {}
+    init: bool = False
+    sidecar: bool = False
+
+
+def container_device_requests(pod: ApiPod) -> tuple[ContainerDeviceRequest, ...] | None:
+    """In the order in which they start; None where what one asks for means something only together
+    with what others do."""
+    ordered = [(each, True) for each in pod.init_containers]
+    ordered += [(each, False) for each in pod.containers]
+    try:
+        return tuple(
+            ContainerDeviceRequest(
+                each.name, asks({**each.requests, **each.limits}), init, each.sidecar
+            )
+            for each, init in ordered
+        )
+    except RequestError:
+        return None
+
+
+def split(
+    given: Sequence[AllocatedDevice], kind: str, containers: Sequence[ContainerDeviceRequest]
+) -> dict[str, tuple[int, ...]]:
+    """By name what the containers that ask for devices of the type have: places in `given`, which
+    is shared out from its front. `containers` in the order in which they start. Raises SplitError.
+    """
+    ordered = tuple(range(len(given)))
+    asking = [each for each in containers if kind in each.requests]
+    if len(given) == 1 or len(asking) == 1:
+        return {each.name: ordered for each in asking}
+    staying = [each for each in asking if not each.init or each.sidecar]
+    room = _Room(kind, given)
+    taken = {}
+    for each in sorted(staying, key=lambda each: (not each.sidecar, each.requests[kind].shared)):
+        taken[each.name] = room.take(each)
+    for before, each in enumerate(asking):
+        if each.name not in taken:
+            room = _Room(kind, given)
+            for earlier in asking[:before]:
+                if earlier.sidecar:
+                    room.take(earlier)
+            taken[each.name] = room.take(each)
+    return taken
+
+
+class _Room:
+    """What is left of each device; None of one that is taken whole."""
+
+    def __init__(self, kind: str, given: Sequence[AllocatedDevice]) -> None:
+        self._kind = kind
+        self._given = given
+        self._left: dict[int, dict[str, int] | None] = {
+            place: dict(each.resources) for place, each in enumerate(given)
+        }
+
+    def take(self, container: ContainerDeviceRequest) -> tuple[int, ...]:
+        """Raises SplitError."""
+        request = container.requests[self._kind]
+        fitting = [place for place in self._left if self._fits(place, request)]
+        if len(fitting) < request.count:
+            raise SplitError(
+                f"container {container.name} asks for {request.count} of the {len(self._given)}"
+                f" {self._kind} devices of its pod, and {len(fitting)} are left"
+            )
+        for place in fitting[: request.count]:
+            left = self._left[place]
+            self._left[place] = (
+                {name: amount - request.per.get(name, 0) for name, amount in left.items()}
+                if left and request.shared
+                else None
+            )
+        return tuple(fitting[: request.count])
+
+    def _fits(self, place: int, request: TypeRequest) -> bool:
+        left = self._left[place]
+        if left is None or (not request.shared and left != self._given[place].resources):
+            return False
+        return all(left[name] >= amount for name, amount in request.per.items() if name in left)
+
+
+class Isolation(msgspec.Struct, frozen=True):
+    """On the host. `library`: HAMi-core's, "" where there is none; `lock_folder`: where its users
+    wait for each other, which all of them may write to."""
+
+    library: str = ""
+    lock_folder: str = ""
+
+
+NO_ISOLATION: Final = Isolation()
+
+
+def isolated(
+    visible: Visible,
+    labels: Mapping[str, str],
+    cards: Sequence[AllocatedDevice],
+    request: TypeRequest | None,
+    isolation: Isolation,
+) -> Visible:
+    """With the values that hold the container to its part of the cards; unchanged for one with
+    whole cards or without the request. `request` None: it has the pod's devices."""
+    if labels.get(GPU_ISOLATION_PROVIDER) != HAMI_CORE or not cards:
+        return visible
+    per = request.per if request else {}
+    parts = [_part(each.resources, per) for each in cards]
+    if not any(_is_part(each) for each in parts):
+        return visible
+    if not isolation.library:
+        return Visible(refused="its pod asks for HAMi-core, which this node has not")
+    if not all(each.get(GPU_MEMORY) for each in parts):
+        return Visible(
+            refused="its pod asks for HAMi-core, and nothing says how much memory it has"
+        )
+    environment = [("CUDA_DEVICE_MEMORY_LIMIT", str(min(each[GPU_MEMORY] for each in parts)))]
+    cores = [each[GPU_CORE] for each in parts if GPU_CORE in each]
+    if cores:
+        environment.append(("CUDA_DEVICE_SM_LIMIT", str(min(cores))))
+    environment.append(("LD_PRELOAD", isolation.library))
+    return msgspec.structs.replace(
+        visible,
+        environment=tuple(environment),
+        mounts=(
+            Mount(isolation.library, isolation.library),
+            Mount(isolation.lock_folder, LOCK_FOLDER, writable=True),
+        ),
+    )
+
+
+def _part(given: Mapping[str, int], per: Mapping[str, int]) -> dict[str, int]:
+    """What the container has of one card: what it asks for itself, else what its pod was given of
+    it."""
+    part = {**given, **{name: per[name] for name in given.keys() & per.keys()}}
+    ratio = given.get(GPU_MEMORY_RATIO)
+    if GPU_MEMORY in given and ratio and GPU_MEMORY_RATIO in per and GPU_MEMORY not in per:
+        part[GPU_MEMORY] = given[GPU_MEMORY] * per[GPU_MEMORY_RATIO] // ratio
+    return part
+
+
+def _is_part(amounts: Mapping[str, int]) -> bool:
+    return amounts.get(GPU_MEMORY_RATIO, _WHOLE) < _WHOLE

@@ -1,0 +1,341 @@
+"""From the allocations of schedulers to the devices that each container sees.
+
+An annotation is a request until it is checked: a missing device, a device of another pod, or a card
+that is only available as MIG instances is visible to no container, and the refusal says why.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from agent.allocate.devices.request import TypeRequest
+from agent.allocate.visibility.container_devices import ContainerDeviceRequest
+from agent.allocate.visibility.container_devices import Isolation
+from agent.allocate.visibility.container_devices import NO_ISOLATION
+from agent.allocate.visibility.container_devices import SplitError
+from agent.allocate.visibility.container_devices import isolated
+from agent.allocate.visibility.container_devices import split
+from agent.model.annotations import AnnotationError
+from agent.model.device_allocation import AllocatedDevice
+from agent.model.device_allocation import given
+from agent.model.devicefiles import CardFiles
+from agent.model.devicefiles import DeviceFiles
+from agent.model.devicefiles import OtherFiles
+from agent.model.deviceobject import DeviceType
+from agent.model.nodestatus import FPGA
+from agent.model.nodestatus import GPU_CORE
+from agent.model.nodestatus import GPU_MEMORY
+from agent.model.nodestatus import GPU_MEMORY_RATIO
+from agent.model.nodestatus import RDMA
+from agent.model.visible import DeviceNode
+from agent.model.visible import HeldDevice
+from agent.model.visible import Visible
+from agent.model.visible import VisibleGpu
+from agent.model.visible import is_uuid
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from itertools import chain
+from types import MappingProxyType
+from typing import Final
+
+_WHOLE: Final = 100
+
+_LONGEST: Final = 64
+
+_PERCENTS: Final = (GPU_CORE, GPU_MEMORY_RATIO, RDMA, FPGA)
+
+_Elsewhere = Mapping[str, Mapping[str, str]]
+"""By uuid or PCI address, what pods hold that no scheduler gave it to: their titles by uid."""
+
+Holders = Mapping[str, Collection[str]]
+"""By uuid or PCI address, the pods (uids) that a scheduler allocated it to."""
+
+
+class DevicePod(msgspec.Struct, frozen=True):
+    """`containers` in the order in which they start, None when their requests are unknown."""
+
+    uid: str
+    title: str
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str] = {}
+    containers: tuple[ContainerDeviceRequest, ...] | None = None
+
+
+class PodVisibility(msgspec.Struct, frozen=True):
+    """The visible devices of a pod's containers, by name, and of `each` other one. `devices`: by
+    uuid or PCI address, all of the pod; none when it may not have them."""
+
+    each: Visible
+    containers: dict[str, Visible] = {}
+    devices: frozenset[str] = frozenset()
+
+
+def pod_visibility(
+    pods: Iterable[DevicePod],
+    files: DeviceFiles,
+    isolation: Isolation = NO_ISOLATION,
+    elsewhere: _Elsewhere = MappingProxyType({}),
+    before: Holders = MappingProxyType({}),
+    running: Collection[str] = (),
+) -> dict[str, PodVisibility]:
+    """By uid, for pods with allocated devices; not yet for pods with GPUs whose driver has not
+    listed them. Devices of unknown types and vendors stay undecided. `pods`: present holders come
+    before those that only claim devices. `before`: the holders at the last call; a pod that claims
+    some of these anew comes last, as a pod's author may change its claim. `running`: uids of pods,
+    also others, with containers."""
+    answers: dict[str, PodVisibility] = {}
+    resolved: list[tuple[DevicePod, dict[str, list[_MatchedDevice]]]] = []
+    for pod in pods:
+        try:
+            by_type = given(pod.annotations)
+            ours = {
+                kind: sorted(devices, key=_device_order)
+                for kind, devices in by_type.items()
+                if devices and _is_ours(kind, devices, files)
+            }
+            if by_type and not ours:
+                answers[pod.uid] = PodVisibility(Visible())
+            if not ours or (DeviceType.GPU in ours and files.cards is None):
+                continue
+            found = {
+                kind: [_matched(kind, each, files) for each in devices]
+                for kind, devices in ours.items()
+            }
+        except (AnnotationError, _RefusedError) as error:
+            answers[pod.uid] = PodVisibility(Visible(refused=str(error)))
+            continue
+        resolved.append((pod, found))
+    here = frozenset(pod.uid for pod, _ in resolved)
+    resolved.sort(key=lambda each: _claims_anew(each[0].uid, each[1], before, here))
+    taken: _Taken = {}
+    for pod, found in resolved:
+        try:
+            _check(pod.uid, found, taken, elsewhere, before, running)
+        except _RefusedError as error:
+            answers[pod.uid] = PodVisibility(Visible(refused=str(error)))
+            continue
+        answers[pod.uid] = _allowed(pod, found, files, isolation)
+        for device in chain.from_iterable(found.values()):
+            for key in device.keys:
+                taken.setdefault(key, []).append((pod.title, device))
+    return answers
+
+
+def _device_order(device: AllocatedDevice) -> tuple[int, str]:
+    return device.minor, device.id
+
+
+def _is_ours(kind: str, devices: Sequence[AllocatedDevice], files: DeviceFiles) -> bool:
+    """Other vendors' GPUs have the same resource names: names of our cards are never theirs, and on
+    a node without our cards names without a vendor are theirs."""
+    if kind != DeviceType.GPU:
+        return kind in (DeviceType.RDMA, DeviceType.FPGA)
+    ids = [each.id for each in devices if each.id]
+    if not ids:
+        return files.cards is None or bool(files.cards)
+    return any(map(is_uuid, ids))
+
+
+def _claims_anew(
+    uid: str, found: Mapping[str, Iterable[_MatchedDevice]], before: Holders, here: frozenset[str]
+) -> bool:
+    """Whether it claims a device that another present pod held, and it did not."""
+    keys = (key for device in chain.from_iterable(found.values()) for key in device.keys)
+    had = (before.get(key, ()) for key in keys)
+    return any(uid not in each and not here.isdisjoint(each) for each in had)
+
+
+def _check(
+    uid: str,
+    found: Mapping[str, Iterable[_MatchedDevice]],
+    taken: _Taken,
+    elsewhere: _Elsewhere,
+    before: Holders,
+    running: Collection[str],
+) -> None:
+    """Raises _RefusedError for a device without enough left. Plugins do not know the allocations of
+    schedulers: a present holder keeps its device from a plugin's pod without containers, and from
+    any pod once it has containers itself."""
+    for device in chain.from_iterable(found.values()):
+        for key in device.keys:
+            had = uid in before.get(key, ())
+            for other, title in sorted(elsewhere.get(key, {}).items()):
+                kept = had and (uid in running or other not in running)
+                if other != uid and not kept:
+                    raise _RefusedError(f"{key} belongs to pod {title}")
+            others = taken.get(key, [])
+            if not device.fits([other for _, other in others]):
+                raise _RefusedError(f"{key} belongs to pod {others[0][0]}")
+
+
+class _RefusedError(ValueError):
+    """Why a pod can't have the devices of its annotation."""
+
+
+class _MatchedDevice(msgspec.Struct, frozen=True):
+    """A device of the annotation on this node. `keys`: of all devices that no other pod can have
+    then."""
+
+    given: AllocatedDevice
+    keys: tuple[str, ...]
+    gpu: VisibleGpu | None = None
+    nodes: tuple[DeviceNode, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether it leaves nothing to others: a function is never shared, and an annotation
+        without a part means all."""
+        amounts = self.given.resources
+        if self.given.functions or not any(amounts.get(name) for name in (*_PERCENTS, GPU_MEMORY)):
+            return True
+        return all(amounts[name] >= _WHOLE for name in _PERCENTS if name in amounts)
+
+    def fits(self, others: Sequence[_MatchedDevice]) -> bool:
+        """Whether the device has room for it in addition to these."""
+        beside = (self, *others)
+        return not others or (
+            not any(each.whole for each in beside)
+            and all(
+                sum(each.given.resources.get(name, 0) for each in beside) <= _WHOLE
+                for name in _PERCENTS
+            )
+        )
+
+
+_Taken = dict[str, list[tuple[str, _MatchedDevice]]]
+"""By key, pods (their titles) and what they have."""
+
+
+def _matched(kind: str, device: AllocatedDevice, files: DeviceFiles) -> _MatchedDevice:
+    """Raises _RefusedError."""
+    title = f"{kind} {device.id[:_LONGEST] or device.minor}"
+    if kind == DeviceType.GPU:
+        gpu = _gpu(title, device, files.cards or ())
+        return _MatchedDevice(device, (gpu.uuid,), gpu)
+    other = _other(kind, title, device, files.others)
+    if not device.functions:
+        alone = _MatchedDevice(device, (other.uuid,), nodes=other.nodes)
+        parts = sorted(other.functions) if alone.whole else ()
+        return msgspec.structs.replace(alone, keys=(other.uuid, *parts))
+    nodes: list[DeviceNode] = []
+    for bus in device.functions:
+        if bus not in other.functions:
+            raise _RefusedError(f"{title} has no virtual function {bus[:_LONGEST]} on this node")
+        nodes += other.functions[bus]
+    return _MatchedDevice(device, device.functions, nodes=tuple(nodes))
+
+
+def _gpu(title: str, device: AllocatedDevice, cards: Iterable[CardFiles]) -> VisibleGpu:
+    for card in cards:
+        for instance in card.instances:
+            if device.id and device.id == instance.uuid:
+                return instance
+        if device.id == card.gpu.uuid if device.id else device.minor == card.minor:
+            if card.divided:
+                raise _RefusedError(f"{title} is divided, and only its MIG instances can be had")
+            return card.gpu
+    raise _RefusedError(f"{title} is not on this node")
+
+
+def _other(
+    kind: str, title: str, device: AllocatedDevice, others: Iterable[OtherFiles]
+) -> OtherFiles:
+    for other in others:
+        same = device.id == other.uuid if device.id else device.minor == other.minor
+        if other.type == kind and same:
+            return other
+    raise _RefusedError(f"{title} is not on this node")
+
+
+def _allowed(
+    pod: DevicePod,
+    found: Mapping[str, Sequence[_MatchedDevice]],
+    files: DeviceFiles,
+    isolation: Isolation,
+) -> PodVisibility:
+    keys = frozenset(key for device in chain.from_iterable(found.values()) for key in device.keys)
+
+    def visible(
+        own: Mapping[str, Sequence[_MatchedDevice]], request: TypeRequest | None
+    ) -> Visible:
+        cards = own.get(DeviceType.GPU, ())
+        gpus = tuple(dict.fromkeys(each.gpu for each in cards if each.gpu is not None))
+        nodes = {
+            kind: _nodes(own.get(kind, ()), files.common.get(kind, ()))
+            for kind in sorted(found)
+            if kind != DeviceType.GPU
+        }
+        seen = Visible(gpus if DeviceType.GPU in found else None, nodes)
+        return isolated(seen, pod.labels, [each.given for each in cards], request, isolation)
+
+    asking = [each for each in pod.containers or () if found.keys() & each.requests.keys()]
+    if not asking:
+        return PodVisibility(visible(found, None), {}, keys)
+    shares: dict[str, dict[str, list[_MatchedDevice]]] = {each.name: {} for each in asking}
+    try:
+        for kind, devices in found.items():
+            for name, places in _places(kind, devices, asking).items():
+                shares[name][kind] = [devices[place] for place in places]
+    except SplitError as error:
+        return PodVisibility(Visible(refused=str(error)), devices=keys)
+    return PodVisibility(
+        visible({}, None),
+        {
+            each.name: visible(shares[each.name], each.requests.get(DeviceType.GPU))
+            for each in asking
+        },
+        keys,
+    )
+
+
+def _places(
+    kind: str, devices: Sequence[_MatchedDevice], containers: Sequence[ContainerDeviceRequest]
+) -> dict[str, tuple[int, ...]]:
+    """Of devices other than GPUs a hint may have changed the requested number: then each requester
+    has all."""
+    try:
+        return split([each.given for each in devices], kind, containers)
+    except SplitError:
+        if kind == DeviceType.GPU:
+            raise
+        everything = tuple(range(len(devices)))
+        return {each.name: everything for each in containers if kind in each.requests}
+
+
+def _nodes(
+    devices: Sequence[_MatchedDevice], common: Iterable[DeviceNode]
+) -> tuple[DeviceNode, ...]:
+    if not devices:
+        return ()
+    return (*common, *(node for each in devices for node in each.nodes))
+
+
+def held(files: DeviceFiles, pods: Mapping[str, PodVisibility]) -> tuple[HeldDevice, ...]:
+    """For hooks and the agent after us. An RDMA device is without its files: they are open to many
+    at once, those of its functions are not."""
+    holders: dict[str, list[str]] = {}
+    for uid, pod in sorted(pods.items()):
+        for device in pod.devices:
+            holders.setdefault(device, []).append(uid)
+
+    def one(uuid: str, nodes: Iterable[DeviceNode], index: str = "", card: str = "") -> HeldDevice:
+        paths = tuple(each.path for each in nodes)
+        return HeldDevice(uuid, index, card, paths, tuple(holders.get(uuid, ())))
+
+    devices = []
+    for each in files.cards or ():
+        devices.append(one(each.gpu.uuid, each.gpu.nodes, each.gpu.index))
+        devices += [
+            one(
+                part.uuid,
+                (node for node in part.nodes if node not in each.gpu.nodes),
+                part.index,
+                each.gpu.uuid,
+            )
+            for part in each.instances
+        ]
+    for other in files.others:
+        devices.append(one(other.uuid, () if other.type == DeviceType.RDMA else other.nodes))
+        devices += [one(bus, nodes) for bus, nodes in sorted(other.functions.items())]
+    return tuple(devices)
