@@ -1,5 +1,10 @@
 """Admission of CPU claims: their order, and for each the CPUs that it takes or the reason why it is
-refused."""
+refused.
+
+The CPUs that a pod's resource-status names are a request until checked. The kubelet's assignments
+come first. Pods that owned their CPUs before, or run on them already, are admitted next, then the
+older pods. An owner whose new claim can't be read or honoured keeps what it owned, and its CPUs are
+claimed again as these: admission is repeated until no claim changes."""
 
 from __future__ import annotations
 
@@ -9,13 +14,167 @@ import msgspec
 
 from agent.allocate.node_local.claim import Demand, LocalOutcome
 from agent.allocate.node_local.policy import outcome_by_pod
-from agent.allocate.reserved_cpus import KubeletAssignments, PoolRules
-from agent.allocate.shares import pool_class
+from agent.allocate.reserved_cpus import KubeletAssignments, KubeletCpus, PoolRules, some_share
+from agent.allocate.shares import pool_class, sidecars
+from agent.model.annotations import (
+    RESOURCE_STATUS,
+    AnnotationError,
+    ResourceStatus,
+    resource_status,
+    shared_containers,
+)
+from agent.model.bounds import reason as shortened
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Owner
 from agent.model.topology import Topology
+
+
+class ClaimRefusal(msgspec.Struct, frozen=True):
+    """A claim that was not honoured as it is. `key`: of the annotation, empty where the claim is
+    none of an annotation; `claimed`: the CPUs that it names, "" where it can't be read; `held`:
+    those that the pod has of its own instead, "" where it shares a pool."""
+
+    uid: str
+    title: str
+    key: str
+    reason: str
+    claimed: str = ""
+    held: str = ""
+
+
+def admit_claims(
+    topology: Topology,
+    pods: Collection[Pod],
+    kubelet: KubeletCpus,
+    assigned: KubeletAssignments,
+    owned_before: Mapping[str, CpuSet],
+    running_on: Mapping[str, CpuSet],
+    rules: PoolRules,
+) -> tuple[ClaimAdmission, dict[str, ClaimRefusal]]:
+    """The owners and pools once all claims are admitted or refused, and the refusals by pod uid.
+    `assigned`: by a static kubelet; `owned_before` and `running_on`: see `pools.decide`."""
+    known = topology.online | topology.offline
+    owned_before = {uid: cpus & known - assigned.named for uid, cpus in owned_before.items()}
+    read = _read(topology, pods, assigned, owned_before)
+    claims = read.claims
+    served = {owner.uid for owner in assigned.owners}
+    claimed = union(union(of_pod.values()) for of_pod in kubelet.claimed.values())
+    claimants = {pod.uid for pod, _ in claims}
+    wishes = {pod.uid: wish for pod, wish in claims}
+    # Claimants that run on a pool, and whose claims are refused.
+    sharing: set[str] = set()
+
+    def admit() -> tuple[ClaimAdmission, dict[str, str]]:
+        admission = ClaimAdmission(topology, assigned, rules, claimed)
+        for pod in pods:
+            if pod.uid in claimants:
+                shares = pod.uid in sharing or bool(sidecars(pod))
+            else:
+                shares = pod.uid not in served or some_share(pod, kubelet)
+            if shares:
+                admission.joins_pool(pod, runs=bool(running_on.get(pod.uid)))
+        places = UnownedPools(topology.online, admission.ls, admission.system)
+        reasons = {}
+        for claim in _in_order(claims, places, pods, owned_before, running_on):
+            if reason := admission.claim(claim):
+                reasons[claim.pod.uid] = reason
+                admission.keep_offline(claim.pod, owned_before.get(claim.pod.uid, EMPTY))
+                admission.joins_pool(claim.pod, runs=bool(running_on.get(claim.pod.uid)))
+        return admission, reasons
+
+    kept: dict[str, str] = {}
+    while True:
+        admission, reasons = admit()
+        staying = {
+            pod.uid
+            for pod, wish in claims
+            if pod.uid in reasons
+            and wish != (before := owned_before.get(pod.uid, EMPTY))
+            and before & topology.online
+        }
+        # A claim that is granted before theirs is refused must not leave them without CPUs.
+        stranded = {
+            pod.uid
+            for pod, _ in claims
+            if pod.uid in reasons.keys() - sharing
+            and running_on.get(pod.uid)
+            and not admission.pool_of(pod)
+        }
+        sharing |= stranded
+        if not staying and not stranded:
+            break
+        # Who can't move has its CPUs still, whoever else was given them meanwhile.
+        kept |= {uid: reasons[uid] for uid in staying}
+        claims = [
+            (pod, owned_before[pod.uid] if pod.uid in staying else wish) for pod, wish in claims
+        ]
+    for pod, _ in claims:
+        if why := kept.get(pod.uid) or reasons.get(pod.uid):
+            # An owner of the CPUs is named whatever the order of the claims.
+            wish = wishes[pod.uid]
+            contested = wish <= known and not wish & assigned.named
+            read.refuse(pod, (contested and admission.conflict(pod, wish)) or why)
+    return admission, read.refusals
+
+
+class _Claims(msgspec.Struct):
+    """The claims as pods' annotations make them. `named`: by pod uid, the CPUs that an annotation
+    names."""
+
+    claims: list[tuple[Pod, CpuSet]] = []
+    named: dict[str, CpuSet] = {}
+    refusals: dict[str, ClaimRefusal] = {}
+
+    def refuse(self, pod: Pod, reason: str, key: str = RESOURCE_STATUS) -> None:
+        named = str(self.named.get(pod.uid, EMPTY)) if key == RESOURCE_STATUS else ""
+        self.refusals[pod.uid] = ClaimRefusal(pod.uid, pod.title, key, shortened(reason), named)
+
+
+def _read(
+    topology: Topology,
+    pods: Collection[Pod],
+    assigned: KubeletAssignments,
+    owned_before: Mapping[str, CpuSet],
+) -> _Claims:
+    found = _Claims()
+    known = topology.online | topology.offline
+    served = {owner.uid: owner for owner in assigned.owners}
+    for pod in pods:
+        owned = owned_before.get(pod.uid, EMPTY)
+        try:
+            status = resource_status(pod.annotations)
+            wish = found.named[pod.uid] = status.cpus()
+            if not wish and (reason := _unknown_nodes(status, topology)):
+                found.refuse(pod, reason)
+            if owned and (missing := wish - known):
+                found.refuse(pod, f"CPUs {missing} do not exist")
+                wish = owned
+        except AnnotationError as error:
+            found.refuse(pod, error.reason, error.key)
+            wish = owned
+        if (owner := served.get(pod.uid)) is not None:
+            named = found.named.get(pod.uid)
+            if named and named != owner.claimed:
+                found.refuse(pod, f"the kubelet gave it CPUs {owner.claimed}")
+            continue
+        if taken := wish & assigned.named:
+            found.refuse(pod, f"CPUs {taken} were given away by the kubelet")
+            wish = wish - taken or owned
+        if wish:
+            found.claims.append((pod, wish))
+            try:
+                shared_containers(pod.annotations)
+            except AnnotationError as error:
+                found.refuse(pod, error.reason, error.key)
+    return found
+
+
+def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
+    known = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
+    named = [node for node in status.shared_numa_nodes() if node not in known]
+    return f"NUMA nodes {', '.join(map(str, named))} do not exist" if named else ""
 
 
 class Claimant(msgspec.Struct, frozen=True):
@@ -41,7 +200,7 @@ class UnownedPools(msgspec.Struct, frozen=True):
         return (self.system if pod.qos is QoS.SYSTEM else EMPTY) or self.shared
 
 
-def in_order(
+def _in_order(
     claims: Collection[tuple[Pod, CpuSet]],
     places: UnownedPools,
     pods: Collection[Pod],

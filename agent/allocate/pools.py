@@ -1,4 +1,4 @@
-"""Who owns which CPUs of a node, and what the rest share.
+"""Which pods own which CPUs of a node, what the rest share, and what each container gets.
 
 Every pod whose resource-status names CPUs claims them. A claim is a request until checked: it is
 refused when it can't be read, names CPUs that do not exist, takes CPUs that already have an owner,
@@ -23,42 +23,34 @@ pools are empty, containers that run stay where they are, and no new one is crea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import islice
+from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.cpu_claims import ClaimAdmission, UnownedPools, in_order
+from agent.allocate.batch import batch_limits
+from agent.allocate.cpu_claims import ClaimRefusal, admit_claims
 from agent.allocate.node_local.claim import Demand, LocalOutcome, Move, Share
-from agent.allocate.portions import Memory, Portions, of_spec
-from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given, some_share
-from agent.allocate.shares import sidecars
-from agent.model.annotations import (
-    RESOURCE_STATUS,
-    AnnotationError,
-    ResourceStatus,
-    resource_status,
-    shared_containers,
-)
+from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given
+from agent.allocate.shares import claims, numa_nodes, pool_class, shared_cpus, sidecars
+from agent.model.annotations import AnnotationError
 from agent.model.batch import BatchResources, batch_resources, cpu_request_milli
 from agent.model.bounds import reason as shortened
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
-from agent.model.snapshot import LocalOwner, Owner, PodWanted, Pool
+from agent.model.snapshot import (
+    NO_LIMITS,
+    UNLIMITED,
+    CgroupLimits,
+    LocalOwner,
+    Owner,
+    PodWanted,
+    Pool,
+    Wanted,
+)
 from agent.model.topology import Topology
-
-
-class ClaimRefusal(msgspec.Struct, frozen=True):
-    """A claim that was not honoured as it is. `key`: of the annotation, empty where the claim is
-    none of an annotation; `claimed`: the CPUs that it names, "" where it can't be read; `held`:
-    those that the pod has of its own instead, "" where it shares a pool."""
-
-    uid: str
-    title: str
-    key: str
-    reason: str
-    claimed: str = ""
-    held: str = ""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -93,125 +85,36 @@ def decide(
 
     An owner whose new claim can't be read or honoured keeps what it owned."""
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
-    refusals: dict[str, ClaimRefusal] = {}
-
-    claimed_cpus: dict[str, CpuSet] = {}
-
-    def refuse(pod: Pod, reason: str, key: str = RESOURCE_STATUS) -> None:
-        named = str(claimed_cpus.get(pod.uid, EMPTY)) if key == RESOURCE_STATUS else ""
-        refusals[pod.uid] = ClaimRefusal(pod.uid, pod.title, key, shortened(reason), named)
-
-    claims: list[tuple[Pod, CpuSet]] = []
-    known = topology.online | topology.offline
     by_kubelet = given(topology, pods, kubelet)
     served = {owner.uid: owner for owner in by_kubelet.owners}
-    owned_before = {uid: cpus & known - by_kubelet.named for uid, cpus in owned_before.items()}
-    for pod in pods:
-        owned = owned_before.get(pod.uid, EMPTY)
-        try:
-            status = resource_status(pod.annotations)
-            wish = claimed_cpus[pod.uid] = status.cpus()
-            if not wish and (reason := _unknown_nodes(status, topology)):
-                refuse(pod, reason)
-            if owned and (missing := wish - known):
-                refuse(pod, f"CPUs {missing} do not exist")
-                wish = owned
-        except AnnotationError as error:
-            refuse(pod, error.reason, error.key)
-            wish = owned
-        if (owner := served.get(pod.uid)) is not None:
-            named = claimed_cpus.get(pod.uid)
-            if named and named != owner.claimed:
-                refuse(pod, f"the kubelet gave it CPUs {owner.claimed}")
-            continue
-        if taken := wish & by_kubelet.named:
-            refuse(pod, f"CPUs {taken} were given away by the kubelet")
-            wish = wish - taken or owned
-        if wish:
-            claims.append((pod, wish))
-            try:
-                shared_containers(pod.annotations)
-            except AnnotationError as error:
-                refuse(pod, error.reason, error.key)
+    admission, refusals = admit_claims(
+        topology, pods, kubelet, by_kubelet, owned_before, running_on, rules
+    )
 
-    claimed = union(union(of_pod.values()) for of_pod in kubelet.claimed.values())
-    claimants = {pod.uid for pod, _ in claims}
-    wishes = {pod.uid: wish for pod, wish in claims}
-    # Claimants that run on a pool, and whose claims are refused.
-    sharing: set[str] = set()
+    def refuse(pod: Pod, reason: str, key: str) -> None:
+        if pod.uid not in refusals:
+            refusals[pod.uid] = ClaimRefusal(pod.uid, pod.title, key, shortened(reason))
 
-    def admit() -> tuple[ClaimAdmission, dict[str, str]]:
-        ledger = ClaimAdmission(topology, by_kubelet, rules, claimed)
-        for pod in pods:
-            if pod.uid in claimants:
-                shares = pod.uid in sharing or bool(sidecars(pod))
-            else:
-                shares = pod.uid not in served or some_share(pod, kubelet)
-            if shares:
-                ledger.joins_pool(pod, runs=bool(running_on.get(pod.uid)))
-        places = UnownedPools(topology.online, ledger.ls, ledger.system)
-        reasons = {}
-        for claim in in_order(claims, places, pods, owned_before, running_on):
-            if reason := ledger.claim(claim):
-                reasons[claim.pod.uid] = reason
-                ledger.keep_offline(claim.pod, owned_before.get(claim.pod.uid, EMPTY))
-                ledger.joins_pool(claim.pod, runs=bool(running_on.get(claim.pod.uid)))
-        return ledger, reasons
-
-    kept: dict[str, str] = {}
-    while True:
-        ledger, reasons = admit()
-        staying = {
-            pod.uid
-            for pod, wish in claims
-            if pod.uid in reasons
-            and wish != (before := owned_before.get(pod.uid, EMPTY))
-            and before & topology.online
-        }
-        # A claim that is granted before theirs is refused must not leave them without CPUs.
-        stranded = {
-            pod.uid
-            for pod, _ in claims
-            if pod.uid in reasons.keys() - sharing
-            and running_on.get(pod.uid)
-            and not ledger.pool_of(pod)
-        }
-        sharing |= stranded
-        if not staying and not stranded:
-            break
-        # Who can't move has its CPUs still, whoever else was given them meanwhile.
-        kept |= {uid: reasons[uid] for uid in staying}
-        claims = [
-            (pod, owned_before[pod.uid] if pod.uid in staying else wish) for pod, wish in claims
-        ]
-    for pod, _ in claims:
-        if why := kept.get(pod.uid) or reasons.get(pod.uid):
-            # An owner of the CPUs is named in whichever order claims were heard.
-            wish = wishes[pod.uid]
-            contested = wish <= known and not wish & by_kubelet.named
-            refuse(pod, (contested and ledger.conflict(pod, wish)) or why)
-
-    outcome = ledger.give_local(local) if local else LocalOutcome({}, ledger.ls)
+    outcome = admission.give_local(local) if local else LocalOutcome({}, admission.ls)
     for pod in pods:
         if (share := outcome.by_uid.get(pod.uid)) and share.all:
-            ledger.owners.append(Owner(pod.uid, pod.title, QoS.LSE, str(share.all)))
-    owners = tuple(sorted(ledger.owners, key=lambda owner: owner.uid))
-    ls_pools = _by_node(topology, ledger.ls)
+            admission.owners.append(Owner(pod.uid, pod.title, QoS.LSE, str(share.all)))
+    owners = tuple(sorted(admission.owners, key=lambda owner: owner.uid))
+    ls_pools = _by_node(topology, admission.ls)
     batches: dict[str, dict[str, BatchResources]] = {}
     for pod in pods:
         try:
             batches[pod.uid] = of_spec(pod, batch_resources(pod.annotations))
         except AnnotationError as error:
             batches[pod.uid] = {}
-            if pod.uid not in refusals:
-                refuse(pod, error.reason, error.key)
+            refuse(pod, error.reason, error.key)
     requested_milli = sum(cpu_request_milli(batches[pod.uid]) for pod in pods if pod.qos is QoS.BE)
-    be_pools = _by_node(topology, _be_pool(ledger.be, requested_milli, rules))
-    portions = Portions(
+    be_pools = _by_node(topology, _be_pool(admission.be, requested_milli, rules))
+    portions = _Portions(
         ls_pools,
         be_pools,
-        ledger.system,
-        Memory(topology, bind=rules.bind_memory),
+        admission.system,
+        _Memory(topology, bind=rules.bind_memory),
         rules.kubelet_memory,
         rules.cpu_normalization_ratio,
         _whose(owners, rules),
@@ -237,7 +140,7 @@ def decide(
         }
         share = outcome.by_uid.get(pod.uid, Share())
         for name, reason in share.blocked.items():
-            if reason and pod.uid not in refusals:
+            if reason:
                 refuse(pod, f"container {name}: {reason}", "")
         refused = refusals[pod.uid].reason if pod.uid in refusals else ""
         wanted[pod.uid] = portions.of(
@@ -260,17 +163,11 @@ def decide(
         be_pools,
         told,
         wanted,
-        ledger.system,
+        admission.system,
         outcome.owners,
         outcome.moves,
         outcome.again,
     )
-
-
-def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
-    known = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
-    named = [node for node in status.shared_numa_nodes() if node not in known]
-    return f"NUMA nodes {', '.join(map(str, named))} do not exist" if named else ""
 
 
 def _be_pool(free: CpuSet, requested_milli: int, rules: PoolRules) -> CpuSet:
@@ -296,3 +193,141 @@ def _whose(owners: tuple[Owner, ...], rules: PoolRules) -> str:
     named = [f"{rules.kept} are kept by the node"] if rules.kept else []
     named += [f"{owner.cpuset} belong to pod {owner.title}" for owner in owners if owner.cpuset]
     return shortened("; ".join(named)) or "every CPU is the kubelet's"
+
+
+T = TypeVar("T")
+
+MOST_COMING: Final = 32
+"""Of the containers of a pod that the runtime does not have, as many are decided about ahead, in
+the order of its spec: a kubelet makes one after the other, and one that it made counts."""
+
+
+def of_spec(pod: Pod, named: Mapping[str, T]) -> dict[str, T]:
+    """Without containers that are not in the pod's spec, where that is known."""
+    if pod.named is None:
+        return dict(named)
+    there = {*pod.named, *_present(pod)}
+    return {name: value for name, value in named.items() if name in there}
+
+
+def counting(pod: Pod, names: Collection[str]) -> set[str]:
+    """Of these names, the containers that the pod has, and the next ones that the kubelet will
+    create.
+
+    A pod may name any number of containers, and each that counts has an entry in the snapshot."""
+    present = _present(pod)
+    to_come = names if pod.named is None else pod.named
+    coming = (name for name in to_come if name in names and name not in present)
+    return {*islice(coming, MOST_COMING), *(name for name in names if name in present)}
+
+
+def _present(pod: Pod) -> set[str]:
+    return {each.name for each in pod.containers} | {each.name for each in pod.ended}
+
+
+class _Memory:
+    """The NUMA nodes whose memory goes with CPUs; none where memory is not bound."""
+
+    def __init__(self, topology: Topology, *, bind: bool) -> None:
+        self._node_of = {cpu.id: cpu.node for cpu in topology.cpus} if bind else {}
+        self._with_memory = CpuSet(
+            node.id for node in topology.numa_nodes if bind and node.memory_bytes
+        )
+
+    def of(self, cpus: CpuSet) -> CpuSet | None:
+        """The nodes; None (any) where memory is not bound, or some node has none of its own: its
+        CPUs would have none near."""
+        nodes = CpuSet(self._node_of[cpu] for cpu in cpus if cpu in self._node_of)
+        return nodes if nodes and nodes <= self._with_memory else None
+
+
+_UNBLOCKED: Final[Mapping[str, str]] = {}
+_NO_CLAIM: Final[Mapping[str, CpuSet]] = {}
+_OWNERS: Final = (QoS.LSE, QoS.LSR)
+
+
+class _Portions(msgspec.Struct, frozen=True):
+    """`nobody_left`: why a container has no CPU, if so. `cpu_normalization_ratio`: see
+    batch_limits."""
+
+    ls_pools: tuple[Pool, ...]
+    be_pools: tuple[Pool, ...]
+    system: CpuSet
+    memory: _Memory
+    kubelet_memory: bool
+    cpu_normalization_ratio: float
+    nobody_left: str
+
+    _shared: dict[object, Wanted] = {}
+    """Many pods share alike."""
+
+    def shared(self, pod: Pod) -> Wanted:
+        """What a container gets that shares."""
+        nodes = numa_nodes(pod)
+        key = pool_class(pod), nodes, pod.kube_class == "guaranteed"
+        if (known := self._shared.get(key)) is None:
+            cpus = shared_cpus(pod, self.ls_pools, self.be_pools, self.system)
+            mems = self._memory(pod, cpus) if nodes else None
+            blocked = "" if cpus else f"no CPU is left for it: {self.nobody_left}"
+            known = Wanted(str(cpus) or None, limits=CgroupLimits(mems=mems), blocked=blocked)
+            self._shared[key] = known
+        return known
+
+    def own(self, pod: Pod, cpus: CpuSet) -> Wanted:
+        """What a container gets that has CPUs of its own."""
+        return Wanted(str(cpus), exclusive=True, limits=CgroupLimits(mems=self._memory(pod, cpus)))
+
+    def given(self, pod: Pod, cpus: CpuSet) -> Wanted:
+        """What a container gets that a static kubelet gave CPUs: but for LSE and LSR pods, and
+        those with a claim, the kubelet's limits with them."""
+        if pod.qos in _OWNERS or claims(pod):
+            return msgspec.structs.replace(self.own(pod, cpus), kubelet=True)
+        return Wanted(str(cpus), exclusive=True, kubelet=True, keeps_quota=True)
+
+    def _memory(self, pod: Pod, cpus: CpuSet) -> CpuSet | None:
+        kubelets = self.kubelet_memory and pod.kube_class == "guaranteed"
+        return None if kubelets else self.memory.of(cpus)
+
+    def of(
+        self,
+        pod: Pod,
+        own: CpuSet | None,
+        by_container: Mapping[str, CpuSet],
+        batch: Mapping[str, BatchResources],
+        refused: str,
+        *,
+        blocked: Mapping[str, str] = _UNBLOCKED,
+        kubelets: Mapping[str, CpuSet] | None,
+        by_claim: Mapping[str, CpuSet] = _NO_CLAIM,
+    ) -> PodWanted:
+        """`own`: the pod's CPUs, `by_container` those of single ones. `blocked`: by name, why a
+        container must not be created, "" for no reason. `kubelets`: what the kubelet gave to
+        containers, hands off one of which no CPU is left, and all of the pod where none is named;
+        None: it gave none. `by_claim`: containers that a driver of claims gave CPUs to; their
+        limits are the kubelet's."""
+        shared = Wanted() if kubelets == {} else self.shared(pod)
+        each = shared if own is None else self.own(pod, own)
+        named = {} if own is None else dict.fromkeys(counting(pod, sidecars(pod)), shared)
+        named |= {name: self.own(pod, cpus) for name, cpus in by_container.items()}
+        lifted = bool(own or by_container)
+        for name, cpus in (kubelets or {}).items():
+            named[name] = self.given(pod, cpus) if cpus else Wanted()
+            lifted = lifted or named[name].lifts_quota
+        named |= {name: Wanted(str(cpus)) for name, cpus in by_claim.items()}
+        for name, reason in blocked.items():
+            wanted = named.get(name, each)
+            named[name] = msgspec.structs.replace(wanted, blocked=reason or wanted.blocked)
+        group = CgroupLimits(quota_microseconds=UNLIMITED) if lifted else NO_LIMITS
+        limited = batch_limits(pod.qos, batch, self.cpu_normalization_ratio)
+        if limited is not None:
+            group = limited.pod
+            named |= {
+                name: _limited(named.get(name, each), limited.containers[name])
+                for name in counting(pod, limited.containers)
+            }
+        return PodWanted(pod.title, pod.qos, each, dict(sorted(named.items())), refused, group)
+
+
+def _limited(wanted: Wanted, limits: CgroupLimits) -> Wanted:
+    limits = msgspec.structs.replace(limits, mems=wanted.limits.mems)
+    return msgspec.structs.replace(wanted, limits=limits)

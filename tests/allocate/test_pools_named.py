@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.pools import decide
-from agent.allocate.portions import MOST_COMING, counting, of_spec
+from agent.allocate.pools import MOST_COMING, counting, decide, of_spec
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model import bounds
 from agent.model import snapshot as snapshots
