@@ -6,26 +6,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
-from agent.cgroup.outcome import ValueOutcome
-from agent.cgroup.outcome import WriteOutcome
-from agent.cgroup.outcome import WriteState
+from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.kube.events import Regarding
 from agent.model.apiobjects import ApiPod
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
 from agent.model.snapshot import Owner
-from agent.node.violations import Shortfall
-from agent.node.violations import find_overlaps
-from agent.node.violations import started
+from agent.node.violations import Shortfall, find_overlaps, started
 from agent.telemetry.metrics import AgentMetrics
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Final
-from typing import Protocol
 
 log = logging.getLogger(__name__)
 

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import msgspec
 import os
-from agent.allocate.visibility.container_devices import Isolation
-from agent.allocate.visibility.container_devices import NO_ISOLATION
-from agent.allocate.visibility.container_devices import container_device_requests
-from agent.allocate.visibility.pod_devices import DevicePod
-from agent.allocate.visibility.pod_devices import Holders
-from agent.allocate.visibility.pod_devices import PodVisibility
-from agent.allocate.visibility.pod_devices import held
-from agent.allocate.visibility.pod_devices import pod_visibility
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from agent.allocate.visibility.container_devices import (
+    NO_ISOLATION,
+    Isolation,
+    container_device_requests,
+)
+from agent.allocate.visibility.pod_devices import (
+    DevicePod,
+    Holders,
+    PodVisibility,
+    held,
+    pod_visibility,
+)
 from agent.model.apiobjects import ApiPod
 from agent.model.devicefiles import DeviceFiles
-from agent.model.holding import DeviceGrant
-from agent.model.holding import DeviceHolding
-from agent.model.holding import Form
-from agent.model.holding import HoldingSource
+from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from agent.model.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.topology import Topology
-from agent.model.visible import Unasked
-from agent.model.visible import VisibleDevices
-from agent.node.cluster_view import ClusterCache
-from agent.node.cluster_view import ClusterState
-from agent.node.devices import DeviceState
-from agent.node.devices import DeviceView
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
+from agent.model.visible import Unasked, VisibleDevices
+from agent.node.cluster_view import ClusterCache, ClusterState
+from agent.node.devices import DeviceState, DeviceView
 
 _PARTS = frozenset({Form.INSTANCE, Form.FUNCTION})
 _TAKES_NOTHING = frozenset({Form.OPEN, Form.CPUS})

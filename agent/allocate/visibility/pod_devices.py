@@ -6,38 +6,28 @@ that is only available as MIG instances is visible to no container, and the refu
 
 from __future__ import annotations
 
-import msgspec
-from agent.allocate.devices.request import TypeRequest
-from agent.allocate.visibility.container_devices import ContainerDeviceRequest
-from agent.allocate.visibility.container_devices import Isolation
-from agent.allocate.visibility.container_devices import NO_ISOLATION
-from agent.allocate.visibility.container_devices import SplitError
-from agent.allocate.visibility.container_devices import isolated
-from agent.allocate.visibility.container_devices import split
-from agent.model.annotations import AnnotationError
-from agent.model.device_allocation import AllocatedDevice
-from agent.model.device_allocation import given
-from agent.model.devicefiles import CardFiles
-from agent.model.devicefiles import DeviceFiles
-from agent.model.devicefiles import OtherFiles
-from agent.model.deviceobject import DeviceType
-from agent.model.nodestatus import FPGA
-from agent.model.nodestatus import GPU_CORE
-from agent.model.nodestatus import GPU_MEMORY
-from agent.model.nodestatus import GPU_MEMORY_RATIO
-from agent.model.nodestatus import RDMA
-from agent.model.visible import DeviceNode
-from agent.model.visible import HeldDevice
-from agent.model.visible import Visible
-from agent.model.visible import VisibleGpu
-from agent.model.visible import is_uuid
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
+
+from agent.allocate.devices.request import TypeRequest
+from agent.allocate.visibility.container_devices import (
+    NO_ISOLATION,
+    ContainerDeviceRequest,
+    Isolation,
+    SplitError,
+    isolated,
+    split,
+)
+from agent.model.annotations import AnnotationError
+from agent.model.device_allocation import AllocatedDevice, given
+from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
+from agent.model.deviceobject import DeviceType
+from agent.model.nodestatus import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
+from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleGpu, is_uuid
 
 _WHOLE: Final = 100
 
