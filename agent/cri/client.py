@@ -1,6 +1,6 @@
 """The CRI calls that Topolet makes itself, as values (runtime.v1, ../../protos/cri.proto).
 
-Where a container's cgroup is, and how devices came to it, no field of the CRI tells: runtimes put
+Where a container's cgroup is, and how devices came to it, is in no field of the CRI: runtimes put
 it as JSON under `info` of their verbose status. containerd gives the request (`config`) and the OCI
 spec, CRI-O the spec and whether the container is privileged. The spec counts before the request,
 because plugins in the runtime change it.
@@ -226,15 +226,15 @@ _info_decoder = msgspec.json.Decoder(_Info)
 
 def _placement(info: dict[str, str]) -> Placement:
     try:
-        told = bounds.decode(_info_decoder, info.get("info", "{}"))
+        found = bounds.decode(_info_decoder, info.get("info", "{}"))
     except bounds.JsonError:
         return Placement()
-    spec = told.spec.linux if told.spec and told.spec.linux else _Linux()
-    config = told.config.linux if told.config and told.config.linux else _Linux()
+    spec = found.spec.linux if found.spec and found.spec.linux else _Linux()
+    config = found.config.linux if found.config and found.config.linux else _Linux()
     resources = spec.resources or _Resources()
     cpu, memory = resources.cpu or _Cpu(), resources.memory or _Memory()
     return Placement(
-        told.pid,
+        found.pid,
         config.cgroup_parent,
         spec.cgroups_path,
         cpu.cpus,
@@ -316,11 +316,11 @@ def device_carriers(info: str) -> Carriers:
     """Of the text under `info`; nothing where it can't be read. The spec's values are last, so that
     they count for a variable that is set twice: images and CDI add more than was requested."""
     try:
-        told = bounds.decode(_carried_decoder, info or "{}")
+        found = bounds.decode(_carried_decoder, info or "{}")
     except bounds.JsonError:
         return Carriers()
-    config = told.config or _CarriedConfig()
-    spec = told.spec or _CarriedSpec()
+    config = found.config or _CarriedConfig()
+    spec = found.spec or _CarriedSpec()
     linux, process = spec.linux or _CarriedLinux(), spec.process or _Process()
     security = (config.linux or _RequestedLinux()).security_context or _Security()
     asked = config.devices or ()
@@ -338,7 +338,7 @@ def device_carriers(info: str) -> Carriers:
     annotations = {
         key: value
         for key, value in (config.annotations or {}).items()
-        if told.spec is None or key.startswith(visible.CDI_OF_RUNTIME)
+        if found.spec is None or key.startswith(visible.CDI_OF_RUNTIME)
     }
     nodes = [
         *(device.host_path for device in asked),
@@ -350,5 +350,5 @@ def device_carriers(info: str) -> Carriers:
         tuple((annotations | (spec.annotations or {})).items()),
         tuple(dict.fromkeys(mounts)),
         tuple(dict.fromkeys(nodes)),
-        told.privileged or security.privileged,
+        found.privileged or security.privileged,
     )

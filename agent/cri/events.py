@@ -3,7 +3,7 @@
 containerd before 2.0 hands every event to one of the callers of GetContainerEvents only
 (containerd's issue 7318, solved by its pull request 9661), so a second caller would take events
 from the kubelet; CRI-O did the same at first (its issue 6466). Such a runtime is not asked: its
-connection is held, and tells when the runtime ends."""
+connection is held, and its end shows that the runtime ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAJOR: Final = re.compile(r"v?(\d+)\.")
 log = logging.getLogger(__name__)
 
 
-def tells_everybody(runtime_name: str, runtime_version: str) -> bool:
+def serves_all_callers(runtime_name: str, runtime_version: str) -> bool:
     """Whether every caller of GetContainerEvents gets every event."""
     major = _MAJOR.match(runtime_version)
     return runtime_name == "containerd" and major is not None and int(major[1]) >= 2
@@ -41,13 +41,13 @@ def tells_everybody(runtime_name: str, runtime_version: str) -> bool:
 class ContainerEvents:
     """Calls `happened` from a thread of its own: after events, and when the runtime comes or goes.
 
-    `telling`: the stream is open."""
+    `streaming`: the stream is open."""
 
     def __init__(self, socket_path: str, happened: Callable[[], None]) -> None:
         self._path = socket_path
         self._happened = happened
-        self.telling = False
-        self._said = ""
+        self.streaming = False
+        self._logged = ""
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -99,14 +99,14 @@ class ContainerEvents:
         """Returns when the runtime has no such call."""
         try:
             for _ in connection.messages(f"{_SERVICE}/GetContainerEvents", b""):
-                self.telling = True
+                self.streaming = True
                 self._happened()
         except RpcError as error:
             if error.code != Code.UNIMPLEMENTED:
                 raise
-            self._say("the runtime has no container events; cgroups and the clock stand in")
+            self._log_once("the runtime has no container events; cgroups and the clock stand in")
         finally:
-            self.telling = False
+            self.streaming = False
 
     def _asked(self, connection: Connection) -> bool:
         request = pb.VersionRequest().SerializeToString()
@@ -117,16 +117,16 @@ class ContainerEvents:
             reply = pb.VersionResponse.FromString(raw)
         except (DecodeError, unary.ProtocolError) as error:
             raise RpcError(Code.INTERNAL, f"Version: {error}") from None
-        if tells_everybody(reply.runtime_name, reply.runtime_version):
+        if serves_all_callers(reply.runtime_name, reply.runtime_version):
             return True
-        self._say(
+        self._log_once(
             f"{reply.runtime_name} {reply.runtime_version} may have container events for one "
             "caller only, which are the kubelet's; cgroups and the clock stand in"
         )
         return False
 
-    def _say(self, what: str) -> None:
+    def _log_once(self, what: str) -> None:
         """A restart of the runtime is not an event."""
-        if what != self._said:
+        if what != self._logged:
             log.info("%s", what)
-        self._said = what
+        self._logged = what

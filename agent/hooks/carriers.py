@@ -2,7 +2,7 @@
 names.
 
 A name is a UUID, NVML's number of a card (`1`, of a MIG instance `1:0`), such a number behind `gpu`
-or `mig`, or `all`; a qualified one stands behind its CDI kind (`nvidia.com/gpu=1`).
+or `mig`, or `all`; a qualified one follows its CDI kind (`nvidia.com/gpu=1`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Carried(msgspec.Struct, frozen=True):
                 yield match[1], f"/dev/nvidia{match[2]}"
 
     def _listed(self) -> Iterator[str]:
-        """All that stands in lists of names, qualified or not."""
+        """Every name in a list of names, qualified or not."""
         for value in (*self.environment, *(value for _, value in self.annotations)):
             yield from split(value)
         yield from self.cdi_devices
@@ -126,7 +126,7 @@ def is_mig_name(name: str) -> bool:
 
 def refers(name: str, uuid: str, index: str) -> bool:
     """Whether the name means the device. NVIDIA's runtime accepts a prefix of a UUID in any case,
-    and `01` for `1`; behind `::` stands the number of a replica."""
+    and `01` for `1`; the number of a replica follows `::`."""
     name = name.partition("::")[0]
     number = _NUMBER.fullmatch(name)
     if number:

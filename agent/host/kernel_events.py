@@ -112,16 +112,16 @@ class Uevents:
 
     def read(self, subsystems: frozenset[str]) -> bool:
         """Whether something came of these subsystems, or was lost; takes all that came."""
-        news = False
+        found = False
         with contextlib.suppress(BlockingIOError):
             while True:
                 try:
-                    news |= subsystem(self._socket.recv(_READ_BYTES)) in subsystems
+                    found |= subsystem(self._socket.recv(_READ_BYTES)) in subsystems
                 except BlockingIOError:
                     raise
                 except OSError:  # ENOBUFS: more came than the socket holds
                     return True
-        return news
+        return found
 
     def close(self) -> None:
         self._socket.close()

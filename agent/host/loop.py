@@ -15,7 +15,7 @@ WRITE: Final = select.EPOLLOUT
 HANG_UP: Final = select.EPOLLHUP
 
 _MOST_EVENTS: Final = 64
-"""Of one look; the default makes room for a thousand every time."""
+"""Of one poll; the default makes room for a thousand every time."""
 
 OnReady = Callable[[int], None]
 """Takes the epoll events that are ready."""

@@ -42,7 +42,8 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
 class Process:
     """One process. It holds the process's folder of the procfs open, so it never reads another one
-    that has got the same number since. The methods raise GoneError and UnreadableError."""
+    that has got the same number since. The methods raise ProcessGoneError and
+    UnreadableError."""
 
     def __init__(self, proc: str, pid: int) -> None:
         """Raises ProcessGoneError, UnreadableError."""
@@ -122,7 +123,7 @@ def pids(proc: str) -> list[int]:
 
 def allowed_cpus(proc: str, pid: int) -> str | None:
     """The CPUs that a process may run on, as a Linux list: its own affinity within its cpuset. None
-    of one that is gone."""
+    for a process that has ended."""
     try:
         with open(f"{proc}/{pid}/status", encoding="ascii", errors="replace") as file:
             for line in file:

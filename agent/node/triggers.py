@@ -122,7 +122,7 @@ class Triggers:
             self._last_event = began
         complete = self._tree is not None and self._tree.complete
         since = began - self._last_event
-        settled = self._runtime.telling or since >= SETTLE_SECONDS
+        settled = self._runtime.streaming or since >= SETTLE_SECONDS
         if healthy and complete and settled:
             return max(settings.full_pass_seconds, settings.period_seconds)
         if healthy and not settled:

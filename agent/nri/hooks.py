@@ -81,7 +81,7 @@ class NriHooks:
         snapshot = self._snapshots.current()
         differing = list(self._containers.differing(snapshot)) if snapshot else []
         for each, changes in differing:
-            self._containers.told(each.id, changes.over(each.asked))
+            self._containers.requested(each.id, changes.over(each.asked))
         return {each.id: changes for each, changes in differing}
 
     def pod_announced(self, pod: PodAnnounced) -> None:
@@ -155,7 +155,7 @@ class NriHooks:
 
     def _check(self, container: NriContainer) -> None:
         """Whether another writer changed the container's CPUs."""
-        if (asked := self._containers.strange(container)) is not None:
+        if (asked := self._containers.changed_by_others(container)) is not None:
             self._conflicts.changed(container.title, asked, container.asked.cpuset)
 
     def _waiting(self, call: PluginCall, hook: str) -> Waiting:
@@ -199,7 +199,7 @@ class Containers:
         expected = self._expected.setdefault(container_id, deque(maxlen=_EXPECTED_CPUSETS))
         expected.append(cpuset)
 
-    def told(self, container_id: str, asked: RequestedResources) -> None:
+    def requested(self, container_id: str, asked: RequestedResources) -> None:
         """The runtime was asked for these values; an unreported container stays unknown."""
         before = self._present.get(container_id)
         if before is not None and before.asked != asked:
@@ -220,7 +220,7 @@ class Containers:
         present = self._present.get(container_id)
         return None if present is None else present.asked
 
-    def strange(self, container: NriContainer) -> str | None:
+    def changed_by_others(self, container: NriContainer) -> str | None:
         """The last requested cpuset, when the runtime has another one than the container had or was
         asked for shortly before; otherwise None. Changes by the CRI and by NRI are concurrent, and
         containerd reads a container before it waits for the lock of NRI (internal/cri/nri,

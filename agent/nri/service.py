@@ -171,7 +171,7 @@ class PluginService:
         if method in ("CreateContainer", "UpdateContainer"):
             self._open(method, request, incoming)
             return
-        self._guarded(method, lambda: self._tell(method, request))
+        self._guarded(method, lambda: self._report(method, request))
         incoming.answer(b"")
 
     def again(self) -> None:
@@ -235,7 +235,7 @@ class PluginService:
         incoming.answer(pb.SynchronizeResponse(update=updates).SerializeToString())
         self._synchronized()
 
-    def _tell(self, method: str, request: pb.EventRequest) -> None:
+    def _report(self, method: str, request: pb.EventRequest) -> None:
         if method == "RunPodSandbox":
             self._plugin.pod_announced(messages.pod(request.pod))
             return
@@ -304,7 +304,7 @@ class PluginService:
     def _guarded(self, method: str, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
-        except Exception:  # nothing hangs on what the plugin makes of news
+        except Exception:  # no answer depends on it
             self._stats.errors[method] += 1
             log.exception("the hook of %s went wrong", method)
             return None

@@ -110,7 +110,7 @@ class Updater:
                 self._refused.pop(container.id, None)
                 present = self._containers.asked(container.id)
                 if present is not None:
-                    self._containers.told(container.id, changes.over(present))
+                    self._containers.requested(container.id, changes.over(present))
                 self._verify(container, changes)
             else:
                 self._grants.failed(grant)

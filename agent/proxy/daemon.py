@@ -99,7 +99,7 @@ def metrics_page(
     latencies: Latencies,
 ) -> str:
     """All series, in base units."""
-    server.meter.tell()
+    server.meter.settle()
     stats, outcomes = server.stats, gate.outcomes
     return render(
         [

@@ -132,7 +132,7 @@ class HookedCalls:
             elif stream.stage is Stage.COLLECTING and self._account.waits(stream):
                 self._take_room(stream)
 
-    def custody(self) -> bool:
+    def holds_bytes(self) -> bool:
         """Whether the relay holds bytes of the client, or windows differ: the connection can't
         become opaque."""
         return any(each.stage is not Stage.SENT for each in self.streams.values())

@@ -21,15 +21,15 @@ _MOST_NOTES: Final = 64
 
 class Meter:
     """`in_flight`: calls in progress by method, all methods that were ever called, as of the last
-    `tell`."""
+    `settle`."""
 
     def __init__(self, observe: Observe | None = None) -> None:
         self.in_flight: dict[bytes, int] = {}
         self.observe = observe or _ignore
         self.timings: set[Timing] = set()
 
-    def tell(self) -> None:
-        """What connections have only noted so far is counted and observed."""
+    def settle(self) -> None:
+        """Counts and observes what connections have only noted so far."""
         for timing in self.timings:
             timing.settle()
 
@@ -61,7 +61,7 @@ class Timing:
         meter.timings.add(self)
 
     def note(self) -> None:
-        """What is `noted` has left."""
+        """The bytes of what is `noted` were sent."""
         noted = self.noted.copy()
         self._notes.append((self.arrived, perf_counter(), noted))
         self.noted.clear()
@@ -84,7 +84,7 @@ class Timing:
             self._open[number] = path, started, share + perf_counter() - since
 
     def settle(self) -> None:
-        """All that was noted is counted and observed."""
+        """Counts and observes all that was noted."""
         for arrived, now, noted in self._notes:
             for number, path in noted:
                 if path is None:

@@ -162,7 +162,7 @@ class Pair:
         self._closed = False
 
     def connect(self, path: str, attempts: int = _CONNECT_ATTEMPTS) -> None:
-        """Reaches for the upstream; while its queue of connections is full, again later."""
+        """Connects to the upstream; tries again later while its queue of connections is full."""
         if self._closed:
             return
         try:
@@ -257,7 +257,7 @@ class Pair:
         self._hooked()
 
     def _settle(self, client_events: int) -> None:
-        """Draws the consequences of what happened."""
+        """Closes or half-closes the connection where that is due; otherwise waits for events."""
         client, upstream = self._client, self._upstream
         if self._closed:
             return
@@ -277,16 +277,16 @@ class Pair:
 
     def _watch(self) -> None:
         client, upstream = self._client, self._upstream
-        hears_client = (
+        reads_client = (
             not client.eof
             and not upstream.eof
             and len(upstream.backlog) < _HIGH_WATER_BYTES
             and len(client.backlog) < _MOST_ANSWER_BYTES
             and self._relay.queued_bytes < _HIGH_WATER_BYTES
         )
-        hears_upstream = not upstream.eof and len(client.backlog) < _HIGH_WATER_BYTES
-        client.watch(hears_client, client.eof, self._client_ready)
-        upstream.watch(hears_upstream, False, self._upstream_ready)
+        reads_upstream = not upstream.eof and len(client.backlog) < _HIGH_WATER_BYTES
+        client.watch(reads_client, client.eof, self._client_ready)
+        upstream.watch(reads_upstream, False, self._upstream_ready)
 
     def _end(self, reached: bool) -> None:
         if self._closed:

@@ -130,7 +130,7 @@ class Relay:
     def _lose_track(self, error: Exception) -> None:
         self._stats.malformed += 1
         waits = self._uplink.queue or self._up.waiting or self._down.waiting
-        if waits or self._calls.custody() or self._credit.excess:
+        if waits or self._calls.holds_bytes() or self._credit.excess:
             raise RelayError(str(error)) from None
         self._up.opaque = self._down.opaque = True
         self.close()

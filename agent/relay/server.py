@@ -129,7 +129,7 @@ class RelayServer:
         self._on_fault(error)
 
     def _relayed(self) -> None:
-        """Arms the next question if a call is held or waits for room."""
+        """Asks the gate again after a while if a call is held or waits for room."""
         if self._retry is None and (self.stats.held_now or self.budget.waiting):
             self._retry = self._loop.after(self._retry_seconds, self._ask_again)
 

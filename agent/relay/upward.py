@@ -50,7 +50,7 @@ class Upward:
         self._methods = methods
         self._block_bytes = block_bytes
         self._lose_track = lose_track
-        self._preface = True  # the client still has to say it
+        self._preface = True  # the client has not sent it yet
         self._kept = bytearray()  # an unfinished frame that has not passed
         self._needed = 0
 
@@ -151,7 +151,7 @@ class Upward:
         return False
 
     def _keep(self, rest: memoryview, needed: int) -> None:
-        """Looks no further before `needed` bytes are there, however small the pieces."""
+        """The rest is read again when `needed` bytes are there, however small the pieces."""
         self._kept = bytearray(rest)
         self._needed = needed
 
@@ -169,7 +169,7 @@ class Upward:
         """A DATA frame of the client does not pass by."""
         if self._queue or number in self._streams:
             return True
-        # Beyond the client's own window too: the upstream is the one to complain.
+        # A frame beyond the client's own window passes: the upstream refuses it.
         window = self._credit.window
         return window < length <= window + self._credit.excess
 

@@ -110,7 +110,7 @@ SETTINGS_ACK: Final = frame(SETTINGS, ACK, 0)
 
 
 def read_settings(payload: bytes | memoryview) -> Iterator[tuple[int, int]]:
-    """(identifier, value) of every entry, in order. Raises FrameError for a crooked length."""
+    """(identifier, value) of every entry, in order. Raises FrameError for a wrong length."""
     if len(payload) % 6:
         raise FrameError(f"SETTINGS of {len(payload)} bytes")
     for at in range(0, len(payload), 6):

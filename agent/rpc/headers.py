@@ -1,4 +1,4 @@
-"""Header blocks of HTTP/2 (HPACK, RFC 7541): whole ones, and those of a relay in a hurry.
+"""Header blocks of HTTP/2 (HPACK, RFC 7541): whole blocks, and their `:path` alone for the relay.
 
 `Decoder` keeps the dynamic table, `encode` never uses one. `PathReader` reads a block only as far
 as `:path` needs. Of the sender's dynamic table the order is kept and the paths in it; other values

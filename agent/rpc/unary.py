@@ -108,7 +108,7 @@ class UnaryConnection:
         return messages
 
     def cancel(self) -> None:
-        """Gives the running call up."""
+        """Gives up the running call."""
         if self._stream is not None:
             self._out += frames.rst_stream(self._stream.id, frames.CANCEL)
             self._stream = None

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from agent.cri import events
-from agent.cri.events import ContainerEvents, tells_everybody
+from agent.cri.events import ContainerEvents, serves_all_callers
 from agent.proto import cri_pb2 as pb
 
 SERVICE = "/runtime.v1.RuntimeService"
@@ -127,7 +127,7 @@ def test_runtime_that_refuses_a_call_unseen_is_asked_again(
 def test_only_runtimes_that_tell_everybody_are_asked(
     name: str, version: str, everybody: bool
 ) -> None:
-    assert tells_everybody(name, version) == everybody
+    assert serves_all_callers(name, version) == everybody
 
 
 def test_more_than_both_windows_hold_is_heard_to_its_end(path: Path) -> None:
@@ -138,7 +138,7 @@ def test_more_than_both_windows_hold_is_heard_to_its_end(path: Path) -> None:
             runtime.queue.put(bytes(1 << 20))
         while not runtime.queue.empty():
             assert heard.one_more()
-        assert it.telling
+        assert it.streaming
 
 
 def test_restarted_runtime_is_subscribed_again_and_both_are_heard(
@@ -168,7 +168,7 @@ def test_runtime_without_events_for_us_is_told_once_and_its_end_is_heard(
             assert heard.one_more()
             while not caplog.records:
                 assert heard.one_more()
-            assert not it.telling
+            assert not it.streaming
             assert runtime.asked.is_set() == runtime.version.startswith("v2")
             heard.forget()
         assert heard.one_more()

@@ -20,7 +20,7 @@ class Clocked:
 
     @property
     def seen(self) -> list[tuple[bytes, float, float]]:
-        self.meter.tell()
+        self.meter.settle()
         return self.observed
 
     def after(self, seconds: float) -> Timing:
@@ -41,7 +41,7 @@ def test_a_call_that_passes_costs_what_it_takes_to_pass(clocked: Clocked) -> Non
     clocked.arrive_after(0)
     clocked.timing.noted.append((1, b"/a"))
     clocked.after(1).note()
-    clocked.meter.tell()
+    clocked.meter.settle()
     assert clocked.meter.in_flight == {b"/a": 1}
     clocked.arrive_after(10)
     clocked.timing.noted.append((1, None))
