@@ -21,8 +21,14 @@ import msgspec
 from agent.cli import output
 from agent.conformance import run as runs
 from agent.conformance.files import FileError
-from agent.conformance.kinds import KINDS, CaseKind
-from agent.conformance.run import DECLARED_PERCENT, Disagreement, FileResult, UnknownKindError
+from agent.conformance.run import (
+    DECLARED_PERCENT,
+    KINDS,
+    CaseKind,
+    Disagreement,
+    FileResult,
+    UnknownKindError,
+)
 from agent.view.format import count
 
 VECTORS: Final = Path(__file__).resolve().parents[2] / "tests" / "data" / "vectors"

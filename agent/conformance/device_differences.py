@@ -1,5 +1,4 @@
-"""The declared differences from Koordinator's device allocator: the cases in which it is wrong, and
-what it is wrong about."""
+"""The declared differences from Koordinator's devices: the cases in which it is wrong, and how."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from agent.allocate.devices.choice import partners
 from agent.allocate.devices.inventory import NodeDevices, device_score, summed
 from agent.allocate.devices.need import Need, allowed_devices, need, selected
 from agent.allocate.devices.request import FULL, DeviceRequest, RequestFault
-from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
 from agent.conformance.files import Difference
 from agent.model.device_allocation import (
     DeviceAllocateStrategy,
@@ -24,6 +22,26 @@ from agent.model.device_allocation import (
 from agent.model.deviceobject import DeviceType
 from agent.model.nodestatus import GPU_CORE
 from agent.model.policies import Strategy
+
+UNEVEN_SHARES: Final = Difference(
+    "uneven-shares",
+    "core that does not part into equal shares for the cards that memory asks for is cut down "
+    "(core 100 on three cards is 33 each); ours refuses it",
+    listed=True,
+)
+CORE_OF_SEVERAL: Final = Difference(
+    "core-of-several-cards",
+    "core of more than one card with memory of one or by the byte is asked of a single card, which "
+    "never fits; ours spreads it over as many cards",
+    listed=True,
+)
+HEALTHY_ALONE: Final = Difference(
+    "for-all-healthy",
+    "ApplyForAll counts devices that are ill, and never fits where one is; ours is for all that "
+    "are healthy",
+    listed=True,
+)
+
 
 GPU: Final = DeviceType.GPU.value
 

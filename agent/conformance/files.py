@@ -6,7 +6,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -77,3 +77,12 @@ class CaseVerdict(msgspec.Struct, frozen=True):
     agrees: bool
     ours: Any
     declared: str | None = None
+
+
+class Judge(msgspec.Struct, frozen=True):
+    """How cases of one kind are compared. `judge` raises an ArithmeticError, AttributeError,
+    LookupError, TypeError or ValueError for a case that it can't read; `differences`: all that it
+    may declare, in the order in which they are reported."""
+
+    judge: Callable[[Case], CaseVerdict]
+    differences: tuple[Difference, ...] = ()

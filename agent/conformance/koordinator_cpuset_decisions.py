@@ -1,16 +1,72 @@
-"""Koordinator's node agent: the pools that it reports, and the cpuset that it gives a container.
+"""Koordinator's node agent: the pools that it reports, and the cpuset that it gives a container or
+a host application. Three decisions, by the value of `op`: `pools` (in `koordinator_pools`), `hook`
+(a container), `hostapp` (a host application).
 
-Three decisions, by the value of `op`: `pools`, `hook` (a container), `hostapp` (a host
-application)."""
+The case's reported node becomes the snapshot that the proxy reads; what only the agent decides
+(CPUs that the pod names, Guaranteed pods of a static kubelet) is in it as the agent writes it. The
+kubelet gave nothing away: no case says what.
+
+Where Koordinator answers with no cpuset, it leaves the container to another part: those in a
+BestEffort group to its own that shrinks and widens the BE pool, others under a static kubelet to
+the kubelet. We have one part, which answers at once, so that no container starts on an owner's
+CPUs. Such a case agrees when ours leaves the container alone too, or puts it on the same pool that
+the other part has to choose from: that of its class, of the NUMA nodes that it is bound to.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from agent.conformance import koordinator_cpuset_hook, koordinator_pools
-from agent.conformance.files import CaseVerdict, Difference
-from agent.conformance.koordinator_cpuset_hook import BE_ON_LS_POOL, EMPTY_POOL, STRAY_COMMA
+import msgspec
+
+from agent.allocate.pools import decide
+from agent.allocate.reserved_cpus import KubeletCpus
+from agent.allocate.shares import (
+    host_application_cpus,
+    kubelet_may_own,
+    pool_class,
+    shared_cpus,
+)
+from agent.conformance import koordinator_pools
+from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.conformance.koordinator_pools import CLAIMED_TWICE, KUBELET_DECIDES
+from agent.hooks import cpuset
+from agent.hooks.cpuset import Answer, Give
+from agent.hooks.requests import CreateContainer, announced
+from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.node_annotations import (
+    BE_CPU_SHARED_POOLS,
+    CPU_SHARED_POOLS,
+    SYSTEM_QOS,
+    shared_pools,
+    system_qos,
+)
+from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.pods import Pod
+from agent.model.qos import QOS_LABEL, QoS
+from agent.model.snapshot import NOTHING, PodWanted, Pool, Snapshot, Wanted, pool_cpus
+from agent.model.topology import Cpu, Topology
+from agent.model.verdict import Wait
+
+STRAY_COMMA: Final = Difference(
+    "stray-comma",
+    "pools are joined with the empty ones among them: a cpuset such as `,4-7` is no CPU list",
+    listed=True,
+)
+
+EMPTY_POOL: Final = Difference(
+    "empty-pool",
+    "no CPU is left in the pool of the pod's class or NUMA nodes: the container gets no cpuset and"
+    " runs anywhere, while ours gives it all pools of its class, or refuses it when they are empty",
+    listed=True,
+)
+
+BE_ON_LS_POOL: Final = Difference(
+    "be-on-ls-pool",
+    "a pod labelled BE whose group is not BestEffort gets the LS pool; ours gives it the BE pool of"
+    " its class, wherever its group is",
+)
 
 DIFFERENCES: Final[tuple[Difference, ...]] = (
     CLAIMED_TWICE,
@@ -19,12 +75,203 @@ DIFFERENCES: Final[tuple[Difference, ...]] = (
     STRAY_COMMA,
     EMPTY_POOL,
 )
-_JUDGES: Final = {
-    "pools": koordinator_pools.judge,
-    "hook": koordinator_cpuset_hook.judge,
-    "hostapp": koordinator_cpuset_hook.judge_host_application,
-}
+
+_CONTAINER: Final = "main"
+
+_QUOTA_MICROSECONDS: Final = 100_000
 
 
 def judge(case: dict[str, Any]) -> CaseVerdict:
     return _JUDGES[case["op"]](case)
+
+
+class _Reported(msgspec.Struct, frozen=True):
+    """The node as it reported itself."""
+
+    ls: tuple[Pool, ...] = ()
+    be: tuple[Pool, ...] = ()
+    static: bool = False
+    system: CpuSet = EMPTY
+
+
+def _judge_container(case: dict[str, Any]) -> CaseVerdict:
+    expect = case["expect"]
+    comes = _comes(case)
+    pod = announced(comes, 0)
+    try:
+        reported = _reported(case.get("nrt"))
+    except AnnotationError as error:
+        return CaseVerdict("ruleError" in expect, {"ruleError": str(error)})
+    try:
+        status = resource_status(pod.annotations)
+        claimed, nodes = status.cpus(), status.shared_numa_nodes()
+    except AnnotationError as error:
+        return CaseVerdict("error" in expect, {"error": str(error)})
+    if reported is None and claimed:
+        reported = _Reported()
+    snapshot = None if reported is None else _snapshot(pod, claimed, reported)
+    request = CreateContainer(
+        comes, _CONTAINER, RequestedResources(quota_microseconds=_QUOTA_MICROSECONDS)
+    )
+    answer = cpuset.create(request, snapshot, ())
+    wanted = snapshot.pods.get(pod.uid) if snapshot else None
+    ours = _ours(answer, lifts_pod=wanted is not None and wanted.exclusive)
+    quotas = ("cfsQuota", "podCFSQuota")
+    if "cpuset" not in expect or any(ours[key] != expect[key] for key in quotas):
+        return CaseVerdict(False, ours)
+    return _compared(case, pod, nodes, reported or _Reported(), ours)
+
+
+def _judge_host_application(case: dict[str, Any]) -> CaseVerdict:
+    expect = case["expect"]
+    ours: dict[str, Any] = {"cpuset": None}
+    try:
+        reported = _reported(case.get("nrt"))
+        if reported is not None:
+            ours["cpuset"] = str(host_application_cpus(case["qos"], reported.ls)) or None
+    except AnnotationError as error:
+        return CaseVerdict("ruleError" in expect, {"ruleError": str(error)})
+    except ValueError as error:
+        return CaseVerdict("error" in expect, {"error": str(error)})
+    if "cpuset" not in expect:
+        return CaseVerdict(False, ours)
+    return _joined(ours, expect["cpuset"] or "") or CaseVerdict(False, ours)
+
+
+def _comes(case: dict[str, Any]) -> PodAnnounced:
+    status = case.get("resourceStatus")
+    return PodAnnounced(
+        uid="uid",
+        namespace="default",
+        name="pod",
+        labels={QOS_LABEL: case["qos"]} if "qos" in case else {},
+        annotations={} if status is None else {RESOURCE_STATUS: _json(status)},
+        cgroup_parent=case["cgroupParent"],
+    )
+
+
+def _reported(nrt: dict[str, Any] | None) -> _Reported | None:
+    """Raises AnnotationError."""
+    if nrt is None:
+        return None
+    keys = {"ls": CPU_SHARED_POOLS, "be": BE_CPU_SHARED_POOLS, "systemQOS": SYSTEM_QOS}
+    notes = {key: _json(nrt[name]) for name, key in keys.items() if name in nrt}
+    return _Reported(
+        ls=shared_pools(notes, CPU_SHARED_POOLS),
+        be=shared_pools(notes, BE_CPU_SHARED_POOLS),
+        static=nrt.get("kubelet", {}).get("policy") == "static",
+        system=system_qos(notes).cpus(),
+    )
+
+
+def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
+    """With the pod only where the agent's decision is needed: the proxy knows the pools itself."""
+    decision = decide(_machine(claimed), (pod,), KubeletCpus(), {pod.uid: claimed}, {})
+    if decision.owners:
+        pods = decision.pods
+    elif reported.static and kubelet_may_own(pod):
+        cpus = shared_cpus(pod, reported.ls, reported.be, reported.system)
+        blocked = "" if cpus else "no CPU is left for it"
+        wanted = Wanted(str(cpus) or None, blocked=blocked)
+        pods = {pod.uid: PodWanted(pod.title, pod.qos, wanted)}
+    else:
+        pods = {}
+    return Snapshot(
+        generation=1,
+        looked_at=1,
+        boot_id="",
+        kubelet_static=reported.static,
+        ls_pools=reported.ls,
+        be_pools=reported.be,
+        owners=decision.owners,
+        pods=pods,
+        containers={},
+        system=str(reported.system),
+    )
+
+
+def _machine(cpus: CpuSet) -> Topology:
+    """One that has these CPUs, and one more that is left to share."""
+    ids = range(max(cpus, default=0) + 2)
+    made = tuple(Cpu(id=cpu, core=cpu, l3=None, die=None, socket=0, node=0) for cpu in ids)
+    return Topology(made, (), EMPTY, EMPTY, smt=False)
+
+
+def _ours(answer: Answer, *, lifts_pod: bool) -> dict[str, Any]:
+    """In the form of a case's `expect`; `wait`: why no container is created."""
+    given = answer.wanted if isinstance(answer, Give) else NOTHING
+    return {
+        "cpuset": given.cpuset or None,
+        "cfsQuota": -1 if given.exclusive else None,
+        "podCFSQuota": -1 if lifts_pod else None,
+        **({"wait": answer.reason} if isinstance(answer, Wait) else {}),
+    }
+
+
+def _compared(
+    case: dict[str, Any],
+    pod: Pod,
+    nodes: tuple[int, ...],
+    reported: _Reported,
+    ours: dict[str, Any],
+) -> CaseVerdict:
+    theirs = case["expect"]["cpuset"] or ""
+    place = CpuSet.parse(ours["cpuset"] or "")
+    pools = reported.be if pool_class(pod) is QoS.BE else reported.ls
+    left_alone = not _answers(case, pod, nodes, reported)
+    if not theirs and not place and "wait" not in ours:
+        return CaseVerdict(True, ours)
+    if left_alone and not theirs and place and place == _pool(pools, nodes):
+        return CaseVerdict(True, ours)
+    if _cpus(theirs) and (same := _joined(ours, theirs)):
+        return same
+    everywhere = (reported.system if pod.qos is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
+    if not _cpus(theirs) and not pool_cpus(_narrow(pools, nodes)) and place == everywhere:
+        return CaseVerdict(False, ours, EMPTY_POOL.name)
+    by_label = case.get("qos") == QoS.BE and pod.kube_class != "besteffort"
+    on_ls = not left_alone and _cpus(theirs) == pool_cpus(reported.ls)
+    on_be = place == _pool(reported.be, nodes)
+    return CaseVerdict(False, ours, BE_ON_LS_POOL.name if by_label and on_ls and on_be else None)
+
+
+def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:
+    """Whether Koordinator's hook is the part that answers for such a container."""
+    bound = bool(nodes) and (case.get("qos") != QoS.BE or case["beCPUManager"])
+    by_class = case.get("qos") == QoS.LS or (case.get("qos") == QoS.SYSTEM and reported.system)
+    to_others = pod.kube_class == "besteffort" or reported.static
+    return bool(bound or by_class or not to_others)
+
+
+def _joined(ours: dict[str, Any], theirs: str) -> CaseVerdict | None:
+    """None where the CPUs differ."""
+    if _cpus(theirs) != _cpus(ours["cpuset"] or ""):
+        return None
+    stray = "" in theirs.split(",") and theirs != ""
+    return CaseVerdict(not stray, ours, STRAY_COMMA.name if stray else None)
+
+
+def _pool(pools: tuple[Pool, ...], nodes: tuple[int, ...]) -> CpuSet:
+    return pool_cpus(_narrow(pools, nodes)) or pool_cpus(pools)
+
+
+def _narrow(pools: tuple[Pool, ...], nodes: tuple[int, ...]) -> tuple[Pool, ...]:
+    return tuple(pool for pool in pools if not nodes or pool.node in nodes)
+
+
+def _cpus(joined: str) -> CpuSet:
+    return CpuSet.parse(",".join(filter(None, joined.split(","))))
+
+
+def _json(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+_JUDGES: Final = {
+    "pools": koordinator_pools.judge,
+    "hook": _judge_container,
+    "hostapp": _judge_host_application,
+}
+
+JUDGES: Final = {
+    "koordinator-cpuset-decisions": Judge(judge, DIFFERENCES),
+}

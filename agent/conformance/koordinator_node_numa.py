@@ -1,8 +1,12 @@
 """Koordinator's plugin NodeNUMAResource on one node: whether a pod fits, its CPUs and NUMA nodes,
-the policy that is written beside them, and the node's score."""
+the policy that is written with them, and the node's score.
+
+The node comes as the two objects that a scheduler reads, the Node and the NodeResourceTopology.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
@@ -11,25 +15,60 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate import node_score, offering
-from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
+from agent.allocate.node_allocation import (
+    NodeAllocation,
+    PodAllocation,
+    TopologyOptions,
+    pod_allocation,
+)
 from agent.allocate.node_allocator.answer import spec_text
+from agent.allocate.node_allocator.properties import topology_options
 from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.offering import Declined
-from agent.allocate.policies_in_force import InForce, in_force
+from agent.allocate.policies_in_force import PROFILES, InForce, in_force
 from agent.allocate.reasons import UNRESOLVABLE, Rejection
-from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.resource_request import ResourceRequest, resource_request
 from agent.allocate.trials import Trials
-from agent.conformance.files import CaseVerdict
-from agent.conformance.node_numa_account import RecordedAccount, TheirTrials
-from agent.conformance.node_numa_case import NodeCase, question, text, written
-from agent.conformance.node_numa_differences import DIFFERENCES, QUIRKS, Quirk
-from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, resource_status
+from agent.conformance import machines
+from agent.conformance.files import CaseVerdict, Judge
+from agent.conformance.node_numa_differences import (
+    DIFFERENCES,
+    QUIRKS,
+    Quirk,
+    RecordedAccount,
+    TheirTrials,
+)
+from agent.model import nodetopology
+from agent.model.annotations import (
+    NUMA_TOPOLOGY_SPEC,
+    RESOURCE_SPEC,
+    RESOURCE_STATUS,
+    resource_status,
+)
+from agent.model.node_annotations import (
+    AMPLIFICATION_RATIO,
+    CPU_MANAGER_POLICY,
+    CPU_TOPOLOGY,
+    POD_CPU_ALLOCS,
+    RESERVATION,
+    SYSTEM_QOS,
+)
+from agent.model.nodetopology import NodeTopology
 from agent.model.policies import BindPolicy, resource_spec
+from agent.model.qos import QoS
+from agent.model.quantities import milli, whole
 from agent.model.schedulerargs import Rules, defaults
 
-__all__ = ["DIFFERENCES", "judge"]
-
 _MOST_QUIRKS: Final = 3
+
+_PROFILE: Final = msgspec.structs.replace(PROFILES["koordinator"], label_first=True)
+"""The vectors' scheduler: the plugin's defaults; the node's label overrides the kubelet."""
+
+_ANNOTATIONS: Final = {
+    "resourceSpec": RESOURCE_SPEC,
+    "resourceStatus": RESOURCE_STATUS,
+    "numaTopologySpec": NUMA_TOPOLOGY_SPEC,
+}
 
 
 def judge(case: dict[str, Any]) -> CaseVerdict:
@@ -53,7 +92,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     seen = case
     for quirk in quirks:
         seen = quirk.case(seen)
-    asked = question(seen)
+    asked = _question(seen)
     if not asked.ask.requests:
         return {"skip": True}
     account = _account(asked, quirks)
@@ -74,7 +113,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     claim = found.claim
     if any(quirk.unaccounted for quirk in quirks):
         claim = msgspec.structs.replace(claim, amounts={})
-    spec = written(case["pod"]).get(RESOURCE_SPEC, "")
+    spec = _written(case["pod"]).get(RESOURCE_SPEC, "")
     if claim.cpus and policies.bind:
         bind = policies.bind
         spec = spec_text(spec, bind.policy, forced=bind.required) or spec
@@ -85,7 +124,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     }
 
 
-def _account(asked: NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
+def _account(asked: _NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
     recorded_only = any(quirk.recorded_only for quirk in quirks)
     account = (RecordedAccount if recorded_only else NodeAllocation)(asked.facts)
     for claim in asked.claims:
@@ -115,8 +154,121 @@ def _value(answer: Mapping[str, Any]) -> object:
         return "skip"
     if "error" in answer:
         return answer["code"]
-    status = resource_status({RESOURCE_STATUS: text(answer.get("resourceStatus", {}))})
-    spec = resource_spec({RESOURCE_SPEC: text(answer.get("resourceSpec", {}))})
+    status = resource_status({RESOURCE_STATUS: _text(answer.get("resourceStatus", {}))})
+    spec = resource_spec({RESOURCE_SPEC: _text(answer.get("resourceSpec", {}))})
     if spec.required not in (None, BindPolicy.DEFAULT):
         spec = msgspec.structs.replace(spec, preferred=BindPolicy.DEFAULT)
     return status.cpus(), status.amounts(), spec, answer["score"]
+
+
+class _NodeCase(msgspec.Struct, frozen=True):
+    """`allocatable` and `requested` of the whole node, the latter before CPU is amplified."""
+
+    facts: TopologyOptions
+    claims: tuple[PodAllocation, ...]
+    ask: ResourceRequest
+    allocatable: dict[str, int]
+    requested: dict[str, int]
+
+
+def _question(case: Mapping[str, Any]) -> _NodeCase:
+    """Raises ObjectError, AnnotationError and what reading a case may raise."""
+    ratio = case.get("amplification", 1)
+    allocatable = _amounts(case["allocatable"])
+    allocatable["cpu"] = math.ceil(allocatable["cpu"] * ratio)
+    notes = {AMPLIFICATION_RATIO: _text({"cpu": ratio})}
+    facts, faults = topology_options(
+        case.get("nodeLabels", {}), notes, _topology(case), allocatable["cpu"], _PROFILE
+    )
+    if faults:
+        raise ValueError("; ".join(faults))
+    claims = []
+    requested: dict[str, int] = {}
+    for number, pod in enumerate(case["allocated"]):
+        held = _amounts(pod["requests"])
+        claims.append(
+            pod_allocation(f"p{number}", f"ns/p{number}", _written(pod), held.get("cpu", 0))
+        )
+        for name, amount in held.items():
+            requested[name] = requested.get(name, 0) + amount
+    pod = case["pod"]
+    ask = resource_request(
+        "pod",
+        "ns/pod",
+        QoS(pod.get("qos", "LS")),
+        _written(pod),
+        _amounts(pod["requests"]),
+        priority=pod.get("priority"),
+    )
+    return _NodeCase(facts, tuple(claims), ask, allocatable, requested)
+
+
+def _topology(case: Mapping[str, Any]) -> NodeTopology:
+    """The node's NodeResourceTopology, as koordlet writes it."""
+    notes = {
+        CPU_MANAGER_POLICY: case.get("kubelet"),
+        SYSTEM_QOS: case.get("systemQOS"),
+        RESERVATION: _if(case.get("nodeReservedCPUs"), "reservedCPUs"),
+        POD_CPU_ALLOCS: [
+            {
+                "namespace": "",
+                "name": "",
+                "uid": "kubelets",
+                "cpuset": case.get("kubeletAllocated", ""),
+                "managedByKubelet": True,
+            }
+        ],
+        CPU_TOPOLOGY: None if case.get("noCPUTopology") else {"detail": _detail(case)},
+    }
+    return nodetopology.decode(
+        {
+            "metadata": {
+                "name": "node",
+                "annotations": {k: _text(v) for k, v in notes.items() if v is not None},
+            },
+            "topologyPolicies": case.get("topologyPolicies", []),
+            "zones": [_zone(each) for each in case["zones"]],
+        }
+    )
+
+
+def _written(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Those of a pod that a case has."""
+    return {key: _text(pod[name]) for name, key in _ANNOTATIONS.items() if name in pod}
+
+
+def _amounts(resources: Mapping[str, Any]) -> dict[str, int]:
+    """CPU in milli-CPU, the rest in units."""
+    return {name: (milli if name == "cpu" else whole)(each) for name, each in resources.items()}
+
+
+def _text(value: object) -> str:
+    """JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def _if(value: str | None, key: str) -> dict[str, str] | None:
+    return None if value is None else {key: value}
+
+
+def _detail(case: Mapping[str, Any]) -> list[dict[str, int]]:
+    return [
+        {"id": cpu.id, "core": cpu.core, "socket": cpu.socket, "node": cpu.node}
+        for cpu in machines.cpus(case["shape"], case["numbering"])
+    ]
+
+
+def _zone(zone: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": nodetopology.zone_name(zone["node"]),
+        "type": "Node",
+        "resources": [
+            {"name": name, "capacity": each, "allocatable": each, "available": each}
+            for name, each in zone["resources"].items()
+        ],
+    }
+
+
+JUDGES: Final = {
+    "koordinator-node-numa": Judge(judge, DIFFERENCES),
+}

@@ -1,9 +1,9 @@
-"""What the agent reports of a node: pools, CPUs that the kubelet gave away, what is set aside.
+"""What the agent reports of a node: pools, CPUs that the kubelet gave away, reserved CPUs.
 
 The case's node is set up for our own parts, from the Node object and the kubelet's configuration to
-the objects that are applied. Its pods were there before, so they keep the CPUs that they name. Who
-is in the kubelet's checkpoint is Guaranteed, since nobody else is given CPUs; a text there that is
-no CPU list gives none. An empty pool and no pool are the same: both have no CPU to run on.
+the objects that are applied. Its pods were there before, so they keep the CPUs that they name. Pods
+in the kubelet's checkpoint are Guaranteed, since no others are given CPUs; a text there that is no
+CPU list gives none. An empty pool and no pool are the same: both have no CPU to run on.
 """
 
 from __future__ import annotations

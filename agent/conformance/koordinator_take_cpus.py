@@ -10,7 +10,7 @@ from agent.allocate.accumulator import Taken, take
 from agent.allocate.layout import NOTHING_HELD, Layout
 from agent.allocate.packing import CpuRequest
 from agent.conformance import machines
-from agent.conformance.files import CaseVerdict, Difference
+from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
 
@@ -21,7 +21,6 @@ MORE_THAN_ASKED: Final = Difference(
         "whole cores of a socket: more CPUs than it asked for, and more than it pays for"
     ),
 )
-DIFFERENCES: Final = (MORE_THAN_ASKED,)
 
 
 def judge(case: dict[str, Any]) -> CaseVerdict:
@@ -72,3 +71,8 @@ def _exclusive(text: str) -> ExclusivePolicy:
 @lru_cache(maxsize=256)
 def _layout(shape: tuple[float, ...], numbering: str) -> Layout:
     return layouts.of(machines.cpus(shape, numbering))
+
+
+JUDGES: Final = {
+    "koordinator-take-cpus": Judge(judge, (MORE_THAN_ASKED,)),
+}

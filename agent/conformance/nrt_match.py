@@ -11,7 +11,7 @@ from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.allocate.nrt.score import score
-from agent.conformance.files import CaseVerdict, Difference
+from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.model import apiobjects, nodetopology
 from agent.model.policies import Strategy, TopologyManagerScope
 
@@ -186,3 +186,8 @@ def _pod(written: dict[str, Any], sidecars: bool | None = None) -> ZonedPod:
 
 def _stays(container: dict[str, Any], sidecars: bool | None) -> bool:
     return bool(container.get("always")) if sidecars is None else sidecars
+
+
+JUDGES: Final = {
+    "nrt-match": Judge(judge, DIFFERENCES),
+}

@@ -1,16 +1,89 @@
-"""One vector file judged case by case."""
+"""One vector file judged case by case.
+
+A case shows its kind by its keys and by the value of `op`. A kind is added by an entry in KINDS and
+a Judge under its name in the JUDGES of its module.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from agent.conformance import files, kinds
-from agent.conformance.files import Case, CaseVerdict, Difference, FileError
-from agent.conformance.kinds import KINDS, CaseKind, Judge
+from agent.conformance import files
+from agent.conformance.files import Case, CaseVerdict, Difference, FileError, Judge
+
+
+class CaseKind(msgspec.Struct, frozen=True):
+    """`keys`: those that every case has; a case may have more. `ops`: the values of the key `op`,
+    empty for a kind without that key. `module`: has the kind's Judge in JUDGES, by name."""
+
+    name: str
+    module: str
+    keys: frozenset[str]
+    ops: tuple[str, ...] = ()
+
+    def fits(self, case: Case) -> bool:
+        """Whether the case may be of this kind."""
+        return self.keys <= case.keys() and (not self.ops or case.get("op") in self.ops)
+
+    def load(self) -> Judge:
+        """Imports the module."""
+        judges: Mapping[str, Judge] = importlib.import_module(self.module).JUDGES
+        return judges[self.name]
+
+
+def _kind(name: str, module: str, keys: str, ops: str = "") -> CaseKind:
+    path = f"agent.conformance.{module}"
+    return CaseKind(name, path, frozenset(keys.split()), tuple(ops.split()))
+
+
+KINDS: Final = (
+    _kind(
+        "koordinator-take-cpus",
+        "koordinator_take_cpus",
+        "shape numbering maxRef available need bind exclusive strategy allocated expect",
+    ),
+    _kind(
+        "koordinator-merge-hints", "merge_hints", "policy numaNodes status exclusive hints expect"
+    ),
+    _kind("kubelet-take-cpus", "kubelet", "shape numbering l3 available need options expect"),
+    _kind(
+        "kubelet-static-policy",
+        "kubelet",
+        "shape numbering l3 options topologyPolicy pods steps expect",
+    ),
+    _kind("kubelet-merge-hints", "merge_hints", "policy options numaNodes hints expect"),
+    _kind(
+        "koordinator-cpuset-decisions",
+        "koordinator_cpuset_decisions",
+        "op expect",
+        ops="pools hook hostapp",
+    ),
+    _kind("kubelet-state-files", "kubelet", "file"),
+    _kind("koordinator-device-requests", "koordinator_devices", "pod devices expect"),
+    _kind(
+        "koordinator-device-allocate",
+        "koordinator_devices",
+        "pod devices allocated strategy numa expect",
+    ),
+    _kind(
+        "koordinator-node-numa",
+        "koordinator_node_numa",
+        "shape numbering allocatable zones allocated pod expect",
+    ),
+    _kind("nrt-match", "nrt_match", "pod nrt nodeAllocatable expect"),
+)
+
+
+def find(case: Case, kinds: Sequence[CaseKind] = KINDS) -> CaseKind | None:
+    """The kind of a case: of those that it fits, the one with most keys."""
+    fitting = [kind for kind in kinds if kind.fits(case)]
+    return max(fitting, key=lambda kind: len(kind.keys), default=None)
+
 
 DECLARED_PERCENT: Final = 2
 """How much of a set may differ in declared ways that are not listed."""
@@ -73,15 +146,15 @@ def judge(path: str, known: Sequence[CaseKind] = KINDS) -> FileResult:
     declared: Counter[str] = Counter()
     first: Disagreement | None = None
     for line, case in files.read(path):
-        found = kinds.find(case, known)
+        found = find(case, known)
         if found is None:
             fault = FileError if kind else UnknownKindError
             raise fault(path, f"a case of no known kind; {_keys(case)}", line)
         if kind is None:
-            kind, module = found, found.load()
+            kind, by = found, found.load()
         elif found is not kind:
             raise FileError(path, f"{found.name} among {kind.name}; {_keys(case)}", line)
-        verdict = _verdict(path, line, case, module)
+        verdict = _verdict(path, line, case, by)
         if verdict.agrees:
             agree += 1
         elif verdict.declared is not None:
@@ -96,7 +169,7 @@ def judge(path: str, known: Sequence[CaseKind] = KINDS) -> FileResult:
         kind=kind.name,
         cases=agree + disagree + declared.total(),
         agree=agree,
-        declared=_explained(declared, module),
+        declared=_explained(declared, by),
         disagree=disagree,
         first=first,
     )
@@ -106,19 +179,19 @@ def _keys(case: Case) -> str:
     return f"its keys: {', '.join(sorted(case)) or 'none'}"
 
 
-def _verdict(path: str, line: int, case: Case, module: Judge) -> CaseVerdict:
+def _verdict(path: str, line: int, case: Case, by: Judge) -> CaseVerdict:
     try:
-        return module.judge(case)
+        return by.judge(case)
     except KeyError as error:
         raise FileError(path, f"missing or unknown: {error}", line) from error
     except _UNREADABLE as error:
         raise FileError(path, f"{type(error).__name__}: {error}", line) from error
 
 
-def _explained(counts: Counter[str], module: Judge) -> tuple[Declared, ...]:
-    """In the order of the module's differences."""
-    known = {difference.name: difference for difference in module.DIFFERENCES}
+def _explained(counts: Counter[str], by: Judge) -> tuple[Declared, ...]:
+    """In the order of the kind's differences."""
+    known = {difference.name: difference for difference in by.differences}
     unknown = counts.keys() - known.keys()
     if unknown:
-        raise ValueError(f"declared but not among DIFFERENCES: {sorted(unknown)}")
+        raise ValueError(f"declared but not among the differences: {sorted(unknown)}")
     return tuple(Declared(known[name], counts[name]) for name in known if counts[name])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.conformance.files import CaseVerdict, Difference
-from agent.conformance.kinds import CaseKind
+from agent.conformance.files import CaseVerdict, Difference, Judge
+from agent.conformance.run import CaseKind
 
 NEGATIVE_REASON = (
     "a negative number is as even as the same number above zero, "
@@ -27,7 +27,8 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
     return CaseVerdict(agrees=agrees, ours=even, declared=declared)
 
 
-PARITY = CaseKind("parity", frozenset({"number", "expect"}), "tests.conformance")
+JUDGES = {"parity": Judge(judge, DIFFERENCES)}
+PARITY = CaseKind("parity", "tests.conformance.parity", frozenset({"number", "expect"}))
 
 
 def case(value: object, expect: bool) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.koordinator_node_numa import DIFFERENCES, judge
+from agent.conformance.koordinator_node_numa import judge
+from agent.conformance.node_numa_differences import DIFFERENCES
 from tests.conformance.vectors import outcomes
 
 Json = dict[str, Any]

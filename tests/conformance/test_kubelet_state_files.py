@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.conformance import run
-from agent.conformance.kubelet_state_files import judge
+from agent.conformance.kubelet import judge_state_file
 from tests.conftest import DATA
 
 VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"
@@ -18,7 +18,7 @@ EMPTY: dict[str, Any] = {"file": "memory_manager_state", "policy": "None", "chec
 
 @pytest.mark.parametrize("case", [CASE, EMPTY])
 def test_a_case(case: dict[str, Any]) -> None:
-    assert judge(case).agrees
+    assert judge_state_file(case).agrees
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_case(case: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_not_verified_disagrees(case: dict[str, Any], ours: dict[str, Any]) -> None:
-    verdict = judge(case)
+    verdict = judge_state_file(case)
     assert (verdict.agrees, verdict.ours, verdict.declared) == (False, ours, None)
 
 
@@ -43,7 +43,7 @@ def test_what_is_not_verified_disagrees(case: dict[str, Any], ours: dict[str, An
 )
 def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
     with pytest.raises((KeyError, ValueError)):
-        judge(broken)
+        judge_state_file(broken)
 
 
 def test_no_vector_disagrees() -> None:

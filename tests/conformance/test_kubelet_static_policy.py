@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.kubelet_static_policy import DIFFERENCES, judge
+from agent.conformance.kubelet import JUDGES, judge_static_policy
 from tests.conformance.vectors import outcomes
 
 
@@ -144,7 +144,7 @@ EMPTIED = case(
     ],
 )
 def test_agreement(agreed: dict[str, Any]) -> None:
-    verdict = judge(agreed)
+    verdict = judge_static_policy(agreed)
     assert verdict.agrees, verdict.ours
 
 
@@ -158,7 +158,7 @@ def test_agreement(agreed: dict[str, Any]) -> None:
     ],
 )
 def test_a_wrong_answer_is_declared(wrong: dict[str, Any], name: str) -> None:
-    verdict = judge(wrong)
+    verdict = judge_static_policy(wrong)
     assert not verdict.agrees
     assert verdict.declared == name
 
@@ -191,18 +191,21 @@ def answered(wrong: dict[str, Any], **last: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_not_declared(wrong: dict[str, Any]) -> None:
-    verdict = judge(wrong)
+    verdict = judge_static_policy(wrong)
     assert not verdict.agrees
     assert verdict.declared is None
 
 
 def test_another_start_disagrees() -> None:
     other = {**EMPTIED, "expect": {"start": {"reserved": "0-7", "default": "0-15"}}}
-    assert judge(other).declared is None
-    assert not judge(other).agrees
+    assert judge_static_policy(other).declared is None
+    assert not judge_static_policy(other).agrees
 
 
 def test_the_kubelets_answers() -> None:
-    counted = outcomes("kubelet-static-policy", judge)
+    counted = outcomes("kubelet-static-policy", judge_static_policy)
     assert counted.total() == 750
-    assert counted.keys() <= {None, *(each.name for each in DIFFERENCES)}
+    assert counted.keys() <= {
+        None,
+        *(each.name for each in JUDGES["kubelet-static-policy"].differences),
+    }

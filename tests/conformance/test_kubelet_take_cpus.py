@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.conformance.files import CaseVerdict
-from agent.conformance.kubelet_take_cpus import DIFFERENCES, judge
+from agent.conformance.kubelet import JUDGES, judge_take_cpus
 from tests.conformance.vectors import outcomes
 
 CASE: dict[str, Any] = {
@@ -30,11 +30,11 @@ OVERWRITTEN: dict[str, Any] = {
 
 
 def judged(case: dict[str, Any], **other: Any) -> CaseVerdict:
-    return judge({**case, **other})
+    return judge_take_cpus({**case, **other})
 
 
 def test_agreement() -> None:
-    assert judge(CASE) == CaseVerdict(agrees=True, ours={"cpuset": "1-2,9-10"})
+    assert judge_take_cpus(CASE) == CaseVerdict(agrees=True, ours={"cpuset": "1-2,9-10"})
     assert judged(CASE, expect={"cpuset": "1-4"}) == CaseVerdict(False, {"cpuset": "1-2,9-10"})
 
 
@@ -51,7 +51,7 @@ def test_any_answer_is_better_than_none(need: int, outcome: str) -> None:
 
 
 def test_an_overwritten_combination_is_declared() -> None:
-    verdict = judge(OVERWRITTEN)
+    verdict = judge_take_cpus(OVERWRITTEN)
     assert verdict == CaseVerdict(False, {"cpuset": "0-15,32-47"}, "shared-slice")
 
 
@@ -75,7 +75,10 @@ def test_what_is_not_declared(other: dict[str, Any]) -> None:
 
 
 def test_the_kubelets_answers() -> None:
-    counted = outcomes("kubelet-take-cpus", judge)
+    counted = outcomes("kubelet-take-cpus", judge_take_cpus)
     assert counted.total() == 4000
-    assert counted.keys() <= {None, *(each.name for each in DIFFERENCES)}
+    assert counted.keys() <= {
+        None,
+        *(each.name for each in JUDGES["kubelet-take-cpus"].differences),
+    }
     assert counted.total() - counted[None] <= counted.total() // 100

@@ -10,12 +10,11 @@ import pytest
 
 from agent.conformance import run
 from agent.conformance.files import FileError
-from agent.conformance.kinds import KINDS, CaseKind
-from agent.conformance.run import Disagreement, FileResult
+from agent.conformance.run import KINDS, CaseKind, Disagreement, FileResult
 from tests.conformance import vectors
 from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO, case
 
-OTHER = CaseKind("other", frozenset({"other"}), "tests.conformance.absent")
+OTHER = CaseKind("other", "tests.conformance.absent", frozenset({"other"}))
 
 
 def judged(folder: Path, *cases: Any) -> FileResult:

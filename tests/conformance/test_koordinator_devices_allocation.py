@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.koordinator_device_allocate import DIFFERENCES, judge
+from agent.conformance.device_differences import DIFFERENCES
+from agent.conformance.koordinator_devices import judge_allocation
 from tests.conformance.vectors import outcomes
 
 CORE = "koordinator.sh/gpu-core"
@@ -67,23 +68,25 @@ def chosen(cards: list[dict[str, Any]], nic: list[dict[str, Any]] | None = None)
 
 
 def test_agreement() -> None:
-    assert judge(case({CARDS: "1"}, TWO, {0: 10}, "", chosen(given(100, 1)))).agrees
-    assert judge(case({CARDS: "2"}, TWO, {0: 10}, "", FAILS)).agrees
-    assert judge(case({CARDS: "1"}, TWO, None, "", chosen(given(100, 0)), numa=[0])).agrees
+    assert judge_allocation(case({CARDS: "1"}, TWO, {0: 10}, "", chosen(given(100, 1)))).agrees
+    assert judge_allocation(case({CARDS: "2"}, TWO, {0: 10}, "", FAILS)).agrees
+    assert judge_allocation(
+        case({CARDS: "1"}, TWO, None, "", chosen(given(100, 0)), numa=[0])
+    ).agrees
 
 
 @pytest.mark.parametrize(
     "expect", [chosen(given(100, 1)), chosen(given(99, 0)), FAILS], ids=["card", "amount", "error"]
 )
 def test_another_answer_is_a_disagreement(expect: dict[str, Any]) -> None:
-    verdict = judge(case({CARDS: "1"}, TWO, None, "", expect))
+    verdict = judge_allocation(case({CARDS: "1"}, TWO, None, "", expect))
     assert (verdict.agrees, verdict.declared) == (False, None)
 
 
 def test_another_score_is_declared_only_where_it_is_that_of_one_device() -> None:
     def scored(score: int) -> str | None:
         expect = {**chosen(given(100, 0)), "score": score}
-        return judge(case({CARDS: "1"}, TWO, None, "LeastAllocated", expect)).declared
+        return judge_allocation(case({CARDS: "1"}, TWO, None, "LeastAllocated", expect)).declared
 
     assert scored(75) == "score-of-what-is-held"
     assert scored(74) is None
@@ -204,7 +207,7 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
     ids=str,
 )
 def test_declared(asked: dict[str, Any], name: str | None) -> None:
-    verdict = judge(asked)
+    verdict = judge_allocation(asked)
     assert (verdict.agrees, verdict.declared) == (name is None, name)
 
 
@@ -213,14 +216,14 @@ def test_functions_in_the_order_of_texts() -> None:
     one = device("rdma", 0, "p0", vfGroups=[{"labels": {"type": "fast"}, "vfs": vfs}])
     hint = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
     theirs = {"allocation": {"rdma": [{**nics(0, amount=1)[0], "vfs": ["0000:40:00.10"]}]}}
-    verdict = judge(case({RDMA: "1"}, [one], None, "", theirs, pod={"hint": hint}))
+    verdict = judge_allocation(case({RDMA: "1"}, [one], None, "", theirs, pod={"hint": hint}))
     assert verdict.declared == "functions-by-number"
     ours = {"allocation": {"rdma": [{**nics(0, amount=1)[0], "vfs": ["0000:40:00.2"]}]}}
-    assert judge(case({RDMA: "1"}, [one], None, "", ours, pod={"hint": hint})).agrees
+    assert judge_allocation(case({RDMA: "1"}, [one], None, "", ours, pod={"hint": hint})).agrees
 
 
 def test_koordinators_answers() -> None:
-    counted = outcomes("koordinator-device-allocate", judge)
+    counted = outcomes("koordinator-device-allocate", judge_allocation)
     listed = {each.name for each in DIFFERENCES if each.listed}
     assert counted.keys() <= {None, *listed}
     chosen_otherwise = counted.total() - counted[None] - counted["score-of-what-is-held"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.koordinator_merge_hints import judge
+from agent.conformance.merge_hints import judge_koordinator
 from tests.conformance.vectors import vectors
 
 CASE: dict[str, Any] = {
@@ -33,18 +33,20 @@ CASE: dict[str, Any] = {
 
 
 def test_a_case() -> None:
-    assert judge(CASE).agrees
+    assert judge_koordinator(CASE).agrees
 
 
 def test_another_answer_disagrees_and_ours_is_told() -> None:
-    verdict = judge(CASE | {"expect": CASE["expect"] | {"score": 9}})
+    verdict = judge_koordinator(CASE | {"expect": CASE["expect"] | {"score": 9}})
     assert not verdict.agrees
     assert verdict.declared is None
     assert verdict.ours == CASE["expect"]
 
 
 def test_a_panic_agrees_with_our_answer_on_ids_with_gaps() -> None:
-    verdict = judge(CASE | {"numaNodes": [0, 5], "hints": [], "expect": {"panic": True}})
+    verdict = judge_koordinator(
+        CASE | {"numaNodes": [0, 5], "hints": [], "expect": {"panic": True}}
+    )
     assert verdict.agrees
     assert verdict.ours["mask"] == [0, 5]
 
@@ -55,16 +57,16 @@ def test_a_panic_agrees_with_our_answer_on_ids_with_gaps() -> None:
 )
 def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        judge(CASE | broken)
+        judge_koordinator(CASE | broken)
 
 
 def test_no_vector_disagrees() -> None:
     cases = list(vectors("koordinator-merge-hints"))
     assert len(cases) == 3963
-    assert [case for case in cases if not judge(case).agrees] == []
+    assert [case for case in cases if not judge_koordinator(case).agrees] == []
 
 
 def test_a_numa_node_beyond_all_reason_is_refused_at_once() -> None:
     hints = [{"cpu": [{"mask": [10**9], "preferred": True}]}]
     with pytest.raises(ValueError, match="NUMA node 1000000000 is beyond"):
-        judge({**CASE, "hints": hints})
+        judge_koordinator({**CASE, "hints": hints})

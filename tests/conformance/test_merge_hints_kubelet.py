@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.kubelet_merge_hints import judge
+from agent.conformance.merge_hints import judge_kubelet
 from tests.conformance.vectors import vectors
 
 CASE: dict[str, Any] = {
@@ -24,18 +24,18 @@ CASE: dict[str, Any] = {
 
 
 def test_a_case() -> None:
-    assert judge(CASE).agrees
+    assert judge_kubelet(CASE).agrees
 
 
 def test_another_answer_disagrees_and_ours_is_told() -> None:
-    verdict = judge(CASE | {"expect": CASE["expect"] | {"mask": [0, 2]}})
+    verdict = judge_kubelet(CASE | {"expect": CASE["expect"] | {"mask": [0, 2]}})
     assert not verdict.agrees
     assert verdict.declared is None
     assert verdict.ours == CASE["expect"]
 
 
 def test_a_panic_agrees_with_our_answer_on_ids_with_gaps() -> None:
-    assert judge(CASE | {"expect": {"panic": True}}).agrees
+    assert judge_kubelet(CASE | {"expect": {"panic": True}}).agrees
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_a_panic_agrees_with_our_answer_on_ids_with_gaps() -> None:
 )
 def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        judge(CASE | broken)
+        judge_kubelet(CASE | broken)
 
 
 def test_no_vector_disagrees() -> None:
     cases = list(vectors("kubelet-merge-hints"))
     assert len(cases) == 3000
-    assert [case for case in cases if not judge(case).agrees] == []
+    assert [case for case in cases if not judge_kubelet(case).agrees] == []

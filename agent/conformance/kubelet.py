@@ -1,11 +1,15 @@
-"""kubelet-static-policy: sequences of allocations, removals and hints on one static policy."""
+"""The kubelet: its choice of CPUs (kubelet-take-cpus), sequences of allocations, removals and hints
+on one static policy (kubelet-static-policy), and its state files, each with the checksum that the
+kubelet wrote into it (kubelet-state-files)."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import msgspec
 
+from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take
 from agent.allocate.kubelet.static_policy import (
     AllocationRefused,
     ContainerCpu,
@@ -15,12 +19,11 @@ from agent.allocate.kubelet.static_policy import (
     StaticOptions,
     cpus_of,
 )
-from agent.allocate.layout import of
+from agent.allocate.layout import Layout, of
 from agent.allocate.numa.hint import TopologyHint
-from agent.conformance.files import CaseVerdict, Difference
-from agent.conformance.kubelet_shared_slice import SHARED_SLICE, overwritten
+from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.conformance.machines import cpus
-from agent.conformance.numa_hints import ids
+from agent.conformance.merge_hints import ids
 from agent.conformance.static_cpu_manager import (
     EMPTY,
     StaticPolicy,
@@ -33,35 +36,69 @@ from agent.conformance.static_cpu_manager import (
     remove,
     start,
 )
+from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state
+from agent.kubelet.checksum import Checked
 from agent.model.cpuset import CpuSet
 from agent.model.policies import kubelet_numa_policy
 from agent.model.quantities import milli
+
+SHARED_SLICE: Final = Difference(
+    "shared-slice",
+    "distribution over four or more NUMA nodes: the best combination found is overwritten by a"
+    " later one, that leaves the nodes no more even",
+    listed=True,
+)
 
 HALF_CORES: Final = Difference(
     "half-cores",
     "full-pcpus-only hands out half a core where the reservation or an older assignment splits it",
     listed=True,
 )
+
 REUSABLE_TWICE: Final = Difference(
     "reusable-counted-twice",
     "hints offer NUMA nodes with too few CPUs: those of a removed init container count as reusable"
     " and as free",
     listed=True,
 )
+
 HANDED_OUT_TWICE: Final = Difference(
     "reused-while-held",
     "an init container placed again makes its CPUs reusable that an app container of the pod has",
     listed=True,
 )
+
 SHARED_EMPTIED: Final = Difference(
     "shared-pool-emptied",
     "an allocation takes the last CPUs that all containers without CPUs of their own share",
     listed=True,
 )
-DIFFERENCES: Final = (HALF_CORES, REUSABLE_TWICE, HANDED_OUT_TWICE, SHARED_EMPTIED, SHARED_SLICE)
+
+_FEWEST_NODES: Final = 4
 
 
-def judge(case: dict[str, Any]) -> CaseVerdict:
+def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
+    layout = of(cpus(case["shape"], case["numbering"], case["l3"]))
+    options = StaticOptions(**{name.replace("-", "_"): True for name in case["options"]})
+    free = CpuSet.parse(case["available"]).mask
+    expect = case["expect"]
+    try:
+        taken = take(layout, free, case["need"], options)
+    except NotEnoughCpusError as error:
+        refused = "error" in expect or "hang" in expect or "panic" in expect
+        return CaseVerdict(refused, {"error": str(error)})
+    ours = {"cpuset": str(CpuSet.from_int(taken))}
+    if "hang" in expect or "panic" in expect:
+        return CaseVerdict(taken.bit_count() == case["need"] and not taken & ~free, ours)
+    if ours == expect:
+        return CaseVerdict(True, ours)
+    theirs = CpuSet.parse(expect.get("cpuset", "")).mask
+    quirk = case.get("quirk") == SHARED_SLICE.name and options.distribute_cpus_across_numa
+    declared = quirk and _overwritten(layout, free, taken, theirs)
+    return CaseVerdict(False, ours, SHARED_SLICE.name if declared else None)
+
+
+def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
     """A sequence is judged up to the first step that differs: what follows has another state."""
     expect = case["expect"]
     begun: dict[str, Any] = {}
@@ -145,7 +182,7 @@ class _Run:
             return HALF_CORES
         mine = CpuSet.parse(ours["cpuset"] or "").mask
         free = self._policy.available(before) | before.reusable_by(pod.uid)
-        if options.distribute_cpus_across_numa and overwritten(layout, free, mine, given):
+        if options.distribute_cpus_across_numa and _overwritten(layout, free, mine, given):
             return SHARED_SLICE
         return None
 
@@ -227,5 +264,60 @@ def _hints(hints: tuple[TopologyHint, ...] | None) -> list[dict[str, Any]] | Non
     return [{"mask": ids(hint.mask), "preferred": hint.preferred} for hint in hints]
 
 
+def _overwritten(layout: Layout, free: int, ours: int, theirs: int) -> bool:
+    """Whether both take as many of the free CPUs from as many NUMA nodes, enough for slices to be
+    shared, and ours leaves the nodes at least as even."""
+    nodes = len(layout.node_ids(ours))
+    return (
+        nodes >= _FEWEST_NODES
+        and nodes == len(layout.node_ids(theirs))
+        and ours.bit_count() == theirs.bit_count()
+        and not theirs & ~free
+        and _squares(layout, free & ~ours) <= _squares(layout, free & ~theirs)
+    )
+
+
+def _squares(layout: Layout, left: int) -> int:
+    """The more even, the less, for one number of CPUs."""
+    return sum((node.cpus & left).bit_count() ** 2 for node in layout.nodes)
+
+
 def _text(mask: int) -> str:
     return str(CpuSet.from_int(mask))
+
+
+def judge_state_file(case: dict[str, Any]) -> CaseVerdict:
+    """Agrees where the checksum of what we read is the recorded one, and all of it was read.
+    `content` is the text of a file; a case with `policy` and `checksum` instead is a memory
+    manager's file without anything in it."""
+    raw = _content(case).encode()
+    state: Any = None
+    match case["file"]:
+        case "cpu_manager_state":
+            state = cpu_manager_state.decode(raw)
+        case "memory_manager_state":
+            state = memory_manager_state.decode(raw)
+        case "kubelet_internal_checkpoint":
+            state = device_checkpoint.decode(raw)
+        case name:
+            raise ValueError(f"file {name!r} is not known")
+    ours = {"checksum": state.checked.value, "problems": list(state.problems)}
+    return CaseVerdict(state.checked is Checked.VERIFIED and not state.problems, ours)
+
+
+def _content(case: dict[str, Any]) -> str:
+    if "content" in case:
+        text: str = case["content"]
+        return text
+    empty = {"policyName": case["policy"], "machineState": {}, "checksum": case["checksum"]}
+    return json.dumps(empty)
+
+
+JUDGES: Final = {
+    "kubelet-take-cpus": Judge(judge_take_cpus, (SHARED_SLICE,)),
+    "kubelet-static-policy": Judge(
+        judge_static_policy,
+        (HALF_CORES, REUSABLE_TWICE, HANDED_OUT_TWICE, SHARED_EMPTIED, SHARED_SLICE),
+    ),
+    "kubelet-state-files": Judge(judge_state_file),
+}

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
-from agent.conformance.koordinator_device_requests import DIFFERENCES, judge
+from agent.conformance.device_differences import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
+from agent.conformance.koordinator_devices import JUDGES, judge_request
 from tests.conformance.vectors import outcomes
 
 CORE = "koordinator.sh/gpu-core"
@@ -45,20 +45,20 @@ HALF = {
 
 def test_agreement() -> None:
     half = {"koordinator.sh/gpu": "50"}
-    assert judge(case(half, [card(0)], {"gpu": HALF})).agrees
-    assert judge(case(half, [card(0, False)], {"gpu": {**HALF, "filled": None}})).agrees
+    assert judge_request(case(half, [card(0)], {"gpu": HALF})).agrees
+    assert judge_request(case(half, [card(0, False)], {"gpu": {**HALF, "filled": None}})).agrees
     lacking = {"gpu": {"total": HALF["total"], "insufficient": True}}
-    assert judge(case(half, [nic(0)], lacking)).agrees
-    assert judge(case({RDMA: "150"}, [], {"error": "unit"})).agrees
-    assert judge(case({CORE: "50"}, [], {"error": "combination"})).agrees
-    assert judge(case({"cpu": "1"}, [], {"skip": True})).agrees
+    assert judge_request(case(half, [nic(0)], lacking)).agrees
+    assert judge_request(case({RDMA: "150"}, [], {"error": "unit"})).agrees
+    assert judge_request(case({CORE: "50"}, [], {"error": "combination"})).agrees
+    assert judge_request(case({"cpu": "1"}, [], {"skip": True})).agrees
 
 
 def test_init_containers_and_sidecars_count_as_in_kubernetes() -> None:
     side = {"requests": {"koordinator.sh/gpu": "20"}, "always": True}
     once = {"requests": {"koordinator.sh/gpu": "30"}}
     pod = case({"koordinator.sh/gpu": "30"}, [card(0)], {"gpu": HALF}, initContainers=[side, once])
-    assert judge(pod).agrees
+    assert judge_request(pod).agrees
 
 
 @pytest.mark.parametrize(
@@ -67,27 +67,30 @@ def test_init_containers_and_sidecars_count_as_in_kubernetes() -> None:
 )
 def test_every_field_is_compared(field: str, value: object) -> None:
     other = {"gpu": {**HALF, field: value}}
-    verdict = judge(case({"koordinator.sh/gpu": "50"}, [card(0)], other))
+    verdict = judge_request(case({"koordinator.sh/gpu": "50"}, [card(0)], other))
     assert not verdict.agrees
     assert verdict.declared is None
 
 
 def test_declared() -> None:
     cut = {"total": {CORE: 100, RATIO: 300}, "count": 3, "per": {CORE: 33, RATIO: 100}}
-    uneven = judge(case({CORE: "100", RATIO: "300"}, [card(0)], {"gpu": cut}))
+    uneven = judge_request(case({CORE: "100", RATIO: "300"}, [card(0)], {"gpu": cut}))
     assert uneven.declared == UNEVEN_SHARES.name
     one = {"total": {CORE: 200, MEMORY: 8}, "count": 1, "per": {CORE: 200, MEMORY: 8}}
-    several = judge(case({CORE: "200", MEMORY: "8"}, [card(0)], {"gpu": one}))
+    several = judge_request(case({CORE: "200", MEMORY: "8"}, [card(0)], {"gpu": one}))
     assert several.declared == CORE_OF_SEVERAL.name
     every = {"rdma": {"total": {RDMA: 1}, "count": 2, "per": {RDMA: 1}}}
     hint = {"rdma": {"allocateStrategy": "ApplyForAll"}}
-    ill = judge(case({RDMA: "1"}, [nic(0), nic(1, False)], every, hint=hint))
+    ill = judge_request(case({RDMA: "1"}, [nic(0), nic(1, False)], every, hint=hint))
     assert ill.declared == HEALTHY_ALONE.name
-    well = judge(case({RDMA: "1"}, [nic(0)], every, hint=hint))
+    well = judge_request(case({RDMA: "1"}, [nic(0)], every, hint=hint))
     assert (well.agrees, well.declared) == (False, None)
 
 
 def test_koordinators_answers() -> None:
-    counted = outcomes("koordinator-device-requests", judge)
-    assert counted.keys() == {None, *(each.name for each in DIFFERENCES)}
+    counted = outcomes("koordinator-device-requests", judge_request)
+    assert counted.keys() == {
+        None,
+        *(each.name for each in JUDGES["koordinator-device-requests"].differences),
+    }
     assert counted[None] > 0.95 * counted.total()

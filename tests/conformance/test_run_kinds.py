@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.conformance import files, kinds
-from agent.conformance.kinds import KINDS
+from agent.conformance import files, run
+from agent.conformance.run import KINDS
 from tests.conformance.parity import PARITY
 from tests.conformance.vectors import every, file
 
@@ -18,30 +18,30 @@ def test_every_kind_has_vectors() -> None:
 
 @pytest.mark.parametrize("name", every())
 def test_every_case_tells_its_kind(name: str) -> None:
-    found = {kinds.find(case) for _, case in files.read(str(file(name)))}
+    found = {run.find(case) for _, case in files.read(str(file(name)))}
     assert {kind and kind.name for kind in found} == {name if name in NAMES else None}
 
 
 def test_keys_beyond_those_of_the_kind_are_no_matter() -> None:
-    assert kinds.find({"expect": 1, "number": 1, "comment": ""}, [PARITY]) is PARITY
-    assert kinds.find({"number": 1}, [PARITY]) is None
-    assert kinds.find({}, [PARITY]) is None
+    assert run.find({"expect": 1, "number": 1, "comment": ""}, [PARITY]) is PARITY
+    assert run.find({"number": 1}, [PARITY]) is None
+    assert run.find({}, [PARITY]) is None
 
 
 def test_an_operation_of_another_kind() -> None:
     """Several kinds have no other keys in common than `op` and `expect`."""
-    kind = kinds.CaseKind("pools", frozenset({"op"}), ops=("ls", "be"))
-    assert kinds.find({"op": "ls"}, [kind]) is kind
+    kind = run.CaseKind("pools", "", frozenset({"op"}), ops=("ls", "be"))
+    assert run.find({"op": "ls"}, [kind]) is kind
     for other in ("quota", None, 1, ["ls"], {}):
-        assert kinds.find({"op": other}, [kind]) is None
-        assert kinds.find({"op": other, "expect": 1}) is None
+        assert run.find({"op": other}, [kind]) is None
+        assert run.find({"op": other, "expect": 1}) is None
 
 
 def test_kind_with_more_keys_goes_first() -> None:
-    general = kinds.CaseKind("general", frozenset({"expect"}))
+    general = run.CaseKind("general", "", frozenset({"expect"}))
     for order in ((PARITY, general), (general, PARITY)):
-        assert kinds.find({"number": 1, "expect": 1}, order) is PARITY
-        assert kinds.find({"expect": 1}, order) is general
+        assert run.find({"number": 1, "expect": 1}, order) is PARITY
+        assert run.find({"expect": 1}, order) is general
 
 
 def test_no_two_kinds_have_the_same_keys() -> None:

@@ -1,0 +1,272 @@
+"""Koordinator's devices: the validation and translation of what a pod requests, and the choice of
+devices on one node with the node's score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from agent.allocate.bits import of_nodes
+from agent.allocate.devices.allocation import Allocation, allocate, node_score
+from agent.allocate.devices.inventory import (
+    NodeDevices,
+    inventory,
+    node_devices,
+)
+from agent.allocate.devices.partitions import partitions
+from agent.allocate.devices.request import (
+    FULL,
+    NPU_CORE,
+    DeviceRefusal,
+    DeviceRequest,
+    RequestError,
+    RequestFault,
+    TypeRequest,
+    asks,
+    filled,
+    hinted,
+)
+from agent.allocate.resource_request import InitRequests, pod_total
+from agent.conformance.device_differences import (
+    CORE_OF_SEVERAL,
+    DIFFERENCES,
+    GPU,
+    HEALTHY_ALONE,
+    UNEVEN_SHARES,
+    DeviceCase,
+    declared,
+)
+from agent.conformance.files import CaseVerdict, Judge
+from agent.model import deviceobject
+from agent.model.annotations import DEVICE_ALLOCATED
+from agent.model.device_allocation import (
+    DEVICE_ALLOCATE_HINT,
+    DEVICE_JOINT_ALLOCATE,
+    GPU_PARTITION_SPEC,
+    DeviceAllocateStrategy,
+    DeviceHint,
+    DeviceWishes,
+    allocated,
+    functions_together,
+    together,
+    virtual_functions,
+    wishes,
+)
+from agent.model.deviceobject import GPU_PARTITIONS, Device
+from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
+from agent.model.policies import Strategy
+from agent.model.quantities import whole
+
+
+def judge_request(case: dict[str, Any]) -> CaseVerdict:
+    """Compares every field; errors by their kind."""
+    ours = _requested(case)
+    if ours == case["expect"]:
+        return CaseVerdict(True, ours)
+    return CaseVerdict(False, ours, _declared_request(case, ours))
+
+
+def _requested(case: dict[str, Any]) -> dict[str, Any]:
+    total = _total(case["pod"])
+    try:
+        asked = asks(total)
+    except RequestError as error:
+        return {"error": error.reason.value}
+    if not asked:
+        return {"skip": True}
+    hints = _pod_wishes(case["pod"]).hints
+    there = _devices(case["devices"])
+    return {
+        kind: _described(kind, ask, hints.get(kind), [each for each in there if each.type == kind])
+        for kind, ask in asked.items()
+    }
+
+
+def _described(
+    kind: str, ask: TypeRequest, hint: DeviceHint | None, there: list[Device]
+) -> dict[str, Any]:
+    told: dict[str, Any] = {"total": ask.total}
+    if kind == GPU:
+        told |= {"count": ask.count, "per": ask.per, "shared": ask.shared}
+        if all(each.healthy for each in there):
+            told["filled"] = [
+                {"minor": each.minor, "resources": filled(ask.per, each.resources)}
+                for each in there
+            ]
+        else:
+            told["filled"] = None
+    else:
+        ask = hinted(ask, hint, sum(map(_selected(hint), there)))
+        told |= {"count": ask.count, "per": ask.per}
+    return told if there and ask.count else {"total": ask.total, "insufficient": True}
+
+
+def _selected(hint: DeviceHint | None) -> Any:
+    selector = hint.selector if hint else None
+    return lambda each: each.healthy and (selector is None or selector.matches(each.labels))
+
+
+def _total(pod: dict[str, Any]) -> dict[str, int]:
+    return pod_total(
+        [_amounts(each.get("requests")) for each in pod["containers"]],
+        [
+            InitRequests(_amounts(each.get("requests")), each.get("always", False))
+            for each in pod.get("initContainers", ())
+        ],
+    )
+
+
+def _declared_request(case: dict[str, Any], ours: dict[str, Any]) -> str | None:
+    """All that differs has to be for one of the reasons."""
+    theirs: dict[str, Any] = case["expect"]
+    if ours.get("error") == RequestFault.UNEVEN:
+        total = theirs.get(GPU, {}).get("total", {})
+        return UNEVEN_SHARES.name if _uneven(total) else None
+    if theirs.keys() != ours.keys() or "error" in theirs:
+        return None
+    differing = [kind for kind in theirs if theirs[kind] != ours[kind]]
+    reasons = [_reason(case, kind, theirs[kind], ours[kind]) for kind in differing]
+    return next(iter(reasons)) if all(reasons) else None
+
+
+def _reason(
+    case: dict[str, Any], kind: str, theirs: dict[str, Any], ours: dict[str, Any]
+) -> str | None:
+    if theirs["total"] != ours["total"]:
+        return None
+    if kind == GPU:
+        several = theirs.get("per", {}).get(GPU_CORE, 0) > FULL
+        return CORE_OF_SEVERAL.name if several else None
+    hint = _pod_wishes(case["pod"]).hints.get(kind)
+    there = [each for each in _devices(case["devices"]) if each.type == kind]
+    ill = not all(each.healthy for each in _matching(hint, there))
+    for_all = hint is not None and hint.strategy is DeviceAllocateStrategy.APPLY_FOR_ALL
+    return HEALTHY_ALONE.name if for_all and ill else None
+
+
+def _matching(hint: DeviceHint | None, there: Iterable[Device]) -> list[Device]:
+    selector = hint.selector if hint else None
+    return [each for each in there if selector is None or selector.matches(each.labels)]
+
+
+def _uneven(total: dict[str, int]) -> bool:
+    """No whole share for each of the cards that the greatest percentage is for."""
+    cards = max(1, *(total.get(name, 0) // FULL for name in (GPU_CORE, GPU_MEMORY_RATIO)))
+    parts = (total.get(name, 0) for name in (GPU_CORE, GPU_MEMORY_RATIO, NPU_CORE))
+    return GPU_SHARED not in total and any(part % cards for part in parts)
+
+
+def judge_allocation(case: dict[str, Any]) -> CaseVerdict:
+    """Errors agree with errors of any text; a choice agrees in every device, its amounts, its
+    functions and the order, and in the score."""
+    question = _question(case)
+    ours = _allocation(question)
+    theirs: dict[str, Any] = case["expect"]
+    both_fail = "error" in theirs and "error" in ours
+    if both_fail or theirs == ours:
+        return CaseVerdict(True, ours)
+    return CaseVerdict(False, ours, declared(question, theirs, ours))
+
+
+def _question(case: dict[str, Any]) -> DeviceCase:
+    request: DeviceRequest | RequestFault
+    try:
+        asked = asks(_amounts(case["pod"]["requests"]))
+        request = DeviceRequest(asked, _pod_wishes(case["pod"]))
+    except RequestError as error:
+        request = error.reason
+    numa, strategy = case["numa"], case["strategy"]
+    return DeviceCase(
+        _node(case),
+        request,
+        None if numa is None else of_nodes(numa),
+        Strategy(strategy) if strategy else None,
+    )
+
+
+def _allocation(question: DeviceCase) -> dict[str, Any]:
+    if isinstance(question.request, RequestFault):
+        return {"error": question.request.value}
+    found = allocate(
+        question.node, question.request, numa=question.numa, strategy=question.strategy
+    )
+    if isinstance(found, DeviceRefusal):
+        return {"error": f"{found.type}: {found.cause}"}
+    written: dict[str, Any] = {"allocation": _written(found)}
+    if question.strategy is not None:
+        written["score"] = node_score(
+            question.node, question.request, found, question.strategy, numa=question.numa
+        )
+    return written
+
+
+def _node(case: dict[str, Any]) -> NodeDevices:
+    table = case.get("partitions")
+    annotations = {} if table is None else {GPU_PARTITIONS: _json(table)}
+    known = partitions(case.get("deviceLabels", {}), annotations, case.get("nodeLabels", {}))
+    pods = [{DEVICE_ALLOCATED: _json(_annotation(pod))} for pod in case["allocated"]]
+    taken = functions_together(map(virtual_functions, pods))
+    held = together(map(allocated, pods))
+    return node_devices(inventory(_devices(case["devices"]), known), held, taken)
+
+
+def _annotation(pod: dict[str, Any]) -> dict[str, Any]:
+    return {
+        kind: [
+            {**each, "extension": {"vfs": [{"busID": bus} for bus in each.get("vfs") or ()]}}
+            for each in held
+        ]
+        for kind, held in pod.items()
+    }
+
+
+def _written(found: Allocation) -> dict[str, Any]:
+    return {
+        kind: [
+            {
+                "minor": each.minor,
+                "resources": each.resources,
+                **({"vfs": [one.bus for one in each.functions]} if each.functions else {}),
+            }
+            for each in chosen
+        ]
+        for kind, chosen in found.devices.items()
+    }
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+_KEYS: Final = {
+    "hint": DEVICE_ALLOCATE_HINT,
+    "joint": DEVICE_JOINT_ALLOCATE,
+    "partitionSpec": GPU_PARTITION_SPEC,
+}
+
+
+def _devices(written: list[dict[str, Any]]) -> tuple[Device, ...]:
+    """Entries of `spec.devices`."""
+    return deviceobject.decode({"metadata": {"name": "node"}, "spec": {"devices": written}})
+
+
+def _pod_wishes(pod: Mapping[str, Any]) -> DeviceWishes:
+    """The contents of the pod's annotations."""
+    return wishes(
+        {key: msgspec.json.encode(pod[name]).decode() for name, key in _KEYS.items() if name in pod}
+    )
+
+
+def _amounts(written: Mapping[str, Any] | None) -> dict[str, int]:
+    """Quantities as whole numbers."""
+    return {name: whole(quantity) for name, quantity in (written or {}).items()}
+
+
+JUDGES: Final = {
+    "koordinator-device-requests": Judge(
+        judge_request, (UNEVEN_SHARES, CORE_OF_SEVERAL, HEALTHY_ALONE)
+    ),
+    "koordinator-device-allocate": Judge(judge_allocation, DIFFERENCES),
+}
