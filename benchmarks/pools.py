@@ -31,7 +31,7 @@ from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.qos import QOS_LABEL, KubeClass
-from agent.node import wanted
+from agent.node.enforcement import sandbox_cpusets, wanted_cpusets
 
 PODS = 250
 NEEDED_FILES = 4_096
@@ -148,7 +148,7 @@ class Node:
         pods = self._moments[moment]
         start = time.perf_counter()
         decision = pools.decide(self._topology, pods, KubeletCpus(), {}, {})
-        cpusets = wanted.cpusets(pods, decision) | wanted.sandbox_cpusets(pods, decision)
+        cpusets = wanted_cpusets(pods, decision) | sandbox_cpusets(pods, decision)
         pass_ = writer.write(self._hierarchy, self._journal, cpusets)
         written = time.perf_counter()
         pass_.read_back()

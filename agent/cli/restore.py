@@ -11,7 +11,7 @@ from agent.cli import options
 from agent.host.locks import LockedError
 from agent.model.settings.agent import RestoreSettings
 from agent.model.settings.options import SettingsError
-from agent.node.restore import restore
+from agent.node.originals import restore
 
 SETTINGS = RestoreSettings
 

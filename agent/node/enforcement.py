@@ -5,24 +5,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import msgspec
 
 from agent.allocate.pools import Decision
-from agent.cgroup import limits, values, writer
 from agent.cgroup import limits as fields
+from agent.cgroup import values, writer
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, Hierarchy
-from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
+from agent.cgroup.journal import Journal
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.cri.client import Cri
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
-from agent.model.notifications import Created, RequestedResources
-from agent.model.pods import Container, ContainerState
-from agent.model.snapshot import LEAST_SHARES, NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
+from agent.model.cpuset import CpuSet, CpuSetError
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
 from agent.model.topology import Topology
-from agent.node import excluded, wanted
 from agent.node.node_local import CpuNotices
+from agent.node.originals import OriginalValues
 from agent.node.runtime_updater import RuntimeUpdater, remembers
 from agent.node.runtime_view import RuntimeState
 from agent.rpc.grpc import RpcError
@@ -49,9 +49,8 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class Enforcement:
-    """Keeps the values that a frontend replaced at creation until the container has a cgroup, for
-    which the journal then records them. Without an updater the runtime is not updated; without
-    notices no container gets a file with its CPUs."""
+    """Without an updater the runtime is not updated; without notices no container gets a file with
+    its CPUs."""
 
     def __init__(
         self,
@@ -71,17 +70,8 @@ class Enforcement:
         self._updater = updater
         self._notices = notices
         self._migrate_memory = migrate_memory
-        self._replaced: dict[str, Created] = {}
-        self._resized: dict[str, RequestedResources] = {}
+        self.originals = OriginalValues(hierarchy, controllers, journal)
         self._returned: dict[str, dict[str, str]] = {}
-
-    def created(self, notification: Created) -> None:
-        """A frontend let the runtime create a container with replaced values."""
-        self._replaced[notification.container_id] = notification
-
-    def resized(self, container_id: str, asked: RequestedResources) -> None:
-        """A frontend let an update of a container pass that requested these values."""
-        self._resized[container_id] = asked
 
     def pause(self) -> bool:
         """Drops the queued updates of the runtime, which the next decision may contradict. Returns
@@ -120,9 +110,9 @@ class Enforcement:
         get their original values back. `holds`: before; `pending`: an update of the runtime was in
         progress. `dynamic`: the containers of a dynamic policy read their CPUs in a file, before a
         snapshot gives them to others."""
-        failures = self._journal_originals(runtime)
-        failures += excluded.give_back(self._hierarchy, self._journal, unmanaged, self._controllers)
-        cpusets = wanted.cpusets(runtime.pods, decision)
+        failures = self.originals.record(_containers(runtime))
+        failures += self.originals.give_back(unmanaged)
+        cpusets = wanted_cpusets(runtime.pods, decision)
         outcome = writer.apply(self._hierarchy, self._journal, cpusets)
         if pending or outcome.having(WriteState.WRITTEN):
             holds = self.holds(runtime, topology)
@@ -134,9 +124,9 @@ class Enforcement:
     def apply(self, runtime: RuntimeState, decision: Decision, freed: WriteOutcome) -> Applied:
         """Writes what no container waits for, the cpusets of sandboxes and the limits, and updates
         the runtime. The result includes `freed`."""
-        sandboxes = wanted.sandbox_cpusets(runtime.pods, decision)
+        sandboxes = sandbox_cpusets(runtime.pods, decision)
         outcome = writer.apply(self._hierarchy, self._journal, sandboxes)
-        limits = wanted.limits(runtime.pods, decision)
+        limits = wanted_limits(runtime.pods, decision)
         asked = {group: self._as_migrated(each) for group, each in limits.items()}
         others = values.apply(self._controllers, self._journal, asked)
         titles = {
@@ -266,54 +256,6 @@ class Enforcement:
                     log.info("%s %s: will start on %s", pod.title, container.name, where)
         return after
 
-    def _journal_originals(self, runtime: RuntimeState) -> list[str]:
-        """Records the values that a frontend replaced at creation: a restore writes them back.
-        Returns the errors: cpusets and snapshot matter more."""
-        groups = {each.id: each.group for each in _containers(runtime)}
-        for unlisted in self._replaced.keys() - groups.keys():
-            del self._replaced[unlisted]
-        placed = {each: group for each, group in groups.items() if group and each in self._replaced}
-        originals = [
-            Original(group, str(cpus))
-            for each, group in placed.items()
-            if (cpus := self._asked_for(self._replaced[each].asked.cpuset, group))
-        ]
-        others = [
-            one
-            for each, group in placed.items()
-            for one in replaced(self._controllers, group, self._replaced[each])
-        ]
-        others += [
-            one
-            for each, asked in self._resized.items()
-            if (group := groups.get(each))
-            for one in resized(self._controllers, group, asked)
-        ]
-        # When a container was created and updated since the last pass, the update counts.
-        others = list({(one.group, one.file): one for one in others}.values())
-        try:
-            # The frontend's value wins over the one that a write found before the notification.
-            if originals:
-                gone = [one for one in self._journal.originals if not self._hierarchy.exists(one)]
-                self._journal.update(originals, gone + [each.group for each in originals])
-            if others:
-                ended = [one for one in self._journal.values if not self._controllers.has(*one)]
-                self._journal.update_values(
-                    others, ended + [(one.group, one.file) for one in others]
-                )
-        except JournalError as error:
-            return [str(error)]
-        for each in placed:
-            del self._replaced[each]
-        self._resized = {}
-        return []
-
-    def _asked_for(self, requested: str, group: str) -> CpuSet:
-        try:
-            return CpuSet.parse(requested) or self._hierarchy.effective_cpus(parent(group))
-        except (CpuSetError, CgroupError):
-            return EMPTY
-
 
 def _containers(runtime: RuntimeState) -> Iterable[Container]:
     """Containers that run on this kernel."""
@@ -327,45 +269,52 @@ def _starting(runtime: RuntimeState, container: Container, topology: Topology) -
         return topology.online
 
 
-def replaced(controllers: Controllers, group: str, created: Created) -> tuple[OriginalValue, ...]:
-    """The originals of the files whose value differs; none when the group can't be read. Values
-    that the request omits are those of runtimes: no limit, and the minimum shares. A value that the
-    frontend passed on unchanged has no original."""
-    asked = created.asked
-    try:
-        mems: CpuSet | None = CpuSet.parse(asked.mems)
-    except CpuSetError:
-        mems = None
-    original = CgroupLimits(
-        quota_microseconds=asked.quota_microseconds or UNLIMITED,
-        shares=asked.shares or LEAST_SHARES,
-        memory_limit_bytes=asked.memory_limit_bytes or UNLIMITED,
-        mems=mems,
-    )
-    original = msgspec.structs.replace(original, **dict.fromkeys(created.kept))
-    return _values(controllers, group, original)
+def wanted_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
+    """By group: the cpusets of running containers, without hands-off ones."""
+    wanted = {}
+    for pod in pods:
+        of_pod = decision.pods[pod.uid]
+        for container in pod.containers:
+            cpus = _parsed(of_pod.of(container.name).cpuset)
+            if container.group is not None and cpus is not None:
+                wanted[container.group] = cpus
+    return wanted
 
 
-def resized(
-    controllers: Controllers, group: str, asked: RequestedResources
-) -> tuple[OriginalValue, ...]:
-    """As `replaced`, for the quota alone, which the agent lifts: an update omits what stays."""
-    quota = asked.quota_microseconds or None
-    return _values(controllers, group, CgroupLimits(quota_microseconds=quota))
+def sandbox_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
+    """By group: the cpusets of pause containers."""
+    return {
+        sandbox.group: cpus
+        for pod in pods
+        if (cpus := _parsed(decision.pods[pod.uid].each.cpuset)) is not None
+        for sandbox in pod.sandboxes
+        if sandbox.group is not None
+    }
 
 
-def _values(
-    controllers: Controllers, group: str, original: CgroupLimits
-) -> tuple[OriginalValue, ...]:
-    values = []
-    for file in limits.files(controllers, original):
-        try:
-            present = controllers.read(group, file)
-            if present is None:
+def wanted_limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CgroupLimits]:
+    """By group: the limits of pods, their running containers and sandboxes."""
+    wanted = {}
+    for pod in pods:
+        of_pod = decision.pods[pod.uid]
+        for container in (*pod.containers, *pod.sandboxes):
+            if container.group is None:
                 continue
-            text = limits.text(controllers, group, file, original, present)
-        except (CgroupError, ValueError):
-            continue
-        if text != present:
-            values.append(OriginalValue(group, file, text))
-    return tuple(values)
+            of_container = of_pod.of(container.name)
+            held = of_container.limits
+            if of_container.lifts_quota:
+                held = msgspec.structs.replace(held, quota_microseconds=UNLIMITED)
+            if held != NO_LIMITS and container.name:
+                wanted[container.group] = held
+            elif held.mems is not None:
+                wanted[container.group] = CgroupLimits(mems=held.mems)
+            above = parent(container.group)
+            if of_pod.group != NO_LIMITS and pod.uid.replace("-", "_") in above.replace("-", "_"):
+                wanted[above] = of_pod.group
+    return wanted
+
+
+@lru_cache(maxsize=1_024)  # hundreds of containers share a handful of cpusets
+def _parsed(cpuset: str | None) -> CpuSet | None:
+    """None for hands off."""
+    return None if cpuset is None else CpuSet.parse(cpuset)

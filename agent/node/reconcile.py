@@ -42,7 +42,6 @@ from agent.model.notifications import (
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CpuPolicy, Patterns, excludes
 from agent.model.topology import Topology
-from agent.node import excluded
 from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.device_visibility import DeviceVisibility, DeviceVisibilityView
 from agent.node.devices import DeviceState
@@ -53,7 +52,7 @@ from agent.node.node_local import NodeLocalCpus
 from agent.node.notifications import Announced, AnnouncedContainers
 from agent.node.publisher import Publisher
 from agent.node.report import Reporter, ReportInput
-from agent.node.runtime_view import RuntimeState, RuntimeView
+from agent.node.runtime_view import RuntimeState, RuntimeView, without_excluded
 from agent.node.violations import (
     ContainerOverlap,
     find_overlaps,
@@ -145,9 +144,9 @@ class Reconciler:
                 self._announced_containers.drop(notification.uid, notification.name)
             elif isinstance(notification, Resized):
                 self._runtime.changed(notification.container_id)
-                self._enforcement.resized(notification.container_id, notification.asked)
+                self._enforcement.originals.resized(notification.container_id, notification.asked)
             elif isinstance(notification, Created):
-                self._enforcement.created(notification)
+                self._enforcement.originals.created(notification)
 
     def reconcile(self) -> None:
         """One pass. Raises RpcError, DiscoveryError, StateFileError or OSError, after which the
@@ -166,7 +165,7 @@ class Reconciler:
         began = time.monotonic_ns()
         pending = self._enforcement.pause()
         listed = self._runtime.observe()
-        managed, unmanaged = excluded.part(listed, self.exclude)
+        managed, unmanaged = without_excluded(listed, self.exclude)
         topology = self._topology.topology()
         cluster = self._cluster.now()
         return Observation(began, listed, managed, unmanaged, topology, cluster, pending)

@@ -17,6 +17,7 @@ from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
 from agent.model.holding import DeviceGrant
 from agent.model.pods import Container, ContainerState, Ended, Pod
 from agent.model.qos import kube_class
+from agent.model.snapshot import Patterns, excludes
 from agent.model.verdict import Code
 from agent.rpc.grpc import NO_ANSWER, RpcError
 
@@ -279,3 +280,30 @@ class RuntimeView:
 def _keep(known: dict[str, Any], present: set[str]) -> None:
     for gone in known.keys() - present:
         del known[gone]
+
+
+def without_excluded(
+    observed: RuntimeState, patterns: Patterns
+) -> tuple[RuntimeState, tuple[Container, ...]]:
+    """The managed part, and the excluded containers. A pod whose containers are all excluded stays
+    while it has a sandbox."""
+    if not patterns:
+        return observed, ()
+    kept: list[Pod] = []
+    left: list[Container] = []
+    for pod in observed.pods:
+        if excludes(patterns, pod.namespace, pod.name):
+            left += (*pod.containers, *pod.sandboxes)
+            continue
+        alone = {
+            each.id
+            for each in pod.containers
+            if excludes(patterns, pod.namespace, pod.name, each.name)
+        }
+        left += (each for each in pod.containers if each.id in alone)
+        others = tuple(each for each in pod.containers if each.id not in alone)
+        ended = tuple(
+            each for each in pod.ended if not excludes(patterns, pod.namespace, pod.name, each.name)
+        )
+        kept.append(msgspec.structs.replace(pod, containers=others, ended=ended))
+    return msgspec.structs.replace(observed, pods=tuple(kept)), tuple(left)

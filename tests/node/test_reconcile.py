@@ -85,13 +85,16 @@ def test_journal_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> 
     assert '"cpus": "0-2"' in (world.state / "journal").read_text(), "the request is remembered"
 
 
-def test_ring_of_a_container_that_has_ended_is_forgotten(world: World) -> None:
-    container = world.container(world.sandbox("p", "LS"))
+def test_notification_of_a_container_that_has_ended_is_forgotten(world: World) -> None:
     agent = world.agent()
-    agent.notified([Created(f"ended-{number}", RequestedResources("0")) for number in range(100)])
-    agent.notified([Created(container.id, RequestedResources("0"))])
+    agent.notified([Created("c-p-main", RequestedResources("0"))])
     agent.reconcile()
-    assert not agent._enforcement._replaced
+    world.container(world.sandbox("p", "LS"))
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent.reconcile()
+    journal = (world.state / "journal").read_text()
+    assert "c-p-main" in journal
+    assert '"cpus": "0"' not in journal
 
 
 def test_container_that_restarts_for_ever_leaves_nothing_in_the_journal(world: World) -> None:

@@ -13,7 +13,8 @@ from agent.model.pods import Container, ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import CgroupLimits
-from agent.node import daemon, excluded
+from agent.node import daemon
+from agent.node.originals import OriginalValues
 from agent.node.reconcile import Reconciler
 from tests.node.world import World
 
@@ -79,14 +80,14 @@ def test_limits_are_given_back_too(tmp_path: Path, whole: bool) -> None:
     hierarchy, journal = Hierarchy(str(root)), Journal(tmp_path / "journal")
     controllers = Controllers(str(root), hierarchy.handles)
     assert values.apply(controllers, journal, dict.fromkeys(groups, CgroupLimits(shares=1024))).ok
-    state = ContainerState.RUNNING
+    originals, state = OriginalValues(hierarchy, controllers, journal), ContainerState.RUNNING
     alone = [Container("one", "one", state, groups[2])]
     if whole:
         alone += [Container("two", "two", state, groups[3]), Container("s", "", state, groups[1])]
-    assert excluded.give_back(hierarchy, journal, tuple(alone), controllers) == ()
+    assert originals.give_back(tuple(alone)) == []
     shares = [(root / f"cpu{group}/cpu.shares").read_text() for group in groups]
     assert shares == (["2\n"] * 4 if whole else ["1024\n", "1024\n", "2\n", "1024\n"])
-    assert excluded.give_back(hierarchy, journal, tuple(alone), controllers) == ()
+    assert originals.give_back(tuple(alone)) == []
 
 
 def test_a_pod_that_rings_and_is_left_alone_takes_no_cpus(world: World) -> None:

@@ -1,0 +1,260 @@
+"""The original values of cgroups: the agent journals a value before its first write.
+
+A frontend replaces values before the container has a cgroup; they are recorded as soon as it has
+one. Excluded containers get their values back while the agent runs, all containers with
+`topolet restore`, while it is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from agent.cgroup import limits, values, writer
+from agent.cgroup import limits as fields
+from agent.cgroup.hierarchy import CgroupError, Controllers, Hierarchy
+from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
+from agent.cgroup.order import parent
+from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
+from agent.cri.client import Cri
+from agent.host import locks
+from agent.host.locks import Lock, LockedError
+from agent.model import snapshot as snapshots
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
+from agent.model.notifications import Created, RequestedResources
+from agent.model.pods import Container, ContainerState
+from agent.model.settings import options
+from agent.model.settings.agent import RestoreSettings
+from agent.model.snapshot import LEAST_SHARES, NOTHING, UNLIMITED, CgroupLimits, Wanted
+from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.rpc.grpc import RpcError
+
+log = logging.getLogger(__name__)
+
+
+class OriginalValues:
+    """Keeps the values that a frontend replaced at creation until the container has a cgroup, for
+    which the journal then records them."""
+
+    def __init__(self, hierarchy: Hierarchy, controllers: Controllers, journal: Journal) -> None:
+        self._hierarchy = hierarchy
+        self._controllers = controllers
+        self._journal = journal
+        self._replaced: dict[str, Created] = {}
+        self._resized: dict[str, RequestedResources] = {}
+
+    def created(self, notification: Created) -> None:
+        """A frontend let the runtime create a container with replaced values."""
+        self._replaced[notification.container_id] = notification
+
+    def resized(self, container_id: str, asked: RequestedResources) -> None:
+        """A frontend let an update of a container pass that requested these values."""
+        self._resized[container_id] = asked
+
+    def give_back(self, unmanaged: tuple[Container, ...]) -> list[str]:
+        """Restores the original values of containers that are excluded. Returns the failures."""
+        failures: list[str] = []
+        groups = {each.group for each in unmanaged if each.group is not None}
+        if cpusets := {group for group in groups if group in self._journal}:
+            outcome = writer.restore(self._hierarchy, self._journal, only=cpusets)
+            for change in outcome.having(WriteState.WRITTEN):
+                log.info("%s is excluded: cpuset restored to %s", change.group, change.new)
+            failures += (f"{each.group}: {each.note}" for each in outcome.having(WriteState.FAILED))
+        # The sandbox of an excluded pod has no name; the pod's group is the parent of its group.
+        groups |= {
+            parent(each.group) for each in unmanaged if each.group is not None and not each.name
+        }
+        files = {(group, file) for group, file in self._journal.values if group in groups}
+        if files:
+            others = values.restore(self._controllers, self._journal, only=files)
+            for value in others.having(WriteState.WRITTEN):
+                log.info("%s is excluded: %s restored to %s", value.group, value.file, value.new)
+            failures += (
+                f"{each.group} {each.file}: {each.note}"
+                for each in others.having(WriteState.FAILED)
+            )
+        return failures
+
+    def record(self, containers: Iterable[Container]) -> list[str]:
+        """Records the values that a frontend replaced, of containers that have a cgroup by now: a
+        restore writes them back. `containers`: all that are listed. Returns the failures."""
+        groups = {each.id: each.group for each in containers}
+        for unlisted in self._replaced.keys() - groups.keys():
+            del self._replaced[unlisted]
+        placed = {each: group for each, group in groups.items() if group and each in self._replaced}
+        originals = [
+            Original(group, str(cpus))
+            for each, group in placed.items()
+            if (cpus := self._requested_cpus(self._replaced[each].asked.cpuset, group))
+        ]
+        others = [
+            one
+            for each, group in placed.items()
+            for one in _replaced(self._controllers, group, self._replaced[each])
+        ]
+        others += [
+            one
+            for each, asked in self._resized.items()
+            if (group := groups.get(each))
+            for one in _resized(self._controllers, group, asked)
+        ]
+        # When a container was created and updated since the last pass, the update counts.
+        others = list({(one.group, one.file): one for one in others}.values())
+        try:
+            # The frontend's value wins over the one that a write found before the notification.
+            if originals:
+                gone = [one for one in self._journal.originals if not self._hierarchy.exists(one)]
+                self._journal.update(originals, gone + [each.group for each in originals])
+            if others:
+                ended = [one for one in self._journal.values if not self._controllers.has(*one)]
+                self._journal.update_values(
+                    others, ended + [(one.group, one.file) for one in others]
+                )
+        except JournalError as error:
+            return [str(error)]
+        for each in placed:
+            del self._replaced[each]
+        self._resized = {}
+        return []
+
+    def _requested_cpus(self, requested: str, group: str) -> CpuSet:
+        try:
+            return CpuSet.parse(requested) or self._hierarchy.effective_cpus(parent(group))
+        except (CpuSetError, CgroupError):
+            return EMPTY
+
+
+def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[OriginalValue, ...]:
+    """The originals of the files whose value differs; none when the group can't be read. Values
+    that the request omits are those of runtimes: no limit, and the minimum shares. A value that the
+    frontend passed on unchanged has no original."""
+    asked = created.asked
+    try:
+        mems: CpuSet | None = CpuSet.parse(asked.mems)
+    except CpuSetError:
+        mems = None
+    original = CgroupLimits(
+        quota_microseconds=asked.quota_microseconds or UNLIMITED,
+        shares=asked.shares or LEAST_SHARES,
+        memory_limit_bytes=asked.memory_limit_bytes or UNLIMITED,
+        mems=mems,
+    )
+    original = msgspec.structs.replace(original, **dict.fromkeys(created.kept))
+    return _values(controllers, group, original)
+
+
+def _resized(
+    controllers: Controllers, group: str, asked: RequestedResources
+) -> tuple[OriginalValue, ...]:
+    """As `_replaced`, for the quota alone, which the agent lifts: an update omits what stays."""
+    quota = asked.quota_microseconds or None
+    return _values(controllers, group, CgroupLimits(quota_microseconds=quota))
+
+
+def _values(
+    controllers: Controllers, group: str, original: CgroupLimits
+) -> tuple[OriginalValue, ...]:
+    values = []
+    for file in limits.files(controllers, original):
+        try:
+            present = controllers.read(group, file)
+            if present is None:
+                continue
+            text = limits.text(controllers, group, file, original, present)
+        except (CgroupError, ValueError):
+            continue
+        if text != present:
+            values.append(OriginalValue(group, file, text))
+    return tuple(values)
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """`outcome` of cpusets, `values` of other files. `unasked`: why a container that was created on
+    our CPUs could not be looked after, or ""."""
+
+    outcome: WriteOutcome
+    values: ValueOutcome
+    unasked: str
+
+
+def restore(settings: RestoreSettings) -> Restored:
+    """Updates the runtime with the original values of its containers, so that it does not write
+    ours again; restores every journalled file; a container that the proxy created on CPUs of ours,
+    which is in no journal, gets its parent's. Then removes the snapshot, so that the proxy rewrites
+    nothing more. Raises LockedError while an agent or an NRI plugin runs, CgroupError, OSError."""
+    state = Path(settings.state_dir)
+    lock = Lock(str(state / "agent.lock"))
+    try:
+        no_plugin = locks.lock_for_restore(settings.state_dir)
+    except LockedError:
+        lock.release()
+        raise
+    hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+    controllers = Controllers(settings.cgroup_root, hierarchy.handles)
+    journal = Journal(state / "journal")
+    path = state / "snapshot.json"
+    unasked = ""
+    chosen: dict[str, CpuSet] = {}
+    cri = Cri(options.socket_path(settings.runtime_endpoint))
+    try:
+        managed = _managed(path, cri, hierarchy)
+    except RpcError as error:
+        managed, unasked = [], str(error)
+    for container in managed:
+        try:
+            if container.group is not None:
+                cri.update(container.id, _before_us(hierarchy, controllers, journal, container))
+            if container.state is ContainerState.CREATED:
+                cri.update(container.id, Wanted(str(hierarchy.effective_cpus("/"))))
+            elif container.group is not None and container.group not in journal:
+                chosen[container.group] = _of_parent(hierarchy, container.group)
+        except (RpcError, CgroupError) as error:
+            unasked = f"container {container.id}: {error}"
+    cri.close()
+    outcome = writer.restore(hierarchy, journal, chosen)
+    others = values.restore(controllers, journal)
+    hierarchy.close()
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    no_plugin.release()
+    lock.release()
+    return Restored(outcome, others, unasked)
+
+
+def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
+    """The containers for which the last snapshot has a cpuset."""
+    try:
+        last = snapshots.decode(path.read_bytes())
+    except (FileNotFoundError, snapshots.SnapshotError):
+        return []
+    observed = RuntimeView(cri, CgroupLocator(hierarchy)).observe()
+    return [
+        container
+        for pod in observed.pods
+        for container in pod.containers
+        if not last.containers.get(container.id, NOTHING).hands_off
+    ]
+
+
+def _before_us(
+    hierarchy: Hierarchy, controllers: Controllers, journal: Journal, container: Container
+) -> Wanted:
+    """What the runtime is to remember; where a group inherited, the CPUs that it got so."""
+    group = container.group or "/"
+    original = journal.originals.get(group)
+    cpuset = original.cpus if original else ""
+    texts = {file: each.value for (of, file), each in journal.values.items() if of == group}
+    limits = fields.parsed(controllers, group, texts)
+    return Wanted(cpuset or str(hierarchy.effective_cpus("/")), limits=limits)
+
+
+def _of_parent(hierarchy: Hierarchy, group: str) -> CpuSet:
+    """On v2 empty: the group inherits."""
+    if hierarchy.version == 2:
+        return EMPTY
+    return hierarchy.own_cpus(group.rpartition("/")[0] or "/")
