@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.cli import output
 from agent.conformance import run as runs
 from agent.conformance.files import FileError
 from agent.conformance.run import (
@@ -29,6 +28,7 @@ from agent.conformance.run import (
     FileResult,
     UnknownKindError,
 )
+from agent.view import format
 from agent.view.format import count
 
 VECTORS: Final = Path(__file__).resolve().parents[2] / "tests" / "data" / "vectors"
@@ -70,14 +70,14 @@ def run(
             except FileError as error:
                 if not arguments.files and _is_of_another_kind(error, path, known):
                     if arguments.output == "text":
-                        print(output.encodable(f"{path}: not compared: no known kind"), flush=True)
+                        print(format.encodable(f"{path}: not compared: no known kind"), flush=True)
                     uncompared.append(path)
                     continue
                 _remark(str(error))
                 unread = True
                 continue
             if arguments.output == "text":
-                print(output.encodable(described(result)), end="", flush=True)
+                print(format.encodable(described(result)), end="", flush=True)
             if result.too_many_declared:
                 _remark(f"{result.file}: {_too_many(result)}")
             results.append(result)
@@ -87,7 +87,7 @@ def run(
             json.dump(bodies, sys.stdout, indent=1)
             print(flush=True)
     except OSError as error:
-        failed = output.unwritten("conformance", error)
+        failed = format.unwritten("conformance", error)
         if failed:
             return failed
     if unread:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from agent.cgroup.hierarchy import CgroupError
-from agent.cli import options, output
+from agent.cli import options
 from agent.model.cpuset import CpuSet
 from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError
@@ -47,9 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(flush=True)
         else:
             width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
-            print(output.encodable(described(examined, width)), end="", flush=True)
+            print(format.encodable(described(examined, width)), end="", flush=True)
     except OSError as error:
-        return output.unwritten("doctor", error)
+        return format.unwritten("doctor", error)
     return 1 if examined.findings else 0
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from agent.cgroup.hierarchy import CgroupError
-from agent.cli import options, output
-from agent.discover.facts import DiscoveryError
+from agent.cli import options
+from agent.discover.sysfs import DiscoveryError
 from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state, statefile
 from agent.kubelet.checksum import Checked
 from agent.kubelet.configuration import ConfigurationError
@@ -34,6 +34,7 @@ from agent.model.settings.options import SettingsError
 from agent.node import takeover
 from agent.node.takeover import TakenOver, TakeoverError
 from agent.rpc.grpc import RpcError
+from agent.view import format
 from agent.view.format import table
 
 SETTINGS = DoctorSettings
@@ -100,9 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
             text = "\n".join(line[:width] for line in lines)
-            print(output.encodable(text), flush=True)
+            print(format.encodable(text), flush=True)
     except OSError as error:
-        return output.unwritten("kubelet-state", error)
+        return format.unwritten("kubelet-state", error)
     return code
 
 

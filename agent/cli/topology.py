@@ -11,15 +11,15 @@ import sys
 import time
 from typing import Any, TextIO
 
-from agent.cli import options, output
+from agent.cli import options
 from agent.discover import cpus
-from agent.discover.facts import DiscoveryError
+from agent.discover.sysfs import DiscoveryError
 from agent.model import snapshot as snapshots
 from agent.model.settings.agent import TopologySettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import SnapshotError
 from agent.model.topology import Cpu, NumaNode, Topology
-from agent.view import machine, node
+from agent.view import format, machine, node
 
 SETTINGS = TopologySettings
 
@@ -62,12 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
         elif arguments.watch:
             _watch(topology, _snapshot_path(arguments))
         elif arguments.owners:
-            print(output.encodable(owned(topology, _snapshot_path(arguments))), end="")
+            print(format.encodable(owned(topology, _snapshot_path(arguments))), end="")
         else:
-            print(output.encodable(machine.draw(topology, _width(), colour=_coloured())), end="")
+            print(format.encodable(machine.draw(topology, _width(), colour=_coloured())), end="")
         sys.stdout.flush()
     except OSError as error:
-        return output.unwritten("topology", error)
+        return format.unwritten("topology", error)
     except (DiscoveryError, SettingsError) as error:
         print(f"topolet topology: {error}", file=sys.stderr)
         return 1
@@ -127,7 +127,7 @@ def _watch(topology: Topology, snapshot_path: str) -> None:
     with contextlib.suppress(KeyboardInterrupt), Screen(sys.stdout) as screen:
         while True:
             lines = shutil.get_terminal_size((100, 24)).lines
-            screen.show(output.encodable(owned(topology, snapshot_path, lines)), lines)
+            screen.show(format.encodable(owned(topology, snapshot_path, lines)), lines)
             time.sleep(_WATCH_SECONDS)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agent.discover.reader import SysfsReader
+from agent.discover.sysfs import SysfsReader
 from agent.host.files import Tree
 from agent.model.pci import (
     AcceleratorPort,

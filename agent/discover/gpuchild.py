@@ -15,9 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.discover.gpuinventory import InventoryReader
 from agent.discover.gpumessages import BUFFER_BYTES, Answer, GpuSeen, Lines, Look, Over, Told, line
-from agent.discover.gpureadings import readings
+from agent.discover.gpureport import InventoryReader, readings
 from agent.discover.nvml import DriverGoneError, Nvml, NvmlError
 from agent.model.gpus import GpuEvent, GpuReport
 

@@ -13,8 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agent.discover.facts import DiscoveryError
-from agent.discover.reader import SysfsReader
+from agent.discover.sysfs import DiscoveryError, SysfsReader
 from agent.host.files import Tree
 from agent.model.cpuset import CpuSet
 from agent.model.pci import Function, address_key, is_address

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.discover.pci import DEVICES
-from agent.discover.reader import SysfsReader
+from agent.discover.sysfs import SysfsReader
 from agent.host.files import Tree
 from agent.model.pci import (
     CharDevice,

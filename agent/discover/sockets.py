@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from agent.discover.facts import (
+from agent.discover.sysfs import (
     CPU,
     cpu_list,
     cpu_map,

@@ -21,7 +21,7 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
 from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
-from agent.discover.facts import DiscoveryError
+from agent.discover.sysfs import DiscoveryError
 from agent.host.daemon import Ending, one_arena, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.locks import Lock

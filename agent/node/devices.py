@@ -13,8 +13,7 @@ import msgspec
 from agent.allocate.device_holders.holdings import existing, given, had_twice, taken, withheld
 from agent.allocate.device_holders.names import Keys, keys
 from agent.discover import fpga, pci, rdma
-from agent.discover.facts import DiscoveryError
-from agent.discover.reader import SysfsReader
+from agent.discover.sysfs import DiscoveryError, SysfsReader
 from agent.host.files import Tree, boot_id, stamp
 from agent.kubelet import device_checkpoint
 from agent.kubelet.statefile import StateFileError

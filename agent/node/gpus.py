@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent.discover.reader import SysfsReader
+from agent.discover.sysfs import SysfsReader
 from agent.host.files import Tree
 from agent.model import gpudevices, gpuhealth
 from agent.model.devicelist import Published

@@ -22,7 +22,7 @@ from agent.allocate.node_local.claim import Demand, LocalPolicy, LocalRequest, L
 from agent.allocate.pools import Decision
 from agent.allocate.shares import may_own, whole_cpus
 from agent.discover.cpus import TopologyView
-from agent.discover.facts import DiscoveryError
+from agent.discover.sysfs import DiscoveryError
 from agent.host import files
 from agent.kubelet import cpu_manager_state
 from agent.kubelet.statefile import StateFileError

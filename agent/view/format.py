@@ -1,7 +1,11 @@
-"""Numbers as people read them."""
+"""Output for people: numbers, tables, and standard output to any target.
+
+The target may have any encoding, its reader may leave, and its disk may be full."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -30,3 +34,24 @@ def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
         "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()[:width]
         for row in rows
     ]
+
+
+def unwritten(command: str, error: OSError) -> int:
+    """The exit code: a reader that closes early (`head`) is not a fault; a full disk is."""
+    with open(os.devnull, "wb") as nowhere:  # for what Python flushes when it ends
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return 0
+    print(f"topolet {command}: standard output: {error.strerror}", file=sys.stderr)
+    return 1
+
+
+def encodable(text: str) -> str:
+    """The text, with plain characters for the frames where the terminal has no others."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        plain = text.translate(str.maketrans("╭╮╰╯│─·", "++++|--"))
+        return plain.encode(encoding, "replace").decode(encoding)
+    return text

@@ -1,17 +1,17 @@
-"""A picture of the machine: boxes for what CPUs share, a cell for each core.
+"""A picture of the machine: boxes for what CPUs share, a cell for each core, the NUMA distances.
 
-A picture that would be too tall folds: first cells into CPU lists, then boxes into lines.
-"""
+A picture that would be too tall folds: first cells into CPU lists, then boxes into lines."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from agent.model.cpuset import CpuSet
 from agent.model.topology import NumaNode, Topology
-from agent.view import boxes, distances, nesting
+from agent.view import boxes, nesting
 from agent.view.boxes import Box, Cells, Lines
 from agent.view.format import count, size
 from agent.view.nesting import Part
@@ -46,7 +46,7 @@ def draw(
         [_summary(topology)],
         picture + _memory_only(topology.numa_nodes, width),
         list(_notes(topology, cells)),
-        distances.draw(topology.numa_nodes, width),
+        distances(topology.numa_nodes, width),
         ["Owners", *cells.legend()] if cells.marks else [],
     ]
     lines = "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
@@ -163,3 +163,75 @@ def _notes(topology: Topology, cells: Cells) -> Iterator[str]:
 
 def _dimmed(frame: re.Match[str]) -> str:
     return f"{_DIM}{frame[0]}{_RESET}"
+
+
+_Matrix = dict[int, dict[int, int]]
+
+
+def distances(nodes: Sequence[NumaNode], width: int) -> list[str]:
+    """The matrix; nodes that are equally far from all others share a row where it is too wide.
+
+    Empty where there is nothing to compare: one node, or no distances.
+    """
+    ids = [node.id for node in nodes]
+    matrix: _Matrix = {
+        node.id: dict(zip(ids, node.distances, strict=True)) for node in nodes if node.distances
+    }
+    if len(ids) < 2 or len(matrix) < len(ids):
+        return []
+    for groups in ([[node] for node in ids], _alike(matrix)):
+        lines = _distance_table(matrix, groups)
+        if len(lines[-1]) <= width:
+            return lines
+    counts = Counter(value for row in matrix.values() for value in row.values())
+    return ["Distances between NUMA nodes, and how often each occurs"] + [
+        f"  {value:>4}  {counts[value]}x" for value in sorted(counts)
+    ]
+
+
+def _alike(matrix: _Matrix) -> list[list[int]]:
+    groups: list[list[int]] = []
+    for node in matrix:
+        for group in groups:
+            if _same(matrix, group[0], node) and _uniform(matrix, [*group, node]):
+                group.append(node)
+                break
+        else:
+            groups.append([node])
+    return groups
+
+
+def _same(matrix: _Matrix, one: int, other: int) -> bool:
+    return all(
+        matrix[one][node] == matrix[other][node] and matrix[node][one] == matrix[node][other]
+        for node in matrix
+        if node not in (one, other)
+    )
+
+
+def _uniform(matrix: _Matrix, group: Sequence[int]) -> bool:
+    return len({matrix[one][other] for one in group for other in group if one != other}) == 1
+
+
+def _distance_table(matrix: _Matrix, groups: Sequence[Sequence[int]]) -> list[str]:
+    """One row and column a group; a column is headed by its first node.
+
+    Between the nodes of one group there is one distance, which stands on the diagonal.
+    """
+    folded = any(len(group) > 1 for group in groups)
+    names = [str(CpuSet(group)) for group in groups]
+    heads = [str(group[0]) for group in groups]
+    rows = [
+        [str(matrix[group[0]][other[0] if other is not group else group[-1]]) for other in groups]
+        for group in groups
+    ]
+    label = max(len(name) for name in names)
+    cell = max(len(text) for line in (heads, *rows) for text in line) + 1
+    own = CpuSet(row[node] for node, row in matrix.items())
+    note = [f"  nodes that are alike share a row; {own} within a node"] if folded else []
+    head = " " * (label + 2) + "".join(name.rjust(cell) for name in heads)
+    body = [
+        f"  {name.rjust(label)}" + "".join(text.rjust(cell) for text in row)
+        for name, row in zip(names, rows, strict=True)
+    ]
+    return ["Distances between NUMA nodes", *note, head, *body]

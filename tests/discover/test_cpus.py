@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.discover import cpus
-from agent.discover.facts import DiscoveryError
+from agent.discover.sysfs import DiscoveryError
 from agent.model.cpuset import CpuSet
 from agent.model.topology import HugePages, Topology
 from tests.fixtures.trees import CPU, NODE, Files, machine, meminfo, offline, without, write

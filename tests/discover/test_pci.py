@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.discover import cpus, pci
-from agent.discover.facts import DiscoveryError
+from agent.discover.sysfs import DiscoveryError
 from agent.model.gpus import Ancestor
 from agent.model.pci import Function
 from tests.discover.buses import plug, put, topology

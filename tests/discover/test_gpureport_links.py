@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.discover.gpuinventory import pairs
+from agent.discover.gpureport import pairs
 from agent.model.gpus import Ancestor, Gpu, LinkEnd, NvLink, pci_address
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from agent.model.cpuset import EMPTY
 from agent.model.topology import NumaNode
-from agent.view import distances
+from agent.view import machine
 
 
 def nodes(*rows: tuple[int, ...]) -> list[NumaNode]:
@@ -13,7 +13,7 @@ def nodes(*rows: tuple[int, ...]) -> list[NumaNode]:
 
 @pytest.mark.parametrize("rows", [[(10,)], [(), ()], [(10, 20), ()]])
 def test_nothing_to_compare(rows: list[tuple[int, ...]]) -> None:
-    assert distances.draw(nodes(*rows), 80) == []
+    assert machine.distances(nodes(*rows), 80) == []
 
 
 def pairs(count: int) -> list[NumaNode]:
@@ -30,7 +30,7 @@ def pairs(count: int) -> list[NumaNode]:
 
 
 def test_equals_share_a_row_where_it_is_too_wide() -> None:
-    assert distances.draw(pairs(6), 20) == [
+    assert machine.distances(pairs(6), 20) == [
         "Distances between NUMA nodes",
         "  nodes that are alike share a row; 10 within a node",
         "       0  2  4",
@@ -41,7 +41,7 @@ def test_equals_share_a_row_where_it_is_too_wide() -> None:
 
 
 def test_counts_where_even_that_is_too_wide() -> None:
-    assert distances.draw(pairs(6), 10) == [
+    assert machine.distances(pairs(6), 10) == [
         "Distances between NUMA nodes, and how often each occurs",
         "    10  6x",
         "    12  6x",

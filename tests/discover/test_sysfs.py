@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.discover.facts import partition
+from agent.discover.sysfs import partition
 from agent.model.cpuset import CpuSet, union
 
 cpu_sets = st.sets(st.integers(0, 40)).map(CpuSet)
