@@ -35,14 +35,13 @@ import msgspec
 from common import Row, alone, arguments, compared, percentile, report, skipped, timed
 from peers.go_peer import KOORDINATOR, GoPeer, beside
 
-from agent.allocate.bits import members
-from agent.allocate.devices.allocation import Allocation, allocate
+from agent.allocate.devices.allocation import Allocation, allocate, device_hints
 from agent.allocate.devices.gpu_sets import BandwidthTable, BestEffortTable, GpuTable, Matrix
 from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
 from agent.allocate.devices.links import LinkTable, linked
 from agent.allocate.devices.request import device_request
-from agent.allocate.node_allocator.device_hints import device_hints
 from agent.model import deviceobject
+from agent.model.cpuset import members
 from agent.model.deviceobject import Device, DeviceTopology
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.policies import Strategy

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.allocate.bits import members
 from agent.allocate.layout import Area, CpuRefCounts, Layout
 from agent.allocate.packing import AllocationStep, CpuRequest, Found, Terms, pack, whole_cores
 from agent.allocate.reasons import Reason
+from agent.model.cpuset import members
 from agent.model.policies import BindPolicy, Strategy
 
 

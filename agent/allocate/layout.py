@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.bits import lowest, members
+from agent.model.cpuset import lowest, members
 from agent.model.policies import ExclusivePolicy
 from agent.model.topology import Cpu, Topology
 

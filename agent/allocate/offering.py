@@ -18,10 +18,9 @@ from typing import Protocol
 
 import msgspec
 
-from agent.allocate.bits import ids
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.numa import koordinator_merge
-from agent.allocate.numa.hint import MergeCause, Merged, Provider, TopologyHint, resource_hints
+from agent.allocate.numa.hint import MergeCause, Merged, Provider, TopologyHint, ids, resource_hints
 from agent.allocate.packing import AllocationStep
 from agent.allocate.policies_in_force import InForce, PolicyInForce, in_force
 from agent.allocate.reasons import Reason, Rejection

@@ -27,8 +27,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from agent.allocate.bits import lowest, members
 from agent.allocate.layout import Area, CpuRefCounts, Layout, core_tiers, first_of, rounds, tiers
+from agent.model.cpuset import lowest, members
 from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
 
 

@@ -29,13 +29,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.batch import batch_limits
 from agent.allocate.cpu_claims import ClaimRefusal, admit_claims
 from agent.allocate.node_local.claim import Demand, LocalOutcome, Move, Share
 from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given
 from agent.allocate.shares import claims, numa_nodes, pool_class, shared_cpus, sidecars
 from agent.model.annotations import AnnotationError
-from agent.model.batch import BatchResources, batch_resources, cpu_request_milli
+from agent.model.batch import BatchResources, batch_limits, batch_resources, cpu_request_milli
 from agent.model.bounds import reason as shortened
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod

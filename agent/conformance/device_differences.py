@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.bits import members
 from agent.allocate.devices.choice import partners
 from agent.allocate.devices.inventory import NodeDevices, device_score, summed
 from agent.allocate.devices.need import Need, allowed_devices, need, selected
 from agent.allocate.devices.request import FULL, DeviceRequest, RequestFault
 from agent.conformance.files import Difference
+from agent.model.cpuset import members
 from agent.model.device_allocation import (
     DeviceAllocateStrategy,
     DeviceTopologyScope,

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.bits import of_nodes
 from agent.allocate.devices.allocation import Allocation, allocate, node_score
 from agent.allocate.devices.inventory import (
     NodeDevices,
@@ -28,6 +27,7 @@ from agent.allocate.devices.request import (
     filled,
     hinted,
 )
+from agent.allocate.numa.hint import of_nodes
 from agent.allocate.resource_request import InitRequests, pod_total
 from agent.conformance.device_differences import (
     CORE_OF_SEVERAL,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agent.allocate.bits import members, of_nodes
-from agent.allocate.numa.hint import NodeStatus, Provider, TopologyHint
+from agent.allocate.numa.hint import NodeStatus, Provider, TopologyHint, of_nodes
 from agent.allocate.numa.koordinator_merge import merge as koordinator_merge
 from agent.allocate.numa.kubelet_merge import Distances
 from agent.allocate.numa.kubelet_merge import merge as kubelet_merge
 from agent.conformance.files import CaseVerdict, Judge
-from agent.model.cpuset import MAX_ID
+from agent.model.cpuset import MAX_ID, members
 from agent.model.policies import NumaExclusive, NumaPolicy
 
 _CLOSEST: Final = "prefer-closest-numa-nodes"

@@ -14,7 +14,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from agent.allocate.bits import members, of_nodes, subsets
 from agent.allocate.kubelet.cpu_assignment import (
     NotEnoughCpusError,
     of_whole_cores,
@@ -35,7 +34,8 @@ from agent.allocate.kubelet.static_policy import (
     pod_cpus,
 )
 from agent.allocate.layout import Layout
-from agent.allocate.numa.hint import TopologyHint
+from agent.allocate.numa.hint import TopologyHint, of_nodes, subsets
+from agent.model.cpuset import members
 from agent.model.policies import NumaPolicy
 
 

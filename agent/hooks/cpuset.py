@@ -22,7 +22,6 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.allocate.batch import batch_limits
 from agent.allocate.shares import (
     claims,
     kubelet_may_own,
@@ -33,7 +32,7 @@ from agent.allocate.shares import (
 )
 from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer, announced
 from agent.model.annotations import AnnotationError
-from agent.model.batch import batch_resources
+from agent.model.batch import batch_limits, batch_resources
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.notice import MOUNTED_AT
 from agent.model.notifications import RequestedResources

@@ -1,4 +1,5 @@
-"""An immutable set of CPU numbers (or NUMA node ids) over one int.
+"""An immutable set of CPU numbers (or NUMA node ids) over one int, and functions for those who
+compute on the ints themselves.
 
 Speaks the kernel's two text formats: lists (`0-3,8`, with groups as in `0-15:2/4`) and masks
 (`ff,ffffffff`).
@@ -109,11 +110,7 @@ class CpuSet:
         return cpu >= 0 and self.mask >> cpu & 1 == 1
 
     def __iter__(self) -> Iterator[int]:
-        rest = self.mask
-        while rest:
-            low = rest & -rest
-            yield low.bit_length() - 1
-            rest ^= low
+        return members(self.mask)
 
     def first(self) -> int | None:
         """The lowest id, None of an empty set."""
@@ -206,3 +203,37 @@ def _number(digits: str, part: str, text: str) -> int:
 
 def _quote(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def members(mask: int) -> Iterator[int]:
+    """The ids of a mask, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def lowest(mask: int, count: int) -> int:
+    """The mask of the `count` lowest members of a mask; all where there are fewer."""
+    if count <= 0:
+        return 0
+    if mask.bit_count() <= count:
+        return mask
+    base = (mask & -mask).bit_length() - 1
+    rest = mask >> base
+    width = 1 << (rest.bit_length() - 1).bit_length()
+    taken = 0
+    while width > 1:
+        width >>= 1
+        low = rest & ((1 << width) - 1)
+        held = low.bit_count()
+        if held < count:
+            taken |= low << base
+            count -= held
+            rest >>= width
+            base += width
+        elif held == count:
+            return taken | low << base
+        else:
+            rest = low
+    return taken | rest << base

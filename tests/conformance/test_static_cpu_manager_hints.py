@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.bits import members
 from agent.allocate.kubelet.static_policy import ContainerCpu, PodCpu
 from agent.allocate.layout import of
 from agent.allocate.numa.hint import TopologyHint
 from agent.conformance.static_cpu_manager import container_hints, pod_hints
+from agent.model.cpuset import members
 from agent.model.topology import Cpu
 from tests.allocate.kubelet.nodes import Node, machine, pod, policy
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from agent.allocate.bits import members, subsets
 from agent.allocate.devices import gpus
 from agent.allocate.devices.need import Need
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, filled
+from agent.allocate.numa.hint import subsets
+from agent.model.cpuset import members
 from agent.model.device_allocation import DeviceAllocateStrategy, DeviceHint, Joint, JointScope
 from agent.model.deviceobject import Device, VirtualFunction
 from agent.model.objects import LabelSelector

@@ -30,7 +30,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Final, Protocol
 
-from agent.allocate.bits import members
+from agent.model.cpuset import members
 from agent.model.policies import GpuObjective
 
 Matrix = tuple[tuple[int, ...], ...]

@@ -7,13 +7,14 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Final
 
-from agent.allocate.bits import members, of_nodes
 from agent.allocate.devices.gpu_sets import GpuTable
 from agent.allocate.devices.inventory import LEVELS, GpuGroup
 from agent.allocate.devices.links import LinkTable
 from agent.allocate.devices.need import Candidates, Need
 from agent.allocate.devices.partitions import feasible, packed
 from agent.allocate.devices.request import DeviceCause
+from agent.allocate.numa.hint import of_nodes
+from agent.model.cpuset import members
 from agent.model.device_allocation import DeviceTopologyScope
 
 

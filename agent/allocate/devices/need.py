@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from agent.allocate.bits import members
 from agent.allocate.devices.inventory import Fleet, NodeDevices, Stock, device_score
 from agent.allocate.devices.request import FULL, DeviceCause, TypeRequest, filled, hinted
+from agent.model.cpuset import members
 from agent.model.device_allocation import DeviceHint, DeviceTopologyScope, Exclusion, PartitionSpec
 from agent.model.deviceobject import DeviceType
 from agent.model.nodestatus import GPU_MEMORY_RATIO

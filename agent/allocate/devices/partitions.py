@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.bits import of_nodes
+from agent.allocate.numa.hint import of_nodes
 from agent.model import bounds
 from agent.model.annotations import AnnotationError, text_of
 from agent.model.bounds import JsonError

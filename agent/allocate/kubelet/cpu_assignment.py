@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from agent.allocate.bits import lowest
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Area, Layout, Section
+from agent.model.cpuset import lowest
 
 
 class NotEnoughCpusError(ValueError):

@@ -8,7 +8,7 @@ annotations in any order.
 
 Pods without CPUs or devices of ours are placed by the node's report of its NUMA nodes (`zones`).
 For all others the policies, CPUs and NUMA nodes come from `offering`, and the devices take part in
-it as a second hint provider (`device_hints`)."""
+it as a second hint provider."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate import node_score, offering
-from agent.allocate.devices.allocation import Allocation, gone
+from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, gone
 from agent.allocate.devices.inventory import NodeDevices
 from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, TypeRequest
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation
@@ -32,7 +32,6 @@ from agent.allocate.node_allocator.assigned_pods import (
     device_overlaps,
     held_devices,
 )
-from agent.allocate.node_allocator.device_hints import DeviceHintProvider
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.node_allocator.zones import Zones

@@ -20,12 +20,11 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from agent.allocate.bits import lowest
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, of_whole_cores, take_aligned
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Area, Layout
 from agent.allocate.node_local.claim import Book, LocalRequest, Move, MoveReason
-from agent.model.cpuset import CpuSet
+from agent.model.cpuset import CpuSet, lowest
 
 Cost: TypeAlias = tuple[int, int, int, int]
 

@@ -17,9 +17,17 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.bits import members, of_nodes
 from agent.allocate.numa.combinations import Combinations, Place, first_place, intersections, room
-from agent.allocate.numa.hint import MergeCause, Merged, NodeStatus, Pick, Provider, TopologyHint
+from agent.allocate.numa.hint import (
+    MergeCause,
+    Merged,
+    NodeStatus,
+    Pick,
+    Provider,
+    TopologyHint,
+    of_nodes,
+)
+from agent.model.cpuset import members
 from agent.model.policies import NumaExclusive, NumaPolicy
 
 

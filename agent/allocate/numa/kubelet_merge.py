@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from agent.allocate.bits import members
 from agent.allocate.numa.combinations import first_place, intersections
 from agent.allocate.numa.hint import MergeCause, Merged, Provider
 from agent.allocate.numa.koordinator_merge import (
@@ -28,6 +27,7 @@ from agent.allocate.numa.koordinator_merge import (
     no_combination,
     single_node_only,
 )
+from agent.model.cpuset import members
 from agent.model.policies import NumaPolicy
 
 

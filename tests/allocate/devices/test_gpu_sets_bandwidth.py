@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.bits import members
 from agent.allocate.devices.gpu_sets import BandwidthTable, Matrix
+from agent.model.cpuset import members
 from tests.allocate.devices.links import BRIDGED, CROSSED, MATRICES, VOLTA, by_definition, symmetric
 
 

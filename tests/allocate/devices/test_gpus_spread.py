@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.bits import members
 from agent.allocate.devices.gpu_sets import Matrix, table
 from agent.allocate.devices.gpus import best_spread
+from agent.model.cpuset import members
 from agent.model.policies import GpuObjective
 from tests.allocate.devices.links import MATRICES
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.bits import members
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
@@ -19,6 +18,7 @@ from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model import deviceobject, interconnect
+from agent.model.cpuset import members
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.policies import GpuObjective, NumaPolicy
 from tests.allocate.devices.builders import CARDS, JOINT, RDMA, gpu, nic, part

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.bits import subsets
-from agent.allocate.numa.hint import MergeCause, NodeStatus, Pick, Provider, TopologyHint
+from agent.allocate.numa.hint import MergeCause, NodeStatus, Pick, Provider, TopologyHint, subsets
 from agent.allocate.numa.koordinator_merge import merge
 from agent.model.policies import NumaExclusive, NumaPolicy
 from tests.allocate.numa import plain

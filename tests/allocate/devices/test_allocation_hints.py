@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from agent.allocate.devices.allocation import device_hints
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
-from agent.allocate.node_allocator.device_hints import device_hints
 from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.numa.koordinator_merge import merge
 from agent.model.policies import NumaPolicy

@@ -2,8 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.batch import BatchLimits, batch_limits
-from agent.model.batch import MOST_CPU_MILLI, MOST_MEMORY_BYTES, BatchResources
+from agent.model.batch import (
+    MOST_CPU_MILLI,
+    MOST_MEMORY_BYTES,
+    BatchLimits,
+    BatchResources,
+    batch_limits,
+)
 from agent.model.qos import QoS
 from agent.model.snapshot import UNLIMITED, CgroupLimits
 
