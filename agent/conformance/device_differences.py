@@ -46,7 +46,7 @@ HEALTHY_ALONE: Final = Difference(
 GPU: Final = DeviceType.GPU.value
 
 
-class Answers(msgspec.Struct, frozen=True):
+class _Answers(msgspec.Struct, frozen=True):
     """Both sides' allocation by device type; None for an error."""
 
     theirs: dict[str, Any] | None
@@ -59,7 +59,7 @@ class Answers(msgspec.Struct, frozen=True):
         return theirs, ours
 
 
-def core_of_several(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _core_of_several(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     ask = request.asks.get(GPU)
     return (
         ask is not None
@@ -70,7 +70,7 @@ def core_of_several(request: DeviceRequest, needs: dict[str, Need], answers: Ans
     )
 
 
-def for_all_healthy(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _for_all_healthy(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     return answers.theirs is None and any(
         each.hint is not None
         and each.hint.strategy is DeviceAllocateStrategy.APPLY_FOR_ALL
@@ -79,7 +79,7 @@ def for_all_healthy(request: DeviceRequest, needs: dict[str, Need], answers: Ans
     )
 
 
-def pcie_exclusive(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _pcie_exclusive(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     """They would share a switch that has a device in use."""
     return any(
         each.hint is not None
@@ -89,7 +89,7 @@ def pcie_exclusive(request: DeviceRequest, needs: dict[str, Need], answers: Answ
     )
 
 
-def partition_order(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _partition_order(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     gpus = needs.get(GPU)
     if gpus is None or gpus.ask.shared:
         return False
@@ -105,7 +105,7 @@ def partition_order(request: DeviceRequest, needs: dict[str, Need], answers: Ans
     return several and all(each is not None for each in named) and theirs != ours
 
 
-def shares_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _shares_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     gpus = needs.get(GPU)
     theirs, ours = answers.minors(GPU)
     if gpus is None or not gpus.ask.shared or len(theirs) != 1 or len(ours) != 1:
@@ -113,7 +113,7 @@ def shares_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: Ans
     return gpus.candidates.score_of(ours[0]) > gpus.candidates.score_of(theirs[0])
 
 
-def shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     gpus = needs.get(GPU)
     return (
         gpus is not None
@@ -125,7 +125,7 @@ def shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: Ans
     )
 
 
-def switch_found(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _switch_found(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     joint = request.wishes.joint
     if joint is None or joint.scope is not JointScope.SAME_PCIE or answers.theirs is not None:
         return False
@@ -139,7 +139,7 @@ def switch_found(request: DeviceRequest, needs: dict[str, Need], answers: Answer
     return len(kinds) > 1 and all(each == switches[0] for each in switches)
 
 
-def as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     """Ours are the first of theirs."""
     joint = request.wishes.joint
     if joint is None or joint.scope is not JointScope.PREFERRED:
@@ -153,7 +153,7 @@ def as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: An
     return True
 
 
-def gpu_beside(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _gpu_beside(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     joint = request.wishes.joint
     if joint is None:
         return False
@@ -161,7 +161,7 @@ def gpu_beside(request: DeviceRequest, needs: dict[str, Need], answers: Answers)
     return GPU in others and answers.minors(lead)[0] == answers.minors(lead)[1]
 
 
-def unfit_take_turns(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _unfit_take_turns(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     """The leading devices are the same, and of those under their switches some do not fit."""
     joint = request.wishes.joint
     kinds = partners(joint, request.wishes.hints, needs) if joint else []
@@ -179,13 +179,13 @@ def unfit_take_turns(request: DeviceRequest, needs: dict[str, Need], answers: An
     )
 
 
-def functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     wanted = any(each.hint and each.hint.vf_selector is not None for each in needs.values())
     same = all(theirs == ours for theirs, ours in map(answers.minors, needs))
     return wanted and same
 
 
-def not_listed(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+def _not_listed(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     return any(
         name not in each.candidates.fleet.totals.get(minor, {})
         for kind, each in needs.items()
@@ -194,7 +194,7 @@ def not_listed(request: DeviceRequest, needs: dict[str, Need], answers: Answers)
     )
 
 
-Test = Callable[[DeviceRequest, dict[str, Need], Answers], bool]
+_Test = Callable[[DeviceRequest, dict[str, Need], _Answers], bool]
 
 
 class DeviceCase(msgspec.Struct, frozen=True):
@@ -206,9 +206,9 @@ class DeviceCase(msgspec.Struct, frozen=True):
     strategy: Strategy | None
 
 
-_TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
-    (CORE_OF_SEVERAL, core_of_several),
-    (HEALTHY_ALONE, for_all_healthy),
+_TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
+    (CORE_OF_SEVERAL, _core_of_several),
+    (HEALTHY_ALONE, _for_all_healthy),
     (
         Difference(
             "pcie-level-exclusion",
@@ -216,7 +216,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "under the switch are in use",
             listed=True,
         ),
-        pcie_exclusive,
+        _pcie_exclusive,
     ),
     (
         Difference(
@@ -225,7 +225,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "at the worst alone; ours goes from the best down",
             listed=True,
         ),
-        partition_order,
+        _partition_order,
     ),
     (
         Difference(
@@ -234,7 +234,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "fuller switch whatever the strategy; ours goes by the strategy",
             listed=True,
         ),
-        shares_as_asked,
+        _shares_as_asked,
     ),
     (
         Difference(
@@ -242,7 +242,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "shares of several cards within a scope are refused; ours chooses them",
             listed=True,
         ),
-        shares_in_scope,
+        _shares_in_scope,
     ),
     (
         Difference(
@@ -251,7 +251,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "finds switches that have both",
             listed=True,
         ),
-        switch_found,
+        _switch_found,
     ),
     (
         Difference(
@@ -260,7 +260,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "for; ours gives as many as asked",
             listed=True,
         ),
-        as_many_as_asked,
+        _as_many_as_asked,
     ),
     (
         Difference(
@@ -269,7 +269,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "switch first",
             listed=True,
         ),
-        gpu_beside,
+        _gpu_beside,
     ),
     (
         Difference(
@@ -277,7 +277,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "NICs that have too little left, or are ill, take their switch's turn, so that the "
             "next of the switch comes after all others; ours counts those that fit alone",
         ),
-        unfit_take_turns,
+        _unfit_take_turns,
     ),
     (
         Difference(
@@ -285,24 +285,24 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "virtual functions are taken in the order of texts, 10 before 2; ours by number",
             listed=True,
         ),
-        functions_by_number,
+        _functions_by_number,
     ),
     (
         Difference(
             "resource-not-listed",
             "a device that does not list a resource gives any amount of it; ours gives none",
         ),
-        not_listed,
+        _not_listed,
     ),
 )
 
-NODE_SCORE: Final = Difference(
+_NODE_SCORE: Final = Difference(
     "score-of-what-is-held",
     "a node is scored as if the pod took one device, and no memory where it asks by percent; ours "
     "scores it with all that the pod gets",
     listed=True,
 )
-DIFFERENCES: Final = (*(each for each, _ in _TESTS), UNEVEN_SHARES, NODE_SCORE)
+DIFFERENCES: Final = (*(each for each, _ in _TESTS), UNEVEN_SHARES, _NODE_SCORE)
 
 
 def declared(question: DeviceCase, theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
@@ -313,8 +313,8 @@ def declared(question: DeviceCase, theirs: dict[str, Any], ours: dict[str, Any])
         return UNEVEN_SHARES.name if request is RequestFault.UNEVEN else None
     needs = _needs(question, request)
     if theirs.get("allocation") == ours.get("allocation"):
-        return NODE_SCORE.name if theirs["score"] == _of_one(question, needs) else None
-    answers = Answers(theirs.get("allocation"), ours.get("allocation"))
+        return _NODE_SCORE.name if theirs["score"] == _of_one(question, needs) else None
+    answers = _Answers(theirs.get("allocation"), ours.get("allocation"))
     return next((each.name for each, test in _TESTS if test(request, needs, answers)), None)
 
 

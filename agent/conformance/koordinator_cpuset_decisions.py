@@ -49,20 +49,20 @@ from agent.model.snapshot import NOTHING, PodWanted, Pool, Snapshot, Wanted, poo
 from agent.model.topology import Cpu, Topology
 from agent.model.verdict import Wait
 
-STRAY_COMMA: Final = Difference(
+_STRAY_COMMA: Final = Difference(
     "stray-comma",
     "pools are joined with the empty ones among them: a cpuset such as `,4-7` is no CPU list",
     listed=True,
 )
 
-EMPTY_POOL: Final = Difference(
+_EMPTY_POOL: Final = Difference(
     "empty-pool",
     "no CPU is left in the pool of the pod's class or NUMA nodes: the container gets no cpuset and"
     " runs anywhere, while ours gives it all pools of its class, or refuses it when they are empty",
     listed=True,
 )
 
-BE_ON_LS_POOL: Final = Difference(
+_BE_ON_LS_POOL: Final = Difference(
     "be-on-ls-pool",
     "a pod labelled BE whose group is not BestEffort gets the LS pool; ours gives it the BE pool of"
     " its class, wherever its group is",
@@ -71,9 +71,9 @@ BE_ON_LS_POOL: Final = Difference(
 DIFFERENCES: Final[tuple[Difference, ...]] = (
     CLAIMED_TWICE,
     KUBELET_DECIDES,
-    BE_ON_LS_POOL,
-    STRAY_COMMA,
-    EMPTY_POOL,
+    _BE_ON_LS_POOL,
+    _STRAY_COMMA,
+    _EMPTY_POOL,
 )
 
 _CONTAINER: Final = "main"
@@ -227,11 +227,11 @@ def _compared(
         return same
     everywhere = (reported.system if pod.qos is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
     if not _cpus(theirs) and not pool_cpus(_narrow(pools, nodes)) and place == everywhere:
-        return CaseVerdict(False, ours, EMPTY_POOL.name)
+        return CaseVerdict(False, ours, _EMPTY_POOL.name)
     by_label = case.get("qos") == QoS.BE and pod.kube_class != "besteffort"
     on_ls = not left_alone and _cpus(theirs) == pool_cpus(reported.ls)
     on_be = place == _pool(reported.be, nodes)
-    return CaseVerdict(False, ours, BE_ON_LS_POOL.name if by_label and on_ls and on_be else None)
+    return CaseVerdict(False, ours, _BE_ON_LS_POOL.name if by_label and on_ls and on_be else None)
 
 
 def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:
@@ -247,7 +247,7 @@ def _joined(ours: dict[str, Any], theirs: str) -> CaseVerdict | None:
     if _cpus(theirs) != _cpus(ours["cpuset"] or ""):
         return None
     stray = "" in theirs.split(",") and theirs != ""
-    return CaseVerdict(not stray, ours, STRAY_COMMA.name if stray else None)
+    return CaseVerdict(not stray, ours, _STRAY_COMMA.name if stray else None)
 
 
 def _pool(pools: tuple[Pool, ...], nodes: tuple[int, ...]) -> CpuSet:

@@ -38,7 +38,7 @@ from agent.model.nodetopology import NodeTopology
 from agent.model.pods import Pod
 from agent.model.policies import reported_numa_policy
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.topology import NumaNode, Topology
+from agent.model.topology import Topology
 from agent.node.node_configuration import from_annotations, rules, with_kubelet
 from agent.node.report import ReportInput, facts
 
@@ -87,7 +87,7 @@ def _annotations_first(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _judged(case: dict[str, Any], *, reserved: bool = True) -> CaseVerdict:
-    topology = _topology(case)
+    topology = machines.topology(case["shape"], case["numbering"])
     pods = tuple(_pod(each, case.get("checkpoint", {})) for each in case["pods"])
     configured = _configured(case, topology)
     kubelet = _kubelet(case, static=configured.kubelet_policy == "static")
@@ -104,20 +104,6 @@ def _judged(case: dict[str, Any], *, reserved: bool = True) -> CaseVerdict:
         return CaseVerdict(True, ours)
     twice = differing <= {"ls", "be"} and _claimed_twice(pods, decision, ours, expect)
     return CaseVerdict(False, ours, CLAIMED_TWICE.name if twice else None)
-
-
-def _topology(case: dict[str, Any]) -> Topology:
-    cpus = machines.cpus(case["shape"], case["numbering"])
-    nodes = sorted({cpu.node for cpu in cpus})
-    return Topology(
-        cpus=cpus,
-        numa_nodes=tuple(
-            NumaNode(node, CpuSet(cpu.id for cpu in cpus if cpu.node == node), 0) for node in nodes
-        ),
-        offline=EMPTY,
-        isolated=EMPTY,
-        smt=any(cpu.core != cpu.id for cpu in cpus),
-    )
 
 
 def _pod(pod: dict[str, Any], checkpoint: dict[str, Any]) -> Pod:

@@ -42,7 +42,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.policies import kubelet_numa_policy
 from agent.model.quantities import milli
 
-SHARED_SLICE: Final = Difference(
+_SHARED_SLICE: Final = Difference(
     "shared-slice",
     "distribution over four or more NUMA nodes: the best combination found is overwritten by a"
     " later one, that leaves the nodes no more even",
@@ -55,20 +55,20 @@ HALF_CORES: Final = Difference(
     listed=True,
 )
 
-REUSABLE_TWICE: Final = Difference(
+_REUSABLE_TWICE: Final = Difference(
     "reusable-counted-twice",
     "hints offer NUMA nodes with too few CPUs: those of a removed init container count as reusable"
     " and as free",
     listed=True,
 )
 
-HANDED_OUT_TWICE: Final = Difference(
+_HANDED_OUT_TWICE: Final = Difference(
     "reused-while-held",
     "an init container placed again makes its CPUs reusable that an app container of the pod has",
     listed=True,
 )
 
-SHARED_EMPTIED: Final = Difference(
+_SHARED_EMPTIED: Final = Difference(
     "shared-pool-emptied",
     "an allocation takes the last CPUs that all containers without CPUs of their own share",
     listed=True,
@@ -93,9 +93,9 @@ def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
     if ours == expect:
         return CaseVerdict(True, ours)
     theirs = CpuSet.parse(expect.get("cpuset", "")).mask
-    quirk = case.get("quirk") == SHARED_SLICE.name and options.distribute_cpus_across_numa
+    quirk = case.get("quirk") == _SHARED_SLICE.name and options.distribute_cpus_across_numa
     declared = quirk and _overwritten(layout, free, taken, theirs)
-    return CaseVerdict(False, ours, SHARED_SLICE.name if declared else None)
+    return CaseVerdict(False, ours, _SHARED_SLICE.name if declared else None)
 
 
 def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
@@ -166,24 +166,24 @@ class _Run:
             reusable = before.reusable | self._doubtful
             doubtful = msgspec.structs.replace(before, reusable=reusable)
             if _same(_answer(self._policy, doubtful, pod, step)[1], theirs):
-                return HANDED_OUT_TWICE
+                return _HANDED_OUT_TWICE
         if "hints" in theirs:
             twice = before.reusable_by(pod.uid) & self._policy.available(before)
-            return REUSABLE_TWICE if twice and _offers_more(ours, theirs) else None
+            return _REUSABLE_TWICE if twice and _offers_more(ours, theirs) else None
         if "error" in theirs or not theirs.get("cpuset"):
             return None
         given = CpuSet.parse(theirs["cpuset"]).mask
         layout, options = self._policy.layout, self._policy.options
         refused = ours.get("error")
         if refused == RefusalReason.DEFAULT_EMPTIED.value and not theirs["default"]:
-            return SHARED_EMPTIED
+            return _SHARED_EMPTIED
         halves = options.full_pcpus_only and layout.expand(layout.whole(given)) != given
         if halves and refused in (None, RefusalReason.NOT_ENOUGH_CORES.value):
             return HALF_CORES
         mine = CpuSet.parse(ours["cpuset"] or "").mask
         free = self._policy.available(before) | before.reusable_by(pod.uid)
         if options.distribute_cpus_across_numa and _overwritten(layout, free, mine, given):
-            return SHARED_SLICE
+            return _SHARED_SLICE
         return None
 
 
@@ -314,10 +314,10 @@ def _content(case: dict[str, Any]) -> str:
 
 
 JUDGES: Final = {
-    "kubelet-take-cpus": Judge(judge_take_cpus, (SHARED_SLICE,)),
+    "kubelet-take-cpus": Judge(judge_take_cpus, (_SHARED_SLICE,)),
     "kubelet-static-policy": Judge(
         judge_static_policy,
-        (HALF_CORES, REUSABLE_TWICE, HANDED_OUT_TWICE, SHARED_EMPTIED, SHARED_SLICE),
+        (HALF_CORES, _REUSABLE_TWICE, _HANDED_OUT_TWICE, _SHARED_EMPTIED, _SHARED_SLICE),
     ),
     "kubelet-state-files": Judge(judge_state_file),
 }

@@ -6,16 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from agent.model.topology import Cpu
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.topology import Cpu, NumaNode, Topology
 
-MOST_CPUS: Final = 65_536
+_MOST_CPUS: Final = 65_536
 
 
 def cpus(shape: Sequence[float], numbering: str, caches: int | None = None) -> tuple[Cpu, ...]:
     """`shape`: sockets, NUMA nodes a socket (0.5: a node spans two), cores a node, threads a core;
     `caches`: L3 caches of the whole machine. Raises ValueError for anything else."""
-    if not math.prod(shape) <= MOST_CPUS:
-        raise ValueError(f"shape {list(shape)} has more than {MOST_CPUS} CPUs")
+    if not math.prod(shape) <= _MOST_CPUS:
+        raise ValueError(f"shape {list(shape)} has more than {_MOST_CPUS} CPUs")
     sockets, nodes_per_socket, cores_per_node, threads = shape
     nodes = round(sockets * nodes_per_socket)
     cores = nodes * int(cores_per_node)
@@ -41,6 +42,21 @@ def cpus(shape: Sequence[float], numbering: str, caches: int | None = None) -> t
                 )
             )
     return tuple(sorted(made, key=lambda cpu: cpu.id))
+
+
+def topology(shape: Sequence[float], numbering: str) -> Topology:
+    """The machine with all CPUs online. Raises ValueError as `cpus`."""
+    made = cpus(shape, numbering)
+    nodes = sorted({cpu.node for cpu in made})
+    return Topology(
+        cpus=made,
+        numa_nodes=tuple(
+            NumaNode(node, CpuSet(cpu.id for cpu in made if cpu.node == node), 0) for node in nodes
+        ),
+        offline=EMPTY,
+        isolated=EMPTY,
+        smt=any(cpu.core != cpu.id for cpu in made),
+    )
 
 
 def _id(core: int, thread: int, numbering: str, sizes: tuple[int, int, int]) -> int:

@@ -23,58 +23,58 @@ from agent.model.policies import BindPolicy, NumaPolicy
 
 Case = Mapping[str, Any]
 
-REQUIRED: Final = "requiredCPUBindPolicy"
-EXCLUSIVE: Final = "preferredCPUExclusivePolicy"
-READ_POLICIES: Final = ("BestEffort", "Restricted", "SingleNUMANodePodLevel")
+_REQUIRED: Final = "requiredCPUBindPolicy"
+_EXCLUSIVE: Final = "preferredCPUExclusivePolicy"
+_READ_POLICIES: Final = ("BestEffort", "Restricted", "SingleNUMANodePodLevel")
 
 
-def as_it_is(case: Case) -> Case:
+def _as_it_is(case: Case) -> Case:
     return case
 
 
-def spelled(case: Case) -> bool:
-    return any(word not in READ_POLICIES for word in case.get("topologyPolicies", ()))
+def _spelled(case: Case) -> bool:
+    return any(word not in _READ_POLICIES for word in case.get("topologyPolicies", ()))
 
 
-def without_policies(case: Case) -> Case:
+def _without_policies(case: Case) -> Case:
     return {**case, "topologyPolicies": []}
 
 
-def single_machine(case: Case) -> bool:
-    return len(case["zones"]) == 1 and NumaPolicy.SINGLE_NUMA_NODE in str(policies(case))
+def _single_machine(case: Case) -> bool:
+    return len(case["zones"]) == 1 and NumaPolicy.SINGLE_NUMA_NODE in str(_policies(case))
 
 
-def policies(case: Case) -> list[Any]:
+def _policies(case: Case) -> list[Any]:
     own = case["pod"].get("numaTopologySpec") or {}
     labels = case.get("nodeLabels", {})
     return [*labels.values(), *case.get("topologyPolicies", ()), *own.values()]
 
 
-def be_bound(case: Case) -> bool:
+def _be_bound(case: Case) -> bool:
     forced = case.get("nodeLabels", {}).get(BIND_LABEL, "None") != "None" or bool(
         case.get("kubelet", {}).get("options")
     )
     return forced and case["pod"].get("qos") == "BE"
 
 
-def as_ls(case: Case) -> Case:
+def _as_ls(case: Case) -> Case:
     return {**case, "pod": {**case["pod"], "qos": "LS"}}
 
 
-def no_cpus(case: Case) -> bool:
+def _no_cpus(case: Case) -> bool:
     return bool(case.get("noCPUTopology"))
 
 
-def forgotten(case: Case) -> Case:
+def _forgotten(case: Case) -> Case:
     return {**case, "allocated": [{"requests": each["requests"]} for each in case["allocated"]]}
 
 
-def unrecorded(case: Case) -> bool:
+def _unrecorded(case: Case) -> bool:
     held = [each.get("resourceStatus", {}) for each in case["allocated"]]
     return any("cpuset" in each and "numaNodeResources" not in each for each in held)
 
 
-def recorded(case: Case) -> dict[int, set[str]]:
+def _recorded(case: Case) -> dict[int, set[str]]:
     """What pods recorded, by NUMA node."""
     names: dict[int, set[str]] = {}
     for pod in case["allocated"]:
@@ -83,13 +83,13 @@ def recorded(case: Case) -> dict[int, set[str]]:
     return names
 
 
-def uncounted(case: Case) -> bool:
-    return with_nothing(case) != case
+def _uncounted(case: Case) -> bool:
+    return _with_nothing(case) != case
 
 
-def with_nothing(case: Case) -> Case:
+def _with_nothing(case: Case) -> Case:
     """What pods recorded and a zone does not count is there, and there is none of it."""
-    named = recorded(case)
+    named = _recorded(case)
     zones = [
         {
             **zone,
@@ -103,42 +103,42 @@ def with_nothing(case: Case) -> Case:
     return {**case, "zones": zones}
 
 
-def split(case: Case) -> bool:
+def _split(case: Case) -> bool:
     return len(case["zones"]) > 1
 
 
-def amplified_blindly(case: Case) -> bool:
-    return amplified(case) and no_cpus(case)
+def _amplified_blindly(case: Case) -> bool:
+    return _amplified(case) and _no_cpus(case)
 
 
-def amplified_conflict(case: Case) -> bool:
-    return amplified(case) and REQUIRED in spec(case)
+def _amplified_conflict(case: Case) -> bool:
+    return _amplified(case) and _REQUIRED in _spec(case)
 
 
-def exclusive(case: Case) -> bool:
-    return EXCLUSIVE in spec(case)
+def _exclusive(case: Case) -> bool:
+    return _EXCLUSIVE in _spec(case)
 
 
-def spec(case: Case) -> Mapping[str, str]:
+def _spec(case: Case) -> Mapping[str, str]:
     return case["pod"].get("resourceSpec") or {}
 
 
-def unsaid(case: Case, word: str) -> Case:
+def _unsaid(case: Case, word: str) -> Case:
     """The pod has no such policy."""
-    kept = {key: value for key, value in spec(case).items() if key != word}
+    kept = {key: value for key, value in _spec(case).items() if key != word}
     return {**case, "pod": {**case["pod"], "resourceSpec": kept}}
 
 
-def amplified(case: Case) -> bool:
+def _amplified(case: Case) -> bool:
     return case.get("amplification", 1) > 1 and "cpu" in case["pod"]["requests"]
 
 
-def without_cpu(case: Case) -> bool:
+def _without_cpu(case: Case) -> bool:
     return "cpu" not in case["pod"]["requests"]
 
 
-def amplified_for_nothing(case: Case) -> bool:
-    return case.get("amplification", 1) > 1 and without_cpu(case)
+def _amplified_for_nothing(case: Case) -> bool:
+    return case.get("amplification", 1) > 1 and _without_cpu(case)
 
 
 class Quirk(msgspec.Struct, frozen=True):
@@ -149,7 +149,7 @@ class Quirk(msgspec.Struct, frozen=True):
 
     difference: Difference
     applies: Callable[[Case], bool]
-    case: Callable[[Case], Case] = as_it_is
+    case: Callable[[Case], Case] = _as_it_is
     recorded_only: bool = False
     unpaid: bool = False
     by_position: bool = False
@@ -166,8 +166,8 @@ QUIRKS: Final = (
             "of the spellings of a topology manager policy three are read; ours reads all",
             listed=True,
         ),
-        spelled,
-        case=without_policies,
+        _spelled,
+        case=_without_policies,
     ),
     Quirk(
         Difference(
@@ -175,7 +175,7 @@ QUIRKS: Final = (
             "SingleNUMANode on a machine of one NUMA node accounts for nothing; ours accounts",
             listed=True,
         ),
-        single_machine,
+        _single_machine,
         unaccounted=True,
     ),
     Quirk(
@@ -184,8 +184,8 @@ QUIRKS: Final = (
             "where the node binds CPUs BE pods own some too; ours leave them on what is left",
             listed=True,
         ),
-        be_bound,
-        case=as_ls,
+        _be_bound,
+        case=_as_ls,
     ),
     Quirk(
         Difference(
@@ -194,7 +194,7 @@ QUIRKS: Final = (
             "nodes themselves",
             listed=True,
         ),
-        split,
+        _split,
         by_position=True,
     ),
     Quirk(
@@ -203,7 +203,7 @@ QUIRKS: Final = (
             "where CPU is amplified and no CPU topology is reported, no pod that asks for CPU "
             "comes; ours counts what pods own",
         ),
-        amplified_blindly,
+        _amplified_blindly,
         refused="UnschedulableAndUnresolvable",
     ),
     Quirk(
@@ -212,8 +212,8 @@ QUIRKS: Final = (
             "a pod whose bind policy conflicts with the node's is told first that amplified CPU "
             "is lacking, as if evicting pods could help; ours names the conflict",
         ),
-        amplified_conflict,
-        case=partial(unsaid, word=REQUIRED),
+        _amplified_conflict,
+        case=partial(_unsaid, word=_REQUIRED),
     ),
     Quirk(
         Difference(
@@ -221,8 +221,8 @@ QUIRKS: Final = (
             "the exclusive policy of a pod whose CPUs only the node binds is not heard; ours hears "
             "whoever has one",
         ),
-        exclusive,
-        case=partial(unsaid, word=EXCLUSIVE),
+        _exclusive,
+        case=partial(_unsaid, word=_EXCLUSIVE),
     ),
     Quirk(
         Difference(
@@ -230,8 +230,8 @@ QUIRKS: Final = (
             "on a node that reports no CPU topology what pods hold of NUMA nodes is forgotten; "
             "ours counts it",
         ),
-        no_cpus,
-        case=forgotten,
+        _no_cpus,
+        case=_forgotten,
     ),
     Quirk(
         Difference(
@@ -239,7 +239,7 @@ QUIRKS: Final = (
             "CPUs that a pod owns without recorded amounts are not gone from their NUMA node; "
             "with ours they are",
         ),
-        unrecorded,
+        _unrecorded,
         recorded_only=True,
     ),
     Quirk(
@@ -248,7 +248,7 @@ QUIRKS: Final = (
             "CPUs are bound in a NUMA node that has not so much amplified CPU left; ours binds as "
             "many as it can pay for",
         ),
-        amplified,
+        _amplified,
         unpaid=True,
     ),
     Quirk(
@@ -257,7 +257,7 @@ QUIRKS: Final = (
             "for a pod that asks for no CPU NUMA nodes are compared by the CPUs that suit the "
             "policy by which the node binds others; ours compares what they have",
         ),
-        without_cpu,
+        _without_cpu,
         unbound=True,
     ),
     Quirk(
@@ -267,8 +267,8 @@ QUIRKS: Final = (
             "not take it for the NUMA nodes'",
             listed=True,
         ),
-        uncounted,
-        case=with_nothing,
+        _uncounted,
+        case=_with_nothing,
     ),
     Quirk(
         Difference(
@@ -276,7 +276,7 @@ QUIRKS: Final = (
             "a pod that asks for no CPU is scored as if CPU that others own were not amplified; "
             "ours counts the node as it is",
         ),
-        amplified_for_nothing,
+        _amplified_for_nothing,
         unamplified=True,
     ),
 )

@@ -45,7 +45,7 @@ BELOW_NOTHING: Final = Difference(
 )
 DIFFERENCES: Final = (SIDECARS, TOGETHER, MACHINES_OWN, INIT_ENDS, BELOW_NOTHING)
 
-PANIC: Final = "panic"
+_PANIC: Final = "panic"
 
 
 def judge(case: dict[str, Any]) -> CaseVerdict:
@@ -61,7 +61,7 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
     why = {
         asked.why_score(name, theirs)
         for name, theirs in expect["score"].items()
-        if theirs not in (PANIC, ours["score"][name])
+        if theirs not in (_PANIC, ours["score"][name])
     }
     if _fit(found) != {key: value for key, value in expect.items() if key != "score"}:
         why.add(asked.why_fit(found, expect))

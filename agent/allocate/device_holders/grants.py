@@ -21,7 +21,7 @@ from agent.model.visible import (
     split,
 )
 
-CPUSET_PREFIX: Final = "DRA_CPUSET_"
+_CPUSET_PREFIX: Final = "DRA_CPUSET_"
 """Before the uid of a claim."""
 CPU_DRIVER: Final = "dra.cpu"
 _MOST_NAMES: Final = 1024
@@ -49,9 +49,9 @@ def of_carriers(
     for resource, name in islice(dict.fromkeys(_named(carriers)), _MOST_NAMES):
         named.setdefault(resource, []).append(name)
     claims = (
-        (key.removeprefix(CPUSET_PREFIX), value)
+        (key.removeprefix(_CPUSET_PREFIX), value)
         for key, value in dict(carriers.environment).items()
-        if key.startswith(CPUSET_PREFIX)
+        if key.startswith(_CPUSET_PREFIX)
     )
     found = [
         *(

@@ -39,7 +39,7 @@ Matrix = tuple[tuple[int, ...], ...]
 MOST: Final = 16
 """GPUs: a table has an entry for each of their sets."""
 
-FASTEST: Final = 1 << 48
+_FASTEST: Final = 1 << 48
 """Of a pair, in any unit; sums over all pairs stay within 64 bits."""
 
 _REMEMBERED: Final = 1 << 15
@@ -293,7 +293,7 @@ def _checked(matrix: Matrix) -> None:
         if len(row) != count:
             raise ValueError(f"links of GPU {i}: {len(row)} for {count} GPUs")
         for j, value in enumerate(row):
-            if i != j and not (0 <= value <= FASTEST and value == matrix[j][i]):
+            if i != j and not (0 <= value <= _FASTEST and value == matrix[j][i]):
                 raise ValueError(f"links of GPUs {i} and {j}: {value} and {matrix[j][i]}")
 
 

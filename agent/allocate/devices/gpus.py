@@ -204,11 +204,11 @@ def _lowest(mask: int, count: int) -> list[int]:
     return list(members(mask))[:count]
 
 
-REMEMBERED: Final = 4096
+_REMEMBERED: Final = 4096
 """Answers: of 16 GPUs one may take some milliseconds."""
 
 
-@lru_cache(maxsize=REMEMBERED)
+@lru_cache(maxsize=_REMEMBERED)
 def best_spread(table: GpuTable, free: int, count: int, groups: tuple[int, ...]) -> int | None:
     """A set of `count` of the places in `free`; masks, as the groups, which are disjoint. Of equal
     sets the lowest numbers, None without such a set."""

@@ -13,7 +13,7 @@ from agent.model.gpus import Ancestor, GpuPair
 from agent.model.interconnect import Interconnect, Interlink
 from agent.model.policies import GpuObjective
 
-PCIE_MB_PER_SECOND: Final = {
+_PCIE_MB_PER_SECOND: Final = {
     Ancestor.BOARD: 6_000,
     Ancestor.SWITCH: 5_000,
     Ancestor.SWITCHES: 4_000,
@@ -23,7 +23,7 @@ PCIE_MB_PER_SECOND: Final = {
 }
 """An order rather than a measure: nearer is better, and any NVLink is better than PCIe."""
 
-BESTEFFORT_POINTS: Final = {
+_BESTEFFORT_POINTS: Final = {
     Ancestor.BOARD: 60,
     Ancestor.SWITCH: 50,
     Ancestor.SWITCHES: 40,
@@ -32,7 +32,7 @@ BESTEFFORT_POINTS: Final = {
     Ancestor.SYSTEM: 10,
 }
 
-BESTEFFORT_LINK: Final = 100
+_BESTEFFORT_LINK: Final = 100
 """go-gpuallocator's points of a pair (gpuallocator/besteffort_policy.go, calculateGPUPairScore)."""
 
 
@@ -79,13 +79,13 @@ def _matrix(minors: list[int], values: Mapping[tuple[int, int], int]) -> Matrix:
 
 
 def _nearness(facts: GpuPair | Interlink) -> int:
-    return 0 if facts.ancestor is None else BESTEFFORT_POINTS[facts.ancestor]
+    return 0 if facts.ancestor is None else _BESTEFFORT_POINTS[facts.ancestor]
 
 
 def pair_value(pair: GpuPair | Interlink, objective: GpuObjective) -> int:
     """MB/s one way for `bandwidth`, points for `besteffort`."""
     if objective is GpuObjective.BESTEFFORT:
-        return _nearness(pair) + BESTEFFORT_LINK * pair.links
+        return _nearness(pair) + _BESTEFFORT_LINK * pair.links
     if pair.mb_per_second:
         return pair.mb_per_second
-    return 0 if pair.ancestor is None else PCIE_MB_PER_SECOND[pair.ancestor]
+    return 0 if pair.ancestor is None else _PCIE_MB_PER_SECOND[pair.ancestor]

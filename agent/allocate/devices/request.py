@@ -31,9 +31,9 @@ from agent.model.nodestatus import (
     RDMA,
 )
 
-NVIDIA_GPU: Final = "nvidia.com/gpu"
-AMD_GPU: Final = "amd.com/gpu"
-HYGON_DCU: Final = "dcu.com/gpu"
+_NVIDIA_GPU: Final = "nvidia.com/gpu"
+_AMD_GPU: Final = "amd.com/gpu"
+_HYGON_DCU: Final = "dcu.com/gpu"
 NPU_CORE: Final = "huawei.com/npu-core"
 NPU_CPU: Final = "huawei.com/npu-cpu"
 NPU_DVPP: Final = "huawei.com/npu-dvpp"
@@ -97,7 +97,7 @@ class _Rule(enum.Enum):
 _RULES: Final = {
     frozenset(names): rule
     for rule, combinations in {
-        _Rule.CARDS: ([NVIDIA_GPU], [AMD_GPU], [HYGON_DCU]),
+        _Rule.CARDS: ([_NVIDIA_GPU], [_AMD_GPU], [_HYGON_DCU]),
         _Rule.GPU: ([GPU],),
         _Rule.PERCENT: (
             [GPU_MEMORY],

@@ -39,7 +39,7 @@ def take(layout: Layout, free: int, count: int, options: StaticOptions) -> int:
     spread = options.distribute_cpus_across_cores
     if options.distribute_cpus_across_numa:
         group = layout.threads if options.full_pcpus_only else 1
-        return take_distributed(layout, free, count, group=group, spread=spread)
+        return _take_distributed(layout, free, count, group=group, spread=spread)
     by_cache = options.prefer_align_cpus_by_uncorecache
     return take_packed(layout, free, count, by_cache=by_cache, spread=spread)
 
@@ -248,7 +248,7 @@ def _by_free(areas: Iterable[_Place], free: int) -> list[tuple[int, int, _Place]
     return sorted(each for each in counted if each[0])
 
 
-def take_distributed(
+def _take_distributed(
     layout: Layout, free: int, count: int, *, group: int = 1, spread: bool = False
 ) -> int:
     """Exactly `count` of the free CPUs, handed out in groups of `group`; packed where the count is

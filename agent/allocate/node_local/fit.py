@@ -26,12 +26,12 @@ from agent.allocate.layout import Area, Layout
 from agent.allocate.node_local.claim import Book, LocalRequest, Move, MoveReason
 from agent.model.cpuset import CpuSet, lowest
 
-Cost: TypeAlias = tuple[int, int, int, int]
+_Cost: TypeAlias = tuple[int, int, int, int]
 
 _TRIALS: Final = 24
 """How many containers that could make room are tried in one decision."""
 
-_NO_COST: Final[Cost] = (0, 0, 0, 0)
+_NO_COST: Final[_Cost] = (0, 0, 0, 0)
 
 
 class CpuFit(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class CpuFit(msgspec.Struct, frozen=True):
     layout: Layout
     options: StaticOptions
 
-    def cost(self, cpus: int) -> Cost:
+    def cost(self, cpus: int) -> _Cost:
         """Lower is better: NUMA nodes and sockets (in reverse order with align-by-socket), then
         caches or imbalance by the options, then cores with CPUs outside the set (or, to spread over
         cores, CPUs with a sibling in the set)."""
@@ -203,7 +203,7 @@ class Mover:
         self._choose = choose
         self._users = users
         self._settled = settled
-        self._ideals: dict[int, Cost] = {}
+        self._ideals: dict[int, _Cost] = {}
         self._trials = _TRIALS
 
     def plan(self, refused: Sequence[LocalRequest], limit: int) -> list[Move]:
@@ -245,7 +245,7 @@ class Mover:
                 found.append((excess, index, claim))
         return [claim for _, _, claim in sorted(found, key=lambda each: each[:2])]
 
-    def _ideal(self, count: int) -> Cost:
+    def _ideal(self, count: int) -> _Cost:
         known = self._ideals.get(count)
         if known is None:
             try:

@@ -135,13 +135,13 @@ def exclusive(pod: ZonedPod, reported: Container[str]) -> bool:
     )
 
 
-def of_compute(resource: str) -> bool:
+def _of_compute(resource: str) -> bool:
     """CPUs, memory or huge pages."""
     return resource in _COMPUTE or resource.startswith(_HUGEPAGES)
 
 
 def _own(resource: str, amount: int) -> bool:
-    return amount % 1000 == 0 if resource == "cpu" else of_compute(resource)
+    return amount % 1000 == 0 if resource == "cpu" else _of_compute(resource)
 
 
 def _part(kind: PartKind, name: str, requests: dict[str, int], guaranteed: bool) -> PodPart:
@@ -153,7 +153,7 @@ def _asked(requests: Mapping[str, int], guaranteed: bool) -> tuple[Asked, ...]:
         Asked(
             resource,
             amount,
-            guaranteed or not of_compute(resource),
+            guaranteed or not _of_compute(resource),
             foreign(resource) or resource in _STORAGE,
         )
         for resource, amount in requests.items()

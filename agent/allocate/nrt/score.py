@@ -26,9 +26,9 @@ _Distances: TypeAlias = tuple[tuple[int, ...], ...]
 
 _Amounts: TypeAlias = Mapping[str, int]
 
-BEST: Final = 100
+_BEST: Final = 100
 
-MOST_STEPS: Final = 30_000
+_MOST_STEPS: Final = 30_000
 """Enough for every set of 16 NUMA nodes."""
 
 
@@ -41,7 +41,7 @@ def score(
     """`weights` by resource, 1 where none is given. None: no NodeResourceTopology, or one that is
     not of the pods that are known."""
     if not pod.guaranteed:
-        return BEST
+        return _BEST
     if node is None:
         return 0
     if strategy is Strategy.LEAST_NUMA_NODES:
@@ -83,7 +83,7 @@ def _by_count(node: ZonedNode, pod: ZonedPod) -> int:
         closest = closest and found.closest
         if part.kind is not PartKind.INIT:
             available = _without(available, found.zones, asked)
-    return count_score(count, closest, node.max_numa_nodes) if count else BEST
+    return _count_score(count, closest, node.max_numa_nodes) if count else _BEST
 
 
 def _without(
@@ -102,10 +102,10 @@ def _without(
     return rest
 
 
-def count_score(count: int, closest: bool, max_numa_nodes: int) -> int:
+def _count_score(count: int, closest: bool, max_numa_nodes: int) -> int:
     """Nothing is worse than more NUMA nodes than the topology manager works for."""
-    unit = BEST // max_numa_nodes
-    return max(0, BEST - count * unit + (unit // 2 if closest else 0))
+    unit = _BEST // max_numa_nodes
+    return max(0, _BEST - count * unit + (unit // 2 if closest else 0))
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ class _Search:
 
     def best(self, count: int) -> tuple[int, tuple[int, ...]] | None:
         """The sum of distances over all ordered pairs, each place with itself too; and the set."""
-        self._count, self._steps, self._best = count, MOST_STEPS, None
+        self._count, self._steps, self._best = count, _MOST_STEPS, None
         self._extend((), 0, 0, self._needs)
         return self._best
 
@@ -195,17 +195,17 @@ def _closest(distances: _Distances, count: int) -> int:
     return found[0] if found is not None else 0
 
 
-def least_allocated(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
+def _least_allocated(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
     """The mean of what stays free. Amounts in milli-CPU and units; a weight is 1 unless given."""
     return _mean(asked, left, weights, lambda amount, there: there - amount)
 
 
-def most_allocated(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
+def _most_allocated(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
     """The mean of what is used."""
     return _mean(asked, left, weights, lambda amount, there: amount)
 
 
-def balanced_allocation(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
+def _balanced_allocation(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
     """The closer the used parts of all resources are, the better; weights do not count."""
     parts = []
     for name, amount in asked.items():
@@ -215,10 +215,10 @@ def balanced_allocation(asked: _Amounts, left: _Amounts, weights: _Amounts) -> i
             return 0
         parts.append(part)
     if len(parts) < 2:
-        return BEST
+        return _BEST
     mean = sum(parts) / len(parts)
     variance = sum((part - mean) ** 2 for part in parts) / (len(parts) - 1)
-    return int((1 - variance) * BEST)
+    return int((1 - variance) * _BEST)
 
 
 def _mean(
@@ -230,7 +230,7 @@ def _mean(
         there = left.get(name, 0)
         if there and amount <= there:
             whole = _whole(name, there)
-            total += part(_whole(name, amount), whole) * BEST // whole * weight
+            total += part(_whole(name, amount), whole) * _BEST // whole * weight
         weight_sum += weight
     return total // weight_sum if weight_sum else 0
 
@@ -241,7 +241,7 @@ def _whole(name: str, amount: int) -> int:
 
 
 _BY_ZONE: Final[Mapping[Strategy, Callable[[_Amounts, _Amounts, _Amounts], int]]] = {
-    Strategy.LEAST_ALLOCATED: least_allocated,
-    Strategy.MOST_ALLOCATED: most_allocated,
-    Strategy.BALANCED_ALLOCATION: balanced_allocation,
+    Strategy.LEAST_ALLOCATED: _least_allocated,
+    Strategy.MOST_ALLOCATED: _most_allocated,
+    Strategy.BALANCED_ALLOCATION: _balanced_allocation,
 }

@@ -25,9 +25,9 @@ from agent.model.device_allocation import AllocatedDevice
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.visible import Mount, Visible
 
-HAMI_CORE: Final = "HAMi-core"
+_HAMI_CORE: Final = "HAMi-core"
 
-LOCK_FOLDER: Final = "/tmp/vgpulock"
+_LOCK_FOLDER: Final = "/tmp/vgpulock"
 """The path at which the library reads it in its container."""
 
 _WHOLE: Final = 100
@@ -143,7 +143,7 @@ def isolated(
 ) -> Visible:
     """With the values that hold the container to its part of the cards; unchanged for one with
     whole cards or without the request. `request` None: it has the pod's devices."""
-    if labels.get(GPU_ISOLATION_PROVIDER) != HAMI_CORE or not cards:
+    if labels.get(GPU_ISOLATION_PROVIDER) != _HAMI_CORE or not cards:
         return visible
     per = request.per if request else {}
     parts = [_part(each.resources, per) for each in cards]
@@ -165,7 +165,7 @@ def isolated(
         environment=tuple(environment),
         mounts=(
             Mount(isolation.library, isolation.library),
-            Mount(isolation.lock_folder, LOCK_FOLDER, writable=True),
+            Mount(isolation.lock_folder, _LOCK_FOLDER, writable=True),
         ),
     )
 
