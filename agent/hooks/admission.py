@@ -185,10 +185,16 @@ class Admission:
             answer = cpuset.without_owners(request, snapshot)
         return UNCHANGED if isinstance(answer, Wait) else cpuset.changes(request, answer)
 
-    def updated(self, update: Update) -> None:
-        """The runtime made the update."""
+    def updated(self, update: Update, *, may_be_ours: bool = False) -> None:
+        """The runtime made the update. `may_be_ours`: the frontend also gets updates with the
+        agent's own values, by their CPU shares; these are not a kubelet's request."""
         request, snapshot = update.request, self._snapshots.current()
-        if snapshot is not None and snapshot.cpu_policy != "none" and request.asked.shares:
+        if snapshot is None:
+            return
+        wanted = snapshot.containers.get(request.container_id) if may_be_ours else None
+        if wanted is not None and wanted.limits.shares == request.asked.shares:
+            return
+        if snapshot.cpu_policy != "none" and request.asked.shares:
             self._notifier.notify(Resized(request.container_id, request.asked))
 
     def _granted(

@@ -82,7 +82,7 @@ class HookServer:
             snapshots, self._notifier, Grants(), policies, settings.state_dir, messages.SETTABLE
         )
         self._outcomes = admission.outcomes
-        self._service = HookService(KoordinatorHooks(admission, deadlines, snapshots))
+        self._service = HookService(KoordinatorHooks(admission, deadlines))
         self._path = path
         self._notice_seconds = notice_seconds
         self._server: GrpcServer | None = None

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple, Protocol
 from google.protobuf.message import DecodeError
 
 from agent.hooks.admission import Admission
-from agent.hooks.agent_link import SnapshotFile
 from agent.hooks.carriers import Carried
 from agent.hooks.requests import (
     Changes,
@@ -211,10 +210,9 @@ class KoordinatorHooks:
     may block. A call is held until its hook's deadline or shortly before its caller's; then its
     failure policy decides."""
 
-    def __init__(self, admission: Admission, deadlines: Deadlines, snapshots: SnapshotFile) -> None:
+    def __init__(self, admission: Admission, deadlines: Deadlines) -> None:
         self._admission = admission
         self._deadlines = deadlines
-        self._snapshots = snapshots
         self._making: dict[tuple[str, str], _Making] = {}
 
     def pod_announced(self, pod: PodAnnounced) -> None:
@@ -239,8 +237,9 @@ class KoordinatorHooks:
         if not isinstance(call.state, Update):
             call.state = Update(request, self._waiting(call, failurepolicy.UPDATE))
         answer = self._admission.update(call.state)
-        if isinstance(answer, Changes) and not self._repeats_ours(request):
-            self._admission.updated(call.state)
+        if isinstance(answer, Changes):
+            # koord-runtime-proxy repeats a container's values in every update of it.
+            self._admission.updated(call.state, may_be_ours=True)
         return answer
 
     def exists(self, container: ContainerRef) -> None:
@@ -293,10 +292,3 @@ class KoordinatorHooks:
         if call.budget_seconds is not None:
             patience = min(patience, call.budget_seconds)
         return Waiting(call.started, patience)
-
-    def _repeats_ours(self, request: UpdateContainer) -> bool:
-        """Whether the CPU shares are those that we set: koord-runtime-proxy repeats a container's
-        values in every update of it, and these are not a kubelet's request."""
-        snapshot = self._snapshots.current()
-        wanted = snapshot.containers.get(request.container_id) if snapshot else None
-        return wanted is not None and wanted.limits.shares == request.asked.shares

@@ -139,8 +139,8 @@ class NriHooks:
     def updated(self, container: NriContainer) -> None:
         update = self._changing.pop(container.id, None)
         self._containers.put(container)
-        if update is not None and not self._is_ours(update):
-            self._admission.updated(update)
+        if update is not None:
+            self._admission.updated(update, may_be_ours=True)
 
     def ended(self, container: NriContainer) -> None:
         making = self._making.pop(container.id, None)
@@ -160,13 +160,6 @@ class NriHooks:
 
     def _waiting(self, call: PluginCall, hook: str) -> Waiting:
         return Waiting(call.started, min(self._deadlines.of(hook), call.budget_seconds))
-
-    def _is_ours(self, update: Update) -> bool:
-        """Whether the agent asked for the change: the agent asks for its wanted values only, which
-        are not a kubelet's request."""
-        snapshot = self._snapshots.current()
-        wanted = snapshot.containers.get(update.request.container_id) if snapshot else None
-        return wanted is not None and wanted.limits.shares == update.request.asked.shares
 
 
 class Containers:

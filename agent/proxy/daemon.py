@@ -7,8 +7,10 @@ import os
 import socket
 from typing import Final
 
+from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
+from agent.hooks.requests import DeviceFields, Outcomes
 from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
@@ -43,18 +45,13 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
     policies, deadlines = failurepolicy.of(settings)
-    gate = CpusetGate(
-        snapshots,
-        notifier,
-        Grants(),
-        deadlines,
-        policies,
-        settings.state_dir,
+    admission = Admission(
+        snapshots, notifier, Grants(), policies, settings.state_dir, DeviceFields()
     )
     latencies = Latencies()
     server = RelayServer(
         loop,
-        gate,
+        CpusetGate(admission, deadlines),
         listening,
         runtime,
         on_hook_error=_log_hook_error,
@@ -65,7 +62,9 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
     with Ending(loop.stop):
         log.info("proxy listens on %s for %s", listening.getsockname(), runtime)
         pages = serve_pages(
-            loop, pages_at, lambda: metrics_page(server, gate, notifier, snapshots, latencies)
+            loop,
+            pages_at,
+            lambda: metrics_page(server, admission.outcomes, notifier, snapshots, latencies),
         )
         manager.keep_alive(loop)
         manager.ready()
@@ -93,14 +92,14 @@ def _log_fault(error: Exception) -> None:
 
 def metrics_page(
     server: RelayServer,
-    gate: CpusetGate,
+    outcomes: Outcomes,
     notifier: Notifier,
     snapshots: SnapshotFile,
     latencies: Latencies,
 ) -> str:
     """All series, in base units."""
     server.meter.settle()
-    stats, outcomes = server.stats, gate.outcomes
+    stats = server.stats
     return render(
         [
             _COUNTS.gauge("connections", "Client connections open now.", server.connections),

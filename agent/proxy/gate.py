@@ -7,17 +7,14 @@ from typing import Final
 
 from agent.hooks import cri
 from agent.hooks.admission import Admission
-from agent.hooks.agent_link import Notifier, SnapshotFile
-from agent.hooks.cpuset import Grants
 from agent.hooks.cri import WireError
-from agent.hooks.requests import Changes, Creation, DeviceFields, Outcomes, Unread, Update, Waiting
+from agent.hooks.requests import Changes, Creation, Unread, Update, Waiting
 from agent.model.failurepolicy import (
     CREATE,
     RUN,
     UPDATE,
     UPDATE_SANDBOX,
     Deadlines,
-    FailurePolicies,
 )
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Refuse
@@ -46,28 +43,13 @@ class _Ending:
 
 class CpusetGate:
     """Holds a call that waits for the agent until its hook's deadline; then the failure policy
-    decides. `state_dir`: the agent's folder, which has each container's file of CPUs."""
+    decides."""
 
     methods = frozenset(METHODS)
 
-    def __init__(
-        self,
-        snapshots: SnapshotFile,
-        notifier: Notifier,
-        grants: Grants,
-        deadlines: Deadlines,
-        policies: FailurePolicies,
-        state_dir: str,
-    ) -> None:
-        self._admission = Admission(
-            snapshots, notifier, grants, policies, state_dir, DeviceFields()
-        )
+    def __init__(self, admission: Admission, deadlines: Deadlines) -> None:
+        self._admission = admission
         self._deadlines = deadlines
-
-    @property
-    def outcomes(self) -> Outcomes:
-        """Of calls whose hook could not do its work."""
-        return self._admission.outcomes
 
     def request(self, call: Call, message: bytes) -> GateVerdict:
         try:

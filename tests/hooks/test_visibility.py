@@ -84,7 +84,7 @@ def test_a_sidecar_of_the_pod_sees_nothing(hasty: Exchange) -> None:
 def test_a_pod_that_was_allocated_nothing_keeps_what_is_nobodys(hasty: Exchange) -> None:
     asked = request("new", env="GPU-free", allocated=False)
     assert seen(hasty.ask(CREATE, asked)[1], asked) == (["GPU-free"], [])
-    assert not hasty.gate.outcomes.failed
+    assert not hasty.admission.outcomes.failed
 
 
 @pytest.mark.parametrize("policy", ["hasty", "lenient"])
@@ -98,7 +98,7 @@ def test_nobody_is_let_at_another_pods_card(policy: str, fixtures: pytest.Fixtur
         assert isinstance(verdict, Refuse)
         assert "pod ns/new" in verdict.message
         assert "GPU-other" in verdict.message
-    assert exchange.gate.outcomes.failed[CREATE, "devices", "taken"] == 2
+    assert exchange.admission.outcomes.failed[CREATE, "devices", "taken"] == 2
     assert not exchange.grants.all()[1:], "what was refused holds nothing"
 
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_honoured_fails_by_name(hasty: Exchange) -> None:
     _, verdict = hasty.ask(CREATE, request("lost", env="GPU-free"))
     assert isinstance(verdict, Refuse)
     assert verdict.message == "pod ns/lost: gpu 7 is not on this node"
-    assert hasty.gate.outcomes.failed == {(CREATE, "devices", "unhonoured"): 1}
+    assert hasty.admission.outcomes.failed == {(CREATE, "devices", "unhonoured"): 1}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_or_keeps_the_plugins_choice_by_policy_but_no_other_pods(
         assert isinstance(verdict, Refuse)
     else:
         assert seen(verdict, asked) == (left, [])
-    assert lenient.gate.outcomes.failed_open == {(CREATE, "devices", "unhonoured"): 1}
+    assert lenient.admission.outcomes.failed_open == {(CREATE, "devices", "unhonoured"): 1}
 
 
 def test_an_allocated_pod_waits_until_the_agent_has_decided(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_privileged_container_is_told_of(hasty: Exchange) -> None:
     asked = request("own", env="all")
     asked.config.linux.security_context.privileged = True
     assert seen(hasty.ask(CREATE, asked)[1], asked) == (["GPU-own"], [])
-    assert hasty.gate.outcomes.failed_open == {(CREATE, "devices", "privileged"): 1}
+    assert hasty.admission.outcomes.failed_open == {(CREATE, "devices", "privileged"): 1}
 
 
 @pytest.mark.parametrize(("uid", "allocated"), [("own", True), ("new", False)])

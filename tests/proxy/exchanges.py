@@ -8,8 +8,10 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import Message
 
+from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
+from agent.hooks.requests import DeviceFields
 from agent.model import failurepolicy
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines
@@ -67,14 +69,15 @@ class Exchange(PlayedAgent):
         super().__init__(self.path, folder / "bell")
         self.notifier = Notifier(str(folder / "bell"))
         self.grants = Grants()
-        self.gate = CpusetGate(
+        self.admission = Admission(
             SnapshotFile(str(self.path), BOOT),
             self.notifier,
             self.grants,
-            Deadlines(hold_seconds),
             failurepolicy.parse(policy),
             str(folder),
+            DeviceFields(),
         )
+        self.gate = CpusetGate(self.admission, Deadlines(hold_seconds))
         self._messages: dict[Call, bytes] = {}
 
     def run(self, uid: str, qos: str = "", claim: str = "") -> tuple[Call, GateVerdict]:

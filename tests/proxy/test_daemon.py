@@ -28,7 +28,9 @@ def test_the_page_tells_what_happened(tmp_path: Path) -> None:
     server = RelayServer(loop, exchange.gate, str(tmp_path / "front"), str(tmp_path / "back"))
     server.meter.in_flight[b"/r/Exec"] = 3
     snapshots = SnapshotFile(str(exchange.path), BOOT)
-    text = daemon.metrics_page(server, exchange.gate, exchange.notifier, snapshots, latencies)
+    text = daemon.metrics_page(
+        server, exchange.admission.outcomes, exchange.notifier, snapshots, latencies
+    )
     server.close()
     loop.close()
     exchange.close()

@@ -112,8 +112,8 @@ def test_owner_is_held_until_the_agent_has_decided(
     exchange.created(call, "c1")
     kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
     assert exchange.notifications() == [Created("c1", RequestedResources(shares=512), kept)]
-    assert not exchange.gate.outcomes.failed_open
-    assert not exchange.gate.outcomes.failed
+    assert not exchange.admission.outcomes.failed_open
+    assert not exchange.admission.outcomes.failed
 
 
 def test_held_call_rings_again(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +140,14 @@ def test_at_the_deadline_an_owner_is_refused_by_name(
     assert exchange.again(call) == Refuse(
         Code.UNAVAILABLE, "pod ns/own: no CPUs after 60 s: the agent has written no snapshot"
     )
-    assert exchange.gate.outcomes.failed == {("CreateContainer", "LSE", "late"): 1}
+    assert exchange.admission.outcomes.failed == {("CreateContainer", "LSE", "late"): 1}
 
 
 def test_at_the_deadline_a_sharer_with_a_claim_shares(hasty: Exchange) -> None:
     hasty.publish(OWNED)
     _, verdict = hasty.create("new", "LS", "2")
     assert given_cpus(verdict) == "0,2-3"
-    assert hasty.gate.outcomes.failed_open == {("CreateContainer", "LS", "late"): 1}
+    assert hasty.admission.outcomes.failed_open == {("CreateContainer", "LS", "late"): 1}
 
 
 def test_blocked_owner_is_refused_with_the_reason(hasty: Exchange) -> None:
@@ -250,7 +250,7 @@ def test_update_of_a_stranger_waits_and_then_loses_owned_cpus(
     assert isinstance(verdict, Replace)
     request = pb.UpdateContainerResourcesRequest.FromString(verdict.message)
     assert request.linux.cpuset_cpus == "0"
-    assert exchange.gate.outcomes.failed_open == {("UpdateContainerResources", "", "late"): 1}
+    assert exchange.admission.outcomes.failed_open == {("UpdateContainerResources", "", "late"): 1}
 
 
 def test_agent_that_is_away_costs_a_count(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_request_that_is_no_protobuf_goes_on_by_policy(exchange: Exchange) -> 
     for path in CpusetGate.methods:
         if METHODS[path] in (RUN, CREATE, UPDATE):
             assert exchange.gate.request(Call(path, 0.0), b"\xff garbage") == FORWARD
-            assert exchange.gate.outcomes.failed_open[METHODS[path], "", "irregular"]
+            assert exchange.admission.outcomes.failed_open[METHODS[path], "", "irregular"]
 
 
 UNREAD = {
@@ -295,7 +295,7 @@ def test_what_nobody_looked_into_fails_where_it_could_take_what_others_own(
     verdict = lax.gate.unhooked(Call(CREATE_PATH, 0.0), reason, "why")
     title = "CreateContainer: a container that could not be looked into"
     assert verdict == Refuse(code, f"{title}: why; it could take {owned}")
-    assert lax.gate.outcomes.failed[CREATE, "", reason] == 3
+    assert lax.admission.outcomes.failed[CREATE, "", reason] == 3
     lax.close()
 
 
@@ -348,12 +348,12 @@ def test_an_lse_pod_may_be_let_in_without_its_cpus(tmp_path: Path) -> None:
     lax.publish(OWNED)
     _, verdict = lax.create("new", "LSE", "2")
     assert given_cpus(verdict) == "0,2-3"
-    assert lax.gate.outcomes.failed_open == {(CREATE, "LSE", "late"): 1}
+    assert lax.admission.outcomes.failed_open == {(CREATE, "LSE", "late"): 1}
     lax.publish(msgspec.structs.replace(OWNED, ls_pools=(Pool(0, 0, "1"),)))
     _, verdict = lax.create("new", "LSE", "2")
     assert isinstance(verdict, Refuse), "not on the CPU of another, whatever the policy"
     assert verdict.message == "pod ns/new: no CPUs after 0 s: its pool has no CPU"
-    assert lax.gate.outcomes.failed == {(CREATE, "LSE", "no_cpu"): 1}
+    assert lax.admission.outcomes.failed == {(CREATE, "LSE", "no_cpu"): 1}
     lax.close()
 
 
@@ -380,7 +380,7 @@ def test_owners_wait_for_a_creation_that_went_on_unhooked(exchange: Exchange, re
     exchange.created(stray, "c")
     exchange.publish(OWNED)
     assert given_cpus(exchange.create("own", "LSE", "1")[1]) == "1"
-    assert sum(exchange.gate.outcomes.failed_open.values()) == 1
+    assert sum(exchange.admission.outcomes.failed_open.values()) == 1
 
 
 def test_what_can_t_be_looked_into_fails_by_policy(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_what_can_t_be_looked_into_fails_by_policy(tmp_path: Path) -> None:
     )
     other = Call(b"/runtime.v1.RuntimeService/StopContainer", 0.0)
     assert strict.gate.unhooked(other, "irregular", "no message") == FORWARD
-    assert strict.gate.outcomes.failed == {(CREATE, "", "compressed"): 1}
+    assert strict.admission.outcomes.failed == {(CREATE, "", "compressed"): 1}
     strict.close()
 
 
