@@ -1,8 +1,8 @@
-"""Follows objects of the API server on one thread and one connection, and spares the server.
+"""Watches objects of the API server on one thread and one connection, at a bounded rate.
 
 Whatever the server answers, a watch sends at most five requests in ten seconds (`schedule`). After
-an outage it asks within seconds once the server answers any request of the process. Each change is
-reported once.
+an outage it sends a request within seconds once the server answers any request of the process. Each
+change is reported once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from agent.kube.errors import (
     TooManyRequestsError,
     UnreachableError,
 )
-from agent.kube.mirror import Known, Metadata, Mirror
-from agent.kube.objects import Change, Changed, ObjectKey, Read
+from agent.kube.objects import Change, Changed, Known, Metadata, Mirror, ObjectKey, Read
 from agent.kube.schedule import Schedule, WatchPace
 from agent.kube.stream import Stream
 from agent.kube.transport import Query, Transport
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 
 # For the first watch, which brings all that exists, however short the watches after it are.
 INITIAL_SECONDS: Final = 300.0
-# A watch that lived so long was none that the server could not serve.
+# A watch that lasted this long shows that the server can serve it.
 HEALTHY_SECONDS: Final = 10.0
 # After so long without an event or a bookmark a watch may wait for a version that the server, once
 # restored from a backup, has not reached.
@@ -80,7 +79,7 @@ class ListWatch(Generic[T]):
         self._asked_at_breaks = 0
         self.breaks = 0
         """Counts failures and calls of `doubt`."""
-        self._touched_at = self._heard_at = self._pace.clock()
+        self._touched_at = self._received_at = self._pace.clock()
         self.synced = False
         self.trouble: str | None = None
         self.syncs = 0
@@ -114,13 +113,13 @@ class ListWatch(Generic[T]):
             self._stream.interrupt()
 
     def doubt(self) -> None:
-        """From any thread: a new proof is needed that all has been reported."""
+        """Callable from any thread: the watch must prove again that it has reported all changes."""
         with self._lock:
             self.breaks += 1
             self._shown = False
 
     def shown(self, breaks: int) -> None:
-        """Callable from any thread: everything was reported, unless `breaks` has grown since."""
+        """Callable from any thread: all changes were reported, unless `breaks` has grown since."""
         with self._lock:
             self._shown = self._shown or breaks == self.breaks
 
@@ -135,7 +134,7 @@ class ListWatch(Generic[T]):
             self._thread.join(_JOIN_SECONDS)
 
     def run(self) -> None:
-        """Until it is stopped: the body of the thread."""
+        """The body of the thread; returns when the watch is stopped."""
         self._reachability.listen(self._woken.set)
         try:
             self._run()
@@ -167,7 +166,7 @@ class ListWatch(Generic[T]):
             self._pause(error)
 
     def _pause(self, error: StoreError | None) -> None:
-        """After a request that failed, or was granted and ended too soon."""
+        """Pauses after a request that failed, or succeeded and ended too soon."""
         spoiled = _spoils_version(error)
         if spoiled:
             self._version = None
@@ -186,7 +185,7 @@ class ListWatch(Generic[T]):
             self._pace.wait(self._stopped, seconds)
 
     def _step(self) -> bool:
-        """The one request that is next, list or watch. True where another may follow at once."""
+        """Sends the next request, list or watch. Returns whether another may follow at once."""
         if self._version is None and (self._lists_only or self._list_next):
             self._list()
             return True
@@ -211,14 +210,14 @@ class ListWatch(Generic[T]):
 
     def _list(self) -> None:
         def take(raw: msgspec.Raw) -> tuple[ObjectKey, Known[T] | None]:
-            return self._understood(wire.metadata(f"list of {self.path}", raw), raw)
+            return self._decoded(wire.metadata(f"list of {self.path}", raw), raw)
 
         def page(path: str, query: Query) -> bytes:
             body = self._stream.get(path, query)
             self._touch()
             return body
 
-        # From the server's memory the first time: we have seen nothing yet.
+        # The first list may come from the server's cache, since nothing was reported yet.
         remembered = not self.syncs
         listed = wire.listed(self.path, self._select, page, take, remembered=remembered)
         self._list_next = False
@@ -234,7 +233,7 @@ class ListWatch(Generic[T]):
         seconds = server_seconds + self._pace.grace_seconds
         try:
             goes_on = asked_seconds <= self._pace.watch_seconds
-            heard = self._follow(self._watch_query(server_seconds), seconds, goes_on=goes_on)
+            received = self._follow(self._watch_query(server_seconds), seconds, goes_on=goes_on)
         except RejectedError:
             self._lists_only = self._lists_only or initial
             raise
@@ -250,13 +249,13 @@ class ListWatch(Generic[T]):
             return True
         # The server's clock is not ours, and counts whole seconds.
         if self._pace.clock() - began < min(HEALTHY_SECONDS, server_seconds - 1):
-            if not heard:
+            if not received:
                 raise UnreachableError(f"{asked}: ends at once")
             self.doubt()
             return False
         self._touch()
         self._progressed()
-        if self._pace.clock() - self._heard_at >= SILENT_SECONDS:
+        if self._pace.clock() - self._received_at >= SILENT_SECONDS:
             # It may wait for a version that the server has not reached.
             self._version = None
         return True
@@ -276,9 +275,9 @@ class ListWatch(Generic[T]):
         }
 
     def _follow(self, query: Query, seconds: float, *, goes_on: bool) -> bool:
-        """Takes in events until the server ends the watch; False when there was none. Without
-        `goes_on` it ends the watch once it has all that exists."""
-        heard = False
+        """Processes events until the server ends the watch; returns False where there were none.
+        Without `goes_on` it ends the watch once it has all existing objects."""
+        received = False
         initial: list[tuple[ObjectKey, Known[T] | None]] | None = None
         if self._version is None:
             initial = []
@@ -296,18 +295,18 @@ class ListWatch(Generic[T]):
                     break
                 self._touch()
                 event, metadata = self._event(line)
-                self._heard_at, heard = self._touched_at, True
+                self._received_at, received = self._touched_at, True
                 if initial is None:
-                    self._heard(event, metadata)
+                    self._receive(event, metadata)
                 elif event.type != "BOOKMARK":
-                    initial.append(self._understood(metadata, event.object))
+                    initial.append(self._decoded(metadata, event.object))
                 elif wire.ends_initial(metadata):
                     self._sync(initial, metadata.resource_version, fresh=True)
                     initial = None
                     if not goes_on:
                         break
                     self._stream.allow_silence(seconds)
-        return heard
+        return received
 
     def _touch(self) -> None:
         self._touched_at = self._pace.clock()
@@ -319,41 +318,39 @@ class ListWatch(Generic[T]):
             raise errors.refusal(asked, errors.status_of(bytes(event.object)))
         return event, wire.metadata(asked, event.object)
 
-    def _heard(self, event: WatchEvent, metadata: Metadata) -> None:
+    def _receive(self, event: WatchEvent, metadata: Metadata) -> None:
         if wire.not_newer(metadata.resource_version, self._version):
             return
         if event.type == "DELETED":
-            self._tell(self._mirror.drop(metadata.key))
+            self._report(self._mirror.drop(metadata.key))
         elif event.type in ("ADDED", "MODIFIED"):
-            self._tell(self._mirror.put(metadata, bytes(event.object)))
+            self._report(self._mirror.put(metadata, bytes(event.object)))
         self._version = metadata.resource_version
         self._progressed()
 
-    def _understood(
-        self, metadata: Metadata, raw: msgspec.Raw
-    ) -> tuple[ObjectKey, Known[T] | None]:
-        return metadata.key, self._mirror.understood(metadata, bytes(raw))
+    def _decoded(self, metadata: Metadata, raw: msgspec.Raw) -> tuple[ObjectKey, Known[T] | None]:
+        return metadata.key, self._mirror.decoded(metadata, bytes(raw))
 
     def _sync(
         self, found: list[tuple[ObjectKey, Known[T] | None]], version: str, *, fresh: bool
     ) -> None:
         """`fresh`: the list has all changes made before the request for it."""
-        self._tell(self._mirror.replace(found), first=not self.syncs)
+        self._report(self._mirror.replace(found), first=not self.syncs)
         self._version = version
-        self._heard_at = self._pace.clock()
+        self._received_at = self._pace.clock()
         self.syncs += 1
         if fresh:
             self.shown(self._asked_at_breaks)
         self.synced = True
         self._served()
 
-    def _tell(self, changes: list[Change[T]], *, first: bool = False) -> None:
+    def _report(self, changes: list[Change[T]], *, first: bool = False) -> None:
         if (changes or first) and not self._stopped.is_set():
             self._changed(changes)
 
 
 def _spoils_version(error: StoreError | None) -> bool:
-    """Whether another watch from the same version would end likewise."""
+    """Whether another watch from the same version would end with the same error."""
     return isinstance(error, GoneError | MalformedError | RejectedError) or (
         isinstance(error, ServerError) and error.future_version
     )

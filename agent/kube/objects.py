@@ -1,19 +1,26 @@
-"""The interface to stored objects: an API server or a folder."""
+"""Stored objects: the interface to an API server or a folder, the changes that a watch reports, and
+the known state from which these changes follow.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from sys import intern
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
+
+from agent.model.bounds import JsonError
+from agent.model.objects import ObjectError
 
 Object = dict[str, Any]
 T = TypeVar("T")
 
 
 class ObjectKey(NamedTuple):
-    """`namespace` is empty for what has none."""
+    """`namespace` is empty for a cluster-scoped object."""
 
     namespace: str
     name: str
@@ -28,7 +35,7 @@ class ChangeKind(enum.Enum):
 
 
 class Change(msgspec.Struct, Generic[T], frozen=True):
-    """`value` is the new one; of what is deleted the last one that was known."""
+    """`value` is the new value, or the last known value of a deleted object."""
 
     kind: ChangeKind
     key: ObjectKey
@@ -39,8 +46,8 @@ Read = Callable[[bytes], T]
 """An object's JSON as the value that is kept of it. Raises JsonError or ObjectError."""
 
 Changed = Callable[[Sequence[Change[T]]], None]
-"""Called on the watch's thread: what belongs together, in its order; every change once. The first
-call is for all that is there, be it nothing."""
+"""Called on the watch's thread with changes that belong together, in order; each change is reported
+once. The first call reports all existing objects, also when there are none."""
 
 
 class Watch(Protocol[T]):
@@ -53,12 +60,12 @@ class Watch(Protocol[T]):
 
     @property
     def trouble(self) -> str | None:
-        """Why the watch fails now."""
+        """The present error of the watch."""
         ...
 
     @property
     def age_seconds(self) -> float:
-        """Since the store of the objects answered last."""
+        """The time since the last response of the store."""
         ...
 
     def objects(self) -> dict[ObjectKey, T]:
@@ -76,15 +83,16 @@ class Objects(Protocol):
     """All methods raise StoreError; those without a namespace are for kinds that have none."""
 
     def version(self, kind: str) -> str | None:
-        """Of the API, in which objects of that kind are applied; None where there are none."""
+        """The API version in which objects of that kind are applied; None where the kind does not
+        exist."""
         ...
 
     def get(self, kind: str, name: str) -> Object | None:
-        """The object, None when there is none."""
+        """Returns None where the object does not exist."""
         ...
 
     def apply(self, wanted: Object) -> bool:
-        """Makes our fields those of `wanted`; False when they were like this already."""
+        """Sets our fields to those of `wanted`. Returns False where nothing changed."""
         ...
 
     def apply_status(self, wanted: Object) -> bool:
@@ -96,13 +104,99 @@ class Objects(Protocol):
         ...
 
     def delete(self, kind: str, name: str) -> bool:
-        """False when there was none."""
+        """Returns False where the object does not exist."""
         ...
 
     def watch_pods(self, node_name: str, read: Read[T], changed: Changed[T]) -> Watch[T]:
-        """The pods of one node, each as `read` makes it."""
+        """Watches the pods of one node, each decoded by `read`."""
         ...
 
     def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> Watch[T]:
-        """The one Node."""
+        """Watches the one Node."""
         ...
+
+
+log = logging.getLogger(__name__)
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The metadata that a watch needs of an object."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+
+    @property
+    def key(self) -> ObjectKey:
+        return ObjectKey(intern(self.namespace), self.name)
+
+
+class Known(msgspec.Struct, Generic[T], frozen=True):
+    """One object; `uid` distinguishes it from another of its name."""
+
+    uid: str
+    version: str
+    value: T
+
+
+class Mirror(Generic[T]):
+    """The known state of the watched objects. It returns each change once. One thread writes."""
+
+    def __init__(self, read: Read[T]) -> None:
+        """An object that can't be decoded is logged, and its last good value stays."""
+        self._read = read
+        self._known: dict[ObjectKey, Known[T]] = {}
+
+    def values(self) -> dict[ObjectKey, T]:
+        return {key: known.value for key, known in self._known.copy().items()}
+
+    def decoded(self, metadata: Metadata, raw: bytes) -> Known[T] | None:
+        """Decodes an existing object; None where it has no value. Changes nothing, so that the
+        bytes of all objects are never in memory at once."""
+        before = self._known.get(metadata.key)
+        if before and (before.uid, before.version) == (metadata.uid, metadata.resource_version):
+            return before
+        try:
+            value = self._read(raw)
+        except (JsonError, ObjectError) as error:
+            log.error("%s can not be read: %s", "/".join(filter(None, metadata.key)), error)
+            return before if before and before.uid == metadata.uid else None
+        return Known(metadata.uid, metadata.resource_version, value)
+
+    def replace(self, found: Iterable[tuple[ObjectKey, Known[T] | None]]) -> list[Change[T]]:
+        """Replaces all objects by these results of `decoded`."""
+        changes: list[Change[T]] = []
+        gone = set(self._known)
+        for key, known in found:
+            gone.discard(key)
+            changes += self._take(key, known)
+        for key in gone:
+            changes += self.drop(key)
+        return changes
+
+    def put(self, metadata: Metadata, raw: bytes) -> list[Change[T]]:
+        """Adds or replaces one object."""
+        return self._take(metadata.key, self.decoded(metadata, raw))
+
+    def drop(self, key: ObjectKey) -> list[Change[T]]:
+        """Removes a deleted object."""
+        before = self._known.pop(key, None)
+        return [] if before is None else [Change(ChangeKind.DELETED, key, before.value)]
+
+    def _take(self, key: ObjectKey, known: Known[T] | None) -> list[Change[T]]:
+        if known is None:
+            return self.drop(key)
+        before = self._known.get(key)
+        if before is known:
+            return []
+        self._known[key] = known
+        if before is None:
+            return [Change(ChangeKind.ADDED, key, known.value)]
+        if before.uid != known.uid:
+            return [
+                Change(ChangeKind.DELETED, key, before.value),
+                Change(ChangeKind.ADDED, key, known.value),
+            ]
+        return [Change(ChangeKind.MODIFIED, key, known.value)]

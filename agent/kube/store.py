@@ -22,8 +22,7 @@ from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError
 from agent.kube.kinds import kind_named
-from agent.kube.mirror import Metadata, Mirror
-from agent.kube.objects import Changed, Object, ObjectKey, Read
+from agent.kube.objects import Changed, Metadata, Mirror, Object, ObjectKey, Read
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.nodestatus import DOMAIN, LABEL_PREFIX
@@ -259,7 +258,7 @@ class FolderWatch(Generic[T]):
         try:
             changes = self._mirror.replace(
                 [
-                    (metadata.key, self._mirror.understood(metadata, text))
+                    (metadata.key, self._mirror.decoded(metadata, text))
                     for metadata, text in self._found()
                 ]
             )

@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from agent.kube.errors import GoneError, MalformedError, TooLargeError
-from agent.kube.mirror import Metadata
+from agent.kube.objects import Metadata
 from agent.kube.transport import Query
 from agent.model import bounds
 from agent.model.bounds import JsonError

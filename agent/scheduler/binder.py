@@ -18,14 +18,10 @@ from agent.allocate.node_allocator.pod_request import PodRequestError
 from agent.scheduler.cluster import Reservation, ReserveError, SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_info import PodInfo, PodInfoCache, PodName, pod_info
-from agent.scheduler.pods_api import BindingApi, BindOutcome, PodError
+from agent.scheduler.pods_api import BindError, BindingApi, BindOutcome, PodError
 from agent.scheduler.records import GroupError
 
 log = logging.getLogger(__name__)
-
-
-class BindError(Exception):
-    """The pod is not bound; the message says why."""
 
 
 class LostRaceError(BindError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -23,6 +23,13 @@ from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
 from agent.scheduler.node_info import CpuMismatch, NodeChange, NodeInfo
+from agent.scheduler.pod_info import (
+    UNKNOWN_NODE,
+    Feasibility,
+    Infeasible,
+    PodInfo,
+    Requirements,
+)
 from agent.scheduler.records import NodeRecord, PodGroup, PodRecord, Unreadable
 
 T = TypeVar("T")
@@ -165,6 +172,10 @@ class SchedulerCache:
         """The node of most bound members of the group; None where no member is bound."""
         nodes = [each.node for each in self.bound_members(group).values()]
         return max(sorted(nodes), key=nodes.count, default=None)
+
+    def requirements(self, info: PodInfo) -> Requirements:
+        """The requirements of a pod without node, or of all such members of its group."""
+        return info.requirements(len(self.bound_members(info.group)) if info.group else 0)
 
     def reservation(self, uid: str) -> Reservation | None:
         with self.lock:
@@ -340,6 +351,40 @@ class SchedulerCache:
             self._states.pop(state.name, None)
 
 
+def _report_fields(pod: PodRecord) -> tuple[object, ...]:
+    """The fields that decide whether the zone report of the pod's node counts the pod."""
+    return pod.begun, pod.started_at, pod.zoned
+
+
+def _value(change: Change[T]) -> T | None:
+    return None if change.kind is ChangeKind.DELETED else change.value
+
+
+class RequirementsCheck(msgspec.Struct, frozen=True):
+    """Checks whether a node is eligible and has room."""
+
+    cluster: SchedulerCache
+    requirements: Requirements
+
+    @property
+    def equivalence_class(self) -> Hashable:
+        return self.requirements.equivalence_class
+
+    @property
+    def reads_zone_report(self) -> bool:
+        return self.requirements.pod_request.zoned is not None
+
+    def run(self, node: str) -> Feasibility:
+        """The caller holds the cluster's lock."""
+        ineligibility = self.cluster.eligible(node, self.requirements.pod_request)
+        state = self.cluster.node(node)
+        if state is None:
+            return UNKNOWN_NODE
+        if ineligibility is not None:
+            return Infeasible(ineligibility, unresolvable=True)
+        return self.requirements.check(state.place)
+
+
 class ChangedNodes(msgspec.Struct, frozen=True):
     """`names` are the nodes that changed; None means that any node may have changed. `serial` is
     the argument of the next call."""
@@ -378,12 +423,3 @@ class ChangeLog:
                 break
             names.append(name)
         return ChangedNodes(self.serial, frozenset(names))
-
-
-def _report_fields(pod: PodRecord) -> tuple[object, ...]:
-    """The fields that decide whether the zone report of the pod's node counts the pod."""
-    return pod.begun, pod.started_at, pod.zoned
-
-
-def _value(change: Change[T]) -> T | None:
-    return None if change.kind is ChangeKind.DELETED else change.value

@@ -14,18 +14,12 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Protocol
 
-import msgspec
-
-from agent.scheduler.cluster import ChangedNodes, SchedulerCache
+from agent.scheduler.cluster import ChangedNodes
 from agent.scheduler.pod_info import (
     UNKNOWN_NODE,
     Feasibility,
     Feasible,
-    GroupRequirements,
-    Infeasible,
-    PodInfo,
-    PodRequirements,
-    Requirements,
+    NodeCheck,
 )
 
 MAX_RESULTS: Final = 1_000_000
@@ -38,57 +32,6 @@ _AT_ONCE: Final = 32
 _HELD_SECONDS: Final = 0.003
 # A thread that waits for a lock hardly gets it where another takes it again at once.
 _PAUSE_SECONDS: Final = 0.00005
-
-
-class NodeCheck(Protocol):
-    """The check of one equivalence class: two checks of equal `equivalence_class` have the same
-    results on every node."""
-
-    @property
-    def equivalence_class(self) -> Hashable: ...
-
-    @property
-    def reads_zone_report(self) -> bool:
-        """Whether the result depends on what the node reports of its NUMA nodes."""
-        ...
-
-    def run(self, node: str) -> Feasibility:
-        """Returns UNKNOWN_NODE for a node that does not exist. The caller holds the cluster's
-        lock."""
-        ...
-
-
-class RequirementsCheck(msgspec.Struct, frozen=True):
-    """Checks whether a node is eligible and has room."""
-
-    cluster: SchedulerCache
-    requirements: Requirements
-
-    @property
-    def equivalence_class(self) -> Hashable:
-        return self.requirements.equivalence_class
-
-    @property
-    def reads_zone_report(self) -> bool:
-        return self.requirements.pod_request.zoned is not None
-
-    def run(self, node: str) -> Feasibility:
-        """The caller holds the cluster's lock."""
-        ineligibility = self.cluster.eligible(node, self.requirements.pod_request)
-        state = self.cluster.node(node)
-        if state is None:
-            return UNKNOWN_NODE
-        if ineligibility is not None:
-            return Infeasible(ineligibility, unresolvable=True)
-        return self.requirements.check(state.place)
-
-
-def requirements_of(info: PodInfo, cluster: SchedulerCache) -> Requirements:
-    """The requirements of a pod without node: for a group, those of all members without node."""
-    if info.group is None:
-        return PodRequirements(info.pod_request)
-    missing = info.group.size - len(cluster.bound_members(info.group))
-    return GroupRequirements(info.pod_request, max(1, missing))
 
 
 class Node(Protocol):

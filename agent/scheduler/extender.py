@@ -37,20 +37,12 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
 
 
 class ExtenderFilterResult(msgspec.Struct, frozen=True, rename="pascal"):
-    """Reasons are by node. Eviction may help on `failed_nodes`, not on the others. Raw is encoded
-    JSON."""
+    """Reasons are by node. Eviction may help on `failed_nodes`, not on the others."""
 
-    node_names: Sequence[str] | msgspec.Raw = ()
-    failed_nodes: Mapping[str, str] | msgspec.Raw = {}
-    failed_and_unresolvable_nodes: Mapping[str, str] | msgspec.Raw = {}
+    node_names: Sequence[str] = ()
+    failed_nodes: Mapping[str, str] = {}
+    failed_and_unresolvable_nodes: Mapping[str, str] = {}
     error: str = ""
-
-
-class HostPriority(msgspec.Struct, frozen=True, rename="pascal"):
-    """`score`: 0 to 10."""
-
-    host: str
-    score: int
 
 
 class MetaPod(msgspec.Struct, frozen=True):
@@ -154,10 +146,7 @@ def filter_answer(args: ExtenderArgs, result: ExtenderFilterResult) -> bytes:
     """Encodes the result, with whole Nodes where the caller sent whole Nodes."""
     if args.items is None:
         return _encoder.encode(result)
-    names = result.node_names
-    if isinstance(names, msgspec.Raw):
-        names = msgspec.json.decode(names, type=list[str])
-    items = [args.items[name] for name in names if name in args.items]
+    items = [args.items[name] for name in result.node_names if name in args.items]
     return _encoder.encode(
         _WholeResult(
             _List(items), result.failed_nodes, result.failed_and_unresolvable_nodes, result.error
@@ -204,8 +193,8 @@ class _List(msgspec.Struct, frozen=True):
 
 class _WholeResult(msgspec.Struct, frozen=True, rename="pascal"):
     nodes: _List
-    failed_nodes: Mapping[str, str] | msgspec.Raw
-    failed_and_unresolvable_nodes: Mapping[str, str] | msgspec.Raw
+    failed_nodes: Mapping[str, str]
+    failed_and_unresolvable_nodes: Mapping[str, str]
     error: str
 
 
@@ -295,8 +284,8 @@ class Extender(Protocol):
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult: ...
 
-    def prioritize(self, args: ExtenderArgs) -> Sequence[HostPriority] | msgspec.Raw:
-        """Raw is encoded JSON."""
+    def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
+        """The list of HostPriority as JSON."""
         ...
 
     def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult: ...

@@ -16,9 +16,8 @@ import msgspec
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest, PodRequestError
 from agent.model.apiobjects import ApiPod
-from agent.scheduler.binder import Binder, BindError
-from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.equivalence_cache import EquivalenceCache, RequirementsCheck
+from agent.scheduler.cluster import RequirementsCheck, SchedulerCache
+from agent.scheduler.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender import (
     Extender,
     ExtenderArgs,
@@ -27,7 +26,6 @@ from agent.scheduler.extender import (
     ExtenderFilterResult,
     ExtenderPreemptionArgs,
     ExtenderPreemptionResult,
-    HostPriority,
 )
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_info import (
@@ -41,6 +39,7 @@ from agent.scheduler.pod_info import (
     PodName,
     PodRequirements,
 )
+from agent.scheduler.pods_api import BindError
 from agent.scheduler.records import GroupError, PodGroup
 from agent.scheduler.unschedulable_queue import UnschedulableQueue, queued_pod
 
@@ -153,7 +152,11 @@ def _entries(score: int, nodes: Sequence[str]) -> str:
     return '{"Host":"' + f'","Score":{score}}},{{"Host":"'.join(nodes) + f'","Score":{score}}}'
 
 
+_NO_PRIORITIES: Final = msgspec.Raw(b"[]")
+
 Preempt = Callable[[ExtenderPreemptionArgs], ExtenderPreemptionResult]
+Bind = Callable[[PodName, str], None]
+"""Binds a pod to a node. Raises BindError."""
 
 # Attempts to find a node, where another pod takes the node before it is reserved.
 _TRIES: Final = 3
@@ -167,7 +170,7 @@ class ExtenderHandlers:
         self,
         cluster: SchedulerCache,
         groups: GroupReservations,
-        binder: Binder,
+        bind: Bind,
         pod_infos: PodInfoCache,
         cache: EquivalenceCache,
         preempt: Preempt,
@@ -178,7 +181,7 @@ class ExtenderHandlers:
         devices."""
         self._cluster = cluster
         self._groups = groups
-        self._binder = binder
+        self._bind = bind
         self._pod_infos = pod_infos
         self._preempt = preempt
         self._best_alone = Needs.CPUS | Needs.DEVICES if best_alone else Needs.NOTHING
@@ -204,12 +207,12 @@ class ExtenderHandlers:
             nodes, answers, best_alone=bool(info.pod_request.needs & self._best_alone)
         )
 
-    def prioritize(self, args: ExtenderArgs) -> Sequence[HostPriority] | msgspec.Raw:
+    def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
         nodes = args.node_names
         try:
             info = self._pod_infos.of(args.pod)
         except (PodRequestError, GroupError):
-            return ()
+            return _NO_PRIORITIES
         if info.group is not None:
             with self._cluster.lock:
                 node = self._groups.node(info.group)
@@ -217,7 +220,7 @@ class ExtenderHandlers:
                 nodes, [Feasible(0) if each == node else UNKNOWN_NODE for each in nodes]
             )
         if self._all_nodes_fit(info.pod_request):
-            return ()
+            return _NO_PRIORITIES
         answers = self._results(info.pod_request, nodes)
         return priorities(nodes, answers, decides=bool(info.pod_request.needs))
 
@@ -227,7 +230,7 @@ class ExtenderHandlers:
     def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
         pod = PodName(args.pod_namespace, args.pod_name, args.pod_uid)
         try:
-            self._binder.bind(pod, args.node)
+            self._bind(pod, args.node)
         except BindError as error:
             return ExtenderBindingResult(str(error))
         return ExtenderBindingResult()
@@ -335,14 +338,13 @@ class QueueingExtender:
         else:
             others = tuple(each for each in args.node_names if each not in nominated_nodes)
             result = self._handlers.filter(msgspec.structs.replace(args, node_names=others))
-        if _is_empty(result.node_names):
-            if not result.error:
-                self._enqueue(args, result)
-        else:
+        if result.node_names:
             self._queue.remove(args.pod.uid)
+        elif not result.error:
+            self._enqueue(args, result)
         return _without(result, [each for each in args.node_names if each in nominated_nodes])
 
-    def prioritize(self, args: ExtenderArgs) -> Sequence[HostPriority] | msgspec.Raw:
+    def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
         return self._handlers.prioritize(args)
 
     def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
@@ -381,8 +383,6 @@ class QueueingExtender:
         except (PodRequestError, GroupError):
             return  # a change of a node does not help, and kube-scheduler sees a change of the pod
         failed = result.failed_nodes
-        if isinstance(failed, msgspec.Raw):
-            failed = msgspec.json.decode(failed, type=dict[str, str])
         group_node = self._cluster.group_node(info.group) if info.group is not None else None
         candidates = failed if group_node is None else failed.keys() & {group_node}
         found = queued_pod(
@@ -395,16 +395,10 @@ class QueueingExtender:
         self._queue.add(found, args.node_names if group_node is None else (group_node,))
 
 
-def _is_empty(names: Sequence[str] | msgspec.Raw) -> bool:
-    return bytes(names).strip() in (b"[]", b"null") if isinstance(names, msgspec.Raw) else not names
-
-
 def _without(result: ExtenderFilterResult, nominated_nodes: Sequence[str]) -> ExtenderFilterResult:
     """Adds to the result why the nodes in `nominated_nodes` are missing."""
     if not nominated_nodes:
         return result
     reasons = result.failed_and_unresolvable_nodes
-    if isinstance(reasons, msgspec.Raw):
-        reasons = msgspec.json.decode(reasons, type=dict[str, str])
     nominated = dict.fromkeys(nominated_nodes, "room is being made here for a more important pod")
     return msgspec.structs.replace(result, failed_and_unresolvable_nodes={**reasons, **nominated})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -40,10 +40,54 @@ class PodInfo(msgspec.Struct, frozen=True):
     pod_request: PodRequest
     group: PodGroup | None = None
 
+    def requirements(self, bound_members: int) -> Requirements:
+        """The requirements of the pod, or of the members of its group that are not bound."""
+        if self.group is None:
+            return PodRequirements(self.pod_request)
+        return GroupRequirements(self.pod_request, max(1, self.group.size - bound_members))
+
 
 def pod_info(pod: ApiPod) -> PodInfo:
     """Raises PodRequestError and GroupError, which name the pod and the field."""
     return PodInfo(PodName(pod.namespace, pod.name, pod.uid), request_of(pod), group_of(pod))
+
+
+MAX_PODS: Final = 4096
+"""Pods kept. A pod that is bound after so many others is read from the API server again."""
+
+
+class PodInfoCache:
+    """The pods of the last requests. Safe for many threads."""
+
+    def __init__(self, most: int = MAX_PODS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._by_uid: OrderedDict[str, tuple[str, PodInfo]] = OrderedDict()
+
+    def of(self, pod: ApiPod) -> PodInfo:
+        """Reads the pod again where its resourceVersion has changed. Raises PodRequestError
+        and GroupError."""
+        with self._lock:
+            version, known = self._by_uid.get(pod.uid, ("", None))
+        if known is not None and version and version == pod.resource_version:
+            return known
+        info = pod_info(pod)
+        with self._lock:
+            self._by_uid[pod.uid] = pod.resource_version, info
+            self._by_uid.move_to_end(pod.uid)
+            if len(self._by_uid) > self._most:
+                self._by_uid.popitem(last=False)
+        return info
+
+    def get(self, uid: str) -> PodInfo | None:
+        with self._lock:
+            _, known = self._by_uid.get(uid, ("", None))
+        return known
+
+    def forget(self, uid: str) -> None:
+        """Drops a pod that is bound."""
+        with self._lock:
+            self._by_uid.pop(uid, None)
 
 
 class PodRequirements(msgspec.Struct, frozen=True):
@@ -118,6 +162,24 @@ def parts(group: PodGroup, pod_request: PodRequest, size: int) -> list[PodReques
     ]
 
 
+class NodeCheck(Protocol):
+    """The check of one equivalence class: two checks of equal `equivalence_class` have the same
+    results on every node."""
+
+    @property
+    def equivalence_class(self) -> Hashable: ...
+
+    @property
+    def reads_zone_report(self) -> bool:
+        """Whether the result depends on what the node reports of its NUMA nodes."""
+        ...
+
+    def run(self, node: str) -> Feasibility:
+        """Returns UNKNOWN_NODE for a node that does not exist. The caller holds the cluster's
+        lock."""
+        ...
+
+
 class Feasible(msgspec.Struct, frozen=True, eq=False):
     """A node with room. `score` is 0 to 100. Of two nodes with one score that of the smaller
     `order` is better, then that of the smaller name."""
@@ -142,39 +204,3 @@ class Infeasible(msgspec.Struct, frozen=True, eq=False):
 
 Feasibility = Feasible | Infeasible
 UNKNOWN_NODE: Final = Infeasible("the node is not known to the scheduler", unresolvable=True)
-MAX_PODS: Final = 4096
-"""Pods kept. A pod that is bound after so many others is read from the API server again."""
-
-
-class PodInfoCache:
-    """The pods of the last requests. Safe for many threads."""
-
-    def __init__(self, most: int = MAX_PODS) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._by_uid: OrderedDict[str, tuple[str, PodInfo]] = OrderedDict()
-
-    def of(self, pod: ApiPod) -> PodInfo:
-        """Reads the pod again where its resourceVersion has changed. Raises PodRequestError
-        and GroupError."""
-        with self._lock:
-            version, known = self._by_uid.get(pod.uid, ("", None))
-        if known is not None and version and version == pod.resource_version:
-            return known
-        info = pod_info(pod)
-        with self._lock:
-            self._by_uid[pod.uid] = pod.resource_version, info
-            self._by_uid.move_to_end(pod.uid)
-            if len(self._by_uid) > self._most:
-                self._by_uid.popitem(last=False)
-        return info
-
-    def get(self, uid: str) -> PodInfo | None:
-        with self._lock:
-            _, known = self._by_uid.get(uid, ("", None))
-        return known
-
-    def forget(self, uid: str) -> None:
-        """Drops a pod that is bound."""
-        with self._lock:
-            self._by_uid.pop(uid, None)

@@ -151,3 +151,7 @@ def _binding(pod: PodName, node: str, annotations: Mapping[str, str]) -> dict[st
         },
         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     }
+
+
+class BindError(Exception):
+    """The pod is not bound; the message says why."""

@@ -14,7 +14,6 @@ import msgspec
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.disruption_budgets import Budgets
-from agent.scheduler.equivalence_cache import requirements_of
 from agent.scheduler.extender import (
     ExtenderPreemptionArgs,
     ExtenderPreemptionResult,
@@ -81,7 +80,7 @@ class Preemption:
         return ExtenderPreemptionResult(self._for_pod(args, info))
 
     def _for_pod(self, args: ExtenderPreemptionArgs, info: PodInfo) -> dict[str, MetaVictims]:
-        pod_request, requirements = info.pod_request, requirements_of(info, self._cluster)
+        pod_request, requirements = info.pod_request, self._cluster.requirements(info)
         answers: dict[str, MetaVictims] = {}
         for node, named in self._before_deadline(args):
             snapshot = self._snapshots.take(node, pod_request)
@@ -99,7 +98,7 @@ class Preemption:
         """Makes room once, on one node, for all members that have none."""
         with self._cluster.lock:
             held, group_node = self._groups.held(group), self._cluster.group_node(group)
-            requirements = requirements_of(info, self._cluster)
+            requirements = self._cluster.requirements(info)
         if held is not None:
             # The group has its reservation there; kube-scheduler's victims have other reasons.
             return {node: named for node, named in args.victims.items() if node == held}

@@ -218,7 +218,7 @@ class _Parts:
         handlers = ExtenderHandlers(
             cluster,
             groups,
-            binder,
+            binder.bind,
             pod_infos,
             cache,
             Preemption(cluster, groups, queue, budgets),

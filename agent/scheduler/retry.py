@@ -18,11 +18,8 @@ from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, RejectedError
 from agent.kube.transport import Transport
 from agent.scheduler.cluster import ChangedNodes, SchedulerCache
-from agent.scheduler.equivalence_cache import (
-    EquivalenceCache,
-    NodeCheck,
-)
-from agent.scheduler.pod_info import Feasibility, pod_info
+from agent.scheduler.equivalence_cache import EquivalenceCache
+from agent.scheduler.pod_info import Feasibility, NodeCheck, pod_info
 from agent.scheduler.pods_api import condition, patch_status, unscheduled_pods
 from agent.scheduler.records import GroupError
 from agent.scheduler.unschedulable_queue import (

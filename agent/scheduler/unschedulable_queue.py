@@ -10,13 +10,8 @@ from typing import Final, Protocol
 import msgspec
 
 from agent.kube.objects import Change, ChangeKind
-from agent.scheduler.cluster import ChangedNodes, SchedulerCache
-from agent.scheduler.equivalence_cache import (
-    NodeCheck,
-    RequirementsCheck,
-    requirements_of,
-)
-from agent.scheduler.pod_info import Feasibility, Feasible, PodInfo, Requirements
+from agent.scheduler.cluster import ChangedNodes, RequirementsCheck, SchedulerCache
+from agent.scheduler.pod_info import Feasibility, Feasible, NodeCheck, PodInfo, Requirements
 from agent.scheduler.records import PodGroup, PodRecord
 
 
@@ -352,7 +347,7 @@ def queued_pod(
     nominated: str = "",
 ) -> QueuedPod:
     """A pod that is unschedulable since `now`."""
-    needed = requirements_of(info, cluster)
+    needed = cluster.requirements(info)
     return QueuedPod(
         info.pod.uid,
         info.pod.namespace,

@@ -14,7 +14,6 @@ from agent.scheduler.extender import (
     ExtenderFilterResult,
     ExtenderPreemptionArgs,
     ExtenderPreemptionResult,
-    HostPriority,
 )
 from agent.scheduler.http_routes import BadRequestError, Reply, Route
 from agent.telemetry.schedulermetrics import SchedulerMetrics
@@ -32,9 +31,10 @@ class First:
         first, *rest = args.node_names
         return ExtenderFilterResult([first], dict.fromkeys(rest, "is not the first"))
 
-    def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
+    def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
         self._break(args.pod.name)
-        return [HostPriority(name, 10) for name in args.node_names]
+        scores = [{"Host": name, "Score": 10} for name in args.node_names]
+        return msgspec.Raw(msgspec.json.encode(scores))
 
     def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
         self._break(args.pod.name)
@@ -172,7 +172,7 @@ def test_who_cannot_decide_says_why(page: Page) -> None:
 
 def test_scores_may_have_been_encoded_before() -> None:
     class Raw(First):
-        def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:  # type: ignore[override]
+        def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
             return msgspec.Raw(b'[{"Host":"n1","Score":3}]')
 
     routes = extender.routes(Raw(), lambda: None, extender.metrics())

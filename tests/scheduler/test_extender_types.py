@@ -4,7 +4,6 @@ import contextlib
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,6 @@ from agent.scheduler.extender import (
     ExtenderBindingResult,
     ExtenderFilterResult,
     ExtenderPreemptionResult,
-    HostPriority,
     MetaPod,
     MetaVictims,
 )
@@ -80,15 +78,6 @@ def test_a_filter_answer_as_it_was_recorded() -> None:
         "FailedAndUnresolvableNodes": {"f2": "wrong model"},
         "Error": "",
     }
-    assert json.loads(extender.encode([HostPriority("n1", 10)])) == [{"Host": "n1", "Score": 10}]
-
-
-def test_what_was_encoded_before_stands_as_it_is() -> None:
-    made = ExtenderFilterResult(msgspec.Raw(b'["n1"]'), msgspec.Raw(b'{"f1":"no"}'))
-    value = ExtenderFilterResult(["n1"], {"f1": "no"})
-    for body in (ARGS, whole("f1", "n1")):
-        args = extender.extender_args(text(body))
-        assert extender.filter_answer(args, made) == extender.filter_answer(args, value)
 
 
 def whole(*names: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import json
 import random
 from typing import Any
 
-import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -136,7 +135,7 @@ class World:
         self.verbs = ExtenderHandlers(
             self.cluster,
             groups,
-            binder,
+            binder.bind,
             pod_infos,
             EquivalenceCache(self.cluster),
             lambda args: ExtenderPreemptionResult(args.victims),
@@ -157,9 +156,8 @@ class World:
             return
         names = self.luck.sample(sorted(NODES), self.luck.randint(1, len(NODES)))
         fits = self.verbs.filter(ExtenderArgs(pod, names)).node_names
-        assert not isinstance(fits, msgspec.Raw)
         scores = self.verbs.prioritize(ExtenderArgs(pod, fits))
-        entries = json.loads(bytes(scores)) if isinstance(scores, msgspec.Raw) else scores
+        entries = json.loads(bytes(scores))
         assert {each["Host"] for each in entries} <= set(fits) <= set(names)
         if not fits or self.luck.random() < 0.1:
             return

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import request_of
-from agent.kube.mirror import Metadata, Mirror
-from agent.kube.objects import Change, ObjectKey
+from agent.kube.objects import Change, Metadata, Mirror, ObjectKey
 from agent.model.apiobjects import from_object
 from agent.scheduler import records
 from agent.scheduler.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
@@ -99,7 +98,7 @@ class Scheduler:
         self._server.queues[kind].clear()
         mirror = self.mirrors[kind]
         found = [
-            (key, mirror.understood(_metadata(told), json.dumps(told).encode()))
+            (key, mirror.decoded(_metadata(told), json.dumps(told).encode()))
             for key, told in self._server.objects[kind].items()
         ]
         self._changed[kind](mirror.replace(found))

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.equivalence_cache import RequirementsCheck
+from agent.scheduler.cluster import RequirementsCheck, SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_info import (
     UNKNOWN_NODE,

@@ -181,7 +181,7 @@ def test_binds_that_wait_for_the_api_server_hold_no_filter_back() -> None:
         groups, pod_infos = GroupReservations(known), PodInfoCache()
         binder = Binder(known, groups, BindingApi(transport), pod_infos)
         verbs = ExtenderHandlers(
-            known, groups, binder, pod_infos, EquivalenceCache(known), unchanged
+            known, groups, binder.bind, pod_infos, EquivalenceCache(known), unchanged
         )
         routes = extender.routes(verbs, lambda: None, extender.metrics())
         server = Server("127.0.0.1:0", routes, limits=process.LIMITS)

@@ -12,9 +12,8 @@ from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import from_object
 from agent.scheduler import records
-from agent.scheduler.cluster import SchedulerCache
+from agent.scheduler.cluster import RequirementsCheck, SchedulerCache
 from agent.scheduler.disruption_budgets import Budgets
-from agent.scheduler.equivalence_cache import RequirementsCheck
 from agent.scheduler.evictor import BIND_SECONDS, EVICTION_SECONDS, RETRY_INTERVAL_SECONDS, Evictor
 from agent.scheduler.pod_info import PodRequirements
 from agent.scheduler.records import AgentSelector
