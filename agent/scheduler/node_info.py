@@ -25,7 +25,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
 from agent.scheduler.records import NodeRecord, PodRecord, Unreadable
-from agent.scheduler.zone_reports import ReportFreshness, remaining, zone_facts_of, zones_matter
+from agent.scheduler.zone_reports import ReportFreshness, remaining, zone_report_of, zones_matter
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ class NodeInfo:
         """Returns None also where no pod's feasibility or score depends on the report."""
         if not isinstance(self.topology, NodeTopology) or not self._zones_matter():
             return None
-        return zone_facts_of(self.topology, self.node.allocatable if self.node else ())
+        return zone_report_of(self.topology, self.node.allocatable if self.node else ())
 
     def _update_zones(self) -> None:
         """Subtracts the pods that the zone report does not count."""

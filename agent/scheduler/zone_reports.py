@@ -24,7 +24,7 @@ from agent.allocate.nrt.node import (
     ZoneReport,
     freshness,
     without,
-    zone_facts,
+    zone_report,
 )
 from agent.allocate.nrt.pod import ZonedPod, exclusive
 from agent.model import fingerprint
@@ -136,7 +136,7 @@ _NO_PODS: Final[dict[str, PodRecord]] = {}
 def _counts(zones: ZoneReport, zoned: ZonedPod | None) -> bool:
     if zones.method is Method.ALL:
         return True
-    return zoned is not None and exclusive(zoned, zones.told.available)
+    return zoned is not None and exclusive(zoned, zones.reported.available)
 
 
 def _hash(pod: PodRecord) -> int:
@@ -150,9 +150,9 @@ def zones_matter(topology: NodeTopology, strategy: Strategy) -> bool:
     return policy in DECLINING or strategy is Strategy.LEAST_NUMA_NODES
 
 
-def zone_facts_of(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
+def zone_report_of(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
     """Nodes of one model share the value of their amounts without pods."""
-    found = zone_facts(topology, allocatable)
+    found = zone_report(topology, allocatable)
     return msgspec.structs.replace(found, empty=_empty.of(found.empty))
 
 
@@ -173,7 +173,7 @@ def remaining(
         for each in pods
         if each.uid not in counted and (assumed := _assumed(each, cpus)) is not None
     ]
-    return without(zones.told, taken) if taken else zones.told
+    return without(zones.reported, taken) if taken else zones.reported
 
 
 _empty: Final = InternPool[ZonedNode]()

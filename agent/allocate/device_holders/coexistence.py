@@ -32,7 +32,7 @@ TABLE: Final[Mapping[frozenset[Form], Rule]] = {
     frozenset({Form.WHOLE, Form.INSTANCE}): Rule.REFUSED,
     frozenset({Form.WHOLE, Form.FUNCTION}): Rule.REFUSED,
     frozenset({Form.SHARE}): Rule.FITTING,
-    # Time-slicing and MIG promise nothing that a percentage could be kept beside.
+    # Time-slicing and MIG guarantee nothing that could be combined with a percentage.
     frozenset({Form.SHARE, Form.REPLICA}): Rule.REFUSED,
     frozenset({Form.SHARE, Form.INSTANCE}): Rule.REFUSED,
     # A scheduler shares out what the physical function has; the virtual ones count for themselves.

@@ -46,11 +46,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 _NVIDIA: Final = r"((.+\.)?nvidia\.com/(gpu|mig-[^/]+)(\.shared)?)?"
-"""The source of a name: a plugin, a CDI kind, or a container, which does not show whose name it
-is."""
+"""The source of a name: a plugin, a CDI kind, or a container (without a resource name)."""
 
 _CLAIM: Final = r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com/(device|claim)"
-"""Of NVIDIA's DRA driver, and its CDI kinds, whose names begin with the uid of a claim."""
+"""NVIDIA's DRA driver, and its CDI kinds; their names begin with the uid of a claim."""
 
 _NUMBER: Final = re.compile(r"(?:gpu|mig)?\d+(?::\d+)?(?:::.*)?")
 

@@ -66,7 +66,7 @@ class GpuTable(Protocol):
     def prepare(self, count: int) -> None:
         """Makes now what the first query for so many would have to."""
 
-    def worth(self, chosen: int, free: int) -> tuple[int, int, int]:
+    def score(self, chosen: int, free: int) -> tuple[int, int, int]:
         """By which a set of `free` is compared with others of its size: more is better."""
 
 
@@ -114,7 +114,7 @@ class BandwidthTable:
         """Makes now what the first query for so many GPUs would have to."""
         self._of_size(count)
 
-    def worth(self, chosen: int, free: int) -> tuple[int, int, int]:
+    def score(self, chosen: int, free: int) -> tuple[int, int, int]:
         """By which a set of `free` is compared with others of its size: more is better."""
         return self._slowest[chosen], self._sums[chosen], self._sums[free & ~chosen]
 
@@ -212,7 +212,7 @@ class BestEffortTable:
             for free in range(1 << self._count):
                 self._of_size(count).total(free)
 
-    def worth(self, chosen: int, free: int) -> tuple[int, int, int]:
+    def score(self, chosen: int, free: int) -> tuple[int, int, int]:
         """By which a set of `free` is compared with others of its size: more is better."""
         count = chosen.bit_count()
         rest = self._of_size(count).total(free & ~chosen) if count > 1 else 0
@@ -253,9 +253,9 @@ class _Parted:
                 self.total(mask ^ part)
         known = taken = 0
         for parts in filter(None, (full, remainders)):
-            worths = [sums[part] + totals[mask ^ part] for part in parts]
-            most = max(worths)
-            first = parts[worths.index(most)]
+            scores = [sums[part] + totals[mask ^ part] for part in parts]
+            most = max(scores)
+            first = parts[scores.index(most)]
             if not taken or most > known or (most == known and _order(first) < _order(taken)):
                 known, taken = most, first
         totals[mask] = known

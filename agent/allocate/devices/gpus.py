@@ -140,7 +140,7 @@ def _best_within(
 ) -> list[int] | None:
     """The best of the best sets of these groups; None where none has enough."""
     best = None
-    worth: tuple[int, ...] = ()
+    score: tuple[int, ...] = ()
     everywhere = _places(links, candidates.fitting)
     for mask in groups:
         free = (
@@ -150,9 +150,9 @@ def _best_within(
         )
         chosen = links.table.best(free, count)
         if chosen is not None:
-            of_chosen = links.table.worth(chosen, everywhere)
-            if best is None or of_chosen > worth:
-                best, worth = chosen, of_chosen
+            of_chosen = links.table.score(chosen, everywhere)
+            if best is None or of_chosen > score:
+                best, score = chosen, of_chosen
     if best is None:
         return None
     return _minors(links, best)
@@ -218,9 +218,9 @@ def best_spread(table: GpuTable, free: int, count: int, groups: tuple[int, ...])
     most: tuple[int, ...] = ()
     for chosen in _with_each(parts, anywhere, count):
         mask = sum(chosen)
-        worth = table.worth(mask, free)
-        if best is None or worth > most or (worth == most and _lower(mask, best)):
-            best, most = mask, worth
+        score = table.score(mask, free)
+        if best is None or score > most or (score == most and _lower(mask, best)):
+            best, most = mask, score
     return best
 
 

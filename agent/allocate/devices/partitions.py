@@ -97,7 +97,7 @@ def packed(table: Table, sets: tuple[Partition, ...], free: int, count: int) -> 
         for each in larger
         if each.score == larger[0].score and not each.mask & ~free
     ]
-    return max(sets, key=lambda one: sum(worth for worth, mask in weighed if not mask & one.mask))
+    return max(sets, key=lambda one: sum(score for score, mask in weighed if not mask & one.mask))
 
 
 _WEIGHTS: Final = {8: 10_000, 4: 100, 2: 1}

@@ -137,8 +137,8 @@ def cpus_of(pod: PodCpu, container: ContainerCpu) -> int:
 
 
 def pod_cpus(pod: PodCpu) -> int:
-    """The most exclusive CPUs that the pod holds at one time: each plain init container runs beside
-    the sidecars before it, the containers beside all sidecars."""
+    """The most exclusive CPUs that the pod holds at one time: each plain init container runs
+    together with the sidecars before it, the containers together with all sidecars."""
     sidecars = most = 0
     for container in pod.init:
         asked = cpus_of(pod, container)

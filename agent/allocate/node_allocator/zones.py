@@ -33,7 +33,7 @@ class Zones:
 
     def __init__(self, report: ZoneReport | None) -> None:
         self._report = report
-        self._told = report.told if report else None
+        self._reported = report.reported if report else None
         self._since: dict[str, Assumed] = {}
         self._left: ZonedNode | None = None
 
@@ -48,13 +48,13 @@ class Zones:
         self, report: ZoneReport | None, left: ZonedNode | None, uncounted: Container[str] = ()
     ) -> None:
         """`left`: the amounts that all pods but those of `uncounted` leave free; None: unknown."""
-        self._report, self._told, self._left = report, left, None
+        self._report, self._reported, self._left = report, left, None
         self._since = {uid: each for uid, each in self._since.items() if uid in uncounted}
 
     def without(self, uids: Collection[str]) -> Zones:
         """A copy. Pods that the node counts already stay in its report."""
         other = Zones(self._report)
-        other._told = self._told
+        other._reported = self._reported
         other._since = {uid: each for uid, each in self._since.items() if uid not in uids}
         return other
 
@@ -65,7 +65,7 @@ class Zones:
             return 0
         left, report = None, self._report
         if report is not None:
-            left = self._beside(uid) if pod.whole.taken else report.told
+            left = self._beside(uid) if pod.whole.taken else report.reported
             fit = by_zones(left or report.empty, pod)
             if isinstance(fit, Misfit):
                 lasting = left is None or isinstance(by_zones(report.empty, pod), Misfit)
@@ -95,7 +95,7 @@ class Zones:
 
     def _beside(self, uid: str) -> ZonedNode | None:
         """The amounts that all pods but this one leave free; None: unknown."""
-        told = self._told
+        told = self._reported
         if told is None or not self._since:
             return told
         if uid in self._since:

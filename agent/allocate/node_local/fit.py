@@ -102,8 +102,8 @@ class CpuFit(msgspec.Struct, frozen=True):
         free &= ~base
         missing = count - base.bit_count()
         siblings = self.layout.expand(self.layout.touched(base)) & free
-        beside = base | lowest(siblings, missing)
-        starts = [beside] if self.options.full_pcpus_only else [beside, base]
+        near = base | lowest(siblings, missing)
+        starts = [near] if self.options.full_pcpus_only else [near, base]
         whole = self.layout.whole(free)
         found = []
         for rank, start in enumerate(starts):

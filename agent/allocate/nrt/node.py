@@ -54,11 +54,11 @@ class ZonedNode(msgspec.Struct, frozen=True):
 
 
 class ZoneReport(msgspec.Struct, frozen=True):
-    """A node's report of its NUMA nodes. `told`: unchanged; `empty`: without any pod;
-    `fingerprint`: of the pods that it counts, None when it has none, and the `method` that selects
-    these pods."""
+    """A node's report of its NUMA nodes. `reported`: with the pods that it counts; `empty`: without
+    any pod; `fingerprint`: of the counted pods, None when it has none, and the `method` that
+    selects these pods."""
 
-    told: ZonedNode
+    reported: ZonedNode
     empty: ZonedNode
     fingerprint: str | None = None
     method: Method = Method.ALL
@@ -66,10 +66,10 @@ class ZoneReport(msgspec.Struct, frozen=True):
     @property
     def declines(self) -> bool:
         """Whether any pod is kept away for it."""
-        return self.told.policy in DECLINING
+        return self.reported.policy in DECLINING
 
 
-def zone_facts(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
+def zone_report(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
     """`allocatable`: the Node's; only the names matter."""
     names = tuple(allocatable)
     return ZoneReport(

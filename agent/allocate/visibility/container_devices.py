@@ -48,8 +48,8 @@ class ContainerDeviceRequest(msgspec.Struct, frozen=True):
 
 
 def container_device_requests(pod: ApiPod) -> tuple[ContainerDeviceRequest, ...] | None:
-    """In the order in which they start; None where what one asks for means something only together
-    with what others do."""
+    """In the order in which they start; None where the request of one container has a meaning only
+    together with those of others."""
     ordered = [(each, True) for each in pod.init_containers]
     ordered += [(each, False) for each in pod.containers]
     try:
@@ -171,8 +171,7 @@ def isolated(
 
 
 def _part(given: Mapping[str, int], per: Mapping[str, int]) -> dict[str, int]:
-    """What the container has of one card: what it asks for itself, else what its pod was given of
-    it."""
+    """What the container has of one card: its own request, else what its pod was given."""
     part = {**given, **{name: per[name] for name in given.keys() & per.keys()}}
     ratio = given.get(GPU_MEMORY_RATIO)
     if GPU_MEMORY in given and ratio and GPU_MEMORY_RATIO in per and GPU_MEMORY not in per:

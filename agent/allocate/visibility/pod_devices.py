@@ -183,11 +183,11 @@ class _MatchedDevice(msgspec.Struct, frozen=True):
 
     def fits(self, others: Sequence[_MatchedDevice]) -> bool:
         """Whether the device has room for it in addition to these."""
-        beside = (self, *others)
+        holders = (self, *others)
         return not others or (
-            not any(each.whole for each in beside)
+            not any(each.whole for each in holders)
             and all(
-                sum(each.given.resources.get(name, 0) for each in beside) <= _WHOLE
+                sum(each.given.resources.get(name, 0) for each in holders) <= _WHOLE
                 for name in _PERCENTS
             )
         )

@@ -34,5 +34,5 @@ def test_it_is_the_best_of_all_sets_that_touch_each_group(
     if not sets:
         assert found is None
     else:
-        best = max(linked.worth(each, free) for each in sets)
-        assert found == next(each for each in sets if linked.worth(each, free) == best)
+        best = max(linked.score(each, free) for each in sets)
+        assert found == next(each for each in sets if linked.score(each, free) == best)

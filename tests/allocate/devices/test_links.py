@@ -55,7 +55,7 @@ def test_a_pair_that_nobody_tells_of_is_the_worst() -> None:
     links = links_of({(2, 5): near, (5, 7): near})
     assert links is not None
     assert links.minors == (2, 5, 7)
-    assert links.table.worth(0b101, 0b111) == (0, 0, 0)
+    assert links.table.score(0b101, 0b111) == (0, 0, 0)
     assert links.table.best(0b111, 2) == 0b011
 
 
@@ -77,5 +77,5 @@ def test_worth_tells_the_better_of_two_sets(objective: GpuObjective) -> None:
     close = symmetric(4, lambda i, j: 9 if (i, j) in ((0, 1), (2, 3)) else 1)
     linked = table(close, objective)
     assert linked.best(0b1111, 2) == 0b0011
-    assert linked.worth(0b0011, 0b1111) == linked.worth(0b1100, 0b1111)
-    assert linked.worth(0b0011, 0b1111) > linked.worth(0b0110, 0b1111)
+    assert linked.score(0b0011, 0b1111) == linked.score(0b1100, 0b1111)
+    assert linked.score(0b0011, 0b1111) > linked.score(0b0110, 0b1111)

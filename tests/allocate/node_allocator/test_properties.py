@@ -84,7 +84,7 @@ def test_nodes_of_one_model_share_the_table_of_their_links() -> None:
 )
 def test_links_are_worth_what_the_objective_says(objective: GpuObjective, worth: int) -> None:
     table = linked("n", AllocatorRules(gpu_objective=objective)).table
-    assert table.worth(0b11, 0b11)[0] == worth
+    assert table.score(0b11, 0b11)[0] == worth
 
 
 def test_what_can_not_be_read_is_told_and_the_rest_counts() -> None:
