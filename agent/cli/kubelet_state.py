@@ -22,12 +22,11 @@ from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
 from agent.discover.sysfs import DiscoveryError
 from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state, statefile
-from agent.kubelet.checksum import Checked
 from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.device_checkpoint import DeviceCheckpoint
 from agent.kubelet.memory_manager_state import Blocks, MemoryManagerState
-from agent.kubelet.statefile import StateFileError
+from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.cpuset import CpuSet
 from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError

@@ -37,7 +37,7 @@ from agent.conformance.static_cpu_manager import (
     start,
 )
 from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state
-from agent.kubelet.checksum import Checked
+from agent.kubelet.statefile import Checked
 from agent.model.cpuset import CpuSet
 from agent.model.policies import kubelet_numa_policy
 from agent.model.quantities import milli

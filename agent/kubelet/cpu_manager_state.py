@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.kubelet import checksum, statefile
-from agent.kubelet.checksum import Checked
-from agent.kubelet.statefile import StateFileError
+from agent.kubelet import statefile
+from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 
 FILE_NAME: Final = "cpu_manager_state"
@@ -116,7 +115,11 @@ def encode(state: CpuManagerState) -> bytes:
     content |= {"podEntries": pods} if pods else {}
     if state.version == 4:
         data = msgspec.json.encode(content).decode()
-        outer = content | {"checksum": 0, "data": data, "dataChecksum": checksum.of("string", data)}
+        outer = content | {
+            "checksum": 0,
+            "data": data,
+            "dataChecksum": statefile.checksum_of("string", data),
+        }
         return msgspec.json.encode(outer)
     computed = next(computed for version, computed in _forms(content) if version == state.version)
     return msgspec.json.encode(content | {"checksum": computed})
@@ -138,26 +141,31 @@ def _forms(content: dict[str, Any]) -> Iterator[tuple[int, int]]:
     nested = (
         "Entries",
         "map[string]map[string]string",
-        checksum.mapping(by_pod, checksum.mapping),
+        statefile.go_map(by_pod, statefile.go_map),
     )
     if not by_id and not pods:
-        text = checksum.struct(*head, nested, tail)
-        yield 2, checksum.of("*state.CPUManagerCheckpoint", text)
-        yield 2, checksum.of("*state.CPUManagerCheckpointV2", text)
+        text = statefile.go_struct(*head, nested, tail)
+        yield 2, statefile.checksum_of("*state.CPUManagerCheckpoint", text)
+        yield 2, statefile.checksum_of("*state.CPUManagerCheckpointV2", text)
     if not by_id:
-        of_pods = ("PodEntries", "state.PodCPUAssignments", checksum.mapping(pods, _pod_entry))
-        text = checksum.struct(*head, nested, of_pods, tail)
-        yield 3, checksum.of("*state.CPUManagerCheckpoint", text)
-        yield 3, checksum.of("*state.CPUManagerCheckpointV3", text)
+        of_pods = ("PodEntries", "state.PodCPUAssignments", statefile.go_map(pods, _pod_entry))
+        text = statefile.go_struct(*head, nested, of_pods, tail)
+        yield 3, statefile.checksum_of("*state.CPUManagerCheckpoint", text)
+        yield 3, statefile.checksum_of("*state.CPUManagerCheckpointV3", text)
     if not by_pod and not pods:
-        flat = ("Entries", "map[string]string", checksum.mapping(by_id))
-        yield 1, checksum.of("*state.CPUManagerCheckpoint", checksum.struct(*head, flat, tail))
+        flat = ("Entries", "map[string]string", statefile.go_map(by_id))
+        yield (
+            1,
+            statefile.checksum_of(
+                "*state.CPUManagerCheckpoint", statefile.go_struct(*head, flat, tail)
+            ),
+        )
 
 
 def _pod_entry(cpus: CpuSet) -> str:
-    elements = checksum.mapping(dict.fromkeys(cpus, "{}"))
-    inside = checksum.struct(("elems", "map[int]struct {}", elements))
-    return checksum.struct(("CPUSet", "cpuset.CPUSet", inside))
+    elements = statefile.go_map(dict.fromkeys(cpus, "{}"))
+    inside = statefile.go_struct(("elems", "map[int]struct {}", elements))
+    return statefile.go_struct(("CPUSet", "cpuset.CPUSet", inside))
 
 
 def _split(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

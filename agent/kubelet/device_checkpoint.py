@@ -17,9 +17,8 @@ import msgspec
 from agent.allocate.device_holders import grants
 from agent.allocate.device_holders.grants import Carriers
 from agent.hooks import cri
-from agent.kubelet import checksum, statefile
-from agent.kubelet.checksum import Checked
-from agent.kubelet.statefile import StateFileError
+from agent.kubelet import statefile
+from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.holding import DeviceGrant, HoldingSource
 
 FILE_NAME: Final = "device-plugins/kubelet_internal_checkpoint"
@@ -101,7 +100,7 @@ def decode(raw: bytes) -> DeviceCheckpoint:
     if version is not None:
         some = raw_entries if data.get("PodDeviceEntries") is not None else None
         text = _text(some, data.get("RegisteredDevices"), listed=version == 1)
-        forms = [(version, checksum.of("checkpoint.checkpointData", text))]
+        forms = [(version, statefile.checksum_of("checkpoint.checkpointData", text))]
     return DeviceCheckpoint(
         entries=tuple(entries),
         registered=registered,
@@ -167,30 +166,32 @@ def _text(
 
     def entry_text(entry: _Entry) -> str:
         ids = entry.device_ids
-        return checksum.struct(
+        return statefile.go_struct(
             ("PodUID", "string", entry.pod_uid),
             ("ContainerName", "string", entry.container_name),
             ("ResourceName", "string", entry.resource_name),
             (
                 "DeviceIDs",
                 kind,
-                checksum.mapping({int(key): value for key, value in ids.items()}, checksum.sequence)
+                statefile.go_map(
+                    {int(key): value for key, value in ids.items()}, statefile.go_slice
+                )
                 if isinstance(ids, dict)
-                else checksum.sequence(ids),
+                else statefile.go_slice(ids),
             ),
-            ("AllocResp", "[]uint8", checksum.sequence(_bytes(entry.alloc_resp))),
+            ("AllocResp", "[]uint8", statefile.go_slice(_bytes(entry.alloc_resp))),
         )
 
-    return checksum.struct(
+    return statefile.go_struct(
         (
             "PodDeviceEntries",
             "[]checkpoint.PodDevicesEntry",
-            checksum.sequence(entries, entry_text),
+            statefile.go_slice(entries, entry_text),
         ),
         (
             "RegisteredDevices",
             "map[string][]string",
-            checksum.mapping(registered, checksum.sequence),
+            statefile.go_map(registered, statefile.go_slice),
         ),
     )
 

@@ -9,9 +9,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from agent.kubelet import checksum, statefile
-from agent.kubelet.checksum import Checked
-from agent.kubelet.statefile import StateFileError
+from agent.kubelet import statefile
+from agent.kubelet.statefile import Checked, StateFileError
 
 FILE_NAME: Final = "memory_manager_state"
 
@@ -128,41 +127,41 @@ def _forms(state: MemoryManagerState) -> Iterator[tuple[int, int]]:
     of pods two are alike, and each was written under two type names."""
     head = (
         ("PolicyName", "string", state.policy),
-        ("MachineState", "state.NUMANodeMap", checksum.mapping(state.machine, _node)),
+        ("MachineState", "state.NUMANodeMap", statefile.go_map(state.machine, _node)),
         (
             "Entries",
             "state.ContainerMemoryAssignments",
-            checksum.mapping(state.entries, lambda blocks: checksum.mapping(blocks, _blocks)),
+            statefile.go_map(state.entries, lambda blocks: statefile.go_map(blocks, _blocks)),
         ),
     )
     tail = ("Checksum", "checksum.Checksum", "0")
     if not state.pods:
-        text = checksum.struct(*head, tail)
-        yield 1, checksum.of("*state.MemoryManagerCheckpoint", text)
-        yield 1, checksum.of("*state.MemoryManagerCheckpointV1", text)
-    of_pods = ("PodEntries", "state.PodMemoryAssignments", checksum.mapping(state.pods, _pod))
-    text = checksum.struct(*head, of_pods, tail)
-    yield 2, checksum.of("*state.MemoryManagerCheckpoint", text)
-    yield 2, checksum.of("*state.MemoryManagerCheckpointV2", text)
+        text = statefile.go_struct(*head, tail)
+        yield 1, statefile.checksum_of("*state.MemoryManagerCheckpoint", text)
+        yield 1, statefile.checksum_of("*state.MemoryManagerCheckpointV1", text)
+    of_pods = ("PodEntries", "state.PodMemoryAssignments", statefile.go_map(state.pods, _pod))
+    text = statefile.go_struct(*head, of_pods, tail)
+    yield 2, statefile.checksum_of("*state.MemoryManagerCheckpoint", text)
+    yield 2, statefile.checksum_of("*state.MemoryManagerCheckpointV2", text)
 
 
 def _node(node: NodeMemory) -> str:
-    return checksum.pointer(
-        checksum.struct(
+    return statefile.go_pointer(
+        statefile.go_struct(
             ("NumberOfAssignments", "int", str(node.assignments)),
             (
                 "MemoryMap",
                 "map[v1.ResourceName]*state.MemoryTable",
-                checksum.mapping(node.memory, _table),
+                statefile.go_map(node.memory, _table),
             ),
-            ("Cells", "[]int", checksum.sequence(node.group)),
+            ("Cells", "[]int", statefile.go_slice(node.group)),
         )
     )
 
 
 def _table(table: MemoryTable) -> str:
-    return checksum.pointer(
-        checksum.struct(
+    return statefile.go_pointer(
+        statefile.go_struct(
             ("TotalMemSize", "uint64", str(table.total_bytes)),
             ("SystemReserved", "uint64", str(table.system_reserved_bytes)),
             ("Allocatable", "uint64", str(table.allocatable_bytes)),
@@ -173,19 +172,19 @@ def _table(table: MemoryTable) -> str:
 
 
 def _blocks(blocks: Blocks) -> str:
-    return checksum.sequence(blocks, _block)
+    return statefile.go_slice(blocks, _block)
 
 
 def _block(block: Block) -> str:
-    return checksum.struct(
-        ("NUMAAffinity", "[]int", checksum.sequence(block.nodes)),
+    return statefile.go_struct(
+        ("NUMAAffinity", "[]int", statefile.go_slice(block.nodes)),
         ("Type", "v1.ResourceName", block.kind),
         ("Size", "uint64", str(block.size_bytes)),
     )
 
 
 def _pod(blocks: Blocks) -> str:
-    return checksum.struct(("MemoryBlocks", "[]state.Block", _blocks(blocks)))
+    return statefile.go_struct(("MemoryBlocks", "[]state.Block", _blocks(blocks)))
 
 
 def _machine(content: dict[str, Any], problems: list[str]) -> dict[int, NodeMemory]:

@@ -1,18 +1,31 @@
-"""What the kubelet's state files have in common: JSON objects with a checksum inside."""
+"""The common form of the kubelet's state files: JSON objects with a checksum inside.
+
+The checksum is FNV-1a over the text that Go's spew prints of the object (`%#v`, sorted keys;
+kubelet: pkg/kubelet/checkpointmanager/checksum/checksum.go, getChecksum). The `go_` functions
+render values as spew does: the field of a struct is preceded by its Go type, the entries of a map
+or a slice are not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+import enum
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from agent.kubelet import checksum
-from agent.kubelet.checksum import Checked
 from agent.model import bounds
 from agent.model.bounds import JsonError
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+
+
+class Checked(enum.Enum):
+    """UNKNOWN: the file has no checksum, or is of a version whose checksum is not known here."""
+
+    VERIFIED = "verified"
+    MISMATCH = "mismatch"
+    UNKNOWN = "unknown"
 
 
 class StateFileError(ValueError):
@@ -76,7 +89,7 @@ def unwrap(outer: dict[str, Any]) -> tuple[dict[str, Any], Checked] | None:
     data = member(outer, "data", str, "")
     recorded = number(outer, "dataChecksum" if "dataChecksum" in outer else "checksum")
     try:
-        return parse(data), judge(recorded, [(1, checksum.of("string", data))])[1]
+        return parse(data), judge(recorded, [(1, checksum_of("string", data))])[1]
     except StateFileError as error:
         raise StateFileError(f"data: {error}") from None
 
@@ -114,3 +127,50 @@ def member(content: dict[str, Any], name: str, kind: type, default: Any) -> Any:
 def strange(content: dict[str, Any], known: Set[str], place: str = "") -> list[str]:
     """A problem for each field that is not known."""
     return [f"{place}{name}: not known here" for name in sorted(content.keys() - known)]
+
+
+Key = TypeVar("Key", int, str)
+
+NIL: Final = "<nil>"
+"""The form of a Go map, slice or pointer without a value, which differs from that of an empty
+one."""
+
+_OFFSET: Final = 0x811C9DC5
+_PRIME: Final = 0x01000193
+
+
+def fnv1a(data: bytes) -> int:
+    """The 32-bit hash."""
+    value = _OFFSET
+    for byte in data:
+        value = (value ^ byte) * _PRIME & 0xFFFFFFFF
+    return value
+
+
+def checksum_of(kind: str, rendered: str) -> int:
+    """The checksum of an object of a Go type, such as `*state.CPUManagerCheckpoint`."""
+    return fnv1a(f"({kind}){rendered}".encode())
+
+
+def go_struct(*fields: tuple[str, str, str]) -> str:
+    """Fields as name, Go type and rendered value."""
+    return "{" + " ".join(f"{name}:({kind}){value}" for name, kind, value in fields) + "}"
+
+
+def go_map(entries: Mapping[Key, Any] | None, render: Callable[[Any], str] = str) -> str:
+    """Keys ascending: numbers by value, texts by their bytes."""
+    if entries is None:
+        return NIL
+    return "map[" + " ".join(f"{key}:{render(entries[key])}" for key in sorted(entries)) + "]"
+
+
+def go_slice(items: Iterable[Any] | None, render: Callable[[Any], str] = str) -> str:
+    """A slice in its own order; bytes are numbers."""
+    if items is None:
+        return NIL
+    return "[" + " ".join(render(item) for item in items) + "]"
+
+
+def go_pointer(rendered: str) -> str:
+    """What a pointer inside a map or list points to."""
+    return f"<*>{rendered}"

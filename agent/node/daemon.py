@@ -57,7 +57,7 @@ from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Trigger, Triggers, rest
 from agent.rpc.grpc import RpcError
-from agent.telemetry.http import HttpResponse, HttpServer
+from agent.telemetry.http import Health, HttpResponse, HttpServer
 from agent.telemetry.metrics import AgentMetrics
 
 if TYPE_CHECKING:
@@ -379,53 +379,3 @@ def reloaded(
         log.warning("changed, but only with a restart: %s", ", ".join(fixed))
     log.info("the settings were read again")
     return now
-
-
-STALE_SECONDS = 5.0
-
-
-class Health:
-    """The state of the reconcile loop, for /healthz and /readyz."""
-
-    def __init__(self, period_seconds: float) -> None:
-        self._patience_seconds = max(STALE_SECONDS, 4 * period_seconds)
-        self._begun = time.monotonic()
-        self._succeeded: float | None = None
-        self._error = "there was no pass yet"
-        self._pause_seconds = 0.0
-
-    def begin(self) -> None:
-        """A pass begins."""
-        self._begun = time.monotonic()
-
-    def end(self, error: str) -> None:
-        """The pass ended, with "" for success. Logs a new error."""
-        if self.is_news(error):
-            log.error("%s", error)
-        self._error = error
-        if not error:
-            self._succeeded = time.monotonic()
-
-    def rest(self, pause_seconds: float) -> None:
-        """The next pass is due only after this time."""
-        self._pause_seconds = pause_seconds
-
-    def is_news(self, error: str) -> bool:
-        """Whether the last pass ended otherwise: a lasting fault must not fill a disk."""
-        return bool(error) and error != self._error
-
-    def alive(self) -> HttpResponse:
-        """503 when there are no passes any more."""
-        silent = time.monotonic() - self._begun
-        if silent > self._pause_seconds + 4 * self._patience_seconds:
-            return HttpResponse(503, f"no pass for {silent:.0f} s\n")
-        return HttpResponse(200, "ok\n")
-
-    def ready(self) -> HttpResponse:
-        """503 unless the last pass succeeded (so the runtime answers) and is recent."""
-        if self._error:
-            return HttpResponse(503, f"{self._error}\n")
-        age = time.monotonic() - (self._succeeded or 0)
-        if age > self._pause_seconds + self._patience_seconds:
-            return HttpResponse(503, f"the snapshot is {age:.0f} s old\n")
-        return HttpResponse(200, "ok\n")

@@ -1,9 +1,9 @@
-"""The node's devices: PCI, RDMA and FPGAs from sysfs, GPUs from a child process with NVML, and the
-kubelet's checkpoint of device plugins."""
+"""The node's devices: PCI, RDMA and FPGAs from sysfs, GPUs from a child process with NVML, and
+those that device plugins of the kubelet gave to pods.
+"""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
@@ -14,9 +14,7 @@ from agent.allocate.device_holders.holdings import existing, given, had_twice, t
 from agent.allocate.device_holders.names import Keys, keys
 from agent.discover import fpga, pci, rdma
 from agent.discover.sysfs import DiscoveryError, SysfsReader
-from agent.host.files import Tree, boot_id, stamp
-from agent.kubelet import device_checkpoint
-from agent.kubelet.statefile import StateFileError
+from agent.host.files import Tree
 from agent.model import devicelist, gpuactions, gpudevices, holding, interconnect
 from agent.model.annotations import AnnotationError
 from agent.model.apiobjects import ApiNode
@@ -37,39 +35,11 @@ from agent.model.settings.options import SettingsError
 from agent.model.topology import Topology
 from agent.model.visible import DeviceNode
 from agent.node.gpus import GpuView
+from agent.node.kubelet_view import DeviceCheckpointView
 from agent.node.sources import SourceName, Sources
 
 if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher
-
-
-class DeviceCheckpointView:
-    """Reads the file again when it has changed. While it can't be read, its last valid content
-    stays in force."""
-
-    def __init__(self, kubelet_dir: str, sources: Sources | None = None) -> None:
-        self._path = os.path.join(kubelet_dir, device_checkpoint.FILE_NAME)
-        self._boot_id = boot_id()
-        self._stamp = stamp("")
-        self._grants: tuple[DeviceGrant, ...] = ()
-        self._sources = sources or Sources()
-
-    def grants(self) -> tuple[DeviceGrant, ...]:
-        """Empty without a checkpoint. Logs what can't be read once."""
-        now = stamp(self._path)
-        if now != self._stamp:
-            try:
-                read = device_checkpoint.read(self._path)
-            except StateFileError as error:
-                self._report(str(error))
-                return self._grants
-            self._stamp = now
-            self._grants, problems = device_checkpoint.grants_of(read, self._boot_id)
-            self._report(*(f"{self._path}: {each}" for each in problems))
-        return self._grants
-
-    def _report(self, *problems: str) -> None:
-        self._sources.report(SourceName.DEVICE_CHECKPOINT, problems)
 
 
 RESCAN_SECONDS: Final = 60.0

@@ -7,6 +7,7 @@ PodResources are polled on a thread of their own, so that no pass waits for a ku
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
@@ -19,7 +20,8 @@ from agent.allocate.device_holders.holdings import claimed_cpus
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import kubelet_may_own
 from agent.host.daemon import Periodic
-from agent.kubelet import cpu_manager_state
+from agent.host.files import boot_id, stamp
+from agent.kubelet import cpu_manager_state, device_checkpoint
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.podresources import NotServedError, PodResourcesClient, PodResourcesError
@@ -312,6 +314,35 @@ class CpuManagerStateView:
 
     def _report(self, problem: str) -> None:
         self._sources.report(SourceName.CPU_MANAGER_STATE, (problem,) if problem else ())
+
+
+class DeviceCheckpointView:
+    """Reads the device checkpoint again when it has changed. While it can't be read, its last valid
+    content stays in force."""
+
+    def __init__(self, kubelet_dir: str, sources: Sources | None = None) -> None:
+        self._path = os.path.join(kubelet_dir, device_checkpoint.FILE_NAME)
+        self._boot_id = boot_id()
+        self._stamp = stamp("")
+        self._grants: tuple[DeviceGrant, ...] = ()
+        self._sources = sources or Sources()
+
+    def grants(self) -> tuple[DeviceGrant, ...]:
+        """Empty without a checkpoint. Logs what can't be read once."""
+        now = stamp(self._path)
+        if now != self._stamp:
+            try:
+                read = device_checkpoint.read(self._path)
+            except StateFileError as error:
+                self._report(str(error))
+                return self._grants
+            self._stamp = now
+            self._grants, problems = device_checkpoint.grants_of(read, self._boot_id)
+            self._report(*(f"{self._path}: {each}" for each in problems))
+        return self._grants
+
+    def _report(self, *problems: str) -> None:
+        self._sources.report(SourceName.DEVICE_CHECKPOINT, problems)
 
 
 class ResourceClaimView:

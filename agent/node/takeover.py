@@ -19,9 +19,9 @@ from agent.host import files
 from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kubelet import configuration, cpu_manager_state
-from agent.kubelet.checksum import Checked
 from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.cpu_manager_state import CpuManagerState, Entries
+from agent.kubelet.statefile import Checked
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.node_annotations import NodeConfiguration

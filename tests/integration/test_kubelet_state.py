@@ -3,8 +3,8 @@
 import json
 
 from agent.kubelet import cpu_manager_state
-from agent.kubelet.checksum import Checked
 from agent.kubelet.cpu_manager_state import CpuManagerState
+from agent.kubelet.statefile import Checked
 from agent.model.cpuset import CpuSet
 from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet import checksum
-from agent.kubelet.checksum import Checked
+from agent.kubelet import statefile
 from agent.kubelet.cpu_manager_state import CpuManagerState, decode, encode, read
-from agent.kubelet.statefile import StateFileError
+from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.cpuset import EMPTY, CpuSet, union
 from tests.conftest import DATA
 
@@ -164,7 +163,7 @@ def test_fields_that_data_is_not_known_to_have_are_named() -> None:
     state = CpuManagerState("static", CpuSet([0]), version=4)
     data = '{"policyName":"static","defaultCpuSet":"0","later":1}'
     outer = json.loads(encode(state)) | {"data": data, "also": 1}
-    outer["dataChecksum"] = checksum.of("string", data)
+    outer["dataChecksum"] = statefile.checksum_of("string", data)
     read_again = decode(json.dumps(outer).encode())
     assert read_again == msgspec.structs.replace(
         state,
@@ -202,7 +201,7 @@ def test_unreadable_cpuset_under_a_right_checksum_is_verified() -> None:
         "{PolicyName:(string)static DefaultCPUSet:(string)1-3 Entries:"
         "(map[string]map[string]string)map[pod:map[c:asd]] Checksum:(checksum.Checksum)0}"
     )
-    computed = checksum.of("*state.CPUManagerCheckpoint", inside)
+    computed = statefile.checksum_of("*state.CPUManagerCheckpoint", inside)
     state = decode(json.dumps(content | {"checksum": computed}).encode())
     assert (state.version, state.checked, state.entries) == (2, Checked.VERIFIED, {"pod": {}})
     assert len(state.problems) == 1

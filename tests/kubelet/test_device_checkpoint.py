@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet.checksum import Checked
 from agent.kubelet.device_checkpoint import (
     NO_NODE,
     DeviceCheckpoint,
@@ -17,7 +16,7 @@ from agent.kubelet.device_checkpoint import (
     decode,
     read,
 )
-from agent.kubelet.statefile import StateFileError
+from agent.kubelet.statefile import Checked, StateFileError
 from tests.conftest import DATA
 
 VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"

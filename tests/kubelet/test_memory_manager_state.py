@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet.checksum import Checked
 from agent.kubelet.memory_manager_state import (
     Block,
     MemoryManagerState,
@@ -18,7 +17,7 @@ from agent.kubelet.memory_manager_state import (
     decode,
     read,
 )
-from agent.kubelet.statefile import StateFileError
+from agent.kubelet.statefile import Checked, StateFileError
 
 BLOCK = {"numaAffinity": [0], "type": "memory", "size": 512}
 FILLED: dict[str, Any] = {

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.kubelet.checksum import Checked
-from agent.kubelet.statefile import judge
+from agent.kubelet.statefile import Checked, judge
 
 FORMS = [(2, 20), (2, 21), (3, 30)]
 

@@ -31,7 +31,8 @@ from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, built
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
-from agent.node.devices import DeviceCheckpointView, DeviceState, DeviceView, device_view
+from agent.node.devices import DeviceState, DeviceView, device_view
+from agent.node.kubelet_view import DeviceCheckpointView
 from agent.node.outbox import deliver
 from tests.builders import machine, pod
 from tests.discover import buses, fakenvml, gpumachines

@@ -11,10 +11,9 @@ import pytest
 
 from agent.cgroup.hierarchy import Hierarchy
 from agent.kubelet import cpu_manager_state
-from agent.kubelet.checksum import Checked
 from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.cpu_manager_state import CpuManagerState
-from agent.kubelet.statefile import StateFileError
+from agent.kubelet.statefile import Checked, StateFileError
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet.checksum import Checked
 from agent.kubelet.cpu_manager_state import CpuManagerState, decode, encode
+from agent.kubelet.statefile import Checked
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.node.takeover import TakeoverError, with_chosen
 

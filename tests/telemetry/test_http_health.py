@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from agent.node.daemon import Health
+from agent.telemetry.http import Health
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     it = Clock()
-    monkeypatch.setattr("agent.node.daemon.time.monotonic", it)
+    monkeypatch.setattr("agent.telemetry.http.time.monotonic", it)
     return it
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet import checksum
+from agent.kubelet import statefile
 
 
 @pytest.mark.parametrize(
@@ -16,38 +16,38 @@ from agent.kubelet import checksum
 )
 def test_published_hashes(data: bytes, value: int) -> None:
     """From the test vectors of FNV's authors."""
-    assert checksum.fnv1a(data) == value
+    assert statefile.fnv1a(data) == value
 
 
 @given(st.binary(max_size=40), st.binary(min_size=1, max_size=4))
 def test_a_changed_byte_changes_the_hash(head: bytes, tail: bytes) -> None:
     """Each step is a bijection, so equal heads never meet again after one different byte."""
     other = bytes([tail[0] ^ 1]) + tail[1:]
-    assert checksum.fnv1a(head + tail) != checksum.fnv1a(head + other)
+    assert statefile.fnv1a(head + tail) != statefile.fnv1a(head + other)
 
 
 @given(st.dictionaries(st.text("ab:[ ", max_size=3), st.text("xy", max_size=2)))
 def test_order_of_keys_is_no_matter(entries: dict[str, str]) -> None:
     backwards = reduce(lambda done, item: {item[0]: item[1], **done}, entries.items(), {})
-    assert checksum.mapping(entries) == checksum.mapping(backwards)
+    assert statefile.go_map(entries) == statefile.go_map(backwards)
 
 
 def test_numbers_are_sorted_by_value() -> None:
-    assert checksum.mapping({10: "c", 9: "b", -1: "a"}) == "map[-1:a 9:b 10:c]"
+    assert statefile.go_map({10: "c", 9: "b", -1: "a"}) == "map[-1:a 9:b 10:c]"
 
 
 def test_nothing_is_not_empty() -> None:
-    assert (checksum.mapping({}), checksum.sequence([])) == ("map[]", "[]")
-    assert checksum.mapping(None) == checksum.sequence(None) == "<nil>"
+    assert (statefile.go_map({}), statefile.go_slice([])) == ("map[]", "[]")
+    assert statefile.go_map(None) == statefile.go_slice(None) == "<nil>"
 
 
 def test_bytes_are_numbers() -> None:
-    assert checksum.sequence(b"\n\x1f\xff") == "[10 31 255]"
+    assert statefile.go_slice(b"\n\x1f\xff") == "[10 31 255]"
 
 
 def test_types_of_fields() -> None:
-    inner = checksum.struct(("A", "int", "1"))
-    assert checksum.pointer(inner) == "<*>{A:(int)1}"
-    assert checksum.struct(("X", "t.S", inner), ("Y", "[]int", "[1]")) == (
+    inner = statefile.go_struct(("A", "int", "1"))
+    assert statefile.go_pointer(inner) == "<*>{A:(int)1}"
+    assert statefile.go_struct(("X", "t.S", inner), ("Y", "[]int", "[1]")) == (
         "{X:(t.S){A:(int)1} Y:([]int)[1]}"
     )

@@ -7,7 +7,7 @@ import pytest
 
 from agent.kubelet.device_checkpoint import FILE_NAME
 from agent.model.holding import DeviceGrant, HoldingSource
-from agent.node.devices import DeviceCheckpointView
+from agent.node.kubelet_view import DeviceCheckpointView
 from tests.kubelet.test_device_checkpoint import ENTRY, REAL
 
 GIVEN = DeviceGrant(
