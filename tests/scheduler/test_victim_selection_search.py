@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.victims import PotentialVictim, Victims, fewest, importance, violations
+from agent.scheduler.victim_selection import (
+    PotentialVictim,
+    Victims,
+    fewest,
+    importance,
+    violations,
+)
 
 Sets = tuple[frozenset[str], ...]
 
