@@ -23,7 +23,6 @@ from agent.hooks.requests import (
 )
 from agent.model import notice
 from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.failurepolicy import CREATE, DEVICES, UPDATE, FailurePolicies
 from agent.model.notifications import (
     ContainerAnnounced,
     Created,
@@ -35,7 +34,7 @@ from agent.model.notifications import (
 )
 from agent.model.qos import QoS
 from agent.model.snapshot import NOTHING, Snapshot, excludes
-from agent.model.verdict import Code, Refuse, Wait
+from agent.model.verdict import CREATE, DEVICES, UPDATE, Code, FailurePolicies, Refuse, Wait
 from agent.model.visible import Visible
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 
 from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.failurepolicy import FailurePolicies
 from agent.model.notifications import (
     ContainerFailed,
     Notification,
@@ -27,7 +26,7 @@ from agent.model.notifications import (
 from agent.model.pods import Pod, pod_metadata, pod_uid
 from agent.model.qos import kube_class
 from agent.model.snapshot import PERIOD_MICROSECONDS
-from agent.model.verdict import Refuse, Wait
+from agent.model.verdict import FailurePolicies, Refuse, Wait
 from agent.model.visible import Mount
 
 

@@ -26,8 +26,7 @@ from agent.hooks.requests import (
     beyond,
 )
 from agent.model import visible
-from agent.model.failurepolicy import CREATE, DEVICES
-from agent.model.verdict import Wait
+from agent.model.verdict import CREATE, DEVICES, Wait
 from agent.model.visible import (
     MOUNT_ROOT,
     NOTHING_NAMED,

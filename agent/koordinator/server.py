@@ -27,7 +27,7 @@ from agent.host import files, locks
 from agent.host.files import boot_id
 from agent.koordinator import messages
 from agent.koordinator.service import SERVICE, HookService, KoordinatorHooks
-from agent.model import bounds, failurepolicy
+from agent.model import bounds, verdict
 from agent.model.bounds import JsonError
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
@@ -72,7 +72,7 @@ class HookServer:
             settings.hook_server_failure_policy,
             parse_hooks(settings.hook_server_hooks),
         )
-        policies, deadlines = failurepolicy.of(settings)
+        policies, deadlines = verdict.failure_policies(settings)
         if settings.cpu_policy == "dynamic":
             log.warning("no container is told its CPUs: Koordinator's hooks can't add a mount")
         self._lock = locks.lock_for_hook_server(settings.state_dir, _LOCK_SECONDS)

@@ -30,10 +30,9 @@ from agent.hooks.requests import (
 )
 from agent.koordinator import messages
 from agent.koordinator.messages import ContainerRef
-from agent.model import failurepolicy
-from agent.model.failurepolicy import Deadlines
+from agent.model import verdict
 from agent.model.notifications import PodAnnounced
-from agent.model.verdict import Code, Refuse, Wait
+from agent.model.verdict import Code, Deadlines, Refuse, Wait
 from agent.proto import koordinator_hooks_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -44,12 +43,12 @@ _MARGIN_SECONDS: Final = 0.2
 SETTLE_SECONDS: Final = 10.0
 """After which a creation that was not started counts as over: there is no report of its failure."""
 _METHODS: Final = {
-    "PreRunPodSandbox": failurepolicy.RUN,
+    "PreRunPodSandbox": verdict.RUN,
     "PostStopPodSandbox": "StopPodSandbox",
-    "PreCreateContainer": failurepolicy.CREATE,
+    "PreCreateContainer": verdict.CREATE,
     "PreStartContainer": "StartContainer",
     "PostStartContainer": "StartContainer",
-    "PreUpdateContainerResources": failurepolicy.UPDATE,
+    "PreUpdateContainerResources": verdict.UPDATE,
     "PostStopContainer": "StopContainer",
 }
 """By which name failure policies know a hook."""
@@ -223,7 +222,7 @@ class KoordinatorHooks:
         """Asked again while the answer is Wait."""
         self._settle()
         if not isinstance(call.state, Creation):
-            call.state = Creation(request, self._waiting(call, failurepolicy.CREATE))
+            call.state = Creation(request, self._waiting(call, verdict.CREATE))
             self._over(request.pod.uid, request.container_name)
         answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Changes):
@@ -235,7 +234,7 @@ class KoordinatorHooks:
     def update(self, call: RuntimeHookCall, request: UpdateContainer) -> Verdict:
         """Asked again while the answer is Wait."""
         if not isinstance(call.state, Update):
-            call.state = Update(request, self._waiting(call, failurepolicy.UPDATE))
+            call.state = Update(request, self._waiting(call, verdict.UPDATE))
         answer = self._admission.update(call.state)
         if isinstance(answer, Changes):
             # koord-runtime-proxy repeats a container's values in every update of it.

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from agent.model.availability import Held, Reserved, zones
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.deviceobject import Portion
+from agent.model.report import Held, Reserved, zones
 from agent.model.topology import Topology
 
 PodName = tuple[str, str]

@@ -1,13 +1,19 @@
-"""All that a node reports, before it is put into objects."""
+"""All that a node reports, before it is put into objects: zones, annotations, labels and resources.
+
+The zones are the machine's NUMA nodes with what pods have left of them, by the rules of
+resource-topology-exporter (pkg/resourcemonitor/resourcemonitor.go, Scan), with two differences: a
+pod's memory counts on each NUMA node for the part that it has there, not in full on all of them,
+and only CPUs that pods own count as held."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 from agent.model import nodestatus
-from agent.model.availability import Held, Reserved, core_kinds, zones
+from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.device_allocation import Holdings
 from agent.model.deviceobject import Device, Portion, portions
 from agent.model.node_annotations import (
@@ -16,12 +22,131 @@ from agent.model.node_annotations import (
     koordinator_annotations,
 )
 from agent.model.nodestatus import GpuFacts, node_labels
-from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology, OwnerReference
+from agent.model.nodetopology import (
+    FINGERPRINT_METHOD,
+    L3_CPUS,
+    Amounts,
+    NodeTopology,
+    OwnerReference,
+    Zone,
+)
 from agent.model.snapshot import Pool
-from agent.model.topology import Topology
+from agent.model.topology import NumaNode, Topology
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER: Final = {MANAGED_BY: "topolet"}
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The resources of one pod: its own CPUs, and amounts by NUMA node and resource (bytes, or a
+    number of devices; `cpu` is a share of a pool and not counted). A pod counts until the runtime
+    has removed it."""
+
+    cpus: CpuSet = EMPTY
+    amounts: Mapping[int, Mapping[str, int]] = {}
+
+
+class Reserved(msgspec.Struct, frozen=True):
+    """What is kept from pods: CPUs, and bytes of memory by NUMA node."""
+
+    cpus: CpuSet = EMPTY
+    memory_bytes: Mapping[int, int] = {}
+
+
+def zones(
+    topology: Topology,
+    held: Iterable[Held] = (),
+    reserved: Reserved | None = None,
+    devices: Iterable[Portion] = (),
+) -> tuple[Zone, ...]:
+    """One zone a NUMA node.
+
+    `allocatable` of cpu is all of them: a scheduler of Koordinator's subtracts the reserved ones
+    that the annotations name by itself. `available` is without them: others read nothing else.
+    """
+    held, devices = tuple(held), tuple(devices)
+    reserved = reserved or Reserved()
+    taken = union(each.cpus for each in held) | reserved.cpus
+    return tuple(
+        Zone(
+            node.id,
+            {
+                **_host(node, taken, _held_on(node.id, held), reserved.memory_bytes),
+                **_devices(each for each in devices if each.node == node.id),
+            },
+            dict(zip((other.id for other in topology.numa_nodes), node.distances, strict=False)),
+            _caches(node, topology),
+        )
+        for node in topology.numa_nodes
+    )
+
+
+def core_kinds(topology: Topology) -> dict[str, str]:
+    """Attributes with the CPUs of each kind, on a machine that has several."""
+    kinds = sorted({cpu.kind for cpu in topology.cpus if cpu.kind is not None})
+    if len(kinds) < 2:
+        return {}
+    return {
+        f"cpu_{kind}": str(CpuSet(cpu.id for cpu in topology.cpus if cpu.kind == kind))
+        for kind in kinds
+    }
+
+
+def _host(
+    node: NumaNode, taken: CpuSet, held: Mapping[str, int], reserved_bytes: Mapping[int, int]
+) -> dict[str, Amounts]:
+    cpu_milli = 1000 * len(node.cpus)
+    amounts = {"cpu": Amounts(cpu_milli, cpu_milli, 1000 * len(node.cpus - taken))}
+    memory_bytes = node.memory_bytes
+    for pages in node.hugepages:
+        size = pages.size_bytes
+        total, name = size * pages.total, f"hugepages-{_binary(size)}"
+        memory_bytes -= total
+        if total:
+            left = min(total - held.get(name, 0), size * pages.free)
+            amounts[name] = Amounts(total, total, max(0, left))
+    memory_bytes = max(0, memory_bytes)
+    allocatable = max(0, memory_bytes - reserved_bytes.get(node.id, 0))
+    left = max(0, allocatable - held.get("memory", 0))
+    amounts["memory"] = Amounts(memory_bytes, allocatable, left)
+    return amounts
+
+
+def _held_on(node: int, held: Iterable[Held]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for each in held:
+        for name, amount in each.amounts.get(node, {}).items():
+            sums[name] = sums.get(name, 0) + amount
+    return sums
+
+
+def _devices(portions: Iterable[Portion]) -> dict[str, Amounts]:
+    sums: dict[str, Amounts] = {}
+    for each in portions:
+        before = sums.get(each.resource, Amounts(0, 0, 0))
+        sums[each.resource] = Amounts(
+            before.capacity + each.capacity,
+            before.allocatable + each.allocatable,
+            before.available + max(0, each.allocatable - each.held),
+        )
+    return sums
+
+
+def _caches(node: NumaNode, topology: Topology) -> dict[str, str]:
+    by_cache: dict[int, list[int]] = {}
+    for cpu in topology.cpus:
+        if cpu.id in node.cpus and cpu.l3 is not None:
+            by_cache.setdefault(cpu.l3, []).append(cpu.id)
+    if len(by_cache) < 2:
+        return {}
+    return {L3_CPUS: ";".join(str(CpuSet(cpus)) for _, cpus in sorted(by_cache.items()))}
+
+
+def _binary(size_bytes: int) -> str:
+    for unit, shift in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if size_bytes % (1 << shift) == 0:
+            return f"{size_bytes >> shift}{unit}"
+    return str(size_bytes)
 
 
 class DeviceReport(msgspec.Struct, frozen=True):

@@ -20,9 +20,8 @@ from agent.model.annotations import AnnotationError
 from agent.model.apiobjects import ApiNode
 from agent.model.device_allocation import amounts, names, renumbered, together
 from agent.model.devicefiles import NO_FILES, DeviceFiles, capabilities, device_files
-from agent.model.devicelist import DiscoveredDevices, Published, device_list
+from agent.model.devicelist import DiscoveredDevices, Published, device_list, nvidia_cards, places
 from agent.model.deviceobject import Device
-from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
 from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import Gpu, GpuReading

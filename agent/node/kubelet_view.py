@@ -26,7 +26,6 @@ from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.podresources import NotServedError, PodResourcesClient, PodResourcesError
 from agent.kubelet.statefile import StateFileError
-from agent.model.availability import Held
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.deviceobject import Portion
 from agent.model.holding import DeviceGrant
@@ -42,6 +41,7 @@ from agent.model.podresources import (
     reserved,
 )
 from agent.model.pods import Pod
+from agent.model.report import Held
 from agent.model.topology import Topology
 from agent.node.kubelet_configuration import CpuManagerStatus, KubeletConfigurationView
 from agent.node.sources import SourceName, Sources

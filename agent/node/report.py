@@ -13,14 +13,13 @@ from agent.allocate.reserved_cpus import KubeletCpus, given_away
 from agent.model import fingerprint, report
 from agent.model.annotations import AnnotationError, resource_status
 from agent.model.apiobjects import ApiPod, Phase
-from agent.model.availability import Held, Reserved
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.gpus import GpuReading
 from agent.model.gpuusers import GpuUse, users
 from agent.model.node_annotations import NodeConfiguration, PodCpuAlloc
 from agent.model.nodetopology import OwnerReference
 from agent.model.pods import Pod
-from agent.model.report import DeviceReport, Facts, Report
+from agent.model.report import DeviceReport, Facts, Held, Report, Reserved
 from agent.model.topology import Topology
 from agent.node.change_log import ChangeRecorder, PodEvents
 from agent.node.cluster_view import ClusterState

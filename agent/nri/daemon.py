@@ -20,7 +20,7 @@ from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.loop import Loop
-from agent.model import failurepolicy
+from agent.model import verdict
 from agent.model.settings import options
 from agent.model.settings.frontends import NriSettings
 from agent.nri import messages
@@ -45,7 +45,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     can't be written."""
     path = options.socket_path(settings.nri_socket)
     pages_at = options.host_port(settings.nri_http) if settings.nri_http else None
-    policies, deadlines = failurepolicy.of(settings)
+    policies, deadlines = verdict.failure_policies(settings)
     lock = locks.lock_for_plugin(settings.state_dir, LOCK_SECONDS)
     name = launched.name if launched else settings.nri_name
     index = launched.index if launched else settings.nri_index

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.failurepolicy import CREATE
 from agent.model.notifications import PodAnnounced
-from agent.model.verdict import Refuse, Wait
+from agent.model.verdict import CREATE, Refuse, Wait
 from agent.proto import cri_pb2 as pb
 from agent.relay.gate import FORWARD, Call, GateVerdict, Replace
 from tests.proxy.exchanges import EMPTY, SHOWN, Exchange, sandbox

@@ -12,7 +12,6 @@ import pytest
 
 from agent.kubelet import cpu_manager_state, memory_manager_state
 from agent.kubelet.podresources import RateLimitError
-from agent.model.availability import Held, Reserved
 from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import Portion
 from agent.model.podresources import (
@@ -24,6 +23,7 @@ from agent.model.podresources import (
     holdings,
     reserved,
 )
+from agent.model.report import Held, Reserved
 from agent.node.kubelet_view import PodResourcesView
 from tests.integration.harness import kernel_cpus
 from tests.integration.kubelet import standalone

@@ -6,7 +6,6 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.availability import Held, Reserved, zones
 from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import Portion
 from agent.model.nodetopology import Amounts
@@ -22,6 +21,7 @@ from agent.model.podresources import (
     kept,
     reserved,
 )
+from agent.model.report import Held, Reserved, zones
 from agent.model.topology import HugePages, Topology
 from tests.builders import machine
 

@@ -5,13 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.model.availability import Held, Reserved
 from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import Device, DeviceTopology
 from agent.model.node_annotations import NodeConfiguration
 from agent.model.nodestatus import GpuFacts
 from agent.model.nodetopology import OwnerReference, Version, decode, encode
-from agent.model.report import DeviceReport, Facts, Report, built
+from agent.model.report import DeviceReport, Facts, Held, Report, Reserved, built
 from agent.model.snapshot import Pool
 from agent.model.topology import HugePages, Topology
 from tests.builders import machine

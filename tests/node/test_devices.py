@@ -17,7 +17,6 @@ from agent.kube.store import EmbeddedStore
 from agent.model import deviceobject, interconnect, nodestatus
 from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.apiobjects import ApiNode
-from agent.model.availability import Reserved
 from agent.model.devicefiles import NO_FILES, DeviceFiles
 from agent.model.devicelist import Published, published
 from agent.model.deviceobject import GPU_PARTITIONS, Condition
@@ -28,7 +27,7 @@ from agent.model.holding import DEVICES_CHECKPOINTS, DeviceGrant, HoldingSource
 from agent.model.interconnect import GPU_LINKS, Interlink
 from agent.model.node_annotations import NodeConfiguration
 from agent.model.pods import Pod
-from agent.model.report import DeviceReport, Facts, built
+from agent.model.report import DeviceReport, Facts, Reserved, built
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.node.devices import DeviceState, DeviceView, device_view

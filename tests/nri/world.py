@@ -8,11 +8,11 @@ from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.host.loop import Loop
-from agent.model import failurepolicy as policy
+from agent.model import verdict as policy
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.failurepolicy import Deadlines
 from agent.model.qos import QOS_LABEL
 from agent.model.settings.frontends import NriSettings
+from agent.model.verdict import Deadlines
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts
 from agent.nri.hooks import Containers, NriHooks
@@ -54,7 +54,7 @@ class World(PlayedAgent):
         self.others: tuple[str, ...] = ()
         self.conflicts = Conflicts("10-topolet", lambda: self.others)
         snapshot_file = SnapshotFile(str(self.path), BOOT)
-        policies, _ = policy.of(NriSettings())
+        policies, _ = policy.failure_policies(NriSettings())
         self.admission = Admission(
             snapshot_file, self.notifier, self.grants, policies, str(folder), messages.SETTABLE
         )

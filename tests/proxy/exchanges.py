@@ -12,12 +12,12 @@ from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.hooks.requests import DeviceFields
-from agent.model import failurepolicy
+from agent.model import verdict
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.settings.frontends import ProxySettings
 from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
+from agent.model.verdict import CREATE, RUN, UPDATE, Deadlines
 from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleDevices, VisibleGpu
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import CpusetGate
@@ -73,7 +73,7 @@ class Exchange(PlayedAgent):
             SnapshotFile(str(self.path), BOOT),
             self.notifier,
             self.grants,
-            failurepolicy.parse(policy),
+            verdict.parse_policies(policy),
             str(folder),
             DeviceFields(),
         )

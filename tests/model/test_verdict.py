@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model.failurepolicy import FailurePolicyError, parse, parse_deadlines
 from agent.model.qos import QoS
 from agent.model.settings.frontends import ProxySettings
+from agent.model.verdict import FailurePolicyError, parse_deadlines, parse_policies
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ from agent.model.settings.frontends import ProxySettings
     ],
 )
 def test_the_narrowest_rule_speaks(rules: str, hook: str, qos: QoS | None, fails: bool) -> None:
-    assert parse(rules).fails(hook, qos) is fails
+    assert parse_policies(rules).fails(hook, qos) is fails
 
 
 @pytest.mark.parametrize("qos", list(QoS))
 def test_only_creations_that_need_own_cpus_fail_unless_somebody_says_so(qos: QoS) -> None:
-    usual = parse(ProxySettings().hook_failure_policy)
+    usual = parse_policies(ProxySettings().hook_failure_policy)
     assert usual.fails("CreateContainer", qos) is (qos in (QoS.LSE, QoS.LSR))
     assert not usual.fails("UpdateContainerResources", qos)
     assert not usual.fails("CreateContainer", None)
@@ -46,7 +46,7 @@ def test_only_creations_that_need_own_cpus_fail_unless_somebody_says_so(qos: QoS
 )
 def test_a_rule_that_says_nothing_is_quoted(rules: str, part: str) -> None:
     with pytest.raises(FailurePolicyError, match=part) as error:
-        parse(f"*=ignore,{rules}")
+        parse_policies(f"*=ignore,{rules}")
     assert repr(rules) in str(error.value)
 
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.discover import cpus
-from agent.model.availability import Held, Reserved, core_kinds, zones
 from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import Device, DeviceTopology, portions
 from agent.model.nodetopology import L3_CPUS, Amounts
+from agent.model.report import Held, Reserved, core_kinds, zones
 from agent.model.topology import HugePages, NumaNode, Topology
 from tests.builders import machine
 
