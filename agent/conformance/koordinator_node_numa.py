@@ -1,5 +1,6 @@
-"""Koordinator's plugin NodeNUMAResource on one node: whether a pod fits, its CPUs and NUMA nodes,
-the policy that is written with them, and the node's score.
+"""Koordinator's plugin NodeNUMAResource on one node (koordinator-node-numa): whether a pod fits,
+its CPUs and NUMA nodes, the policy that is written with them, and the node's score; and its
+accumulator of CPUs alone (koordinator-take-cpus).
 
 The node comes as the two objects that a scheduler reads, the Node and the NodeResourceTopology.
 """
@@ -8,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import combinations
 from typing import Any, Final
 
 import msgspec
 
+from agent.allocate import layout as layouts
 from agent.allocate import node_score, offering
+from agent.allocate.accumulator import Taken, take
+from agent.allocate.layout import NOTHING_HELD, Layout
 from agent.allocate.node_allocation import (
     NodeAllocation,
     PodAllocation,
@@ -25,12 +29,13 @@ from agent.allocate.node_allocator.answer import spec_text
 from agent.allocate.node_allocator.properties import topology_options
 from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.offering import Declined
+from agent.allocate.packing import CpuRequest
 from agent.allocate.policies_in_force import PROFILES, InForce, in_force
 from agent.allocate.reasons import UNRESOLVABLE, Rejection
 from agent.allocate.resource_request import ResourceRequest, resource_request
 from agent.allocate.trials import Trials
 from agent.conformance import machines
-from agent.conformance.files import CaseVerdict, Judge
+from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.conformance.node_numa_differences import (
     DIFFERENCES,
     QUIRKS,
@@ -45,6 +50,7 @@ from agent.model.annotations import (
     RESOURCE_STATUS,
     resource_status,
 )
+from agent.model.cpuset import CpuSet
 from agent.model.node_annotations import (
     AMPLIFICATION_RATIO,
     CPU_MANAGER_POLICY,
@@ -54,7 +60,7 @@ from agent.model.node_annotations import (
     SYSTEM_QOS,
 )
 from agent.model.nodetopology import NodeTopology
-from agent.model.policies import BindPolicy, resource_spec
+from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy, resource_spec
 from agent.model.qos import QoS
 from agent.model.quantities import milli, whole
 from agent.model.schedulerargs import Rules, defaults
@@ -70,8 +76,16 @@ _ANNOTATIONS: Final = {
     "numaTopologySpec": NUMA_TOPOLOGY_SPEC,
 }
 
+MORE_THAN_ASKED: Final = Difference(
+    name="more-than-asked",
+    reason=(
+        "a FullPCPUs request that ends inside a core gets the whole core where it takes the last "
+        "whole cores of a socket: more CPUs than it asked for, and more than it pays for"
+    ),
+)
 
-def judge(case: dict[str, Any]) -> CaseVerdict:
+
+def judge_node(case: dict[str, Any]) -> CaseVerdict:
     """Errors agree with errors of the same kind (resolvable by evictions or not), of any text and
     stage; allocations and policies agree by value. The declared difference is the rule that turns
     ours into Koordinator's answer; of several rules that are needed together, the first."""
@@ -269,6 +283,57 @@ def _zone(zone: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
+    """Errors agree with errors of any text."""
+    request = CpuRequest(
+        count=case["need"],
+        bind=BindPolicy(case["bind"]),
+        exclusive=_exclusive(case["exclusive"]),
+        strategy=Strategy(case["strategy"]),
+    )
+    holdings = NOTHING_HELD
+    for each in case["allocated"]:
+        cpus = CpuSet.parse(each["cpus"]).mask
+        times = min(each["ref"], case["maxRef"])  # more is no different
+        holdings = holdings.adding(cpus, _exclusive(each["exclusive"]), times)
+    answer = take(
+        _layout(tuple(case["shape"]), case["numbering"]),
+        CpuSet.parse(case["available"]).mask,
+        holdings,
+        request,
+        case["maxRef"],
+        CpuSet.parse(case.get("preferred", "")).mask,
+    )
+    expected = case["expect"]
+    if not isinstance(answer, Taken):
+        return CaseVerdict("error" in expected, {"error": answer.reason.value})
+    ours = CpuSet.from_int(answer.cpus)
+    if ours == CpuSet.parse(expected.get("cpuset", "")):
+        return CaseVerdict("cpuset" in expected, {"cpuset": str(ours)})
+    declared = MORE_THAN_ASKED.name if _more_than_asked(case) else None
+    return CaseVerdict(False, {"cpuset": str(ours)}, declared)
+
+
+def _more_than_asked(case: dict[str, Any]) -> bool:
+    """Less than a core too many, for a request that ends inside a core: by itself, or by what the
+    preferred CPUs leave of it."""
+    threads: int = case["shape"][3]
+    need: int = case["need"]
+    surplus = len(CpuSet.parse(case["expect"].get("cpuset", ""))) - need
+    inside = need % threads > 0 or "preferred" in case
+    return case["bind"] == BindPolicy.FULL_PCPUS.value and inside and 0 < surplus < threads
+
+
+def _exclusive(text: str) -> ExclusivePolicy:
+    return ExclusivePolicy(text) if text else ExclusivePolicy.NONE
+
+
+@lru_cache(maxsize=256)
+def _layout(shape: tuple[float, ...], numbering: str) -> Layout:
+    return layouts.of(machines.cpus(shape, numbering))
+
+
 JUDGES: Final = {
-    "koordinator-node-numa": Judge(judge, DIFFERENCES),
+    "koordinator-node-numa": Judge(judge_node, DIFFERENCES),
+    "koordinator-take-cpus": Judge(judge_take_cpus, (MORE_THAN_ASKED,)),
 }

@@ -44,7 +44,7 @@ def _kind(name: str, module: str, keys: str, ops: str = "") -> CaseKind:
 KINDS: Final = (
     _kind(
         "koordinator-take-cpus",
-        "koordinator_take_cpus",
+        "koordinator_node_numa",
         "shape numbering maxRef available need bind exclusive strategy allocated expect",
     ),
     _kind(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.koordinator_node_numa import judge
+from agent.conformance.koordinator_node_numa import judge_node
 from agent.conformance.node_numa_differences import DIFFERENCES
 from tests.conformance.vectors import outcomes
 
@@ -103,7 +103,7 @@ def placed(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec
             ),
             id="amplified",
         ),
-        pytest.param(case(sharer(9), [], placed(43)), id="others judge the whole node"),
+        pytest.param(case(sharer(9), [], placed(43)), id="others judge_node the whole node"),
         pytest.param(case({"requests": {}}, [], {"skip": True}), id="nothing is asked"),
         pytest.param(case(sharer(5), [], FAILS) | SINGLE, id="fails"),
         pytest.param(
@@ -114,7 +114,7 @@ def placed(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec
     ],
 )
 def test_agreement(asked: Json) -> None:
-    verdict = judge(asked)
+    verdict = judge_node(asked)
     assert verdict.agrees, verdict.ours
 
 
@@ -132,13 +132,13 @@ def test_agreement(asked: Json) -> None:
     ],
 )
 def test_another_answer_is_a_disagreement(expect: Json) -> None:
-    verdict = judge(case(lsr(2), [], expect))
+    verdict = judge_node(case(lsr(2), [], expect))
     assert (verdict.agrees, verdict.declared) == (False, None)
 
 
 def test_another_kind_of_error_is_a_disagreement() -> None:
     expect = FAILS | UNRESOLVABLE
-    verdict = judge(case(sharer(5), [], expect) | SINGLE)
+    verdict = judge_node(case(sharer(5), [], expect) | SINGLE)
     assert (verdict.agrees, verdict.declared) == (False, None)
 
 
@@ -266,7 +266,7 @@ PATHS = [
 
 @pytest.mark.parametrize(("asked", "name"), PATHS)
 def test_declared(asked: Json, name: str) -> None:
-    verdict = judge(asked)
+    verdict = judge_node(asked)
     assert (verdict.agrees, verdict.declared) == (False, name), verdict.ours
 
 
@@ -275,12 +275,12 @@ def test_an_answer_that_the_rule_does_not_give_is_not_declared(asked: Json, name
     expect = asked["expect"]
     other = FAILS if "score" in expect else placed(1, "0-1")
     for wrong in (other, {**expect, "score": 99, "code": "other"}):
-        verdict = judge({**asked, "expect": wrong})
+        verdict = judge_node({**asked, "expect": wrong})
         assert verdict.declared != name
 
 
 def test_koordinators_answers() -> None:
-    counted = outcomes("koordinator-node-numa", judge)
+    counted = outcomes("koordinator-node-numa", judge_node)
     listed = {each.name for each in DIFFERENCES if each.listed}
     unlisted = sum(count for name, count in counted.items() if name and name not in listed)
     assert unlisted <= 0.02 * counted.total()

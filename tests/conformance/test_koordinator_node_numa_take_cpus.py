@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.conformance.files import CaseVerdict
-from agent.conformance.koordinator_take_cpus import MORE_THAN_ASKED, judge
+from agent.conformance.koordinator_node_numa import MORE_THAN_ASKED, judge_take_cpus
 from tests.conformance.vectors import outcomes
 
 CASE = {
@@ -23,7 +23,7 @@ CASE = {
 
 
 def judged(**other: Any) -> CaseVerdict:
-    return judge({**CASE, **other})
+    return judge_take_cpus({**CASE, **other})
 
 
 def test_agreement() -> None:
@@ -66,11 +66,11 @@ def test_declared(other: dict[str, Any], declared: str | None) -> None:
 @pytest.mark.parametrize("key", [*CASE])
 def test_a_case_that_lacks_a_key(key: str) -> None:
     with pytest.raises(KeyError, match=key):
-        judge({name: value for name, value in CASE.items() if name != key})
+        judge_take_cpus({name: value for name, value in CASE.items() if name != key})
 
 
 def test_koordinators_answers() -> None:
-    counted = outcomes("koordinator-take-cpus", judge)
+    counted = outcomes("koordinator-take-cpus", judge_take_cpus)
     declared = counted[MORE_THAN_ASKED.name]
     assert 0 < declared <= 0.02 * counted.total()
 
