@@ -238,8 +238,8 @@ def _fitting(layout: Layout, free: int, preferred: int, request: CpuRequest) -> 
         )
     if request.bind is BindPolicy.SPREAD_BY_PCPUS:
         first = layout.firsts(free & preferred)
-        beside = free & ~layout.expand(layout.touched(first))
-        return first | layout.firsts(beside), first
+        others = free & ~layout.expand(layout.touched(first))
+        return first | layout.firsts(others), first
     return free, preferred
 
 

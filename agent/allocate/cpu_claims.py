@@ -62,7 +62,7 @@ def admit_claims(
     served = {owner.uid for owner in assigned.owners}
     claimed = union(union(of_pod.values()) for of_pod in kubelet.claimed.values())
     claimants = {pod.uid for pod, _ in claims}
-    wishes = {pod.uid: wish for pod, wish in claims}
+    all_requested = {pod.uid: requested for pod, requested in claims}
     # Claimants that run on a pool, and whose claims are refused.
     sharing: set[str] = set()
 
@@ -75,7 +75,7 @@ def admit_claims(
                 shares = pod.uid not in served or some_share(pod, kubelet)
             if shares:
                 admission.joins_pool(pod, runs=bool(running_on.get(pod.uid)))
-        places = UnownedPools(topology.online, admission.ls, admission.system)
+        places = _UnownedPools(topology.online, admission.ls, admission.system)
         reasons = {}
         for claim in _in_order(claims, places, pods, owned_before, running_on):
             if reason := admission.claim(claim):
@@ -89,9 +89,9 @@ def admit_claims(
         admission, reasons = admit()
         staying = {
             pod.uid
-            for pod, wish in claims
+            for pod, requested in claims
             if pod.uid in reasons
-            and wish != (before := owned_before.get(pod.uid, EMPTY))
+            and requested != (before := owned_before.get(pod.uid, EMPTY))
             and before & topology.online
         }
         # A claim that is granted before theirs is refused must not leave them without CPUs.
@@ -105,23 +105,23 @@ def admit_claims(
         sharing |= stranded
         if not staying and not stranded:
             break
-        # Who can't move has its CPUs still, whoever else was given them meanwhile.
+        # A pod that can't move still has its CPUs, even if another pod was given them meanwhile.
         kept |= {uid: reasons[uid] for uid in staying}
         claims = [
-            (pod, owned_before[pod.uid] if pod.uid in staying else wish) for pod, wish in claims
+            (pod, owned_before[pod.uid] if pod.uid in staying else requested)
+            for pod, requested in claims
         ]
     for pod, _ in claims:
         if why := kept.get(pod.uid) or reasons.get(pod.uid):
             # An owner of the CPUs is named whatever the order of the claims.
-            wish = wishes[pod.uid]
-            contested = wish <= known and not wish & assigned.named
-            read.refuse(pod, (contested and admission.conflict(pod, wish)) or why)
+            requested = all_requested[pod.uid]
+            contested = requested <= known and not requested & assigned.named
+            read.refuse(pod, (contested and admission.conflict(pod, requested)) or why)
     return admission, read.refusals
 
 
 class _Claims(msgspec.Struct):
-    """The claims as pods' annotations make them. `named`: by pod uid, the CPUs that an annotation
-    names."""
+    """The claims in pods' annotations. `named`: by pod uid, the CPUs that an annotation names."""
 
     claims: list[tuple[Pod, CpuSet]] = []
     named: dict[str, CpuSet] = {}
@@ -145,25 +145,25 @@ def _read(
         owned = owned_before.get(pod.uid, EMPTY)
         try:
             status = resource_status(pod.annotations)
-            wish = found.named[pod.uid] = status.cpus()
-            if not wish and (reason := _unknown_nodes(status, topology)):
+            requested = found.named[pod.uid] = status.cpus()
+            if not requested and (reason := _unknown_nodes(status, topology)):
                 found.refuse(pod, reason)
-            if owned and (missing := wish - known):
+            if owned and (missing := requested - known):
                 found.refuse(pod, f"CPUs {missing} do not exist")
-                wish = owned
+                requested = owned
         except AnnotationError as error:
             found.refuse(pod, error.reason, error.key)
-            wish = owned
+            requested = owned
         if (owner := served.get(pod.uid)) is not None:
             named = found.named.get(pod.uid)
             if named and named != owner.claimed:
                 found.refuse(pod, f"the kubelet gave it CPUs {owner.claimed}")
             continue
-        if taken := wish & assigned.named:
+        if taken := requested & assigned.named:
             found.refuse(pod, f"CPUs {taken} were given away by the kubelet")
-            wish = wish - taken or owned
-        if wish:
-            found.claims.append((pod, wish))
+            requested = requested - taken or owned
+        if requested:
+            found.claims.append((pod, requested))
             try:
                 shared_containers(pod.annotations)
             except AnnotationError as error:
@@ -177,17 +177,17 @@ def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
     return f"NUMA nodes {', '.join(map(str, named))} do not exist" if named else ""
 
 
-class Claimant(msgspec.Struct, frozen=True):
+class _CpuClaim(msgspec.Struct, frozen=True):
     """`keeps`: the pod owned these CPUs, or runs on exactly these and no pod runs there that may
     not share them. `keeps_reserved`: not only because they are the pool that it would share."""
 
     pod: Pod
-    wish: CpuSet
+    requested: CpuSet
     keeps: bool
     keeps_reserved: bool
 
 
-class UnownedPools(msgspec.Struct, frozen=True):
+class _UnownedPools(msgspec.Struct, frozen=True):
     """Where pods run while no CPU has an owner: the CPUs that all pods but SYSTEM pods share, and
     those that SYSTEM pods share (empty: the same)."""
 
@@ -202,34 +202,36 @@ class UnownedPools(msgspec.Struct, frozen=True):
 
 def _in_order(
     claims: Collection[tuple[Pod, CpuSet]],
-    places: UnownedPools,
+    places: _UnownedPools,
     pods: Collection[Pod],
     owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
-) -> list[Claimant]:
-    """Who owned its CPUs before, or some of them, or runs on them already, first, then the older
-    pod."""
+) -> list[_CpuClaim]:
+    """Pods that owned their CPUs before, or some of them, or run on them already come first, then
+    the older pods."""
     online = places.online
 
-    def ranked(pod: Pod, wish: CpuSet) -> tuple[tuple[bool, bool, bool, bool, int, str], Claimant]:
-        owned = wish & online <= owned_before.get(pod.uid, EMPTY)
-        runs = running_on.get(pod.uid) == wish & online
-        alone = runs and not wish & union(
+    def ranked(
+        pod: Pod, requested: CpuSet
+    ) -> tuple[tuple[bool, bool, bool, bool, int, str], _CpuClaim]:
+        owned = requested & online <= owned_before.get(pod.uid, EMPTY)
+        runs = running_on.get(pod.uid) == requested & online
+        alone = runs and not requested & union(
             running_on.get(other.uid, EMPTY)
             for other in pods
             if other.uid != pod.uid and (other.qos is not QoS.BE or pod.qos is QoS.LSE)
         )
-        proven = owned or (alone and not shares(pod, wish & online))
-        had = bool(wish & owned_before.get(pod.uid, EMPTY))
+        proven = owned or (alone and not shares(pod, requested & online))
+        had = bool(requested & owned_before.get(pod.uid, EMPTY))
         rank = (not owned, not had, not alone, not runs, pod.created_at, pod.uid)
-        return rank, Claimant(pod, wish, owned or alone, proven)
+        return rank, _CpuClaim(pod, requested, owned or alone, proven)
 
     def shares(pod: Pod, place: CpuSet) -> bool:
         """Whether the pod would run there too if it owned nothing."""
         owned = union(
-            wish
-            for other, wish in claims
-            if running_on.get(other.uid) == wish & online and not wish & place
+            requested
+            for other, requested in claims
+            if running_on.get(other.uid) == requested & online and not requested & place
             if pod.qos is not QoS.BE or other.qos is QoS.LSE
         )
         return place == places.of(pod) - owned
@@ -284,43 +286,45 @@ class ClaimAdmission:
         of_class = pool_class(pod)
         return QoS.LS if of_class is QoS.SYSTEM and not self.system else of_class
 
-    def claim(self, claim: Claimant) -> str:
+    def claim(self, claim: _CpuClaim) -> str:
         """Admits the claim with its online CPUs, or returns why not."""
-        pod, wish = claim.pod, claim.wish
-        if missing := wish - self._online - self._offline:
+        pod, requested = claim.pod, claim.requested
+        if missing := requested - self._online - self._offline:
             return f"CPUs {missing} do not exist"
-        if taken := wish & self._kubelets:
+        if taken := requested & self._kubelets:
             return f"CPUs {taken} were given away by the kubelet"
-        if reason := self.conflict(pod, wish):
+        if reason := self.conflict(pod, requested):
             return reason
-        if not claim.keeps and (taken := wish & self._claimed):
+        if not claim.keeps and (taken := requested & self._claimed):
             return f"CPUs {taken} were given away with a claim"
-        if wish & self._online and wish & self._online <= self._never_alone:
-            return f"CPUs {wish & self._online} are reserved by the kubelet"
+        if requested & self._online and requested & self._online <= self._never_alone:
+            return f"CPUs {requested & self._online} are reserved by the kubelet"
         if not claim.keeps_reserved:
             for cpus, why in self._reserved:
-                if taken := wish & cpus:
+                if taken := requested & cpus:
                     return f"CPUs {taken} {why}"
-        offline = wish - self._online
-        wish &= self._online
-        if not wish:
+        offline = requested - self._online
+        requested &= self._online
+        if not requested:
             return f"CPUs {offline} are offline"
         # An owner keeps its CPUs, unless a static kubelet gave the rest of a pool away.
         kept_from = self._running if self._static else {}
-        if user := self._left_with_nothing(pod, wish, kept_from if claim.keeps else self._users):
-            return f"CPUs {wish} are all that pod {user} and others share"
-        self.ls -= wish
-        self.system -= wish
+        if user := self._left_with_nothing(
+            pod, requested, kept_from if claim.keeps else self._users
+        ):
+            return f"CPUs {requested} are all that pod {user} and others share"
+        self.ls -= requested
+        self.system -= requested
         if pod.qos is QoS.LSE:
-            self.be -= wish
-        self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(wish), str(offline)))
+            self.be -= requested
+        self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(requested), str(offline)))
         return ""
 
-    def conflict(self, pod: Pod, wish: CpuSet) -> str:
+    def conflict(self, pod: Pod, requested: CpuSet) -> str:
         """Names another pod that owns some of the CPUs, "" where none does. Of several owners it
         names the one with the lowest uid, so that the order of claims does not change the text."""
         for owner in sorted(self.owners, key=lambda owner: owner.uid):
-            if owner.uid != pod.uid and (taken := wish & owner.claimed):
+            if owner.uid != pod.uid and (taken := requested & owner.claimed):
                 return f"CPUs {taken} belong to pod {owner.title}"
         return ""
 
@@ -346,7 +350,9 @@ class ClaimAdmission:
         self.system -= gone
         return outcome
 
-    def _left_with_nothing(self, pod: Pod, wish: CpuSet, users: Mapping[QoS, str]) -> str | None:
+    def _left_with_nothing(
+        self, pod: Pod, requested: CpuSet, users: Mapping[QoS, str]
+    ) -> str | None:
         """One of these users of pools, whose pool the claim would empty."""
         on_system = users.get(QoS.SYSTEM)
         pools = [
@@ -354,4 +360,4 @@ class ClaimAdmission:
             (self.be, users.get(QoS.BE) if pod.qos is QoS.LSE else None),
             (self.system, on_system),
         ]
-        return next((user for pool, user in pools if user and pool and pool <= wish), None)
+        return next((user for pool, user in pools if user and pool and pool <= requested), None)

@@ -115,10 +115,10 @@ def node_policies(
         faults.append(f"topology manager policy {topology_policy[:60]!r} is not known")
     options = static_options or {}
     policies = NodePolicies(
-        numa_label=_labelled(labels, _NUMA_WORDS, faults, NUMA_LABEL, NUMA_LABEL_OF_PROPOSAL),
+        numa_label=_labelled(labels, _NUMA_VALUES, faults, NUMA_LABEL, NUMA_LABEL_OF_PROPOSAL),
         numa_kubelet=kubelet,
-        bind_label=_labelled(labels, _BIND_WORDS, faults, BIND_LABEL),
-        strategy_label=_labelled(labels, _STRATEGY_WORDS, faults, STRATEGY_LABEL),
+        bind_label=_labelled(labels, _BIND_VALUES, faults, BIND_LABEL),
+        strategy_label=_labelled(labels, _STRATEGY_VALUES, faults, STRATEGY_LABEL),
         full_pcpus_only=options.get("full-pcpus-only") == "true",
         distribute_across_numa=options.get("distribute-cpus-across-numa") == "true",
         arm=labels.get(ARCHITECTURE_LABEL, "").startswith("arm"),
@@ -131,10 +131,10 @@ def numa_policy(
 ) -> tuple[NumaPolicy, PolicySource] | Rejection:
     """Rejects a pod whose own policy is another than the node's."""
     kubelet = node.numa_kubelet if node.numa_kubelet is not NumaPolicy.NONE else None
-    said = [(kubelet, PolicySource.KUBELET), (node.numa_label, PolicySource.NODE_LABEL)]
+    candidates = [(kubelet, PolicySource.KUBELET), (node.numa_label, PolicySource.NODE_LABEL)]
     if profile.label_first:
-        said.reverse()
-    policy, source = next((each for each in said if each[0]), (None, PolicySource.DEFAULT))
+        candidates.reverse()
+    policy, source = next((each for each in candidates if each[0]), (None, PolicySource.DEFAULT))
     own = spec.policy if spec.policy is not NumaPolicy.NONE else None
     if own is None:
         return policy or profile.numa_policy, source
@@ -163,16 +163,16 @@ def bind(
     asked = spec.required or spec.preferred
     source = PolicySource.DEFAULT if asked is BindPolicy.DEFAULT else PolicySource.POD
     configured = BindPolicy.FULL_PCPUS if node.arm else profile.bind
-    wish = configured if asked is BindPolicy.DEFAULT else asked
-    owns = owner and wish in _BINDING
+    policy = configured if asked is BindPolicy.DEFAULT else asked
+    owns = owner and policy in _BINDING
     forced = BindPolicy.FULL_PCPUS if node.full_pcpus_only else node.bind_label
     if forced and qos is not QoS.BE:
-        said_by = PolicySource.KUBELET if node.full_pcpus_only else PolicySource.NODE_LABEL
-        if owns and spec.required and wish is not forced:
-            detail = f"pod: {wish}, {said_by}: {forced}"
+        forced_by = PolicySource.KUBELET if node.full_pcpus_only else PolicySource.NODE_LABEL
+        if owns and spec.required and policy is not forced:
+            detail = f"pod: {policy}, {forced_by}: {forced}"
             return Rejection(Reason.BIND_POLICY_CONFLICT, detail=detail)
-        return Bind(forced, required=True), said_by
-    return (Bind(wish, required=spec.required is not None) if owns else None), source
+        return Bind(forced, required=True), forced_by
+    return (Bind(policy, required=spec.required is not None) if owns else None), source
 
 
 def numa_strategy(node: NodePolicies, profile: Profile) -> tuple[Strategy, PolicySource]:
@@ -199,11 +199,11 @@ def architecture(
     return None
 
 
-_Word = TypeVar("_Word")
+_Value = TypeVar("_Value")
 _BINDING: Final = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
-_NUMA_WORDS: Final = {str(each): each for each in NumaPolicy}
-_STRATEGY_WORDS: Final = {str(each): each for each in NUMA_STRATEGIES}
-_BIND_WORDS: Final = {
+_NUMA_VALUES: Final = {str(each): each for each in NumaPolicy}
+_STRATEGY_VALUES: Final = {str(each): each for each in NUMA_STRATEGIES}
+_BIND_VALUES: Final = {
     "None": None,
     "FullPCPUsOnly": BindPolicy.FULL_PCPUS,
     "SpreadByPCPUs": BindPolicy.SPREAD_BY_PCPUS,
@@ -211,8 +211,8 @@ _BIND_WORDS: Final = {
 
 
 def _labelled(
-    labels: Mapping[str, str], words: Mapping[str, _Word], faults: list[str], *keys: str
-) -> _Word | None:
+    labels: Mapping[str, str], words: Mapping[str, _Value], faults: list[str], *keys: str
+) -> _Value | None:
     for key in keys:
         if value := labels.get(key):
             if value in words:

@@ -153,14 +153,14 @@ def decide(
             by_claim=by_claim,
         )
     held = {owner.uid: owner.cpuset for owner in owners}
-    told = tuple(
+    sorted_refusals = tuple(
         msgspec.structs.replace(refusals[uid], held=held.get(uid, "")) for uid in sorted(refusals)
     )
     return Decision(
         owners,
         ls_pools,
         be_pools,
-        told,
+        sorted_refusals,
         wanted,
         admission.system,
         outcome.owners,

@@ -25,12 +25,14 @@ def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
 
 
 def present(
-    told: Iterable[ApiPod], running: Iterable[Pod], said: Mapping[str, PodMetadata]
+    api_pods: Iterable[ApiPod], running: Iterable[Pod], metadata: Mapping[str, PodMetadata]
 ) -> tuple[Pod, ...]:
-    """Sorted by uid, which is the runtime's. `said`: the labels and annotations that count, also of
-    pods that the API does not have any more."""
-    pods = {pod.uid: _with(pod, said[pod.uid]) if pod.uid in said else pod for pod in running}
-    for pod in told:
+    """Sorted by uid, which is the runtime's. `metadata`: the labels and annotations that
+    count, also of pods that the API does not have any more."""
+    pods = {
+        pod.uid: _with(pod, metadata[pod.uid]) if pod.uid in metadata else pod for pod in running
+    }
+    for pod in api_pods:
         uid, named = pod.runtime_uid, _named(pod)
         if uid in pods:
             pods[uid] = msgspec.structs.replace(pods[uid], named=named)
@@ -68,9 +70,9 @@ def _named(pod: ApiPod) -> tuple[str, ...]:
     return tuple(each.name for each in (*pod.containers, *pod.init_containers))
 
 
-def _with(pod: Pod, said: PodMetadata) -> Pod:
-    labels = _without(LABELS, pod.labels) | said.labels
-    annotations = _without(ANNOTATIONS, pod.annotations) | said.annotations
+def _with(pod: Pod, metadata: PodMetadata) -> Pod:
+    labels = _without(LABELS, pod.labels) | metadata.labels
+    annotations = _without(ANNOTATIONS, pod.annotations) | metadata.annotations
     if (labels, annotations) == (pod.labels, pod.annotations):
         return pod
     return msgspec.structs.replace(pod, labels=labels, annotations=annotations)

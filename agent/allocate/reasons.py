@@ -54,13 +54,13 @@ UNRESOLVABLE: Final = frozenset(
         Reason.NO_NUMA_RESOURCES,
     }
 )
-"""Whatever pods leave the node, it stays so."""
+"""Reasons that remain whatever pods leave the node."""
 
 
 class Rejection(msgspec.Struct, frozen=True):
     """`asked` and `available` in the resource's unit (`cpu` in milli-CPU). `nodes`: the NUMA nodes
     it is about, empty for the whole machine. `detail`: the other party, such as the policy that
-    stands against the pod's."""
+    conflicts with the pod's."""
 
     reason: Reason
     resource: str = ""

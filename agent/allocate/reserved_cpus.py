@@ -34,7 +34,7 @@ class KubeletCpus(msgspec.Struct, frozen=True):
 
 
 class PoolRules(msgspec.Struct, frozen=True):
-    """What is done with CPUs that are set aside.
+    """The use of reserved CPUs.
 
     `reserved`: by the kubelet; they are shared all the same. `owners_on_reserved`: LSE and LSR pods
     may own them. `be_on_reserved`: BE pods run on them alone while what BE pods request fits there

@@ -131,7 +131,7 @@ class NodeAllocator:
         if pod_request.devices is not None:
             if missing := self._unfit(pod_request):
                 return refused(missing)
-            node = self._node_devices(beside=pod_request.uid)
+            node = self._node_devices(excluding=pod_request.uid)
             strategy = facts.rules.strategy_of(pod_request.devices)
             devices = DeviceHintProvider(node, pod_request.devices, strategy)
         offer: Offer | None = None
@@ -219,7 +219,7 @@ class NodeAllocator:
         if granted.allocation is not None and pod_request.devices is not None:
             if self._facts.inventory is None:
                 return "the node has no Device object any more"
-            devices = self._node_devices(beside=pod_request.uid)
+            devices = self._node_devices(excluding=pod_request.uid)
             if missing := gone(devices, pod_request.devices, granted.allocation):
                 return missing
         if granted.offer is None:
@@ -258,10 +258,10 @@ class NodeAllocator:
                 return Missing("parts of GPUs of this model are not given")
         return None
 
-    def _node_devices(self, beside: str) -> NodeDevices:
+    def _node_devices(self, excluding: str) -> NodeDevices:
         """The current devices, without those of the pod of this uid."""
-        if self._kinds(beside):
-            return self.without((beside,))._node_devices("")
+        if self._kinds(excluding):
+            return self.without((excluding,))._node_devices("")
         if self._devices is None:
             inventory = self._facts.inventory
             if inventory is None:

@@ -133,7 +133,9 @@ class Combinations:
                 missing = score - held - self._rest[later + 1]
                 taken = self._option(later, None, missing, backwards=backwards)
                 if taken is None:
-                    raise AssertionError("the rest of the lists is worth what it was said to be")
+                    raise AssertionError(
+                        "the rest of the lists reaches the score that was computed"
+                    )
                 place.append(taken[0])
                 held += taken[1]
             return tuple(place)

@@ -128,8 +128,8 @@ def _combine(
         table = [_of_masks(column, masks, full) for column in table]
     lists = [column.masks for column in table]
     scores = [[0 if hint.mask is None else hint.score for hint in column.hints] for column in table]
-    stands = before if masks == {full} and not preferred else None
-    best = outcome(lists, scores, masks, stands)
+    start = before if masks == {full} and not preferred else None
+    best = outcome(lists, scores, masks, start)
     place = first_place(lists, full) if best.place is None else best.place
     return table, best, place, preferred
 
@@ -175,7 +175,7 @@ def outcome(
 
     The lowest mask that still comes, m, is a checkpoint: whenever it comes the best has mask m.
     From a point on, let X be the highest score of m to come. Before the last m, a candidate of
-    another mask with a score above X surely takes the place, wherever it stands; count X anew after
+    another mask with a score above X surely takes the place, wherever it is; count X anew after
     the last such candidate, until there is none. Then nothing takes the place from m once X is
     reached: at the last m the best is (m, X), and the next change is the first candidate after it
     with a score above X. Now m is gone and the same holds for the lowest of what is left: at most
