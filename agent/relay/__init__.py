@@ -4,8 +4,8 @@
 stream numbers, header compression and flow-control windows are the ends' own, and frames pass as
 they came. `relay` is the state machine between the two sockets, without I/O:
 
-1. `upward` and `downward` walk the frames of a direction. As long as nothing is taken over, all
-   received bytes leave in one send of the receive buffer.
+1. `forwarding` walks the frames of a direction. As long as nothing is taken over, all received
+   bytes leave in one send of the receive buffer.
 2. HEADERS of a hooked method pass too. The message of the call is collected (`calls`, `streams`),
    within the budget of the whole relay, and its bytes are given back to the client as credit.
 3. The gate is asked, again and again while it answers Wait. Then the message, or another one in its

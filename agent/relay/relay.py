@@ -10,8 +10,7 @@ receive buffer; the walk reads frame heads and does not wait for DATA.
 DATA is held until the gate has decided. Then the slice is cut where frames of the relay go in or
 the client's stay out. Other streams keep passing.
 
-See `upward` and `downward` for the walks, `calls` for hooked calls, `flow_control` for windows and
-order.
+See `forwarding` for the walks, `calls` for hooked calls, `flow_control` for windows and order.
 
 When bytes are not HTTP/2, or header blocks can't be decoded or exceed the limit: a connection
 without held bytes becomes opaque (every further byte passes verbatim, unhooked, and the endpoints
@@ -26,12 +25,11 @@ from __future__ import annotations
 from time import perf_counter
 
 from agent.relay.calls import HookedCalls
-from agent.relay.downward import Downward
 from agent.relay.flow_control import Credit, Lane, Sink
+from agent.relay.forwarding import Downward, Upward
 from agent.relay.gate import Gate, OnHookError, RelayStats
 from agent.relay.meter import Meter, Timing
 from agent.relay.streams import MemoryBudget
-from agent.relay.upward import Upward
 from agent.rpc import frames
 
 

@@ -19,11 +19,10 @@ from agent.host.listener import ListenError
 from agent.host.loop import Loop
 from agent.model.verdict import Code, Refuse, Wait
 from agent.relay import pair
-from agent.relay.downward import Downward
+from agent.relay.forwarding import Downward, Upward
 from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, Replace
 from agent.relay.server import RelayServer
 from agent.relay.streams import RelayLimits
-from agent.relay.upward import Upward
 from agent.rpc import frames
 from agent.rpc.channel import Channel
 from agent.rpc.grpc import RpcError
