@@ -18,29 +18,30 @@ class AccessError(StoreError):
 
 
 class Access(Protocol):
-    """What a request needs besides itself."""
+    """The address of the server, and what a request to it needs: headers and TLS."""
 
     @property
     def server(self) -> str:
-        """URL, without a slash at its end."""
+        """The URL, without a slash at its end."""
         ...
 
     @property
     def server_name(self) -> str | None:
-        """The name in the server's certificate when it is not the URL's host."""
+        """The name in the server's certificate where it differs from the URL's host."""
         ...
 
     def headers(self) -> dict[str, str]:
-        """Of every request. Raises AccessError."""
+        """The headers of every request. Raises AccessError."""
         ...
 
     def tls(self) -> ssl.SSLContext | None:
-        """The same one while its files are the same; None for plain HTTP. Raises AccessError."""
+        """Returns the same context while its files are the same; None for plain HTTP. Raises
+        AccessError."""
         ...
 
     def renew(self) -> bool:
-        """The server refused the last headers. False when there are no others. Raises
-        AccessError."""
+        """Reads the credentials again after the server refused them. Returns False where there are
+        no others. Raises AccessError."""
         ...
 
 
@@ -145,8 +146,8 @@ def in_cluster(folder: str, environ: Mapping[str, str] = os.environ) -> FileAcce
 
 
 def access(kubeconfig: str, folder: str) -> Access:
-    """By the kubeconfig file, or where that is empty by the service account in the folder. Raises
-    AccessError."""
+    """Returns the access of the kubeconfig file, or, where `kubeconfig` is empty, of the service
+    account in the folder. Raises AccessError."""
     return KubeconfigAccess(kubeconfig) if kubeconfig else in_cluster(folder)
 
 

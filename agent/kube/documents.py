@@ -1,4 +1,4 @@
-"""YAML files of others."""
+"""Reads YAML files that other programs or people write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DocumentError(ValueError):
 
 def text(path: str) -> bytes:
     """The content of a regular file of at most MOST_BYTES. A pipe or a device in its place is an
-    error at once. Raises OSError, DocumentError."""
+    error at once. Raises OSError and DocumentError."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise DocumentError("is not a regular file")
@@ -26,8 +26,8 @@ def text(path: str) -> bytes:
 
 
 def read(path: str) -> Any:
-    """The plain values in a file of one document. Raises OSError, DocumentError."""
-    import yaml  # a megabyte that an agent beside no kubelet does without
+    """Returns the plain values of a file with one document. Raises OSError and DocumentError."""
+    import yaml  # takes a megabyte, which an agent without a kubelet saves
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     content = text(path)

@@ -1,4 +1,5 @@
-"""What can go wrong between the agent and where objects are kept."""
+"""The errors of requests to the API server and to the embedded store, and the error that belongs to
+a Status."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class StoreError(RuntimeError):
 
 
 class KubeError(StoreError):
-    """The API server could not do what was asked."""
+    """The API server did not carry out the request."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -27,7 +28,7 @@ class KubeError(StoreError):
 
 
 class UnreachableError(KubeError):
-    """No answer, or one that is cut off or not HTTP."""
+    """The server did not answer, or the answer is cut off or not HTTP."""
 
 
 class ServerError(KubeError):
@@ -45,11 +46,11 @@ class ServerError(KubeError):
 
 
 class MalformedError(ServerError):
-    """An answer that makes no sense."""
+    """The answer is invalid."""
 
 
 class TooLargeError(MalformedError):
-    """An answer beyond the bounds of what is read."""
+    """The answer exceeds the limits of what is read."""
 
 
 class UnauthorizedError(KubeError):
@@ -84,11 +85,11 @@ class GoneError(KubeError):
 
 
 class TooManyRequestsError(KubeError):
-    """It has no time for us now."""
+    """The server is overloaded (429)."""
 
 
 class RejectedError(KubeError):
-    """The object or the request is wrong (400, 415, 422, a create of what exists)."""
+    """The object or the request is invalid (400, 415, 422, or a create of an existing object)."""
 
 
 class StatusCause(msgspec.Struct, frozen=True):
@@ -118,7 +119,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def status_of(body: bytes) -> Status:
-    """The Status in a body; a proxy's page or a torn one becomes its message."""
+    """Returns the Status in a body; another body, as of a proxy's page, becomes the message."""
     try:
         return bounds.decode(_status, body)
     except JsonError:
@@ -173,7 +174,7 @@ _status = msgspec.json.Decoder(Status)
 _EXCERPT_BYTES = 200
 _FUTURE = "ResourceVersionTooLarge"
 _FUTURE_TEXT = "Too large resource version"
-# The words of the API server's authorizer.
+# The message of the API server's authorizer.
 _LACKING = re.compile(
     r'User "([^"]*)" cannot (\S+) resource "([^"]*)" in API group "([^"]*)"'
     r'(?: (at the cluster scope|in the namespace "[^"]*"))?'

@@ -27,7 +27,7 @@ from agent.kube.schedule import Backoff
 from agent.kube.transport import Transport, segment
 
 MOST: Final = 1000
-"""Events that are remembered, sent or not."""
+"""Events that are kept, sent or not."""
 AGAIN_SECONDS: Final = 60.0
 """Between two updates of the series of one Event."""
 BURST: Final = 20
@@ -50,7 +50,7 @@ class Regarding(NamedTuple):
 
 
 class EventKey(NamedTuple):
-    """What makes one Event."""
+    """The identity of one Event."""
 
     pod: Regarding
     reason: str
@@ -58,7 +58,7 @@ class EventKey(NamedTuple):
 
 
 class _Series:
-    """`count`: how often it happened; `sent`: how often as the API server knows it."""
+    """`count`: the number of occurrences; `sent`: the number that the API server has."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -99,7 +99,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def record(self, pod: Regarding, reason: str, note: str) -> None:
-        """It happened, perhaps again."""
+        """Records one occurrence, the first or another one."""
         note = note.encode()[:MOST_NOTE].decode(errors="ignore")
         with self._changed:
             key = EventKey(pod, reason, note)
@@ -114,7 +114,7 @@ class Recorder:
             self._changed.notify()
 
     def close(self) -> None:
-        """Drops what was not sent."""
+        """Drops the Events that were not sent."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -150,14 +150,14 @@ class Recorder:
             self._results(result)
 
     def _postpone(self, key: EventKey, error: StoreError) -> None:
-        """The other Events are sent first, as the API server may take those."""
+        """Moves the Event behind the others, which the API server may accept."""
         with self._changed:
             self._not_before = self._clock() + self._backoff.next(error.retry_after_seconds)
             if (series := self._series.pop(key, None)) is not None:
                 self._series[key] = series
 
     def _next(self) -> tuple[EventKey, _Series, int] | None:
-        """The first that is due, once a request may be made; None when closed."""
+        """Waits for the first Event that is due and for the rate limit; None when closed."""
         with self._changed:
             while not self._closed:
                 now = self._clock()
@@ -229,7 +229,7 @@ class Recorder:
 
 
 def _name(key: EventKey) -> str:
-    """The same for the same Event after a restart of the agent."""
+    """Returns the same name for the same Event after a restart of the agent."""
     text = "\0".join((key.pod.uid, key.reason, key.note))
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return f"{key.pod.name[:_MOST_POD_NAME].rstrip('-.')}.{digest}"

@@ -40,7 +40,7 @@ _KINDS = {each.name: each for each in (NODE, TOPOLOGY, DEVICE)}
 
 
 def kind_named(name: str) -> Kind:
-    """One without namespaces. Raises StoreError."""
+    """Returns a cluster-scoped kind. Raises StoreError."""
     kind = _KINDS.get(name)
     if kind is None:
         raise StoreError(f"{name}: no kind of ours, which are {', '.join(_KINDS)}")
@@ -48,7 +48,7 @@ def kind_named(name: str) -> Kind:
 
 
 def path(group: str, version: str, plural: str = "", name: str = "") -> str:
-    """Of a version of a group, a resource, or one object."""
+    """The path of a version of a group, of a resource, or of one object."""
     base = f"/apis/{group}/{version}" if group else f"/api/{version}"
     return "/".join([base, *([plural] if plural else []), *([segment(name)] if name else [])])
 
@@ -61,7 +61,7 @@ RECHECK_SECONDS: Final = 300.0
 
 
 class Discovery:
-    """Remembers an answer for a while."""
+    """The versions that the server serves, each answer kept for `recheck_seconds`."""
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class Discovery:
         self._known: dict[str, tuple[float, str | None]] = {}
 
     def version(self, kind: Kind) -> str | None:
-        """The best of the kind's versions that is served, None when none is. Raises KubeError."""
+        """Returns the best version of the kind that is served, None where none is. Raises
+        KubeError."""
         if not kind.group:
             return kind.versions[0]
         known = self._known.get(kind.name)
@@ -85,7 +86,7 @@ class Discovery:
         return known[1]
 
     def forget(self, kind: Kind) -> None:
-        """The server denied knowing it."""
+        """Drops the answer, after the server reported that the kind does not exist."""
         self._known.pop(kind.name, None)
 
     def _asked(self, kind: Kind) -> str | None:

@@ -153,7 +153,7 @@ class ListWatch(Generic[T]):
                 if self._anew:
                     self._anew, self._version = False, None
                 self._asked_at_breaks = self.breaks
-            self._schedule.asks(self._pace.clock())
+            self._schedule.sends(self._pace.clock())
             error: StoreError | None = None
             try:
                 if self._step():

@@ -27,7 +27,7 @@ from agent.kube.errors import GoneError, StoreError, TooManyRequestsError
 
 BASE_SECONDS = 1.0
 CAP_SECONDS = 60.0
-# A server may ask for patience, not for our absence.
+# A longer Retry-After is cut to this.
 LONGEST_RETRY_AFTER_SECONDS = 300.0
 
 
@@ -48,7 +48,7 @@ class Backoff:
         self._step = base_seconds
 
     def next(self, retry_after_seconds: float | None = None) -> float:
-        """Seconds to wait now; never less than the server asked for."""
+        """Returns the seconds to wait now, never less than the server requests."""
         delay = self._step * (0.5 + self._random())
         if retry_after_seconds is not None:
             asked = min(max(retry_after_seconds, 0.0), LONGEST_RETRY_AFTER_SECONDS)
@@ -57,13 +57,13 @@ class Backoff:
         return delay
 
     def reset(self) -> None:
-        """There was progress."""
+        """Begins anew with the first step, after progress."""
         self._step = self._base
 
 
 def spread(name: str, window_seconds: float) -> float:
-    """A moment in [0, window) that belongs to the name: a fleet that starts at once does not
-    connect at once, and a node that restarts keeps its place."""
+    """Returns a time in [0, window) that depends on the name alone: a fleet that starts at once
+    does not connect at once, and a node that restarts keeps its time."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64 * window_seconds
 
@@ -111,12 +111,12 @@ class Schedule:
         self._anew = False
         self._hastened_at: float | None = None
 
-    def asks(self, now: float) -> None:
+    def sends(self, now: float) -> None:
         """Counts a request that is sent now."""
         self._asked.append(now)
 
     def wait(self, now: float) -> float:
-        """Seconds until another request may be sent, after success and failure."""
+        """Returns the seconds until another request may be sent, after success and failure."""
         if len(self._asked) < REQUESTS:
             return 0.0
         return max(0.0, self._asked[0] + WINDOW_SECONDS + _ROUNDING_SECONDS - now)

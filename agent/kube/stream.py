@@ -1,4 +1,4 @@
-"""One connection that is asked for lists and watches, and that another thread can end."""
+"""One connection for the lists and watches of a watch, which another thread can close."""
 
 from __future__ import annotations
 
@@ -76,21 +76,22 @@ class Stream:
                 raise UnreachableError(f"{asked}: ends in the middle of a line")
 
     def allow_silence(self, seconds: float) -> None:
-        """Between two pieces of the answer that is being read."""
+        """Sets the longest time between two pieces of the response that is being read."""
         if self._socket is not None:
             self._socket.settimeout(seconds)
 
     def close(self) -> None:
-        """From any thread."""
+        """Closes the connection, from any thread."""
         self._closed = True
         self._shut()
 
     def interrupt(self) -> None:
-        """From any thread: the request that is under way fails."""
+        """Makes the request in flight fail, from any thread."""
         self._shut()
 
     def drop(self) -> None:
-        """By the thread that asks: the next request gets a new connection."""
+        """Closes the connection, so that the next request opens a new one. Only the thread that
+        sends requests calls it."""
         connection, self._connection, self._socket = self._connection, None, None
         if connection is not None:
             connection.close()

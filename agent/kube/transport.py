@@ -178,8 +178,8 @@ class Transport:
         connections: int = 2,
         reachability: Reachability | None = None,
     ) -> None:
-        """`connections` are kept; more requests at once open others, each for itself.
-        `reachability`: shared by all that ask the same server."""
+        """`connections` are kept open; each further request at the same time opens another.
+        `reachability` is shared by all transports to the same server."""
         self.limits = limits or ResponseLimits()
         self.access = access
         self.reachability = reachability or Reachability()
@@ -221,7 +221,7 @@ class Transport:
         body: Any = None,
         content_type: str = JSON,
     ) -> ApiResponse:
-        """Nothing is tried twice, but for the one renewal of a token that was refused."""
+        """Sends the request once, and once more after the renewal of a refused token."""
         asked = f"{method} {path}"
         data = None if body is None else msgspec.json.encode(body)
         while True:

@@ -115,7 +115,7 @@ class Reporter:
         if devices.readings is not self._readings:
             self._readings = devices.readings
             self._users = users(devices.readings, listed, self._group_of)
-        self.metrics.devices.told(
+        self.metrics.devices.update(
             moment.devices.devices, devices.readings, self._users, devices.missing, devices.fault
         )
         if visibility is not UNDECIDED:

@@ -1,5 +1,5 @@
-"""The agent's HTTP port: a few fixed pages, each made by a function when it is asked for, and the
-state of the reconcile loop that /healthz and /readyz report.
+"""The agent's HTTP port: a few fixed pages, each made by a function for each request, and the state
+of the reconcile loop that /healthz and /readyz report.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class HttpError(RuntimeError):
 
 
 class HttpServer:
-    """Serves until `close`; `port` is the one taken when 0 was asked for."""
+    """Serves until `close`. `port` is the actual one where the address has port 0."""
 
     def __init__(self, address: str, pages: Pages) -> None:
-        """Raises SettingsError for an address that is none, HttpError for one that is taken."""
+        """Raises SettingsError for an invalid address, HttpError for one in use."""
         host, port = host_port(address)
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -62,7 +62,7 @@ class HttpServer:
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
             def server_bind(self) -> None:
-                """Without the look-up of our own name, which waits for a DNS that is down."""
+                """Omits the lookup of the host's name, which waits for a DNS that is down."""
                 socketserver.TCPServer.server_bind(self)
 
         try:

@@ -1,4 +1,4 @@
-"""One line an event, logfmt, on standard error."""
+"""Logs on standard error in logfmt, one line per record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Logfmt(logging.Formatter):
 
 
 def start(level: str) -> None:
-    """Sends everything of this process to standard error, from the level up."""
+    """Sends the log records of this process from that level on to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Logfmt())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -36,7 +36,7 @@ class DeviceMetrics(Collector):
         self._missing: tuple[str, ...] = ()
         self._fault = ""
 
-    def told(
+    def update(
         self,
         devices: tuple[Device, ...],
         readings: tuple[GpuReading, ...],

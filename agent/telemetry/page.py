@@ -1,4 +1,5 @@
-"""The HTTP port of a process with one loop: a whole request in, a whole page out, closed."""
+"""The HTTP port of a process with one epoll loop: it reads a request, writes a page, and closes the
+connection."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ _LARGEST_REQUEST_BYTES = 8192
 _PATIENCE_SECONDS = 10.0
 _MOST_CONNECTIONS = 16
 _PAUSE_SECONDS = 1.0
-"""How long no connection is accepted after the machine had no descriptor left."""
+"""Pause of accepting after the machine had no file descriptor left."""
 
 
 class PageServer:
-    """Serves GET of the given paths; `port` is the one taken when 0 was asked for."""
+    """Serves GET of the given paths. `port` is the actual one where 0 was requested."""
 
     def __init__(self, loop: Loop, host: str, port: int, pages: Pages) -> None:
         """Raises OSError when the address can't be listened on."""
@@ -131,7 +132,8 @@ class _Visit:
 def serve_pages(
     loop: Loop, address: tuple[str, int] | None, page: Callable[[], str]
 ) -> PageServer | None:
-    """A port that is taken costs the metrics, never the pods."""
+    """Returns None without an address, and for a port in use: the process serves pods without
+    metrics too."""
     if address is None:
         return None
     pages = {b"/metrics": page, b"/healthz": lambda: "ok\n"}

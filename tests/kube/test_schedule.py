@@ -101,7 +101,7 @@ def test_at_most_five_requests_in_ten_seconds(
     now, sent = 0.0, []
     for met, _, took in course:
         now += schedule.wait(now)
-        schedule.asks(now)
+        schedule.sends(now)
         sent.append(now)
         now += took
         if met == "progress":

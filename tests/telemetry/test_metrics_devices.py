@@ -14,7 +14,7 @@ def test_units_and_names() -> None:
     metrics = AgentMetrics()
     reading = GpuReading("GPU-1", gpu_percent=25, sm_mhz=1410, power_milliwatts=70_500)
     use = GpuUse("GPU-1", "ns/a", "main", 7, 50)
-    metrics.devices.told((GPU, NIC), (reading, GpuReading("GPU-gone", gpu_percent=1)), (use,))
+    metrics.devices.update((GPU, NIC), (reading, GpuReading("GPU-gone", gpu_percent=1)), (use,))
     shown = {
         name: value
         for (name, _), value in samples(metrics).items()
@@ -38,7 +38,7 @@ def test_units_and_names() -> None:
 
 def test_cards_without_a_driver_have_series_too() -> None:
     metrics = AgentMetrics()
-    metrics.devices.told((), (), (), ("0000:07:00.0",), "DriverMismatch")
+    metrics.devices.update((), (), (), ("0000:07:00.0",), "DriverMismatch")
     shown = {name: dict(labels) for (name, labels), _ in samples(metrics).items()}
     assert shown["topolet_gpu_missing"] == {"bus": "0000:07:00.0"}
     assert shown["topolet_gpu_driver_fault"] == {"reason": "DriverMismatch"}
@@ -46,6 +46,6 @@ def test_cards_without_a_driver_have_series_too() -> None:
 
 def test_what_is_gone_has_no_series() -> None:
     metrics = AgentMetrics()
-    metrics.devices.told((GPU,), (GpuReading("GPU-1", gpu_percent=1),), ())
-    metrics.devices.told((), (), ())
+    metrics.devices.update((GPU,), (GpuReading("GPU-1", gpu_percent=1),), ())
+    metrics.devices.update((), (), ())
     assert not [name for name, _ in samples(metrics) if "gpu" in name or "device" in name]
