@@ -50,13 +50,13 @@ small pages."""
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """One state of the cluster. `node` None: unknown, or the object does not exist. `pods_told`:
+    """One state of the cluster. `node` None: unknown, or the object does not exist. `pods_listed`:
     all pods of the node are known, by the API's uid. `devices`: the Device object when the agent
     started, None while unknown."""
 
     node: ApiNode | None = None
     pods: dict[str, ApiPod] = {}
-    pods_told: bool = False
+    pods_listed: bool = False
     devices: Published | None = None
 
 
@@ -166,7 +166,7 @@ class ClusterWatches:
         self._lock = threading.Lock()
         self._node: ApiNode | None = None
         self._pods: dict[str, ApiPod] = {}
-        self._pods_told = False
+        self._pods_listed = False
         self._pods_watch = objects.watch_pods(node_name, apiobjects.on_node, self._pods_changed)
         self._node_watch = objects.watch_node(node_name, apiobjects.decode_node, self._node_changed)
 
@@ -181,7 +181,7 @@ class ClusterWatches:
     def now(self) -> ClusterState:
         """The current state."""
         with self._lock:
-            return ClusterState(self._node, dict(self._pods), self._pods_told)
+            return ClusterState(self._node, dict(self._pods), self._pods_listed)
 
     def troubles(self) -> tuple[str, ...]:
         """The reasons why watches fail at present."""
@@ -189,11 +189,11 @@ class ClusterWatches:
         return tuple(each.trouble for each in watches if each.trouble is not None)
 
     def ages_seconds(self) -> dict[str, float]:
-        """By resource: the time since its watch last heard from the server."""
+        """By resource: the time since the last answer of the server to its watch."""
         return {"pods": self._pods_watch.age_seconds, "nodes": self._node_watch.age_seconds}
 
     def _pods_changed(self, changes: Sequence[Change[ApiPod]]) -> None:
-        news = not self._pods_told
+        news = not self._pods_listed
         for change in changes:
             pod = change.value
             with self._lock:
@@ -202,7 +202,7 @@ class ClusterWatches:
                 else:
                     news = self._pods.get(pod.uid) != pod or news
                     self._pods[pod.uid] = pod
-        self._pods_told = True
+        self._pods_listed = True
         if news:
             self._changed()
 

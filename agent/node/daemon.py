@@ -203,7 +203,7 @@ class _Agent:
                 ClusterReporter(node_name, self.cluster.deliver, waits=pace is not None),
                 self.metrics,
                 PodEvents(self.cluster.events),
-                self.corrected,
+                self.corrected.update if self.corrected else None,
                 hierarchy.group_of,
             ),
             node_local_cpus,

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuView:
-    """Without a card of NVIDIA's on PCI there is no child process."""
+    """Starts the child process once PCI has a card of NVIDIA's."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class GpuView:
         actions: GpuActions,
         clock: Callable[[], float],
     ) -> None:
-        """`root` is where the host's /proc is; `watch` makes the watcher; `clock` tells seconds
+        """`root` is where the host's /proc is; `watch` makes the watcher; `clock`: seconds
         since 1970."""
         self._root = root
         self._watch = watch

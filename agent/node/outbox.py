@@ -247,11 +247,11 @@ def _deliver_topology(objects: Objects, report: Report) -> bool:
 
 def _deliver_devices(objects: Objects, report: Report) -> bool:
     """A node that never had devices has no Device object."""
-    name, told = report.topology.name, report.devices
-    if not told.devices:
+    name, reported = report.topology.name, report.devices
+    if not reported.devices:
         before = objects.get(deviceobject.KIND, name)
         labels = (before or {}).get("metadata", {}).get("labels") or {}
         if labels.get(MANAGED_BY) != MANAGER[MANAGED_BY]:
             return False
-    labels = {**MANAGER, **nodestatus.gpu_labels(told.gpus, told.devices)}
-    return objects.apply(deviceobject.encode(name, told.listed, labels, told.annotations))
+    labels = {**MANAGER, **nodestatus.gpu_labels(reported.gpus, reported.devices)}
+    return objects.apply(deviceobject.encode(name, reported.listed, labels, reported.annotations))

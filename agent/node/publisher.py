@@ -41,9 +41,9 @@ class Publisher:
         self._sources = sources or Sources()
         self._boot_id = boot_id
         self._last = self._stored()
-        told = self._last.devices if self._last and self._last.boot_id == boot_id else None
+        devices = self._last.devices if self._last and self._last.boot_id == boot_id else None
         self.device_holders: Holders = {
-            each.uuid: each.holders for each in (told.held if told else ()) if each.holders
+            each.uuid: each.holders for each in (devices.held if devices else ()) if each.holders
         }
         """Also those of an earlier agent."""
 

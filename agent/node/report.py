@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
-
 import msgspec
-
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
-from agent.allocate.reserved_cpus import KubeletCpus, given_away
-from agent.model import fingerprint, report
-from agent.model.annotations import AnnotationError, resource_status
-from agent.model.apiobjects import ApiPod, Phase
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.allocate.reserved_cpus import KubeletCpus
+from agent.allocate.reserved_cpus import given_away
+from agent.model import fingerprint
+from agent.model import report
+from agent.model.annotations import AnnotationError
+from agent.model.annotations import resource_status
+from agent.model.apiobjects import ApiPod
+from agent.model.apiobjects import Phase
+from agent.model.cpuset import CpuSet
+from agent.model.cpuset import EMPTY
 from agent.model.gpus import GpuReading
-from agent.model.gpuusers import GpuUse, users
-from agent.model.node_annotations import NodeConfiguration, PodCpuAlloc
+from agent.model.gpuusers import GpuUse
+from agent.model.gpuusers import users
+from agent.model.node_annotations import NodeConfiguration
+from agent.model.node_annotations import PodCpuAlloc
 from agent.model.nodetopology import OwnerReference
 from agent.model.pods import Pod
-from agent.model.report import DeviceReport, Facts, Held, Report, Reserved
+from agent.model.report import DeviceReport
+from agent.model.report import Facts
+from agent.model.report import Held
+from agent.model.report import Report
+from agent.model.report import Reserved
+from agent.model.snapshot import PodWanted
 from agent.model.topology import Topology
-from agent.node.change_log import ChangeRecorder, PodEvents
+from agent.node.change_log import ChangeRecorder
+from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterState
-from agent.node.device_visibility import UNDECIDED, DeviceVisibility
+from agent.node.device_visibility import DeviceVisibility
+from agent.node.device_visibility import UNDECIDED
 from agent.node.devices import DeviceState
 from agent.node.kubelet_view import PodResourcesState
 from agent.node.node_configuration import rules
 from agent.node.violations import Shortfall
 from agent.telemetry.metrics import AgentMetrics
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
 
-if TYPE_CHECKING:
-    from agent.node.corrected import CorrectedPodResources
+UpdatePodResources = Callable[
+    [Iterable[Pod], Mapping[str, PodWanted], DeviceState, DeviceVisibility | None], None
+]
 
 
 class ReportInput(msgspec.Struct, frozen=True):
@@ -64,7 +78,7 @@ class ClusterReporter:
     def report(self, moment: ReportInput) -> bool:
         """Whether anything was written. Raises what `deliver` raises."""
         cluster = moment.cluster
-        if self._waits and not (cluster.pods_told and cluster.node and cluster.devices):
+        if self._waits and not (cluster.pods_listed and cluster.node and cluster.devices):
             return False
         now = facts(self._name, moment)
         if now == self._reported:
@@ -82,16 +96,16 @@ class Reporter:
         cluster: ClusterReporter,
         metrics: AgentMetrics,
         pod_events: PodEvents | None = None,
-        corrected: CorrectedPodResources | None = None,
+        correct: UpdatePodResources | None = None,
         group_of: Callable[[int], str | None] = lambda pid: None,
     ) -> None:
-        """Without `pod_events` no Event is recorded, without `corrected` no PodResources are
-        served. `group_of`: the cgroup of a process."""
+        """`correct` gets what corrected PodResources have to answer; without `pod_events` no Event
+        is recorded. `group_of`: the cgroup of a process."""
         self.metrics = metrics
         self.changes = ChangeRecorder(metrics)
         self._cluster = cluster
         self._pod_events = pod_events or PodEvents(None)
-        self._corrected = corrected
+        self._correct = correct
         self._group_of = group_of
         self._readings: tuple[GpuReading, ...] = ()
         self._users: tuple[GpuUse, ...] = ()
@@ -109,8 +123,8 @@ class Reporter:
         self.changes.short(shortfalls)
         unread = _unread(moment.pods, moment.decision.refusals, shortfalls)
         self._pod_events.record(shortfalls, unread, moment.cluster.pods)
-        if self._corrected is not None:
-            self._corrected.update(moment.pods, moment.decision.pods, devices, visibility)
+        if self._correct is not None:
+            self._correct(moment.pods, moment.decision.pods, devices, visibility)
         self.metrics.decided(moment.decision)
         if devices.readings is not self._readings:
             self._readings = devices.readings

@@ -91,7 +91,7 @@ class RuntimeView:
         self._ended: dict[str, Placement] = {}
         self._sandboxes: dict[str, Placement] = {}
         self._groups: dict[str, str] = {}
-        self._untold: set[str] = set()
+        self._unanswered: set[str] = set()
         self._left_alone: dict[str, float] = {}  # by id, the end on the monotonic clock
         self._late = False
 
@@ -142,13 +142,13 @@ class RuntimeView:
         unread = self._grants is not None and uid != "" and each.id not in self._grants
         if each.state is ContainerState.CREATED or group is None or stale or unread:
             ask = partial(self._cri.container_placement, carriers=unread)
-            placement = self._told(each.id, ask)
+            placement = self._inspect(each.id, ask)
             if placement is None:
                 return None
             if self._grants is not None and placement.carriers is not None:
                 self._grants[each.id] = grants.of_carriers(uid, each.name, placement.carriers)
             starts_with[each.id] = placement
-            if each.id not in self._untold:
+            if each.id not in self._unanswered:
                 self._shares[each.id] = placement.shares
                 self._stale.discard(each.id)
             if each.state is ContainerState.RUNNING and group is None:
@@ -179,7 +179,7 @@ class RuntimeView:
         for each in newest.values():
             if each.state is not ContainerState.ENDED:
                 continue
-            placement = self._ended.get(each.id) or self._told(
+            placement = self._ended.get(each.id) or self._inspect(
                 each.id, self._cri.container_placement
             )
             if placement is None:
@@ -235,13 +235,13 @@ class RuntimeView:
     def _placement(self, sandbox_id: str) -> Placement:
         placement = self._sandboxes.get(sandbox_id)
         if placement is None:
-            placement = self._told(sandbox_id, self._cri.sandbox_placement)
-            if placement is None or sandbox_id in self._untold:
+            placement = self._inspect(sandbox_id, self._cri.sandbox_placement)
+            if placement is None or sandbox_id in self._unanswered:
                 return Placement()
             self._sandboxes[sandbox_id] = placement
         return placement
 
-    def _told(self, which: str, ask: Callable[[str], Placement]) -> Placement | None:
+    def _inspect(self, which: str, ask: Callable[[str], Placement]) -> Placement | None:
         """None for one that does not exist any more; an empty placement when the runtime fails on
         this one only, for example because its shim died or hangs. Raises RpcError when the runtime
         does not answer: at the second timeout of a pass."""
@@ -258,11 +258,11 @@ class RuntimeView:
                 raise
             if error.code == Code.NOT_FOUND:
                 return None
-            if which not in self._untold:
-                self._untold.add(which)
+            if which not in self._unanswered:
+                self._unanswered.add(which)
                 log.error("the runtime can't inspect %s: %s", which, error)
             return Placement()
-        self._untold.discard(which)
+        self._unanswered.discard(which)
         return placement
 
     def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
@@ -272,7 +272,7 @@ class RuntimeView:
         _keep(self._ended, containers)
         _keep(self._grants or {}, containers)
         self._stale &= containers
-        self._untold &= sandboxes | containers
+        self._unanswered &= sandboxes | containers
         for gone in self._left_alone.keys() - sandboxes - containers:
             del self._left_alone[gone]
 

@@ -84,11 +84,13 @@ def running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, 
     """By pod uid, the CPUs of its running containers, without side-cars that stay in a pool."""
     running = {}
     for pod in pods:
-        aside = sidecars(pod)
+        sharing = sidecars(pod)
         running[pod.uid] = union(
             holds[each.id]
             for each in pod.containers
-            if each.state is ContainerState.RUNNING and each.id in holds and each.name not in aside
+            if each.state is ContainerState.RUNNING
+            and each.id in holds
+            and each.name not in sharing
         )
     return {uid: cpus for uid, cpus in running.items() if cpus}
 

@@ -55,9 +55,9 @@ def settled(assignments: ClusterWatches, check: Callable[[], bool]) -> None:
 
 
 def test_nothing_is_known_before_it_is_told(assignments: ClusterWatches, heard: Heard) -> None:
-    assert assignments.now().pods_told is False
+    assert assignments.now().pods_listed is False
     assignments.start()
-    assert assignments.now().pods_told is True, "a folder is read at once"
+    assert assignments.now().pods_listed is True, "a folder is read at once"
     assert assignments.now().node is None
     assert heard.times == 1, "that there is no pod is news"
 
