@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+
 import msgspec
+
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
-from agent.allocate.reserved_cpus import KubeletCpus
-from agent.allocate.reserved_cpus import given_away
-from agent.model import fingerprint
-from agent.model import report
-from agent.model.annotations import AnnotationError
-from agent.model.annotations import resource_status
-from agent.model.apiobjects import ApiPod
-from agent.model.apiobjects import Phase
-from agent.model.cpuset import CpuSet
-from agent.model.cpuset import EMPTY
+from agent.allocate.reserved_cpus import KubeletCpus, given_away
+from agent.model import fingerprint, report
+from agent.model.annotations import AnnotationError, resource_status
+from agent.model.apiobjects import ApiPod, Phase
+from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.gpus import GpuReading
-from agent.model.gpuusers import GpuUse
-from agent.model.gpuusers import users
-from agent.model.node_annotations import NodeConfiguration
-from agent.model.node_annotations import PodCpuAlloc
+from agent.model.gpuusers import GpuUse, users
+from agent.model.node_annotations import NodeConfiguration, PodCpuAlloc
 from agent.model.nodetopology import OwnerReference
 from agent.model.pods import Pod
-from agent.model.report import DeviceReport
-from agent.model.report import Facts
-from agent.model.report import Held
-from agent.model.report import Report
-from agent.model.report import Reserved
+from agent.model.report import DeviceReport, Facts, Held, Report, Reserved
 from agent.model.snapshot import PodWanted
 from agent.model.topology import Topology
-from agent.node.change_log import ChangeRecorder
-from agent.node.change_log import PodEvents
+from agent.node.change_log import ChangeRecorder, PodEvents
 from agent.node.cluster_view import ClusterState
-from agent.node.device_visibility import DeviceVisibility
-from agent.node.device_visibility import UNDECIDED
+from agent.node.device_visibility import UNDECIDED, DeviceVisibility
 from agent.node.devices import DeviceState
 from agent.node.kubelet_view import PodResourcesState
 from agent.node.node_configuration import rules
 from agent.node.violations import Shortfall
 from agent.telemetry.metrics import AgentMetrics
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
 
 UpdatePodResources = Callable[
     [Iterable[Pod], Mapping[str, PodWanted], DeviceState, DeviceVisibility | None], None
