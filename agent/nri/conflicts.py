@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 _BOTH: Final = re.compile(r'plugins "([^"]+)" and "([^"]+)" both tried to set (\w+)')
-ANY: Final = "of its parent"
+_PARENTS: Final = "of its parent"
 _LOG_AGAIN_SECONDS: Final = 60.0
 _ASK_AGAIN_SECONDS: Final = 10.0
 
@@ -68,7 +68,9 @@ class Conflicts:
         names = self._suspects()
         by = f"; perhaps by {names}" if names else ""
         self._note(
-            "changed", names, f"{title}: CPUs {ours or ANY} were changed to {found or ANY}{by}"
+            "changed",
+            names,
+            f"{title}: CPUs {ours or _PARENTS} were changed to {found or _PARENTS}{by}",
         )
 
     def _suspects(self) -> str:
