@@ -60,7 +60,7 @@ class _Answers(msgspec.Struct, frozen=True):
 
 
 def _core_of_several(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
-    ask = request.asks.get(GPU)
+    ask = request.requests.get(GPU)
     return (
         ask is not None
         and ask.count > 1
@@ -91,16 +91,16 @@ def _pcie_exclusive(request: DeviceRequest, needs: dict[str, Need], answers: _An
 
 def _partition_order(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     gpus = needs.get(GPU)
-    if gpus is None or gpus.ask.shared:
+    if gpus is None or gpus.request.shared:
         return False
     table = gpus.node.inventory.partitions.table or {}
     theirs, ours = answers.minors(GPU)
-    sets = {each.minors: each for each in table.get(gpus.ask.count, ())}
+    sets = {each.minors: each for each in table.get(gpus.request.count, ())}
     named = [sets.get(tuple(minors)) for minors in (theirs, ours) if minors]
     several = any(
         len({each.score for each in group}) > 1
         for size, group in table.items()
-        if size >= gpus.ask.count
+        if size >= gpus.request.count
     )
     return several and all(each is not None for each in named) and theirs != ours
 
@@ -108,7 +108,7 @@ def _partition_order(request: DeviceRequest, needs: dict[str, Need], answers: _A
 def _shares_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     gpus = needs.get(GPU)
     theirs, ours = answers.minors(GPU)
-    if gpus is None or not gpus.ask.shared or len(theirs) != 1 or len(ours) != 1:
+    if gpus is None or not gpus.request.shared or len(theirs) != 1 or len(ours) != 1:
         return False
     return gpus.candidates.score_of(ours[0]) > gpus.candidates.score_of(theirs[0])
 
@@ -118,8 +118,8 @@ def _shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: _A
     return (
         gpus is not None
         and answers.theirs is None
-        and gpus.ask.shared
-        and gpus.ask.count > 1
+        and gpus.request.shared
+        and gpus.request.count > 1
         and gpus.hint is not None
         and gpus.hint.scope is not DeviceTopologyScope.ANYWHERE
     )
@@ -147,7 +147,7 @@ def _as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _
     for kind, each in needs.items():
         theirs, ours = answers.minors(kind)
         if theirs != ours and not (
-            len(theirs) > each.ask.count == len(ours) and theirs[: len(ours)] == ours
+            len(theirs) > each.request.count == len(ours) and theirs[: len(ours)] == ours
         ):
             return False
     return True
@@ -190,7 +190,7 @@ def _not_listed(request: DeviceRequest, needs: dict[str, Need], answers: _Answer
         name not in each.candidates.fleet.totals.get(minor, {})
         for kind, each in needs.items()
         for minor in answers.minors(kind)[0]
-        for name in each.ask.per
+        for name in each.request.per
     )
 
 
@@ -320,7 +320,7 @@ def declared(question: DeviceCase, theirs: dict[str, Any], ours: dict[str, Any])
 
 def _needs(question: DeviceCase, request: DeviceRequest) -> dict[str, Need]:
     found = {}
-    for kind, ask in request.asks.items():
+    for kind, ask in request.requests.items():
         hint = request.wishes.hints.get(kind)
         each = need(
             question.node,
@@ -345,7 +345,7 @@ def _of_one(question: DeviceCase, needs: dict[str, Need]) -> int:
         candidates = each.candidates
         allowed = list(members(allowed_devices(candidates.fleet, each.hint, question.numa)))
         points += device_score(
-            each.ask.per,
+            each.request.per,
             summed(candidates.fleet.totals[minor] for minor in allowed),
             summed(candidates.stock.free[minor] for minor in allowed),
             question.strategy,

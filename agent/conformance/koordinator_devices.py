@@ -23,9 +23,9 @@ from agent.allocate.devices.request import (
     RequestError,
     RequestFault,
     TypeRequest,
-    asks,
     filled,
     hinted,
+    type_requests,
 )
 from agent.allocate.numa.hint import of_nodes
 from agent.allocate.resource_request import InitRequests, pod_total
@@ -71,7 +71,7 @@ def judge_request(case: dict[str, Any]) -> CaseVerdict:
 def _requested(case: dict[str, Any]) -> dict[str, Any]:
     total = _total(case["pod"])
     try:
-        asked = asks(total)
+        asked = type_requests(total)
     except RequestError as error:
         return {"error": error.reason.value}
     if not asked:
@@ -173,7 +173,7 @@ def judge_allocation(case: dict[str, Any]) -> CaseVerdict:
 def _question(case: dict[str, Any]) -> DeviceCase:
     request: DeviceRequest | RequestFault
     try:
-        asked = asks(_amounts(case["pod"]["requests"]))
+        asked = type_requests(_amounts(case["pod"]["requests"]))
         request = DeviceRequest(asked, _pod_wishes(case["pod"]))
     except RequestError as error:
         request = error.reason

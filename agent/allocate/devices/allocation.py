@@ -40,7 +40,7 @@ def allocate(
     devices are preferred; None: the lowest minors."""
     wanted = request.wishes
     needs: dict[str, Need] = {}
-    for kind, ask in request.asks.items():
+    for kind, ask in request.requests.items():
         hint = wanted.hints.get(kind)
         found = need(node, kind, ask, hint, wanted.partition, numa, strategy)
         if isinstance(found, DeviceCause):
@@ -155,13 +155,13 @@ class DeviceHintProvider:
     @property
     def kinds(self) -> Collection[str]:
         """The device types that are asked for."""
-        return self._request.asks.keys()
+        return self._request.requests.keys()
 
     def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
         hints = device_hints(self._node, self._request, nodes, self._strategy, narrowest=narrowest)
         if isinstance(hints, DeviceRefusal):
             self.found = hints
-            return dict.fromkeys(self._request.asks, ())
+            return dict.fromkeys(self._request.requests, ())
         return hints
 
     def fits(self, mask: int | None) -> bool:
@@ -225,7 +225,7 @@ def device_hints(
         TopologyHint(mask, mask.bit_count() == fewest, SAME_CARDS if same else 0)
         for mask, same in found
     )
-    return dict.fromkeys(request.asks, hints)
+    return dict.fromkeys(request.requests, hints)
 
 
 def _cards(allocation: Allocation) -> frozenset[int]:

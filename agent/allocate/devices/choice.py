@@ -61,7 +61,7 @@ def _instances(need: Need, near: tuple[int, ...]) -> list[ChosenDevice] | Device
         functions = _functions(need, minor)
         if functions is not None:
             found.append(_chosen(need, minor, functions))
-        if len(found) == need.ask.count:
+        if len(found) == need.request.count:
             return found
     return DeviceCause.INSUFFICIENT
 
@@ -77,7 +77,7 @@ def _functions(need: Need, minor: int) -> tuple[VirtualFunction, ...] | None:
 
 def _chosen(need: Need, minor: int, functions: tuple[VirtualFunction, ...] = ()) -> ChosenDevice:
     fleet = need.candidates.fleet
-    per = need.ask.per
+    per = need.request.per
     if need.of_gpus:
         per = filled(per, fleet.totals[minor])
     return ChosenDevice(minor, fleet.devices[minor].uuid, per, functions)
@@ -186,7 +186,7 @@ def _with_all(needs: Sequence[Need], scope: JointScope) -> tuple[int, ...]:
         mask
         for site, mask in masks[0][1].items()
         if all(
-            (of.get(site, 0) & it.candidates.fitting).bit_count() >= it.ask.count
+            (of.get(site, 0) & it.candidates.fitting).bit_count() >= it.request.count
             for it, of in masks
         )
     )
@@ -202,13 +202,14 @@ def _common(needs: Sequence[Need], scope: JointScope) -> Iterator[set[_Site]]:
         and all(_masks(each, scope).get(site, 0) & each.candidates.fitting for each in needs[1:])
     ]
     having.sort(key=lambda site: not _masks(lead, scope)[site] & lead.candidates.used)
-    most = min(each.ask.count for each in needs if each is lead or each.of_gpus)
+    most = min(each.request.count for each in needs if each is lead or each.of_gpus)
     for chosen in subsets(range(len(having))):
         if chosen.bit_count() > most:
             return
         sites = {having[number] for number in members(chosen)}
         if all(
-            (sum(_at(each, scope, sites)) & each.candidates.fitting).bit_count() >= each.ask.count
+            (sum(_at(each, scope, sites)) & each.candidates.fitting).bit_count()
+            >= each.request.count
             for each in needs
         ):
             yield sites

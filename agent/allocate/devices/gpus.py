@@ -28,8 +28,13 @@ def choose(need: Need, joint_groups: tuple[int, ...] = ()) -> list[int] | Device
     Shares: cards in the order of the strategy, several within the narrowest scope if the pod
     demands one.
     """
-    inventory, candidates, ask, scope = need.node.inventory, need.candidates, need.ask, need.scope
-    if not ask.shared:
+    inventory, candidates, request, scope = (
+        need.node.inventory,
+        need.candidates,
+        need.request,
+        need.scope,
+    )
+    if not request.shared:
         chosen = _partition(need)
         if isinstance(chosen, list) or inventory.partitions.honor or need.partition is not None:
             return chosen
@@ -39,15 +44,19 @@ def choose(need: Need, joint_groups: tuple[int, ...] = ()) -> list[int] | Device
                 return best
     groups = candidates.fleet.groups
     if groups is None:
-        return DeviceCause.NO_TOPOLOGY if scope else _first(candidates, ask.count)
-    if ask.shared and ask.count > 1 and not scope:
-        return _first(candidates, ask.count)
-    if ask.shared and ask.count == 1:
+        return DeviceCause.NO_TOPOLOGY if scope else _first(candidates, request.count)
+    if request.shared and request.count > 1 and not scope:
+        return _first(candidates, request.count)
+    if request.shared and request.count == 1:
         return _one_share(groups, candidates, scope)
-    near = _narrowest(groups, candidates, scope, ask.count)
+    near = _narrowest(groups, candidates, scope, request.count)
     if not near:
         return DeviceCause.SCOPE if scope else DeviceCause.INSUFFICIENT
-    return _first(candidates.within(near), ask.count) if ask.shared else _lowest(near, ask.count)
+    return (
+        _first(candidates.within(near), request.count)
+        if request.shared
+        else _lowest(near, request.count)
+    )
 
 
 def _narrowest(
@@ -79,16 +88,16 @@ def choose_from_each(need: Need, groups: tuple[int, ...]) -> list[int] | DeviceC
     """As `choose`, of sets that have a card of each group: the first of the partition table by
     score; else the best linked ones; else one card of each group by the strategy, and the
     lowest."""
-    candidates, count = need.candidates, need.ask.count
+    candidates, count = need.candidates, need.request.count
     if len(groups) > count or not _holds(candidates, need.scope, sum(groups)):
         return DeviceCause.JOINT
     known, links = need.node.inventory.partitions, need.node.inventory.links
-    if not need.ask.shared and known.table is not None:
+    if not need.request.shared and known.table is not None:
         idle = candidates.fitting & candidates.stock.idle
         sets = feasible(known.table, count, idle, need.partition, groups)
         if sets or known.honor or need.partition is not None:
             return list(sets[0].minors) if sets else DeviceCause.PARTITION
-    if not need.ask.shared and links is not None:
+    if not need.request.shared and links is not None:
         places = tuple(_places(links, group) for group in groups)
         best = best_spread(links.table, _places(links, candidates.fitting), count, places)
         return DeviceCause.JOINT if best is None else _minors(links, best)
@@ -110,7 +119,7 @@ def _holds(candidates: Candidates, scope: DeviceTopologyScope, mask: int) -> boo
 
 
 def _partition(need: Need) -> list[int] | DeviceCause:
-    known, candidates, count = need.node.inventory.partitions, need.candidates, need.ask.count
+    known, candidates, count = need.node.inventory.partitions, need.candidates, need.request.count
     if known.table is None:
         return DeviceCause.NO_PARTITION_TABLE
     if count not in known.table:
@@ -124,7 +133,7 @@ def _partition(need: Need) -> list[int] | DeviceCause:
 
 def _best_linked(links: LinkTable, need: Need, joint_groups: tuple[int, ...]) -> list[int] | None:
     """None when the links are unknown, or no scope has enough."""
-    candidates, count, scope = need.candidates, need.ask.count, need.scope
+    candidates, count, scope = need.candidates, need.request.count, need.scope
     groups: Sequence[int] = (candidates.fleet.everyone,)
     if LEVELS[scope] > LEVELS[DeviceTopologyScope.NODE]:
         if candidates.fleet.groups is None:

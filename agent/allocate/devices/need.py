@@ -21,7 +21,7 @@ class Need(msgspec.Struct, frozen=True):
 
     node: NodeDevices
     kind: str
-    ask: TypeRequest
+    request: TypeRequest
     hint: DeviceHint | None
     partition: PartitionSpec | None
     candidates: Candidates
@@ -37,21 +37,21 @@ class Need(msgspec.Struct, frozen=True):
     def within(self, mask: int) -> Need:
         """The same, of fewer devices."""
         candidates = self.candidates.within(mask)
-        return Need(self.node, self.kind, self.ask, self.hint, self.partition, candidates)
+        return Need(self.node, self.kind, self.request, self.hint, self.partition, candidates)
 
     def at_least(self, count: int) -> Need:
         """The same for more devices; GPUs are never more than asked for."""
-        ask = self.ask
-        if self.of_gpus or ask.count >= count:
+        request = self.request
+        if self.of_gpus or request.count >= count:
             return self
-        more = TypeRequest(ask.total, count, ask.per)
+        more = TypeRequest(request.total, count, request.per)
         return Need(self.node, self.kind, more, self.hint, self.partition, self.candidates)
 
 
 def need(
     node: NodeDevices,
     kind: str,
-    ask: TypeRequest,
+    request: TypeRequest,
     hint: DeviceHint | None,
     partition: PartitionSpec | None,
     numa: int | None,
@@ -63,14 +63,14 @@ def need(
         return DeviceCause.NO_DEVICES
     if hint is not None:
         if kind != DeviceType.GPU:
-            ask = hinted(ask, hint, (selected(fleet, hint) & fleet.healthy).bit_count())
-            if not ask.count:
+            request = hinted(request, hint, (selected(fleet, hint) & fleet.healthy).bit_count())
+            if not request.count:
                 return DeviceCause.INSUFFICIENT
         if hint.vf_selector is not None and not fleet.virtual:
             return DeviceCause.NO_VIRTUAL_FUNCTIONS
     gives = filled if kind == DeviceType.GPU else None
-    candidates = candidates_of(fleet, node.stocks[kind], ask.per, hint, numa, strategy, gives)
-    return Need(node, kind, ask, hint, partition, candidates)
+    candidates = candidates_of(fleet, node.stocks[kind], request.per, hint, numa, strategy, gives)
+    return Need(node, kind, request, hint, partition, candidates)
 
 
 class Candidates(msgspec.Struct, frozen=True):

@@ -78,9 +78,9 @@ class TypeRequest(msgspec.Struct, frozen=True):
 
 
 class DeviceRequest(msgspec.Struct, frozen=True):
-    """What a pod asks for, by device type, and how it wants it."""
+    """What a pod requests, by device type, and its preferences."""
 
-    asks: dict[str, TypeRequest]
+    requests: dict[str, TypeRequest]
     wishes: DeviceWishes = DeviceWishes()
 
 
@@ -129,12 +129,12 @@ def device_request(
 ) -> DeviceRequest | None:
     """Of the pod's total requests; None where it asks for no device. Raises RequestError,
     AnnotationError."""
-    asked = asks(amounts)
+    asked = type_requests(amounts)
     return DeviceRequest(asked, wishes(annotations)) if asked else None
 
 
-def asks(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:
-    """By device type what a pod with these requests asks for; other resources and zeros do not
+def type_requests(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:
+    """By device type what a pod with these amounts requests; other resources and zeros do not
     count. Of RDMA and FPGA a hint may change the count (see `hinted`). Raises RequestError."""
     gpu = {name: amounts[name] for name in _GPU_NAMES & amounts.keys() if amounts[name] > 0}
     cards = _translated(gpu) if gpu else {}

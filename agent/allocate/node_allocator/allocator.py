@@ -247,7 +247,7 @@ class NodeAllocator:
         facts = self._facts
         if facts.inventory is None:
             return Missing(f"node {facts.name} has no Device object")
-        gpu = pod_request.devices.asks.get(DeviceType.GPU) if pod_request.devices else None
+        gpu = pod_request.devices.requests.get(DeviceType.GPU) if pod_request.devices else None
         if gpu is not None and gpu.shared:
             if pod_request.isolation and pod_request.isolation != facts.isolation:
                 there = facts.isolation or "none"
@@ -305,7 +305,7 @@ class NodeAllocator:
     def _outside(self, pod_requests: Sequence[PodRequest]) -> Holdings:
         """The GPUs outside the best set for all pods; empty without such a set."""
         inventory, request = self._facts.inventory, pod_requests[0].devices
-        cards = request.asks.get(DeviceType.GPU) if request is not None else None
+        cards = request.requests.get(DeviceType.GPU) if request is not None else None
         if len(pod_requests) < 2 or inventory is None or cards is None or cards.shared:
             return {}
         found = self.offer(_as_one(pod_requests, cards))

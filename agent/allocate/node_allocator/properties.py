@@ -63,7 +63,7 @@ class AllocatorRules(msgspec.Struct, frozen=True):
 
     def strategy_of(self, request: DeviceRequest) -> Strategy:
         """The order of devices for a pod."""
-        cards = request.asks.get(DeviceType.GPU)
+        cards = request.requests.get(DeviceType.GPU)
         return self.shares if cards is not None and cards.shared else self.strategy
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.devices.request import RequestError, TypeRequest, asks
+from agent.allocate.devices.request import RequestError, TypeRequest, type_requests
 from agent.model.annotations import GPU_ISOLATION_PROVIDER
 from agent.model.apiobjects import ApiPod
 from agent.model.device_allocation import AllocatedDevice
@@ -55,7 +55,7 @@ def container_device_requests(pod: ApiPod) -> tuple[ContainerDeviceRequest, ...]
     try:
         return tuple(
             ContainerDeviceRequest(
-                each.name, asks({**each.requests, **each.limits}), init, each.sidecar
+                each.name, type_requests({**each.requests, **each.limits}), init, each.sidecar
             )
             for each, init in ordered
         )

@@ -114,7 +114,7 @@ def test_nothing_is_given_that_is_not_there(
     if not isinstance(found, Allocation):
         return
     by_place = {(device.type, device.minor): device for device in devices}
-    for kind, ask in request.asks.items():
+    for kind, ask in request.requests.items():
         chosen = found.devices[kind]
         minors = [each.minor for each in chosen]
         assert len(set(minors)) == len(minors) == ask.count
@@ -125,7 +125,7 @@ def test_nothing_is_given_that_is_not_there(
             assert numa is None or numa >> device.topology.node & 1
             assert fits(there, kind, each.minor, ask.per)
             assert ask.per.items() <= each.resources.items()
-    if "gpu" in request.asks and scope in ("PCIe", "NUMANode"):
+    if "gpu" in request.requests and scope in ("PCIe", "NUMANode"):
         cards = {by_place["gpu", each.minor].topology for each in found.devices["gpu"]}
         assert len({place.node for place in cards if place}) == 1
         assert scope == "NUMANode" or len({place.pcie for place in cards if place}) == 1

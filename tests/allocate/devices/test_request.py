@@ -10,9 +10,9 @@ from agent.allocate.devices.request import (
     RequestError,
     RequestFault,
     TypeRequest,
-    asks,
     filled,
     hinted,
+    type_requests,
 )
 from agent.model.device_allocation import DeviceAllocateStrategy, DeviceHint, Exclusion
 
@@ -76,7 +76,7 @@ GIB = 1 << 30
 def test_gpus_that_can_be_asked_for(
     amounts: dict[str, int], count: int, per: dict[str, int], shared: bool
 ) -> None:
-    ask = asks({"cpu": 4000, "memory": GIB, **amounts})["gpu"]
+    ask = type_requests({"cpu": 4000, "memory": GIB, **amounts})["gpu"]
     assert (ask.count, ask.per, ask.shared) == (count, per, shared)
 
 
@@ -92,7 +92,7 @@ def test_gpus_that_can_be_asked_for(
     ids=str,
 )
 def test_other_devices(amounts: dict[str, int], count: int, each: int) -> None:
-    ((kind, ask),) = asks(amounts).items()
+    ((kind, ask),) = type_requests(amounts).items()
     (name,) = amounts
     assert name.endswith(kind)
     assert ask == TypeRequest(amounts, count, {name: each})
@@ -130,19 +130,19 @@ def test_other_devices(amounts: dict[str, int], count: int, each: int) -> None:
 )
 def test_what_can_not(amounts: dict[str, int], reason: RequestFault) -> None:
     with pytest.raises(RequestError) as raised:
-        asks(amounts)
+        type_requests(amounts)
     assert raised.value.reason is reason
     assert all(name in str(raised.value) for name in amounts)
 
 
 def test_what_is_wrong_with_a_unit_is_told_before_unequal_shares() -> None:
     with pytest.raises(RequestError, match="150"):
-        asks({CORE: 100, RATIO: 300, RDMA: 150})
+        type_requests({CORE: 100, RATIO: 300, RDMA: 150})
 
 
 def test_zeros_are_not_asked_for() -> None:
-    assert asks({GPU: 0, RDMA: 0, "cpu": 1}) == {}
-    assert asks({CORE: 0, RATIO: 50})["gpu"].total == {RATIO: 50}
+    assert type_requests({GPU: 0, RDMA: 0, "cpu": 1}) == {}
+    assert type_requests({CORE: 0, RATIO: 50})["gpu"].total == {RATIO: 50}
 
 
 @given(st.dictionaries(st.sampled_from((GPU, CORE, MEMORY, RATIO, SHARED)), st.integers(1, 900)))
@@ -150,7 +150,7 @@ def test_cards_get_together_what_is_asked_but_for_bytes_that_do_not_part(
     amounts: dict[str, int],
 ) -> None:
     try:
-        asked = asks(amounts)
+        asked = type_requests(amounts)
     except RequestError:
         return
     for ask in asked.values():
@@ -198,5 +198,5 @@ def test_the_unit_that_was_not_asked_for_follows(
     ],
 )
 def test_hints(amount: int, hint: DeviceHint | None, matching: int, count: int, each: int) -> None:
-    ask = hinted(asks({RDMA: amount})["rdma"], hint, matching)
+    ask = hinted(type_requests({RDMA: amount})["rdma"], hint, matching)
     assert (ask.count, ask.per) == (count, {RDMA: each})

@@ -44,7 +44,7 @@ def test_devices_are_asked_of_devices_alone() -> None:
     assert pod_request.ask.requests == {"cpu": 2000, "x/y": 3}
     assert pod_request.requests == {"cpu": 2000, "x/y": 3, CORE: 50, RATIO: 50, RDMA: 1}
     assert pod_request.devices is not None
-    assert pod_request.devices.asks.keys() == {"gpu", "rdma"}
+    assert pod_request.devices.requests.keys() == {"gpu", "rdma"}
 
 
 def test_sidecars_overhead_and_requests_of_the_pod_count() -> None:
