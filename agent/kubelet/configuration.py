@@ -8,18 +8,17 @@ object is in the file that `--config` names; flags of the command line win over 
 from __future__ import annotations
 
 import json
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException, HTTPResponse
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.quantities import Quantity, QuantityError, milli, whole
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 
 class ConfigurationError(ValueError):
@@ -250,6 +249,11 @@ def read_configz(url: str, token_file: str, ca_file: str) -> KubeletConfiguratio
     """`url`: `https://NODE:10250/configz`, or a `file:` with such an answer. Kubelets mostly sign
     their own certificate, so it is verified only with a `ca_file`. None when nothing listens: the
     kubelet does not run. Raises ConfigurationError."""
+    import ssl  # with urllib 7 MB that few readers of a configuration need
+    import urllib.error
+    import urllib.request
+    from http.client import HTTPException
+
     try:
         request = urllib.request.Request(url)
         if token_file:
