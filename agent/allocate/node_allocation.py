@@ -138,10 +138,10 @@ class NodeAllocation:
     """The sum of allocations: two sums of the same allocations are equal. For one thread at a
     time."""
 
-    def __init__(self, facts: TopologyOptions) -> None:
-        self._facts = facts
-        self._areas = facts.layout.nodes if facts.layout else ()
-        self.node_ids = frozenset(area.id for area in self._areas) | facts.zones.keys()
+    def __init__(self, options: TopologyOptions) -> None:
+        self._options = options
+        self._areas = options.layout.nodes if options.layout else ()
+        self.node_ids = frozenset(area.id for area in self._areas) | options.zones.keys()
         self.holdings: CpuRefCounts = NOTHING_HELD
         self.cpu_milli = 0
         self._used: Counter[tuple[int, str]] = Counter()
@@ -150,7 +150,7 @@ class NodeAllocation:
         self._records: Counter[int] = Counter()
         self._inside: Counter[int] = Counter()
         self._spanning: Counter[int] = Counter()
-        self._totals = facts.totals()
+        self._totals = options.totals()
         self._remembered: tuple[Amounts, Amounts] | None = None
 
     def copy(self) -> NodeAllocation:
@@ -177,14 +177,14 @@ class NodeAllocation:
 
     def free_cpus(self) -> int:
         """Mask of the CPUs that a pod may still own."""
-        layout = self._facts.layout
+        layout = self._options.layout
         if layout is None:
             return 0
-        return layout.cpus & ~self._facts.kept.mask & ~self.holdings.full(self._facts.max_ref)
+        return layout.cpus & ~self._options.kept.mask & ~self.holdings.full(self._options.max_ref)
 
     def overcommitted(self) -> int:
         """Mask of the CPUs that more pods hold than may share one."""
-        return self.holdings.full(self._facts.max_ref + 1)
+        return self.holdings.full(self._options.max_ref + 1)
 
     def totals(self) -> Amounts:
         """What the NUMA nodes have to give."""
@@ -251,7 +251,7 @@ class NodeAllocation:
     def paid(self, claim: PodAllocation) -> int:
         """Milli-CPU that a pod costs the whole node, CPUs of its own amplified."""
         bound = 1000 * len(claim.cpus)
-        return max(claim.cpu_milli, bound) - bound + self._facts.amplified(bound)
+        return max(claim.cpu_milli, bound) - bound + self._options.amplified(bound)
 
     def _count(self, claim: PodAllocation, sign: int) -> None:
         self._remembered = None
@@ -276,7 +276,7 @@ class NodeAllocation:
     def _more(self, node: int) -> int:
         """What amplification adds to the CPUs that pods own there."""
         owned = self._owned[node]
-        return self._facts.amplified(owned) - owned
+        return self._options.amplified(owned) - owned
 
     def _add(self, counter: Counter, key: object, amount: int) -> None:  # type: ignore[type-arg]
         counter[key] += amount

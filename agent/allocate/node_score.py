@@ -35,7 +35,7 @@ class WholeNode(msgspec.Struct, frozen=True):
 class ScoreInput(msgspec.Struct, frozen=True):
     """What a pod would find: `account` does not count it yet."""
 
-    facts: TopologyOptions
+    options: TopologyOptions
     account: NodeAllocation
     whole: WholeNode
 
@@ -66,7 +66,7 @@ def score(
     known = state.account.node_ids
     used = _nodes(state, claim) & known
     if used and Measure.NUMA_NODES in args.measures:
-        strategy = _labelled(state.facts, args.node.type)
+        strategy = _labelled(state.options, args.node.type)
         busy = len(used | (state.account.busy_nodes() & known))
         points.append(by_count(strategy, busy, len(known)))
     return sum(points) // len(points) if points else 0
@@ -97,7 +97,7 @@ def _by_resources(
             totals.get(node, {}),
             {
                 name: state.account.used(node, name)
-                + _paid(state.facts, claim, name, amounts.get(name, 0))
+                + _paid(state.options, claim, name, amounts.get(name, 0))
                 for name in weights
             },
         )
@@ -109,18 +109,18 @@ def _of_whole(
     args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
 ) -> int:
     """Of the whole node, the CPUs that pods own amplified."""
-    facts = state.facts
+    options = state.options
     owned = 1000 * state.account.holdings.full(1).bit_count()
     used = dict(state.whole.requested)
-    used["cpu"] = used.get("cpu", 0) - owned + facts.amplified(owned)
-    return _with_pod(args, facts, ask, claim, state.whole.allocatable, used)
+    used["cpu"] = used.get("cpu", 0) - owned + options.amplified(owned)
+    return _with_pod(args, options, ask, claim, state.whole.allocatable, used)
 
 
 def _as_koordinator(
     args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
 ) -> int:
-    facts, account = state.facts, state.account
-    policy = _numa_policy(facts, ask)
+    options, account = state.options, state.account
+    policy = _numa_policy(options, ask)
     if policy is NumaPolicy.NONE:
         return _of_whole(args, state, ask, claim)
     totals = account.totals()
@@ -133,41 +133,41 @@ def _as_koordinator(
                 capacity[name] = capacity.get(name, 0) + total
                 used[name] = used.get(name, 0) + account.recorded_used(node, name)
     if claim.cpus:
-        used["cpu"] = facts.amplified(1000 * account.holdings.full(1).bit_count())
-    return _with_pod(args, facts, ask, claim, capacity, used)
+        used["cpu"] = options.amplified(1000 * account.holdings.full(1).bit_count())
+    return _with_pod(args, options, ask, claim, capacity, used)
 
 
 def _with_pod(
     args: SchedulerArgs,
-    facts: TopologyOptions,
+    options: TopologyOptions,
     ask: ResourceRequest,
     claim: PodAllocation,
     capacity: dict[str, int],
     used: dict[str, int],
 ) -> int:
     for name, asked in ask.requests.items():
-        used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
+        used[name] = used.get(name, 0) + _paid(options, claim, name, asked)
     return utilization_score(
         args.node.type, weights_that_count(args.node.weights, ask.requests), capacity, used
     )
 
 
-def _numa_policy(facts: TopologyOptions, ask: ResourceRequest) -> NumaPolicy:
-    found = in_force(facts.policies, facts.profile, ask)
+def _numa_policy(options: TopologyOptions, ask: ResourceRequest) -> NumaPolicy:
+    found = in_force(options.policies, options.profile, ask)
     return NumaPolicy.NONE if isinstance(found, Rejection) else found.numa
 
 
-def _paid(facts: TopologyOptions, claim: PodAllocation, name: str, amount: int) -> int:
-    return facts.amplified(amount) if name == "cpu" and claim.cpus else amount
+def _paid(options: TopologyOptions, claim: PodAllocation, name: str, amount: int) -> int:
+    return options.amplified(amount) if name == "cpu" and claim.cpus else amount
 
 
 def _nodes(state: ScoreInput, claim: PodAllocation) -> set[int]:
-    layout = state.facts.layout
+    layout = state.options.layout
     own = layout.node_ids(claim.cpus.mask) if layout and claim.cpus else ()
     return {*own, *claim.amounts}
 
 
-def _labelled(facts: TopologyOptions, configured: Strategy) -> Strategy:
+def _labelled(options: TopologyOptions, configured: Strategy) -> Strategy:
     """The strategy that the node's label names, if it is one of the two that count NUMA nodes."""
-    label = facts.policies.strategy_label
+    label = options.policies.strategy_label
     return label if label in NODE_STRATEGIES else configured

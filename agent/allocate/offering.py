@@ -78,7 +78,7 @@ class HintProvider(Protocol):
 
 
 def offer(
-    facts: TopologyOptions,
+    options: TopologyOptions,
     account: NodeAllocation,
     ask: ResourceRequest,
     provider: HintProvider | None = None,
@@ -88,14 +88,14 @@ def offer(
     `trying`: how NUMA nodes are tried."""
     if not ask.requests and not ask.burst_milli and provider is None:
         return Offer(PodAllocation(ask.uid, ask.title), Price(0, 0, 0), Why())
-    policies = in_force(facts.policies, facts.profile, ask)
+    policies = in_force(options.policies, options.profile, ask)
     if isinstance(policies, Rejection):
         return Declined(ask.uid, ask.title, (policies,), Why())
     why = Why(policies.chosen)
-    if rejection := _unfit(facts, account, ask, policies):
+    if rejection := _unfit(options, account, ask, policies):
         return Declined(ask.uid, ask.title, (rejection,), why)
     held = _held_by_cpu(ask)
-    trials = trying(facts, account, held, policies)
+    trials = trying(options, account, held, policies)
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)
         if isinstance(found, Rejection):
@@ -119,15 +119,15 @@ def offer(
 
 
 def gone(
-    facts: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, claim: PodAllocation
+    options: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, claim: PodAllocation
 ) -> str:
     """What an offered allocation needs and the node does not have any more; empty if it has all."""
-    if outgrown := _outgrown(facts, account, ask, claim):
+    if outgrown := _outgrown(options, account, ask, claim):
         return outgrown
     if missing := claim.cpus - CpuSet.from_int(account.free_cpus()):
         return f"CPUs {missing} are not free any more"
-    if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
-        paid, left = account.paid(claim), facts.cpu_milli - account.cpu_milli
+    if options.cpu_ratio > 1 and options.cpu_milli is not None:
+        paid, left = account.paid(claim), options.cpu_milli - account.cpu_milli
         if paid > max(0, left):
             return f"the node has {left} of {paid} amplified CPU left"
     available = account.available()
@@ -136,7 +136,7 @@ def gone(
         for name, asked in amounts.items():
             if name not in counted:
                 continue
-            amount = facts.amplified(asked) if name == "cpu" and claim.cpus else asked
+            amount = options.amplified(asked) if name == "cpu" and claim.cpus else asked
             left = available.get(node, {}).get(name, 0)
             if amount > left:
                 return f"NUMA node {node} has {left} of {amount} {name} left"
@@ -144,13 +144,13 @@ def gone(
 
 
 def _outgrown(
-    facts: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, claim: PodAllocation
+    options: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, claim: PodAllocation
 ) -> str:
     """What the shared pools have left if they do not fit the limit of a pod that bursts."""
     limit = ask.burst_milli
     if not limit or claim.cpus or not claim.amounts:
         return ""
-    pools = shared_pools(facts, account)
+    pools = shared_pools(options, account)
     pool = sum(pools.get(node, 0) for node in claim.amounts)
     if pool >= limit:
         return ""
@@ -159,23 +159,23 @@ def _outgrown(
 
 
 def _unfit(
-    facts: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, policies: InForce
+    options: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, policies: InForce
 ) -> Rejection | None:
     cpu_milli = ask.requests.get("cpu", 0)
     bind = policies.bind
     if bind and cpu_milli % 1000:
         return Rejection(Reason.CPU_NOT_INTEGER, "cpu", cpu_milli)
-    if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
-        asked = facts.amplified(cpu_milli) if bind else cpu_milli
-        left = facts.cpu_milli - account.cpu_milli
+    if options.cpu_ratio > 1 and options.cpu_milli is not None:
+        asked = options.amplified(cpu_milli) if bind else cpu_milli
+        left = options.cpu_milli - account.cpu_milli
         if asked > max(0, left):
             return Rejection(Reason.AMPLIFIED_CPU, "cpu", asked, left)
     if bind is None:
         return None
-    if facts.layout is None:
+    if options.layout is None:
         return Rejection(Reason.NO_CPU_TOPOLOGY)
     if bind.required and bind.policy is BindPolicy.FULL_PCPUS:
-        threads = facts.layout.threads
+        threads = options.layout.threads
         if cpu_milli // 1000 % threads:
             return Rejection(Reason.SMT_ALIGNMENT, "cpu", cpu_milli, detail=f"{threads} threads")
     return None

@@ -57,12 +57,12 @@ class Trials:
 
     def __init__(
         self,
-        facts: TopologyOptions,
+        options: TopologyOptions,
         account: NodeAllocation,
         ask: ResourceRequest,
         policies: InForce,
     ) -> None:
-        self._facts = facts
+        self._options = options
         self._account = account
         self._ask = ask
         self._policies = policies
@@ -77,15 +77,15 @@ class Trials:
     @cached_property
     def pools(self) -> dict[int, int]:
         """By NUMA node, the milli-CPU of its shared pool."""
-        return shared_pools(self._facts, self._account)
+        return shared_pools(self._options, self._account)
 
     def anywhere(self) -> Allotment | Rejection:
         """CPUs from the whole machine, for a pod that no NUMA policy concerns."""
-        layout, request = self._facts.layout, self._request
+        layout, request = self._options.layout, self._request
         if layout is None or request is None:
             return Allotment(0, {})
         taken = accumulator.take(
-            layout, self._free, self._account.holdings, request, self._facts.max_ref
+            layout, self._free, self._account.holdings, request, self._options.max_ref
         )
         if isinstance(taken, Shortage):
             return _rejection(taken)
@@ -101,7 +101,7 @@ class Trials:
         shares = self._shares(amounts, nodes)
         if isinstance(shares, Rejection):
             return shares
-        layout = self._facts.layout
+        layout = self._options.layout
         if layout is None or len(layout.sizes) <= 1:
             # The room was trimmed to what suits the bind policy, and equal cores add up to it.
             return None
@@ -123,7 +123,7 @@ class Trials:
 
     def price(self, found: Allotment) -> Price:
         """Of what was found, before it is given."""
-        layout = self._facts.layout
+        layout = self._options.layout
         used = set(found.amounts)
         split_cores = 0
         if layout:
@@ -149,7 +149,7 @@ class Trials:
 
     def split(self, name: str, asked: int, room: dict[int, int]) -> dict[int, int]:
         """An amount over NUMA nodes that have so much left."""
-        way = split_packed if self._facts.profile.packed else split_evenly
+        way = split_packed if self._options.profile.packed else split_evenly
         return way(asked, room, self.unit(name))
 
     def _have_enough(self, nodes: Collection[int]) -> bool:
@@ -168,7 +168,7 @@ class Trials:
         """Where NUMA nodes can give what they have enough of together, in whole units: the name of
         each resource, how many units are asked, the size of one. None where that does not follow.
         """
-        bind, layout = self._policies.bind, self._facts.layout
+        bind, layout = self._policies.bind, self._options.layout
         if bind is None:
             if self._ask.burst_milli:
                 return None
@@ -186,9 +186,9 @@ class Trials:
 
     @cached_property
     def _scores(self) -> MaskScores:
-        profile, requests = self._facts.profile, self._ask.requests
+        profile, requests = self._options.profile, self._ask.requests
         if self._policies.bind:
-            requests = {**requests, "cpu": self._facts.amplified(requests["cpu"])}
+            requests = {**requests, "cpu": self._options.amplified(requests["cpu"])}
         return MaskScores(
             requests,
             self._recorded,
@@ -237,11 +237,11 @@ class Trials:
         return shares
 
     def _bound(self, amounts: Amounts, shares: dict[int, int]) -> Allotment | Rejection:
-        layout, request = self._facts.layout, self._request
+        layout, request = self._options.layout, self._request
         if layout is None or request is None:
             return Allotment(0, amounts)
         taken = accumulator.take_on_nodes(
-            layout, self._free, self._account.holdings, request, shares, self._facts.max_ref
+            layout, self._free, self._account.holdings, request, shares, self._options.max_ref
         )
         if isinstance(taken, Shortage):
             return _rejection(taken)
@@ -251,7 +251,7 @@ class Trials:
     def _request(self) -> CpuRequest | None:
         """None for a pod that shares, and without reported CPUs."""
         bind = self._policies.bind
-        if bind is None or self._facts.layout is None:
+        if bind is None or self._options.layout is None:
             return None
         return CpuRequest(
             self._ask.requests["cpu"] // 1000,
@@ -259,13 +259,13 @@ class Trials:
             self._policies.exclusive,
             self._policies.strategy,
             required=bind.required,
-            prefer_l3=self._facts.profile.prefer_l3,
+            prefer_l3=self._options.profile.prefer_l3,
         )
 
     @cached_property
     def _areas(self) -> dict[int, int]:
         """The CPUs of each NUMA node."""
-        layout = self._facts.layout
+        layout = self._options.layout
         return {area.id: area.cpus for area in layout.nodes} if layout else {}
 
     def unit(self, name: str) -> int:
@@ -274,12 +274,12 @@ class Trials:
         if name != "cpu" or bind is None:
             return 1
         whole_cores = bind.required and bind.policy is BindPolicy.FULL_PCPUS
-        return 1000 * (self._facts.layout.threads if whole_cores and self._facts.layout else 1)
+        return 1000 * (self._options.layout.threads if whole_cores and self._options.layout else 1)
 
     def trim(self) -> None:
         """A node has no more CPU for an owner than it has free CPUs that suit a required policy,
         nor more than it can be paid for there."""
-        layout, bind = self._facts.layout, self._policies.bind
+        layout, bind = self._options.layout, self._policies.bind
         if layout is None or bind is None:
             return
         for area in layout.nodes:
@@ -291,8 +291,8 @@ class Trials:
             most = 1000 * free.bit_count()
             room = self.available.get(area.id, {})
             if "cpu" in room:
-                paid = min(room["cpu"], self._facts.amplified(most))
-                room["cpu"] = self._facts.unamplified(paid)
+                paid = min(room["cpu"], self._options.amplified(most))
+                room["cpu"] = self._options.unamplified(paid)
             recorded = self._recorded.get(area.id, {})
             if bind.required and "cpu" in recorded:
                 recorded["cpu"] = min(recorded["cpu"], most)
@@ -305,15 +305,15 @@ def _rejection(shortage: Shortage) -> Rejection:
     return Rejection(shortage.reason, "cpu", 1000 * shortage.asked, 1000 * have, nodes)
 
 
-def shared_pools(facts: TopologyOptions, account: NodeAllocation) -> dict[int, int]:
+def shared_pools(options: TopologyOptions, account: NodeAllocation) -> dict[int, int]:
     """By NUMA node, the milli-CPU of the CPUs without an owner; CPUs that the kubelet reserves are
     in the pool, as they are on the node (fine-grained CPU orchestration proposal, Basic CPU
     orchestration principles)."""
-    if facts.layout is None:
+    if options.layout is None:
         return {}
-    kept = facts.reserved - facts.kubelet_reserved
+    kept = options.reserved - options.kubelet_reserved
     shared = ~(account.holdings.full(1) | kept.mask)
-    return {area.id: 1000 * (area.cpus & shared).bit_count() for area in facts.layout.nodes}
+    return {area.id: 1000 * (area.cpus & shared).bit_count() for area in options.layout.nodes}
 
 
 def burst_nodes(

@@ -324,7 +324,7 @@ class TheirTrials(Trials):
             self._keep_fitting(bind.policy)
 
     def _keep_fitting(self, policy: BindPolicy) -> None:
-        layout = self._facts.layout
+        layout = self._options.layout
         if layout is None:
             return
         for area in layout.nodes:
