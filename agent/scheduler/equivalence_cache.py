@@ -73,6 +73,14 @@ class EquivalenceCache:
         self.lookups = 0
         self.misses = 0
 
+    def known(self) -> list[str]:
+        """The names of all nodes."""
+        return [each.name for each in self._log.nodes()]
+
+    def changed_since(self, serial: int) -> ChangedNodes:
+        """The nodes that were added, changed or removed."""
+        return self._log.changed_since(serial)
+
     def results(self, check: NodeCheck, nodes: Sequence[str]) -> list[Feasibility]:
         """Returns the result of each node, in the order of `nodes`."""
         with self._log.lock:

@@ -41,7 +41,7 @@ from agent.scheduler.pod_info import PodInfoCache
 from agent.scheduler.pods_api import BindingApi
 from agent.scheduler.preemption import Preemption
 from agent.scheduler.records import AgentSelector
-from agent.scheduler.retry import ClusterFeasibility, Retry, unschedulable_pods
+from agent.scheduler.retry import Retry, unschedulable_pods
 from agent.scheduler.server import Server
 from agent.scheduler.unschedulable_queue import UnschedulableQueue
 from agent.scheduler.victim_selection import NodeSnapshots
@@ -190,7 +190,7 @@ class _Parts:
         retry = Retry(
             writing,
             queue,
-            ClusterFeasibility(cluster, cache),
+            cache,
             self._leads,
             lambda: unschedulable_pods(writing, cluster, settings.scheduler_name),
         )

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from agent.allocate.node_allocator.pod_request import PodRequestError
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, RejectedError
 from agent.kube.transport import Transport
-from agent.scheduler.cluster import ChangedNodes, SchedulerCache
-from agent.scheduler.equivalence_cache import EquivalenceCache
-from agent.scheduler.pod_info import Feasibility, NodeCheck, pod_info
+from agent.scheduler.cluster import SchedulerCache
+from agent.scheduler.pod_info import pod_info
 from agent.scheduler.pods_api import condition, patch_status, unscheduled_pods
 from agent.scheduler.records import GroupError
 from agent.scheduler.unschedulable_queue import (
@@ -99,23 +98,6 @@ class Retry:
 def _status(candidate: RetryCandidate) -> dict[str, Any]:
     message = f"node {candidate.node} has changed and has room now"
     return {"conditions": [condition(ROOM_FOUND, "NodeChanged", message)]}
-
-
-class ClusterFeasibility:
-    """The feasibility of the cluster's nodes, for the unschedulable queue."""
-
-    def __init__(self, cluster: SchedulerCache, cache: EquivalenceCache) -> None:
-        self._cluster = cluster
-        self._cache = cache
-
-    def changed_since(self, serial: int) -> ChangedNodes:
-        return self._cluster.changed_since(serial)
-
-    def known(self) -> list[str]:
-        return [each.name for each in self._cluster.nodes()]
-
-    def results(self, check: NodeCheck, nodes: Sequence[str]) -> list[Feasibility]:
-        return self._cache.results(check, nodes)
 
 
 def unschedulable_pods(

@@ -24,7 +24,6 @@ from agent.scheduler.extender import (
 from agent.scheduler.handlers import QueueingExtender
 from agent.scheduler.pod_info import GroupRequirements, PodInfoCache, PodRequirements
 from agent.scheduler.records import GROUP_ANNOTATION, PodGroup
-from agent.scheduler.retry import ClusterFeasibility
 from agent.scheduler.unschedulable_queue import UnschedulableQueue
 from tests.fixtures.fleet import SMALL, owner
 from tests.scheduler import clusters, objects
@@ -150,7 +149,7 @@ def test_late_member_waits_for_its_companions_node_alone(queue: UnschedulableQue
         ExtenderArgs(from_object(late), NODES)
     )
     assert [each.candidates for each in queue.pods()] == [("a",)]
-    views = ClusterFeasibility(known, EquivalenceCache(known))
+    views = EquivalenceCache(known)
     assert queue.retryable(views, 0.0) == []
     clusters.tell(known, owner(2, 2).pod("other") | {"spec": {"nodeName": "b", "containers": []}})
     assert queue.retryable(views, 10.0) == [], "there is room for all on b"

@@ -31,7 +31,6 @@ from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.handlers import ExtenderHandlers
 from agent.scheduler.pod_info import PodInfoCache, pod_info
 from agent.scheduler.pods_api import BindingApi
-from agent.scheduler.retry import ClusterFeasibility
 from agent.scheduler.unschedulable_queue import UnschedulableQueue, queued_pod
 from tests.kube import hostile
 from tests.scheduler import objects, zonednodes
@@ -235,10 +234,7 @@ def test_what_a_pod_that_is_gone_had_is_not_given_but_all_else_is(
 def test_a_pod_that_waits_is_tried_again_after_the_report_that_lets_it_in(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO, {0: {"cpu": 4000}, 1: {"cpu": 4000}}))
     told = pod("p", FOUR)
-    queue, views = (
-        UnschedulableQueue(),
-        ClusterFeasibility(scene.cluster, EquivalenceCache(scene.cluster)),
-    )
+    queue, views = UnschedulableQueue(), EquivalenceCache(scene.cluster)
     queue.add(queued_pod(pod_info(apiobjects.from_object(told)), scene.cluster, 0.0))
     assert queue.retryable(views, 1.0) == []
     scene.tell(topology("a", TWO, used(0, 1000)))
