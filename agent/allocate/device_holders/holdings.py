@@ -31,6 +31,15 @@ from agent.model.pods import Pod
 
 _ORDER: Final = {source: place for place, source in enumerate(HoldingSource)}
 
+_TAKING: Final = frozenset({Form.WHOLE, Form.REPLICA, Form.INSTANCE})
+
+_MOST_SHOWN: Final = 8
+
+_LONGEST: Final = 64
+
+_CPU_DEVICE: Final = re.compile(r"cpudev(numa|socket|machine)?\d*")
+"""What drivers that follow its example call theirs too."""
+
 
 class Existing(msgspec.Struct, frozen=True):
     """`holdings` by pod, container and device. `problems`: devices that should be here and are
@@ -84,6 +93,18 @@ def existing(
     return Existing(tuple(ordered), tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
 
 
+def _quoted(name: str) -> str:
+    return repr(name[:_LONGEST])
+
+
+def _grant_order(grant: DeviceGrant) -> tuple[int, str, str, str]:
+    return _ORDER[grant.source], grant.uid, grant.container, grant.resource
+
+
+def _order(holding: DeviceHolding) -> tuple[str, ...]:
+    return holding.uid, holding.container, holding.type, holding.device, holding.part
+
+
 def of_allocation(
     uid: str,
     amounts: Holdings,
@@ -108,6 +129,22 @@ def of_allocation(
             for bus in sorted(functions.get(key, ()))
         ]
     return tuple(found)
+
+
+def _allocated(
+    uid: str, device: Device, form: Form, part: str = "", amounts: Mapping[str, int] | None = None
+) -> DeviceHolding:
+    return DeviceHolding(
+        uid,
+        "",
+        "",
+        device.type,
+        device.uuid,
+        form,
+        part,
+        dict(amounts or {}),
+        HoldingSource.ALLOCATION,
+    )
 
 
 def taken(holdings: Iterable[DeviceHolding], devices: Iterable[Device]) -> Holdings:
@@ -165,41 +202,6 @@ def withheld(devices: Iterable[Device], holdings: Iterable[DeviceHolding]) -> tu
     )
 
 
-_MOST_SHOWN: Final = 8
-_LONGEST: Final = 64
-
-
-def _quoted(name: str) -> str:
-    return repr(name[:_LONGEST])
-
-
-_TAKING: Final = frozenset({Form.WHOLE, Form.REPLICA, Form.INSTANCE})
-
-
-def _allocated(
-    uid: str, device: Device, form: Form, part: str = "", amounts: Mapping[str, int] | None = None
-) -> DeviceHolding:
-    return DeviceHolding(
-        uid,
-        "",
-        "",
-        device.type,
-        device.uuid,
-        form,
-        part,
-        dict(amounts or {}),
-        HoldingSource.ALLOCATION,
-    )
-
-
-def _grant_order(grant: DeviceGrant) -> tuple[int, str, str, str]:
-    return _ORDER[grant.source], grant.uid, grant.container, grant.resource
-
-
-def _order(holding: DeviceHolding) -> tuple[str, ...]:
-    return holding.uid, holding.container, holding.type, holding.device, holding.part
-
-
 def given(pods: Iterable[Pod]) -> tuple[dict[str, GivenDevices], tuple[str, ...]]:
     """By pod (uid) what schedulers gave it, and what of it can't be read."""
     found: dict[str, GivenDevices] = {}
@@ -235,10 +237,6 @@ def had_twice(
         kept, refused = (pods[it.uid].title for it in (each.kept, each.refused))
         what = f"{each.kept.type} {each.kept.device}"
         yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"
-
-
-_CPU_DEVICE: Final = re.compile(r"cpudev(numa|socket|machine)?\d*")
-"""What drivers that follow its example call theirs too."""
 
 
 class ClaimedCpus(msgspec.Struct, frozen=True):
