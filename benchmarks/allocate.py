@@ -35,10 +35,10 @@ from agent.allocate.accumulator import Taken
 from agent.allocate.kubelet.cpu_assignment import take
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import CpuRefCounts, Layout
-from agent.allocate.numa import kubelet_merge
 from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.packing import CpuRequest
 from agent.conformance.machines import cpus
+from agent.conformance.merge_hints import kubelet_merge
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.topology import Cpu
@@ -260,7 +260,7 @@ def merges(rivals: Rivals) -> Iterator[Row]:
 
 
 def merging(providers: list[dict[str, list[TopologyHint]]], nodes: int) -> Callable[[], Any]:
-    return lambda: kubelet_merge.merge(providers, range(nodes), NumaPolicy.RESTRICTED)
+    return lambda: kubelet_merge(providers, range(nodes), NumaPolicy.RESTRICTED)
 
 
 def same_mask(ours: Any, answer: dict[str, Any]) -> bool:

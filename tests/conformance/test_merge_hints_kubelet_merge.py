@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.numa.hint import MergeCause, Pick, TopologyHint
-from agent.allocate.numa.kubelet_merge import merge
+from agent.conformance.merge_hints import kubelet_merge
 from agent.model.policies import NumaPolicy
 from tests.allocate.numa import plain
 from tests.allocate.numa.strategies import DENSE, NODES, providers
@@ -28,7 +28,7 @@ def test_the_answer_is_the_plain_products(data: st.DataObject) -> None:
             node: dict(zip(nodes, data.draw(row, label=f"distances {node}"), strict=True))
             for node in nodes
         }
-    merged = merge(hints, nodes, policy, distances)
+    merged = kubelet_merge(hints, nodes, policy, distances)
     expected = plain.kubelet(hints, nodes, policy, distances)
     assert (merged.mask, merged.preferred, merged.admit) == expected
 
@@ -46,7 +46,7 @@ def test_long_lists_that_meet_around_the_needed_count(seed: int) -> None:
         ]
         for resource in ("cpu", "memory", "gpu")
     }
-    merged = merge([lists], nodes, NumaPolicy.BEST_EFFORT)
+    merged = kubelet_merge([lists], nodes, NumaPolicy.BEST_EFFORT)
     expected = plain.kubelet([lists], nodes, NumaPolicy.BEST_EFFORT, None)
     assert (merged.mask, merged.preferred, merged.admit) == expected
 
@@ -55,9 +55,9 @@ def test_the_closest_nodes_on_numa_ids_with_gaps() -> None:
     near, far = 1 << 2 | 1 << 70, 1 << 0 | 1 << 2
     rows = {0: {0: 10, 2: 32, 70: 32}, 2: {0: 32, 2: 10, 70: 12}, 70: {0: 32, 2: 12, 70: 10}}
     hints = [{"cpu": [TopologyHint(far, True), TopologyHint(near, True)]}]
-    merged = merge(hints, [0, 2, 70], NumaPolicy.RESTRICTED, rows)
+    merged = kubelet_merge(hints, [0, 2, 70], NumaPolicy.RESTRICTED, rows)
     assert (merged.mask, merged.admit) == (near, True)
-    assert merge(hints, [0, 2, 70], NumaPolicy.RESTRICTED).mask == far
+    assert kubelet_merge(hints, [0, 2, 70], NumaPolicy.RESTRICTED).mask == far
 
 
 @pytest.mark.parametrize(
@@ -69,19 +69,19 @@ def test_the_closest_nodes_on_numa_ids_with_gaps() -> None:
 )
 def test_a_missing_distance_is_named(rows: dict[int, dict[int, int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        merge([{"cpu": [TopologyHint(0b11, True)]}], [0, 1], NumaPolicy.RESTRICTED, rows)
+        kubelet_merge([{"cpu": [TopologyHint(0b11, True)]}], [0, 1], NumaPolicy.RESTRICTED, rows)
 
 
 def test_conflicting_hints_are_admitted_under_best_effort_on_all_nodes() -> None:
     hints = [{"cpu": [TopologyHint(0b01, True)]}, {"memory": [TopologyHint(0b10, True)]}]
-    merged = merge(hints, [0, 1], NumaPolicy.BEST_EFFORT)
+    merged = kubelet_merge(hints, [0, 1], NumaPolicy.BEST_EFFORT)
     assert (merged.mask, merged.preferred, merged.admit) == (0b11, False, True)
     assert merged.causes == (MergeCause.NOTHING_IN_COMMON,)
 
 
 def test_the_hints_that_made_the_mask_are_told() -> None:
     hints = [{"cpu": [TopologyHint(0b11, False), TopologyHint(0b110, True)], "memory": []}, {}]
-    merged = merge(hints, [0, 1, 2], NumaPolicy.RESTRICTED)
+    merged = kubelet_merge(hints, [0, 1, 2], NumaPolicy.RESTRICTED)
     assert merged.mask == 0b11
     assert merged.picks == (Pick(0, "cpu", 0), Pick(0, "memory", None), Pick(1, None, None))
     assert merged.lacking == (Pick(0, "memory", None),)
@@ -89,20 +89,20 @@ def test_the_hints_that_made_the_mask_are_told() -> None:
 
 
 def test_no_policy_restricts_nothing() -> None:
-    merged = merge([{"cpu": []}], [0, 1], NumaPolicy.NONE)
+    merged = kubelet_merge([{"cpu": []}], [0, 1], NumaPolicy.NONE)
     assert (merged.mask, merged.admit) == (None, True)
 
 
 def test_hints_with_unknown_nodes_are_named() -> None:
     with pytest.raises(ValueError, match="provider 0, cpu: the machine has no NUMA node 3"):
-        merge([{"cpu": [TopologyHint(0b1000, True)]}], [0, 1], NumaPolicy.RESTRICTED)
+        kubelet_merge([{"cpu": [TopologyHint(0b1000, True)]}], [0, 1], NumaPolicy.RESTRICTED)
 
 
 def test_what_lies_on_one_node_nowhere_is_told() -> None:
     hints = [{"cpu": [TopologyHint(0b01, True)], "memory": [TopologyHint(0b11, True)]}]
-    merged = merge(hints, [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
+    merged = kubelet_merge(hints, [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
     assert (merged.mask, merged.admit) == (None, False)
     assert merged.causes == (MergeCause.NOT_ON_ONE_NODE,)
     assert merged.lacking == (Pick(0, "memory", None),)
-    lacking = merge([{"cpu": []}], [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
+    lacking = kubelet_merge([{"cpu": []}], [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
     assert lacking.causes == (MergeCause.RESOURCE_LACKING,)
