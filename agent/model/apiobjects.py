@@ -283,3 +283,51 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 _node_decoder: Final = msgspec.json.Decoder(NodeBody)
+
+
+GROUP_ANNOTATION: Final = "topolet.io/group"
+MAX_GROUP_SIZE: Final = 64
+"""Members of a group, all of which are on one node."""
+
+
+class GroupError(ValueError):
+    """The annotation is invalid; the message names the pod and the annotation."""
+
+
+class PodGroup(msgspec.Struct, frozen=True):
+    """The pods that a scheduler places on one node, as all its members name it: annotation
+    `topolet.io/group: NAME/SIZE`."""
+
+    namespace: str
+    name: str
+    size: int
+
+    @property
+    def title(self) -> str:
+        return f"group {self.namespace}/{self.name}"
+
+    def part(self, number: int) -> str:
+        """The stand-in for a pod's uid of a part that no member has taken."""
+        return f"{self.namespace}/{self.name}/{number}"
+
+
+def group_of(pod: ApiPod) -> PodGroup | None:
+    """The group that the pod's annotation names; None for a pod without. Raises GroupError."""
+    text = pod.annotations.get(GROUP_ANNOTATION)
+    if text is None:
+        return None
+    match = _GROUP_TEXT.fullmatch(text)
+    if match is None:
+        raise GroupError(
+            f"pod {pod.title}: annotation {GROUP_ANNOTATION}: {text[:80]!r} is no NAME/SIZE"
+        )
+    size = int(match[2])
+    if not 1 <= size <= MAX_GROUP_SIZE:
+        raise GroupError(
+            f"pod {pod.title}: annotation {GROUP_ANNOTATION}: "
+            f"SIZE {size} is not 1 to {MAX_GROUP_SIZE}"
+        )
+    return PodGroup(pod.namespace, match[1], size)
+
+
+_GROUP_TEXT: Final = re.compile(r"([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/([0-9]{1,4})", re.ASCII)

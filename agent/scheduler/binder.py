@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from agent.allocate.node_allocator.allocator import StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequestError
+from agent.model.apiobjects import GroupError
 from agent.scheduler.cluster import Reservation, ReserveError, SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_info import PodInfo, PodInfoCache, PodName, pod_info
 from agent.scheduler.pods_api import BindError, BindingApi, BindOutcome, PodError
-from agent.scheduler.records import GroupError
 
 log = logging.getLogger(__name__)
 

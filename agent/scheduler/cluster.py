@@ -19,6 +19,7 @@ from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import Change, ChangeKind
+from agent.model.apiobjects import PodGroup
 from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
@@ -30,7 +31,7 @@ from agent.scheduler.pod_info import (
     PodInfo,
     Requirements,
 )
-from agent.scheduler.records import NodeRecord, PodGroup, PodRecord, Unreadable
+from agent.scheduler.records import NodeRecord, PodRecord, Unreadable
 
 T = TypeVar("T")
 EXPIRY_SECONDS: Final = 75.0

@@ -29,10 +29,10 @@ from agent.kube.errors import (
 )
 from agent.kube.kinds import pod_path
 from agent.kube.transport import Transport
+from agent.model.apiobjects import PodGroup
 from agent.scheduler.disruption_budgets import Budgets
 from agent.scheduler.pod_info import Feasible
 from agent.scheduler.pods_api import condition, patch_status
-from agent.scheduler.records import PodGroup
 from agent.scheduler.unschedulable_queue import QueuedPod, UnschedulableQueue, scheduling_unit
 from agent.scheduler.victim_selection import (
     BoundPod,

@@ -19,9 +19,9 @@ import msgspec
 from agent.allocate.node_allocator.allocator import StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
 from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.model.apiobjects import PodGroup
 from agent.scheduler.cluster import ReserveError, SchedulerCache
 from agent.scheduler.pod_info import Infeasible, parts
-from agent.scheduler.records import PodGroup
 
 RESERVED_SECONDS: Final = 60.0
 

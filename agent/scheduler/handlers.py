@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest, PodRequestError
-from agent.model.apiobjects import ApiPod
+from agent.model.apiobjects import ApiPod, GroupError, PodGroup
 from agent.scheduler.cluster import RequirementsCheck, SchedulerCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender import (
@@ -40,7 +40,6 @@ from agent.scheduler.pod_info import (
     PodRequirements,
 )
 from agent.scheduler.pods_api import BindError
-from agent.scheduler.records import GroupError, PodGroup
 from agent.scheduler.unschedulable_queue import UnschedulableQueue, queued_pod
 
 MAX_DETAILED_REASONS: Final = 5

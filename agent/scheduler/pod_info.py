@@ -17,8 +17,7 @@ import msgspec
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Refused
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
-from agent.model.apiobjects import ApiPod
-from agent.scheduler.records import PodGroup, group_of
+from agent.model.apiobjects import ApiPod, PodGroup, group_of
 
 
 class PodName(msgspec.Struct, frozen=True):

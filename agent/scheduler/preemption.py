@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
+from agent.model.apiobjects import GroupError, PodGroup
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.disruption_budgets import Budgets
 from agent.scheduler.extender import (
@@ -22,7 +23,6 @@ from agent.scheduler.extender import (
 )
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_info import PodInfo, Requirements, pod_info
-from agent.scheduler.records import GroupError, PodGroup
 from agent.scheduler.unschedulable_queue import UnschedulableQueue
 from agent.scheduler.victim_selection import (
     BoundPod,

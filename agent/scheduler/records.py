@@ -7,7 +7,6 @@ Equal values of many objects are stored once and never changed (`InternPool`).
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from sys import intern
 from typing import Final, Generic, TypeVar
@@ -26,7 +25,13 @@ from agent.model import (
     nodetopology,
 )
 from agent.model.annotations import AnnotationError
-from agent.model.apiobjects import ApiPod, PodObject
+from agent.model.apiobjects import (
+    ApiPod,
+    GroupError,
+    PodGroup,
+    PodObject,
+    group_of,
+)
 from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
@@ -35,50 +40,8 @@ from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-GROUP_ANNOTATION: Final = "topolet.io/group"
-MAX_SIZE: Final = 64
-"""Members of a group, all of which are on one node."""
 
 
-class GroupError(ValueError):
-    """The annotation is invalid; the message names the pod and the annotation."""
-
-
-class PodGroup(msgspec.Struct, frozen=True):
-    """The group as all its members name it."""
-
-    namespace: str
-    name: str
-    size: int
-
-    @property
-    def title(self) -> str:
-        return f"group {self.namespace}/{self.name}"
-
-    def part(self, number: int) -> str:
-        """The stand-in for a pod's uid of a part that no member has taken."""
-        return f"{self.namespace}/{self.name}/{number}"
-
-
-def group_of(pod: ApiPod) -> PodGroup | None:
-    """Returns None for a pod without a group. Raises GroupError."""
-    text = pod.annotations.get(GROUP_ANNOTATION)
-    if text is None:
-        return None
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise GroupError(
-            f"pod {pod.title}: annotation {GROUP_ANNOTATION}: {text[:80]!r} is no NAME/SIZE"
-        )
-    size = int(match[2])
-    if not 1 <= size <= MAX_SIZE:
-        raise GroupError(
-            f"pod {pod.title}: annotation {GROUP_ANNOTATION}: SIZE {size} is not 1 to {MAX_SIZE}"
-        )
-    return PodGroup(pod.namespace, match[1], size)
-
-
-_TEXT: Final = re.compile(r"([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/([0-9]{1,4})", re.ASCII)
 # The labels of deploy/base.
 AGENT_LABELS: Final = {
     "app.kubernetes.io/name": "topolet",

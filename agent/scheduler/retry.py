@@ -17,10 +17,10 @@ from agent.allocate.node_allocator.pod_request import PodRequestError
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, RejectedError
 from agent.kube.transport import Transport
+from agent.model.apiobjects import GroupError
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.pod_info import pod_info
 from agent.scheduler.pods_api import condition, patch_status, unscheduled_pods
-from agent.scheduler.records import GroupError
 from agent.scheduler.unschedulable_queue import (
     FeasibilitySource,
     QueuedPod,

@@ -10,9 +10,10 @@ from typing import Final, Protocol
 import msgspec
 
 from agent.kube.objects import Change, ChangeKind
+from agent.model.apiobjects import PodGroup
 from agent.scheduler.cluster import ChangedNodes, RequirementsCheck, SchedulerCache
 from agent.scheduler.pod_info import Feasibility, Feasible, NodeCheck, PodInfo, Requirements
-from agent.scheduler.records import PodGroup, PodRecord
+from agent.scheduler.records import PodRecord
 
 
 class QueuedPod(msgspec.Struct, frozen=True, eq=False):

@@ -14,10 +14,11 @@ import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.model.apiobjects import PodGroup
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.disruption_budgets import Budgets
 from agent.scheduler.pod_info import Feasible, Requirements
-from agent.scheduler.records import PodGroup, PodRecord
+from agent.scheduler.records import PodRecord
 
 TRIALS: Final = 400
 """How often a search tries whether a set helps; the best set so far is then the result."""

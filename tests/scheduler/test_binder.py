@@ -12,13 +12,13 @@ import pytest
 from agent.allocate.node_allocation import pod_allocation
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
+from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup
 from agent.model.device_allocation import allocated
 from agent.scheduler.binder import Binder, LostRaceError
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_info import PodInfoCache, PodName
 from agent.scheduler.pods_api import BindError, BindingApi
-from agent.scheduler.records import GROUP_ANNOTATION, PodGroup
 from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Kind, carder, owner, part
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status

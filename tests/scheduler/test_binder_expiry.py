@@ -9,11 +9,11 @@ import pytest
 from agent.allocate.node_allocator.answer import Granted
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
+from agent.model.apiobjects import PodGroup
 from agent.scheduler.binder import ReservationExpiry
 from agent.scheduler.cluster import EXPIRY_SECONDS, SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pods_api import BindingApi
-from agent.scheduler.records import PodGroup
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server
 from tests.scheduler import objects

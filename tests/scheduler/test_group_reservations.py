@@ -5,9 +5,9 @@ import pytest
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.kube.objects import ChangeKind
+from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.records import GROUP_ANNOTATION, PodGroup
 from tests.fixtures.fleet import SMALL, owner
 from tests.scheduler import clusters
 from tests.scheduler.clock import Clock

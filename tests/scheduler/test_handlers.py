@@ -8,7 +8,7 @@ import pytest
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
-from agent.model.apiobjects import ApiPod
+from agent.model.apiobjects import GROUP_ANNOTATION, ApiPod
 from agent.scheduler import handlers
 from agent.scheduler.binder import Binder
 from agent.scheduler.cluster import SchedulerCache
@@ -24,7 +24,6 @@ from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.handlers import ExtenderHandlers
 from agent.scheduler.pod_info import PodInfoCache
 from agent.scheduler.pods_api import BindingApi
-from agent.scheduler.records import GROUP_ANNOTATION
 from tests.fixtures.fleet import (
     CARDS,
     NOTHING,

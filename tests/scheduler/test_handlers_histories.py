@@ -19,7 +19,7 @@ from agent.kube.errors import (
     UnreachableError,
 )
 from agent.kube.objects import ChangeKind
-from agent.model.apiobjects import ApiPod
+from agent.model.apiobjects import GROUP_ANNOTATION, ApiPod
 from agent.scheduler.binder import Binder, ReservationExpiry
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
@@ -28,7 +28,6 @@ from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.handlers import ExtenderHandlers
 from agent.scheduler.pod_info import PodInfoCache
 from agent.scheduler.pods_api import BindingApi
-from agent.scheduler.records import GROUP_ANNOTATION
 from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Model, carder, owner, part, sharer
 from tests.scheduler import clusters
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.kube.objects import ChangeKind
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.apiobjects import from_object
+from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup, from_object
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender import (
@@ -23,7 +23,6 @@ from agent.scheduler.extender import (
 )
 from agent.scheduler.handlers import QueueingExtender
 from agent.scheduler.pod_info import GroupRequirements, PodInfoCache, PodRequirements
-from agent.scheduler.records import GROUP_ANNOTATION, PodGroup
 from agent.scheduler.unschedulable_queue import UnschedulableQueue
 from tests.fixtures.fleet import SMALL, owner
 from tests.scheduler import clusters, objects

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted
+from agent.model.apiobjects import PodGroup
 from agent.scheduler.cluster import RequirementsCheck, SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_info import (
@@ -12,7 +13,6 @@ from agent.scheduler.pod_info import (
     Infeasible,
     PodRequirements,
 )
-from agent.scheduler.records import PodGroup
 from tests.fixtures.fleet import SMALL, owner
 from tests.scheduler import clusters
 

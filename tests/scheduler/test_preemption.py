@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.kube.objects import Change, ChangeKind, ObjectKey
-from agent.model.apiobjects import from_object
+from agent.model.apiobjects import GROUP_ANNOTATION, from_object
 from agent.model.objects import LabelSelector
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.disruption_budgets import Budget, Budgets
@@ -15,7 +15,6 @@ from agent.scheduler.extender import ExtenderPreemptionArgs, MetaPod, MetaVictim
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_info import pod_info
 from agent.scheduler.preemption import EVICTION_SECONDS, SEARCH_SECONDS, Preemption
-from agent.scheduler.records import GROUP_ANNOTATION
 from agent.scheduler.unschedulable_queue import UnschedulableQueue, queued_pod
 from tests.scheduler import objects
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.model import apiobjects
-from agent.scheduler.records import GROUP_ANNOTATION, GroupError, PodGroup, group_of
+from agent.model.apiobjects import GROUP_ANNOTATION, GroupError, PodGroup, group_of
 from tests.fixtures.fleet import pod
 
 
