@@ -83,6 +83,14 @@ class ChangeRecorder:
             )
         self._overlapping = frozenset(found)
 
+    def shown(self, decision: Decision) -> None:
+        """Shows the decision in the metrics until the next."""
+        self._metrics.decided(
+            {"ls": decision.ls_pools, "be": decision.be_pools},
+            decision.owners,
+            tuple((each.title, each.key, each.reason) for each in decision.refusals),
+        )
+
     def unplaced(self, titles: Mapping[str, str], now: float) -> None:
         """Logs running containers, by id, whose cgroup stays unknown: they can't be pinned.
         `now`: monotonic seconds."""

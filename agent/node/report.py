@@ -112,7 +112,7 @@ class Reporter:
         self._pod_events.record(shortfalls, unread, moment.cluster.pods)
         if self._correct is not None:
             self._correct(moment.pods, moment.decision.pods, devices, visibility)
-        self.metrics.decided(moment.decision)
+        self.changes.shown(moment.decision)
         if devices.readings is not self._readings:
             self._readings = devices.readings
             self._users = users(devices.readings, listed, self._group_of)

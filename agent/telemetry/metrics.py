@@ -18,12 +18,12 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from agent.allocate.pools import Decision
 from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import Device, DeviceType
 from agent.model.gpus import GpuReading
 from agent.model.gpuusers import GpuUse
 from agent.model.nodestatus import GPU_MEMORY
+from agent.model.snapshot import Owner, Pool
 
 
 class DeviceMetrics(Collector):
@@ -215,14 +215,20 @@ class AgentMetrics:
             ["source"],
             registry=registry,
         )
-        self._decision: Decision | None = None
-        registry.register(_Decided(lambda: self._decision))
+        self._decision = _Decided()
+        registry.register(self._decision)
         self.devices = DeviceMetrics()
         registry.register(self.devices)
 
-    def decided(self, decision: Decision) -> None:
-        """Pools, owners and refusals are reported from this decision until the next."""
-        self._decision = decision
+    def decided(
+        self,
+        pools: Mapping[str, tuple[Pool, ...]],
+        owners: tuple[Owner, ...],
+        refusals: tuple[tuple[str, str, str], ...],
+    ) -> None:
+        """Shows a decision until the next. `pools` by their name; `refusals`: pod, annotation and
+        reason of each refused claim."""
+        self._decision.decision = pools, owners, refusals
 
     def follow(self, ages_seconds: Callable[[], Mapping[str, float]]) -> None:
         """Shows these ages on every page: by resource, since its watch was in touch with the API
@@ -249,11 +255,16 @@ class _Watches(Collector):
         return [family]
 
 
+_Decision = tuple[
+    Mapping[str, tuple[Pool, ...]], tuple[Owner, ...], tuple[tuple[str, str, str], ...]
+]
+
+
 class _Decided(Collector):
     """Series that exist as long as their subject."""
 
-    def __init__(self, decision: Callable[[], Decision | None]) -> None:
-        self._decision = decision
+    def __init__(self) -> None:
+        self.decision: _Decision = ({}, (), ())
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         pools = GaugeMetricFamily(
@@ -272,24 +283,21 @@ class _Decided(Collector):
             "Pods whose claim is refused now, and why.",
             labels=["pod", "annotation", "reason"],
         )
-        decision = self._decision()
-        if decision is not None:
-            for name, of_kind in (("ls", decision.ls_pools), ("be", decision.be_pools)):
-                for pool in of_kind:
-                    pools.add_metric([name, str(pool.node)], len(pool.cpus))
-            # Two pods may bear one name while one of them ends; a series must not come twice.
-            numbers: Counted[tuple[str, str]] = Counted()
-            for owner in decision.owners:
-                numbers[owner.title, owner.qos.value] += len(owner.cpus)
-            for labels, number in numbers.items():
-                owned.add_metric(labels, number)
-            offline: Counted[str] = Counted()
-            for owner in decision.owners:
-                offline[owner.title] += len(CpuSet.parse(owner.offline))
-            for title, number in offline.items():
-                if number:
-                    vanished.add_metric([title], number)
-            refusals = Counted((each.title, each.key, each.reason) for each in decision.refusals)
-            for why, number in refusals.items():
-                refused.add_metric(why, number)
+        by_pool, owners, refusals = self.decision
+        for name, of_kind in by_pool.items():
+            for pool in of_kind:
+                pools.add_metric([name, str(pool.node)], len(pool.cpus))
+        # Two pods may bear one name while one of them ends; a series must not come twice.
+        numbers: Counted[tuple[str, str]] = Counted()
+        offline: Counted[str] = Counted()
+        for owner in owners:
+            numbers[owner.title, owner.qos.value] += len(owner.cpus)
+            offline[owner.title] += len(CpuSet.parse(owner.offline))
+        for labels, number in numbers.items():
+            owned.add_metric(labels, number)
+        for title, number in offline.items():
+            if number:
+                vanished.add_metric([title], number)
+        for why, number in Counted(refusals).items():
+            refused.add_metric(why, number)
         return [pools, owned, vanished, refused]

@@ -39,7 +39,7 @@ def test_owner_of_a_cpu_that_went_offline_is_told_once(caplog: pytest.LogCapture
     for offline in ("2", "2", ""):
         topology = machine(offline=offline)
         decision = decide(topology, (owner,), KubeletCpus(), {"a": CpuSet([1, 2])}, {})
-        metrics.decided(decision)
+        witness.shown(decision)
         witness.decided((owner,), decision, decision.owners, {})
         assert ('topolet_owned_cpus_offline{pod="ns/a"} 1.0' in metrics.render()) == bool(offline)
     errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
@@ -52,8 +52,9 @@ def test_owner_without_any_cpu_left_is_told_with_what_becomes_of_it(
     metrics = AgentMetrics()
     pods = pod("a", "LSE", "1-2"), pod("b")
     decision = decide(machine(offline="1-2"), pods, KubeletCpus(), {"a": CpuSet([1, 2])}, {})
-    metrics.decided(decision)
-    ChangeRecorder(metrics).decided(pods, decision, decision.owners, {})
+    recorder = ChangeRecorder(metrics)
+    recorder.shown(decision)
+    recorder.decided(pods, decision, decision.owners, {})
     assert 'topolet_owned_cpus_offline{pod="ns/a"} 2.0' in metrics.render()
     told = "\n".join(each.getMessage() for each in caplog.records)
     assert "pod ns/a: CPUs 1-2 of its own are offline" in told
