@@ -37,8 +37,7 @@ from peers.go_peer import KOORDINATOR, GoPeer, beside
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_hints
 from agent.allocate.devices.gpu_sets import BandwidthTable, BestEffortTable, GpuTable, Matrix
-from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
-from agent.allocate.devices.links import LinkTable, linked
+from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, linked, node_devices
 from agent.allocate.devices.request import device_request
 from agent.model import deviceobject
 from agent.model.cpuset import members

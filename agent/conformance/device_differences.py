@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.devices.choice import partners
+from agent.allocate.devices.allocation import partners
 from agent.allocate.devices.inventory import NodeDevices, device_score, summed
-from agent.allocate.devices.need import Need, allowed_devices, need, selected
+from agent.allocate.devices.need import Need, allowed_devices, need_of, selected
 from agent.allocate.devices.request import FULL, DeviceRequest, RequestFault
 from agent.conformance.files import Difference
 from agent.model.cpuset import members
@@ -322,7 +322,7 @@ def _needs(question: DeviceCase, request: DeviceRequest) -> dict[str, Need]:
     found = {}
     for kind, ask in request.requests.items():
         hint = request.wishes.hints.get(kind)
-        each = need(
+        each = need_of(
             question.node,
             kind,
             ask,

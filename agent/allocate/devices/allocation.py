@@ -1,32 +1,43 @@
-"""The devices of one node for one pod, of all types that it requests: an allocation, and the NUMA
-hints that it gives (Koordinator: pkg/scheduler/plugins/deviceshare/device_allocator.go,
-AutopilotAllocator.Allocate, and topology_hint.go).
+"""The devices of one node for one pod, of all types that it requests: an allocation, the node's
+score, and the NUMA hints that it gives (Koordinator: pkg/scheduler/plugins/deviceshare,
+device_allocator.go, AutopilotAllocator.Allocate, and topology_hint.go).
 
-An allocation is an offer: nothing of the node's state changes, and `gone` says whether the node
-can still give what was offered earlier.
+Of several types that belong together, such as GPUs and their NICs, the leading one is chosen as if
+it were alone, the others near it. When that fails and the pod requires common sites (PCIe switches,
+or NUMA nodes), sets of sites that have every type are tried, smaller sets first.
+
+An allocation is an offer: nothing of the node's state changes, and `gone` says whether the node can
+still give what was offered earlier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.devices.choice import ChosenDevice, choose, choose_jointly, partners
+from agent.allocate.devices.choice import ChosenDevice, choose
 from agent.allocate.devices.inventory import NodeDevices, device_score, summed
-from agent.allocate.devices.need import Need, allowed_devices, candidates_of, need
+from agent.allocate.devices.need import Need, allowed_devices, candidates_of, need_of
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, DeviceRequest
 from agent.allocate.numa.hint import Provider, TopologyHint, of_nodes, subsets
 from agent.model.cpuset import members
+from agent.model.device_allocation import DeviceAllocateStrategy, DeviceHint, Joint, JointScope
 from agent.model.deviceobject import DeviceType
 from agent.model.policies import Strategy
+
+_Site = str | int
+"""A PCIe switch, or a NUMA node."""
 
 
 class Allocation(msgspec.Struct, frozen=True):
     """By device type, in the order of choice."""
 
     devices: dict[str, tuple[ChosenDevice, ...]]
+
+
+_Found = dict[str, list[ChosenDevice]]
 
 
 def allocate(
@@ -42,7 +53,7 @@ def allocate(
     needs: dict[str, Need] = {}
     for kind, ask in request.requests.items():
         hint = wanted.hints.get(kind)
-        found = need(node, kind, ask, hint, wanted.partition, numa, strategy)
+        found = need_of(node, kind, ask, hint, wanted.partition, numa, strategy)
         if isinstance(found, DeviceCause):
             return DeviceRefusal(kind, found)
         needs[kind] = found
@@ -50,7 +61,7 @@ def allocate(
     if wanted.joint is not None and len(needs) > 1:
         kinds = partners(wanted.joint, wanted.hints, needs)
         if kinds:
-            joint = choose_jointly([needs[kind] for kind in kinds], wanted.joint.scope)
+            joint = _choose_jointly([needs[kind] for kind in kinds], wanted.joint.scope)
             if isinstance(joint, DeviceRefusal):
                 return joint
             chosen = joint
@@ -61,6 +72,130 @@ def allocate(
                 return DeviceRefusal(kind, alone)
             chosen[kind] = alone
     return Allocation({kind: tuple(each) for kind, each in chosen.items()})
+
+
+def partners(joint: Joint, hints: Mapping[str, DeviceHint], needs: Mapping[str, Need]) -> list[str]:
+    """The types that belong together, the leading one first: those that are asked for, but not for
+    all devices there are."""
+    return [
+        kind
+        for kind in dict.fromkeys(joint.types)
+        if kind in needs
+        and not (kind in hints and hints[kind].strategy is DeviceAllocateStrategy.APPLY_FOR_ALL)
+    ]
+
+
+def _choose_jointly(needs: Sequence[Need], scope: JointScope) -> _Found | DeviceRefusal:
+    """`needs`: the leading one first."""
+    chosen = choose(needs[0], joint_groups=_with_all(needs, scope))
+    if isinstance(chosen, DeviceCause):
+        return DeviceRefusal(needs[0].kind, chosen)
+    if scope is JointScope.PREFERRED:
+        return _near(needs, chosen)
+    same = _same_sites(needs, scope, chosen)
+    if not isinstance(same, DeviceRefusal):
+        return same
+    for sites in _common(needs, scope):
+        at = _at(needs[0], scope, sites)
+        chosen = choose(needs[0].within(sum(at)), at, every=True)
+        if not isinstance(chosen, DeviceCause) and _sites_of(needs[0], scope, chosen) == sites:
+            elsewhere = _same_sites(needs, scope, chosen)
+            if not isinstance(elsewhere, DeviceRefusal):
+                return elsewhere
+    return same
+
+
+def _near(needs: Sequence[Need], chosen: list[ChosenDevice]) -> _Found | DeviceRefusal:
+    """Under the leading devices' switches where those have enough."""
+    found: _Found = {needs[0].kind: chosen}
+    switches = _sites_of(needs[0], JointScope.SAME_PCIE, chosen)
+    for need in needs[1:]:
+        at = _at(need, JointScope.SAME_PCIE, switches)
+        others: list[ChosenDevice] | DeviceCause = DeviceCause.INSUFFICIENT
+        if need.of_gpus:
+            others = choose(need.within(sum(at)))
+        if isinstance(others, DeviceCause):
+            others = choose(need, at)
+        if isinstance(others, DeviceCause):
+            return DeviceRefusal(need.kind, others)
+        found[need.kind] = others
+    return found
+
+
+def _same_sites(
+    needs: Sequence[Need], scope: JointScope, chosen: list[ChosenDevice]
+) -> _Found | DeviceRefusal:
+    """Every other type has devices at each site of the leading ones, and at no other."""
+    found: _Found = {needs[0].kind: chosen}
+    sites = _sites_of(needs[0], scope, chosen)
+    for need in needs[1:]:
+        at = _at(need, scope, sites)
+        others = choose(need.within(sum(at)).at_least(len(sites)), at, every=True)
+        if isinstance(others, DeviceCause):
+            return DeviceRefusal(need.kind, others)
+        if _sites_of(need, scope, others) != sites:
+            return DeviceRefusal(need.kind, DeviceCause.JOINT)
+        found[need.kind] = others
+    return found
+
+
+def _with_all(needs: Sequence[Need], scope: JointScope) -> tuple[int, ...]:
+    """The leading devices of each site that has enough of every type; empty where the pod requires
+    no common site."""
+    if scope is JointScope.PREFERRED:
+        return ()
+    masks = [(need, _masks(need, scope)) for need in needs]
+    return tuple(
+        mask
+        for site, mask in masks[0][1].items()
+        if all(
+            (of.get(site, 0) & it.candidates.fitting).bit_count() >= it.request.count
+            for it, of in masks
+        )
+    )
+
+
+def _common(needs: Sequence[Need], scope: JointScope) -> Iterator[set[_Site]]:
+    """Sets of sites that have enough of every type; those in use count as lower ones."""
+    lead = needs[0]
+    having = [
+        site
+        for site, mask in _masks(lead, scope).items()
+        if mask & lead.candidates.fitting
+        and all(_masks(each, scope).get(site, 0) & each.candidates.fitting for each in needs[1:])
+    ]
+    having.sort(key=lambda site: not _masks(lead, scope)[site] & lead.candidates.used)
+    most = min(each.request.count for each in needs if each is lead or each.of_gpus)
+    for chosen in subsets(range(len(having))):
+        if chosen.bit_count() > most:
+            return
+        sites = {having[number] for number in members(chosen)}
+        if all(
+            (sum(_at(each, scope, sites)) & each.candidates.fitting).bit_count()
+            >= each.request.count
+            for each in needs
+        ):
+            yield sites
+
+
+def _at(need: Need, scope: JointScope, sites: set[_Site]) -> tuple[int, ...]:
+    """The devices at each site that has any."""
+    return tuple(mask for site, mask in _masks(need, scope).items() if site in sites)
+
+
+def _masks(need: Need, scope: JointScope) -> Mapping[Any, int]:
+    """By site; a device that names no NUMA node shares none."""
+    fleet = need.candidates.fleet
+    if scope is JointScope.SAME_NUMA_NODE:
+        return {node: mask for node, mask in fleet.numa.items() if node >= 0}
+    return fleet.pcies
+
+
+def _sites_of(need: Need, scope: JointScope, chosen: Sequence[ChosenDevice]) -> set[_Site]:
+    topologies = (need.candidates.fleet.devices[each.minor].topology for each in chosen)
+    if scope is JointScope.SAME_NUMA_NODE:
+        return {site.node for site in topologies if site is not None}
+    return {site.pcie for site in topologies if site is not None}
 
 
 def node_score(
@@ -141,6 +276,11 @@ def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: ChosenDe
     return ""
 
 
+SAME_CARDS: Final = 500
+"""The score of NUMA nodes that give the GPUs which would be chosen from all of them: more than CPU
+and memory score together."""
+
+
 class DeviceHintProvider:
     """The hint provider for the devices of one pod on one node; it keeps its last allocation, or
     the reason why it failed."""
@@ -187,11 +327,6 @@ class DeviceHintProvider:
             for each in chosen
             if self._node.stocks[kind].idle >> each.minor & 1
         )
-
-
-SAME_CARDS: Final = 500
-"""The score of NUMA nodes that give the GPUs which would be chosen from all of them: more than CPU
-and memory score together."""
 
 
 def device_hints(

@@ -1,7 +1,9 @@
-"""The devices of a node for allocation: their health, topology and groups, and what pods leave of
-them. Sets of devices of one type are masks over their minors.
+"""The devices of a node for allocation: their health, topology and groups, the links between its
+GPUs, and what pods leave of them. Sets of devices of one type are masks over their minors.
 
-An Inventory is built once for a Device object; NodeDevices adds what the pods of the node hold.
+An Inventory is built once for a Device object; NodeDevices adds what the pods of the node hold. A
+LinkTable has the value of each pair of GPUs for an objective, by its links and by its nearest
+common ancestor.
 
 Devices are scored by their utilization, 0 to 100 in whole numbers: LeastAllocated prefers emptier
 devices, MostAllocated fuller ones. The score is the mean over the resources with a weight that the
@@ -15,13 +17,15 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.devices.links import LinkTable
+from agent.allocate.devices.gpu_sets import MOST, GpuTable, Matrix, table
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
 from agent.allocate.score import points
 from agent.model.device_allocation import DeviceTopologyScope, Holdings, VirtualFunctions
 from agent.model.deviceobject import Device, DeviceType
+from agent.model.gpus import Ancestor, GpuPair
+from agent.model.interconnect import Interconnect, Interlink
 from agent.model.nodestatus import FPGA, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from agent.model.policies import Strategy
+from agent.model.policies import GpuObjective, Strategy
 
 LEVELS: Final = {
     DeviceTopologyScope.ANYWHERE: 0,
@@ -33,6 +37,28 @@ LEVELS: Final = {
 """How narrow a scope is."""
 
 _WEIGHED: Final = (GPU_MEMORY_RATIO, GPU_MEMORY, RDMA, FPGA)
+
+_PCIE_MB_PER_SECOND: Final = {
+    Ancestor.BOARD: 6_000,
+    Ancestor.SWITCH: 5_000,
+    Ancestor.SWITCHES: 4_000,
+    Ancestor.HOST_BRIDGE: 3_000,
+    Ancestor.NODE: 2_000,
+    Ancestor.SYSTEM: 1_000,
+}
+"""An order rather than a measure: nearer is better, and any NVLink is better than PCIe."""
+
+_BESTEFFORT_POINTS: Final = {
+    Ancestor.BOARD: 60,
+    Ancestor.SWITCH: 50,
+    Ancestor.SWITCHES: 40,
+    Ancestor.HOST_BRIDGE: 30,
+    Ancestor.NODE: 20,
+    Ancestor.SYSTEM: 10,
+}
+
+_BESTEFFORT_LINK: Final = 100
+"""go-gpuallocator's points of a pair (gpuallocator/besteffort_policy.go, calculateGPUPairScore)."""
 
 Amounts = dict[str, int]
 
@@ -196,3 +222,58 @@ def summed(amounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
             if name in each:
                 sums[name] += each[name]
     return sums
+
+
+class LinkTable(msgspec.Struct, frozen=True):
+    """GPUs by their places in the matrix of `table`. `plain`: place and minor are the same."""
+
+    minors: tuple[int, ...]
+    table: GpuTable
+    plain: bool
+
+
+def links_of(
+    reported: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDTH
+) -> LinkTable | None:
+    """For an inventory of these GPUs; None without reported pairs, and with too many GPUs for a
+    table. A pair that is not reported has the value 0."""
+    minors = sorted({minor for pair in reported for minor in pair})
+    if not 0 < len(minors) <= MOST:
+        return None
+    values = {pair: pair_value(facts, objective) for pair, facts in reported.items()}
+    near = {pair: _nearness(facts) for pair, facts in reported.items()}
+    return linked(minors, _matrix(minors, values), objective, _matrix(minors, near))
+
+
+def linked(
+    minors: Iterable[int],
+    matrix: Matrix,
+    objective: GpuObjective = GpuObjective.BANDWIDTH,
+    near: Matrix | None = None,
+) -> LinkTable | None:
+    """`near`: how near the GPUs of each pair are, more is nearer. None where there are too many
+    GPUs for a table. Raises ValueError for a lopsided matrix."""
+    places = tuple(minors)
+    if len(places) > MOST:
+        return None
+    return LinkTable(places, table(matrix, objective, near), places == tuple(range(len(places))))
+
+
+def _matrix(minors: list[int], values: Mapping[tuple[int, int], int]) -> Matrix:
+    """Of pairs with the lower minor first; 0 without a value."""
+    return tuple(
+        tuple(values.get((min(one, two), max(one, two)), 0) for two in minors) for one in minors
+    )
+
+
+def _nearness(facts: GpuPair | Interlink) -> int:
+    return 0 if facts.ancestor is None else _BESTEFFORT_POINTS[facts.ancestor]
+
+
+def pair_value(pair: GpuPair | Interlink, objective: GpuObjective) -> int:
+    """MB/s one way for `bandwidth`, points for `besteffort`."""
+    if objective is GpuObjective.BESTEFFORT:
+        return _nearness(pair) + _BESTEFFORT_LINK * pair.links
+    if pair.mb_per_second:
+        return pair.mb_per_second
+    return 0 if pair.ancestor is None else _PCIE_MB_PER_SECOND[pair.ancestor]

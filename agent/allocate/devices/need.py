@@ -48,7 +48,7 @@ class Need(msgspec.Struct, frozen=True):
         return Need(self.node, self.kind, more, self.hint, self.partition, self.candidates)
 
 
-def need(
+def need_of(
     node: NodeDevices,
     kind: str,
     request: TypeRequest,

@@ -19,8 +19,7 @@ from agent.allocate import layout as layouts
 from agent.allocate.device_holders.holdings import existing, functions_taken, taken
 from agent.allocate.device_holders.names import keys
 from agent.allocate.devices import partitions
-from agent.allocate.devices.inventory import Inventory, inventory
-from agent.allocate.devices.links import LinkTable, links_of
+from agent.allocate.devices.inventory import Inventory, LinkTable, inventory, links_of
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
 from agent.allocate.devices.request import DeviceRequest
 from agent.allocate.layout import Layout

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from agent.allocate.devices.allocation import Allocation, allocate
-from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
-from agent.allocate.devices.links import LinkTable
+from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, node_devices
 from agent.allocate.devices.partitions import Partitions
 from agent.allocate.devices.request import DeviceRefusal, device_request
 from agent.model.device_allocation import VirtualFunctions

@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import strategies as st
 
 from agent.allocate.devices.gpu_sets import Matrix
-from agent.allocate.devices.links import pair_value
+from agent.allocate.devices.inventory import pair_value
 from agent.model.cpuset import members
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.policies import GpuObjective

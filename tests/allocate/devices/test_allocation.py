@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from agent.allocate.devices.allocation import Allocation, allocate, node_score
-from agent.allocate.devices.inventory import inventory, node_devices
-from agent.allocate.devices.links import linked
+from agent.allocate.devices.inventory import inventory, linked, node_devices
 from agent.allocate.devices.partitions import partitions
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
 from agent.model.deviceobject import GPU_PARTITIONS

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import Allocation, allocate
-from agent.allocate.devices.inventory import NodeDevices, inventory, node_devices
-from agent.allocate.devices.links import LinkTable, linked
+from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, linked, node_devices
 from agent.allocate.devices.request import RequestError, device_request
 from agent.model.device_allocation import Holdings
 from agent.model.deviceobject import Device

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.devices.links import LinkTable
+from agent.allocate.devices.inventory import LinkTable
 from agent.allocate.node_allocator.assigned_pods import Imported
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
 from agent.allocate.policies_in_force import NodePolicies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.devices.links import linked
+from agent.allocate.devices.inventory import linked
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
 from agent.model.policies import GpuObjective
 from tests.allocate.devices.builders import (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.devices.gpu_sets import table
-from agent.allocate.devices.links import links_of, pair_value
+from agent.allocate.devices.inventory import links_of, pair_value
 from agent.model import interconnect
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.interconnect import Interconnect, Interlink

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.allocate.devices.choice import best_spread
 from agent.allocate.devices.gpu_sets import Matrix, table
-from agent.allocate.devices.gpus import best_spread
 from agent.model.cpuset import members
 from agent.model.policies import GpuObjective
 from tests.allocate.devices.links import MATRICES
