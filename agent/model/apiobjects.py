@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from agent.model import bounds, pods
-from agent.model.objects import ObjectError, converted, decoded
+from agent.model.objects import ObjectError, ObjectMetadata, converted, decoded
 from agent.model.qos import KubeClass
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
@@ -149,12 +149,9 @@ def value(raw: PodObject) -> ApiPod:
     )
 
 
-class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
+class _RawMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
     uid: str
     namespace: str = "default"
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     resource_version: str = ""

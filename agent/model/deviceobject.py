@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.model.objects import ObjectError, converted
+from agent.model.objects import ObjectError, ObjectMetadata, converted
 from agent.model.quantities import Quantity, QuantityError, whole
 
 Object = dict[str, Any]
@@ -178,14 +178,8 @@ class _RawSpec(msgspec.Struct, frozen=True):
     devices: tuple[_RawDevice, ...] | None = None
 
 
-class _RawMetadata(msgspec.Struct, frozen=True):
-    name: str
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-
-
 class _Raw(msgspec.Struct, frozen=True):
-    metadata: _RawMetadata
+    metadata: ObjectMetadata
     spec: _RawSpec = _RawSpec()
 
 

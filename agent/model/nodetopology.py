@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.model.objects import ObjectError, converted
+from agent.model.objects import ObjectError, ObjectMetadata, converted
 from agent.model.policies import reported_numa_policy
 from agent.model.quantities import QuantityError, cpu, milli, whole
 
@@ -214,10 +214,7 @@ class _RawOwner(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
-class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
+class _RawMetadata(ObjectMetadata, frozen=True, rename="camel"):
     owner_references: tuple[_RawOwner, ...] | None = None
 
 

@@ -23,6 +23,14 @@ class ObjectError(ValueError):
         self.reason = reason
 
 
+class ObjectMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The metadata that every kind is read with; a kind that needs more fields adds them."""
+
+    name: str
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
 def converted(body: object, kind: str, into: type[Value]) -> Value:
     """The fields of a decoded object that `into` has. Raises ObjectError."""
     try:
