@@ -242,7 +242,7 @@ class FolderWatch(Generic[T]):
 
     def start(self) -> None:
         """Reads the files at once, and then after each period."""
-        self._look()
+        self._read_files()
         self._thread.start()
 
     def stop(self) -> None:
@@ -252,9 +252,9 @@ class FolderWatch(Generic[T]):
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period):
-            self._look()
+            self._read_files()
 
-    def _look(self) -> None:
+    def _read_files(self) -> None:
         try:
             changes = self._mirror.replace(
                 [

@@ -79,13 +79,13 @@ class Corrections:
             self._serial = None
             self._open.clear()
             return
-        self._look()
+        self._read_reports()
         now = self._clock()
         for each in [each for each in self._open.values() if each.due <= now][:MAX_PER_STEP]:
             if not self._try(each):
                 break
 
-    def _look(self) -> None:
+    def _read_reports(self) -> None:
         serial = 0 if self._serial is None else self._serial
         with self._cluster.lock:
             changes = self._cluster.reports_changed_since(serial)

@@ -26,7 +26,7 @@ from agent.scheduler.pod_info import Infeasible, parts
 RESERVED_SECONDS: Final = 60.0
 
 # Between two checks whether a watch shows all members of an expired group bound.
-_LOOK_SECONDS: Final = 1.0
+_RECHECK_SECONDS: Final = 1.0
 
 
 class _Held(msgspec.Struct):
@@ -73,7 +73,7 @@ class GroupReservations:
             if self._alive(held).keys() <= self._cluster.bound_members(held.group).keys():
                 del self._held[title]
             else:
-                held.until = now + _LOOK_SECONDS
+                held.until = now + _RECHECK_SECONDS
         self._due = min((each.until for each in self._held.values()), default=math.inf)
 
     def node(self, group: PodGroup) -> str | None:

@@ -42,11 +42,11 @@ class PodError(RuntimeError):
 class BindingApi:
     """Safe for many threads."""
 
-    def __init__(self, sending: Transport, looking: Transport | None = None) -> None:
-        """`looking` is the transport for reads of pods; its time limits are shorter than those of a
+    def __init__(self, sending: Transport, reading: Transport | None = None) -> None:
+        """`reading` is the transport for reads of pods; its time limits are shorter than those of a
         Binding."""
         self._sending = sending
-        self._looking = looking or sending
+        self._reading = reading or sending
 
     def bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> BindOutcome:
         """Sends one Binding. Where the answer leaves the outcome open, reads the pod to determine
@@ -64,7 +64,7 @@ class BindingApi:
     def pod(self, pod: PodName) -> ApiPod | None:
         """Returns None where the pod is gone or another pod has its name. Raises PodError."""
         try:
-            found = apiobjects.decode(self._looking.get(pod_path(pod.namespace, pod.name)))
+            found = apiobjects.decode(self._reading.get(pod_path(pod.namespace, pod.name)))
         except NotFoundError:
             return None
         except (KubeError, AccessError, ObjectError) as error:

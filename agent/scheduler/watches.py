@@ -25,7 +25,7 @@ from agent.scheduler.records import AgentSelector, PodRecord
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 # Interval of the check for kinds that were added or removed.
-LOOK_SECONDS: Final = 10.0
+CHECK_SECONDS: Final = 10.0
 # The time in which a watch must report a change that the server has; else it lists all objects.
 PATIENCE_SECONDS: Final = 2.0
 _STEP_SECONDS: Final = 0.02
@@ -53,7 +53,7 @@ class KindWatch(Generic[T]):
         self._watch: ListWatch[T] | None = None
         self._version: str | None = None
         self._resolve = False
-        self._looked_at = pace.clock()
+        self._checked_at = pace.clock()
         self._trouble: str | None = None
 
     @property
@@ -67,7 +67,7 @@ class KindWatch(Generic[T]):
         watch = self._watch
         if watch is not None:
             return watch.age_seconds
-        return max(0.0, self._pace.clock() - self._looked_at)
+        return max(0.0, self._pace.clock() - self._checked_at)
 
     @property
     def watch(self) -> ListWatch[T] | None:
@@ -85,7 +85,7 @@ class KindWatch(Generic[T]):
         watch = self._watch
         return self._trouble or (watch.trouble if watch is not None else None)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Starts, stops or restarts the watch. Never raises."""
         if self._watch is None or self._watch.trouble is not None:
             self._discovery.forget(self._kind)
@@ -95,7 +95,7 @@ class KindWatch(Generic[T]):
             self._trouble = f"{self._kind.plural}: {error}"
             return
         self._trouble = None
-        self._looked_at = self._pace.clock()
+        self._checked_at = self._pace.clock()
         if version != self._version:
             self._end()
             self._begin(version)
@@ -136,7 +136,7 @@ class Watches:
         stale_seconds: float,
         pods_changed: Changed[PodRecord] | None = None,
         pace: WatchPace | None = None,
-        look_seconds: float | None = None,
+        check_seconds: float | None = None,
     ) -> None:
         """`stale_seconds` is the time that each watch may be out of touch with the API server.
         `pods_changed` is called after the cluster has the changes."""
@@ -182,8 +182,8 @@ class Watches:
             **self._core,
             **{each.resource: each for each in self._kinds},
         }
-        look_seconds = look_seconds or min(LOOK_SECONDS, stale_seconds / 3)
-        self._looking = Periodic("kinds", look_seconds, self._look)
+        check_seconds = check_seconds or min(CHECK_SECONDS, stale_seconds / 3)
+        self._checking = Periodic("kinds", check_seconds, self._check_kinds)
 
     @property
     def synced(self) -> bool:
@@ -219,14 +219,14 @@ class Watches:
             each.doubt()
 
     def start(self) -> None:
-        self._transport.reachability.listen(self._looking.hurry)
+        self._transport.reachability.listen(self._checking.hurry)
         self._pods.start()
         self._nodes.start()
-        self._looking.start()
+        self._checking.start()
 
     def stop(self) -> None:
-        self._transport.reachability.ignore(self._looking.hurry)
-        self._looking.stop()
+        self._transport.reachability.ignore(self._checking.hurry)
+        self._checking.stop()
         for each in self._all.values():
             each.stop()
 
@@ -241,9 +241,9 @@ class Watches:
             each.resource: watch for each in self._kinds if (watch := each.watch) is not None
         }
 
-    def _look(self) -> None:
+    def _check_kinds(self) -> None:
         for each in self._kinds:
-            each.look()
+            each.check()
 
 
 def watch_pace(stale_seconds: float) -> WatchPace:

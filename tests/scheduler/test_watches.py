@@ -89,7 +89,7 @@ def watch(server: Server, api: Api, told: Told) -> Iterator[KindWatch[Item]]:
 
 def test_a_kind_that_is_not_there_is_no_reason_to_wait(watch: KindWatch[Item], told: Told) -> None:
     assert not watch.synced
-    watch.look()
+    watch.check()
     assert (watch.synced, watch.trouble, told.known) == (True, None, {})
 
 
@@ -97,10 +97,10 @@ def test_a_kind_that_is_not_there_is_no_reason_to_wait(watch: KindWatch[Item], t
 def test_a_kind_that_comes_later_is_followed(
     watch: KindWatch[Item], api: Api, server: Server, told: Told, version: str
 ) -> None:
-    watch.look()
+    watch.check()
     server.put("n1", "1")
     api.versions = [version]
-    watch.look()
+    watch.check()
     eventually("told", lambda: told.known == {"n1": "1"})
     server.put("n1", "2")
     eventually("told", lambda: told.known == {"n1": "2"})
@@ -109,10 +109,10 @@ def test_a_kind_that_comes_later_is_followed(
 
 def test_while_all_is_well_the_version_is_not_asked_for(watch: KindWatch[Item], api: Api) -> None:
     api.versions = ["v1alpha2"]
-    watch.look()
+    watch.check()
     eventually("synced", lambda: watch.synced)
     asked = api.asked
-    watch.look()
+    watch.check()
     assert api.asked == asked
 
 
@@ -121,12 +121,12 @@ def test_of_a_kind_that_goes_all_objects_go(
 ) -> None:
     api.versions = ["v1alpha2"]
     server.put("n1", "1")
-    watch.look()
+    watch.check()
     eventually("told", lambda: told.known == {"n1": "1"})
     api.versions = []
     server.break_watches()
     eventually("trouble", lambda: watch.trouble)
-    watch.look()
+    watch.check()
     assert (told.known, watch.synced, watch.trouble) == ({}, True, None)
 
 
@@ -136,14 +136,14 @@ def test_another_version_tells_all_anew(
     api.versions = ["v1alpha1"]
     server.put("n1", "1")
     server.put("n2", "1")
-    watch.look()
+    watch.check()
     eventually("told", lambda: len(told.known) == 2)
     api.versions = ["v1alpha2"]
     server.remove("n2")
     eventually("told", lambda: len(told.known) == 1)
     server.break_watches()
     eventually("trouble", lambda: watch.trouble)
-    watch.look()
+    watch.check()
     eventually("synced", lambda: watch.synced)
     assert told.known == {"n1": "1"}
 
@@ -152,17 +152,17 @@ def test_a_server_in_trouble_is_no_server_without_the_kind(
     watch: KindWatch[Item], api: Api, server: Server, told: Told
 ) -> None:
     api.trouble = True
-    watch.look()
+    watch.check()
     assert not watch.synced
     assert "noderesourcetopologies: " in (watch.trouble or "")
     api.trouble, api.versions = False, ["v1alpha2"]
     server.put("n1", "1")
-    watch.look()
+    watch.check()
     eventually("told", lambda: told.known == {"n1": "1"})
     api.trouble = True
     server.break_watches()
     eventually("trouble", lambda: watch.trouble)
-    watch.look()
+    watch.check()
     assert told.known == {"n1": "1"}
 
 
@@ -170,7 +170,7 @@ def test_a_server_in_trouble_is_no_server_without_the_kind(
 def watching(server: Server) -> Iterator[Watches]:
     """A cluster of unbound pods; all has been told."""
     transport = Transport(FileAccess(server.url))
-    it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=PACE, look_seconds=0.01)
+    it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=PACE, check_seconds=0.01)
     server.put("first")
     it.start()
     eventually("synced", lambda: it.synced)
@@ -239,7 +239,7 @@ def test_stalest_watch_is_named_with_its_age(server: Server) -> None:
     now = 0.0
     pace = msgspec.structs.replace(PACE, clock=lambda: now, wait=lambda event, _: event.wait(0.01))
     transport = Transport(FileAccess(server.url))
-    it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=pace, look_seconds=0.01)
+    it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=pace, check_seconds=0.01)
     it.start()
     eventually("synced", lambda: it.synced and server.watching == 2)
     assert set(it.ages_seconds) == {"pods", "nodes", "noderesourcetopologies", "devices"}

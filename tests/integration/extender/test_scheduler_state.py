@@ -115,7 +115,7 @@ def delete(apiserver: ApiServer, pod: dict[str, Any]) -> None:
 def watching(apiserver: ApiServer) -> Iterator[tuple[SchedulerCache, Watches]]:
     """One that has told all."""
     cluster = SchedulerCache(agents=False)
-    it = Watches(apiserver.admin, cluster, stale_seconds=30, look_seconds=0.2)
+    it = Watches(apiserver.admin, cluster, stale_seconds=30, check_seconds=0.2)
     it.start()
     try:
         eventually("synced", lambda: it.synced, PATIENCE_SECONDS)
