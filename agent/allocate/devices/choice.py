@@ -19,7 +19,6 @@ from agent.allocate.devices.inventory import LEVELS, GpuGroup, LinkTable
 from agent.allocate.devices.need import Candidates, Need
 from agent.allocate.devices.partitions import feasible, packed
 from agent.allocate.devices.request import DeviceCause, filled
-from agent.allocate.numa.hint import of_nodes
 from agent.model.cpuset import members
 from agent.model.device_allocation import DeviceTopologyScope
 from agent.model.deviceobject import Device, VirtualFunction
@@ -210,7 +209,7 @@ def _minors(links: LinkTable, places: int) -> list[int]:
 def _places(links: LinkTable, minors: int) -> int:
     if links.plain:
         return minors & ((1 << len(links.minors)) - 1)
-    return of_nodes(place for place, minor in enumerate(links.minors) if minors >> minor & 1)
+    return sum(1 << place for place, minor in enumerate(links.minors) if minors >> minor & 1)
 
 
 def _one_share(
@@ -264,9 +263,9 @@ def _lowest(mask: int, count: int) -> list[int]:
     return list(members(mask))[:count]
 
 
-def _touching(minors: Iterable[int], groups: Iterable[int]) -> bool:
+def _touching(minors: Sequence[int], groups: Iterable[int]) -> bool:
     """Whether each group has one of these."""
-    chosen = of_nodes(minors)
+    chosen = sum(1 << minor for minor in minors)
     return all(group & chosen for group in groups)
 
 

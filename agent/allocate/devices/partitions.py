@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.numa.hint import of_nodes
 from agent.model import bounds
 from agent.model.annotations import AnnotationError, text_of
 from agent.model.bounds import JsonError
@@ -116,10 +115,15 @@ def _table(sets: Iterable[Partition]) -> Table:
     }
 
 
+def _mask(minors: tuple[int, ...]) -> int:
+    """Of minors that differ."""
+    return sum(1 << minor for minor in minors)
+
+
 def _even(size: int) -> Iterable[Partition]:
     for first in range(0, 8, size):
         minors = tuple(range(first, first + size))
-        yield Partition(minors, of_nodes(minors))
+        yield Partition(minors, _mask(minors))
 
 
 _HOPPER: Final = _table(each for size in (1, 2, 4, 8) for each in _even(size))
@@ -156,4 +160,4 @@ def _partition(size: int, place: int, raw: _RawPartition) -> Partition:
         bandwidth = None if raw.ring_bus_bandwidth is None else whole(raw.ring_bus_bandwidth)
     except QuantityError as error:
         raise AnnotationError(GPU_PARTITIONS, f"{where}.ringBusBandwidth: {error}") from None
-    return Partition(raw.minors, of_nodes(raw.minors), raw.allocation_score, bandwidth)
+    return Partition(raw.minors, _mask(raw.minors), raw.allocation_score, bandwidth)
