@@ -39,9 +39,9 @@ from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.packing import CpuRequest
 from agent.conformance.machines import cpus
 from agent.conformance.merge_hints import kubelet_merge
-from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, NumaPolicy, Strategy
-from agent.model.topology import Cpu
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
+from agent.model.cpu.topology import Cpu
 
 SHAPES = {64: (2, 1, 16, 2), 256: (2, 4, 16, 2), 512: (2, 8, 16, 2)}
 """Sockets, NUMA nodes a socket, cores a node, threads a core; numbered `interleaved`."""

@@ -39,11 +39,11 @@ from agent.allocate.devices.allocation import Allocation, allocate, device_hints
 from agent.allocate.devices.gpu_sets import BandwidthTable, BestEffortTable, GpuTable, Matrix
 from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, linked, node_devices
 from agent.allocate.devices.request import device_request
-from agent.model import deviceobject
-from agent.model.cpuset import members
-from agent.model.deviceobject import Device, DeviceTopology
-from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from agent.model.policies import Strategy
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import Strategy
+from agent.model.devices import device_object
+from agent.model.devices.device_object import Device, DeviceTopology
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 
 UNIT = "us"
 BASE = "Koordinator"
@@ -236,7 +236,7 @@ def told(there: list[Device], name: str) -> dict[str, Any]:
         for minor, part in USED.items()
     ]
     return {
-        "device": deviceobject.encode("node", there),
+        "device": device_object.encode("node", there),
         "allocated": allocated,
         "pod": {
             "metadata": {"name": "pod", "namespace": "default", "annotations": annotations},

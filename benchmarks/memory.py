@@ -29,7 +29,7 @@ from peers.packages import NoPackageError
 from peers.processes import OURS, Stage, bare_rss_mb, grpcio_environment
 from peers.runtime import NoRuntimeError, Runtime, with_events
 
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.qos import QOS_LABEL
 
 PODS = 100
 AGENT = "agent_100_pods_mb"

@@ -30,15 +30,16 @@ from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import node_properties, topology_options
 from agent.allocate.policies_in_force import NUMA_LABEL
 from agent.conformance import machines
-from agent.model import apiobjects, nodetopology
-from agent.model.annotations import RESOURCE_STATUS
+from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
-from agent.model.cpuset import EMPTY
-from agent.model.node_annotations import NodeConfiguration, koordinator_annotations
-from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
-from agent.model.policies import NumaPolicy
-from agent.model.qos import QOS_LABEL, QoS
-from agent.model.topology import Topology
+from agent.model.cpu.cpuset import EMPTY
+from agent.model.cpu.policies import NumaPolicy
+from agent.model.cpu.topology import Topology
+from agent.model.nrt import resource_topology
+from agent.model.nrt.node_annotations import NodeConfiguration, koordinator_annotations
+from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QOS_LABEL, QoS
 
 UNIT = "ms"
 BASE = "NodeNUMAResource"
@@ -118,7 +119,7 @@ def question(case: Case) -> Question:
             "metadata": {"name": "node", "labels": labels},
             "status": {"allocatable": allocatable},
         },
-        "topology": nodetopology.encode(topology, Version.V1ALPHA1),
+        "topology": resource_topology.encode(topology, Version.V1ALPHA1),
         "held": held,
         "pod": body,
     }

@@ -27,10 +27,10 @@ from agent.cgroup import writer
 from agent.cgroup.hierarchy import CPUS, MEMS, CgroupError, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.discover import cpus
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import CpuSet
-from agent.model.pods import Container, ContainerState, Pod
-from agent.model.qos import QOS_LABEL, KubeClass
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.model.pod.qos import QOS_LABEL, KubeClass
 from agent.node.enforcement import sandbox_cpusets, wanted_cpusets
 
 PODS = 250

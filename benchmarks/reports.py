@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import CpuSet, union
-from agent.model.qos import QOS_LABEL
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QOS_LABEL
 from benchmarks.common import Row, alone, arguments, report
 from benchmarks.peers import agent as agents
 from benchmarks.peers import cluster as clusters

@@ -29,9 +29,10 @@ from agent.allocate.nrt.filter import Misfit
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import zoned_pod
-from agent.model import apiobjects, nodetopology
+from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
-from agent.model.nodetopology import NodeTopology
+from agent.model.nrt import resource_topology
+from agent.model.nrt.resource_topology import NodeTopology
 
 CASE = "filter_zones"
 UNIT = "ms"
@@ -78,7 +79,7 @@ class Question(msgspec.Struct, frozen=True):
 def questions() -> Iterator[Question]:
     for count, scope, name in product((2, 8), ("container", "pod"), PODS):
         described = topology_object(count, scope)
-        topology = nodetopology.decode(described)
+        topology = resource_topology.decode(described)
         body = pod_object(*PODS[name])
         yield Question(
             {

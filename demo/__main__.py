@@ -22,8 +22,8 @@ from agent.cli.topology import Screen
 from agent.discover import cpus
 from agent.host.locks import Lock, LockedError
 from agent.model import snapshot as snapshots
+from agent.model.cpu.topology import Topology
 from agent.model.snapshot import Snapshot
-from agent.model.topology import Topology
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from agent.view import node

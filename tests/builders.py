@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
-from agent.model.cpuset import CpuSet
-from agent.model.pods import Container, ContainerState, Pod
-from agent.model.qos import QOS_LABEL, KubeClass
-from agent.model.topology import Cpu, NumaNode, Topology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Cpu, NumaNode, Topology
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
+from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.model.pod.qos import QOS_LABEL, KubeClass
 
 
 def machine(

@@ -16,19 +16,19 @@ from agent.allocate.node_local.claim import Demand, LocalOutcome
 from agent.allocate.node_local.policy import outcome_by_pod
 from agent.allocate.reserved_cpus import KubeletAssignments, KubeletCpus, PoolRules, some_share
 from agent.allocate.shares import pool_class, sidecars
-from agent.model.annotations import (
+from agent.model.bounds import reason as shortened
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.topology import Topology
+from agent.model.pod.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
     ResourceStatus,
     resource_status,
     shared_containers,
 )
-from agent.model.bounds import reason as shortened
-from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.pods import Pod
-from agent.model.qos import QoS
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
-from agent.model.topology import Topology
 
 
 class ClaimRefusal(msgspec.Struct, frozen=True):

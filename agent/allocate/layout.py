@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from agent.model.cpuset import lowest, members
-from agent.model.policies import ExclusivePolicy
-from agent.model.topology import Cpu, Topology
+from agent.model.cpu.cpuset import lowest, members
+from agent.model.cpu.policies import ExclusivePolicy
+from agent.model.cpu.topology import Cpu, Topology
 
 
 class Area(msgspec.Struct, frozen=True):

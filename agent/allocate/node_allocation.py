@@ -18,15 +18,15 @@ import msgspec
 from agent.allocate.layout import NOTHING_HELD, CpuRefCounts, Layout
 from agent.allocate.numa.hint import NodeStatus
 from agent.allocate.policies_in_force import PROFILES, NodePolicies, Profile
-from agent.model.annotations import (
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.policies import ExclusivePolicy, resource_spec
+from agent.model.nrt.node_annotations import MOST_AMPLIFICATION
+from agent.model.pod.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
     resource_status,
     status_text,
 )
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.node_annotations import MOST_AMPLIFICATION
-from agent.model.policies import ExclusivePolicy, resource_spec
 
 Amounts = dict[int, dict[str, int]]
 """By NUMA node and resource; `cpu` in milli-CPU, the rest in units (bytes, devices)."""

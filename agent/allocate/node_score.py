@@ -20,8 +20,8 @@ from agent.allocate.policies_in_force import PROFILES, Profile, in_force
 from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.score import spread, utilization_score, weights_that_count
-from agent.model.policies import NODE_STRATEGIES, NUMA_STRATEGIES, NumaPolicy, Strategy
-from agent.model.schedulerargs import Measure, Rules, SchedulerArgs
+from agent.model.cpu.policies import NODE_STRATEGIES, NUMA_STRATEGIES, NumaPolicy, Strategy
+from agent.model.settings.plugin_args import Measure, Rules, SchedulerArgs
 
 
 class WholeNode(msgspec.Struct, frozen=True):

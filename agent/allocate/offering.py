@@ -26,8 +26,8 @@ from agent.allocate.policies_in_force import InForce, PolicyInForce, in_force
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Allotment, Price, Trials, burst_amounts, burst_nodes, shared_pools
-from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 
 
 class NumaCandidate(msgspec.Struct, frozen=True):

@@ -28,8 +28,8 @@ from typing import TypeAlias
 import msgspec
 
 from agent.allocate.layout import Area, CpuRefCounts, Layout, core_tiers, first_of, rounds, tiers
-from agent.model.cpuset import lowest, members
-from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
+from agent.model.cpu.cpuset import lowest, members
+from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy
 
 
 class CpuRequest(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ import msgspec
 
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import FollowedPolicies, ResourceRequest
-from agent.model.policies import (
+from agent.model.cpu.policies import (
     NUMA_STRATEGIES,
     BindPolicy,
     ExclusivePolicy,
@@ -29,7 +29,7 @@ from agent.model.policies import (
     Strategy,
     kubelet_numa_policy,
 )
-from agent.model.qos import QoS
+from agent.model.pod.qos import QoS
 
 BIND_LABEL = "node.koordinator.sh/cpu-bind-policy"
 STRATEGY_LABEL = "node.koordinator.sh/numa-allocate-strategy"

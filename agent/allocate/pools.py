@@ -33,12 +33,13 @@ from agent.allocate.cpu_claims import ClaimRefusal, admit_claims
 from agent.allocate.node_local.claim import Demand, LocalOutcome, Move, Share
 from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given
 from agent.allocate.shares import claims, numa_nodes, pool_class, shared_cpus, sidecars
-from agent.model.annotations import AnnotationError
-from agent.model.batch import BatchResources, batch_limits, batch_resources, cpu_request_milli
 from agent.model.bounds import reason as shortened
-from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.pods import Pod
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.topology import Topology
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.batch import BatchResources, batch_limits, batch_resources, cpu_request_milli
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import (
     NO_LIMITS,
     UNLIMITED,
@@ -49,7 +50,6 @@ from agent.model.snapshot import (
     Pool,
     Wanted,
 )
-from agent.model.topology import Topology
 
 
 class Decision(msgspec.Struct, frozen=True):

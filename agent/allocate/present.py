@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Mapping
 import msgspec
 
 from agent.model.apiobjects import ApiPod
-from agent.model.pods import ANNOTATIONS, LABELS, Pod, PodMetadata, pod_metadata
+from agent.model.pod.pods import ANNOTATIONS, LABELS, Pod, PodMetadata, pod_metadata
 
 
 def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:

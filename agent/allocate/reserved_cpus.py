@@ -12,13 +12,13 @@ import msgspec
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take_packed
 from agent.allocate.layout import Layout
 from agent.allocate.shares import shares_by_label
-from agent.model.annotations import AnnotationError
-from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.node_annotations import RESERVATION, NodeReservation
-from agent.model.pods import Pod
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.topology import Topology
+from agent.model.nrt.node_annotations import RESERVATION, NodeReservation
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
-from agent.model.topology import Topology
 
 
 class KubeletCpus(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from agent.model.apiobjects import ApiPod
-from agent.model.policies import BindPolicy, NumaSpec, ResourceSpec, numa_spec, resource_spec
-from agent.model.qos import QoS
+from agent.model.cpu.policies import BindPolicy, NumaSpec, ResourceSpec, numa_spec, resource_spec
+from agent.model.pod.qos import QoS
 
 PRIORITY_CLASS_LABEL = "koordinator.sh/priority-class"
 PROD: Final = "koord-prod"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from agent.model.policies import Strategy
+from agent.model.cpu.policies import Strategy
 
 HIGHEST: Final = 100
 _ALWAYS: Final = ("cpu", "memory", "ephemeral-storage")

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from agent.model.annotations import AnnotationError, resource_status, shared_containers
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.pods import Pod
-from agent.model.qos import QOS_LABEL, QoS
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.pod.annotations import AnnotationError, resource_status, shared_containers
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Pool, pool_cpus
 
 

@@ -27,7 +27,7 @@ from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.score import MaskScores
-from agent.model.policies import BindPolicy, Strategy
+from agent.model.cpu.policies import BindPolicy, Strategy
 
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 _WEIGHTS: Final = {"cpu": 1, "memory": 1}

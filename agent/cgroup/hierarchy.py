@@ -21,7 +21,7 @@ from collections import OrderedDict
 from functools import lru_cache
 from typing import Final, Literal
 
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 
 CPUS: Final = "cpuset.cpus"
 MEMS: Final = "cpuset.mems"

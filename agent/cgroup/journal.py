@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from agent.host import files
-from agent.model.cpuset import CpuSet, CpuSetError
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
 
 
 class Original(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controller, Controllers
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.snapshot import (
     LEAST_QUOTA_MICROSECONDS,
     LEAST_SHARES,

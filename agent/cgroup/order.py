@@ -32,7 +32,7 @@ from functools import lru_cache
 
 import msgspec
 
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 
 
 class Write(msgspec.Struct, frozen=True):

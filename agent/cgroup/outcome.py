@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 
 
 class WriteState(Enum):

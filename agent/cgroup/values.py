@@ -29,7 +29,7 @@ from agent.cgroup.journal import Journal, JournalError, OriginalValue
 from agent.cgroup.limits import MAX, MEMORY_CURRENT, MEMORY_MAX, MIGRATE, QUOTA
 from agent.cgroup.order import ancestors, parent
 from agent.cgroup.outcome import ValueChange, ValueOutcome, WriteState
-from agent.model.qos import is_qos_root
+from agent.model.pod.qos import is_qos_root
 from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 _EFFECTIVE_MEMS = "cpuset.mems.effective"

@@ -16,7 +16,7 @@ from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy, Populated
 from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.order import GroupTree, Write, ancestors, effective, parent, plan
 from agent.cgroup.outcome import GroupChange, WriteOutcome, WriteState
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 
 
 class CpusetPass:

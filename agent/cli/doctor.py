@@ -17,7 +17,7 @@ import msgspec
 
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.settings.agent import DoctorSettings
 from agent.model.settings.options import SettingsError
 from agent.node import doctor

@@ -15,10 +15,10 @@ from agent.cli import options
 from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
 from agent.model import snapshot as snapshots
+from agent.model.cpu.topology import Cpu, NumaNode, Topology
 from agent.model.settings.agent import TopologySettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import SnapshotError
-from agent.model.topology import Cpu, NumaNode, Topology
 from agent.view import format, machine, node
 
 SETTINGS = TopologySettings

@@ -12,16 +12,16 @@ from agent.allocate.devices.inventory import NodeDevices, device_score, summed
 from agent.allocate.devices.need import Need, allowed_devices, need_of, selected
 from agent.allocate.devices.request import FULL, DeviceRequest, RequestFault
 from agent.conformance.files import Difference
-from agent.model.cpuset import members
-from agent.model.device_allocation import (
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import Strategy
+from agent.model.devices.device_allocation import (
     DeviceAllocateStrategy,
     DeviceTopologyScope,
     Exclusion,
     JointScope,
 )
-from agent.model.deviceobject import DeviceType
-from agent.model.nodestatus import GPU_CORE
-from agent.model.policies import Strategy
+from agent.model.devices.device_object import DeviceType
+from agent.model.nrt.node_status import GPU_CORE
 
 UNEVEN_SHARES: Final = Difference(
     "uneven-shares",

@@ -33,20 +33,20 @@ from agent.conformance.koordinator_pools import CLAIMED_TWICE, KUBELET_DECIDES
 from agent.hooks import cpuset
 from agent.hooks.cpuset import Answer, Give
 from agent.hooks.requests import CreateContainer, announced
-from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.node_annotations import (
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.topology import Cpu, Topology
+from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.nrt.node_annotations import (
     BE_CPU_SHARED_POOLS,
     CPU_SHARED_POOLS,
     SYSTEM_QOS,
     shared_pools,
     system_qos,
 )
-from agent.model.notifications import PodAnnounced, RequestedResources
-from agent.model.pods import Pod
-from agent.model.qos import QOS_LABEL, QoS
+from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import NOTHING, PodWanted, Pool, Snapshot, Wanted, pool_cpus
-from agent.model.topology import Cpu, Topology
 from agent.model.verdict import Wait
 
 _STRAY_COMMA: Final = Difference(

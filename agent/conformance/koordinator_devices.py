@@ -39,9 +39,9 @@ from agent.conformance.device_differences import (
     declared,
 )
 from agent.conformance.files import CaseVerdict, Judge
-from agent.model import deviceobject
-from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.device_allocation import (
+from agent.model.cpu.policies import Strategy
+from agent.model.devices import device_object
+from agent.model.devices.device_allocation import (
     DEVICE_ALLOCATE_HINT,
     DEVICE_JOINT_ALLOCATE,
     GPU_PARTITION_SPEC,
@@ -54,9 +54,9 @@ from agent.model.device_allocation import (
     virtual_functions,
     wishes,
 )
-from agent.model.deviceobject import GPU_PARTITIONS, Device
-from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
-from agent.model.policies import Strategy
+from agent.model.devices.device_object import GPU_PARTITIONS, Device
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.quantities import whole
 
 
@@ -249,7 +249,7 @@ _KEYS: Final = {
 
 def _devices(written: list[dict[str, Any]]) -> tuple[Device, ...]:
     """Entries of `spec.devices`."""
-    return deviceobject.decode({"metadata": {"name": "node"}, "spec": {"devices": written}})
+    return device_object.decode({"metadata": {"name": "node"}, "spec": {"devices": written}})
 
 
 def _pod_wishes(pod: Mapping[str, Any]) -> DeviceWishes:

@@ -43,15 +43,10 @@ from agent.conformance.node_numa_differences import (
     RecordedAccount,
     TheirTrials,
 )
-from agent.model import nodetopology
-from agent.model.annotations import (
-    NUMA_TOPOLOGY_SPEC,
-    RESOURCE_SPEC,
-    RESOURCE_STATUS,
-    resource_status,
-)
-from agent.model.cpuset import CpuSet
-from agent.model.node_annotations import (
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy, resource_spec
+from agent.model.nrt import resource_topology
+from agent.model.nrt.node_annotations import (
     AMPLIFICATION_RATIO,
     CPU_MANAGER_POLICY,
     CPU_TOPOLOGY,
@@ -59,11 +54,16 @@ from agent.model.node_annotations import (
     RESERVATION,
     SYSTEM_QOS,
 )
-from agent.model.nodetopology import NodeTopology
-from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy, resource_spec
-from agent.model.qos import QoS
+from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod.annotations import (
+    NUMA_TOPOLOGY_SPEC,
+    RESOURCE_SPEC,
+    RESOURCE_STATUS,
+    resource_status,
+)
+from agent.model.pod.qos import QoS
 from agent.model.quantities import milli, whole
-from agent.model.schedulerargs import Rules, defaults
+from agent.model.settings.plugin_args import Rules, defaults
 
 _MOST_QUIRKS: Final = 3
 
@@ -234,7 +234,7 @@ def _topology(case: Mapping[str, Any]) -> NodeTopology:
         ],
         CPU_TOPOLOGY: None if case.get("noCPUTopology") else {"detail": _detail(case)},
     }
-    return nodetopology.decode(
+    return resource_topology.decode(
         {
             "metadata": {
                 "name": "node",
@@ -274,7 +274,7 @@ def _detail(case: Mapping[str, Any]) -> list[dict[str, int]]:
 
 def _zone(zone: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "name": nodetopology.zone_name(zone["node"]),
+        "name": resource_topology.zone_name(zone["node"]),
         "type": "Node",
         "resources": [
             {"name": name, "capacity": each, "allocatable": each, "available": each}

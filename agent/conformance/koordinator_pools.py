@@ -17,10 +17,11 @@ from agent.allocate.reserved_cpus import KubeletCpus
 from agent.conformance import machines
 from agent.conformance.files import CaseVerdict, Difference
 from agent.kubelet.configuration import ConfigurationError, of_object
-from agent.model import report
-from agent.model.annotations import RESOURCE_STATUS, resource_status
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
-from agent.model.node_annotations import (
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.cpu.policies import reported_numa_policy
+from agent.model.cpu.topology import Topology
+from agent.model.nrt import report
+from agent.model.nrt.node_annotations import (
     BE_CPU_SHARED_POOLS,
     CPU_MANAGER_POLICY,
     CPU_SHARED_POOLS,
@@ -34,11 +35,10 @@ from agent.model.node_annotations import (
     shared_pools,
     system_qos,
 )
-from agent.model.nodetopology import NodeTopology
-from agent.model.pods import Pod
-from agent.model.policies import reported_numa_policy
-from agent.model.qos import QOS_LABEL, QoS
-from agent.model.topology import Topology
+from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod.annotations import RESOURCE_STATUS, resource_status
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.node.node_configuration import from_annotations, rules, with_kubelet
 from agent.node.report import ReportInput, facts
 

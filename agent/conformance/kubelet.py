@@ -38,8 +38,8 @@ from agent.conformance.static_cpu_manager import (
 )
 from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state
 from agent.kubelet.statefile import Checked
-from agent.model.cpuset import CpuSet
-from agent.model.policies import kubelet_numa_policy
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import kubelet_numa_policy
 from agent.model.quantities import milli
 
 _SHARED_SLICE: Final = Difference(

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.topology import Cpu, NumaNode, Topology
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.topology import Cpu, NumaNode, Topology
 
 _MOST_CPUS: Final = 65_536
 

@@ -37,8 +37,8 @@ from agent.allocate.numa.koordinator_merge import (
 )
 from agent.allocate.numa.koordinator_merge import merge as koordinator_merge
 from agent.conformance.files import CaseVerdict, Judge
-from agent.model.cpuset import MAX_ID, members
-from agent.model.policies import NumaExclusive, NumaPolicy
+from agent.model.cpu.cpuset import MAX_ID, members
+from agent.model.cpu.policies import NumaExclusive, NumaPolicy
 
 _CLOSEST: Final = "prefer-closest-numa-nodes"
 

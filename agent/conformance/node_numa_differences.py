@@ -19,7 +19,7 @@ from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Trials
 from agent.conformance.files import Difference
-from agent.model.policies import BindPolicy, NumaPolicy
+from agent.model.cpu.policies import BindPolicy, NumaPolicy
 
 Case = Mapping[str, Any]
 

@@ -12,8 +12,9 @@ from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.allocate.nrt.score import score
 from agent.conformance.files import CaseVerdict, Difference, Judge
-from agent.model import apiobjects, nodetopology
-from agent.model.policies import Strategy, TopologyManagerScope
+from agent.model import apiobjects
+from agent.model.cpu.policies import Strategy, TopologyManagerScope
+from agent.model.nrt import resource_topology
 
 SIDECARS: Final = Difference(
     "sidecars-stay",
@@ -132,7 +133,7 @@ def _node(case: dict[str, Any]) -> ZonedNode | None:
     written = case["nrt"]
     if written is None:
         return None
-    topology = nodetopology.decode(
+    topology = resource_topology.decode(
         {
             "metadata": {"name": "node"},
             "topologyPolicies": written.get("topologyPolicies"),

@@ -35,8 +35,8 @@ from agent.allocate.kubelet.static_policy import (
 )
 from agent.allocate.layout import Layout
 from agent.allocate.numa.hint import TopologyHint, of_nodes, subsets
-from agent.model.cpuset import members
-from agent.model.policies import NumaPolicy
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import NumaPolicy
 
 
 class Exclusive(msgspec.Struct, frozen=True, tag="exclusive"):

@@ -15,8 +15,9 @@ from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders.grants import Carriers
 from agent.hooks import cri
-from agent.model import bounds, visible
-from agent.model.pods import ContainerState, pod_metadata, pod_uid
+from agent.model import bounds
+from agent.model.devices import visible
+from agent.model.pod.pods import ContainerState, pod_metadata, pod_uid
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED, Wanted
 from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb

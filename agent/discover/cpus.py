@@ -20,8 +20,8 @@ from agent.discover.sysfs import (
     unclear,
 )
 from agent.host.files import Tree
-from agent.model.cpuset import CpuSet, CpuSetError
-from agent.model.topology import Cpu, HugePages, NumaNode, Topology
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
+from agent.model.cpu.topology import Cpu, HugePages, NumaNode, Topology
 
 _ISOLCPUS = re.compile(rb"(?:^|\s)isolcpus=(?:[a-z_]+,)*([0-9][0-9,:/-]*)")
 

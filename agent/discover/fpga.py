@@ -16,7 +16,7 @@ import msgspec
 
 from agent.discover.sysfs import SysfsReader
 from agent.host.files import Tree
-from agent.model.pci import (
+from agent.model.devices.pci import (
     AcceleratorPort,
     Fpga,
     FpgaDriver,

@@ -18,7 +18,7 @@ import msgspec
 from agent.discover.gpumessages import BUFFER_BYTES, Answer, GpuSeen, Lines, Look, Over, Told, line
 from agent.discover.gpureport import InventoryReader, readings
 from agent.discover.nvml import DriverGoneError, Nvml, NvmlError
-from agent.model.gpus import GpuEvent, GpuReport
+from agent.model.devices.gpus import GpuEvent, GpuReport
 
 _XID: Final = 0x8
 _LOOK_AGAIN: Final = (

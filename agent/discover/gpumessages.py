@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model.gpus import GpuEvent, GpuReport
+from agent.model.devices.gpus import GpuEvent, GpuReport
 
 BUFFER_BYTES: Final = 1 << 16
 MOST_BYTES: Final = 16 << 20

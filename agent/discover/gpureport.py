@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from agent.discover.nvml import MEMORY_V2, DriverGoneError, GpuGoneError, Nvml, NvmlError
-from agent.model.gpus import (
+from agent.model.devices.gpus import (
     Ancestor,
     Gpu,
     GpuInventory,

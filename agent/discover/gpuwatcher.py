@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from agent.discover.gpumessages import BUFFER_BYTES, Answer, GpuSeen, Lines, Look, Over, Told, line
-from agent.model.gpus import CHILD_ENDED, LET_GO, NO_ANSWER, NO_PROCESS, GpuEvent, GpuReport
+from agent.model.devices.gpus import CHILD_ENDED, LET_GO, NO_ANSWER, NO_PROCESS, GpuEvent, GpuReport
 
 _END_SECONDS: Final = 1.0
 

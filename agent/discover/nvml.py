@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pynvml
 
-from agent.model.gpus import NO_ANSWER
+from agent.model.devices.gpus import NO_ANSWER
 
 _FOLDERS: Final = (
     "usr/lib64",

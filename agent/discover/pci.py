@@ -15,9 +15,9 @@ import msgspec
 
 from agent.discover.sysfs import DiscoveryError, SysfsReader
 from agent.host.files import Tree
-from agent.model.cpuset import CpuSet
-from agent.model.pci import Function, address_key, is_address
-from agent.model.topology import Topology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.devices.pci import Function, address_key, is_address
 
 DEVICES: Final = "sys/bus/pci/devices"
 _ROOT_BUS: Final = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})")

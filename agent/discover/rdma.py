@@ -13,7 +13,7 @@ from typing import Final
 from agent.discover.pci import DEVICES
 from agent.discover.sysfs import SysfsReader
 from agent.host.files import Tree
-from agent.model.pci import (
+from agent.model.devices.pci import (
     CharDevice,
     Function,
     Rdma,

@@ -21,7 +21,7 @@ from agent.discover.sysfs import (
     partition,
 )
 from agent.host.files import Tree
-from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 
 _CORE_NAMES = ("core_cpus", "thread_siblings")
 _SOCKET_NAMES = ("package_cpus", "core_siblings")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from agent.host.files import Tree
-from agent.model.cpuset import CpuSet, CpuSetError
-from agent.model.pci import CharDevice
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
+from agent.model.devices.pci import CharDevice
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"

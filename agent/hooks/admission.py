@@ -22,7 +22,7 @@ from agent.hooks.requests import (
     joined,
 )
 from agent.model import notice
-from agent.model.annotations import DEVICE_ALLOCATED
+from agent.model.devices.visible import Visible
 from agent.model.notifications import (
     ContainerAnnounced,
     Created,
@@ -32,10 +32,10 @@ from agent.model.notifications import (
     Resized,
     SnapshotRequest,
 )
-from agent.model.qos import QoS
+from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import NOTHING, Snapshot, excludes
 from agent.model.verdict import CREATE, DEVICES, UPDATE, Code, FailurePolicies, Refuse, Wait
-from agent.model.visible import Visible
 
 if TYPE_CHECKING:
     from agent.hooks.carriers import Carried

@@ -14,7 +14,14 @@ from typing import Final
 import msgspec
 
 from agent.hooks.requests import CarriedNode
-from agent.model.visible import MOUNT_ROOT, NOTHING_NAMED, VisibleGpu, cleaned, mounted, split
+from agent.model.devices.visible import (
+    MOUNT_ROOT,
+    NOTHING_NAMED,
+    VisibleGpu,
+    cleaned,
+    mounted,
+    split,
+)
 
 PRELOAD: Final = "LD_PRELOAD"
 DEV_NULL: Final = "/dev/null"

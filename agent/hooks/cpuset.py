@@ -31,13 +31,14 @@ from agent.allocate.shares import (
     whole_cpus,
 )
 from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer, announced
-from agent.model.annotations import AnnotationError
-from agent.model.batch import batch_limits, batch_resources
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.devices.visible import Mount
 from agent.model.notice import MOUNTED_AT
 from agent.model.notifications import RequestedResources
-from agent.model.pods import Pod
-from agent.model.qos import QoS
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.batch import batch_limits, batch_resources
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import (
     NO_LIMITS,
     NOTHING,
@@ -48,7 +49,6 @@ from agent.model.snapshot import (
     excludes,
 )
 from agent.model.verdict import Wait
-from agent.model.visible import Mount
 
 Value = TypeVar("Value", str, int)
 

@@ -25,10 +25,10 @@ from agent.hooks.requests import (
     announced_pod,
     scaled_quota,
 )
-from agent.model import visible
+from agent.model.devices import visible
+from agent.model.devices.visible import Mount
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
-from agent.model.visible import Mount
 
 _VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 

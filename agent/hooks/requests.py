@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model.annotations import DEVICE_ALLOCATED
+from agent.model.devices.visible import Mount
 from agent.model.notifications import (
     ContainerFailed,
     Notification,
@@ -23,11 +23,11 @@ from agent.model.notifications import (
     RequestedResources,
     SnapshotRequest,
 )
-from agent.model.pods import Pod, pod_metadata, pod_uid
-from agent.model.qos import kube_class
+from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.pods import Pod, pod_metadata, pod_uid
+from agent.model.pod.qos import kube_class
 from agent.model.snapshot import PERIOD_MICROSECONDS
 from agent.model.verdict import FailurePolicies, Refuse, Wait
-from agent.model.visible import Mount
 
 
 class CreateContainer(msgspec.Struct, frozen=True):

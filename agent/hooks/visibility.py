@@ -25,9 +25,8 @@ from agent.hooks.requests import (
     Outcomes,
     beyond,
 )
-from agent.model import visible
-from agent.model.verdict import CREATE, DEVICES, Wait
-from agent.model.visible import (
+from agent.model.devices import visible
+from agent.model.devices.visible import (
     MOUNT_ROOT,
     NOTHING_NAMED,
     VISIBLE_DEVICES,
@@ -39,6 +38,7 @@ from agent.model.visible import (
     VisibleDevices,
     VisibleGpu,
 )
+from agent.model.verdict import CREATE, DEVICES, Wait
 
 _ALL: Final = "all"
 _MOST_NAMES: Final = 1024

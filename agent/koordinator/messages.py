@@ -24,7 +24,7 @@ from agent.hooks.requests import (
     announced_pod,
     scaled_quota,
 )
-from agent.model import visible
+from agent.model.devices import visible
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import koordinator_hooks_pb2 as pb

@@ -22,8 +22,9 @@ from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Changed, Object, Read
 from agent.kube.schedule import spread
 from agent.kube.transport import FIELD_MANAGER, Transport
-from agent.model import bounds, nodestatus, nodetopology
+from agent.model import bounds
 from agent.model.bounds import JsonError
+from agent.model.nrt import node_status, resource_topology
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ RECHECK_SECONDS: Final = 300.0
 TRIES: Final = 4
 
 # Tells our entries from those of others in lists that have one owner as a whole.
-_OURS: Final[dict[str, Ours]] = {kinds.TOPOLOGY.name: nodetopology.ours}
+_OURS: Final[dict[str, Ours]] = {kinds.TOPOLOGY.name: resource_topology.ours}
 
 
 class Cluster:
@@ -150,7 +151,7 @@ class Cluster:
         if seen is None and (kind.must_exist or subresource):
             raise NotFoundError(f"{kind.name} {wanted['metadata']['name']} is not there")
         if subresource:
-            wanted = nodestatus.with_seen_amounts(wanted, seen)
+            wanted = node_status.with_seen_amounts(wanted, seen)
         patch = self._patch(wanted, seen, subresource)
         if patch is None:
             return False

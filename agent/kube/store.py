@@ -25,7 +25,7 @@ from agent.kube.kinds import kind_named
 from agent.kube.objects import Changed, Metadata, Mirror, Object, ObjectKey, Read
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.nodestatus import DOMAIN, LABEL_PREFIX
+from agent.model.nrt.node_status import DOMAIN, LABEL_PREFIX
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import msgspec
 
 from agent.kubelet import statefile
 from agent.kubelet.statefile import Checked, StateFileError
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 
 FILE_NAME: Final = "cpu_manager_state"
 

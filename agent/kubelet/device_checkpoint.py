@@ -19,7 +19,7 @@ from agent.allocate.device_holders.grants import Carriers
 from agent.hooks import cri
 from agent.kubelet import statefile
 from agent.kubelet.statefile import Checked, StateFileError
-from agent.model.holding import DeviceGrant, HoldingSource
+from agent.model.devices.holding import DeviceGrant, HoldingSource
 
 FILE_NAME: Final = "device-plugins/kubelet_internal_checkpoint"
 

@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders.names import Keys, meaning
-from agent.model.cpuset import MAX_ID, CpuSet
-from agent.model.holding import DeviceGrant, HoldingSource
-from agent.model.podresources import (
+from agent.model.cpu.cpuset import MAX_ID, CpuSet
+from agent.model.devices.holding import DeviceGrant, HoldingSource
+from agent.model.nrt.podresources import (
     Allocatable,
     ClaimedDevice,
     ContainerCorrection,

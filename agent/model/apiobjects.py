@@ -9,9 +9,10 @@ from typing import Final
 
 import msgspec
 
-from agent.model import bounds, pods
+from agent.model import bounds
 from agent.model.objects import ObjectError, ObjectMetadata, converted, decoded
-from agent.model.qos import KubeClass
+from agent.model.pod import pods
+from agent.model.pod.qos import KubeClass
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 KIND: Final = "Pod"

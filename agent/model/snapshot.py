@@ -14,9 +14,9 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.cpuset import CpuSet, union
-from agent.model.qos import QoS
-from agent.model.visible import Visible, VisibleDevices
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.devices.visible import Visible, VisibleDevices
+from agent.model.pod.qos import QoS
 
 UNLIMITED: Final = -1
 PERIOD_MICROSECONDS: Final = 100_000

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from agent.model.qos import QoS
+from agent.model.pod.qos import QoS
 from agent.model.settings.options import SettingsError
 
 

@@ -14,8 +14,8 @@ from agent.allocate.pools import Decision
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.kube.events import Regarding
 from agent.model.apiobjects import ApiPod
-from agent.model.cpuset import CpuSet
-from agent.model.pods import Pod
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.pods import Pod
 from agent.model.snapshot import Owner
 from agent.node.violations import Shortfall, find_overlaps, started
 from agent.telemetry.metrics import AgentMetrics

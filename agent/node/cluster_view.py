@@ -26,14 +26,15 @@ from agent.kube.objects import Change, ChangeKind, Objects
 from agent.kube.transport import ResponseLimits, Transport
 from agent.kubelet import configuration
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
-from agent.model import apiobjects, bounds, deviceobject
+from agent.model import apiobjects, bounds
 from agent.model.apiobjects import ApiNode, ApiPod
 from agent.model.bounds import JsonError
-from agent.model.devicefiles import NO_FILES, DeviceFiles
-from agent.model.devicelist import Published, published
+from agent.model.devices import device_object
+from agent.model.devices.device_files import NO_FILES, DeviceFiles
+from agent.model.devices.listing import Published, published
+from agent.model.nrt.report import Report
 from agent.model.objects import ObjectError
-from agent.model.pods import PodMetadata
-from agent.model.report import Report
+from agent.model.pod.pods import PodMetadata
 from agent.model.settings.agent import AgentSettings
 from agent.node.outbox import Outbox, ReportPace, deliver
 from agent.node.sources import SourceName, Sources
@@ -128,7 +129,7 @@ class ClusterView:
         """Reads the Device object of the last agent: devices keep their numbers. Raises
         StoreError."""
         try:
-            body = self._objects.get(deviceobject.KIND, self._name)
+            body = self._objects.get(device_object.KIND, self._name)
             devices, problems = published(body) if body is not None else (Published(), ())
         except (ObjectError, ForbiddenError) as error:
             devices, problems = Published(), (str(error),)

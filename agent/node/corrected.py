@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from agent.kubelet.podresources import CorrectedLister, Known
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.devicefiles import DeviceFiles
-from agent.model.deviceobject import Device, DeviceType
-from agent.model.podresources import ContainerCorrection, Corrections, OwnDevice, PodCorrection
-from agent.model.pods import Pod
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.devices.device_files import DeviceFiles
+from agent.model.devices.device_object import Device, DeviceType
+from agent.model.devices.visible import Visible
+from agent.model.nrt.podresources import ContainerCorrection, Corrections, OwnDevice, PodCorrection
+from agent.model.pod.pods import Pod
 from agent.model.snapshot import PodWanted, Wanted
-from agent.model.visible import Visible
 from agent.node.device_visibility import DeviceVisibility
 from agent.node.devices import DeviceState
 

@@ -22,12 +22,12 @@ from agent.allocate.visibility.pod_devices import (
     pod_visibility,
 )
 from agent.model.apiobjects import ApiPod
-from agent.model.devicefiles import DeviceFiles
-from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
-from agent.model.pods import Pod
+from agent.model.cpu.topology import Topology
+from agent.model.devices.device_files import DeviceFiles
+from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
+from agent.model.devices.visible import Unasked, VisibleDevices
+from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
-from agent.model.topology import Topology
-from agent.model.visible import Unasked, VisibleDevices
 from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.devices import DeviceState, DeviceView
 

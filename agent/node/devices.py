@@ -15,24 +15,30 @@ from agent.allocate.device_holders.names import Keys, keys
 from agent.discover import fpga, pci, rdma
 from agent.discover.sysfs import DiscoveryError, SysfsReader
 from agent.host.files import Tree
-from agent.model import devicelist, gpuactions, gpudevices, holding, interconnect
-from agent.model.annotations import AnnotationError
 from agent.model.apiobjects import ApiNode
-from agent.model.device_allocation import amounts, names, renumbered, together
-from agent.model.devicefiles import NO_FILES, DeviceFiles, capabilities, device_files
-from agent.model.devicelist import DiscoveredDevices, Published, device_list, nvidia_cards, places
-from agent.model.deviceobject import Device
-from agent.model.gpuactions import GpuActionError, GpuActions
-from agent.model.gpuhealth import GpuHealth
-from agent.model.gpus import Gpu, GpuReading
-from agent.model.holding import DeviceGrant, DeviceHolding, Form
-from agent.model.pci import Fpgas, Function, Rdma
-from agent.model.pods import Pod
-from agent.model.report import DeviceReport
+from agent.model.cpu.topology import Topology
+from agent.model.devices import gpu_actions, gpu_devices, holding, interconnect, listing
+from agent.model.devices.device_allocation import amounts, names, renumbered, together
+from agent.model.devices.device_files import NO_FILES, DeviceFiles, capabilities, device_files
+from agent.model.devices.device_object import Device
+from agent.model.devices.gpu_actions import GpuActionError, GpuActions
+from agent.model.devices.gpu_health import GpuHealth
+from agent.model.devices.gpus import Gpu, GpuReading
+from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form
+from agent.model.devices.listing import (
+    DiscoveredDevices,
+    Published,
+    device_list,
+    nvidia_cards,
+    places,
+)
+from agent.model.devices.pci import Fpgas, Function, Rdma
+from agent.model.devices.visible import DeviceNode
+from agent.model.nrt.report import DeviceReport
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
-from agent.model.topology import Topology
-from agent.model.visible import DeviceNode
 from agent.node.gpus import GpuView
 from agent.node.kubelet_view import DeviceCheckpointView
 from agent.node.sources import SourceName, Sources
@@ -176,17 +182,17 @@ class DeviceView:
         made = device_list(
             DiscoveredDevices(
                 plugged.functions,
-                gpudevices.devices(
+                gpu_devices.devices(
                     health,
                     places(plugged.functions),
-                    gpudevices.cordoned(node.annotations, cards, let_go=self._gpus.let_go),
+                    gpu_devices.cordoned(node.annotations, cards, let_go=self._gpus.let_go),
                     sum(each.memory_bytes for each in topology.numa_nodes),
                 ),
                 plugged.rdma.devices,
                 plugged.fpgas.devices,
             ),
             self.state,
-            gpudevices.rfc3339(int(self._clock())),
+            gpu_devices.rfc3339(int(self._clock())),
             self._plugins_gave.union(
                 (kind, name)
                 for of_pod in allocations.values()
@@ -229,7 +235,7 @@ class DeviceView:
             made.devices,
             self._gpus.facts,
             {
-                **devicelist.encode_gone(made.gone),
+                **listing.encode_gone(made.gone),
                 **interconnect.encode_partitions(self._table),
                 **interconnect.encode_links(made.devices, self._gpus.pairs),
                 **holding.encode(found.holdings),
@@ -275,7 +281,7 @@ class DeviceView:
             for bus in health.unclaimed:
                 yield f"GPU at {bus}: PCI lists it, its driver does not"
         if cards:
-            for each in gpudevices.cordons_of_none(node.annotations, cards):
+            for each in gpu_devices.cordons_of_none(node.annotations, cards):
                 yield f"Node: {each}"
 
     def _capabilities(self) -> dict[str, DeviceNode]:
@@ -295,7 +301,7 @@ def device_view(
 ) -> DeviceView | None:
     """Configured by the settings; None when they switch it off. Raises SettingsError."""
     try:
-        actions = gpuactions.parse(settings.gpu_actions)
+        actions = gpu_actions.parse(settings.gpu_actions)
     except GpuActionError as error:
         raise SettingsError(f"gpu-actions: {error}") from None
     if not settings.devices:
@@ -322,6 +328,6 @@ def device_view(
 def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
     """Whether to release the GPUs' driver, and the problems of the annotation that asks for it."""
     try:
-        return gpudevices.release_asked(node.annotations), ()
+        return gpu_devices.release_asked(node.annotations), ()
     except AnnotationError as error:
         return False, (f"Node: {error}",)

@@ -17,10 +17,10 @@ from agent.cri.client import Cri
 from agent.host import processes
 from agent.kubelet.statefile import StateFileError
 from agent.model import snapshot as snapshots
-from agent.model.annotations import AnnotationError, resource_status
-from agent.model.cpuset import CpuSet, union
-from agent.model.pods import Container, ContainerState, Pod
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.pod.annotations import AnnotationError, resource_status
+from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.model.pod.qos import QoS
 from agent.model.settings import options
 from agent.model.settings.agent import DoctorSettings
 from agent.model.snapshot import NOTHING, Owner, PodWanted, Snapshot, SnapshotError

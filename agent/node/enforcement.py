@@ -17,10 +17,10 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.cri.client import Cri
-from agent.model.cpuset import CpuSet, CpuSetError
-from agent.model.pods import Container, ContainerState, Pod
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
+from agent.model.cpu.topology import Topology
+from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
-from agent.model.topology import Topology
 from agent.node.node_local import CpuNotices
 from agent.node.originals import OriginalValues
 from agent.node.runtime_updater import RuntimeUpdater, remembers

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from agent.discover.sysfs import SysfsReader
 from agent.host.files import Tree
-from agent.model import gpudevices, gpuhealth
-from agent.model.devicelist import Published
-from agent.model.gpuactions import GpuActions
-from agent.model.gpuhealth import GpuHealth
-from agent.model.gpus import LET_GO, GpuPair, GpuReading, GpuReport
-from agent.model.nodestatus import GpuFacts
+from agent.model.devices import gpu_devices, gpu_health
+from agent.model.devices.gpu_actions import GpuActions
+from agent.model.devices.gpu_health import GpuHealth
+from agent.model.devices.gpus import LET_GO, GpuPair, GpuReading, GpuReport
+from agent.model.devices.listing import Published
+from agent.model.nrt.node_status import GpuFacts
 
 if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher
@@ -57,7 +57,7 @@ class GpuView:
     def begin(self, published: Published) -> None:
         """Continues from what the last agent published, until the driver answers."""
         driver = published.gpus.driver_version
-        self._health = gpudevices.restored(published.devices, self._actions, driver)
+        self._health = gpu_devices.restored(published.devices, self._actions, driver)
         self.facts = published.gpus
         self.pairs = published.pairs
 
@@ -90,7 +90,7 @@ class GpuView:
         now = int(self._clock())
         for news in self._watcher.take():
             for event in news.events:
-                self._health = gpuhealth.on_event(self._health, event, now, self._actions)
+                self._health = gpu_health.on_event(self._health, event, now, self._actions)
             if news.report is not None:
                 self._apply(news.report, now, cards, release=release)
         return self._health
@@ -104,13 +104,13 @@ class GpuView:
         if self._booted is None:
             # Once: the kernel subtracts the uptime from its clock, which may be set.
             self._booted = _booted(self._root)
-        self._health = gpuhealth.on_report(
+        self._health = gpu_health.on_report(
             self._health, report, now, self._actions, cards, self._booted
         )
         if report.inventory is not None:
             self.answered = True
             self.pairs = report.inventory.pairs
-            self.facts = gpudevices.facts(self._health)
+            self.facts = gpu_devices.facts(self._health)
 
     def _let_go(self, now: bool) -> None:
         if now is not self.let_go:

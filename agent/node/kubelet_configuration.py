@@ -19,10 +19,10 @@ from agent.kubelet import configuration, memory_manager_state
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration, flags
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.statefile import StateFileError
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.node_annotations import NodeConfiguration
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.settings.agent import AgentSettings
-from agent.model.topology import Topology
 from agent.node import kubelet_process
 from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find, ours
 from agent.node.node_configuration import (

@@ -26,11 +26,12 @@ from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.podresources import NotServedError, PodResourcesClient, PodResourcesError
 from agent.kubelet.statefile import StateFileError
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.deviceobject import Portion
-from agent.model.holding import DeviceGrant
-from agent.model.node_annotations import NodeConfiguration
-from agent.model.podresources import (
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.devices.device_object import Portion
+from agent.model.devices.holding import DeviceGrant
+from agent.model.nrt.node_annotations import NodeConfiguration
+from agent.model.nrt.podresources import (
     Allocatable,
     PodName,
     PodResources,
@@ -40,9 +41,8 @@ from agent.model.podresources import (
     kept,
     reserved,
 )
-from agent.model.pods import Pod
-from agent.model.report import Held
-from agent.model.topology import Topology
+from agent.model.nrt.report import Held
+from agent.model.pod.pods import Pod
 from agent.node.kubelet_configuration import CpuManagerStatus, KubeletConfigurationView
 from agent.node.sources import SourceName, Sources
 

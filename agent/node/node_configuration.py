@@ -16,10 +16,10 @@ from agent.allocate import layout as layouts
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.reserved_cpus import PoolRules, cpus_for, reserved_cpus
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
-from agent.model.annotations import AnnotationError
 from agent.model.apiobjects import ApiNode
-from agent.model.cpuset import EMPTY
-from agent.model.node_annotations import (
+from agent.model.cpu.cpuset import EMPTY
+from agent.model.cpu.topology import Topology
+from agent.model.nrt.node_annotations import (
     NUMA_MEMORY_POLICY,
     NodeConfiguration,
     NodeReservation,
@@ -28,9 +28,9 @@ from agent.model.node_annotations import (
     node_reservation,
     system_qos,
 )
+from agent.model.pod.annotations import AnnotationError
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
-from agent.model.topology import Topology
 from agent.node.sources import SourceName, Sources
 
 STRICT_CPU_RESERVATION: Final = "strict-cpu-reservation"

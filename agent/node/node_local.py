@@ -27,14 +27,14 @@ from agent.host import files
 from agent.kubelet import cpu_manager_state
 from agent.kubelet.statefile import StateFileError
 from agent.model import notice
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.cpu.policies import NumaPolicy
+from agent.model.cpu.topology import Topology
 from agent.model.notice import Notice
-from agent.model.pods import Pod
-from agent.model.policies import NumaPolicy
+from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import CpuPolicy, LocalOwner
-from agent.model.topology import Topology
 from agent.node.notifications import AnnouncedContainer
 
 log = logging.getLogger(__name__)

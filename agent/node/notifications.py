@@ -21,7 +21,7 @@ from agent.model.notifications import (
     PodAnnounced,
     decode,
 )
-from agent.model.pods import Pod
+from agent.model.pod.pods import Pod
 
 LARGEST_BYTES = 1 << 18
 MOST_NOTIFICATIONS = 1024

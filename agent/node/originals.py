@@ -25,9 +25,9 @@ from agent.cri.client import Cri
 from agent.host import locks
 from agent.host.locks import Lock, LockedError
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.notifications import Created, RequestedResources
-from agent.model.pods import Container, ContainerState
+from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings import options
 from agent.model.settings.agent import RestoreSettings
 from agent.model.snapshot import LEAST_SHARES, NOTHING, UNLIMITED, CgroupLimits, Wanted

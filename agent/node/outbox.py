@@ -23,9 +23,10 @@ from agent.kube.errors import (
 )
 from agent.kube.objects import Objects
 from agent.kube.schedule import Backoff
-from agent.model import deviceobject, nodestatus, nodetopology
-from agent.model.nodetopology import Version
-from agent.model.report import MANAGED_BY, MANAGER, Report
+from agent.model.devices import device_object
+from agent.model.nrt import node_status, resource_topology
+from agent.model.nrt.report import MANAGED_BY, MANAGER, Report
+from agent.model.nrt.resource_topology import Version
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
@@ -212,8 +213,8 @@ def deliver(objects: Objects, report: Report) -> bool:
     name = report.topology.name
     parts: tuple[Callable[[], bool], ...] = (
         lambda: _deliver_topology(objects, report),
-        lambda: objects.apply(nodestatus.node(name, report.labels)),
-        lambda: objects.apply_status(nodestatus.status(name, report.resources)),
+        lambda: objects.apply(node_status.node(name, report.labels)),
+        lambda: objects.apply_status(node_status.status(name, report.resources)),
         lambda: _deliver_devices(objects, report),
     )
     written = []
@@ -237,21 +238,21 @@ _ABOUT_THE_SERVER = (UnreachableError, ServerError, UnauthorizedError, TooManyRe
 
 
 def _deliver_topology(objects: Objects, report: Report) -> bool:
-    version = objects.version(nodetopology.KIND)
+    version = objects.version(resource_topology.KIND)
     if version is None:
         raise NotFoundError(
-            f"{nodetopology.KIND} is not served: its CustomResourceDefinition is missing"
+            f"{resource_topology.KIND} is not served: its CustomResourceDefinition is missing"
         )
-    return objects.apply(nodetopology.encode(report.topology, Version(version)))
+    return objects.apply(resource_topology.encode(report.topology, Version(version)))
 
 
 def _deliver_devices(objects: Objects, report: Report) -> bool:
     """A node that never had devices has no Device object."""
     name, reported = report.topology.name, report.devices
     if not reported.devices:
-        before = objects.get(deviceobject.KIND, name)
+        before = objects.get(device_object.KIND, name)
         labels = (before or {}).get("metadata", {}).get("labels") or {}
         if labels.get(MANAGED_BY) != MANAGER[MANAGED_BY]:
             return False
-    labels = {**MANAGER, **nodestatus.gpu_labels(reported.gpus, reported.devices)}
-    return objects.apply(deviceobject.encode(name, reported.listed, labels, reported.annotations))
+    labels = {**MANAGER, **node_status.gpu_labels(reported.gpus, reported.devices)}
+    return objects.apply(device_object.encode(name, reported.listed, labels, reported.annotations))

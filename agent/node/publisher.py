@@ -11,8 +11,8 @@ from agent.allocate.pools import Decision
 from agent.allocate.visibility.pod_devices import Holders
 from agent.host import files
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import CpuSet
-from agent.model.pods import ContainerState, Pod
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.pods import ContainerState, Pod
 from agent.model.snapshot import (
     NOTHING,
     CpuPolicy,

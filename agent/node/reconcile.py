@@ -28,8 +28,8 @@ from agent.allocate import pools
 from agent.allocate.pools import Decision
 from agent.allocate.present import admitted, present
 from agent.discover.cpus import TopologyView
-from agent.model.cpuset import CpuSet
-from agent.model.node_annotations import NodeConfiguration
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
 from agent.model.notifications import (
     ContainerAnnounced,
     ContainerFailed,
@@ -39,9 +39,9 @@ from agent.model.notifications import (
     PodFailed,
     Resized,
 )
-from agent.model.pods import Container, ContainerState, Pod
+from agent.model.nrt.node_annotations import NodeConfiguration
+from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CpuPolicy, Patterns, excludes
-from agent.model.topology import Topology
 from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.device_visibility import DeviceVisibility, DeviceVisibilityView
 from agent.node.devices import DeviceState

@@ -9,18 +9,18 @@ import msgspec
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus, given_away
-from agent.model import fingerprint, report
-from agent.model.annotations import AnnotationError, resource_status
 from agent.model.apiobjects import ApiPod, Phase
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.gpus import GpuReading
-from agent.model.gpuusers import GpuUse, users
-from agent.model.node_annotations import NodeConfiguration, PodCpuAlloc
-from agent.model.nodetopology import OwnerReference
-from agent.model.pods import Pod
-from agent.model.report import DeviceReport, Facts, Held, Report, Reserved
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.devices.gpu_users import GpuUse, users
+from agent.model.devices.gpus import GpuReading
+from agent.model.nrt import fingerprint, report
+from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc
+from agent.model.nrt.report import DeviceReport, Facts, Held, Report, Reserved
+from agent.model.nrt.resource_topology import OwnerReference
+from agent.model.pod.annotations import AnnotationError, resource_status
+from agent.model.pod.pods import Pod
 from agent.model.snapshot import PodWanted
-from agent.model.topology import Topology
 from agent.node.change_log import ChangeRecorder, PodEvents
 from agent.node.cluster_view import ClusterState
 from agent.node.device_visibility import UNDECIDED, DeviceVisibility

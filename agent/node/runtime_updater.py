@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from agent.cri.client import Cri, Placement
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.snapshot import Wanted
 from agent.model.verdict import Code
 from agent.rpc.grpc import NO_ANSWER, RpcError

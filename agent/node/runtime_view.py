@@ -14,9 +14,9 @@ from agent.allocate.device_holders import grants
 from agent.cgroup import names
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
-from agent.model.holding import DeviceGrant
-from agent.model.pods import Container, ContainerState, Ended, Pod
-from agent.model.qos import kube_class
+from agent.model.devices.holding import DeviceGrant
+from agent.model.pod.pods import Container, ContainerState, Ended, Pod
+from agent.model.pod.qos import kube_class
 from agent.model.snapshot import Patterns, excludes
 from agent.model.verdict import Code
 from agent.rpc.grpc import NO_ANSWER, RpcError

@@ -23,9 +23,9 @@ from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.cpu_manager_state import CpuManagerState, Entries
 from agent.kubelet.statefile import Checked
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
-from agent.model.node_annotations import NodeConfiguration
-from agent.model.pods import Pod
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.nrt.node_annotations import NodeConfiguration
+from agent.model.pod.pods import Pod
 from agent.model.settings import options
 from agent.model.settings.agent import DoctorSettings
 from agent.model.snapshot import NOTHING, Snapshot, SnapshotError

@@ -12,10 +12,10 @@ import msgspec
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import sidecars
-from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
-from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.pods import ContainerState, Pod
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.pod.pods import ContainerState, Pod
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
 
 

@@ -22,9 +22,9 @@ from agent.hooks.requests import (
     announced_pod,
     scaled_quota,
 )
-from agent.model import visible
+from agent.model.devices import visible
 from agent.model.notifications import PodAnnounced, RequestedResources
-from agent.model.pods import pod_uid
+from agent.model.pod.pods import pod_uid
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import nri_pb2 as pb
 

@@ -16,7 +16,7 @@ from agent.hooks.cpuset import CpuGrant, Grants, requested_cpus
 from agent.hooks.requests import Changes
 from agent.host import processes
 from agent.host.loop import Loop
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import SnapshotRequest
 from agent.model.snapshot import Snapshot
 from agent.nri.conflicts import Conflicts

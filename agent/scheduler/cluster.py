@@ -20,9 +20,9 @@ from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import Change, ChangeKind
 from agent.model.apiobjects import PodGroup
-from agent.model.cpuset import CpuSet
-from agent.model.deviceobject import DeviceObject
-from agent.model.nodetopology import NodeTopology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.device_object import DeviceObject
+from agent.model.nrt.resource_topology import NodeTopology
 from agent.scheduler.node_info import CpuMismatch, NodeChange, NodeInfo
 from agent.scheduler.pod_info import (
     UNKNOWN_NODE,

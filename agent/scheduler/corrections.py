@@ -18,14 +18,9 @@ from agent.kube.kinds import pod_path
 from agent.kube.schedule import Backoff
 from agent.kube.transport import Transport
 from agent.model import apiobjects
-from agent.model.annotations import (
-    RESOURCE_STATUS,
-    AnnotationError,
-    resource_status,
-    with_cpus,
-)
-from agent.model.cpuset import EMPTY
+from agent.model.cpu.cpuset import EMPTY
 from agent.model.objects import ObjectError
+from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status, with_cpus
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.node_info import CpuMismatch
 

@@ -19,11 +19,11 @@ from agent.allocate.node_allocator.properties import (
 )
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.policies_in_force import PROFILES
-from agent.model import node_annotations
-from agent.model.annotations import AnnotationError
-from agent.model.cpuset import CpuSet
-from agent.model.deviceobject import DeviceObject
-from agent.model.nodetopology import NodeTopology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.device_object import DeviceObject
+from agent.model.nrt import node_annotations
+from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod.annotations import AnnotationError
 from agent.scheduler.records import NodeRecord, PodRecord, Unreadable
 from agent.scheduler.zone_reports import ReportFreshness, remaining, zone_report_of, zones_matter
 

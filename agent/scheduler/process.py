@@ -18,11 +18,11 @@ from agent.kube.auth import Access
 from agent.kube.documents import DocumentError
 from agent.kube.listwatch import ListWatch
 from agent.kube.transport import Reachability, ResponseLimits, Transport
-from agent.model import schedulerargs
+from agent.model.cpu.policies import Strategy
 from agent.model.objects import ObjectError
-from agent.model.policies import Strategy
-from agent.model.schedulerargs import Rules, SchedulerArgs
+from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
+from agent.model.settings.plugin_args import Rules, SchedulerArgs
 from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import disruption_budgets, extender, leader_election, server
 from agent.scheduler.binder import Binder, ReservationExpiry
@@ -85,9 +85,9 @@ def bind_limits(times: LeaseTimes) -> ResponseLimits:
 def scheduler_args(path: str) -> SchedulerArgs:
     """Reads a YAML or JSON file. Raises SettingsError, which names file and field."""
     if not path:
-        return schedulerargs.defaults(Rules.PROPOSAL)
+        return plugin_args.defaults(Rules.PROPOSAL)
     try:
-        return schedulerargs.decode(documents.read(path))
+        return plugin_args.decode(documents.read(path))
     except (OSError, DocumentError, ObjectError) as error:
         raise SettingsError(f"scheduler-args-file {path}: {error}") from error
 

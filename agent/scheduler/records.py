@@ -15,16 +15,7 @@ import msgspec
 
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
-from agent.model import (
-    apiobjects,
-    bounds,
-    deviceobject,
-    holding,
-    interconnect,
-    node_annotations,
-    nodetopology,
-)
-from agent.model.annotations import AnnotationError
+from agent.model import apiobjects, bounds
 from agent.model.apiobjects import (
     ApiPod,
     GroupError,
@@ -32,10 +23,13 @@ from agent.model.apiobjects import (
     PodObject,
     group_of,
 )
-from agent.model.device_allocation import Holdings, VirtualFunctions
-from agent.model.deviceobject import DeviceObject
-from agent.model.nodetopology import NodeTopology
+from agent.model.devices import device_object, holding, interconnect
+from agent.model.devices.device_allocation import Holdings, VirtualFunctions
+from agent.model.devices.device_object import DeviceObject
+from agent.model.nrt import node_annotations, resource_topology
+from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.objects import ObjectError, decoded
+from agent.model.pod.annotations import AnnotationError
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 T = TypeVar("T")
@@ -206,7 +200,7 @@ def node(text: bytes) -> NodeRecord:
 def topology(text: bytes) -> NodeTopology | Unreadable:
     """Never raises."""
     try:
-        read = nodetopology.decode(decoded(text, nodetopology.KIND, _objects))
+        read = resource_topology.decode(decoded(text, resource_topology.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
     kept = bounds.kept(read.annotations, _TOPOLOGY_READ)
@@ -216,14 +210,14 @@ def topology(text: bytes) -> NodeTopology | Unreadable:
 def devices(text: bytes) -> DeviceObject | Unreadable:
     """Never raises."""
     try:
-        read = deviceobject.read(decoded(text, deviceobject.KIND, _objects))
+        read = device_object.read(decoded(text, device_object.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
     try:
         holding.decode(read.annotations)
     except AnnotationError as error:
         # The devices in use are unknown then.
-        return _unreadable(ObjectError(deviceobject.KIND, read.name, str(error)))
+        return _unreadable(ObjectError(device_object.KIND, read.name, str(error)))
     found = tuple(
         msgspec.structs.replace(each, resources=_resources.of(each.resources))
         for each in read.devices
@@ -282,7 +276,7 @@ _TOPOLOGY_READ: Final = {
     node_annotations.RESERVATION: bounds.OBJECT_VALUE_BYTES,
 }
 _DEVICE_READ: Final = dict.fromkeys(
-    (deviceobject.GPU_PARTITIONS, interconnect.GPU_LINKS, holding.DEVICES_CHECKPOINTS),
+    (device_object.GPU_PARTITIONS, interconnect.GPU_LINKS, holding.DEVICES_CHECKPOINTS),
     bounds.OBJECT_LIST_BYTES,
 )
 _labels: Final = InternPool[dict[str, str]]()

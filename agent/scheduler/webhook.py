@@ -22,7 +22,7 @@ from agent.kube.transport import ResponseLimits, Transport
 from agent.model import apiobjects, bounds
 from agent.model.apiobjects import ApiPod
 from agent.model.bounds import JsonError
-from agent.model.nodestatus import GPU
+from agent.model.nrt.node_status import GPU
 from agent.model.objects import ObjectError
 from agent.model.settings.scheduler import WebhookSettings
 from agent.scheduler import server

@@ -27,9 +27,9 @@ from agent.allocate.nrt.node import (
     zone_report,
 )
 from agent.allocate.nrt.pod import ZonedPod, exclusive
-from agent.model import fingerprint
-from agent.model.nodetopology import NodeTopology
-from agent.model.policies import Strategy, kubelet_numa_policy
+from agent.model.cpu.policies import Strategy, kubelet_numa_policy
+from agent.model.nrt import fingerprint
+from agent.model.nrt.resource_topology import NodeTopology
 from agent.scheduler.records import InternPool, PodRecord
 
 MAX_REMOVED: Final = 8

@@ -18,11 +18,11 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from agent.model.cpuset import CpuSet
-from agent.model.deviceobject import Device, DeviceType
-from agent.model.gpus import GpuReading
-from agent.model.gpuusers import GpuUse
-from agent.model.nodestatus import GPU_MEMORY
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.device_object import Device, DeviceType
+from agent.model.devices.gpu_users import GpuUse
+from agent.model.devices.gpus import GpuReading
+from agent.model.nrt.node_status import GPU_MEMORY
 from agent.model.snapshot import Owner, Pool
 
 

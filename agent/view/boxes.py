@@ -10,8 +10,8 @@ from itertools import islice, product
 
 import msgspec
 
-from agent.model.cpuset import CpuSet
-from agent.model.topology import Topology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
 
 _BRACKETS = ("[]", "()", "{}", "<>", "||")
 _COLOURS = (32, 33, 35, 36, 34, 31)

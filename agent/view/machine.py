@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from agent.model.cpuset import CpuSet
-from agent.model.topology import NumaNode, Topology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import NumaNode, Topology
 from agent.view import boxes, nesting
 from agent.view.boxes import Box, Cells, Lines
 from agent.view.format import count, size

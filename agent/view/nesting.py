@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from agent.model.cpuset import CpuSet, union
-from agent.model.topology import NumaNode, Topology
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.topology import NumaNode, Topology
 from agent.view.format import count, size
 
 

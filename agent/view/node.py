@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agent.model.cpuset import CpuSet, union
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.topology import Topology
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Snapshot, pool_cpus
-from agent.model.topology import Topology
 from agent.view import machine
 from agent.view.format import table
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
-from agent.model.topology import Cpu
+from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy
+from agent.model.cpu.topology import Cpu
 
 Lists = list[list[int]]
 

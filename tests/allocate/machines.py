@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from agent.allocate.layout import NOTHING_HELD, CpuRefCounts
-from agent.model.policies import ExclusivePolicy
-from agent.model.topology import Cpu
+from agent.model.cpu.policies import ExclusivePolicy
+from agent.model.cpu.topology import Cpu
 
 
 @st.composite

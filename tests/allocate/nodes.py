@@ -9,9 +9,9 @@ from agent.allocate import layout
 from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.resource_request import ResourceRequest
 from agent.conformance import machines
-from agent.model.cpuset import CpuSet
-from agent.model.policies import ExclusivePolicy
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import ExclusivePolicy
+from agent.model.pod.qos import QoS
 
 GIB = 1 << 30
 

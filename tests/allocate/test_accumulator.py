@@ -11,9 +11,9 @@ from agent.allocate.layout import NOTHING_HELD, Layout
 from agent.allocate.packing import AllocationStep, CpuRequest
 from agent.allocate.reasons import Reason
 from agent.conformance import machines
-from agent.model.cpuset import CpuSet
-from agent.model.policies import NUMA_STRATEGIES, BindPolicy, ExclusivePolicy, Strategy
-from agent.model.topology import Cpu
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import NUMA_STRATEGIES, BindPolicy, ExclusivePolicy, Strategy
+from agent.model.cpu.topology import Cpu
 from tests.allocate.machines import MACHINES, even_machines, held, masks, pods
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from agent.allocate import layout as layouts
 from agent.allocate.accumulator import Taken, take
 from agent.allocate.packing import CpuRequest
-from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ExclusivePolicy, Strategy
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy
 from tests.allocate.koordinator_rule import Rule
 from tests.allocate.machines import even_machines, held, masks, pods
 

@@ -8,8 +8,8 @@ from agent.allocate import accumulator
 from agent.allocate import layout as layouts
 from agent.allocate.layout import Layout
 from agent.conformance import machines
-from agent.model.cpuset import CpuSet
-from agent.model.topology import Cpu
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Cpu
 
 ROOMS = st.lists(st.integers(0, 20), min_size=1, max_size=6)
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import layout as layouts
-from agent.model.cpuset import CpuSet
-from agent.model.topology import Cpu
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Cpu
 from tests.allocate.machines import MACHINES, masks
 
 

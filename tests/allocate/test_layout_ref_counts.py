@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.layout import NOTHING_HELD, CpuRefCounts
-from agent.model.cpuset import CpuSet
-from agent.model.policies import ExclusivePolicy
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import ExclusivePolicy
 
 PODS = st.lists(
     st.tuples(st.integers(0, 255), st.sampled_from(ExclusivePolicy), st.integers(1, 3)), max_size=6

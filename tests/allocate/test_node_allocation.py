@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.numa.hint import NodeStatus
 from agent.allocate.policies_in_force import PROFILES
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.allocate.nodes import GIB, claim, facts
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.allocate.nodes import facts
 
 

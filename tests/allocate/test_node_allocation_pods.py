@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.node_allocation import PodAllocation, pod_allocation
-from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, AnnotationError
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.policies import ExclusivePolicy
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.policies import ExclusivePolicy
+from agent.model.pod.annotations import RESOURCE_SPEC, RESOURCE_STATUS, AnnotationError
 from tests.allocate.nodes import allocated, facts
 
 

@@ -14,8 +14,8 @@ from agent.allocate.node_allocation import NodeAllocation, PodAllocation, Topolo
 from agent.allocate.node_score import ScoreInput, WholeNode, by_count, profile
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.resource_request import ResourceRequest
-from agent.model.policies import NODE_STRATEGIES, BindPolicy, NumaPolicy, Strategy
-from agent.model.schedulerargs import Rules, decode, defaults
+from agent.model.cpu.policies import NODE_STRATEGIES, BindPolicy, NumaPolicy, Strategy
+from agent.model.settings.plugin_args import Rules, decode, defaults
 from tests.allocate.nodes import GIB, claim, facts, owner, sharer
 
 MOST = Strategy.MOST_ALLOCATED

@@ -18,8 +18,8 @@ from agent.allocate.policies_in_force import (
 from agent.allocate.reasons import Reason
 from agent.allocate.resource_request import ResourceRequest
 from agent.conformance import machines
-from agent.model.cpuset import CpuSet
-from agent.model.policies import (
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import (
     BindPolicy,
     ExclusivePolicy,
     NumaExclusive,
@@ -28,7 +28,7 @@ from agent.model.policies import (
     ResourceSpec,
     Strategy,
 )
-from agent.model.qos import QoS
+from agent.model.pod.qos import QoS
 from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
 
 SPREAD = BindPolicy.SPREAD_BY_PCPUS

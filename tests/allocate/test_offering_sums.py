@@ -13,9 +13,9 @@ from agent.allocate.node_allocation import NodeAllocation, TopologyOptions
 from agent.allocate.offering import Declined
 from agent.allocate.policies_in_force import NodePolicies, Profile
 from agent.allocate.resource_request import ResourceRequest
-from agent.model.cpuset import CpuSet
-from agent.model.policies import NUMA_STRATEGIES, BindPolicy, NumaPolicy, ResourceSpec
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import NUMA_STRATEGIES, BindPolicy, NumaPolicy, ResourceSpec
+from agent.model.pod.qos import QoS
 from tests.allocate.machines import MACHINES
 
 MEMORY = 10

@@ -6,7 +6,7 @@ import pytest
 from agent.allocate import policies_in_force
 from agent.allocate.policies_in_force import PROFILES, Bind, NodePolicies, PolicySource
 from agent.allocate.reasons import Reason, Rejection
-from agent.model.policies import (
+from agent.model.cpu.policies import (
     BindPolicy,
     ExclusivePolicy,
     NumaExclusive,
@@ -15,7 +15,7 @@ from agent.model.policies import (
     ResourceSpec,
     Strategy,
 )
-from agent.model.qos import QoS
+from agent.model.pod.qos import QoS
 
 KOORDINATOR = PROFILES["koordinator"]
 PROPOSAL = PROFILES["proposal"]

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from agent.allocate import reserved_cpus
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
-from agent.model.annotations import SHARED_CONTAINERS, resource_status
-from agent.model.cpuset import CpuSet, union
-from agent.model.pods import Pod
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.cpu.topology import Topology
+from agent.model.pod.annotations import SHARED_CONTAINERS, resource_status
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import pool_cpus
-from agent.model.topology import Topology
 from tests.builders import machine, pod, running
 
 

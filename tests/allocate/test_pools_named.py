@@ -13,9 +13,9 @@ from agent.allocate.pools import MOST_COMING, counting, decide, of_spec
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model import bounds
 from agent.model import snapshot as snapshots
-from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
-from agent.model.pods import Container, ContainerState, Pod
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.pod.pods import Container, ContainerState, Pod
+from agent.model.pod.qos import QOS_LABEL
 from tests.builders import machine
 
 TOPOLOGY = machine()

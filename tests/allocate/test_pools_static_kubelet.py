@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
-from agent.model.annotations import SHARED_CONTAINERS
-from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.pods import Pod
-from agent.model.qos import QOS_LABEL, QoS
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.topology import Topology
+from agent.model.pod.annotations import SHARED_CONTAINERS
+from agent.model.pod.pods import Pod
+from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import UNLIMITED, pool_cpus
-from agent.model.topology import Topology
 from tests.builders import machine, pod
 
 RESERVED = PoolRules(reserved=CpuSet([0]))

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from agent.allocate import present as rule
 from agent.allocate.present import coming, metadata_by_uid
-from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiPod, Phase
-from agent.model.pods import Container, ContainerState, Pod, PodMetadata
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.pods import Container, ContainerState, Pod, PodMetadata
+from agent.model.pod.qos import QOS_LABEL
 
 
 def told(

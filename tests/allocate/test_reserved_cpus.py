@@ -4,8 +4,8 @@ from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.layout import of
 from agent.allocate.reserved_cpus import cpus_for, reserved_cpus
 from agent.conformance.machines import cpus
-from agent.model.annotations import AnnotationError
-from agent.model.node_annotations import RESERVATION, node_reservation
+from agent.model.nrt.node_annotations import RESERVATION, node_reservation
+from agent.model.pod.annotations import AnnotationError
 
 LAYOUT = of(cpus([1, 1, 4, 2], "interleaved"))
 

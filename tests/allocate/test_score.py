@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.score import spread, utilization_score, weights_that_count
-from agent.model.policies import NODE_STRATEGIES, Strategy
+from agent.model.cpu.policies import NODE_STRATEGIES, Strategy
 
 MOST = Strategy.MOST_ALLOCATED
 LEAST = Strategy.LEAST_ALLOCATED

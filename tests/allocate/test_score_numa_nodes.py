@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.score import MaskScores
-from agent.model.policies import Strategy
+from agent.model.cpu.policies import Strategy
 
 FOUR = {0: {"cpu": 4000, "memory": 16}}
 

@@ -11,9 +11,9 @@ from agent.allocate.policies_in_force import in_force
 from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Trials
-from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ResourceSpec
-from agent.model.topology import Cpu
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import BindPolicy, ResourceSpec
+from agent.model.cpu.topology import Cpu
 from tests.allocate.nodes import owner
 from tests.allocate.test_offering_sums import nodes, owners, sharers
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.allocate import trials
 from agent.allocate.reasons import Reason, Rejection
-from agent.model.policies import NUMA_STRATEGIES, Strategy
+from agent.model.cpu.policies import NUMA_STRATEGIES, Strategy
 
 MOST, LEAST, _ = NUMA_STRATEGIES
 

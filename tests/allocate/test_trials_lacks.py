@@ -14,10 +14,10 @@ from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Trials
 from agent.conformance import machines
-from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy, ResourceSpec
-from agent.model.qos import QoS
-from agent.model.topology import Cpu
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, NumaPolicy, ResourceSpec
+from agent.model.cpu.topology import Cpu
+from agent.model.pod.qos import QoS
 from tests.allocate.nodes import GIB, claim
 
 MACHINE = machines.cpus((1, 3, 4, 2), "interleaved")

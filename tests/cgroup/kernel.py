@@ -12,7 +12,7 @@ import posixpath
 from collections.abc import Mapping
 
 from agent.cgroup.hierarchy import Handles, Hierarchy
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 
 
 class Kernel:

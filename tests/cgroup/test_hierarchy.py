@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy, Populated
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 
 
 def v1(root: Path, mount: str = "cpuset") -> Path:

@@ -14,7 +14,7 @@ from agent.cgroup.outcome import WriteState
 from agent.cgroup.writer import apply, restore
 from agent.host import kernel_events
 from agent.host.kernel_events import InotifyEvent
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.node.triggers import CgroupWatch
 
 if os.geteuid() != 0:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.cgroup.kernel import Kernel
 
 if os.geteuid() != 0:

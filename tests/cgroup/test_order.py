@@ -5,7 +5,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from agent.cgroup.order import GroupTree, Write, effective, parent, plan
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from tests.cgroup.kernel import Kernel
 
 ROOT = CpuSet(range(6))

@@ -13,7 +13,7 @@ from agent.cgroup import values
 from agent.cgroup.hierarchy import CgroupError, Controllers, GroupGone, Handles
 from agent.cgroup.journal import Journal, OriginalValue
 from agent.cgroup.outcome import WriteState
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.snapshot import UNLIMITED, CgroupLimits
 from tests.cgroup.present import present
 

@@ -15,7 +15,7 @@ from agent.cgroup import values
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, mounted
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.snapshot import UNLIMITED, CgroupLimits
 from tests.cgroup.present import present
 

@@ -13,7 +13,7 @@ from agent.cgroup import values
 from agent.cgroup.hierarchy import Controllers, Handles
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteState
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.snapshot import CgroupLimits
 from tests.cgroup.kernel import Kernel
 

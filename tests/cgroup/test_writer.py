@@ -11,7 +11,7 @@ from agent.cgroup.hierarchy import CgroupError, GroupGone, Populated
 from agent.cgroup.journal import Journal, Original
 from agent.cgroup.outcome import WriteOutcome, WriteState
 from agent.cgroup.writer import apply, restore
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from tests.cgroup.kernel import Kernel, ModelHierarchy
 
 ROOT = CpuSet(range(4))

@@ -9,7 +9,7 @@ from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cli.main import main
 from agent.host import locks
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.snapshot import CgroupLimits
 
 GROUP = "/kubepods/besteffort/podx/box"

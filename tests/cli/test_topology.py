@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import pytest
 
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.fixtures.trees import CPU, machine, offline, write
 
 MAIN = "import sys; from agent.cli.main import main; sys.exit(main())"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import CpuSet
-from agent.model.node_annotations import CPU_MANAGER_POLICY, RESERVATION
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, RESERVATION
+from agent.model.pod.annotations import RESOURCE_STATUS
 from tests.cluster import pods
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.machine import ProgramError

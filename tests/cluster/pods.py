@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.qos import QOS_LABEL
 from tests.fixtures import image
 
 SCHEDULER = "topolet-scheduler"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.model.cpuset import CpuSet
-from agent.model.node_annotations import RESERVATION
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.nrt.node_annotations import RESERVATION
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 from tests.cluster.pods import manifest
 

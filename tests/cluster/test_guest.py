@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.cluster.cluster import GUEST, Cluster
 from tests.cluster.pods import manifest
 from tests.vm.guest import NODES

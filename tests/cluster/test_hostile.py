@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.annotations import EXTENDED_RESOURCE_SPEC
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
 from agent.node.change_log import INVALID_ANNOTATION
 from tests.cluster import images
 from tests.cluster.cluster import HOST, NAMESPACE, Cluster

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent.model.annotations import RESOURCE_SPEC
-from agent.model.cpuset import CpuSet, union
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.pod.annotations import RESOURCE_SPEC
 from agent.node.change_log import CLAIM_NOT_HONORED
 from tests.cluster import failures
 from tests.cluster.cluster import GUEST, START_SECONDS, Cluster

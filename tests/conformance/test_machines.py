@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.conformance import machines
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 
 
 def of_node(shape: tuple[float, ...], numbering: str, node: int) -> str:

@@ -22,7 +22,7 @@ from agent.conformance.static_cpu_manager import (
     remove,
     start,
 )
-from agent.model.topology import Cpu
+from agent.model.cpu.topology import Cpu
 from tests.allocate.kubelet.nodes import Node, machine, mask, pod, policy, text
 from tests.allocate.machines import MACHINES, masks
 

@@ -10,7 +10,7 @@ from agent.conformance.static_cpu_manager import (
     make_with_count,
     start,
 )
-from agent.model.policies import NumaPolicy
+from agent.model.cpu.policies import NumaPolicy
 from tests.allocate.kubelet.nodes import Node, machine, mask, options, policy, text
 
 STRICT = "strict-cpu-reservation"

@@ -13,9 +13,16 @@ from agent.cli import nri as nri_command
 from agent.cli import options
 from agent.cli import webhook as webhook_command
 from agent.kube import cluster
-from agent.model import deviceobject, nodetopology
-from agent.model.deviceobject import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
-from agent.model.nodetopology import Amounts, NodeTopology, OwnerReference, Version, Zone
+from agent.model.devices import device_object
+from agent.model.devices.device_object import (
+    Condition,
+    Device,
+    DeviceTopology,
+    VfGroup,
+    VirtualFunction,
+)
+from agent.model.nrt import resource_topology
+from agent.model.nrt.resource_topology import Amounts, NodeTopology, OwnerReference, Version, Zone
 from agent.model.settings.options import socket_path
 from agent.scheduler import webhook
 from tests.deploy.manifests import (
@@ -318,7 +325,7 @@ NRT = "noderesourcetopologies.topology.node.k8s.io"
 def test_the_schema_takes_what_we_report(version: Version) -> None:
     zone = Zone(0, {"cpu": Amounts(1500, 1500, 0), "memory": Amounts(1, 1, 1)}, {0: 10}, {"a": "b"})
     value = NodeTopology("n", (zone,), "restricted", "pod", 8, "f", owner=OwnerReference("n", "u"))
-    body = nodetopology.encode(value, version)
+    body = resource_topology.encode(value, version)
     assert complaints(body, schema_of(NRT, version)) == []
     del body["zones"][0]["resources"][0]["available"]
     assert complaints(body, schema_of(NRT, version)) == [".zones[0].resources[0]: no available"]
@@ -365,7 +372,7 @@ def test_the_schema_takes_devices() -> None:
         vf_groups=(VfGroup({"a": "b"}, (VirtualFunction(-1, "b"),)),),
         labels={"a": "b"},
     )
-    body = deviceobject.encode("n", (device,), {"a": "b"})
+    body = device_object.encode("n", (device,), {"a": "b"})
     schema = schema_of("devices.scheduling.koordinator.sh", "v1alpha1")
     assert complaints(body, schema) == []
     body["spec"]["devices"][0]["topology"]["pcieID"] = 3

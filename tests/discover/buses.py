@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.model.cpuset import CpuSet
-from agent.model.topology import Cpu, NumaNode, Topology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Cpu, NumaNode, Topology
 
 
 def topology(

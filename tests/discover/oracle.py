@@ -9,8 +9,8 @@ import xml.etree.ElementTree as ElementTree
 import msgspec
 import pytest
 
-from agent.model.cpuset import CpuSet
-from agent.model.topology import Topology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
 
 LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
 

@@ -10,8 +10,8 @@ import pytest
 
 from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
-from agent.model.cpuset import CpuSet
-from agent.model.topology import HugePages, Topology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import HugePages, Topology
 from tests.fixtures.trees import CPU, NODE, Files, machine, meminfo, offline, without, write
 
 Read = Callable[..., Topology]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agent.discover import cpus, fpga, pci, rdma
-from agent.model.devicelist import DiscoveredDevices, Published, device_list
-from agent.model.deviceobject import encode
+from agent.model.devices.device_object import encode
+from agent.model.devices.listing import DiscoveredDevices, Published, device_list
 
 
 def device_object(root: str) -> dict[str, Any]:

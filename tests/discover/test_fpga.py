@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.discover import fpga, pci
-from agent.model.pci import AcceleratorPort, CharDevice, FpgaDriver, Fpgas
+from agent.model.devices.pci import AcceleratorPort, CharDevice, FpgaDriver, Fpgas
 from tests.discover.buses import plug, put, topology
 
 CARD = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"

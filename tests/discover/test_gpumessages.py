@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.discover import gpumessages
 from agent.discover.gpumessages import Answer, GpuSeen, Lines, Look, Over, Told, line
-from agent.model.gpus import GpuEvent, GpuInventory, GpuReport, SilentGpu
+from agent.model.devices.gpus import GpuEvent, GpuInventory, GpuReport, SilentGpu
 
 MESSAGES: list[Answer] = [
     Told(GpuEvent("GPU-1", 79, 3)),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.discover.gpureport import pairs
-from agent.model.gpus import Ancestor, Gpu, LinkEnd, NvLink, pci_address
+from agent.model.devices.gpus import Ancestor, Gpu, LinkEnd, NvLink, pci_address
 
 
 def gpu(index: int, *links: tuple[LinkEnd, str, int | None]) -> Gpu:

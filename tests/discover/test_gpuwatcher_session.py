@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.discover.gpuwatcher import GpuSession, SessionError
-from agent.model.gpus import Ancestor, GpuEvent, GpuInventory, GpuReport, LinkEnd
+from agent.model.devices.gpus import Ancestor, GpuEvent, GpuInventory, GpuReport, LinkEnd
 from tests.discover import fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver, Machine
 from tests.waiting import DEADLINE_SECONDS, eventually

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.discover import fpga, pci, rdma
-from agent.model.devicelist import DeviceList, DiscoveredDevices, Published, device_list
-from agent.model.deviceobject import Device
+from agent.model.devices.device_object import Device
+from agent.model.devices.listing import DeviceList, DiscoveredDevices, Published, device_list
 from tests.discover.buses import plug, put, topology
 
 MACHINE = topology({0: "0-3", 1: "4-7"})

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from agent.discover import cpus
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.discover.oracle import lstopo, needs_lstopo, ours
 from tests.fixtures.trees import CPU, Files, machine, offline, without, write
 

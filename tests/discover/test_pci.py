@@ -7,8 +7,8 @@ import pytest
 
 from agent.discover import cpus, pci
 from agent.discover.sysfs import DiscoveryError
-from agent.model.gpus import Ancestor
-from agent.model.pci import Function
+from agent.model.devices.gpus import Ancestor
+from agent.model.devices.pci import Function
 from tests.discover.buses import plug, put, topology
 
 TWO_NODES = topology({0: "0-3", 1: "4-7"})

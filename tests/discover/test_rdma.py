@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.discover import cpus, pci, rdma
-from agent.model.pci import CharDevice, Rdma, RdmaDevice, RdmaPort
+from agent.model.devices.pci import CharDevice, Rdma, RdmaDevice, RdmaPort
 from tests.discover.buses import plug, put, topology
 
 PORT = "pci0000:17/0000:17:00.0"

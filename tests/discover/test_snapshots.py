@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.discover import cpus
-from agent.model.cpuset import CpuSet
-from agent.model.topology import Topology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
 from tests.conftest import DATA
 
 EXPECTED: dict[str, Any] = json.loads((DATA / "sysfs" / "expected.json").read_text())

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.discover.sysfs import partition
-from agent.model.cpuset import CpuSet, union
+from agent.model.cpu.cpuset import CpuSet, union
 
 cpu_sets = st.sets(st.integers(0, 40)).map(CpuSet)
 

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 from agent.cgroup.hierarchy import CPUS, MEMS, Hierarchy
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 
 FILE_BYTES = 128
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from agent.cgroup.journal import Journal
-from agent.model.cpuset import CpuSet, CpuSetError
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
 from agent.model.notifications import SnapshotRequest
 from tests.faults.launcher import Launcher
 from tests.faults.node import PlayedNode, Pod, large_machine, this_machine

@@ -15,11 +15,11 @@ import msgspec
 from agent.cri.client import Placement, RuntimeContainer, Sandbox
 from agent.model import notifications
 from agent.model import snapshot as snapshots
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.notifications import Notification, PodAnnounced
-from agent.model.pods import ContainerState
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.pods import ContainerState
+from agent.model.pod.qos import QOS_LABEL
 from agent.model.snapshot import Snapshot, SnapshotError
 from tests.faults.cgroups import Cgroups, PlainCgroups, RealCgroups
 from tests.faults.runtime import PlayedRuntime

@@ -12,8 +12,8 @@ import grpc
 import msgspec
 
 from agent.cri.client import Placement, RuntimeContainer, Sandbox
-from agent.model.cpuset import CpuSet
-from agent.model.pods import ContainerState
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.pods import ContainerState
 from agent.proto import cri_pb2 as pb
 
 _STATES = {

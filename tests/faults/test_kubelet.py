@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.faults.conftest import Around
 from tests.integration.harness import eventually
 

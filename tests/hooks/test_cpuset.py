@@ -8,10 +8,10 @@ from agent.hooks import cpuset, cri
 from agent.hooks.cpuset import CpuGrant, Give, Keep
 from agent.hooks.cri import create_container, update_container
 from agent.hooks.requests import CreateContainer, UpdateContainer
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import PodAnnounced, RequestedResources
-from agent.model.qos import QOS_LABEL, QoS
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import CgroupLimits, Owner, PodWanted, Pool, Snapshot, Wanted
 from agent.model.verdict import Wait
 from agent.proto import cri_pb2 as pb

@@ -3,7 +3,7 @@ import time
 import msgspec
 
 from agent.hooks.cpuset import MOST_GRANTS, CpuGrant, Grants
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.proxy.exchanges import EMPTY
 
 GRANT = CpuGrant("p", "pod ns/p", CpuSet([1]))

@@ -9,9 +9,9 @@ from agent.hooks import cpuset, cri
 from agent.hooks.cpuset import Give, Keep
 from agent.hooks.cri import create_container, mounted
 from agent.hooks.requests import CreateContainer
-from agent.model.annotations import RESOURCE_STATUS
 from agent.model.notifications import PodAnnounced, RequestedResources
-from agent.model.qos import QOS_LABEL, QoS
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Pool, Snapshot, Wanted
 from agent.model.verdict import Wait
 from agent.proto import cri_pb2 as pb

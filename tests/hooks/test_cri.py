@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agent.hooks import cri
 from agent.hooks.requests import UNCHANGED, CarriedNode, Changes
+from agent.model.devices.visible import Mount
 from agent.model.notifications import RequestedResources
-from agent.model.visible import Mount
 from agent.proto import cri_pb2 as pb
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.notifications import PodAnnounced
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.verdict import CREATE, Refuse, Wait
 from agent.proto import cri_pb2 as pb
 from agent.relay.gate import FORWARD, Call, GateVerdict, Replace

@@ -19,12 +19,7 @@ from agent.hooks.requests import (
     joined,
 )
 from agent.hooks.visibility import TakenError, UnhonouredError
-from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.notifications import PodAnnounced
-from agent.model.qos import QoS
-from agent.model.snapshot import PodWanted, Snapshot, Wanted
-from agent.model.verdict import Wait
-from agent.model.visible import (
+from agent.model.devices.visible import (
     MOUNT_ROOT,
     DeviceNode,
     HeldDevice,
@@ -33,6 +28,11 @@ from agent.model.visible import (
     VisibleDevices,
     VisibleGpu,
 )
+from agent.model.notifications import PodAnnounced
+from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import PodWanted, Snapshot, Wanted
+from agent.model.verdict import Wait
 
 ENV = "NVIDIA_VISIBLE_DEVICES"
 KIND = "k8s.device-plugin.nvidia.com/gpu"

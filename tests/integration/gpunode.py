@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.kube.store import EmbeddedStore
-from agent.model.gpus import pci_address
+from agent.model.devices.gpus import pci_address
 from tests.discover import buses, fakenvml
 from tests.discover.fakenvml import FakeDriver, Machine
 from tests.fixtures.pods import (

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from agent.kubelet.podresources import PodResourcesClient
-from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.cpuset import CpuSet
-from agent.model.podresources import ContainerResources, GivenDevice
-from agent.model.qos import QOS_LABEL
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.nrt.podresources import ContainerResources, GivenDevice
+from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.qos import QOS_LABEL
 from tests.discover import gpumachines
 from tests.integration.gpunode import GpuNode
 from tests.integration.harness import fresh_node

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QOS_LABEL
 from tests.deploy.api import Api, Who
 from tests.deploy.manifests import SCHEDULER, objects, pod_of
 from tests.discover import fakenvml, gpumachines

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from agent.kube.errors import KubeError
-from agent.model import fingerprint
-from agent.model.cpuset import CpuSet, union
-from agent.model.nodetopology import decode
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.nrt import fingerprint
+from agent.model.nrt.resource_topology import decode
 from agent.node.outbox import ReportPace
 from tests.deploy.manifests import objects
 from tests.fixtures import trees

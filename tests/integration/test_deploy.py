@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from agent.kube.cluster import patch, same_version
-from agent.model import deviceobject, nodestatus, nodetopology
-from agent.model.deviceobject import Device, DeviceTopology
-from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
+from agent.model.devices import device_object
+from agent.model.devices.device_object import Device, DeviceTopology
+from agent.model.nrt import node_status, resource_topology
+from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import AGENT, SCHEDULER, kustomized_folder, objects, of_kind
 from tests.integration import deployed
@@ -172,8 +173,8 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
         lambda it: it.try_binding(binding("free", **CPUS), OURS),
     ),
     "topolet-own-node": (
-        lambda it: it.api.apply(deviceobject.encode("node-2", (GPU,)), AGENT_1, "topolet"),
-        lambda it: it.api.apply(deviceobject.encode("node-1", (GPU,)), AGENT_1, "topolet"),
+        lambda it: it.api.apply(device_object.encode("node-2", (GPU,)), AGENT_1, "topolet"),
+        lambda it: it.api.apply(device_object.encode("node-1", (GPU,)), AGENT_1, "topolet"),
     ),
     "topolet-own-node-fields": (
         lambda it: it.api.apply(labelled("node-1", "a"), AGENT_1, "topolet"),
@@ -268,7 +269,7 @@ def test_a_binding_carries_allocations_of_configured_accounts_only(cluster: Clus
 def topology(name: str = "node-1", version: Version = Version.V1ALPHA2, left: int = 1000) -> Object:
     zone = Zone(0, {"cpu": Amounts(2000, 2000, left)}, {0: 10}, {"l3_cpus": "0;1"})
     value = NodeTopology(name, (zone,), "restricted", "pod", 8, "f", labels={"a": "b"})
-    return nodetopology.encode(value, version)
+    return resource_topology.encode(value, version)
 
 
 GPU = Device(
@@ -286,7 +287,7 @@ def test_an_agent_writes_objects_of_its_own_node(cluster: Cluster) -> None:
     _forget(cluster, "node-1")
     for body in (
         topology(),
-        deviceobject.encode("node-1", (GPU,)),
+        device_object.encode("node-1", (GPU,)),
         {
             **node("node-1"),
             "metadata": {"name": "node-1", "labels": {"topology.topolet.io/a": "b"}},
@@ -305,10 +306,10 @@ def test_an_agent_changes_of_its_node_what_is_ours(cluster: Cluster) -> None:
         return cluster.api.apply({**node("node-1"), **body}, AGENT_1, "topolet", subresource)
 
     resources = {"koordinator.sh/gpu-core": "1000"}
-    status = nodestatus.status("node-1", {"koordinator.sh/gpu-core": 1000})
+    status = node_status.status("node-1", {"koordinator.sh/gpu-core": 1000})
     seen = cluster.api.apply(status, AGENT_1, "topolet", "status")
     assert seen["status"]["capacity"]["koordinator.sh/gpu-core"] == "1k"
-    wanted = nodestatus.with_seen_amounts(status, seen)
+    wanted = node_status.with_seen_amounts(status, seen)
     assert patch(wanted, seen, "topolet", subresource="status") is None
     for refused, subresource, said in (
         ({"spec": {"unschedulable": True}}, "", "may not change the spec"),
@@ -323,7 +324,7 @@ def test_an_agent_changes_of_its_node_what_is_ours(cluster: Cluster) -> None:
     ):
         with pytest.raises(RefusedError, match=said):
             change(refused, subresource)
-    gone = nodestatus.status("node-1", {})
+    gone = node_status.status("node-1", {})
     assert patch(gone, seen, "topolet", subresource="status") == gone
     seen = cluster.api.apply(gone, AGENT_1, "topolet", "status")
     assert "koordinator.sh/gpu-core" not in seen["status"].get("capacity", {})
@@ -483,18 +484,18 @@ def test_what_was_written_needs_no_second_write_and_leaves_others_alone(
     )
     path = f"/apis/topology.node.k8s.io/{version}/noderesourcetopologies/node-1"
     seen = cluster.api.request("GET", path)
-    assert patch(body, seen, "topolet", nodetopology.ours) is None
-    assert nodetopology.decode(seen).zones[0].resources["vendor.com/nic"].available == 1
-    changed = patch(topology(version=version, left=500), seen, "topolet", nodetopology.ours)
+    assert patch(body, seen, "topolet", resource_topology.ours) is None
+    assert resource_topology.decode(seen).zones[0].resources["vendor.com/nic"].available == 1
+    changed = patch(topology(version=version, left=500), seen, "topolet", resource_topology.ours)
     assert changed == topology(version=version, left=500), "entries of others are not sent"
     seen = cluster.api.apply(changed, AGENT_1, "topolet")
     assert {each["name"] for each in seen["zones"]} == {"node-0", "balloon-1"}
-    assert patch(changed, seen, "topolet", nodetopology.ours) is None
-    read = nodetopology.decode(seen).zones[0]
+    assert patch(changed, seen, "topolet", resource_topology.ours) is None
+    read = resource_topology.decode(seen).zones[0]
     assert read.resources["cpu"] == Amounts(2000, 2000, 500)
-    empty = nodetopology.encode(NodeTopology("node-1"), version)
+    empty = resource_topology.encode(NodeTopology("node-1"), version)
     seen = cluster.api.apply(empty, AGENT_1, "topolet")
-    assert patch(empty, seen, "topolet", nodetopology.ours) is None
+    assert patch(empty, seen, "topolet", resource_topology.ours) is None
 
 
 def large(count: int) -> Object:
@@ -583,23 +584,23 @@ def test_entries_of_others_survive_where_somebody_else_installed_the_api(cluster
     eventually("served", partial(deployed.applied, cluster.api, theirs))
     seen = cluster.api.apply(theirs, manager="other")
     wanted = plain(topology())
-    written = patch(wanted, seen, "topolet", nodetopology.ours)
+    written = patch(wanted, seen, "topolet", resource_topology.ours)
     assert written is not None
     seen = cluster.api.apply(written, manager="topolet")
     assert [each["name"] for each in seen["zones"]] == ["balloon-1", "node-0"]
-    assert patch(wanted, seen, "topolet", nodetopology.ours) is None
+    assert patch(wanted, seen, "topolet", resource_topology.ours) is None
     between = cluster.api.apply(
         {**theirs, "zones": [*seen["zones"], {"name": "b2", "type": "balloon"}]}, manager="other"
     )
-    stale = patch(plain(topology(left=0)), seen, "topolet", nodetopology.ours)
+    stale = patch(plain(topology(left=0)), seen, "topolet", resource_topology.ours)
     assert stale is not None
     with pytest.raises(RefusedError, match="the object has been modified"):
         cluster.api.apply(stale, manager="topolet")
-    fresh = patch(plain(topology(left=0)), between, "topolet", nodetopology.ours)
+    fresh = patch(plain(topology(left=0)), between, "topolet", resource_topology.ours)
     assert fresh is not None
     seen = cluster.api.apply(fresh, manager="topolet")
     assert [each["name"] for each in seen["zones"]] == ["balloon-1", "node-0", "b2"]
-    assert patch(plain(topology(left=0)), seen, "topolet", nodetopology.ours) is None
+    assert patch(plain(topology(left=0)), seen, "topolet", resource_topology.ours) is None
 
 
 @pytest.mark.parametrize(
@@ -623,10 +624,10 @@ def test_the_version_may_change_under_the_same_writer(
     media = "application/json-patch+json"
     changed = cluster.api.request("PATCH", path.format(then), changes, who, media)
     assert same_version(changed, wanted["apiVersion"]) is None
-    assert patch(wanted, changed, "topolet", nodetopology.ours) == wanted
+    assert patch(wanted, changed, "topolet", resource_topology.ours) == wanted
     seen = cluster.api.apply(wanted, who, "topolet")
     assert [each["name"] for each in seen["zones"]] == ["node-0"]
-    assert patch(wanted, seen, "topolet", nodetopology.ours) is None
+    assert patch(wanted, seen, "topolet", resource_topology.ours) is None
 
 
 def test_a_rebind_is_asked_for_once(cluster: Cluster) -> None:

@@ -21,12 +21,8 @@ from agent.allocate.visibility.pod_devices import DevicePod, held, pod_visibilit
 from agent.cri.client import Cri
 from agent.host import files
 from agent.model import snapshot as snapshots
-from agent.model.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
-from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
-from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
-from agent.model.qos import QoS
-from agent.model.snapshot import PodWanted, Wanted
-from agent.model.visible import (
+from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
+from agent.model.devices.visible import (
     MOUNT_ROOT,
     VISIBLE_DEVICES,
     DeviceNode,
@@ -34,6 +30,10 @@ from agent.model.visible import (
     VisibleDevices,
     VisibleGpu,
 )
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
+from agent.model.pod.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from tests.allocate.visibility.asks import ask

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.holding import DEVICES_CHECKPOINTS
-from agent.model.visible import MOUNT_ROOT
+from agent.model.devices.holding import DEVICES_CHECKPOINTS
+from agent.model.devices.visible import MOUNT_ROOT
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.rpc.grpc import RpcError
 from tests.discover import gpumachines
 from tests.fixtures.containerd import Containerd

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.model import bounds
-from agent.model.annotations import (
+from agent.model.pod.annotations import (
     DEVICE_ALLOCATED,
     EXTENDED_RESOURCE_SPEC,
     RESOURCE_STATUS,
     SHARED_CONTAINERS,
 )
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.qos import QOS_LABEL
 from agent.rpc.grpc import Code, RpcError
 from tests.deploy.manifests import objects
 from tests.fixtures.pods import (

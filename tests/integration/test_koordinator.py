@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from agent.model.annotations import DEVICE_ALLOCATED
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from tests.discover import gpumachines

@@ -28,7 +28,7 @@ from agent.kube.objects import Change, ChangeKind
 from agent.kube.stream import Stream
 from agent.kube.transport import APPLY, Transport
 from agent.kube.wire import PAGE
-from agent.model import nodestatus
+from agent.model.nrt import node_status
 from tests import tools
 from tests.integration.apiserver.server import ApiServer
 from tests.kube.reading import as_type
@@ -500,7 +500,7 @@ def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) 
     cluster = Cluster(Transport(apiserver.access(str(token))), place, spread_seconds=0)
     account = f"system:serviceaccount:{place}:agent"
     with pytest.raises(ForbiddenError) as denied:
-        cluster.apply_status(nodestatus.status(place, {"a.io/b": 1}))
+        cluster.apply_status(node_status.status(place, {"a.io/b": 1}))
     assert (denied.value.verb, denied.value.resource, denied.value.group) == (
         "patch",
         "nodes/status",

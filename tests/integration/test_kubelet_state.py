@@ -5,7 +5,7 @@ import json
 from agent.kubelet import cpu_manager_state
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.statefile import Checked
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.fixtures.pods import run_pod
 from tests.integration.harness import TestNode
 from tests.waiting import eventually

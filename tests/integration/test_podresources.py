@@ -12,9 +12,9 @@ import pytest
 
 from agent.kubelet import cpu_manager_state, memory_manager_state
 from agent.kubelet.podresources import RateLimitError
-from agent.model.cpuset import CpuSet
-from agent.model.deviceobject import Portion
-from agent.model.podresources import (
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.device_object import Portion
+from agent.model.nrt.podresources import (
     ContainerResources,
     GivenDevice,
     MemoryBlock,
@@ -23,7 +23,7 @@ from agent.model.podresources import (
     holdings,
     reserved,
 )
-from agent.model.report import Held, Reserved
+from agent.model.nrt.report import Held, Reserved
 from agent.node.kubelet_view import PodResourcesView
 from tests.integration.harness import kernel_cpus
 from tests.integration.kubelet import standalone

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from agent.cri.client import Cri
-from agent.model.annotations import RESOURCE_STATUS
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError

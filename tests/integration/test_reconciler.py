@@ -6,7 +6,7 @@ import shutil
 import pytest
 import yaml
 
-from agent.model.annotations import RESOURCE_STATUS
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.proto import cri_pb2 as pb
 from tests.fixtures.pods import (
     create_container,

@@ -16,8 +16,8 @@ from agent.kube import events
 from agent.kube.errors import ForbiddenError, KubeError
 from agent.kube.events import Recorder, Regarding
 from agent.kube.transport import Transport
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
+from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.node.change_log import CLAIM_NOT_HONORED
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.scheduler.cluster import SchedulerCache

@@ -17,10 +17,10 @@ import pytest
 from agent.host.locks import LockedError
 from agent.koordinator import server, service
 from agent.koordinator.server import HookServer
-from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
+from agent.model.devices.visible import MOUNT_ROOT, DeviceNode, Visible
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
-from agent.model.visible import MOUNT_ROOT, DeviceNode, Visible
 from agent.proto import koordinator_hooks_pb2 as pb
 from tests.koordinator.world import World, container
 from tests.proxy.exchanges import CARD, EMPTY, OWNED, SHOWN

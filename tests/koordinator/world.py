@@ -12,8 +12,8 @@ import msgspec
 
 from agent.host.files import boot_id
 from agent.koordinator.server import HookServer
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot
 from agent.proto import koordinator_hooks_pb2 as pb

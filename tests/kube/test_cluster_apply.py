@@ -4,8 +4,8 @@ import copy
 from typing import Any
 
 from agent.kube.cluster import patch, same_version
-from agent.model.nodestatus import status, with_seen_amounts
-from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone, encode, ours
+from agent.model.nrt.node_status import status, with_seen_amounts
+from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone, encode, ours
 
 Object = dict[str, Any]
 

@@ -9,7 +9,7 @@ import yaml
 
 from agent.kube.errors import StoreError
 from agent.kube.store import EmbeddedStore
-from agent.model.nodestatus import LABEL_PREFIX
+from agent.model.nrt.node_status import LABEL_PREFIX
 
 
 def node(name: str = "n", **labels: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from agent.kubelet.configuration import (
     of_object,
     to_object,
 )
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 
 WRITTEN: dict[str, Any] = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",

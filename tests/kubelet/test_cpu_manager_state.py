@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent.kubelet import statefile
 from agent.kubelet.cpu_manager_state import CpuManagerState, decode, encode, read
 from agent.kubelet.statefile import Checked, StateFileError
-from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from tests.conftest import DATA
 
 VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"

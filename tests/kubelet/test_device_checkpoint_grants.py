@@ -13,7 +13,7 @@ from agent.allocate.device_holders.grants import Carriers
 from agent.hooks.cri import patch
 from agent.kubelet import device_checkpoint
 from agent.kubelet.device_checkpoint import grants_of
-from agent.model.holding import DeviceGrant, HoldingSource
+from agent.model.devices.holding import DeviceGrant, HoldingSource
 
 TEGRA = "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh"
 """The answer of a real plugin, from a real checkpoint: NVIDIA_VISIBLE_DEVICES=tegra."""

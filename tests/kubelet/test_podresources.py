@@ -22,8 +22,8 @@ from agent.kubelet.podresources import (
     PodResourcesError,
     RateLimitError,
 )
-from agent.model.cpuset import CpuSet
-from agent.model.podresources import (
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.nrt.podresources import (
     Allocatable,
     ClaimedDevice,
     ContainerResources,

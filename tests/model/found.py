@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.model.pci import Function, RdmaDevice, RdmaFunction, RdmaLink, RdmaPort
+from agent.model.devices.pci import Function, RdmaDevice, RdmaFunction, RdmaLink, RdmaPort
 
 SWITCH = ("0000:17:00.0", "0000:18:00.0", "0000:19:04.0")
 

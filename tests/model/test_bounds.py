@@ -11,22 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.devices import partitions
-from agent.model import (
-    annotations,
-    batch,
-    bounds,
-    device_allocation,
-    devicelist,
-    holding,
-    interconnect,
-    node_annotations,
-    policies,
-)
-from agent.model.annotations import AnnotationError
-from agent.model.cpuset import CpuSet
-from agent.model.deviceobject import GPU_PARTITIONS
-from agent.model.nodetopology import NodeTopology
-from agent.model.pods import ANNOTATIONS, pod_metadata
+from agent.model import bounds
+from agent.model.cpu import policies
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices import device_allocation, holding, interconnect, listing
+from agent.model.devices.device_object import GPU_PARTITIONS
+from agent.model.nrt import node_annotations
+from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod import annotations, batch
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.pods import ANNOTATIONS, pod_metadata
 
 Read = Callable[[Mapping[str, str]], Any]
 
@@ -71,7 +65,7 @@ READERS: list[tuple[str, Read, int]] = [
         lambda texts: node_annotations.shared_pools(texts, node_annotations.CPU_SHARED_POOLS),
         OF_OBJECT,
     ),
-    (devicelist.GONE_MINORS, devicelist.decode_gone, OBJECT_LIST),
+    (listing.GONE_MINORS, listing.decode_gone, OBJECT_LIST),
     (interconnect.GPU_LINKS, interconnect.decode_links, OBJECT_LIST),
     (holding.DEVICES_CHECKPOINTS, holding.decode, OBJECT_LIST),
     (GPU_PARTITIONS, lambda texts: partitions.partitions({}, texts, {}), OBJECT_LIST),
@@ -205,7 +199,7 @@ def listed(entry: str, count: int) -> str:
             lambda n: listed("{}", n),
         ),
         (
-            devicelist.GONE_MINORS,
+            listing.GONE_MINORS,
             bounds.MOST_DEVICES,
             lambda n: json.dumps({"rdma": {str(each): each for each in range(n)}}),
         ),

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import CpuSet
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import (
     CgroupLimits,
     ExclusionError,

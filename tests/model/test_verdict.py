@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model.qos import QoS
+from agent.model.pod.qos import QoS
 from agent.model.settings.frontends import ProxySettings
 from agent.model.verdict import FailurePolicyError, parse_deadlines, parse_policies
 

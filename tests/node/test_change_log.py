@@ -4,7 +4,7 @@ import pytest
 
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.node.change_log import ChangeRecorder
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod

@@ -26,8 +26,7 @@ from agent.cgroup.journal import Journal
 from agent.cri.client import Placement, RuntimeContainer, Sandbox
 from agent.kube.store import EmbeddedStore
 from agent.model import snapshot as snapshots
-from agent.model.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
-from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.notifications import (
     Created,
     Notification,
@@ -35,8 +34,9 @@ from agent.model.notifications import (
     RequestedResources,
     SnapshotRequest,
 )
-from agent.model.pods import ContainerState
-from agent.model.qos import QOS_LABEL, QoS
+from agent.model.pod.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.pod.pods import ContainerState
+from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Snapshot, Wanted
 from agent.node.enforcement import Enforcement
 from agent.node.reconcile import ReconcileError, Reconciler

@@ -10,7 +10,7 @@ import yaml
 
 from agent.kube.store import EmbeddedStore
 from agent.model.apiobjects import Phase
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.qos import QOS_LABEL
 from agent.node.cluster_view import ClusterWatches
 from tests.waiting import eventually
 

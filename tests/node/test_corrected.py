@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
-from agent.model.deviceobject import Device, DeviceTopology
-from agent.model.podresources import ContainerCorrection, OwnDevice, PodCorrection
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
+from agent.model.devices.device_object import Device, DeviceTopology
+from agent.model.devices.visible import DeviceNode, Visible, VisibleGpu
+from agent.model.nrt.podresources import ContainerCorrection, OwnDevice, PodCorrection
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
-from agent.model.visible import DeviceNode, Visible, VisibleGpu
 from agent.node.corrected import corrections
 from tests.builders import pod
 

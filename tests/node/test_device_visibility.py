@@ -9,16 +9,16 @@ import msgspec
 from agent.allocate.visibility.container_devices import Isolation
 from agent.hooks import admission
 from agent.hooks.requests import CreateContainer
-from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.apiobjects import ApiContainer, ApiPod, Phase
-from agent.model.devicefiles import CardFiles, DeviceFiles
-from agent.model.holding import DeviceHolding, Form, HoldingSource
+from agent.model.devices.device_files import CardFiles, DeviceFiles
+from agent.model.devices.holding import DeviceHolding, Form, HoldingSource
+from agent.model.devices.visible import VisibleGpu
 from agent.model.notifications import PodAnnounced
-from agent.model.pods import Pod
+from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot
 from agent.model.verdict import Wait
-from agent.model.visible import VisibleGpu
 from agent.node.device_visibility import UNDECIDED, policy, prepare, visibility
 from tests.builders import pod, running
 

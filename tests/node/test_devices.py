@@ -14,20 +14,21 @@ import pytest
 
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
 from agent.kube.store import EmbeddedStore
-from agent.model import deviceobject, interconnect, nodestatus
-from agent.model.annotations import DEVICE_ALLOCATED
 from agent.model.apiobjects import ApiNode
-from agent.model.devicefiles import NO_FILES, DeviceFiles
-from agent.model.devicelist import Published, published
-from agent.model.deviceobject import GPU_PARTITIONS, Condition
-from agent.model.gpuactions import GpuActions
-from agent.model.gpudevices import GPU_DRIVER, RELEASED
-from agent.model.gpus import Ancestor, pci_address
-from agent.model.holding import DEVICES_CHECKPOINTS, DeviceGrant, HoldingSource
-from agent.model.interconnect import GPU_LINKS, Interlink
-from agent.model.node_annotations import NodeConfiguration
-from agent.model.pods import Pod
-from agent.model.report import DeviceReport, Facts, Reserved, built
+from agent.model.devices import device_object, interconnect
+from agent.model.devices.device_files import NO_FILES, DeviceFiles
+from agent.model.devices.device_object import GPU_PARTITIONS, Condition
+from agent.model.devices.gpu_actions import GpuActions
+from agent.model.devices.gpu_devices import GPU_DRIVER, RELEASED
+from agent.model.devices.gpus import Ancestor, pci_address
+from agent.model.devices.holding import DEVICES_CHECKPOINTS, DeviceGrant, HoldingSource
+from agent.model.devices.interconnect import GPU_LINKS, Interlink
+from agent.model.devices.listing import Published, published
+from agent.model.nrt import node_status
+from agent.model.nrt.node_annotations import NodeConfiguration
+from agent.model.nrt.report import DeviceReport, Facts, Reserved, built
+from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.node.devices import DeviceState, DeviceView, device_view
@@ -170,12 +171,12 @@ def test_what_was_published_stays_until_the_driver_has_answered(mixed: Node) -> 
     mixed.view.close()
     mixed.driver.tell(gpumachines.mixed().but(init=9))
     mixed.view = mixed.another()
-    labels = nodestatus.gpu_labels(first.gpus, first.devices)
-    body = deviceobject.encode("n", first.devices, labels, first.annotations)
+    labels = node_status.gpu_labels(first.gpus, first.devices)
+    body = device_object.encode("n", first.devices, labels, first.annotations)
     mixed.published, _ = published(body)
     before = mixed.observe()
     assert before.devices == first.devices
-    assert nodestatus.gpu_labels(before.gpus, before.devices) == labels != {}
+    assert node_status.gpu_labels(before.gpus, before.devices) == labels != {}
     ill = mixed.until(lambda it: not any(health(it)))
     assert len(ill.devices) == len(first.devices)
     (condition,) = (each for each in ill.devices[0].conditions if each.type == HEALTHY)
@@ -276,7 +277,7 @@ def test_links_stay_said_until_a_new_agents_driver_has_answered(dgx1: Node) -> N
     dgx1.view.close()
     dgx1.driver.tell(gpumachines.dgx1().but(init=9))
     dgx1.view = dgx1.another()
-    body = deviceobject.encode("n", first.devices, {}, first.annotations)
+    body = device_object.encode("n", first.devices, {}, first.annotations)
     dgx1.published, problems = published(body)
     assert problems == ()
     again = dgx1.observe()

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model.cpuset import CpuSet
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
 from agent.node.doctor import DriftKind, Finding, ObservedContainer, findings
 

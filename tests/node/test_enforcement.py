@@ -14,10 +14,10 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import WriteOutcome
 from agent.cri.client import Cri, Sandbox
 from agent.discover import cpus
-from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import Created, RequestedResources
-from agent.model.pods import Container, ContainerState, Pod
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CgroupLimits, PodWanted, Wanted
 from agent.node.enforcement import Enforcement
 from agent.node.runtime_updater import RuntimeUpdater

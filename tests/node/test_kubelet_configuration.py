@@ -12,8 +12,8 @@ from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
-from agent.model.cpuset import CpuSet
-from agent.model.node_annotations import NodeConfiguration
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.settings.agent import AgentSettings
 from agent.node.kubelet_configuration import (
     CpuManagerStatus,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.kubelet.configuration import KubeletConfiguration
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.settings.agent import AgentSettings
 from agent.node import kubelet_configuration
 from agent.node.kubelet_configuration import Reading, inferred, merged

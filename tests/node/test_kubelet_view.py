@@ -4,7 +4,7 @@ import pytest
 
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.kubelet.statefile import StateFileError
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.node.kubelet_view import CpuManagerStateView
 
 GIVEN = KubeletCpus(True, {"u": CpuSet([1, 2])}, {"u": {"a": CpuSet([1, 2])}})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.kubelet.device_checkpoint import FILE_NAME
-from agent.model.holding import DeviceGrant, HoldingSource
+from agent.model.devices.holding import DeviceGrant, HoldingSource
 from agent.node.kubelet_view import DeviceCheckpointView
 from tests.kubelet.test_device_checkpoint import ENTRY, REAL
 

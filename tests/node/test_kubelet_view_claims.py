@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.model.cpuset import CpuSet
-from agent.model.holding import DeviceGrant, HoldingSource
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.holding import DeviceGrant, HoldingSource
 from agent.node.kubelet_view import ResourceClaimView
 
 

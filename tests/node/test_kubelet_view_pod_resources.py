@@ -13,8 +13,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.model.cpuset import CpuSet
-from agent.model.podresources import Allocatable
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.nrt.podresources import Allocatable
 from agent.node.kubelet_view import PodResourcesAnswer, PodResourcesView
 from agent.proto import podresources_pb2 as pb
 from tests.kubelet.played import Kubelet, serving

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.model.cpuset import CpuSet
-from agent.model.podresources import (
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.nrt.podresources import (
     Allocatable,
     ContainerResources,
     GivenDevice,

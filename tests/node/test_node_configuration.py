@@ -7,7 +7,7 @@ import pytest
 
 from agent.kubelet.configuration import ConfigurationError, of_object
 from agent.model.apiobjects import ApiNode
-from agent.model.node_annotations import (
+from agent.model.nrt.node_annotations import (
     RESERVATION,
     SYSTEM_QOS,
     NodeConfiguration,

@@ -13,7 +13,7 @@ from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.cri.client import Sandbox
 from agent.discover.cpus import TopologyView
 from agent.model import snapshot
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import (
     ContainerAnnounced,
     ContainerFailed,
@@ -21,8 +21,13 @@ from agent.model.notifications import (
     RequestedResources,
     Resized,
 )
-from agent.model.podresources import ClaimedDevice, ContainerResources, PodResources, ResourceClaim
-from agent.model.pods import ContainerState
+from agent.model.nrt.podresources import (
+    ClaimedDevice,
+    ContainerResources,
+    PodResources,
+    ResourceClaim,
+)
+from agent.model.pod.pods import ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import Wanted

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from agent.cri.client import RuntimeContainer, Sandbox
-from agent.model.cpuset import CpuSet, union
+from agent.model.cpu.cpuset import CpuSet, union
 from agent.model.notifications import (
     ContainerAnnounced,
     ContainerFailed,

@@ -19,7 +19,7 @@ from agent.model.notifications import (
     RequestedResources,
     SnapshotRequest,
 )
-from agent.model.pods import ANNOTATIONS
+from agent.model.pod.pods import ANNOTATIONS
 from agent.node import notifications
 from agent.node.notifications import NotificationSocket
 

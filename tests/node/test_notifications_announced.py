@@ -1,7 +1,7 @@
 import msgspec
 
 from agent.model.notifications import ContainerAnnounced, PodAnnounced
-from agent.model.pods import Container, ContainerState, Pod
+from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.node.notifications import PATIENCE_SECONDS, Announced, AnnouncedContainers
 
 NOTIFICATION = PodAnnounced("u", "ns", "n", {}, {"k": "1"}, "/kubepods/burstable/podu")

@@ -9,7 +9,7 @@ from agent.cgroup import values
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.model.notifications import PodAnnounced
-from agent.model.pods import Container, ContainerState
+from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import CgroupLimits

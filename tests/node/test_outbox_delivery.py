@@ -14,9 +14,9 @@ from agent.kube.errors import (
     UnreachableError,
 )
 from agent.kube.store import EmbeddedStore
-from agent.model.deviceobject import Device
-from agent.model.nodetopology import NodeTopology
-from agent.model.report import DeviceReport, Report
+from agent.model.devices.device_object import Device
+from agent.model.nrt.report import DeviceReport, Report
+from agent.model.nrt.resource_topology import NodeTopology
 from agent.node.outbox import deliver
 
 GPU = Device("gpu", "GPU-1", 0, {"koordinator.sh/gpu-core": 100})

@@ -9,10 +9,10 @@ from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.visibility.pod_devices import PodVisibility
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import CpuSet
-from agent.model.pods import Container, ContainerState, Pod
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.visible import HeldDevice, Visible, VisibleDevices, VisibleGpu
+from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
-from agent.model.visible import HeldDevice, Visible, VisibleDevices, VisibleGpu
 from agent.node.device_visibility import DeviceVisibility
 from agent.node.publisher import Publisher
 from tests.builders import machine, pod, running

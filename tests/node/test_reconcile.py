@@ -11,10 +11,15 @@ import yaml
 from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup.journal import Journal
 from agent.kube.errors import StoreError
-from agent.model import pods
 from agent.model.notifications import Created, PodAnnounced, RequestedResources, SnapshotRequest
-from agent.model.podresources import ClaimedDevice, ContainerResources, PodResources, ResourceClaim
-from agent.model.pods import ContainerState
+from agent.model.nrt.podresources import (
+    ClaimedDevice,
+    ContainerResources,
+    PodResources,
+    ResourceClaim,
+)
+from agent.model.pod import pods
+from agent.model.pod.pods import ContainerState
 from agent.model.verdict import Code
 from agent.node.kubelet_view import PodResourcesAnswer
 from agent.node.reconcile import ReconcileError

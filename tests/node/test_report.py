@@ -5,12 +5,12 @@ from typing import Any
 
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.model import nodetopology
-from agent.model.cpuset import CpuSet
-from agent.model.node_annotations import NodeConfiguration, NodeReservation, SystemQos
-from agent.model.nodetopology import Version
-from agent.model.pods import Pod
-from agent.model.report import Report
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.nrt import resource_topology
+from agent.model.nrt.node_annotations import NodeConfiguration, NodeReservation, SystemQos
+from agent.model.nrt.report import Report
+from agent.model.nrt.resource_topology import Version
+from agent.model.pod.pods import Pod
 from agent.node.report import ClusterReporter, ReportInput
 from tests.builders import machine, pod
 
@@ -23,7 +23,7 @@ class Remembering:
         self.labels: list[dict[str, str]] = []
 
     def __call__(self, told: Report) -> bool:
-        self.applied.append(nodetopology.encode(told.topology, Version.V1ALPHA2))
+        self.applied.append(resource_topology.encode(told.topology, Version.V1ALPHA2))
         self.labels.append(told.labels)
         return True
 

@@ -10,8 +10,8 @@ import pytest
 from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cri.client import Placement
-from agent.model.holding import DeviceGrant, HoldingSource
-from agent.model.pods import ContainerState, Pod
+from agent.model.devices.holding import DeviceGrant, HoldingSource
+from agent.model.pod.pods import ContainerState, Pod
 from agent.model.verdict import Code
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError

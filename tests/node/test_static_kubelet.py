@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent.kube.events import Regarding
-from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import ApiPod, Phase
 from agent.model.notifications import PodAnnounced
-from agent.model.pods import ContainerState
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.pods import ContainerState
 from agent.node.change_log import CLAIM_NOT_HONORED, INVALID_ANNOTATION, PodEvents
 from tests.node.world import World
 

@@ -15,8 +15,8 @@ from agent.kubelet.configuration import ConfigurationError
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.statefile import Checked, StateFileError
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import CpuSet
-from agent.model.pods import Pod
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.pods import Pod
 from agent.model.settings.agent import DoctorSettings
 from agent.model.snapshot import NOTHING
 from agent.node import takeover

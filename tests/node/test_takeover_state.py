@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.kubelet.cpu_manager_state import CpuManagerState, decode, encode
 from agent.kubelet.statefile import Checked
-from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.node.takeover import TakeoverError, with_chosen
 
 

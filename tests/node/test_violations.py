@@ -1,8 +1,8 @@
 import pytest
 
-from agent.model.cpuset import CpuSet
-from agent.model.pods import Container, ContainerState
-from agent.model.qos import QoS
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.pods import Container, ContainerState
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import Owner
 from agent.node import violations
 from tests.builders import pod, running

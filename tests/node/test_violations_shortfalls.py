@@ -7,9 +7,9 @@ import pytest
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model import bounds
-from agent.model.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
-from agent.model.cpuset import CpuSet, union
-from agent.model.pods import Container, ContainerState, Pod
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.pod.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.node import violations
 from tests.builders import machine, pod
 

@@ -17,10 +17,10 @@ from agent.kube.errors import StoreError
 from agent.kube.store import EmbeddedStore
 from agent.model import apiobjects
 from agent.model import snapshot as snapshots
-from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import ApiPod
-from agent.model.pods import ContainerState
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.pods import ContainerState
+from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot, Wanted
 from agent.model.verdict import Code

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.model.annotations import DEVICE_ALLOCATED
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.verdict import Code
 from agent.proto import nri_pb2 as pb
 from tests.nri.world import World, container, pod

@@ -13,10 +13,10 @@ from agent.hooks.cpuset import Give
 from agent.hooks.cri import carried
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.hooks.visibility import UnhonouredError
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.visible import MOUNT_ROOT, VISIBLE_DEVICES, DeviceNode, VisibleGpu
 from agent.model.notifications import RequestedResources
 from agent.model.snapshot import CgroupLimits, Wanted
-from agent.model.visible import MOUNT_ROOT, VISIBLE_DEVICES, DeviceNode, VisibleGpu
 from agent.nri import messages
 from agent.proto import cri_pb2, nri_pb2
 from tests.nri.world import pod

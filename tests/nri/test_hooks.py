@@ -16,7 +16,7 @@ from agent.model.notifications import (
     Resized,
     SnapshotRequest,
 )
-from agent.model.qos import QoS
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import CgroupLimits, PodWanted, Wanted
 from agent.model.verdict import Code
 from agent.proto import nri_pb2 as pb

@@ -12,10 +12,10 @@ import pytest
 
 from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer
 from agent.host.loop import Loop
+from agent.model.devices.visible import Mount
 from agent.model.notifications import PodAnnounced, RequestedResources
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.qos import QOS_LABEL
 from agent.model.verdict import Code, Refuse, Wait
-from agent.model.visible import Mount
 from agent.nri.link import PluginLink
 from agent.nri.messages import NriContainer
 from agent.nri.service import PluginCall

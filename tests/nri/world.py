@@ -9,8 +9,8 @@ from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.host.loop import Loop
 from agent.model import verdict as policy
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.qos import QOS_LABEL
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.frontends import NriSettings
 from agent.model.verdict import Deadlines
 from agent.nri import messages

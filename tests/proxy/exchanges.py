@@ -13,12 +13,12 @@ from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.hooks.requests import DeviceFields
 from agent.model import verdict
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.qos import QOS_LABEL, QoS
+from agent.model.devices.visible import DeviceNode, HeldDevice, Visible, VisibleDevices, VisibleGpu
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.settings.frontends import ProxySettings
 from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
 from agent.model.verdict import CREATE, RUN, UPDATE, Deadlines
-from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleDevices, VisibleGpu
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import CpusetGate
 from agent.relay.gate import Call, GateVerdict

@@ -16,7 +16,7 @@ from agent.model.notifications import (
     RequestedResources,
     SnapshotRequest,
 )
-from agent.model.qos import QOS_LABEL, QoS
+from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import PodWanted, Pool, Snapshot, Wanted
 from agent.model.verdict import CREATE, RUN, UPDATE, Code, Refuse, Wait
 from agent.proto import cri_pb2 as pb

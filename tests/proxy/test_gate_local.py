@@ -15,7 +15,7 @@ from agent.model.notifications import (
     RequestedResources,
     Resized,
 )
-from agent.model.qos import QoS
+from agent.model.pod.qos import QoS
 from agent.model.snapshot import CpuPolicy, Owner, PodWanted, Snapshot, Wanted
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import cri_pb2 as pb

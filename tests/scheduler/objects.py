@@ -9,14 +9,15 @@ from typing import Any
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.conformance import machines
 from agent.kube.objects import Change, ChangeKind, ObjectKey
-from agent.model import deviceobject, fingerprint, nodetopology
-from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import from_object
-from agent.model.cpuset import EMPTY
-from agent.model.deviceobject import Device, DeviceObject, DeviceTopology
-from agent.model.node_annotations import NodeConfiguration, koordinator_annotations
-from agent.model.nodetopology import NodeTopology
-from agent.model.topology import Topology
+from agent.model.cpu.cpuset import EMPTY
+from agent.model.cpu.topology import Topology
+from agent.model.devices import device_object
+from agent.model.devices.device_object import Device, DeviceObject, DeviceTopology
+from agent.model.nrt import fingerprint, resource_topology
+from agent.model.nrt.node_annotations import NodeConfiguration, koordinator_annotations
+from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler import records
 from agent.scheduler.records import AGENT_LABELS, AgentSelector, NodeRecord, PodRecord, Unreadable
 
@@ -89,16 +90,16 @@ def topology(
     """Of so many NUMA nodes with two cores of two threads each; all CPUs may be given away. `pods`:
     namespaces and names of those that what is left is told beside."""
     machine = Topology(machines.cpus((zones, 1, 2, 2), "adjacent"), (), EMPTY, EMPTY, smt=True)
-    amounts = nodetopology.Amounts(4000, 4000, available_milli)
-    return nodetopology.encode(
+    amounts = resource_topology.Amounts(4000, 4000, available_milli)
+    return resource_topology.encode(
         NodeTopology(
             name,
-            tuple(nodetopology.Zone(each, {"cpu": amounts}) for each in range(zones)),
+            tuple(resource_topology.Zone(each, {"cpu": amounts}) for each in range(zones)),
             policy,
             fingerprint=None if pods is None else fingerprint.of(pods),
             annotations=koordinator_annotations(machine, (), (), (), NodeConfiguration()),
         ),
-        nodetopology.Version.V1ALPHA2,
+        resource_topology.Version.V1ALPHA2,
     )
 
 
@@ -109,7 +110,7 @@ def devices(name: str, gpus: int = 2) -> Object:
         "koordinator.sh/gpu-memory": 1 << 30,
         "koordinator.sh/gpu-memory-ratio": 100,
     }
-    return deviceobject.encode(
+    return device_object.encode(
         name,
         [
             Device("gpu", f"GPU-{minor}", minor, amounts, True, None, DeviceTopology(0, 0, "0"))

@@ -13,7 +13,7 @@ from agent.allocate.node_allocation import pod_allocation
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup
-from agent.model.device_allocation import allocated
+from agent.model.devices.device_allocation import allocated
 from agent.scheduler.binder import Binder, LostRaceError
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations

@@ -9,7 +9,7 @@ from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import ChangeKind
-from agent.model import schedulerargs
+from agent.model.settings import plugin_args
 from agent.scheduler.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
@@ -403,7 +403,7 @@ def test_every_node_gives_by_the_rules_of_the_cluster() -> None:
         "numaTopologyAlignmentPolicy": "SingleNUMANode",
         "scoringStrategy": {"measures": ["Resources"], "resources": [{"name": "cpu"}]},
     }
-    it = SchedulerCache(rules=AllocatorRules(scoring=schedulerargs.decode(settings)))
+    it = SchedulerCache(rules=AllocatorRules(scoring=plugin_args.decode(settings)))
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     it.topologies_changed([objects.of_topology(objects.topology("n1"))])
     state = it.node("n1")

@@ -14,8 +14,8 @@ from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
+from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.corrections import Corrections
 from tests.kube.hostile import Request, Server, reply, status

@@ -7,8 +7,8 @@ import pytest
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.apiobjects import GROUP_ANNOTATION, ApiPod
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.scheduler import handlers
 from agent.scheduler.binder import Binder
 from agent.scheduler.cluster import SchedulerCache

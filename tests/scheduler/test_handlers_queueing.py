@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from agent.kube.objects import ChangeKind
-from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup, from_object
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender import (

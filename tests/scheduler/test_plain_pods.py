@@ -16,8 +16,8 @@ from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model import apiobjects
-from agent.model.policies import Strategy
-from agent.model.schedulerargs import ZoneScoring
+from agent.model.cpu.policies import Strategy
+from agent.model.settings.plugin_args import ZoneScoring
 from agent.scheduler.binder import Binder
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.equivalence_cache import EquivalenceCache

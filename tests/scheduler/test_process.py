@@ -17,10 +17,10 @@ from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.daemon import FaultError
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.model import schedulerargs
-from agent.model.policies import GpuObjective, Strategy
-from agent.model.schedulerargs import Rules, ZoneScoring
+from agent.model.cpu.policies import GpuObjective, Strategy
+from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
+from agent.model.settings.plugin_args import Rules, ZoneScoring
 from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import extender, process
 from agent.scheduler.binder import Binder, ReservationExpiry
@@ -124,7 +124,7 @@ def test_every_node_gives_by_what_is_configured() -> None:
         "gpuObjective": "besteffort",
         "zoneScoringStrategy": {"type": "MostAllocated", "resources": [{"name": "cpu"}]},
     }
-    args = schedulerargs.decode(file)
+    args = plugin_args.decode(file)
     assert process.allocator_rules(args, Strategy.LEAST_ALLOCATED) == AllocatorRules(
         shares=Strategy.LEAST_ALLOCATED,
         scoring=args,

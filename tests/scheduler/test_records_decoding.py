@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import CpuSet
-from agent.model.holding import DEVICES_CHECKPOINTS
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.holding import DEVICES_CHECKPOINTS
 from agent.model.objects import ObjectError
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler import records
 from agent.scheduler.records import AGENT_LABELS, AgentSelector, Unreadable
 from tests.deploy import manifests

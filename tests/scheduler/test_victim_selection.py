@@ -15,8 +15,8 @@ from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import ApiPod
+from agent.model.cpu.policies import NumaPolicy
 from agent.model.objects import LabelSelector
-from agent.model.policies import NumaPolicy
 from agent.scheduler.disruption_budgets import Budget, Budgets
 from agent.scheduler.pod_info import PodRequirements
 from agent.scheduler.victim_selection import (

@@ -8,8 +8,8 @@ import pytest
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.kube.objects import ChangeKind
-from agent.model.policies import Strategy
-from agent.model.schedulerargs import ZoneScoring
+from agent.model.cpu.policies import Strategy
+from agent.model.settings.plugin_args import ZoneScoring
 from agent.scheduler.cluster import SchedulerCache
 from tests.scheduler import objects
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agent.model import fingerprint, nodetopology
-from agent.model.nodetopology import FINGERPRINT_METHOD, Amounts, NodeTopology, Version, Zone
+from agent.model.nrt import fingerprint, resource_topology
+from agent.model.nrt.resource_topology import (
+    FINGERPRINT_METHOD,
+    Amounts,
+    NodeTopology,
+    Version,
+    Zone,
+)
 
 Object = dict[str, Any]
 Zones = Mapping[int, Mapping[str, int]]
@@ -75,7 +81,7 @@ def topology(
     tells none."""
     taken = used or {}
     told = None if pods is None else fingerprint.of(("default", each) for each in pods)
-    return nodetopology.encode(
+    return resource_topology.encode(
         NodeTopology(
             name,
             tuple(

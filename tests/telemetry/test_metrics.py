@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.model.pods import Pod
+from agent.model.pod.pods import Pod
 from agent.node.change_log import ChangeRecorder
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.discover import cpus
-from agent.model.cpuset import CpuSet
-from agent.model.topology import Topology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
 from agent.view import machine as picture
 from tests.fixtures.trees import CPU, NODE, Files, machine, meminfo, write
 

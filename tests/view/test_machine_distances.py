@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model.cpuset import EMPTY
-from agent.model.topology import NumaNode
+from agent.model.cpu.cpuset import EMPTY
+from agent.model.cpu.topology import NumaNode
 from agent.view import machine
 
 

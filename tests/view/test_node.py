@@ -5,10 +5,10 @@ import pytest
 
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.model.cpuset import CpuSet
-from agent.model.pods import Pod
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.pod.pods import Pod
 from agent.model.snapshot import Snapshot
-from agent.model.topology import Topology
 from agent.view.node import draw, holders
 from tests.builders import machine, pod
 

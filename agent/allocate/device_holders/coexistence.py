@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from agent.model.cpuset import CpuSet
-from agent.model.holding import DeviceHolding, Form, HoldingSource
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.holding import DeviceHolding, Form, HoldingSource
 
 
 class Rule(enum.StrEnum):

@@ -10,9 +10,8 @@ from typing import Final
 
 import msgspec
 
-from agent.model.holding import DeviceGrant, HoldingSource
-from agent.model.podresources import PodName, PodResources
-from agent.model.visible import (
+from agent.model.devices.holding import DeviceGrant, HoldingSource
+from agent.model.devices.visible import (
     MOUNT_ROOT,
     NOTHING_NAMED,
     VISIBLE_DEVICES,
@@ -20,6 +19,7 @@ from agent.model.visible import (
     mounted,
     split,
 )
+from agent.model.nrt.podresources import PodName, PodResources
 
 _CPUSET_PREFIX: Final = "DRA_CPUSET_"
 """Before the uid of a claim."""

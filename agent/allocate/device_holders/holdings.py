@@ -21,13 +21,13 @@ import msgspec
 from agent.allocate.device_holders.coexistence import conflicts
 from agent.allocate.device_holders.grants import CPU_DRIVER
 from agent.allocate.device_holders.names import Keys, is_number, meaning
-from agent.model import device_allocation
-from agent.model.annotations import AnnotationError
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.device_allocation import GivenDevices, Holdings, VirtualFunctions
-from agent.model.deviceobject import Device, DeviceType
-from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
-from agent.model.pods import Pod
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.devices import device_allocation
+from agent.model.devices.device_allocation import GivenDevices, Holdings, VirtualFunctions
+from agent.model.devices.device_object import Device, DeviceType
+from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.pods import Pod
 
 _ORDER: Final = {source: place for place, source in enumerate(HoldingSource)}
 

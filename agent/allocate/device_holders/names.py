@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
-from agent.model.cpuset import CpuSet, CpuSetError
-from agent.model.deviceobject import Device, DeviceType
-from agent.model.gpus import Gpu, pci_address
-from agent.model.holding import DeviceGrant, DeviceHolding, Form
-from agent.model.pci import Fpga, RdmaDevice
-from agent.model.visible import is_uuid
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
+from agent.model.devices.device_object import Device, DeviceType
+from agent.model.devices.gpus import Gpu, pci_address
+from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form
+from agent.model.devices.pci import Fpga, RdmaDevice
+from agent.model.devices.visible import is_uuid
 
 
 class Target(msgspec.Struct, frozen=True):

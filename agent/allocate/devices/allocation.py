@@ -22,10 +22,15 @@ from agent.allocate.devices.inventory import NodeDevices, device_score, summed
 from agent.allocate.devices.need import Need, allowed_devices, candidates_of, need_of
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, DeviceRequest
 from agent.allocate.numa.hint import Provider, TopologyHint, of_nodes, subsets
-from agent.model.cpuset import members
-from agent.model.device_allocation import DeviceAllocateStrategy, DeviceHint, Joint, JointScope
-from agent.model.deviceobject import DeviceType
-from agent.model.policies import Strategy
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import Strategy
+from agent.model.devices.device_allocation import (
+    DeviceAllocateStrategy,
+    DeviceHint,
+    Joint,
+    JointScope,
+)
+from agent.model.devices.device_object import DeviceType
 
 _Site = str | int
 """A PCIe switch, or a NUMA node."""
@@ -222,7 +227,7 @@ def node_score(
 
 
 def device_allocated(allocation: Allocation) -> str:
-    """The content of `device-allocated`, as `model.device_allocation` reads it back."""
+    """The content of `device-allocated`, as `model.devices.device_allocation` reads it back."""
     body = {
         kind: [_device(each) for each in chosen]
         for kind, chosen in sorted(allocation.devices.items())

@@ -19,9 +19,9 @@ from agent.allocate.devices.inventory import LEVELS, GpuGroup, LinkTable
 from agent.allocate.devices.need import Candidates, Need
 from agent.allocate.devices.partitions import feasible, packed
 from agent.allocate.devices.request import DeviceCause, filled
-from agent.model.cpuset import members
-from agent.model.device_allocation import DeviceTopologyScope
-from agent.model.deviceobject import Device, VirtualFunction
+from agent.model.cpu.cpuset import members
+from agent.model.devices.device_allocation import DeviceTopologyScope
+from agent.model.devices.device_object import Device, VirtualFunction
 from agent.model.objects import LabelSelector
 
 _RANKS: Final = 3

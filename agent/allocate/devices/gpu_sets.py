@@ -30,8 +30,8 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Final, Protocol
 
-from agent.model.cpuset import members
-from agent.model.policies import GpuObjective
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import GpuObjective
 
 Matrix = tuple[tuple[int, ...], ...]
 """The value of each pair, symmetric, 0 or more; the diagonal is ignored."""

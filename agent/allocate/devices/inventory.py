@@ -20,12 +20,12 @@ import msgspec
 from agent.allocate.devices.gpu_sets import MOST, GpuTable, Matrix, table
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
 from agent.allocate.score import points
-from agent.model.device_allocation import DeviceTopologyScope, Holdings, VirtualFunctions
-from agent.model.deviceobject import Device, DeviceType
-from agent.model.gpus import Ancestor, GpuPair
-from agent.model.interconnect import Interconnect, Interlink
-from agent.model.nodestatus import FPGA, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from agent.model.policies import GpuObjective, Strategy
+from agent.model.cpu.policies import GpuObjective, Strategy
+from agent.model.devices.device_allocation import DeviceTopologyScope, Holdings, VirtualFunctions
+from agent.model.devices.device_object import Device, DeviceType
+from agent.model.devices.gpus import Ancestor, GpuPair
+from agent.model.devices.interconnect import Interconnect, Interlink
+from agent.model.nrt.node_status import FPGA, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 
 LEVELS: Final = {
     DeviceTopologyScope.ANYWHERE: 0,

@@ -9,11 +9,16 @@ import msgspec
 
 from agent.allocate.devices.inventory import Fleet, NodeDevices, Stock, device_score
 from agent.allocate.devices.request import FULL, DeviceCause, TypeRequest, filled, hinted
-from agent.model.cpuset import members
-from agent.model.device_allocation import DeviceHint, DeviceTopologyScope, Exclusion, PartitionSpec
-from agent.model.deviceobject import DeviceType
-from agent.model.nodestatus import GPU_MEMORY_RATIO
-from agent.model.policies import Strategy
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import Strategy
+from agent.model.devices.device_allocation import (
+    DeviceHint,
+    DeviceTopologyScope,
+    Exclusion,
+    PartitionSpec,
+)
+from agent.model.devices.device_object import DeviceType
+from agent.model.nrt.node_status import GPU_MEMORY_RATIO
 
 
 class Need(msgspec.Struct, frozen=True):

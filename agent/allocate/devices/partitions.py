@@ -14,11 +14,11 @@ from typing import Final
 import msgspec
 
 from agent.model import bounds
-from agent.model.annotations import AnnotationError, text_of
 from agent.model.bounds import JsonError
-from agent.model.device_allocation import PartitionSpec
-from agent.model.deviceobject import GPU_PARTITIONS
-from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
+from agent.model.devices.device_allocation import PartitionSpec
+from agent.model.devices.device_object import GPU_PARTITIONS
+from agent.model.nrt.node_status import GPU_MODEL, GPU_VENDOR
+from agent.model.pod.annotations import AnnotationError, text_of
 from agent.model.quantities import Quantity, QuantityError, whole
 
 PARTITION_POLICY: Final = "node.koordinator.sh/gpu-partition-policy"

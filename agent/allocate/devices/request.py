@@ -13,15 +13,15 @@ from typing import Final
 
 import msgspec
 
-from agent.model.device_allocation import (
+from agent.model.devices.device_allocation import (
     DeviceAllocateStrategy,
     DeviceHint,
     DeviceWishes,
     Exclusion,
     wishes,
 )
-from agent.model.deviceobject import DeviceType
-from agent.model.nodestatus import (
+from agent.model.devices.device_object import DeviceType
+from agent.model.nrt.node_status import (
     FPGA,
     GPU,
     GPU_CORE,

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Area, Layout, Section
-from agent.model.cpuset import lowest
+from agent.model.cpu.cpuset import lowest
 
 
 class NotEnoughCpusError(ValueError):

@@ -13,11 +13,11 @@ from typing import Final
 import msgspec
 
 from agent.allocate.layout import Layout
-from agent.model.annotations import shared_containers
 from agent.model.apiobjects import ApiPod
-from agent.model.cpuset import CpuSet
-from agent.model.policies import NumaPolicy
-from agent.model.qos import KubeClass
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import NumaPolicy
+from agent.model.pod.annotations import shared_containers
+from agent.model.pod.qos import KubeClass
 from agent.model.quantities import cpu
 
 

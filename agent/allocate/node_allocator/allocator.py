@@ -40,9 +40,9 @@ from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.offering import Declined, Offer
 from agent.allocate.reasons import Reason
 from agent.allocate.resource_request import ResourceRequest
-from agent.model.cpuset import CpuSet
-from agent.model.device_allocation import DeviceWishes, Holdings
-from agent.model.deviceobject import DeviceType
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.device_allocation import DeviceWishes, Holdings
+from agent.model.devices.device_object import DeviceType
 
 
 class StaleOfferError(Exception):

@@ -15,9 +15,9 @@ from agent.allocate.nrt.filter import Misfit
 from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import PolicySource
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
-from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC
-from agent.model.device_allocation import Holdings, VirtualFunctions
-from agent.model.policies import BindPolicy
+from agent.model.cpu.policies import BindPolicy
+from agent.model.devices.device_allocation import Holdings, VirtualFunctions
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC
 from agent.model.quantities import cpu
 
 

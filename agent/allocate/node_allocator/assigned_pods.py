@@ -11,14 +11,8 @@ import msgspec
 from agent.allocate.devices.inventory import Inventory, NodeDevices, node_devices
 from agent.allocate.node_allocation import PodAllocation, pod_allocation
 from agent.allocate.resource_request import pod_requests
-from agent.model.annotations import (
-    DEVICE_ALLOCATED,
-    RESOURCE_STATUS,
-    AnnotationError,
-    resource_status,
-)
 from agent.model.apiobjects import ApiPod
-from agent.model.device_allocation import (
+from agent.model.devices.device_allocation import (
     Holdings,
     VirtualFunctions,
     amounts,
@@ -26,6 +20,12 @@ from agent.model.device_allocation import (
     given,
     together,
     virtual_functions,
+)
+from agent.model.pod.annotations import (
+    DEVICE_ALLOCATED,
+    RESOURCE_STATUS,
+    AnnotationError,
+    resource_status,
 )
 
 

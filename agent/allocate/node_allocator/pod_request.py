@@ -19,7 +19,14 @@ from agent.allocate.resource_request import (
     pod_requests,
     resource_request,
 )
-from agent.model.annotations import (
+from agent.model.apiobjects import ApiPod
+from agent.model.cpu.policies import BindPolicy, NumaPolicy
+from agent.model.devices.device_allocation import (
+    DEVICE_ALLOCATE_HINT,
+    DEVICE_JOINT_ALLOCATE,
+    GPU_PARTITION_SPEC,
+)
+from agent.model.pod.annotations import (
     DEVICE_ALLOCATED,
     GPU_ISOLATION_PROVIDER,
     NUMA_TOPOLOGY_SPEC,
@@ -27,14 +34,7 @@ from agent.model.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
 )
-from agent.model.apiobjects import ApiPod
-from agent.model.device_allocation import (
-    DEVICE_ALLOCATE_HINT,
-    DEVICE_JOINT_ALLOCATE,
-    GPU_PARTITION_SPEC,
-)
-from agent.model.policies import BindPolicy, NumaPolicy
-from agent.model.qos import QOS_LABEL, QoS, qos_of
+from agent.model.pod.qos import QOS_LABEL, QoS, qos_of
 
 
 class PodRequestError(ValueError):

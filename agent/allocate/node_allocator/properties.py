@@ -27,23 +27,24 @@ from agent.allocate.node_allocation import Amounts, TopologyOptions
 from agent.allocate.node_allocator.assigned_pods import Imported
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.policies_in_force import PROFILES, Profile, node_policies
-from agent.model import holding, interconnect, node_annotations
-from agent.model.annotations import GPU_ISOLATION_PROVIDER, AnnotationError
-from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject, DeviceType
-from agent.model.holding import DeviceHolding as Held
-from agent.model.interconnect import GPU_LINKS
-from agent.model.node_annotations import (
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.policies import GpuObjective, NumaPolicy, Strategy
+from agent.model.cpu.topology import Cpu
+from agent.model.devices import holding, interconnect
+from agent.model.devices.device_object import GPU_PARTITIONS, DeviceObject, DeviceType
+from agent.model.devices.holding import DeviceHolding as Held
+from agent.model.devices.interconnect import GPU_LINKS
+from agent.model.nrt import node_annotations
+from agent.model.nrt.node_annotations import (
     CpuManager,
     amplification_ratios,
     node_reservation,
     system_qos,
 )
-from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
-from agent.model.nodetopology import NodeTopology
-from agent.model.policies import GpuObjective, NumaPolicy, Strategy
-from agent.model.schedulerargs import SchedulerArgs, ZoneScoring
-from agent.model.topology import Cpu
+from agent.model.nrt.node_status import GPU_MODEL, GPU_VENDOR
+from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod.annotations import GPU_ISOLATION_PROVIDER, AnnotationError
+from agent.model.settings.plugin_args import SchedulerArgs, ZoneScoring
 
 
 class AllocatorRules(msgspec.Struct, frozen=True):

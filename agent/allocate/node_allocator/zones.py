@@ -16,7 +16,7 @@ from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, without
 from agent.allocate.nrt.pod import ZonedPod
 from agent.allocate.nrt.score import score
-from agent.model.schedulerargs import ZoneScoring
+from agent.model.settings.plugin_args import ZoneScoring
 
 
 class ZonesLack(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 
 from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
 from agent.allocate.layout import Layout
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.snapshot import LocalOwner
 
 

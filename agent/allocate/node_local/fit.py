@@ -24,7 +24,7 @@ from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, of_whole_c
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Area, Layout
 from agent.allocate.node_local.claim import Book, LocalRequest, Move, MoveReason
-from agent.model.cpuset import CpuSet, lowest
+from agent.model.cpu.cpuset import CpuSet, lowest
 
 _Cost: TypeAlias = tuple[int, int, int, int]
 

@@ -37,7 +37,7 @@ from agent.allocate.node_local.claim import (
     Sharing,
 )
 from agent.allocate.node_local.fit import CpuFit, Mover
-from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.snapshot import LocalOwner
 
 

@@ -12,7 +12,7 @@ import msgspec
 from agent.allocate.nrt.node import ZonedNode
 from agent.allocate.nrt.pod import PartKind, PodPart, ZonedPod
 from agent.model import quantities
-from agent.model.policies import NumaPolicy, TopologyManagerScope
+from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope
 
 _Available: TypeAlias = Mapping[str, Mapping[int, int]]
 

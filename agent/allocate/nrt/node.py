@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.model import fingerprint
-from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology
-from agent.model.policies import NumaPolicy, TopologyManagerScope, kubelet_numa_policy
+from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope, kubelet_numa_policy
+from agent.model.nrt import fingerprint
+from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, NodeTopology
 
 MAX_NUMA_NODES: Final = 8
 """The number of NUMA nodes that the kubelet's topology manager supports by default."""

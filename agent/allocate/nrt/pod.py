@@ -10,7 +10,7 @@ import msgspec
 
 from agent.allocate.resource_request import InitRequests, pod_total
 from agent.model.apiobjects import ApiPod
-from agent.model.qos import KubeClass
+from agent.model.pod.qos import KubeClass
 
 _HUGEPAGES: Final = "hugepages-"
 _COMPUTE: Final = ("cpu", "memory")

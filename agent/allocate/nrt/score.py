@@ -18,7 +18,7 @@ import msgspec
 from agent.allocate.nrt.filter import parts_of
 from agent.allocate.nrt.node import ZonedNode
 from agent.allocate.nrt.pod import PartKind, ZonedPod
-from agent.model.policies import NumaPolicy, Strategy
+from agent.model.cpu.policies import NumaPolicy, Strategy
 
 _Available: TypeAlias = Mapping[str, Mapping[int, int]]
 

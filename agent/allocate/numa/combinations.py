@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
-from agent.model.cpuset import members
+from agent.model.cpu.cpuset import members
 
 Place: TypeAlias = tuple[int, ...]
 """A combination: the index of its hint in each list."""

@@ -19,8 +19,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from agent.model.cpuset import members
-from agent.model.policies import NumaPolicy
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import NumaPolicy
 
 
 class TopologyHint(msgspec.Struct, frozen=True):

@@ -27,8 +27,8 @@ from agent.allocate.numa.hint import (
     TopologyHint,
     of_nodes,
 )
-from agent.model.cpuset import members
-from agent.model.policies import NumaExclusive, NumaPolicy
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import NumaExclusive, NumaPolicy
 
 
 def merge(

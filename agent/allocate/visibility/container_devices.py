@@ -19,11 +19,11 @@ from typing import Final
 import msgspec
 
 from agent.allocate.devices.request import RequestError, TypeRequest, type_requests
-from agent.model.annotations import GPU_ISOLATION_PROVIDER
 from agent.model.apiobjects import ApiPod
-from agent.model.device_allocation import AllocatedDevice
-from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
-from agent.model.visible import Mount, Visible
+from agent.model.devices.device_allocation import AllocatedDevice
+from agent.model.devices.visible import Mount, Visible
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
+from agent.model.pod.annotations import GPU_ISOLATION_PROVIDER
 
 _HAMI_CORE: Final = "HAMi-core"
 

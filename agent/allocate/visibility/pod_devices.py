@@ -22,12 +22,12 @@ from agent.allocate.visibility.container_devices import (
     isolated,
     split,
 )
-from agent.model.annotations import AnnotationError
-from agent.model.device_allocation import AllocatedDevice, given
-from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
-from agent.model.deviceobject import DeviceType
-from agent.model.nodestatus import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleGpu, is_uuid
+from agent.model.devices.device_allocation import AllocatedDevice, given
+from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
+from agent.model.devices.device_object import DeviceType
+from agent.model.devices.visible import DeviceNode, HeldDevice, Visible, VisibleGpu, is_uuid
+from agent.model.nrt.node_status import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
+from agent.model.pod.annotations import AnnotationError
 
 _WHOLE: Final = 100
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from agent.model.devices.visible import Unasked
 from agent.model.settings.options import (
     HOLD_SECONDS,
     HOOK_DEADLINES,
@@ -26,7 +27,6 @@ from agent.model.settings.options import (
     StateDir,
 )
 from agent.model.snapshot import CpuPolicy
-from agent.model.visible import Unasked
 
 
 class TopologySettings(Options, frozen=True):

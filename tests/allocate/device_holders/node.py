@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from agent.allocate.device_holders.names import Target, keys
-from agent.model.deviceobject import Device, DeviceTopology, VfGroup, VirtualFunction
-from agent.model.gpus import Gpu, MigInstance
-from agent.model.pci import (
+from agent.model.devices.device_object import Device, DeviceTopology, VfGroup, VirtualFunction
+from agent.model.devices.gpus import Gpu, MigInstance
+from agent.model.devices.pci import (
     AcceleratorPort,
     CharDevice,
     Fpga,

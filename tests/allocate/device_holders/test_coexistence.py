@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.device_holders.coexistence import TABLE, Conflict, Rule, conflicts
-from agent.model.holding import DeviceHolding, Form, HoldingSource
+from agent.model.devices.holding import DeviceHolding, Form, HoldingSource
 
 CARD = ("gpu", "GPU-a")
 CAPACITY = {"koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.allocate.device_holders.coexistence import TABLE, Rule
-from agent.model.holding import Form
+from agent.model.devices.holding import Form
 
 PAGE = Path(__file__).parents[3] / "docs" / "devices.md"
 WORDS = {

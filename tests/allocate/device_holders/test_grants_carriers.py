@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.device_holders.grants import Carriers, of_carriers
-from agent.model.holding import HoldingSource
+from agent.model.devices.holding import HoldingSource
 
 MOUNTS = "/var/run/nvidia-container-devices"
 

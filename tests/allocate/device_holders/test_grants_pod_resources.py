@@ -3,8 +3,8 @@ from __future__ import annotations
 from agent.allocate.device_holders.coexistence import conflicts
 from agent.allocate.device_holders.grants import of_pod_resources
 from agent.allocate.device_holders.names import meaning
-from agent.model.holding import DeviceGrant, Form, HoldingSource
-from agent.model.podresources import (
+from agent.model.devices.holding import DeviceGrant, Form, HoldingSource
+from agent.model.nrt.podresources import (
     ClaimedDevice,
     ContainerResources,
     GivenDevice,

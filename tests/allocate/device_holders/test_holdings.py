@@ -19,9 +19,9 @@ from agent.allocate.device_holders.names import keys, meaning
 from agent.allocate.devices.allocation import allocate
 from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, device_request
-from agent.model import holding
-from agent.model.device_allocation import DEVICE_ALLOCATE_HINT, together
-from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
+from agent.model.devices import holding
+from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, together
+from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from tests.allocate.device_holders.node import DEVICES, GPU, KEYS
 
 

@@ -5,10 +5,10 @@ import json
 import msgspec
 
 from agent.allocate.device_holders.holdings import given, had_twice
-from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.device_allocation import amounts
-from agent.model.holding import DeviceHolding, Form, HoldingSource
-from agent.model.pods import Pod
+from agent.model.devices.device_allocation import amounts
+from agent.model.devices.holding import DeviceHolding, Form, HoldingSource
+from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.pods import Pod
 from tests.allocate.device_holders.node import DEVICES, GPU
 from tests.builders import pod
 

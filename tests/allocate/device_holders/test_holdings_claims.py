@@ -5,8 +5,8 @@ import pytest
 
 from agent.allocate.device_holders.grants import Carriers, of_carriers
 from agent.allocate.device_holders.holdings import claimed_cpus
-from agent.model.cpuset import CpuSet
-from agent.model.holding import DeviceGrant, HoldingSource
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.holding import DeviceGrant, HoldingSource
 
 
 def claim(

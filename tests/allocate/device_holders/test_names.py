@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.device_holders.names import ROWS, keys, meaning
-from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
+from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from tests.allocate.device_holders.node import DEVICES, GPUS, KEYS
 
 PLUGIN = "nvidia.com/gpu"

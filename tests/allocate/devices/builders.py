@@ -11,9 +11,9 @@ from agent.allocate.devices.allocation import Allocation, allocate
 from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, node_devices
 from agent.allocate.devices.partitions import Partitions
 from agent.allocate.devices.request import DeviceRefusal, device_request
-from agent.model.device_allocation import VirtualFunctions
-from agent.model.deviceobject import Device, DeviceTopology, VfGroup, VirtualFunction
-from agent.model.policies import Strategy
+from agent.model.cpu.policies import Strategy
+from agent.model.devices.device_allocation import VirtualFunctions
+from agent.model.devices.device_object import Device, DeviceTopology, VfGroup, VirtualFunction
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.gpu_sets import Matrix
 from agent.allocate.devices.inventory import pair_value
-from agent.model.cpuset import members
-from agent.model.gpus import Ancestor, GpuPair
-from agent.model.policies import GpuObjective
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import GpuObjective
+from agent.model.devices.gpus import Ancestor, GpuPair
 
 
 def symmetric(count: int, value: Callable[[int, int], int]) -> Matrix:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from agent.allocate.devices.allocation import Allocation, allocate, device_allocated
 from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
-from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.device_allocation import (
+from agent.model.devices.device_allocation import (
     Holdings,
     VirtualFunctions,
     allocated,
@@ -17,6 +16,7 @@ from agent.model.device_allocation import (
     together,
     virtual_functions,
 )
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from tests.allocate.devices.builders import (
     CORE,
     GPU,

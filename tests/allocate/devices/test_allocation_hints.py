@@ -4,7 +4,7 @@ from agent.allocate.devices.allocation import device_hints
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
 from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.numa.koordinator_merge import merge
-from agent.model.policies import NumaPolicy
+from agent.model.cpu.policies import NumaPolicy
 from tests.allocate.devices.builders import CARDS, RDMA, gpu, nic, node
 
 FOUR = [gpu(each, each // 2, f"p{each}") for each in range(4)]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from agent.allocate.devices.allocation import Allocation, allocate
 from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, linked, node_devices
 from agent.allocate.devices.request import RequestError, device_request
-from agent.model.device_allocation import Holdings
-from agent.model.deviceobject import Device
-from agent.model.policies import Strategy
+from agent.model.cpu.policies import Strategy
+from agent.model.devices.device_allocation import Holdings
+from agent.model.devices.device_object import Device
 from tests.allocate.devices.builders import (
     CARDS,
     CORE,

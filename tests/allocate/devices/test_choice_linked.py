@@ -6,7 +6,7 @@ import pytest
 
 from agent.allocate.devices.inventory import linked
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
-from agent.model.policies import GpuObjective
+from agent.model.cpu.policies import GpuObjective
 from tests.allocate.devices.builders import (
     CARDS,
     GPU,

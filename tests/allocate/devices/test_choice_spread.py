@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.choice import best_spread
 from agent.allocate.devices.gpu_sets import Matrix, table
-from agent.model.cpuset import members
-from agent.model.policies import GpuObjective
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import GpuObjective
 from tests.allocate.devices.links import MATRICES
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.devices.gpu_sets import BandwidthTable, Matrix
-from agent.model.cpuset import members
+from agent.model.cpu.cpuset import members
 from tests.allocate.devices.links import BRIDGED, CROSSED, MATRICES, VOLTA, by_definition, symmetric
 
 

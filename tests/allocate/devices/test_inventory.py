@@ -3,8 +3,13 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.devices.inventory import inventory, node_devices
-from agent.model.annotations import DEVICE_ALLOCATED
-from agent.model.device_allocation import allocated, functions_together, together, virtual_functions
+from agent.model.devices.device_allocation import (
+    allocated,
+    functions_together,
+    together,
+    virtual_functions,
+)
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from tests.allocate.devices.builders import BYTES, CORE, MEMORY, RATIO, gpu, nic, node, part
 
 

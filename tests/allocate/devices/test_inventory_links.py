@@ -4,10 +4,10 @@ import pytest
 
 from agent.allocate.devices.gpu_sets import table
 from agent.allocate.devices.inventory import links_of, pair_value
-from agent.model import interconnect
-from agent.model.gpus import Ancestor, GpuPair
-from agent.model.interconnect import Interconnect, Interlink
-from agent.model.policies import GpuObjective
+from agent.model.cpu.policies import GpuObjective
+from agent.model.devices import interconnect
+from agent.model.devices.gpus import Ancestor, GpuPair
+from agent.model.devices.interconnect import Interconnect, Interlink
 from tests.allocate.devices.builders import CARDS, asked, gpu, minors, nic, node
 from tests.allocate.devices.links import VOLTA, VOLTA_PAIRS, matrix, symmetric
 

@@ -7,8 +7,8 @@ import pytest
 
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions, partitions
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
-from agent.model.annotations import AnnotationError
-from agent.model.deviceobject import GPU_PARTITIONS
+from agent.model.devices.device_object import GPU_PARTITIONS
+from agent.model.pod.annotations import AnnotationError
 from tests.allocate.devices.builders import (
     CARDS,
     CORE,

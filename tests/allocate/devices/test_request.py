@@ -14,7 +14,7 @@ from agent.allocate.devices.request import (
     hinted,
     type_requests,
 )
-from agent.model.device_allocation import DeviceAllocateStrategy, DeviceHint, Exclusion
+from agent.model.devices.device_allocation import DeviceAllocateStrategy, DeviceHint, Exclusion
 
 GPU = "koordinator.sh/gpu"
 CORE = "koordinator.sh/gpu-core"

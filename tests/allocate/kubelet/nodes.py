@@ -23,8 +23,8 @@ from agent.conformance.static_cpu_manager import (
     remove,
     start,
 )
-from agent.model.cpuset import CpuSet
-from agent.model.policies import NumaPolicy
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import NumaPolicy
 
 
 def options(*names: str) -> StaticOptions:

@@ -10,7 +10,7 @@ from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError, take
 from agent.allocate.kubelet.static_policy import StaticOptions
 from agent.allocate.layout import Layout, of
 from agent.conformance.machines import cpus
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.allocate.machines import MACHINES, masks
 
 PACKED = StaticOptions()

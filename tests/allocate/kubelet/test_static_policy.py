@@ -14,7 +14,7 @@ from agent.allocate.kubelet.static_policy import (
 )
 from agent.allocate.layout import of
 from agent.conformance.machines import cpus
-from agent.model.policies import NumaPolicy
+from agent.model.cpu.policies import NumaPolicy
 from tests.allocate.kubelet.nodes import pod
 
 LAYOUT = of(cpus([2, 1, 2, 2], "adjacent", 2))

@@ -12,8 +12,8 @@ from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
-from agent.model.deviceobject import Device
-from agent.model.policies import NumaPolicy
+from agent.model.cpu.policies import NumaPolicy
+from agent.model.devices.device_object import Device
 from tests.allocate.nodes import facts as node_facts
 
 QOS = "koordinator.sh/qosClass"

@@ -17,8 +17,8 @@ from agent.allocate.node_allocator.properties import AllocatorRules, NodePropert
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.apiobjects import ApiPod
-from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, NumaPolicy, Strategy
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from tests.allocate.devices.builders import CARDS, CORE, GPU, HINT, RATIO, RDMA, gpu, nic
 from tests.allocate.node_allocator.builders import (
     ALLOCATED,

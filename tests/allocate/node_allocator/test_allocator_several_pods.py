@@ -6,7 +6,7 @@ import pytest
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequest
-from agent.model.cpuset import union
+from agent.model.cpu.cpuset import union
 from tests.fixtures.fleet import CARDS, SINGLE, SMALL, Kind, Model, carder, owner, part
 from tests.scheduler import clusters
 

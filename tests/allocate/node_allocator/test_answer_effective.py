@@ -6,7 +6,7 @@ import json
 import pytest
 
 from agent.allocate.node_allocator.answer import spec_text
-from agent.model.policies import BindPolicy
+from agent.model.cpu.policies import BindPolicy
 from tests.conftest import DATA
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS

@@ -4,8 +4,8 @@ import pytest
 
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
-from agent.model.cpuset import CpuSet
-from agent.model.policies import ExclusivePolicy
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.policies import ExclusivePolicy
 from tests.allocate.devices.builders import CORE, RDMA
 from tests.allocate.node_allocator.builders import ALLOCATED, SPEC, STATUS, pod
 

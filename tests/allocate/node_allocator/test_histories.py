@@ -18,8 +18,8 @@ from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import NodeProperties
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.apiobjects import ApiPod
-from agent.model.deviceobject import Device
-from agent.model.policies import BindPolicy, NumaPolicy
+from agent.model.cpu.policies import BindPolicy, NumaPolicy
+from agent.model.devices.device_object import Device
 from tests.allocate.devices.builders import (
     CARDS,
     CORE,

@@ -17,10 +17,10 @@ from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
 from agent.allocate.policies_in_force import NodePolicies
-from agent.model import deviceobject, interconnect
-from agent.model.cpuset import members
-from agent.model.gpus import Ancestor, GpuPair
-from agent.model.policies import GpuObjective, NumaPolicy
+from agent.model.cpu.cpuset import members
+from agent.model.cpu.policies import GpuObjective, NumaPolicy
+from agent.model.devices import device_object, interconnect
+from agent.model.devices.gpus import Ancestor, GpuPair
 from tests.allocate.devices.builders import CARDS, JOINT, RDMA, gpu, nic, part
 from tests.allocate.devices.links import VOLTA_PAIRS, by_definition, matrix, told
 from tests.allocate.node_allocator.builders import pod
@@ -58,12 +58,12 @@ def node(
         notes |= interconnect.encode_partitions(
             interconnect.gpu_partitions(interconnect.link_matrix(EIGHT, pairs))
         )
-    body = deviceobject.encode("n", [*EIGHT, *NICS], {}, notes)
+    body = device_object.encode("n", [*EIGHT, *NICS], {}, notes)
     facts: NodeProperties = node_properties(
         "n",
         {},
         node_facts((2, 1, 8, 2), policies=NodePolicies(numa_label=policy)),
-        deviceobject.read(json.loads(json.dumps(body))),
+        device_object.read(json.loads(json.dumps(body))),
         AllocatorRules(gpu_objective=objective),
     )
     assert facts.faults == ()

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError, request_of
-from agent.model.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
-from agent.model.qos import QoS
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
+from agent.model.pod.qos import QoS
 from tests.allocate.devices.builders import CARDS, CORE, HINT, RATIO, RDMA
 from tests.allocate.node_allocator.builders import ALLOCATED, NUMA_SPEC, SPEC, STATUS, pod
 

@@ -7,12 +7,12 @@ from agent.allocate.devices.inventory import LinkTable
 from agent.allocate.node_allocator.assigned_pods import Imported
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties, node_properties
 from agent.allocate.policies_in_force import NodePolicies
-from agent.model import holding, interconnect
-from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
-from agent.model.gpus import Ancestor, GpuPair
-from agent.model.holding import DEVICES_CHECKPOINTS, DeviceHolding, Form
-from agent.model.interconnect import GPU_LINKS
-from agent.model.policies import BindPolicy, GpuObjective, NumaPolicy
+from agent.model.cpu.policies import BindPolicy, GpuObjective, NumaPolicy
+from agent.model.devices import holding, interconnect
+from agent.model.devices.device_object import GPU_PARTITIONS, DeviceObject
+from agent.model.devices.gpus import Ancestor, GpuPair
+from agent.model.devices.holding import DEVICES_CHECKPOINTS, DeviceHolding, Form
+from agent.model.devices.interconnect import GPU_LINKS
 from tests.allocate.devices.builders import CORE, MEMORY, RATIO, gpu, nic
 from tests.allocate.nodes import facts as node_facts
 

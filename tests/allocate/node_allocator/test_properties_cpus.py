@@ -10,8 +10,10 @@ import pytest
 from agent.allocate import layout
 from agent.allocate.node_allocator.properties import topology_options
 from agent.conformance import machines
-from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.node_annotations import (
+from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
+from agent.model.cpu.topology import Topology
+from agent.model.nrt.node_annotations import (
     AMPLIFICATION_RATIO,
     CPU_MANAGER_POLICY,
     CPU_TOPOLOGY,
@@ -24,9 +26,7 @@ from agent.model.node_annotations import (
     SystemQos,
     koordinator_annotations,
 )
-from agent.model.nodetopology import L3_CPUS, Amounts, NodeTopology, Zone
-from agent.model.policies import BindPolicy, NumaPolicy, Strategy
-from agent.model.topology import Topology
+from agent.model.nrt.resource_topology import L3_CPUS, Amounts, NodeTopology, Zone
 
 MACHINE = machines.cpus((2, 1, 4, 2), "interleaved")
 PLAIN = NodeConfiguration()

@@ -10,8 +10,8 @@ from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
-from agent.model.policies import NumaPolicy
-from agent.model.schedulerargs import decode
+from agent.model.cpu.policies import NumaPolicy
+from agent.model.settings.plugin_args import decode
 from tests.allocate.node_allocator.builders import facts, pod
 
 GIB = 1 << 30

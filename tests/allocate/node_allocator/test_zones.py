@@ -9,8 +9,8 @@ from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.model.apiobjects import ApiPod
-from agent.model.policies import NumaPolicy, Strategy
-from agent.model.schedulerargs import ZoneScoring
+from agent.model.cpu.policies import NumaPolicy, Strategy
+from agent.model.settings.plugin_args import ZoneScoring
 from tests.allocate.node_allocator.builders import facts, pod
 from tests.allocate.nrt.values import NIC, node
 

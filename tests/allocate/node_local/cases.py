@@ -14,7 +14,7 @@ from agent.allocate.node_local.claim import (
     Sharing,
 )
 from agent.allocate.node_local.policy import decide
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpu.cpuset import EMPTY, CpuSet
 from tests.allocate.kubelet.nodes import machine, options
 
 BIG = machine(2, 2, 4, 2)

@@ -17,7 +17,7 @@ from agent.allocate.node_local.claim import (
 )
 from agent.allocate.node_local.fit import CpuFit
 from agent.allocate.node_local.policy import decide
-from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from tests.allocate.kubelet.nodes import options
 from tests.allocate.machines import even_machines
 from tests.allocate.node_local.cases import in_force, settle

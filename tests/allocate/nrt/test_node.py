@@ -4,8 +4,8 @@ import pytest
 
 from agent.allocate.nrt.filter import Misfit, ZoneFit, filter
 from agent.allocate.nrt.node import FAR, MAX_NUMA_NODES, zoned_node
-from agent.model.nodetopology import Amounts, NodeTopology, Zone
-from agent.model.policies import NumaPolicy, TopologyManagerScope
+from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope
+from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 from tests.allocate.nrt.values import CPU, GPU, container, node, pod, topology
 
 

@@ -12,8 +12,8 @@ from agent.allocate.nrt.node import (
     freshness,
     method_of,
 )
-from agent.model import fingerprint
-from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology
+from agent.model.nrt import fingerprint
+from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, NodeTopology
 
 FIRST, OWNER, LAST, FOREIGN, GONE, LONG_GONE = (
     fingerprint.pod_hash("ns", name) for name in ("first", "owner", "last", "f", "gone", "long")

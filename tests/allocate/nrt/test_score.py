@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.nrt.score import score
-from agent.model.policies import ZONE_STRATEGIES, Strategy
+from agent.model.cpu.policies import ZONE_STRATEGIES, Strategy
 from tests.allocate.nrt.values import CPU, container, node, pod, sidecar
 
 LEAST = Strategy.LEAST_ALLOCATED

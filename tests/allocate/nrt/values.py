@@ -8,7 +8,7 @@ from typing import Any
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.model.apiobjects import ApiContainer, ApiPod, Phase
-from agent.model.nodetopology import Amounts, NodeTopology, Zone
+from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 
 GPU = "nvidia.com/gpu"
 NIC = "vendor.com/nic"

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from agent.allocate.numa.hint import NodeStatus, Provider, TopologyHint
-from agent.model.policies import NumaExclusive, NumaPolicy
+from agent.model.cpu.policies import NumaExclusive, NumaPolicy
 
 Answer = tuple[int | None, bool, bool, int, bool]
 """Mask, preferred, admit, score, unsatisfied."""

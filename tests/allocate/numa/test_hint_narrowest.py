@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.numa import koordinator_merge
 from agent.allocate.numa.hint import NodeStatus, TopologyHint, resource_hints
-from agent.model.policies import NumaExclusive, NumaPolicy
+from agent.model.cpu.policies import NumaExclusive, NumaPolicy
 
 amounts = st.dictionaries(st.sampled_from(["cpu", "memory"]), st.integers(0, 4))
 machines = st.lists(amounts, min_size=1, max_size=5).map(lambda held: dict(enumerate(held)))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.numa.hint import TopologyHint, resource_hints
-from agent.model.policies import NumaPolicy
+from agent.model.cpu.policies import NumaPolicy
 
 FOUR = {node: {"cpu": 4000, "memory": 16} for node in (0, 1)}
 

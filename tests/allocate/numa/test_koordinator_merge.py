@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.numa.hint import MergeCause, NodeStatus, Pick, Provider, TopologyHint, subsets
 from agent.allocate.numa.koordinator_merge import merge
-from agent.model.policies import NumaExclusive, NumaPolicy
+from agent.model.cpu.policies import NumaExclusive, NumaPolicy
 from tests.allocate.numa import plain
 from tests.allocate.numa.strategies import DENSE, NODES, providers
 

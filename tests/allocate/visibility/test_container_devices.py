@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.visibility.container_devices import ContainerDeviceRequest, SplitError, split
-from agent.model.device_allocation import AllocatedDevice
-from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO
+from agent.model.devices.device_allocation import AllocatedDevice
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO
 from tests.allocate.visibility.asks import ask
 
 GPU = "gpu"

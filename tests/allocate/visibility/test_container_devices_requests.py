@@ -10,7 +10,7 @@ from agent.allocate.visibility.container_devices import (
     container_device_requests,
 )
 from agent.model.apiobjects import ApiPod, from_object
-from agent.model.nodestatus import GPU, GPU_CORE, GPU_MEMORY_RATIO, RDMA
+from agent.model.nrt.node_status import GPU, GPU_CORE, GPU_MEMORY_RATIO, RDMA
 
 
 def pod(containers: list[Any], init: list[Any]) -> ApiPod:

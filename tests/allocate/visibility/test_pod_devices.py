@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from agent.allocate.visibility.container_devices import ContainerDeviceRequest, Isolation
 from agent.allocate.visibility.pod_devices import DevicePod, PodVisibility, held, pod_visibility
-from agent.model.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
-from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
-from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from agent.model.visible import DeviceNode, HeldDevice, Mount, Visible, VisibleGpu
+from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
+from agent.model.devices.visible import DeviceNode, HeldDevice, Mount, Visible, VisibleGpu
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
+from agent.model.pod.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from tests.allocate.visibility.asks import ask
 
 GIB = 1 << 30

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agent.kube.errors import NotFoundError, TooManyRequestsError
-from agent.model import interconnect
-from agent.model.annotations import DEVICE_ALLOCATED
+from agent.model.devices import interconnect
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from tests.deploy.manifests import objects
 from tests.discover import gpumachines
 from tests.integration.apiserver.server import ApiServer

@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from agent.kube.errors import ServerError, TooManyRequestsError, UnreachableError
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.annotations import RESOURCE_STATUS
 from tests.deploy.manifests import objects
 from tests.fixtures import fleet
 from tests.fixtures.fleet import SMALL, Machine

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.annotations import RESOURCE_STATUS
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import ROOT, SCHEDULER, objects
 from tests.fixtures import fleet

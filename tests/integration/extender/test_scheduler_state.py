@@ -18,9 +18,9 @@ from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.errors import KubeError
 from agent.kube.transport import Transport
-from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import from_object
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler import leader_election
 from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.leader_election import Leader, LeaseTimes

@@ -24,9 +24,9 @@ import pytest
 from agent.cri.client import Cri
 from agent.discover import cpus
 from agent.kubelet.podresources import NobodyAnswersError, PodResourcesClient, RateLimitError
-from agent.model.cpuset import CpuSet
-from agent.model.podresources import PodResources
-from agent.model.topology import Topology
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import Topology
+from agent.model.nrt.podresources import PodResources
 from tests import tools
 from tests.fixtures import image
 from tests.fixtures.cgroups import MOUNTS, remove_cgroups

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from agent.conformance import machines
 from agent.kube.errors import NotFoundError
-from agent.model import deviceobject, nodetopology
-from agent.model.cpuset import EMPTY
-from agent.model.deviceobject import Device
-from agent.model.node_annotations import NodeConfiguration, koordinator_annotations
-from agent.model.nodetopology import Amounts, NodeTopology, Zone
-from agent.model.topology import Cpu, Topology
+from agent.model.cpu.cpuset import EMPTY
+from agent.model.cpu.topology import Cpu, Topology
+from agent.model.devices import device_object
+from agent.model.devices.device_object import Device
+from agent.model.nrt import resource_topology
+from agent.model.nrt.node_annotations import NodeConfiguration, koordinator_annotations
+from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
 from agent.scheduler.records import AGENT_LABELS
 from tests.deploy.manifests import objects as manifests
 from tests.integration.apiserver.server import ApiServer
@@ -76,12 +77,12 @@ class Hosts:
     def tell(self, name: str, shape: Shape = (2, 1, 4, 2)) -> None:
         """Its NodeResourceTopology."""
         cpus = machines.cpus(shape, "adjacent")
-        body = nodetopology.encode(_topology(name, cpus), nodetopology.Version.V1ALPHA2)
+        body = resource_topology.encode(_topology(name, cpus), resource_topology.Version.V1ALPHA2)
         self._api.admin.apply(f"{TOPOLOGIES}/{name}", body)
 
     def tell_devices(self, name: str, devices: Sequence[Device]) -> None:
         """Its Device."""
-        self._api.admin.apply(f"{DEVICES}/{name}", deviceobject.encode(name, devices))
+        self._api.admin.apply(f"{DEVICES}/{name}", device_object.encode(name, devices))
 
     def offer(self, name: str, devices: Sequence[Device]) -> None:
         """What the Node says of them, in sum."""

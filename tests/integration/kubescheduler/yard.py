@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
 from tests.integration.kubescheduler.company import PROFILE

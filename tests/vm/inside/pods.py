@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from agent.model.annotations import RESOURCE_STATUS
+from agent.model.pod.annotations import RESOURCE_STATUS
 from tests.fixtures.pods import PodSpec
 from tests.integration.harness import TestNode
 

@@ -9,8 +9,8 @@ import pytest
 
 from agent.discover import cpus, pci
 from agent.host.kernel_events import Uevents
-from agent.model.gpus import Ancestor
-from agent.model.pci import Function
+from agent.model.devices.gpus import Ancestor
+from agent.model.devices.pci import Function
 from agent.node.triggers import SUBSYSTEMS
 from tests.discover.test_pci import proximity
 from tests.vm.guest import FAR_BUS, FAR_NODE

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
-from agent.model.cpuset import CpuSet
-from agent.model.node_annotations import NUMA_MEMORY_POLICY
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.nrt.node_annotations import NUMA_MEMORY_POLICY
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.proto import cri_pb2 as pb
 from tests.fixtures import image
 from tests.fixtures.containerd import Containerd

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import msgspec
 
 from agent.kubelet import cpu_manager_state
-from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import CpuSet, union
-from agent.model.qos import QOS_LABEL
+from agent.model.cpu.cpuset import CpuSet, union
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QOS_LABEL
 from tests.integration.harness import TestNode, kernel_cpus
 from tests.integration.kubelet.standalone import START_SECONDS, Kubelet, container
 from tests.waiting import eventually

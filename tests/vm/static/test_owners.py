@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from agent.model.cpuset import CpuSet
+from agent.model.cpu.cpuset import CpuSet
 from tests.vm.static.company import Company, Spec
 
 pytestmark = pytest.mark.timeout(1800)

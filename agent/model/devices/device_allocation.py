@@ -1,0 +1,289 @@
+"""A pod's device annotations: how its devices are to be chosen, and those that a scheduler gave it
+(Koordinator: apis/extension/device_share.go)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+
+import msgspec
+
+from agent.model import bounds
+from agent.model.devices.device_object import Device
+from agent.model.objects import LabelSelector
+from agent.model.pod.annotations import DEVICE_ALLOCATED, AnnotationError, decoded
+from agent.model.quantities import Quantity, QuantityError, whole
+
+DEVICE_ALLOCATE_HINT: Final = "scheduling.koordinator.sh/device-allocate-hint"
+DEVICE_JOINT_ALLOCATE: Final = "scheduling.koordinator.sh/device-joint-allocate"
+GPU_PARTITION_SPEC: Final = "scheduling.koordinator.sh/gpu-partition-spec"
+
+
+class DeviceAllocateStrategy(enum.StrEnum):
+    """How many devices a request that fits one device is for."""
+
+    ONE = ""
+    APPLY_FOR_ALL = "ApplyForAll"
+    REQUESTS_AS_COUNT = "RequestsAsCount"
+
+
+class DeviceTopologyScope(enum.StrEnum):
+    """Within what all devices have to be."""
+
+    ANYWHERE = ""
+    NODE = "Node"
+    NUMA_NODE = "NUMANode"
+    PCIE = "PCIe"
+    DEVICE = "Device"
+
+
+class Exclusion(enum.StrEnum):
+    """With whom nothing is shared: the device, or all devices of its type under its PCIe switch."""
+
+    NONE = ""
+    DEVICE_LEVEL = "DeviceLevel"
+    PCIE_LEVEL = "PCIeLevel"
+
+
+class DeviceHint(msgspec.Struct, frozen=True):
+    """Of one device type. `vf_selector`: a virtual function of such a group is wanted."""
+
+    selector: LabelSelector | None = None
+    vf_selector: LabelSelector | None = msgspec.field(default=None, name="vfSelector")
+    strategy: DeviceAllocateStrategy = msgspec.field(
+        default=DeviceAllocateStrategy.ONE, name="allocateStrategy"
+    )
+    scope: DeviceTopologyScope = msgspec.field(
+        default=DeviceTopologyScope.ANYWHERE, name="requiredTopologyScope"
+    )
+    exclusion: Exclusion = msgspec.field(default=Exclusion.NONE, name="exclusivePolicy")
+
+
+class JointScope(enum.StrEnum):
+    """`PREFERRED`: under the same PCIe switches as far as possible. Koordinator has all but
+    `SAME_NUMA_NODE`."""
+
+    PREFERRED = ""
+    SAME_PCIE = "SamePCIe"
+    SAME_NUMA_NODE = "SameNUMANode"
+
+
+class Joint(msgspec.Struct, frozen=True):
+    """Device types that belong together, the leading one first."""
+
+    types: tuple[str, ...] = msgspec.field(default=(), name="deviceTypes")
+    scope: JointScope = msgspec.field(default=JointScope.PREFERRED, name="requiredScope")
+
+
+class PartitionPolicy(enum.StrEnum):
+    RESTRICTED = "Restricted"
+    BEST_EFFORT = "BestEffort"
+
+
+class PartitionSpec(msgspec.Struct, frozen=True):
+    """`restricted`: no partition but of the best score; `bandwidth`: at least so much around the
+    ring, in the unit of the table."""
+
+    restricted: bool = False
+    bandwidth: int | None = None
+
+
+class DeviceWishes(msgspec.Struct, frozen=True):
+    """By device type; without an entry there is no preference."""
+
+    hints: dict[str, DeviceHint] = {}
+    joint: Joint | None = None
+    partition: PartitionSpec | None = None
+
+
+def wishes(annotations: Mapping[str, str]) -> DeviceWishes:
+    """Raises AnnotationError."""
+    hints = decoded(annotations, DEVICE_ALLOCATE_HINT, _hints) or {}
+    joint = decoded(annotations, DEVICE_JOINT_ALLOCATE, _joint)
+    spec = decoded(annotations, GPU_PARTITION_SPEC, _spec)
+    return DeviceWishes(
+        {kind: hint for kind, hint in hints.items() if hint is not None},
+        joint,
+        None if spec is None else _partition(spec),
+    )
+
+
+class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
+    allocate_policy: PartitionPolicy = PartitionPolicy.BEST_EFFORT
+    ring_bus_bandwidth: Quantity | None = None
+
+
+_hints: Final = msgspec.json.Decoder(dict[str, DeviceHint | None] | None)
+_joint: Final = msgspec.json.Decoder(Joint | None)
+_spec: Final = msgspec.json.Decoder(_RawSpec | None)
+
+
+def _partition(raw: _RawSpec) -> PartitionSpec:
+    try:
+        bandwidth = None if raw.ring_bus_bandwidth is None else whole(raw.ring_bus_bandwidth)
+    except QuantityError as error:
+        raise AnnotationError(GPU_PARTITION_SPEC, f"ringBusBandwidth: {error}") from None
+    return PartitionSpec(raw.allocate_policy is PartitionPolicy.RESTRICTED, bandwidth)
+
+
+Holdings = dict[tuple[str, int], dict[str, int]]
+"""By type and minor of a device, and by resource, what is held of it, in units."""
+
+
+class AllocatedDevice(msgspec.Struct, frozen=True):
+    """One device of a pod, or a part of it. `id`: its permanent name, "" when the annotation has
+    the minor only. `functions`: the bus ids of its virtual functions that are allocated instead."""
+
+    minor: int
+    id: str = ""
+    resources: dict[str, int] = {}
+    functions: tuple[str, ...] = ()
+
+
+GivenDevices = Mapping[str, tuple[AllocatedDevice, ...]]
+"""What one pod was given, by type."""
+
+
+def given(annotations: Mapping[str, str]) -> dict[str, tuple[AllocatedDevice, ...]]:
+    """What one pod holds by type, in the annotation's order; negative amounts are none. Raises
+    AnnotationError."""
+    found = {}
+    for kind, devices in _by_type(annotations).items():
+        found[kind] = tuple(
+            AllocatedDevice(
+                device.minor,
+                device.id,
+                _amounts(kind, place, device.resources) if device.resources else {},
+                _buses(device.extension) if device.extension else (),
+            )
+            for place, device in enumerate(devices or ())
+        )
+    return found
+
+
+def allocated(annotations: Mapping[str, str]) -> Holdings:
+    """The devices of one pod, none without an allocation; negative amounts count as none. Raises
+    AnnotationError."""
+    return amounts(given(annotations))
+
+
+def amounts(given: GivenDevices) -> Holdings:
+    """What one pod holds."""
+    found: Holdings = {}
+    for kind, devices in given.items():
+        for device in devices:
+            of_device = found.setdefault((kind, device.minor), {})
+            for name, amount in device.resources.items():
+                of_device[name] = of_device.get(name, 0) + amount
+    return found
+
+
+def renumbered(given: GivenDevices, devices: Iterable[Device]) -> GivenDevices:
+    """With the current minors of the devices: a GPU may have another one after a boot, and the
+    annotation names the device."""
+    now = {(each.type, each.uuid): each.minor for each in devices}
+    return {
+        kind: tuple(
+            msgspec.structs.replace(each, minor=now.get((kind, each.id), each.minor))
+            for each in of_kind
+        )
+        for kind, of_kind in given.items()
+    }
+
+
+def names(given: GivenDevices, devices: Iterable[Device]) -> dict[str, frozenset[str]]:
+    """By type the ids of what was given, of virtual functions their bus ids; a device that is not
+    here has none, unless it was given by it."""
+    ids = {(each.type, each.minor): each.uuid for each in devices}
+    return {
+        kind: frozenset(
+            name
+            for each in of_kind
+            for name in each.functions or (each.id or ids.get((kind, each.minor), ""),)
+            if name
+        )
+        for kind, of_kind in given.items()
+    }
+
+
+VirtualFunctions = dict[tuple[str, int], frozenset[str]]
+"""By type and minor of a device, the bus ids of those of its functions that are held."""
+
+
+def virtual_functions(annotations: Mapping[str, str]) -> VirtualFunctions:
+    """What one pod holds. Raises AnnotationError."""
+    found: VirtualFunctions = {}
+    for kind, devices in _by_type(annotations).items():
+        for device in devices or ():
+            if device.extension and device.extension.vfs:
+                key = kind, device.minor
+                buses = frozenset(each.bus for each in device.extension.vfs)
+                found[key] = found.get(key, frozenset()) | buses
+    return found
+
+
+def together(holdings: Iterable[Holdings]) -> Holdings:
+    """What several pods hold."""
+    sums: Holdings = {}
+    for each in holdings:
+        for device, amounts in each.items():
+            of_device = sums.setdefault(device, {})
+            for name, amount in amounts.items():
+                of_device[name] = of_device.get(name, 0) + amount
+    return sums
+
+
+def functions_together(held: Iterable[VirtualFunctions]) -> VirtualFunctions:
+    """What several pods hold."""
+    sets: VirtualFunctions = {}
+    for each in held:
+        for device, buses in each.items():
+            sets[device] = sets.get(device, frozenset()) | buses
+    return sets
+
+
+_MOST_DEVICES: Final = msgspec.Meta(max_length=bounds.MOST_DEVICES)
+
+
+class _Function(msgspec.Struct, frozen=True):
+    bus: str = msgspec.field(default="", name="busID")
+
+
+class _Extension(msgspec.Struct, frozen=True):
+    vfs: Annotated[tuple[_Function, ...], _MOST_DEVICES] | None = None
+
+
+class _Allocation(msgspec.Struct, frozen=True):
+    minor: int
+    id: str = ""
+    resources: (
+        Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MOST_RESOURCES)] | None
+    ) = None
+    extension: _Extension | None = None
+
+
+_ByType = Annotated[
+    dict[str, Annotated[tuple[_Allocation, ...], _MOST_DEVICES] | None],
+    msgspec.Meta(max_length=bounds.MOST_RESOURCES),
+]
+_decoder: Final = msgspec.json.Decoder(_ByType | None)
+
+
+def _by_type(annotations: Mapping[str, str]) -> _ByType:
+    return decoded(annotations, DEVICE_ALLOCATED, _decoder, bounds.POD_LIST_BYTES) or {}
+
+
+def _buses(extension: _Extension) -> tuple[str, ...]:
+    return tuple(each.bus for each in extension.vfs or ())
+
+
+def _amounts(kind: str, place: int, resources: Mapping[str, Quantity]) -> dict[str, int]:
+    amounts = {}
+    for name, quantity in resources.items():
+        try:
+            amounts[name] = max(0, whole(quantity))
+        except QuantityError as error:
+            field = f"{kind[:40]}[{place}].resources[{name[:60]!r}]"
+            raise AnnotationError(DEVICE_ALLOCATED, f"{field}: {error}") from None
+    return amounts

@@ -1,0 +1,184 @@
+"""By which names and files a container reaches each device of a node. NVIDIA's cards have
+/dev/nvidiaMINOR; a MIG instance has its card's node and two capabilities, whose numbers the
+driver lists in /proc/driver/nvidia-caps/mig-minors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+from typing import Final
+
+import msgspec
+
+from agent.model.devices.device_object import Device, DeviceType
+from agent.model.devices.gpus import Gpu, MigInstance
+from agent.model.devices.pci import CharDevice, Fpga, Fpgas, Rdma
+from agent.model.devices.visible import DeviceNode, VisibleGpu
+
+
+class CardFiles(msgspec.Struct, frozen=True):
+    """A GPU. `divided`: MIG is on, so that only its `instances` can be had; the nodes of one are
+    its card's and its own."""
+
+    gpu: VisibleGpu
+    minor: int | None = None
+    divided: bool = False
+    instances: tuple[VisibleGpu, ...] = ()
+
+
+class OtherFiles(msgspec.Struct, frozen=True):
+    """A device of another type, by its uuid (an RDMA device's or FPGA's PCI address) and minor.
+    `functions`: the nodes of its virtual functions, by PCI address."""
+
+    type: str
+    uuid: str
+    minor: int
+    nodes: tuple[DeviceNode, ...] = ()
+    functions: dict[str, tuple[DeviceNode, ...]] = {}
+
+
+class DeviceFiles(msgspec.Struct, frozen=True):
+    """All devices of a node. `cards` None: there are some, and their driver has not listed them
+    yet. `common`: by type, the nodes that every user needs in addition to those of its device
+    (/dev/infiniband/rdma_cm)."""
+
+    cards: tuple[CardFiles, ...] | None = ()
+    others: tuple[OtherFiles, ...] = ()
+    common: dict[str, tuple[DeviceNode, ...]] = {}
+
+
+NO_FILES: Final = DeviceFiles()
+
+
+NVIDIA_MAJOR: Final = 195
+_CAPABILITY: Final = re.compile(r"(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)")
+_CAPABILITIES_MAJOR: Final = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
+
+
+def capabilities(mig_minors: str, proc_devices: str) -> dict[str, DeviceNode]:
+    """By `gpu0/gi1` and `gpu0/gi1/ci0` (the first number a card's minor), from the texts of
+    /proc/driver/nvidia-caps/mig-minors and /proc/devices."""
+    major = _CAPABILITIES_MAJOR.search(proc_devices)
+    return {
+        name: DeviceNode(
+            f"/dev/nvidia-caps/nvidia-cap{minor}", int(major[1]) if major else -1, int(minor)
+        )
+        for name, minor in _CAPABILITY.findall(mig_minors)
+    }
+
+
+def device_files(
+    devices: Iterable[Device],
+    gpus: Iterable[Gpu] | None,
+    rdma: Rdma,
+    fpgas: Fpgas,
+    capability_nodes: Mapping[str, DeviceNode] | None = None,
+    before: DeviceFiles = NO_FILES,
+) -> DeviceFiles:
+    """The files of `devices`; `gpus` None: not listed yet. A device whose files are not visible now
+    has those of `before`, unless another device has them now: an RDMA device, or a virtual function
+    of it, hides in the network namespace of its pod."""
+    listed = list(devices)
+    minors = {each.uuid: each.minor for each in listed if each.type == DeviceType.GPU}
+    now = {(each.type, each.uuid): each for each in (*_rdma(rdma), *_fpgas(fpgas))}
+    earlier = {(each.type, each.uuid): each for each in before.others}
+    seen = frozenset(
+        node.path for each in now.values() for node in chain(each.nodes, *each.functions.values())
+    )
+    others = []
+    for device in listed:
+        key = device.type, device.uuid
+        files = _with_hidden(now.get(key), earlier.get(key), seen)
+        if files is not None:
+            others.append(msgspec.structs.replace(files, minor=device.minor))
+    return DeviceFiles(
+        None
+        if gpus is None
+        else tuple(
+            _card(gpu, minors.get(gpu.uuid), capability_nodes or {})
+            for gpu in sorted(gpus, key=lambda each: (each.index, each.uuid))
+        ),
+        tuple(sorted(others, key=lambda each: (each.type, each.minor, each.uuid))),
+        {DeviceType.RDMA.value: tuple(map(_node, rdma.common))} if rdma.common else before.common,
+    )
+
+
+def _with_hidden(
+    now: OtherFiles | None, before: OtherFiles | None, seen: Collection[str]
+) -> OtherFiles | None:
+    """When no files are visible now, the files of before that no other device has now (`seen`, by
+    path)."""
+    if before is None:
+        return now
+    functions = {bus: _but(nodes, seen) for bus, nodes in before.functions.items()}
+    if now is None:
+        return msgspec.structs.replace(before, nodes=_but(before.nodes, seen), functions=functions)
+    return msgspec.structs.replace(
+        now,
+        nodes=now.nodes or _but(before.nodes, seen),
+        functions={bus: own or functions.get(bus, ()) for bus, own in now.functions.items()},
+    )
+
+
+def _but(nodes: Iterable[DeviceNode], seen: Collection[str]) -> tuple[DeviceNode, ...]:
+    return tuple(each for each in nodes if each.path not in seen)
+
+
+def _card(gpu: Gpu, minor: int | None, capability_nodes: Mapping[str, DeviceNode]) -> CardFiles:
+    """`minor`: as the Device object numbers it; where that is another one, the driver's own is
+    not known, or belongs to another card now."""
+    nodes = (
+        ()
+        if gpu.minor is None or gpu.minor != minor
+        else (DeviceNode(f"/dev/nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor),)
+    )
+    index = str(gpu.index) if gpu.index >= 0 else ""
+
+    def instance(it: MigInstance) -> VisibleGpu:
+        name = f"gpu{gpu.minor}/gi{it.gpu_instance}"
+        wanted = (name, f"{name}/ci{it.compute_instance}")
+        own = [capability_nodes[each] for each in wanted if each in capability_nodes]
+        complete = len(own) == len(wanted) and nodes
+        number = f"{index}:{it.index}" if index and it.index is not None else ""
+        return VisibleGpu(it.uuid, number, (*nodes, *own) if complete else ())
+
+    return CardFiles(
+        VisibleGpu(gpu.uuid, index, nodes),
+        minor,
+        bool(gpu.mig),
+        tuple(map(instance, gpu.instances)),
+    )
+
+
+def _rdma(rdma: Rdma) -> Iterable[OtherFiles]:
+    for each in rdma.devices:
+        yield OtherFiles(
+            DeviceType.RDMA,
+            each.physical.address,
+            -1,
+            tuple(map(_node, each.physical.char_devices)),
+            {virtual.address: tuple(map(_node, virtual.char_devices)) for virtual in each.virtual},
+        )
+
+
+def _fpgas(fpgas: Fpgas) -> Iterable[OtherFiles]:
+    """Their ports; the node that loads another bitstream is never given to a container."""
+    by_address = {each.address: each for each in fpgas.devices}
+    for each in fpgas.devices:
+        virtual = [by_address[place] for _, place in each.function.virtual if place in by_address]
+        yield OtherFiles(
+            DeviceType.FPGA,
+            each.address,
+            -1,
+            _ports(each),
+            {it.address: _ports(it) for it in virtual},
+        )
+
+
+def _ports(fpga: Fpga) -> tuple[DeviceNode, ...]:
+    return tuple(_node(port.char_device) for port in fpga.ports if port.char_device is not None)
+
+
+def _node(device: CharDevice) -> DeviceNode:
+    return DeviceNode(device.path, *(device.number or ()))

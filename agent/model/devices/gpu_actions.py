@@ -1,0 +1,116 @@
+"""What a GPU's trouble asks for: of XIDs NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors,
+immediate action of Ampere and later) as far as it is about a card's health; and a site's own word.
+
+Troubles have the names of Kubernetes reasons: `XID79`, `RowRemapPending`."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+
+class GpuActionError(ValueError):
+    """An action table that can't be read; the text names the entry."""
+
+
+class Action(enum.StrEnum):
+    """From none to manual repair; `agent.model.devices.gpu_health` has the end of each."""
+
+    IGNORE = "ignore"
+    RESTART_APP = "restart-app"
+    RESET = "reset"
+    REBOOT = "reboot"
+    SUPPORT = "support"
+
+
+def _numbers(text: str) -> Iterator[int]:
+    for part in text.split():
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+# Ignored though they are listed: what tells more of another XID (45, 154, 171, 172), and what asks
+# only for monitoring (162-166). NVLink's workflows end in a reset; so does the one of 48.
+_CATALOGUE: Final = {
+    Action.IGNORE: "14 37 38 43-45 63 66 67 92 93 106-108 121 137 141 152-154 157 160-166 171 172",
+    Action.RESTART_APP: "8 11 13 25 31 32 39-41 60 68-72 75-77 80 82-86 88 89 94 96-105 126-135 "
+    "139 159",
+    Action.RESET: "46 48 62 64 74 95 109 110 119 120 136 140 143-150 155 156 158 167 169",
+    Action.REBOOT: "79 151",
+}
+CATALOGUE: Final[Mapping[int, Action]] = {
+    number: action for action, text in _CATALOGUE.items() for number in _numbers(text)
+}
+ANY_OTHER: Final = Action.SUPPORT
+"""The catalogue's action for XIDs that it calls unused."""
+
+
+LOST: Final = "GpuLost"
+RESET_REQUIRED: Final = "ResetRequired"
+NOT_ENUMERATED: Final = "NotEnumerated"
+REMAP_PENDING: Final = "RowRemapPending"
+REMAP_FAILED: Final = "RowRemapFailure"
+RETIREMENT_PENDING: Final = "PageRetirementPending"
+UNCORRECTABLE: Final = "UncorrectableEcc"
+ADVISED: Final = "RecoveryAction"
+DRIVER_NOT_LOADED: Final = "DriverNotLoaded"
+
+STATES: Final[Mapping[str, Action]] = {
+    LOST: Action.REBOOT,
+    RESET_REQUIRED: Action.RESET,
+    NOT_ENUMERATED: Action.REBOOT,
+    REMAP_PENDING: Action.RESET,
+    REMAP_FAILED: Action.SUPPORT,
+    RETIREMENT_PENDING: Action.RESET,
+    UNCORRECTABLE: Action.RESET,
+    ADVISED: Action.RESET,
+}
+"""What a look shows, or does not show any more."""
+
+_XID: Final = "XID"
+
+
+def xid_reason(number: int) -> str:
+    return f"{_XID}{number}"
+
+
+def is_xid(reason: str) -> bool:
+    return reason.startswith(_XID) and reason[len(_XID) :].isdecimal()
+
+
+class GpuActions:
+    """By reason. `otherwise`: what a site decides for some; `any_other`: for XIDs that are in no
+    row. A state that is in none is the driver's, and asks for a human being."""
+
+    def __init__(self, otherwise: Mapping[str, Action], any_other: Action = ANY_OTHER) -> None:
+        catalogue = {xid_reason(number): action for number, action in CATALOGUE.items()}
+        self._actions = {**catalogue, **STATES, **otherwise}
+        self._any_other = any_other
+
+    def __getitem__(self, reason: str) -> Action:
+        return self._actions.get(reason, self._any_other if is_xid(reason) else Action.SUPPORT)
+
+
+def parse(text: str) -> GpuActions:
+    """`109=ignore,RowRemapPending=ignore,*=reset`: an XID or a state; `*` is any XID that the
+    catalogue does not have. Raises GpuActionError."""
+    otherwise: dict[str, Action] = {}
+    any_other = ANY_OTHER
+    for entry in filter(None, (each.strip() for each in text.split(","))):
+        name, _, word = (part.strip() for part in entry.partition("="))
+        try:
+            action = Action(word)
+        except ValueError:
+            known = ", ".join(Action)
+            raise GpuActionError(f"GPU action {entry!r}: {word!r} is none of {known}") from None
+        if name == "*":
+            any_other = action
+        elif name in STATES:
+            otherwise[name] = action
+        elif name.isascii() and name.isdecimal() and len(name) <= 4:
+            otherwise[xid_reason(int(name))] = action
+        else:
+            known = ", ".join(STATES)
+            raise GpuActionError(f"GPU action {entry!r}: {name!r} is no XID and none of {known}")
+    return GpuActions(otherwise, any_other)

@@ -1,0 +1,229 @@
+"""GPUs as Devices of the node: their resources, topology, and health as conditions.
+
+A condition outlives the agent: after a restart `restored` reads the health of the cards back from
+the published Device object. Annotations of the Node cordon cards, or release the driver."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from agent.model import bounds
+from agent.model.devices import gpu_actions
+from agent.model.devices.device_object import Condition, Device, DeviceTopology, DeviceType
+from agent.model.devices.gpu_actions import Action, GpuActions
+from agent.model.devices.gpu_health import RESET_ENDS, GpuCard, GpuCondition, GpuHealth
+from agent.model.devices.gpus import Gpu, pci_address
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GpuFacts
+from agent.model.pod.annotations import AnnotationError
+
+
+def devices(
+    health: GpuHealth,
+    places: Mapping[str, DeviceTopology],
+    cordoned: Mapping[str, str] = MappingProxyType({}),
+    host_memory_bytes: int = 0,
+) -> tuple[Device, ...]:
+    """By minor. `places`: by PCI address; `cordoned`: by UUID, why; `host_memory_bytes`: what cards
+    have that have no memory of their own. A card without a minor, or that is not enumerated and
+    whose minor another one has now, has the next that is free after all that are taken, in order of
+    index."""
+    ordered = sorted(
+        health.cards, key=lambda card: (card.gpu.index < 0, card.gpu.index, card.gpu.uuid)
+    )
+    free = max((card.gpu.minor for card in ordered if card.gpu.minor is not None), default=-1)
+    taken: set[int] = set()
+    found = []
+    for card in ordered:
+        minor = card.gpu.minor
+        if minor is None or minor in taken:
+            minor = free = free + 1
+        taken.add(minor)
+        place = places.get(card.gpu.bus) or DeviceTopology(bus=card.gpu.bus)
+        held_back = cordoned.get(card.gpu.uuid, "")
+        found.append(_device(card, minor, place, held_back, host_memory_bytes))
+    return tuple(sorted(found, key=lambda each: (each.minor, each.uuid)))
+
+
+def facts(health: GpuHealth) -> GpuFacts:
+    """What the cards have in common."""
+    products = {card.gpu.product for card in health.cards} - {""}
+    product = products.pop() if len(products) == 1 else ""
+    return GpuFacts(VENDOR, product, health.driver) if health.cards else GpuFacts()
+
+
+def _device(
+    card: GpuCard, minor: int, place: DeviceTopology, held_back: str, host_memory_bytes: int
+) -> Device:
+    gpu = card.gpu
+    return Device(
+        DeviceType.GPU,
+        gpu.uuid,
+        minor,
+        _resources(gpu, host_memory_bytes),
+        card.healthy and not held_back,
+        gpu.module,
+        place,
+        conditions(card, cordoned=held_back),
+        labels=card.labels or ({MIG_INSTANCES: str(len(gpu.instances))} if gpu.mig else {}),
+    )
+
+
+def _resources(gpu: Gpu, host_memory_bytes: int) -> dict[str, int]:
+    """A card in MIG mode gives no whole card, with instances or without."""
+    if gpu.mig:
+        return {}
+    memory = host_memory_bytes if gpu.memory_bytes is None else gpu.memory_bytes
+    return {
+        GPU_CORE: 100,
+        GPU_MEMORY_RATIO: 100,
+        **({GPU_MEMORY: memory} if memory else {}),
+    }
+
+
+VENDOR: Final = "nvidia"
+
+
+MIG_INSTANCES: Final = "topolet.io/mig-instances"
+"""Label of a Device: how many instances a card in MIG mode has."""
+
+
+HEALTHY: Final = "Healthy"
+"""The name of Koordinator's condition. Each condition of a card has one of its own name too."""
+
+CORDONED: Final = "Cordoned"
+CORDONED_GPUS: Final = "topolet.io/cordoned-gpus"
+"""Annotation of a Node: UUIDs or PCI addresses, separated by commas, of cards that get no new
+pods."""
+
+GPU_DRIVER: Final = "topolet.io/gpu-driver"
+RELEASED: Final = "released"
+"""Annotation of a Node, and its one value: we leave the driver alone, so that it can be unloaded or
+its cards be reset, and cards get no new pods."""
+
+_GRAVITY: Final = list(Action)
+_REASONS: Final = {each: each.value.title().replace("-", "") for each in Action}
+
+
+def rfc3339(seconds: int) -> str:
+    """Of seconds since 1970."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def cordoned(
+    annotations: Mapping[str, str], cards: Iterable[Gpu], *, let_go: bool = False
+) -> dict[str, str]:
+    """Cards that get no new pods, by UUID, with the reason. `let_go`: the agent released the driver
+    on request; then all cards."""
+    named = _cordoned_names(annotations)
+    found = {}
+    for gpu in cards:
+        if let_go:
+            found[gpu.uuid] = f"annotation {GPU_DRIVER}: the driver is let go"
+        elif {gpu.uuid.lower(), gpu.bus} & named:
+            found[gpu.uuid] = f"annotation {CORDONED_GPUS}"
+    return found
+
+
+def cordons_of_none(annotations: Mapping[str, str], cards: Iterable[Gpu]) -> tuple[str, ...]:
+    """Names in the annotation that match no card: their author believes that a card is cordoned."""
+    names = _cordoned_names(annotations)
+    for gpu in cards:
+        names -= {gpu.uuid.lower(), gpu.bus}
+    return tuple(f"annotation {CORDONED_GPUS}: no GPU {name[:60]!r} here" for name in sorted(names))
+
+
+def _cordoned_names(annotations: Mapping[str, str]) -> set[str]:
+    """UUIDs in lower case, addresses as the kernel writes them; NVIDIA's tools do otherwise."""
+    listed = annotations.get(CORDONED_GPUS, "").split(",", bounds.MOST_DEVICES)
+    named = (each.strip() for each in listed[: bounds.MOST_DEVICES])
+    return {pci_address(each) or each.lower() for each in named} - {""}
+
+
+def release_asked(annotations: Mapping[str, str]) -> bool:
+    """Whether the annotation asks to release the driver. Raises AnnotationError."""
+    value = annotations.get(GPU_DRIVER, "")
+    if value not in ("", RELEASED):
+        raise AnnotationError(GPU_DRIVER, f"{value[:60]!r} is not {RELEASED!r}")
+    return value == RELEASED
+
+
+def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
+    """The gravest condition gives Healthy its reason; its message has them all. `cordoned`: why."""
+    graver = sorted(
+        card.gpu_conditions, key=lambda each: (-_GRAVITY.index(each.action), each.reason)
+    )
+    message = "; ".join(f"{each.reason}: {each.message}" for each in graver)
+    turned = rfc3339(card.turned)
+    if graver:
+        healthy = Condition(HEALTHY, "False", graver[0].reason, message, turned)
+    else:
+        healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", turned)
+    found = [healthy]
+    for each in card.gpu_conditions:
+        time = rfc3339(each.since)
+        found.append(Condition(each.reason, "True", _REASONS[each.action], each.message, time))
+    if cordoned:
+        # The annotation has no time of its own.
+        found.append(Condition(CORDONED, "True", "Annotation", cordoned, turned))
+    return tuple(sorted(found, key=lambda each: each.type))
+
+
+def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -> GpuHealth:
+    """The conditions of an earlier run, with the current actions: they stay until a report shows
+    otherwise. `driver`: its version then, "" when unknown."""
+    cards = {
+        each.uuid: _card(each, actions)
+        for each in devices
+        if each.type == DeviceType.GPU and each.uuid
+    }
+    return GpuHealth(tuple(cards[uuid] for uuid in sorted(cards)), driver)
+
+
+def _card(device: Device, actions: GpuActions) -> GpuCard:
+    told = {each.type: each for each in device.conditions}
+    times = {name: _seconds(each.last_transition_time) for name, each in told.items()}
+    ours = {name: times[name] for name, each in told.items() if _is_gpu_condition(each)}
+    states = [time for name, time in ours.items() if name in RESET_ENDS]
+    gpu_conditions = tuple(
+        GpuCondition(
+            name,
+            action,
+            time,
+            told[name].message,
+            cleared=gpu_actions.is_xid(name) and any(each >= time for each in states),
+        )
+        for name, time in sorted(ours.items())
+        if (action := actions[name]) is not Action.IGNORE
+    )
+    gpu = Gpu(
+        device.uuid,
+        -1,
+        device.topology.bus if device.topology else "",
+        minor=device.minor,
+        memory_bytes=device.resources.get(GPU_MEMORY),
+        module=device.module,
+        mig=None if GPU_CORE in device.resources else True,
+    )
+    turned = times.get(HEALTHY, 0)
+    return GpuCard(
+        gpu, max(times.values(), default=0), turned, gpu_conditions, labels=device.labels
+    )
+
+
+def _is_gpu_condition(condition: Condition) -> bool:
+    """Whether the agent wrote it: an object may have conditions of other writers."""
+    known = gpu_actions.is_xid(condition.type) or condition.reason in _REASONS.values()
+    return known and condition.status == "True"
+
+
+def _seconds(text: str) -> int:
+    """0 for an invalid time: long ago."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return 0
+    return int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp())

@@ -1,0 +1,336 @@
+"""The health of GPUs: the faults of a card, and the evidence that ends each.
+
+There are two kinds. A *state* is what a report of the driver shows, until one shows its end:
+without an answer it stays. An *XID* is an event. It stays until evidence after it shows that the
+required action was done (`_EVIDENCE`): a card that answers questions proves nothing. An XID that
+only requires a restart of the application ends when no process of that time holds the card any
+more, or after a while. No function reads a clock: times are seconds since 1970, an argument of
+every step.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.model.devices import gpu_actions
+from agent.model.devices.gpu_actions import Action, GpuActions
+from agent.model.devices.gpus import (
+    OUR_FAULTS,
+    Gpu,
+    GpuEvent,
+    GpuInventory,
+    GpuReading,
+    GpuReport,
+    SilentGpu,
+)
+from agent.model.nrt.node_status import label_value
+
+
+class GpuStates:
+    """`buses`: where PCI lists NVIDIA's GPUs, None before PCI was read."""
+
+    def __init__(
+        self,
+        inventory: GpuInventory,
+        readings: Collection[GpuReading],
+        buses: Collection[str] | None,
+    ) -> None:
+        self._silent = inventory.silent
+        self._enumerated = {gpu.uuid for gpu in inventory.gpus}
+        self._places = {gpu.bus for gpu in inventory.gpus}
+        self._readings = {each.uuid: each for each in readings}
+        self._buses = buses
+
+    def reading(self, gpu: Gpu) -> GpuReading | None:
+        return self._readings.get(gpu.uuid)
+
+    def enumerates(self, gpu: Gpu) -> bool:
+        """Whether the driver counts it, possibly without any other value."""
+        return gpu.uuid in self._enumerated or self._silence(gpu) is not None
+
+    def replaced(self, gpu: Gpu) -> bool:
+        """Another card is where this one was."""
+        return gpu.uuid not in self._enumerated and gpu.bus in self._places
+
+    def taken_out(self, gpu: Gpu) -> bool:
+        """Neither NVML nor PCI has it."""
+        here = gpu.uuid in self._enumerated or self._buses is None or gpu.bus in self._buses
+        return not here and self._silence(gpu) is None
+
+    def of(self, gpu: Gpu) -> Iterator[tuple[str, str]]:
+        """Reasons and messages."""
+        silent = self._silence(gpu)
+        if silent is not None:
+            yield silent.fault, "the driver gets no answer from the card"
+        elif gpu.uuid not in self._enumerated:
+            there = self._buses is not None and gpu.bus in self._buses
+            also = f", while PCI has a card at {gpu.bus}" if there else ""
+            yield gpu_actions.NOT_ENUMERATED, f"the driver does not list the card{also}"
+        reading = self.reading(gpu)
+        if reading is not None:
+            yield from _conditions(reading)
+
+    def unanswered(self, gpu: Gpu) -> frozenset[str]:
+        """Reasons that the card's reading neither shows nor refutes: the driver did not report the
+        value."""
+        reading = self.reading(gpu) or GpuReading(gpu.uuid)
+        rows, pages = reading.remapped, reading.retirement_pending
+        answered = {
+            gpu_actions.REMAP_PENDING: rows is not None,
+            gpu_actions.REMAP_FAILED: rows is not None,
+            gpu_actions.RETIREMENT_PENDING: rows is not None or pages is not None,
+            gpu_actions.UNCORRECTABLE: rows is not None or reading.ecc_uncorrected is not None,
+            gpu_actions.ADVISED: reading.recovery_action is not None,
+        }
+        return frozenset(reason for reason, told in answered.items() if not told)
+
+    def _silence(self, gpu: Gpu) -> SilentGpu | None:
+        """A lost card keeps its index also when the driver no longer reports its UUID."""
+        for each in self._silent:
+            nameless = not each.uuid and gpu.uuid not in self._enumerated
+            if each.uuid == gpu.uuid or (nameless and each.index == gpu.index):
+                return each
+        return None
+
+
+def _conditions(reading: GpuReading) -> Iterator[tuple[str, str]]:
+    rows = reading.remapped
+    if rows is not None and rows.failed:
+        yield gpu_actions.REMAP_FAILED, "no spare rows are left where memory failed"
+    if rows is not None and rows.pending:
+        yield gpu_actions.REMAP_PENDING, "a reset will replace rows of memory that failed"
+    if reading.retirement_pending:
+        yield gpu_actions.RETIREMENT_PENDING, "a reset will retire pages of memory that failed"
+    # Where rows are remapped, an error that was contained leaves the card as good as it was.
+    if rows is None and reading.ecc_uncorrected:
+        errors = f"{reading.ecc_uncorrected} uncorrectable ECC errors"
+        yield gpu_actions.UNCORRECTABLE, f"{errors} since the driver's start"
+    if reading.recovery_action:
+        yield gpu_actions.ADVISED, f"the driver advises recovery action {reading.recovery_action}"
+
+
+RESTART_SECONDS: Final = 300
+"""How long an XID with the action restart-app keeps a card unhealthy whose processes are unknown,
+or that processes outside pods hold."""
+
+
+class Evidence(enum.Enum):
+    BOOTED = enum.auto()
+    """The machine has started since."""
+    RELOADED = enum.auto()
+    """The driver is another one, or counts from the beginning again."""
+    CLEARED = enum.auto()
+    """A state that only a reset ends was there since, and is not any more."""
+
+
+_EVIDENCE: Final = {
+    Action.RESTART_APP: frozenset(Evidence),
+    Action.RESET: frozenset(Evidence),
+    Action.REBOOT: frozenset({Evidence.BOOTED, Evidence.CLEARED}),
+    Action.SUPPORT: frozenset({Evidence.BOOTED}),
+}
+RESET_ENDS: Final = frozenset({*gpu_actions.STATES, gpu_actions.DRIVER_NOT_LOADED})
+"""States that nothing less than a reset of the card ends."""
+
+
+class GpuCondition(msgspec.Struct, frozen=True):
+    """`since`: the last time that it was reported; `holders`: the processes that held the card in
+    the first report after it, as far as they still hold it. `reloaded`, `cleared`: such evidence
+    came after it (for `cleared` the state, not yet its end)."""
+
+    reason: str
+    action: Action
+    since: int
+    message: str
+    holders: tuple[int, ...] | None = None
+    reloaded: bool = False
+    cleared: bool = False
+
+
+class GpuCard(msgspec.Struct, frozen=True):
+    """A card that was listed once. `seen`: when last; `turned`: the last change of its health;
+    `energy_millijoules`: the last reading, which falls only when the driver restarts; `labels`: of
+    a card of an earlier run, until it is listed again."""
+
+    gpu: Gpu
+    seen: int
+    turned: int
+    gpu_conditions: tuple[GpuCondition, ...] = ()
+    energy_millijoules: int | None = None
+    labels: dict[str, str] = {}
+
+    @property
+    def healthy(self) -> bool:
+        return not self.gpu_conditions
+
+
+class GpuHealth(msgspec.Struct, frozen=True):
+    """By UUID, sorted. `unclaimed`: PCI addresses of GPUs that NVML never listed, as without a
+    driver."""
+
+    cards: tuple[GpuCard, ...] = ()
+    driver: str = ""
+    unclaimed: tuple[str, ...] = ()
+
+
+def on_event(health: GpuHealth, event: GpuEvent, now: int, actions: GpuActions) -> GpuHealth:
+    """After an event. One of no card in particular strikes all."""
+    if event.xid is None:
+        return health
+    reason = gpu_actions.xid_reason(event.xid)
+    action = actions[reason]
+    if action is Action.IGNORE:
+        return health
+    where = "" if event.gpu_instance is None else f" in GPU instance {event.gpu_instance}"
+    gpu_condition = GpuCondition(reason, action, now, f"XID {event.xid}{where}: {action.value}")
+    return replace(
+        health,
+        cards=tuple(
+            _with(
+                card,
+                [*(each for each in card.gpu_conditions if each.reason != reason), gpu_condition],
+                now,
+            )
+            if event.uuid in ("", card.gpu.uuid)
+            else card
+            for card in health.cards
+        ),
+    )
+
+
+def on_report(
+    health: GpuHealth,
+    report: GpuReport,
+    now: int,
+    actions: GpuActions,
+    buses: Collection[str] | None = None,
+    booted: int | None = None,
+    restart_seconds: int = RESTART_SECONDS,
+) -> GpuHealth:
+    """The health after a report. `buses`: where PCI lists NVIDIA's GPUs, None before PCI was read;
+    `booted`: the boot time."""
+    if report.inventory is None:
+        if report.fault in OUR_FAULTS:
+            return health
+        cards = [_without_driver(card, report, now, actions) for card in health.cards]
+        return _summed(cards, health.driver, buses)
+    states = GpuStates(report.inventory, report.readings, buses)
+    driver = report.inventory.driver
+    # A version that was published went through a label.
+    other_driver = health.driver != "" and label_value(health.driver) != label_value(driver)
+    update = _Update(states, now, actions, booted, restart_seconds, other_driver)
+    known = {card.gpu.uuid: card for card in health.cards}
+    for gpu in report.inventory.gpus:
+        card = known.get(gpu.uuid, GpuCard(gpu, now, now))
+        known[gpu.uuid] = replace(card, gpu=gpu, seen=now, labels={})
+    for gpu in _named(report.inventory.silent):
+        known.setdefault(gpu.uuid, GpuCard(gpu, now, now))
+    cards = [update.at(card) for card in known.values() if not update.forgets(card)]
+    return _summed(cards, driver, buses)
+
+
+def _summed(cards: Iterable[GpuCard], driver: str, buses: Collection[str] | None) -> GpuHealth:
+    ordered = tuple(sorted(cards, key=lambda card: card.gpu.uuid))
+    unclaimed = set(buses or ()) - {card.gpu.bus for card in ordered}
+    return GpuHealth(ordered, driver, tuple(sorted(unclaimed)))
+
+
+def _named(silent: Iterable[SilentGpu]) -> Iterator[Gpu]:
+    """Cards that report their identity and nothing else."""
+    return (Gpu(each.uuid, each.index, each.bus) for each in silent if each.uuid and each.bus)
+
+
+def _without_driver(card: GpuCard, report: GpuReport, now: int, actions: GpuActions) -> GpuCard:
+    """What is known of the card stays as it was, under the one trouble of them all."""
+    cleared = report.fault in RESET_ENDS
+    fault = GpuCondition(report.fault, actions[report.fault], now, report.message)
+    kept = {
+        each.reason: replace(each, cleared=each.cleared or cleared)
+        for each in card.gpu_conditions
+        if gpu_actions.is_xid(each.reason)
+        or each.reason in gpu_actions.STATES
+        or each.reason == report.fault
+    }
+    return _with(card, {report.fault: fault, **kept}.values(), now)
+
+
+class _Update:
+    """One complete report of all cards."""
+
+    def __init__(
+        self,
+        states: GpuStates,
+        now: int,
+        actions: GpuActions,
+        booted: int | None,
+        restart_seconds: int,
+        other_driver: bool,
+    ) -> None:
+        self._states = states
+        self._now = now
+        self._actions = actions
+        self._booted = booted
+        self._restart_seconds = restart_seconds
+        self._other_driver = other_driver
+
+    def forgets(self, card: GpuCard) -> bool:
+        """A card in whose place there is another, or that was taken out before the last boot."""
+        rebooted = self._booted is not None and self._booted > card.seen
+        return self._states.replaced(card.gpu) or (rebooted and self._states.taken_out(card.gpu))
+
+    def at(self, card: GpuCard) -> GpuCard:
+        old = {each.reason: each.since for each in card.gpu_conditions}
+        states = [
+            GpuCondition(reason, action, old.get(reason, self._now), message)
+            for reason, message in self._states.of(card.gpu)
+            if (action := self._actions[reason]) is not Action.IGNORE
+        ]
+        reading = self._states.reading(card.gpu)
+        energy = None if reading is None else reading.energy_millijoules
+        before = card.energy_millijoules
+        fell = energy is not None and before is not None and energy < before
+        reloaded = self._other_driver or fell
+        cleared = any(each.reason in RESET_ENDS for each in states)
+        xids = [
+            replace(each, reloaded=each.reloaded or reloaded, cleared=each.cleared or cleared)
+            for each in card.gpu_conditions
+            if gpu_actions.is_xid(each.reason)
+        ]
+        # Another driver may know nothing of such a state, and would keep it for ever.
+        untold = frozenset() if self._other_driver else self._states.unanswered(card.gpu)
+        kept = [each for each in card.gpu_conditions if each.reason in untold]
+        if not states and not kept and reading is not None:
+            xids = [left for each in xids if (left := self._after(each, reading))]
+        gpu = card.gpu if self._states.enumerates(card.gpu) else replace(card.gpu, index=-1)
+        known = replace(card, gpu=gpu, energy_millijoules=before if energy is None else energy)
+        return _with(known, [*xids, *states, *kept], self._now)
+
+    def _after(self, gpu_condition: GpuCondition, reading: GpuReading) -> GpuCondition | None:
+        """What is left of an XID at a card that shows no trouble now."""
+        found = {
+            Evidence.BOOTED: self._booted is not None and self._booted > gpu_condition.since,
+            Evidence.RELOADED: gpu_condition.reloaded,
+            Evidence.CLEARED: gpu_condition.cleared,
+        }
+        if any(found[each] for each in _EVIDENCE[gpu_condition.action]):
+            return None
+        if gpu_condition.action is not Action.RESTART_APP:
+            return gpu_condition
+        if self._now - gpu_condition.since >= self._restart_seconds:
+            return None
+        if reading.processes is None:
+            return gpu_condition
+        now = {process.pid for process in reading.processes}
+        holders = now if gpu_condition.holders is None else now & set(gpu_condition.holders)
+        return replace(gpu_condition, holders=tuple(sorted(holders))) if holders else None
+
+
+def _with(card: GpuCard, gpu_conditions: Iterable[GpuCondition], now: int) -> GpuCard:
+    """With its faults sorted, and the time of the change."""
+    new = replace(card, gpu_conditions=tuple(sorted(gpu_conditions, key=lambda each: each.reason)))
+    return new if new.healthy == card.healthy else replace(new, turned=now)

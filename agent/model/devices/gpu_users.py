@@ -1,0 +1,60 @@
+"""Whose processes use which GPUs, and how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from agent.model.devices.gpus import GpuReading
+from agent.model.pod.pods import Pod
+
+GroupOf = Callable[[int], str | None]
+"""The cgroup of a process, None of one that is gone or hidden."""
+
+
+class GpuUse(msgspec.Struct, frozen=True):
+    """The use of one card by one container; None: the driver does not report it. `pod` is its
+    title; both are empty for processes outside known containers."""
+
+    uuid: str
+    pod: str = ""
+    container: str = ""
+    memory_bytes: int | None = None
+    sm_percent: int | None = None
+
+
+def users(
+    readings: Iterable[GpuReading], pods: Iterable[Pod], group_of: GroupOf
+) -> tuple[GpuUse, ...]:
+    """Summed over the processes of a container, which may sit in groups below its own. Sorted."""
+    owners = {
+        each.group: (pod.title, each.name)
+        for pod in pods
+        for each in pod.containers
+        if each.group is not None
+    }
+    found: dict[tuple[str, str, str], GpuUse] = {}
+    for reading in readings:
+        for process in reading.processes or ():
+            title, name = _owner(group_of(process.pid), owners)
+            key = reading.uuid, title, name
+            before = found.get(key, GpuUse(*key))
+            found[key] = msgspec.structs.replace(
+                before,
+                memory_bytes=_sum(before.memory_bytes, process.memory_bytes),
+                sm_percent=_sum(before.sm_percent, process.sm_percent),
+            )
+    return tuple(found[key] for key in sorted(found))
+
+
+def _owner(group: str | None, owners: dict[str, tuple[str, str]]) -> tuple[str, str]:
+    while group:
+        if group in owners:
+            return owners[group]
+        group = group.rpartition("/")[0]
+    return "", ""
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other + (one or 0)

@@ -1,0 +1,350 @@
+"""The devices of a node as its Device object lists them, collected from every source.
+
+RDMA devices and FPGAs are made of PCI functions here, GPUs come as Devices. The published object is
+the only store: minors and the times of conditions continue from it. A pod's allocation names its
+devices by minor, so a device keeps its minor, and the annotation `topolet.io/gone-device-minors`
+keeps those of devices that were removed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Final
+
+import msgspec
+
+from agent.model import bounds
+from agent.model.devices import device_object, interconnect
+from agent.model.devices.device_object import (
+    Condition,
+    Device,
+    DeviceTopology,
+    DeviceType,
+    VfGroup,
+    VirtualFunction,
+)
+from agent.model.devices.gpus import GpuPair
+from agent.model.devices.interconnect import Interconnect
+from agent.model.devices.pci import Fpga, Function, RdmaDevice, address_key
+from agent.model.nrt import node_status
+from agent.model.nrt.node_status import FPGA, RDMA, GpuFacts, label_value
+from agent.model.pod.annotations import AnnotationError, decoded
+
+GONE_MINORS: Final = "topolet.io/gone-device-minors"
+"""On the Device: `{"rdma": {"0000:1a:00.0": 0}}`, the numbers that devices had which are gone."""
+
+
+HEALTHY: Final = "Healthy"
+LINKS: Final = "topolet.io/links"
+LINK_LAYER: Final = "topolet.io/link-layer"
+DRIVER: Final = "topolet.io/driver"
+FUNCTION_ID: Final = "topolet.io/function-id"
+INTERFACE_ID: Final = "topolet.io/interface-id"
+
+
+_MOST: Final = bounds.MOST_DEVICES
+"""Devices of one type that are remembered, and as many as a node can have."""
+
+
+Minors = dict[str, dict[str, int]]
+"""By type and id of a device."""
+
+
+_NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
+
+
+class DiscoveredDevices(msgspec.Struct, frozen=True):
+    """What there is. `functions`: all of PCI, by address; `gpus` as `gpudevices.devices` makes
+    them, each with a minor and a UUID of its own."""
+
+    functions: Mapping[str, Function] = {}
+    gpus: tuple[Device, ...] = ()
+    rdma: tuple[RdmaDevice, ...] = ()
+    fpgas: tuple[Fpga, ...] = ()
+
+
+class Published(msgspec.Struct, frozen=True):
+    """The published Device object; empty on a new node. `pairs`: the links of its GPUs."""
+
+    devices: tuple[Device, ...] = ()
+    gone: Minors = {}
+    gpus: GpuFacts = GpuFacts()
+    pairs: tuple[GpuPair, ...] = ()
+
+
+class DeviceList(msgspec.Struct, frozen=True):
+    """By type and minor. `gone`: numbers to be remembered."""
+
+    devices: tuple[Device, ...]
+    gone: Minors
+
+
+def published(body: object) -> tuple[Published, tuple[str, ...]]:
+    """The devices of a Device object, and problems. Without readable numbers those of its devices
+    count, without readable links there are none. Raises ObjectError."""
+    devices = device_object.decode(body)
+    metadata = body.get("metadata") if isinstance(body, dict) else None
+    annotations, labels = (
+        (metadata.get(field) if isinstance(metadata, dict) else None) or {}
+        for field in ("annotations", "labels")
+    )
+    gpus = node_status.labelled(labels)
+    gone: Minors = {}
+    told: Interconnect = {}
+    problems = []
+    try:
+        gone = decode_gone(annotations)
+    except AnnotationError as error:
+        problems.append(str(error))
+    try:
+        told = interconnect.decode_links(annotations)
+    except AnnotationError as error:
+        problems.append(str(error))
+    return Published(devices, gone, gpus, interconnect.gpu_pairs(told, devices)), tuple(problems)
+
+
+def device_list(
+    found: DiscoveredDevices,
+    before: Published,
+    now: str,
+    held: Collection[tuple[str, str]] = (),
+) -> DeviceList:
+    """`now` in RFC 3339, for conditions that change; `held`: type and id of the devices that pods
+    hold."""
+    numbered_here = (each for each in before.devices if each.type in _NUMBERED_HERE)
+    known = known_minors(numbered_here, before.gone)
+    earlier = {(device.type, device.uuid): device for device in before.devices}
+    rdma = rdma_devices(found.rdma, found.functions, before.devices, held)
+    fpgas = fpga_devices(found.fpgas)
+    devices = [
+        *found.gpus,
+        *_with_minors(_by_address(rdma), known.get(DeviceType.RDMA, {})),
+        *_with_minors(_by_address(fpgas), known.get(DeviceType.FPGA, {})),
+    ]
+    ordered = sorted(devices, key=lambda each: (each.type, each.minor))
+    told = tuple(_since(each, earlier.get((each.type, each.uuid)), now) for each in ordered)
+    return DeviceList(told, gone_minors(known, told))
+
+
+def _since(device: Device, before: Device | None, now: str) -> Device:
+    """A condition without a time has the one from which its status stayed."""
+    times = {each.type: each for each in before.conditions} if before else {}
+    conditions = []
+    for each in device.conditions:
+        old = times.get(each.type)
+        same = old.last_transition_time if old and old.status == each.status else ""
+        time = each.last_transition_time or same or now
+        conditions.append(msgspec.structs.replace(each, last_transition_time=time))
+    return msgspec.structs.replace(device, conditions=tuple(conditions))
+
+
+def _by_address(devices: Iterable[Device]) -> list[Device]:
+    return sorted(devices, key=lambda each: address_key(each.uuid))
+
+
+def _with_minors(devices: list[Device], known: Mapping[str, int]) -> list[Device]:
+    numbers = with_numbers((each.uuid for each in devices), known)
+    return [msgspec.structs.replace(each, minor=numbers[each.uuid]) for each in devices]
+
+
+def with_numbers(ids: Iterable[str], known: Mapping[str, int]) -> dict[str, int]:
+    """Each id with its number: its known one, or the lowest that no id has or had. New ids get
+    theirs in the given order. Of two ids with one known number the first keeps it."""
+    wanted = list(dict.fromkeys(ids))
+    found: dict[str, int] = {}
+    used: set[int] = set()
+    for each in wanted:
+        number = known.get(each, -1)
+        if 0 <= number < _MOST and number not in used:
+            found[each] = number
+            used.add(number)
+    used |= set(known.values())
+    free = (number for number in range(len(wanted) + len(used)) if number not in used)
+    for each in wanted:
+        if each not in found:
+            found[each] = next(free)
+    return {each: found[each] for each in wanted}
+
+
+def known_minors(published: Iterable[Device], gone: Minors) -> Minors:
+    """The numbers in a Device object; its devices before those that were removed."""
+    found = {kind: dict(ids) for kind, ids in gone.items()}
+    for device in published:
+        found.setdefault(device.type, {})[device.uuid] = device.minor
+    return found
+
+
+def gone_minors(before: Minors, devices: Iterable[Device]) -> Minors:
+    """The numbers to keep in addition to these devices, the lowest ones when they are too many."""
+    present = {(device.type, device.uuid) for device in devices}
+    found: Minors = {}
+    for kind, ids in sorted(before.items()):
+        absent = [(number, each) for each, number in ids.items() if (kind, each) not in present]
+        if absent:
+            found[kind] = {each: number for number, each in sorted(absent)[:_MOST]}
+    return found
+
+
+def decode_gone(annotations: Mapping[str, str]) -> Minors:
+    """Of a Device. Raises AnnotationError."""
+    return decoded(annotations, GONE_MINORS, _decoder, bounds.OBJECT_LIST_BYTES) or {}
+
+
+def encode_gone(minors: Minors) -> dict[str, str]:
+    """The annotation, none where nothing is gone."""
+    return {GONE_MINORS: msgspec.json.encode(minors, order="sorted").decode()} if minors else {}
+
+
+_Ids = Annotated[dict[str, int], msgspec.Meta(max_length=_MOST)]
+_decoder: Final = msgspec.json.Decoder(
+    Annotated[dict[str, _Ids], msgspec.Meta(max_length=bounds.MOST_RESOURCES)] | None
+)
+
+
+_WELL: Final = ("DeviceHealthy", "device is healthy")
+_NVIDIA: Final = 0x10DE
+_DISPLAY: Final = 0x03
+_NVIDIA_DRIVERS: Final = frozenset({"", "nvidia"})
+
+
+def places(functions: Mapping[str, Function]) -> dict[str, DeviceTopology]:
+    """Where each function sits, by address."""
+    return {each.address: _topology(each) for each in functions.values()}
+
+
+def nvidia_cards(functions: Mapping[str, Function]) -> tuple[str, ...]:
+    """Addresses of the GPUs that NVIDIA's driver should list. A GPU of another driver (`vfio-pci`)
+    was taken on purpose."""
+    return tuple(
+        each.address
+        for each in functions.values()
+        if each.vendor == _NVIDIA
+        and (each.class_code or 0) >> 16 == _DISPLAY
+        and not each.physical
+        and each.driver in _NVIDIA_DRIVERS
+    )
+
+
+def rdma_devices(
+    rdma: Iterable[RdmaDevice],
+    functions: Mapping[str, Function],
+    before: Iterable[Device],
+    held: Collection[tuple[str, str]],
+) -> list[Device]:
+    """A device stays while its function exists without files: healthy while a pod holds it (`held`:
+    by type and id), as it moved into the pod's network namespace, otherwise unhealthy."""
+    seen = [_rdma(each) for each in rdma]
+    return seen + _hidden(functions, before, {each.uuid for each in seen}, held)
+
+
+def fpga_devices(fpgas: Iterable[Fpga]) -> list[Device]:
+    """A virtual function is a device of its own only where its physical one is not here."""
+    by_address = {each.address: each for each in fpgas}
+    devices = []
+    for each in by_address.values():
+        if each.function.physical in by_address:
+            continue
+        virtual = [
+            (number, by_address[place])
+            for number, place in each.function.virtual
+            if place in by_address and by_address[place].function.physical == each.address
+        ]
+        ports = [*each.ports, *(port for _, other in virtual for port in other.ports)]
+        loaded = {port.function_id for port in ports} - {""}
+        ill = None if ports else ("NoAcceleratorPort", "it has no port to reach it by")
+        labels = {
+            FUNCTION_ID: loaded.pop() if len(loaded) == 1 else "",
+            INTERFACE_ID: each.interface_id,
+        }
+        devices.append(
+            Device(
+                type=DeviceType.FPGA,
+                uuid=each.address,
+                minor=-1,
+                resources={FPGA: 100},
+                healthy=ill is None,
+                topology=_topology(each.function),
+                conditions=(_condition(ill),),
+                vf_groups=_groups(
+                    (number, other.address, other.function.driver) for number, other in virtual
+                ),
+                labels={key: value for key, value in labels.items() if value},
+            )
+        )
+    return devices
+
+
+def _rdma(device: RdmaDevice) -> Device:
+    physical = device.physical
+    ill = None
+    if not physical.active:
+        ill = ("LinkDown", f"no port is active: {', '.join(physical.down)}")
+    layers = {port.link_layer for link in physical.links for port in link.ports} - {""}
+    labels = {
+        LINKS: label_value(".".join(link.name for link in physical.links)),
+        LINK_LAYER: label_value(layers.pop() if len(layers) == 1 else ""),
+    }
+    virtual = ((each.number or 0, each.address, each.function.driver) for each in device.virtual)
+    return _rdma_device(physical.function, ill, _groups(virtual), labels)
+
+
+def _rdma_device(
+    function: Function,
+    ill: tuple[str, str] | None,
+    groups: tuple[VfGroup, ...],
+    labels: Mapping[str, str],
+) -> Device:
+    return Device(
+        type=DeviceType.RDMA,
+        uuid=function.address,
+        minor=-1,
+        resources={RDMA: 100},
+        healthy=ill is None,
+        topology=_topology(function),
+        conditions=(_condition(ill),),
+        vf_groups=groups,
+        labels={key: value for key, value in labels.items() if value},
+    )
+
+
+def _hidden(
+    functions: Mapping[str, Function],
+    before: Iterable[Device],
+    seen: Collection[str],
+    held: Collection[tuple[str, str]],
+) -> list[Device]:
+    """Matched by address and labels alone: other fields may have been withheld."""
+    devices = []
+    for device in before:
+        function = functions.get(device.uuid)
+        if device.type != DeviceType.RDMA or device.uuid in seen or function is None:
+            continue
+        ill = None
+        if (device.type, device.uuid) not in held:
+            ill = ("NotVisible", "its PCI function is there, its RDMA interface is not")
+        virtual = (
+            (number, address, functions[address].driver)
+            for number, address in function.virtual
+            if address in functions
+        )
+        devices.append(_rdma_device(function, ill, _groups(virtual), device.labels))
+    return devices
+
+
+def _groups(virtual: Iterable[tuple[int, str, str]]) -> tuple[VfGroup, ...]:
+    """Those of one driver are alike."""
+    groups: dict[str, list[VirtualFunction]] = {}
+    for number, bus, driver in sorted(virtual):
+        groups.setdefault(driver, []).append(VirtualFunction(number, bus))
+    return tuple(
+        VfGroup({DRIVER: label_value(driver)} if driver else {}, tuple(functions))
+        for driver, functions in sorted(groups.items())
+    )
+
+
+def _topology(function: Function) -> DeviceTopology:
+    return DeviceTopology(function.socket, function.node, function.pcie, function.address)
+
+
+def _condition(ill: tuple[str, str] | None) -> Condition:
+    reason, message = ill or _WELL
+    return Condition(HEALTHY, "False" if ill else "True", reason, message, "")

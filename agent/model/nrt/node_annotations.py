@@ -1,0 +1,312 @@
+"""The annotations of a Node and of its NodeResourceTopology about CPUs, as values.
+
+Keys and shapes are Koordinator's (apis/extension/numa_aware.go,
+pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). A Node's annotations keep CPUs
+from pods and amplify resources. Those of the NodeResourceTopology describe the node's CPUs, its
+shared pools and its kubelet: the agent writes them, the scheduler reads them of any writer."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from agent.model import bounds
+from agent.model.cpu.cpuset import EMPTY, MAX_ID, CpuSet, CpuSetError
+from agent.model.cpu.topology import Cpu, Topology
+from agent.model.nrt.resource_topology import L3_CPUS, NodeTopology
+from agent.model.pod.annotations import AnnotationError, cpu_list, decoded, text_of
+from agent.model.quantities import Quantity, QuantityError, milli
+from agent.model.snapshot import Pool
+
+SYSTEM_QOS: Final = "node.koordinator.sh/system-qos-resource"
+RESERVATION: Final = "node.koordinator.sh/reservation"
+CPU_NORMALIZATION_RATIO: Final = "node.koordinator.sh/cpu-normalization-ratio"
+AMPLIFICATION_RATIO: Final = "node.koordinator.sh/resource-amplification-ratio"
+NUMA_MEMORY_POLICY: Final = "node.koordinator.sh/numa-memory-policy"
+"""A label; no value of it is defined, that it is there counts."""
+
+
+CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
+CPU_SHARED_POOLS = "node.koordinator.sh/cpu-shared-pools"
+BE_CPU_SHARED_POOLS = "node.koordinator.sh/be-cpu-shared-pools"
+POD_CPU_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
+CPU_MANAGER_POLICY = "kubelet.koordinator.sh/cpu-manager-policy"
+
+Object = dict[str, Any]
+
+
+class SystemQos(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The CPUs (Linux list) of SYSTEM pods; no other pod shares them where they are exclusive."""
+
+    cpuset: str = ""
+    cpuset_exclusive: bool = True
+
+    def cpus(self) -> CpuSet:
+        """Raises AnnotationError."""
+        return cpu_list(SYSTEM_QOS, "cpuset", self.cpuset)
+
+
+class ApplyPolicy(enum.StrEnum):
+    """What a scheduler does with a reservation: it never uses it, or only its CPUs count. The agent
+    treats them alike."""
+
+    DEFAULT = "Default"
+    RESERVED_CPUS_ONLY = "ReservedCPUsOnly"
+
+
+class NodeReservation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What is kept from pods: CPUs by number (`reserved_cpus`, a Linux list), else by amount."""
+
+    resources: dict[str, Quantity] = {}
+    reserved_cpus: str = msgspec.field(default="", name="reservedCPUs")
+    apply_policy: ApplyPolicy | None = None
+
+    def cpus(self) -> CpuSet:
+        """Those that are named. Raises AnnotationError."""
+        return cpu_list(RESERVATION, "reservedCPUs", self.reserved_cpus)
+
+    def cpu_milli(self) -> int:
+        """The amount of CPU, 0 where none is given. Raises AnnotationError."""
+        try:
+            amount = milli(self.resources.get("cpu", 0))
+        except QuantityError as error:
+            raise AnnotationError(RESERVATION, f"resources.cpu: {error}") from None
+        if amount < 0:
+            raise AnnotationError(RESERVATION, f"resources.cpu: {amount}m is below zero")
+        return amount
+
+
+MOST_AMPLIFICATION: Final = 1000
+
+
+def system_qos(annotations: Mapping[str, str]) -> SystemQos:
+    """One without CPUs where the node has none. Raises AnnotationError."""
+    return decoded(annotations, SYSTEM_QOS, _system_qos, _MOST_BYTES) or SystemQos()
+
+
+def node_reservation(annotations: Mapping[str, str]) -> NodeReservation:
+    """An empty one where the node has none. Raises AnnotationError."""
+    return decoded(annotations, RESERVATION, _reservation, _MOST_BYTES) or NodeReservation()
+
+
+def cpu_normalization_ratio(annotations: Mapping[str, str]) -> float:
+    """How much faster the node's CPUs are than the CPUs of requests; 1 without the annotation.
+    Raises AnnotationError."""
+    text = text_of(annotations, CPU_NORMALIZATION_RATIO, _MOST_BYTES)
+    try:
+        ratio = float(text or 1)
+    except ValueError:
+        ratio = math.nan
+    if not 1 <= ratio <= _MOST_RATIO:
+        raise AnnotationError(
+            CPU_NORMALIZATION_RATIO, f"{text[:40]!r} is no number from 1 to {_MOST_RATIO}"
+        )
+    return ratio
+
+
+def amplification_ratios(annotations: Mapping[str, str]) -> dict[str, float]:
+    """By resource, how many one unit of it is sold as; only those above 1, and 1000 at most. Raises
+    AnnotationError."""
+    ratios = decoded(annotations, AMPLIFICATION_RATIO, _ratios, _MOST_BYTES) or {}
+    for name, ratio in ratios.items():
+        if not ratio <= MOST_AMPLIFICATION:
+            raise AnnotationError(
+                AMPLIFICATION_RATIO, f"{name[:60]!r}: {ratio} is more than {MOST_AMPLIFICATION}"
+            )
+    return {name: ratio for name, ratio in ratios.items() if ratio > 1}
+
+
+class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One entry of the pod-cpu-allocs annotation."""
+
+    namespace: str
+    name: str
+    uid: str
+    cpuset: str
+    managed_by_kubelet: bool = False
+
+
+def shared_pools(annotations: Mapping[str, str], key: str) -> tuple[Pool, ...]:
+    """The pools in one of the two annotations, none when it is absent. Raises AnnotationError."""
+    pools = decoded(annotations, key, _pools, bounds.OBJECT_VALUE_BYTES) or ()
+    for pool in pools:
+        cpu_list(key, "cpuset", pool.cpuset)
+    return pools
+
+
+class CpuManager(msgspec.Struct, frozen=True):
+    """The kubelet's CPU manager; `reserved`: the CPUs that it keeps from containers of its own."""
+
+    policy: str = ""
+    options: dict[str, str] = {}
+    reserved_cpus: str = msgspec.field(default="", name="reservedCPUs")
+
+    def reserved(self) -> CpuSet:
+        """Raises AnnotationError."""
+        return cpu_list(CPU_MANAGER_POLICY, "reservedCPUs", self.reserved_cpus)
+
+    def static_options(self) -> dict[str, str] | None:
+        """None under another policy than static."""
+        return self.options if self.policy == "static" else None
+
+
+class NodeConfiguration(msgspec.Struct, frozen=True):
+    """The configuration of the node: the kubelet's policies for CPUs and NUMA nodes with the CPUs
+    that it reserves, the Node's annotations, and the agent's settings for reserved CPUs.
+    `kubelet_memory`: the kubelet binds the memory of Guaranteed pods, and keeps
+    `reserved_memory_bytes` of each NUMA node from pods; `max_numa_nodes`: the limit of its topology
+    manager, None for its default."""
+
+    kubelet_policy: str = "none"
+    kubelet_options: dict[str, str] = {}
+    kubelet_reserved: CpuSet = EMPTY
+    topology_policy: str = "none"
+    topology_scope: str = "container"
+    system_qos: SystemQos = SystemQos()
+    reservation: NodeReservation = NodeReservation()
+    cpu_normalization_ratio: float = 1.0
+    bind_memory: bool = False
+    kubelet_memory: bool = False
+    reserved_memory_bytes: dict[int, int] = {}
+    max_numa_nodes: int | None = None
+    owners_on_reserved: bool = False
+    be_on_reserved: bool = False
+
+
+def koordinator_annotations(
+    topology: Topology,
+    ls_pools: tuple[Pool, ...],
+    be_pools: tuple[Pool, ...],
+    allocs: tuple[PodCpuAlloc, ...],
+    configured: NodeConfiguration,
+) -> dict[str, str]:
+    """Koordinator's, of a NodeResourceTopology."""
+    set_aside = {SYSTEM_QOS: configured.system_qos, RESERVATION: configured.reservation}
+    return {
+        CPU_TOPOLOGY: _text({"detail": [_cpu(each) for each in topology.cpus]}),
+        CPU_SHARED_POOLS: _text(ls_pools),
+        BE_CPU_SHARED_POOLS: _text(be_pools),
+        POD_CPU_ALLOCS: _text(allocs),
+        CPU_MANAGER_POLICY: _text(_cpu_manager_fields(configured)),
+        **{key: text for key, value in set_aside.items() if (text := _text(value)) != "{}"},
+    }
+
+
+_MOST_RATIO: Final = 100
+_MOST_BYTES: Final = bounds.OBJECT_VALUE_BYTES
+_system_qos: Final = msgspec.json.Decoder(SystemQos | None)
+_reservation: Final = msgspec.json.Decoder(NodeReservation | None)
+_ratios: Final = msgspec.json.Decoder(dict[str, float] | None)
+_pools: Final = msgspec.json.Decoder(tuple[Pool, ...] | None)
+_cpu_manager_decoder: Final = msgspec.json.Decoder(CpuManager | None)
+
+
+_Id = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
+
+
+class _Detail(msgspec.Struct, frozen=True):
+    id: _Id
+    core: _Id
+    socket: _Id
+    node: _Id
+
+
+class _CpuTopology(msgspec.Struct, frozen=True):
+    detail: Annotated[tuple[_Detail, ...], msgspec.Meta(max_length=bounds.MOST_CPUS)] = ()
+
+
+_cpu_topology: Final = msgspec.json.Decoder(_CpuTopology | None)
+
+
+_allocs: Final = msgspec.json.Decoder(
+    Annotated[tuple[PodCpuAlloc, ...], msgspec.Meta(max_length=bounds.MOST_PODS)] | None
+)
+
+
+def reported_cpus(topology: NodeTopology) -> tuple[Cpu, ...]:
+    """Empty when the node does not report them. A core has its socket and number for a name, as
+    koordlet and the kernel number the cores of each socket, and its lowest CPU for an id. L3 caches
+    are those of our zones. Raises AnnotationError."""
+    lists = tuple(zone.attributes.get(L3_CPUS, "") for zone in topology.zones)
+    return _cpus(topology.annotations.get(CPU_TOPOLOGY, ""), lists)
+
+
+def cpu_manager(annotations: Mapping[str, str]) -> CpuManager:
+    """Without a policy when the node does not report one. Raises AnnotationError."""
+    return (
+        decoded(annotations, CPU_MANAGER_POLICY, _cpu_manager_decoder, bounds.OBJECT_VALUE_BYTES)
+        or CpuManager()
+    )
+
+
+def kubelet_allocated(annotations: Mapping[str, str]) -> dict[str, CpuSet]:
+    """By pod uid, the CPUs that the kubelet gave to its containers. Raises AnnotationError."""
+    found: dict[str, CpuSet] = {}
+    for each in decoded(annotations, POD_CPU_ALLOCS, _allocs, bounds.OBJECT_LIST_BYTES) or ():
+        if each.managed_by_kubelet:
+            cpus = cpu_list(POD_CPU_ALLOCS, f"cpuset of pod {each.uid[:60]!r}", each.cpuset)
+            found[each.uid] = found.get(each.uid, EMPTY) | cpus
+    return found
+
+
+def _cpu_manager_fields(configured: NodeConfiguration) -> Object:
+    options, reserved = configured.kubelet_options, configured.kubelet_reserved
+    return {
+        "policy": configured.kubelet_policy,
+        **({"options": dict(sorted(options.items()))} if options else {}),
+        **({"reservedCPUs": str(reserved)} if reserved else {}),
+    }
+
+
+def _cpu(cpu: Cpu) -> dict[str, int]:
+    return {"id": cpu.id, "core": cpu.core, "socket": cpu.socket, "node": cpu.node}
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+@lru_cache(maxsize=256)
+def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
+    """Cached: nodes of one model report the same value, and each of them repeats it for every
+    pod."""
+    detail = decoded({CPU_TOPOLOGY: text}, CPU_TOPOLOGY, _cpu_topology, bounds.OBJECT_LIST_BYTES)
+    if detail is None:
+        return ()
+    leads: dict[tuple[int, int], int] = {}
+    for each in detail.detail:
+        core = each.socket, each.core
+        leads[core] = min(leads.get(core, each.id), each.id)
+    if len({each.id for each in detail.detail}) < len(detail.detail):
+        raise AnnotationError(CPU_TOPOLOGY, "detail: a CPU is named twice")
+    caches = _caches(caches_of_zones)
+    return tuple(
+        Cpu(
+            id=each.id,
+            core=leads[each.socket, each.core],
+            l3=caches.get(each.id),
+            die=None,
+            socket=each.socket,
+            node=each.node,
+        )
+        for each in sorted(detail.detail, key=lambda each: each.id)
+    )
+
+
+def _caches(lists: Iterable[str]) -> dict[int, int]:
+    """By CPU, the lowest CPU of its L3; none for a list that is none: it only orders CPUs that are
+    as good."""
+    found: dict[int, int] = {}
+    for text in ";".join(lists).split(";"):
+        try:
+            mine = CpuSet.parse(text)
+        except CpuSetError:
+            continue
+        for cpu in mine:
+            found[cpu] = (mine.mask & -mine.mask).bit_length() - 1
+    return found

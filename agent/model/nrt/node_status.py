@@ -1,0 +1,174 @@
+"""What Topolet adds to a Node: labels that describe its machine and its devices,
+and extended resources in its status."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from agent.model.cpu.topology import Topology
+from agent.model.devices.device_object import Device, DeviceType
+from agent.model.quantities import QuantityError, whole
+
+Object = dict[str, Any]
+
+DOMAIN: Final = "koordinator.sh/"
+GPU: Final = DOMAIN + "gpu"
+GPU_CORE: Final = DOMAIN + "gpu-core"
+GPU_MEMORY: Final = DOMAIN + "gpu-memory"
+GPU_MEMORY_RATIO: Final = DOMAIN + "gpu-memory-ratio"
+GPU_SHARED: Final = DOMAIN + "gpu.shared"
+RDMA: Final = DOMAIN + "rdma"
+FPGA: Final = DOMAIN + "fpga"
+
+GPU_VENDOR: Final = "node.koordinator.sh/gpu-vendor"
+GPU_MODEL: Final = "node.koordinator.sh/gpu-model"
+GPU_DRIVER: Final = "node.koordinator.sh/gpu-driver-version"
+
+LABEL_PREFIX = "topology.topolet.io/"
+
+
+_BY_TYPE: Final = {
+    DeviceType.GPU.value: (GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO),
+    DeviceType.RDMA.value: (RDMA,),
+    DeviceType.FPGA.value: (FPGA,),
+}
+_NVIDIA: Final = "nvidia"
+
+
+class GpuFacts(msgspec.Struct, frozen=True):
+    """What the cards of a node have in common; "" when they differ or it is unknown. `product` in
+    the driver's spelling (`NVIDIA A100-SXM4-80GB`)."""
+
+    vendor: str = ""
+    product: str = ""
+    driver_version: str = ""
+
+
+def extended_resources(devices: Iterable[Device], facts: GpuFacts | None = None) -> dict[str, int]:
+    """By name, the sum of healthy devices; 0 when all of a kind are unhealthy, absent without any.
+    `koordinator.sh/gpu` is for NVIDIA's cards and those of unknown vendors; `gpu.shared` exists
+    because no pod that requests it fits a node without it."""
+    sums: dict[str, int] = {}
+
+    def add(name: str, amount: int, device: Device) -> None:
+        sums[name] = sums.get(name, 0) + (amount if device.healthy else 0)
+
+    for device in devices:
+        for name in _BY_TYPE.get(device.type, ()):
+            if name in device.resources:
+                add(name, device.resources[name], device)
+        if device.type == DeviceType.GPU and GPU_CORE in device.resources:
+            if facts is None or facts.vendor in ("", _NVIDIA):
+                add(GPU, device.resources[GPU_CORE], device)
+            add(GPU_SHARED, device.resources[GPU_CORE], device)
+    return dict(sorted(sums.items()))
+
+
+def node_labels(topology: Topology) -> dict[str, str]:
+    """Labels of the Node that describe its machine."""
+    kinds = sorted({cpu.kind for cpu in topology.cpus if cpu.kind is not None})
+    facts = {
+        "cpus": str(len(topology.cpus)),
+        "cores": str(len({cpu.core for cpu in topology.cpus})),
+        "sockets": str(len({cpu.socket for cpu in topology.cpus})),
+        "numa-nodes": str(len(topology.numa_nodes)),
+        "l3-caches": str(len({cpu.l3 for cpu in topology.cpus if cpu.l3 is not None})),
+        "smt": "true" if topology.smt else "false",
+        **({"core-kinds": "_".join(kinds)} if kinds else {}),
+    }
+    return {f"{LABEL_PREFIX}{key}": value for key, value in facts.items()}
+
+
+def node(name: str, labels: dict[str, str]) -> Object:
+    """The Node, as far as we write it, but for its status."""
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+
+def status(name: str, resources: Mapping[str, int]) -> Object:
+    """The Node's status as far as we write it. Capacity and allocatable are the same: a kubelet
+    copies the one of extended resources to the other whenever it writes."""
+    amounts = {each: str(amount) for each, amount in sorted(resources.items())}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name},
+        "status": {"capacity": amounts, "allocatable": dict(amounts)},
+    }
+
+
+def with_seen_amounts(wanted: Object, seen: object) -> Object:
+    """The same status, with equal amounts in the spelling of the stored one: an API server rewrites
+    quantities (`1000` as `1k`)."""
+    found = seen.get("status") if isinstance(seen, dict) else None
+    if not isinstance(found, dict):
+        return wanted
+    told = {
+        field: {
+            name: before
+            if (before := (found.get(field) or {}).get(name)) is not None and _same(before, amount)
+            else amount
+            for name, amount in amounts.items()
+        }
+        for field, amounts in wanted["status"].items()
+    }
+    return {**wanted, "status": told}
+
+
+def gpu_labels(facts: GpuFacts, devices: Iterable[Device], *, gfd: bool = False) -> dict[str, str]:
+    """Koordinator's labels of Device and Node; with `gfd` those of NVIDIA's feature discovery that
+    are known here too. None without a GPU."""
+    cards = [each for each in devices if each.type == DeviceType.GPU]
+    if not cards:
+        return {}
+    model = facts.product
+    if facts.vendor == _NVIDIA:
+        model = re.sub(r"(?i)^nvidia\s+", "", model)
+    labels = {
+        GPU_VENDOR: facts.vendor,
+        GPU_MODEL: label_value(model),
+        GPU_DRIVER: label_value(facts.driver_version),
+    }
+    if gfd and facts.vendor == _NVIDIA:
+        labels |= _discovered(facts, cards)
+    return {key: value for key, value in sorted(labels.items()) if value}
+
+
+def labelled(labels: Mapping[str, str]) -> GpuFacts:
+    """The values of Koordinator's labels, read from labels and written to them."""
+    return GpuFacts(
+        labels.get(GPU_VENDOR, ""), labels.get(GPU_MODEL, ""), labels.get(GPU_DRIVER, "")
+    )
+
+
+def _discovered(facts: GpuFacts, cards: list[Device]) -> dict[str, str]:
+    """Units as there: memory of one card in MiB."""
+    memory = {each.resources.get(GPU_MEMORY, 0) for each in cards}
+    version = facts.driver_version.split(".")
+    parts = dict(zip(("major", "minor", "revision"), version, strict=False))
+    return {
+        "nvidia.com/gpu.present": "true",
+        "nvidia.com/gpu.count": str(len(cards)),
+        "nvidia.com/gpu.product": label_value(facts.product),
+        "nvidia.com/gpu.memory": str(memory.pop() >> 20) if len(memory) == 1 else "",
+        "nvidia.com/cuda.driver-version.full": label_value(facts.driver_version),
+        **{
+            f"nvidia.com/cuda.driver-version.{part}": label_value(parts.get(part, ""))
+            for part in parts
+        },
+    }
+
+
+def label_value(text: str) -> str:
+    """A text as the value of a label may be."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")
+
+
+def _same(seen: object, amount: str) -> bool:
+    try:
+        return isinstance(seen, str | int) and whole(seen) == int(amount)
+    except QuantityError:
+        return False

@@ -1,0 +1,224 @@
+"""All that a node reports, before it is put into objects: zones, annotations, labels and resources.
+
+The zones are the machine's NUMA nodes with what pods have left of them, by the rules of
+resource-topology-exporter (pkg/resourcemonitor/resourcemonitor.go, Scan), with two differences: a
+pod's memory counts on each NUMA node for the part that it has there, not in full on all of them,
+and only CPUs that pods own count as held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.topology import NumaNode, Topology
+from agent.model.devices.device_allocation import Holdings
+from agent.model.devices.device_object import Device, Portion, portions
+from agent.model.nrt import node_status
+from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc, koordinator_annotations
+from agent.model.nrt.node_status import GpuFacts, node_labels
+from agent.model.nrt.resource_topology import (
+    FINGERPRINT_METHOD,
+    L3_CPUS,
+    Amounts,
+    NodeTopology,
+    OwnerReference,
+    Zone,
+)
+from agent.model.snapshot import Pool
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGER: Final = {MANAGED_BY: "topolet"}
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The resources of one pod: its own CPUs, and amounts by NUMA node and resource (bytes, or a
+    number of devices; `cpu` is a share of a pool and not counted). A pod counts until the runtime
+    has removed it."""
+
+    cpus: CpuSet = EMPTY
+    amounts: Mapping[int, Mapping[str, int]] = {}
+
+
+class Reserved(msgspec.Struct, frozen=True):
+    """What is kept from pods: CPUs, and bytes of memory by NUMA node."""
+
+    cpus: CpuSet = EMPTY
+    memory_bytes: Mapping[int, int] = {}
+
+
+def zones(
+    topology: Topology,
+    held: Iterable[Held] = (),
+    reserved: Reserved | None = None,
+    devices: Iterable[Portion] = (),
+) -> tuple[Zone, ...]:
+    """One zone a NUMA node.
+
+    `allocatable` of cpu is all of them: a scheduler of Koordinator's subtracts the reserved ones
+    that the annotations name by itself. `available` is without them: others read nothing else.
+    """
+    held, devices = tuple(held), tuple(devices)
+    reserved = reserved or Reserved()
+    taken = union(each.cpus for each in held) | reserved.cpus
+    return tuple(
+        Zone(
+            node.id,
+            {
+                **_host(node, taken, _held_on(node.id, held), reserved.memory_bytes),
+                **_devices(each for each in devices if each.node == node.id),
+            },
+            dict(zip((other.id for other in topology.numa_nodes), node.distances, strict=False)),
+            _caches(node, topology),
+        )
+        for node in topology.numa_nodes
+    )
+
+
+def core_kinds(topology: Topology) -> dict[str, str]:
+    """Attributes with the CPUs of each kind, on a machine that has several."""
+    kinds = sorted({cpu.kind for cpu in topology.cpus if cpu.kind is not None})
+    if len(kinds) < 2:
+        return {}
+    return {
+        f"cpu_{kind}": str(CpuSet(cpu.id for cpu in topology.cpus if cpu.kind == kind))
+        for kind in kinds
+    }
+
+
+def _host(
+    node: NumaNode, taken: CpuSet, held: Mapping[str, int], reserved_bytes: Mapping[int, int]
+) -> dict[str, Amounts]:
+    cpu_milli = 1000 * len(node.cpus)
+    amounts = {"cpu": Amounts(cpu_milli, cpu_milli, 1000 * len(node.cpus - taken))}
+    memory_bytes = node.memory_bytes
+    for pages in node.hugepages:
+        size = pages.size_bytes
+        total, name = size * pages.total, f"hugepages-{_binary(size)}"
+        memory_bytes -= total
+        if total:
+            left = min(total - held.get(name, 0), size * pages.free)
+            amounts[name] = Amounts(total, total, max(0, left))
+    memory_bytes = max(0, memory_bytes)
+    allocatable = max(0, memory_bytes - reserved_bytes.get(node.id, 0))
+    left = max(0, allocatable - held.get("memory", 0))
+    amounts["memory"] = Amounts(memory_bytes, allocatable, left)
+    return amounts
+
+
+def _held_on(node: int, held: Iterable[Held]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for each in held:
+        for name, amount in each.amounts.get(node, {}).items():
+            sums[name] = sums.get(name, 0) + amount
+    return sums
+
+
+def _devices(portions: Iterable[Portion]) -> dict[str, Amounts]:
+    sums: dict[str, Amounts] = {}
+    for each in portions:
+        before = sums.get(each.resource, Amounts(0, 0, 0))
+        sums[each.resource] = Amounts(
+            before.capacity + each.capacity,
+            before.allocatable + each.allocatable,
+            before.available + max(0, each.allocatable - each.held),
+        )
+    return sums
+
+
+def _caches(node: NumaNode, topology: Topology) -> dict[str, str]:
+    by_cache: dict[int, list[int]] = {}
+    for cpu in topology.cpus:
+        if cpu.id in node.cpus and cpu.l3 is not None:
+            by_cache.setdefault(cpu.l3, []).append(cpu.id)
+    if len(by_cache) < 2:
+        return {}
+    return {L3_CPUS: ";".join(str(CpuSet(cpus)) for _, cpus in sorted(by_cache.items()))}
+
+
+def _binary(size_bytes: int) -> str:
+    for unit, shift in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if size_bytes % (1 << shift) == 0:
+            return f"{size_bytes >> shift}{unit}"
+    return str(size_bytes)
+
+
+class DeviceReport(msgspec.Struct, frozen=True):
+    """The devices of a node, and what its pods hold of them. `annotations`: of its Device object;
+    `gfd_labels`: the Node gets those of NVIDIA's feature discovery too. `withheld`: the devices
+    that Device object and Node list instead, for schedulers that don't know the other holders."""
+
+    devices: tuple[Device, ...] = ()
+    gpus: GpuFacts = GpuFacts()
+    annotations: dict[str, str] = {}
+    held: Holdings = {}
+    gfd_labels: bool = False
+    withheld: tuple[Device, ...] | None = None
+
+    @property
+    def listed(self) -> tuple[Device, ...]:
+        """For schedulers."""
+        return self.devices if self.withheld is None else self.withheld
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """The input of a report. `plugged`: devices of the kubelet's plugins. `owner` and `fingerprint`
+    None: without a cluster."""
+
+    name: str
+    topology: Topology
+    ls_pools: tuple[Pool, ...]
+    be_pools: tuple[Pool, ...]
+    allocs: tuple[PodCpuAlloc, ...]
+    held: tuple[Held, ...]
+    reserved: Reserved
+    configured: NodeConfiguration
+    devices: DeviceReport = DeviceReport()
+    plugged: tuple[Portion, ...] = ()
+    owner: OwnerReference | None = None
+    fingerprint: str | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """`labels`: those of the Node that are ours; `resources`: what devices add to it, by name."""
+
+    topology: NodeTopology
+    labels: dict[str, str]
+    resources: dict[str, int]
+    devices: DeviceReport
+
+
+def built(facts: Facts) -> Report:
+    """The same facts make the same report."""
+    devices, configured = facts.devices.devices, facts.configured
+    attributes = core_kinds(facts.topology)
+    if facts.fingerprint is not None:
+        attributes[FINGERPRINT_METHOD] = "all"
+    gpu_labels = node_status.gpu_labels(facts.devices.gpus, devices, gfd=facts.devices.gfd_labels)
+    topology = NodeTopology(
+        facts.name,
+        zones(
+            facts.topology,
+            facts.held,
+            facts.reserved,
+            portions(devices, facts.devices.held) + facts.plugged,
+        ),
+        configured.topology_policy,
+        configured.topology_scope,
+        configured.max_numa_nodes,
+        facts.fingerprint,
+        attributes,
+        dict(MANAGER),
+        koordinator_annotations(
+            facts.topology, facts.ls_pools, facts.be_pools, facts.allocs, configured
+        ),
+        facts.owner,
+    )
+    return Report(
+        topology,
+        {**node_labels(facts.topology), **gpu_labels},
+        node_status.extended_resources(facts.devices.listed, facts.devices.gpus),
+        facts.devices,
+    )

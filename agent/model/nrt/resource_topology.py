@@ -1,0 +1,313 @@
+"""NodeResourceTopology as one value, and its form in both API versions (noderesourcetopology-api:
+pkg/apis/topology/v1alpha1/types.go and pkg/apis/topology/v1alpha2/types.go).
+
+v1alpha1 has no attributes at the top: the policy is one of `topologyPolicies`, the fingerprint an
+annotation, and the other attributes cannot be expressed there. `decode` reads objects of any
+writer."""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Any, Final
+
+import msgspec
+
+from agent.model.cpu.policies import reported_numa_policy
+from agent.model.objects import ObjectError, ObjectMetadata, converted
+from agent.model.quantities import QuantityError, cpu, milli, whole
+
+Object = dict[str, Any]
+
+GROUP: Final = "topology.node.k8s.io"
+KIND: Final = "NodeResourceTopology"
+FINGERPRINT_ANNOTATION: Final = "topology.node.k8s.io/fingerprint"
+FINGERPRINT: Final = "nodeTopologyPodsFingerprint"
+FINGERPRINT_METHOD: Final = "nodeTopologyPodsFingerprintMethod"
+POLICY: Final = "topologyManagerPolicy"
+SCOPE: Final = "topologyManagerScope"
+MAX_NUMA_NODES: Final = "topologyManagerMaxNUMANodes"
+L3_CPUS: Final = "l3_cpus"
+"""Of a zone: the CPUs of each L3 cache, separated by semicolons, where there are several."""
+
+
+class Version(enum.StrEnum):
+    """The versions of the API, as servers name them; the newer one is preferred."""
+
+    V1ALPHA2 = "v1alpha2"
+    V1ALPHA1 = "v1alpha1"
+
+
+class Amounts(msgspec.Struct, frozen=True):
+    """Of one resource on one NUMA node: capacity, allocatable and available. CPU in milli-CPU, the
+    rest in units (bytes, devices)."""
+
+    capacity: int
+    allocatable: int
+    available: int
+
+
+class Zone(msgspec.Struct, frozen=True):
+    """A NUMA node. `costs`: distances by NUMA node; `resources` by name."""
+
+    node: int
+    resources: dict[str, Amounts] = {}
+    costs: dict[int, int] = {}
+    attributes: dict[str, str] = {}
+
+
+class OwnerReference(msgspec.Struct, frozen=True):
+    """The Node that owns the object. It is not the controller, as an object may have only one, and
+    does not block the deletion, which needs a further permission."""
+
+    name: str
+    uid: str
+
+
+class NodeTopology(msgspec.Struct, frozen=True):
+    """The report of a node. `policy` and `scope` in the kubelet's terms; `max_numa_nodes` None: the
+    reader's default; `attributes`: all others, by name."""
+
+    name: str
+    zones: tuple[Zone, ...] = ()
+    policy: str = "none"
+    scope: str = "container"
+    max_numa_nodes: int | None = None
+    fingerprint: str | None = None
+    attributes: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner: OwnerReference | None = None
+
+
+def encode(value: NodeTopology, version: Version) -> Object:
+    """The object as that version of the API has it, in a stable order."""
+    annotations, attributes = dict(value.annotations), {}
+    if version is Version.V1ALPHA2:
+        attributes = {**value.attributes, POLICY: value.policy, SCOPE: value.scope}
+        if value.max_numa_nodes is not None:
+            attributes[MAX_NUMA_NODES] = str(value.max_numa_nodes)
+        if value.fingerprint is not None:
+            attributes[FINGERPRINT] = value.fingerprint
+    elif value.fingerprint is not None:
+        annotations[FINGERPRINT_ANNOTATION] = value.fingerprint
+    metadata: Object = {"name": value.name}
+    if value.labels:
+        metadata["labels"] = dict(sorted(value.labels.items()))
+    if annotations:
+        metadata["annotations"] = dict(sorted(annotations.items()))
+    if value.owner is not None:
+        metadata["ownerReferences"] = [_owner(value.owner)]
+    return {
+        "apiVersion": f"{GROUP}/{version}",
+        "kind": KIND,
+        "metadata": metadata,
+        "topologyPolicies": [reported_numa_policy(value.policy, value.scope)],
+        **({"attributes": _named(attributes)} if attributes else {}),
+        "zones": [_zone(each) for each in sorted(value.zones, key=lambda each: each.node)],
+    }
+
+
+def zone_name(node: int) -> str:
+    """The only form of a name that a scheduler takes for a NUMA node."""
+    return f"node-{node}"
+
+
+def zone_node(name: str) -> int | None:
+    """The NUMA node of a zone of that name, None for any other zone."""
+    match = _NODE_ZONE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def ours(path: tuple[str, ...], name: str) -> bool:
+    """Whether Topolet writes that entry of a list, by the names of the lists that lead to it: such
+    an entry is removed when it is not wanted any more. All others belong to other writers."""
+    match path[-1]:
+        case "zones":
+            return zone_node(name) is not None
+        case "costs":
+            return True
+        case "resources":
+            return name in ("cpu", "memory") or name.startswith(("hugepages-", "koordinator.sh/"))
+    return name in _OUR_ATTRIBUTES or name.startswith("cpu_")
+
+
+_NODE_ZONE: Final = re.compile(r"node-(\d{1,4})", re.ASCII)
+_OUR_ATTRIBUTES: Final = (
+    POLICY,
+    SCOPE,
+    MAX_NUMA_NODES,
+    FINGERPRINT,
+    FINGERPRINT_METHOD,
+    L3_CPUS,
+)
+
+
+def _zone(zone: Zone) -> Object:
+    costs = [{"name": zone_name(node), "value": cost} for node, cost in sorted(zone.costs.items())]
+    return {
+        "name": zone_name(zone.node),
+        "type": "Node",
+        **({"costs": costs} if costs else {}),
+        **({"attributes": _named(zone.attributes)} if zone.attributes else {}),
+        "resources": [_resource(name, amounts) for name, amounts in sorted(zone.resources.items())],
+    }
+
+
+def _resource(name: str, amounts: Amounts) -> dict[str, str]:
+    text = cpu if name == "cpu" else str
+    return {
+        "name": name,
+        "capacity": text(amounts.capacity),
+        "allocatable": text(amounts.allocatable),
+        "available": text(amounts.available),
+    }
+
+
+def _named(values: dict[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in sorted(values.items())]
+
+
+def _owner(owner: OwnerReference) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": owner.name,
+        "uid": owner.uid,
+    }
+
+
+MOST_NUMA_NODES: Final = 1024
+
+
+def decode(body: object) -> NodeTopology:
+    """Either version, of any writer. Omits zones that are not NUMA nodes, and costs towards them;
+    an attribute with an invalid value leaves the default, as in a scheduler. Raises ObjectError."""
+    raw = converted(body, KIND, _Raw)
+    metadata = raw.metadata
+    policy, scope = _from_word(raw.topology_policies[0] if raw.topology_policies else "")
+    attributes = {each.name: each.value for each in raw.attributes or ()}
+    given = attributes.pop(POLICY, None)
+    policy = given if given in _POLICIES else policy
+    given = attributes.pop(SCOPE, None)
+    scope = given if given in _SCOPES else scope
+    annotations = dict(metadata.annotations or {})
+    legacy = annotations.pop(FINGERPRINT_ANNOTATION, None)
+    owners = [each for each in metadata.owner_references or () if each.kind == "Node"]
+    return NodeTopology(
+        metadata.name,
+        tuple(sorted(_zones(raw), key=lambda each: each.node)),
+        policy,
+        scope,
+        _max_numa_nodes(attributes.pop(MAX_NUMA_NODES, "")),
+        attributes.pop(FINGERPRINT, None) or legacy,
+        attributes,
+        dict(metadata.labels or {}),
+        annotations,
+        OwnerReference(owners[0].name, owners[0].uid) if owners else None,
+    )
+
+
+class _RawOwner(msgspec.Struct, frozen=True):
+    name: str
+    uid: str
+    kind: str = ""
+
+
+class _RawMetadata(ObjectMetadata, frozen=True, rename="camel"):
+    owner_references: tuple[_RawOwner, ...] | None = None
+
+
+class _RawAttribute(msgspec.Struct, frozen=True):
+    name: str
+    value: str
+
+
+class _RawCost(msgspec.Struct, frozen=True):
+    name: str
+    value: int
+
+
+class _RawResource(msgspec.Struct, frozen=True):
+    name: str
+    capacity: str | int
+    allocatable: str | int
+    available: str | int
+
+
+class _RawZone(msgspec.Struct, frozen=True):
+    name: str
+    type: str
+    costs: tuple[_RawCost, ...] | None = None
+    attributes: tuple[_RawAttribute, ...] | None = None
+    resources: tuple[_RawResource, ...] | None = None
+
+
+class _Raw(msgspec.Struct, frozen=True, rename="camel"):
+    metadata: _RawMetadata
+    zones: tuple[_RawZone, ...]
+    topology_policies: tuple[str, ...] | None = None
+    attributes: tuple[_RawAttribute, ...] | None = None
+
+
+_SCOPES: Final = ("container", "pod")
+_POLICY_WORDS: Final = {
+    "None": "none",
+    "BestEffort": "best-effort",
+    "Restricted": "restricted",
+    "SingleNUMANode": "single-numa-node",
+}
+_POLICIES: Final = tuple(_POLICY_WORDS.values())
+_BY_WORD: Final = {
+    "Restricted": ("restricted", "container"),
+    "BestEffort": ("best-effort", "container"),
+    **{
+        f"{word}{level}Level": (_POLICY_WORDS[word], level.lower())
+        for word in ("SingleNUMANode", "Restricted", "BestEffort")
+        for level in ("Container", "Pod")
+    },
+}
+"""All that `topologyPolicies` may hold but None."""
+
+
+def _from_word(word: str) -> tuple[str, str]:
+    return _BY_WORD.get(word, ("none", "container"))
+
+
+def _max_numa_nodes(text: str) -> int | None:
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) <= 1:
+        return None
+    return min(int(text), MOST_NUMA_NODES)
+
+
+def _zones(raw: _Raw) -> list[Zone]:
+    zones = []
+    for place, zone in enumerate(raw.zones):
+        node = zone_node(zone.name)
+        if zone.type != "Node" or node is None:
+            continue
+        costs = {zone_node(each.name): each.value for each in zone.costs or ()}
+        zones.append(
+            Zone(
+                node,
+                {
+                    each.name: _amounts(raw.metadata.name, place, each)
+                    for each in zone.resources or ()
+                },
+                {to: cost for to, cost in costs.items() if to is not None},
+                {each.name: each.value for each in zone.attributes or ()},
+            )
+        )
+    return zones
+
+
+def _amounts(name: str, zone: int, resource: _RawResource) -> Amounts:
+    scaled = milli if resource.name == "cpu" else whole
+    found = []
+    for field in ("capacity", "allocatable", "available"):
+        try:
+            found.append(scaled(getattr(resource, field)))
+        except QuantityError as error:
+            where = f"zones[{zone}].resources[{resource.name!r}].{field}"
+            raise ObjectError(KIND, name, f"{where}: {error}") from None
+    return Amounts(*found)

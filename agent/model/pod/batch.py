@@ -1,0 +1,175 @@
+"""Batch resources: the amounts of a batch pod's containers, and the values of its cgroups that
+follow from them.
+
+Kubernetes knows such pods as BestEffort, so their cgroups do not show the amounts. Koordinator's
+webhook copies the amounts of batch-cpu and batch-memory into an annotation, by container
+(pkg/webhook/pod/mutating/extended_resource_spec.go, mutateByExtendedResources). The request is the
+weight of a group, the limit is its quota (Koordinator:
+pkg/koordlet/runtimehooks/hooks/batchresource/batch_resource.go); a pod gets the sum of its
+containers, and has no limit where one of them has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+
+import msgspec
+
+from agent.model import bounds
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError, decoded
+from agent.model.pod.qos import QoS
+from agent.model.quantities import Quantity, QuantityError, whole
+from agent.model.snapshot import (
+    LEAST_QUOTA_MICROSECONDS,
+    LEAST_SHARES,
+    MOST_SHARES,
+    PERIOD_MICROSECONDS,
+    UNLIMITED,
+    CgroupLimits,
+)
+
+CPU_NAMES: Final = ("kubernetes.io/batch-cpu", "koordinator.sh/batch-cpu")
+"""Milli-CPU, counted as whole units; the first resource that is present counts."""
+MEMORY_NAMES: Final = ("kubernetes.io/batch-memory", "koordinator.sh/batch-memory")
+
+MOST_CPU_MILLI: Final = 10**8
+MOST_MEMORY_BYTES: Final = 2**50
+"""No machine has more, and the kernel takes a sum of many."""
+
+
+class BatchResources(msgspec.Struct, frozen=True):
+    """One container's. No limit is None; Koordinator reads 0 as none too."""
+
+    cpu_request_milli: int = 0
+    cpu_limit_milli: int | None = None
+    memory_request_bytes: int = 0
+    memory_limit_bytes: int | None = None
+
+
+_Resources = Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MOST_RESOURCES)]
+
+
+class _Amounts(msgspec.Struct, frozen=True):
+    requests: _Resources | None = None
+    limits: _Resources | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    containers: (
+        Annotated[dict[str, _Amounts | None], msgspec.Meta(max_length=bounds.MOST_CONTAINERS)]
+        | None
+    ) = None
+
+
+_decoder: Final = msgspec.json.Decoder(_Spec | None)
+_NO_RESOURCES: Final = BatchResources()
+
+
+def batch_resources(annotations: Mapping[str, str]) -> dict[str, BatchResources]:
+    """By container name; empty for a pod without batch resources. Raises AnnotationError that names
+    the container and the resource."""
+    spec = decoded(annotations, EXTENDED_RESOURCE_SPEC, _decoder, bounds.POD_LIST_BYTES)
+    containers = (spec and spec.containers) or {}
+    return {name: _container(name, each) for name, each in containers.items()}
+
+
+def cpu_request_milli(containers: Mapping[str, BatchResources]) -> int:
+    """What the whole pod requests."""
+    return sum(each.cpu_request_milli for each in containers.values())
+
+
+def _container(name: str, amounts: _Amounts | None) -> BatchResources:
+    if amounts is None:
+        return _NO_RESOURCES
+    try:
+        requests = _cpu_and_memory("requests", amounts.requests)
+        limits = _cpu_and_memory("limits", amounts.limits)
+    except QuantityError as error:
+        where = f"containers.{name[:63]}"
+        raise AnnotationError(EXTENDED_RESOURCE_SPEC, f"{where}.{error}") from None
+    return BatchResources(requests[0], limits[0] or None, requests[1], limits[1] or None)
+
+
+def _cpu_and_memory(field: str, amounts: Mapping[str, Quantity] | None) -> tuple[int, int]:
+    """Raises QuantityError that begins with the field."""
+    if not amounts:
+        return 0, 0
+    cpu = _amount(field, amounts, CPU_NAMES, MOST_CPU_MILLI)
+    return cpu, _amount(field, amounts, MEMORY_NAMES, MOST_MEMORY_BYTES)
+
+
+def _amount(field: str, amounts: Mapping[str, Quantity], names: tuple[str, ...], most: int) -> int:
+    for name in names:
+        if name not in amounts:
+            continue
+        try:
+            amount = whole(amounts[name])
+        except QuantityError as error:
+            raise QuantityError(f"{field}.{name}: {error}") from None
+        if not 0 <= amount <= most:
+            reason = "is below zero" if amount < 0 else f"is more than {most}"
+            said = str(amounts[name])[:40]
+            raise QuantityError(f"{field}.{name}: {said!r} {reason}")
+        return amount
+    return 0
+
+
+class BatchLimits(msgspec.Struct, frozen=True):
+    """The pod's own group, and its containers' by name."""
+
+    pod: CgroupLimits
+    containers: dict[str, CgroupLimits]
+
+
+def batch_limits(
+    qos: QoS, containers: Mapping[str, BatchResources], cpu_normalization_ratio: float = 1.0
+) -> BatchLimits | None:
+    """None for a pod that is not BE or carries no amounts: its groups are left alone.
+
+    `cpu_normalization_ratio`: how much faster this node's CPUs are than those that pods count in;
+    above 1, quotas shrink by it.
+    """
+    if qos is not QoS.BE or not containers:
+        return None
+    each = {
+        name: CgroupLimits(
+            quota_microseconds=_quota(amounts.cpu_limit_milli, cpu_normalization_ratio),
+            shares=_shares(amounts.cpu_request_milli),
+            memory_limit_bytes=_bytes(amounts.memory_limit_bytes),
+        )
+        for name, amounts in containers.items()
+    }
+    cpu_milli = _sum(amounts.cpu_limit_milli for amounts in containers.values())
+    memory_bytes = _sum(amounts.memory_limit_bytes for amounts in containers.values())
+    pod = CgroupLimits(
+        quota_microseconds=_quota(cpu_milli, cpu_normalization_ratio),
+        shares=_shares(cpu_request_milli(containers)),
+        memory_limit_bytes=_bytes(memory_bytes),
+    )
+    return BatchLimits(pod, each)
+
+
+def _quota(cpu_milli: int | None, ratio: float) -> int:
+    if cpu_milli is None:
+        return UNLIMITED
+    quota = cpu_milli * PERIOD_MICROSECONDS // 1000
+    return max(LEAST_QUOTA_MICROSECONDS, math.ceil(quota / ratio) if ratio > 1 else quota)
+
+
+def _shares(cpu_milli: int) -> int:
+    return min(max(LEAST_SHARES, cpu_milli * 1024 // 1000), MOST_SHARES)
+
+
+def _bytes(limit: int | None) -> int:
+    return UNLIMITED if limit is None else limit
+
+
+def _sum(limits: Iterable[int | None]) -> int | None:
+    total = 0
+    for each in limits:
+        if each is None:
+            return None
+        total += each
+    return total

@@ -1,0 +1,193 @@
+"""The configuration of the scheduler for CPUs, NUMA nodes and GPUs, as one value.
+
+Two kinds, with their own keys and defaults: `CPUOrchestrationPluginArgs` (fine-grained CPU
+orchestration proposal, Plugin Configuration) and `NodeNUMAResourceArgs` of Koordinator's plugin
+(pkg/scheduler/apis/config/v1/types.go). Both kinds also have our keys `gpuObjective` and
+`zoneScoringStrategy`. The second is for plain pods, like the `scoringStrategy` of
+NodeResourceTopologyMatch (scheduler-plugins: apis/config/v1/types.go,
+NodeResourceTopologyMatchArgs)."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from agent.model.cpu.policies import (
+    NODE_STRATEGIES,
+    ZONE_STRATEGIES,
+    BindPolicy,
+    GpuObjective,
+    NumaPolicy,
+    Strategy,
+)
+from agent.model.objects import ObjectError, converted
+
+Weights = dict[str, int]
+"""By resource."""
+
+
+class Measure(enum.StrEnum):
+    """What a node is scored by: amounts of resources, or how many of its NUMA nodes are used."""
+
+    RESOURCES = "Resources"
+    NUMA_NODES = "NUMANodes"
+
+
+class Rules(enum.StrEnum):
+    """The rules of scoring: those of the proposals, or those of Koordinator's plugin."""
+
+    PROPOSAL = "CPUOrchestrationPluginArgs"
+    KOORDINATOR = "NodeNUMAResourceArgs"
+
+
+class ScoringStrategy(msgspec.Struct, frozen=True):
+    """A way to score, and the resources that count."""
+
+    type: Strategy
+    weights: Weights
+
+
+class ZoneScoring(msgspec.Struct, frozen=True):
+    """Of plain pods; a resource without a weight has 1."""
+
+    type: Strategy = Strategy.LEAST_ALLOCATED
+    weights: Weights = {}
+
+
+class SchedulerArgs(msgspec.Struct, frozen=True):
+    """`node`: how nodes are scored; `numa`: how sets of NUMA nodes on one of them. `measures`: the
+    mean of all that are named. `gpu_objective`: how sets of GPUs on a node are chosen. `zones`: how
+    nodes are scored for plain pods."""
+
+    rules: Rules
+    bind: BindPolicy
+    numa_policy: NumaPolicy
+    node: ScoringStrategy
+    numa: ScoringStrategy
+    measures: frozenset[Measure]
+    gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+    zones: ZoneScoring = ZoneScoring()
+
+
+def decode(body: object) -> SchedulerArgs:
+    """Of a decoded file; missing fields have the kind's default. Raises ObjectError, which names
+    the field."""
+    kind = body.get("kind") if isinstance(body, dict) else None
+    if kind == Rules.KOORDINATOR:
+        return _koordinator(converted(body, kind, _NodeNumaResource))
+    return _proposal(converted(body, Rules.PROPOSAL, _CpuOrchestration))
+
+
+def defaults(kind: Rules) -> SchedulerArgs:
+    """The values of a file that has nothing but its kind."""
+    return decode({"kind": kind.value})
+
+
+_CPU_AND_MEMORY: Final = {"cpu": 1, "memory": 1}
+_MOST_WEIGHT: Final = 100
+_Bind = Literal["FullPCPUs", "SpreadByPCPUs"]
+
+
+class _Fields(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    pass
+
+
+class _Resource(_Fields, frozen=True):
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    weight: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WEIGHT)] = 1
+
+
+class _Strategy(_Fields, frozen=True):
+    type: Strategy | None = None
+    resources: tuple[_Resource, ...] | None = None
+
+
+class _MeasuredStrategy(_Strategy, frozen=True):
+    measures: frozenset[Measure] | None = None
+
+
+class _CpuOrchestration(_Fields, frozen=True):
+    kind: Literal["CPUOrchestrationPluginArgs"]
+    api_version: str = ""
+    bind: _Bind = msgspec.field(default="FullPCPUs", name="defaultCPUBindPolicy")
+    numa_policy: NumaPolicy = msgspec.field(
+        default=NumaPolicy.BEST_EFFORT, name="numaTopologyAlignmentPolicy"
+    )
+    scoring_strategy: _MeasuredStrategy | None = None
+    numa_scoring_strategy: _Strategy | None = None
+    gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+    zone_scoring_strategy: _Strategy = _Strategy()
+
+
+class _NodeNumaResource(_Fields, frozen=True):
+    kind: Literal["NodeNUMAResourceArgs"]
+    api_version: str = ""
+    bind: _Bind = msgspec.field(default="FullPCPUs", name="defaultCPUBindPolicy")
+    scoring_strategy: _Strategy | None = None
+    numa_scoring_strategy: _Strategy | None = None
+    gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+    zone_scoring_strategy: _Strategy = _Strategy()
+
+
+def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
+    said = raw.scoring_strategy or _MeasuredStrategy()
+    default = ScoringStrategy(Strategy.MOST_ALLOCATED, _CPU_AND_MEMORY)
+    node = _strategy(Rules.PROPOSAL, "scoringStrategy", said, default)
+    return SchedulerArgs(
+        Rules.PROPOSAL,
+        BindPolicy(raw.bind),
+        raw.numa_policy,
+        node,
+        _strategy(Rules.PROPOSAL, "numaScoringStrategy", raw.numa_scoring_strategy, node),
+        said.measures or frozenset(Measure),
+        raw.gpu_objective,
+        _zones(Rules.PROPOSAL, raw.zone_scoring_strategy),
+    )
+
+
+def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
+    default = ScoringStrategy(Strategy.LEAST_ALLOCATED, _CPU_AND_MEMORY)
+    return SchedulerArgs(
+        Rules.KOORDINATOR,
+        BindPolicy(raw.bind),
+        NumaPolicy.NONE,
+        _strategy(Rules.KOORDINATOR, "scoringStrategy", raw.scoring_strategy, default),
+        _strategy(Rules.KOORDINATOR, "numaScoringStrategy", raw.numa_scoring_strategy, default),
+        frozenset({Measure.RESOURCES}),
+        raw.gpu_objective,
+        _zones(Rules.KOORDINATOR, raw.zone_scoring_strategy),
+    )
+
+
+def _strategy(
+    kind: str, field: str, said: _Strategy | None, default: ScoringStrategy
+) -> ScoringStrategy:
+    if said is None:
+        return default
+    weights = _weights(kind, field, said.resources) if said.resources else default.weights
+    return ScoringStrategy(
+        _of_kind(kind, field, said.type, NODE_STRATEGIES) or default.type, weights
+    )
+
+
+def _zones(kind: str, said: _Strategy) -> ZoneScoring:
+    field = "zoneScoringStrategy"
+    type_ = _of_kind(kind, field, said.type, ZONE_STRATEGIES) or Strategy.LEAST_ALLOCATED
+    return ZoneScoring(type_, _weights(kind, field, said.resources or ()))
+
+
+def _of_kind(
+    kind: str, field: str, said: Strategy | None, known: tuple[Strategy, ...]
+) -> Strategy | None:
+    if said is not None and said not in known:
+        raise ObjectError(kind, "", f"{field}.type: {said} is not one of {', '.join(known)}")
+    return said
+
+
+def _weights(kind: str, field: str, resources: tuple[_Resource, ...]) -> Weights:
+    weights = {each.name: each.weight for each in resources}
+    if len(weights) < len(resources):
+        raise ObjectError(kind, "", f"{field}.resources: a resource is named twice")
+    return weights

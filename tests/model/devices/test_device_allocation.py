@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.model.devices.device_allocation import (
+    DEVICE_ALLOCATE_HINT,
+    DEVICE_JOINT_ALLOCATE,
+    GPU_PARTITION_SPEC,
+    AllocatedDevice,
+    DeviceAllocateStrategy,
+    DeviceHint,
+    DeviceTopologyScope,
+    DeviceWishes,
+    Exclusion,
+    Holdings,
+    Joint,
+    JointScope,
+    PartitionSpec,
+    allocated,
+    given,
+    together,
+    wishes,
+)
+from agent.model.devices.device_object import Device, DeviceTopology, Portion, portions
+from agent.model.objects import LabelSelector
+from agent.model.pod.annotations import DEVICE_ALLOCATED, AnnotationError
+
+CORE = "koordinator.sh/gpu-core"
+MEMORY = "koordinator.sh/gpu-memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("", {}),
+        ("null", {}),
+        ("{}", {}),
+        ('{"gpu": null}', {}),
+        ('{"gpu": [{"minor": 1}]}', {("gpu", 1): {}}),
+        (
+            '{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"50",'
+            '"koordinator.sh/gpu-memory":"8Gi"},"id":"GPU-0"}],'
+            '"rdma":[{"minor":1,"resources":{"koordinator.sh/rdma":1},'
+            '"extension":{"vfs":[{"minor":-1,"busID":"0000:1f:00.2"}]}}]}',
+            {("gpu", 0): {CORE: 50, MEMORY: 8 << 30}, ("rdma", 1): {"koordinator.sh/rdma": 1}},
+        ),
+        (
+            '{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"50"}},'
+            '{"minor":0,"resources":{"koordinator.sh/gpu-core":"-20"}},'
+            '{"minor":0,"resources":{"koordinator.sh/gpu-core":"30"}}]}',
+            {("gpu", 0): {CORE: 80}},
+        ),
+    ],
+)
+def test_what_a_pod_was_given(text: str, held: Holdings) -> None:
+    assert allocated({DEVICE_ALLOCATED: text}) == held
+
+
+def test_a_pod_without_devices() -> None:
+    assert allocated({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x", "is not JSON"),
+        ("[]", "Expected `object"),
+        ('{"gpu":[{"resources":{}}]}', "missing required field `minor`"),
+        (
+            '{"gpu":[{"minor":0},{"minor":1,"resources":{"a":"x"}}]}',
+            r"gpu\[1\].*'x' is no quantity",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, said: str) -> None:
+    with pytest.raises(AnnotationError, match=said):
+        allocated({DEVICE_ALLOCATED: text})
+
+
+def test_pods_that_share_a_device_hold_it_together() -> None:
+    half: Holdings = {("gpu", 0): {CORE: 50}}
+    held = together([half, half, {("gpu", 1): {CORE: 100}}])
+    assert held == {("gpu", 0): {CORE: 100}, ("gpu", 1): {CORE: 100}}
+    assert half == {("gpu", 0): {CORE: 50}}
+    gpu = Device("gpu", "u", 0, {CORE: 100}, topology=DeviceTopology(node=0))
+    assert portions([gpu], held) == (Portion(CORE, 0, 100, 100, 100),)
+
+
+def test_what_a_pod_was_given_one_by_one() -> None:
+    text = (
+        '{"gpu": [{"minor": 1, "id": "GPU-1", "resources": {"koordinator.sh/gpu-core": "50"}},'
+        ' {"minor": 0}], "rdma": [{"minor": 2, "id": "0000:17:00.0", "extension":'
+        ' {"vfs": [{"minor": 3, "busID": "0000:17:00.3"}], "other": {}}}], "fpga": null}'
+    )
+    assert given({DEVICE_ALLOCATED: text}) == {
+        "gpu": (AllocatedDevice(1, "GPU-1", {"koordinator.sh/gpu-core": 50}), AllocatedDevice(0)),
+        "rdma": (AllocatedDevice(2, "0000:17:00.0", functions=("0000:17:00.3",)),),
+        "fpga": (),
+    }
+
+
+def test_all_that_can_be_said() -> None:
+    hint = (
+        '{"rdma": {"selector": {"matchLabels": {"type": "a"}}, "vfSelector": {}, '
+        '"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}, '
+        '"gpu": {"requiredTopologyScope": "NUMANode"}, "fpga": null}'
+    )
+    found = wishes(
+        {
+            DEVICE_ALLOCATE_HINT: hint,
+            DEVICE_JOINT_ALLOCATE: '{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}',
+            GPU_PARTITION_SPEC: '{"allocatePolicy": "Restricted", "ringBusBandwidth": "1Ki"}',
+        }
+    )
+    assert found == DeviceWishes(
+        {
+            "rdma": DeviceHint(
+                LabelSelector({"type": "a"}),
+                LabelSelector(),
+                DeviceAllocateStrategy.REQUESTS_AS_COUNT,
+                exclusion=Exclusion.DEVICE_LEVEL,
+            ),
+            "gpu": DeviceHint(scope=DeviceTopologyScope.NUMA_NODE),
+        },
+        Joint(("gpu", "rdma"), JointScope.SAME_PCIE),
+        PartitionSpec(restricted=True, bandwidth=1024),
+    )
+
+
+def test_nothing_said_and_the_least_that_can_be() -> None:
+    assert wishes({}) == DeviceWishes()
+    assert wishes({DEVICE_ALLOCATE_HINT: "", DEVICE_JOINT_ALLOCATE: "null"}) == DeviceWishes()
+    least = wishes({DEVICE_JOINT_ALLOCATE: "{}", GPU_PARTITION_SPEC: "{}"})
+    assert least == DeviceWishes({}, Joint(), PartitionSpec())
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "reason"),
+    [
+        (DEVICE_ALLOCATE_HINT, "[]", "Expected `object | null`"),
+        (DEVICE_ALLOCATE_HINT, '{"gpu": {"requiredTopologyScope": "Rack"}}', "'Rack'"),
+        (DEVICE_JOINT_ALLOCATE, '{"deviceTypes": "gpu"}', "deviceTypes"),
+        (GPU_PARTITION_SPEC, '{"allocatePolicy": "Any"}', "'Any'"),
+        (GPU_PARTITION_SPEC, '{"ringBusBandwidth": "x"}', "ringBusBandwidth: 'x' is no quantity"),
+        (GPU_PARTITION_SPEC, "{", "is not JSON"),
+    ],
+)
+def test_what_can_not_be_understood(key: str, text: str, reason: str) -> None:
+    with pytest.raises(AnnotationError) as raised:
+        wishes({key: text})
+    assert raised.value.key == key
+    assert reason in str(raised.value)

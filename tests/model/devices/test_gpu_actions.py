@@ -1,0 +1,61 @@
+"""What is done about a card's trouble: the catalogue's rows that matter, and a site's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.model.devices import gpu_actions
+from agent.model.devices.gpu_actions import CATALOGUE, Action, GpuActionError, GpuActions, parse
+
+
+@pytest.mark.parametrize(
+    ("xid", "action"),
+    [
+        (13, Action.RESTART_APP),
+        (31, Action.RESTART_APP),
+        (43, Action.IGNORE),
+        (45, Action.IGNORE),
+        (48, Action.RESET),
+        (62, Action.RESET),
+        (63, Action.IGNORE),
+        (64, Action.RESET),
+        (74, Action.RESET),
+        (79, Action.REBOOT),
+        (94, Action.RESTART_APP),
+        (95, Action.RESET),
+        (109, Action.RESET),
+        (119, Action.RESET),
+        (120, Action.RESET),
+        (140, Action.RESET),
+        (149, Action.RESET),
+        (154, Action.IGNORE),
+        (158, Action.RESET),
+        (54, Action.SUPPORT),
+        (61, Action.SUPPORT),
+        (9999, Action.SUPPORT),
+    ],
+)
+def test_the_catalogue(xid: int, action: Action) -> None:
+    assert GpuActions({})[gpu_actions.xid_reason(xid)] is action
+
+
+def test_no_xid_is_in_two_rows() -> None:
+    rows = [set(gpu_actions._numbers(text)) for text in gpu_actions._CATALOGUE.values()]
+    assert sum(map(len, rows)) == len(CATALOGUE)
+
+
+def test_a_site_decides_otherwise() -> None:
+    actions = parse(" 109=ignore, 64 = support ,*=reset, RowRemapPending=ignore,")
+    assert (actions["XID109"], actions["XID64"]) == (Action.IGNORE, Action.SUPPORT)
+    assert (actions["XID9999"], actions["XID94"]) == (Action.RESET, Action.RESTART_APP)
+    assert (actions["RowRemapPending"], actions["GpuLost"]) == (Action.IGNORE, Action.REBOOT)
+    assert (actions["DriverMismatch"], actions["XIDx"]) == (Action.SUPPORT, Action.SUPPORT)
+    assert parse("")["XID109"] is Action.RESET
+
+
+@pytest.mark.parametrize(
+    "text", ["109", "109=", "=reset", "x=reset", "109=panic", "-1=reset", "1²=reset", "12345=reset"]
+)
+def test_what_is_no_table_is_told_by_its_entry(text: str) -> None:
+    with pytest.raises(GpuActionError, match="GPU action"):
+        parse(text)

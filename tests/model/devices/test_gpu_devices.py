@@ -1,0 +1,145 @@
+"""GPUs as Devices, for the Device object and the Node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from agent.model.devices.device_object import DeviceTopology, decode, encode
+from agent.model.devices.gpu_actions import GpuActions
+from agent.model.devices.gpu_devices import devices, facts, restored
+from agent.model.devices.gpu_health import GpuHealth, on_event, on_report
+from agent.model.devices.gpus import (
+    Gpu,
+    GpuEvent,
+    GpuInventory,
+    GpuReading,
+    GpuReport,
+    MigInstance,
+    SilentGpu,
+)
+from agent.model.nrt.node_status import GpuFacts, extended_resources, gpu_labels
+
+ACTIONS = GpuActions({})
+NOW = 1_700_000_000
+
+
+def gpu(index: int, **of_it: Any) -> Gpu:
+    known: dict[str, Any] = {
+        "product": "NVIDIA A100-SXM4-80GB",
+        "minor": index,
+        "memory_bytes": 80 << 30,
+        **of_it,
+    }
+    return Gpu(f"GPU-{index}", index, f"0000:{index:02x}:00.0", **known)
+
+
+def seen(*gpus: Gpu) -> GpuHealth:
+    report = GpuReport(
+        inventory=GpuInventory("550.163.01", gpus=gpus),
+        readings=tuple(GpuReading(each.uuid) for each in gpus),
+    )
+    return on_report(GpuHealth(), report, NOW, ACTIONS)
+
+
+def test_a_whole_card_where_pci_has_it() -> None:
+    place = DeviceTopology(0, 1, "0000:00:01.0", "0000:00:00.0")
+    (device,) = devices(seen(gpu(0, minor=3, module=5)), {"0000:00:00.0": place})
+    assert (device.type, device.uuid, device.minor, device.module) == ("gpu", "GPU-0", 3, 5)
+    assert device.resources == {
+        "koordinator.sh/gpu-core": 100,
+        "koordinator.sh/gpu-memory": 80 << 30,
+        "koordinator.sh/gpu-memory-ratio": 100,
+    }
+    assert (device.healthy, device.topology) == (True, place)
+    assert [each.type for each in device.conditions] == ["Healthy"]
+
+
+def test_a_card_that_pci_does_not_know_has_its_address_at_least() -> None:
+    (device,) = devices(seen(gpu(7)), {})
+    assert device.topology == DeviceTopology(bus="0000:07:00.0")
+
+
+@pytest.mark.parametrize("instances", [(), (MigInstance("MIG-1", 1),)])
+def test_a_card_in_mig_mode_is_no_whole_card(instances: tuple[MigInstance, ...]) -> None:
+    health = seen(gpu(0, mig=False, mig_pending=True), gpu(1, mig=True, instances=instances))
+    whole, split = devices(health, {})
+    assert whole.resources["koordinator.sh/gpu-core"] == 100
+    assert (split.resources, split.healthy) == ({}, True)
+    assert split.labels == {"topolet.io/mig-instances": str(len(instances))}
+    assert extended_resources((whole, split), facts(health))["koordinator.sh/gpu"] == 100
+    assert devices(restored((whole, split), ACTIONS), {}) == (whole, split)
+
+
+def test_memory_of_the_host_is_what_the_caller_gives() -> None:
+    health = seen(gpu(0, memory_bytes=None))
+    assert "koordinator.sh/gpu-memory" not in devices(health, {})[0].resources
+    (device,) = devices(health, {}, host_memory_bytes=1 << 37)
+    assert device.resources["koordinator.sh/gpu-memory"] == 1 << 37
+
+
+def test_cards_without_a_minor_come_after_those_with_one() -> None:
+    health = seen(gpu(0, minor=None), gpu(1, minor=4), gpu(2, minor=None), gpu(3, minor=0))
+    assert [(each.uuid, each.minor) for each in devices(health, {})] == [
+        ("GPU-3", 0),
+        ("GPU-1", 4),
+        ("GPU-0", 5),
+        ("GPU-2", 6),
+    ]
+
+
+def test_cards_that_all_lack_a_minor_are_counted() -> None:
+    health = seen(gpu(1, minor=None), gpu(0, minor=None))
+    assert [(each.uuid, each.minor) for each in devices(health, {})] == [("GPU-0", 0), ("GPU-1", 1)]
+
+
+def test_a_card_that_is_gone_leaves_its_numbers_to_those_that_moved_up() -> None:
+    """A driver counts its cards anew at each start: the one that came back has its minor now."""
+    before = seen(gpu(0), gpu(1), gpu(2))
+    moved = replace(gpu(2), index=1, minor=1)
+    report = GpuReport(inventory=GpuInventory("550.163.01", gpus=(gpu(0), moved)))
+    after = on_report(before, report, NOW, ACTIONS)
+    assert [(each.uuid, each.minor, each.healthy) for each in devices(after, {})] == [
+        ("GPU-0", 0, True),
+        ("GPU-2", 1, True),
+        ("GPU-1", 2, False),
+    ]
+    assert {card.gpu.uuid: card.gpu.index for card in after.cards} == {
+        "GPU-0": 0,
+        "GPU-1": -1,
+        "GPU-2": 1,
+    }
+
+
+def test_a_lost_card_that_the_driver_still_counts_keeps_its_number() -> None:
+    before = seen(gpu(0), gpu(1))
+    silent = (SilentGpu(1, "GpuLost"),)
+    report = GpuReport(inventory=GpuInventory("550.163.01", gpus=(gpu(0),), silent=silent))
+    assert [card.gpu.index for card in on_report(before, report, NOW, ACTIONS).cards] == [0, 1]
+
+
+def test_an_ill_card_stays_and_gives_nothing() -> None:
+    health = on_event(seen(gpu(0), gpu(1)), GpuEvent("GPU-0", 79), NOW, ACTIONS)
+    found = devices(health, {})
+    assert [each.healthy for each in found] == [False, True]
+    assert extended_resources(found, facts(health))["koordinator.sh/gpu"] == 100
+    assert decode(encode("node", found)) == found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ((), GpuFacts()),
+        ((gpu(0), gpu(1)), GpuFacts("nvidia", "NVIDIA A100-SXM4-80GB", "550.163.01")),
+        ((gpu(0), gpu(1, product="Tesla T4")), GpuFacts("nvidia", "", "550.163.01")),
+        # One that is lost and known by its name only says nothing of the model.
+        ((gpu(0), gpu(1, product="")), GpuFacts("nvidia", "NVIDIA A100-SXM4-80GB", "550.163.01")),
+    ],
+)
+def test_what_cards_have_in_common(gpus: tuple[Gpu, ...], expected: GpuFacts) -> None:
+    health = seen(*gpus)
+    assert facts(health) == expected
+    labels = gpu_labels(facts(health), devices(health, {}))
+    assert labels.get("node.koordinator.sh/gpu-driver-version", "") == expected.driver_version

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import msgspec
+
+from agent.model.devices.gpu_users import GpuUse, users
+from agent.model.devices.gpus import GpuProcess, GpuReading
+from agent.model.pod.pods import Container, ContainerState
+from tests.builders import pod
+
+MAIN = Container("c", "main", ContainerState.RUNNING, "/kubepods/poda/c")
+POD = msgspec.structs.replace(pod("a"), containers=(MAIN,))
+GROUPS = {1: "/kubepods/poda/c", 2: "/kubepods/poda/c/worker", 3: "/system.slice/x", 4: None}
+
+
+def used(*processes: GpuProcess) -> tuple[GpuUse, ...]:
+    return users([GpuReading("GPU-1", processes=processes)], [POD], GROUPS.get)
+
+
+def test_processes_of_a_container_count_together_wherever_they_sit_in_it() -> None:
+    processes = (GpuProcess(1, 100, sm_percent=10), GpuProcess(2, 50))
+    assert used(*processes) == (GpuUse("GPU-1", "ns/a", "main", 150, 10),)
+
+
+def test_processes_of_nobody_are_counted_without_a_name() -> None:
+    assert used(GpuProcess(3, 7), GpuProcess(4, 1), GpuProcess(1)) == (
+        GpuUse("GPU-1", memory_bytes=8),
+        GpuUse("GPU-1", "ns/a", "main"),
+    )
+
+
+def test_a_driver_that_does_not_tell_processes() -> None:
+    assert users([GpuReading("GPU-1")], [POD], GROUPS.get) == ()

@@ -1,0 +1,43 @@
+import pytest
+
+from agent.model.devices.holding import (
+    DEVICES_CHECKPOINTS,
+    DeviceGrant,
+    HoldingSource,
+    decode,
+    encode,
+)
+from agent.model.pod.annotations import AnnotationError
+
+
+def test_nothing_is_written_where_nothing_is_held() -> None:
+    assert encode(()) == {}
+    assert decode({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "grants"),
+    [
+        ("", ()),
+        ("null", ()),
+        ("[]", ()),
+        ('[{"podUID":"a"}]', (DeviceGrant("a", "", "", (), HoldingSource.CHECKPOINT),)),
+        (
+            '[{"podUID":"a","containerName":"c","resourceName":"r","deviceIDs":["GPU-1"],'
+            '"allocResp":"AAAA","more":1}]',
+            (DeviceGrant("a", "c", "r", ("GPU-1",), HoldingSource.CHECKPOINT),),
+        ),
+        (
+            '[{"podUID":"a","deviceIDs":null}]',
+            (DeviceGrant("a", "", "", (), HoldingSource.CHECKPOINT),),
+        ),
+    ],
+)
+def test_the_words_of_others(text: str, grants: tuple[DeviceGrant, ...]) -> None:
+    assert decode({DEVICES_CHECKPOINTS: text}) == grants
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '["a"]', '[{"deviceIDs":"GPU-1"}]', "[" * 100_000])
+def test_what_cannot_be_read_names_the_annotation(text: str) -> None:
+    with pytest.raises(AnnotationError, match=DEVICES_CHECKPOINTS):
+        decode({DEVICES_CHECKPOINTS: text})

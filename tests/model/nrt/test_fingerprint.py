@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.model.nrt import fingerprint
+
+# Values of the reference implementation's own tests.
+KNOWN = [
+    ([], "pfp0v001ef46db3751d8e999"),
+    (
+        [("ns1", "n1"), ("ns1", "n2"), ("ns2", "n1"), ("ns3", "n1"), ("ns3", "n2")],
+        "pfp0v001b92008c14168b3a6",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pods", "expected"), KNOWN)
+def test_values_of_the_reference_in_any_order(pods: list[tuple[str, str]], expected: str) -> None:
+    assert fingerprint.of(pods) == expected
+    assert fingerprint.of(iter(pods[::-1])) == expected
+
+
+def test_namespace_and_name_do_not_trade_places() -> None:
+    assert fingerprint.of([("a", "b")]) != fingerprint.of([("b", "a")])

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.nrt.node_annotations import (
+    CPU_SHARED_POOLS,
+    RESERVATION,
+    SYSTEM_QOS,
+    NodeConfiguration,
+    koordinator_annotations,
+    node_reservation,
+    shared_pools,
+    system_qos,
+)
+from agent.model.nrt.node_status import node_labels
+from agent.model.pod.annotations import AnnotationError
+from agent.model.snapshot import Pool
+from tests.builders import machine
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus", "exclusive"),
+    [
+        (None, "", True),
+        ("", "", True),
+        ("null", "", True),
+        ("{}", "", True),
+        ('{"cpuset": "0-1"}', "0-1", True),
+        ('{"cpuset": "0-1", "cpusetExclusive": false, "later": 1}', "0-1", False),
+    ],
+)
+def test_system_qos(text: str | None, cpus: str, exclusive: bool) -> None:
+    value = system_qos({} if text is None else {SYSTEM_QOS: text})
+    assert (str(value.cpus()), value.cpuset_exclusive) == (cpus, exclusive)
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus", "cpu_milli"),
+    [
+        (None, "", 0),
+        ("null", "", 0),
+        ('{"reservedCPUs": "0-3", "applyPolicy": "ReservedCPUsOnly"}', "0-3", 0),
+        ('{"resources": {"cpu": "1500m", "memory": "1Gi"}}', "", 1500),
+        ('{"resources": {"cpu": 2}, "applyPolicy": "Default"}', "", 2000),
+    ],
+)
+def test_node_reservation(text: str | None, cpus: str, cpu_milli: int) -> None:
+    value = node_reservation({} if text is None else {RESERVATION: text})
+    assert (value.cpus(), value.cpu_milli()) == (CpuSet.parse(cpus), cpu_milli)
+
+
+def read_all(key: str, text: str) -> None:
+    if key == SYSTEM_QOS:
+        system_qos({key: text}).cpus()
+    else:
+        reservation = node_reservation({key: text})
+        reservation.cpus()
+        reservation.cpu_milli()
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "reason"),
+    [
+        (SYSTEM_QOS, '"bad"', "Expected `object | null`"),
+        (SYSTEM_QOS, "{", "is not JSON"),
+        (SYSTEM_QOS, '{"cpuset": "x"}', "cpuset: CPU list 'x'"),
+        (SYSTEM_QOS, '{"cpusetExclusive": "no"}', "`$.cpusetExclusive`"),
+        (RESERVATION, '{"reservedCPUs": "3-1"}', "reservedCPUs: CPU list '3-1'"),
+        (RESERVATION, '{"resources": {"cpu": "two"}}', "resources.cpu: 'two' is no quantity"),
+        (RESERVATION, '{"resources": {"cpu": -1}}', "resources.cpu: -1000m is below zero"),
+        (RESERVATION, '{"applyPolicy": "Sometimes"}', "`$.applyPolicy`"),
+    ],
+)
+def test_fault_names_annotation_and_field(key: str, text: str, reason: str) -> None:
+    with pytest.raises(AnnotationError) as raised:
+        read_all(key, text)
+    assert raised.value.key == key
+    assert reason in raised.value.reason
+
+
+def test_they_are_written_as_they_are_read() -> None:
+    for text in (b"{}", b'{"cpuset":"1","cpusetExclusive":false}'):
+        assert msgspec.json.encode(system_qos({SYSTEM_QOS: text.decode()})) == text
+    text = b'{"resources":{"cpu":"1"},"reservedCPUs":"0","applyPolicy":"Default"}'
+    assert msgspec.json.encode(node_reservation({RESERVATION: text.decode()})) == text
+
+
+@given(st.sampled_from([SYSTEM_QOS, RESERVATION]), st.text())
+def test_no_text_raises_anything_else(key: str, text: str) -> None:
+    with contextlib.suppress(AnnotationError):
+        read_all(key, text)
+
+
+def test_node_labels_tell_the_kind_of_machine() -> None:
+    topology = machine(2, 2)
+    kinds = ("core", "atom", "core", None)
+    cpus = tuple(
+        msgspec.structs.replace(cpu, core=cpu.id & 2, kind=kind)
+        for cpu, kind in zip(topology.cpus, kinds, strict=True)
+    )
+    hybrid = msgspec.structs.replace(topology, cpus=cpus, smt=True, offline=CpuSet([9]))
+    labels = node_labels(hybrid)
+    assert {key.partition("/")[2]: value for key, value in labels.items()} == {
+        "cpus": "4",
+        "cores": "2",
+        "sockets": "2",
+        "numa-nodes": "2",
+        "l3-caches": "0",
+        "smt": "true",
+        "core-kinds": "atom_core",
+    }
+
+
+@pytest.mark.parametrize("text", [None, "", "null", "[]"])
+def test_no_pools(text: str | None) -> None:
+    assert shared_pools({} if text is None else {CPU_SHARED_POOLS: text}, CPU_SHARED_POOLS) == ()
+
+
+def test_pools_are_read_as_they_are_reported_and_as_koordinator_writes_empty_ones() -> None:
+    pools = (Pool(0, 0, "1"), Pool(1, 1, "2-3"))
+    notes = koordinator_annotations(machine(), pools, (), (), NodeConfiguration())
+    assert shared_pools(notes, CPU_SHARED_POOLS) == pools
+    text = '[{"socket": 0, "node": 0}]'
+    assert shared_pools({CPU_SHARED_POOLS: text}, CPU_SHARED_POOLS) == (Pool(0, 0, ""),)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("bad", "is not JSON"),
+        ("{}", "Expected `array"),
+        ('[{"socket": 0}]', "missing required field `node`"),
+        ('[{"socket": 0, "node": 0, "cpuset": "x"}]', "CPU list 'x'"),
+    ],
+)
+def test_pools_that_cannot_be_read(text: str, reason: str) -> None:
+    with pytest.raises(AnnotationError, match=CPU_SHARED_POOLS) as raised:
+        shared_pools({CPU_SHARED_POOLS: text}, CPU_SHARED_POOLS)
+    assert reason in raised.value.reason

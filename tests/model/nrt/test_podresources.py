@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import HugePages, Topology
+from agent.model.devices.device_object import Portion
+from agent.model.nrt.podresources import (
+    Allocatable,
+    ContainerResources,
+    GivenDevice,
+    MemoryBlock,
+    PodResources,
+    by_uid,
+    device_portions,
+    holdings,
+    kept,
+    reserved,
+)
+from agent.model.nrt.report import Held, Reserved, zones
+from agent.model.nrt.resource_topology import Amounts
+from tests.builders import machine
+
+GI = 1 << 30
+NIC = "vendor.example/nic"
+
+STATIC = Allocatable(CpuSet(range(1, 8)))
+"""CPU 0 is reserved."""
+
+
+def node() -> Topology:
+    """Two NUMA nodes with 4 CPUs and 8 GiB each; 2 GiB of node 1 in huge pages."""
+    topology = machine(2, 4)
+    first, second = topology.numa_nodes
+    pages = (HugePages(GI, 2, 2),)
+    return msgspec.structs.replace(
+        topology,
+        numa_nodes=(
+            msgspec.structs.replace(first, memory_bytes=8 * GI),
+            msgspec.structs.replace(second, memory_bytes=8 * GI, hugepages=pages),
+        ),
+    )
+
+
+def container(
+    name: str = "c", *cpus: int, memory: tuple[MemoryBlock, ...] = (), devices: str = ""
+) -> ContainerResources:
+    """`devices`: ids and NUMA nodes, as `n0@0,n1@0+1,n2`."""
+    given_devices = []
+    for text in filter(None, devices.split(",")):
+        id_, _, nodes = text.partition("@")
+        near = tuple(int(each) for each in nodes.split("+") if each)
+        given_devices.append(GivenDevice(NIC, id_, near))
+    return ContainerResources(name, CpuSet(cpus), memory, tuple(given_devices))
+
+
+def pod(name: str, *containers: ContainerResources, cpus: str = "") -> PodResources:
+    return PodResources("ns", name, containers, CpuSet.parse(cpus))
+
+
+def block(gib: int, *nodes: int, kind: str = "memory") -> MemoryBlock:
+    return MemoryBlock(kind, gib * GI, nodes)
+
+
+def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
+    pods = [
+        pod(
+            "a",
+            container("x", 1, 2, memory=(block(1, 0),), devices="n0@0"),
+            container("y", 3, memory=(block(2, 0), block(1, 1, kind="hugepages-1Gi"))),
+        ),
+        pod("idle", container()),
+    ]
+    told = holdings(pods, node(), STATIC)
+    amounts = {0: {"memory": 3 * GI, NIC: 1}, 1: {"hugepages-1Gi": GI}}
+    assert told.pods == {("ns", "a"): Held(CpuSet([1, 2, 3]), amounts)}
+    assert told.problems == ()
+
+
+def test_kubelet_that_lists_shared_cpus_gives_nobody_away() -> None:
+    """kubernetes#100211 (1.20): the pool has the reserved CPU, which is nobody's own."""
+    pods = [pod("own", container("c", 2, 3)), pod("shared", container("c", 0, 1, 4, 5, 6, 7))]
+    assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
+
+
+def test_one_wrong_set_takes_nothing_from_others() -> None:
+    pods = [pod("own", container("c", 2, 3)), pod("wrong", container("c", 0, 2))]
+    assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
+
+
+def test_policy_none_owns_no_cpu_whatever_is_listed() -> None:
+    """cpumanager/policy_none.go: none is allocatable, as none can be a container's own."""
+    pods = [pod("a", container("c", *range(8)))]
+    assert holdings(pods, node(), Allocatable()).pods == {}
+
+
+def test_without_get_allocatable_sets_that_overlap_are_the_pool() -> None:
+    """Kubelets before 1.23 serve it behind a gate only, so the reserved CPUs are not known."""
+    pods = [
+        pod("own", container("c", 2, 3)),
+        pod("shared", container("c", 0, 1), container("d", 0, 1)),
+        pod("too", container("c", 0, 1)),
+    ]
+    assert holdings(pods, node()).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
+
+
+def test_pod_level_cpus_and_memory_are_not_counted_again_for_its_containers() -> None:
+    """peers.md §1.8 and §3.7: the containers' are parts of the pod's. A container of its shared
+    rest lists none from 1.37 on, and all of the rest in 1.36 (cpumanager/policy_static.go)."""
+    whole = PodResources(
+        "ns",
+        "p",
+        (container("own", 1, memory=(block(1, 0),)), container("rest", 2, 3), container("r", 2, 3)),
+        CpuSet([1, 2, 3]),
+        (block(4, 0),),
+    )
+    for known in (STATIC, None):
+        told = holdings([whole], node(), known).pods
+        assert told[("ns", "p")].amounts == {0: {"memory": 4 * GI}}
+        assert told[("ns", "p")].cpus == CpuSet([1, 2, 3])
+
+
+def test_pod_level_memory_of_one_kind_leaves_the_containers_of_another() -> None:
+    parts = container(memory=(block(1, 0), block(1, 1, kind="hugepages-1Gi")))
+    told = holdings([PodResources("ns", "p", (parts,), memory=(block(2, 0),))], node()).pods
+    assert told[("ns", "p")].amounts == {0: {"memory": 2 * GI}, 1: {"hugepages-1Gi": GI}}
+
+
+def test_memory_of_several_numa_nodes_fills_them_in_ascending_order() -> None:
+    """peers.md §1.6: as the kubelet's memory manager does it, not in full on each of them."""
+    allocatable = Allocatable(memory=(block(7, 0), block(5, 1)))
+    pods = [
+        pod("a", container(memory=(block(4, 0, 1),))),
+        pod("b", container(memory=(block(5, 0, 1),))),
+    ]
+    told = holdings(pods, node(), allocatable).pods
+    assert told[("ns", "a")].amounts == {0: {"memory": 4 * GI}}
+    assert told[("ns", "b")].amounts == {0: {"memory": 3 * GI}, 1: {"memory": 2 * GI}}
+
+
+def test_memory_of_one_numa_node_is_there_before_that_of_several() -> None:
+    pods = [
+        pod("a", container(memory=(block(8, 0, 1),))),
+        pod("b", container(memory=(block(6, 0),))),
+    ]
+    told = holdings(pods, node()).pods
+    assert told[("ns", "a")].amounts == {0: {"memory": 2 * GI}, 1: {"memory": 6 * GI}}
+
+
+def test_memory_that_fits_nowhere_is_still_held() -> None:
+    told = holdings([pod("a", container(memory=(block(20, 0, 1),)))], node()).pods
+    assert told[("ns", "a")].amounts == {0: {"memory": 8 * GI}, 1: {"memory": 12 * GI}}
+
+
+def test_where_the_memory_manager_is_off_nothing_is_reserved_and_all_memory_has_room() -> None:
+    """It names no memory as allocatable then, which does not mean that there is none."""
+    assert reserved(node(), Allocatable(STATIC.cpus)) == Reserved(CpuSet([0]))
+
+
+def test_reserved_is_what_is_not_allocatable() -> None:
+    allocatable = Allocatable(CpuSet([2, 3, 6, 7, 99]), (block(7, 0), block(9, 1)))
+    assert reserved(node(), allocatable) == Reserved(CpuSet([0, 1, 4, 5]), {0: GI, 1: 0})
+    assert reserved(node(), Allocatable()) == Reserved()
+
+
+def test_pod_that_is_over_holds_nothing_though_it_is_listed() -> None:
+    """Kubelets before 1.34 list pods that have ended, and their memory (kubernetes#119423,
+    kubernetes#132020)."""
+    pods = [
+        pod("job", container("c", 1, memory=(block(1, 0),), devices="n0@0")),
+        pod("next", container("c", 1, devices="n0@0")),
+    ]
+    over = {("ns", "job")}
+    assert holdings(pods, node(), STATIC, over).pods == {
+        ("ns", "next"): Held(CpuSet([1]), {0: {NIC: 1}})
+    }
+    given = Allocatable(devices=(GivenDevice(NIC, "n0", (0,)),))
+    assert device_portions(pods[:1], given, over) == (Portion(NIC, 0, 1, 1, 0),)
+    assert device_portions(pods, given) == (Portion(NIC, 0, 1, 1, 1),), "listed twice, there once"
+
+
+def test_pod_that_ended_and_is_not_over_counts_until_it_is_let_go() -> None:
+    """peers.md §7.1.4."""
+    job = pod("job", container("c", 1))
+    assert holdings([job], node(), STATIC).pods == {("ns", "job"): Held(CpuSet([1]))}
+
+
+def test_pod_deleted_by_force_counts_while_it_runs() -> None:
+    """kubernetes#104824: the kubelet forgets it at once (kubelet_pods.go, GetActivePods)."""
+    a, b, new = ("ns", "a"), ("ns", "b"), ("ns", "new")
+    one, two = Held(CpuSet([1])), Held(CpuSet([2]))
+    assert kept({a: one, b: one}, {new: two}, {a, new}) == {a: one, new: two}
+    assert kept({a: one}, {a: two}, {a}) == {a: two}, "what is listed counts"
+
+
+def test_two_pods_of_one_name_hold_what_both_hold_and_neither_is_known_by_uid() -> None:
+    """The API tells no uid (peers.md §1.7): one is made while the other of its name still ends."""
+    pods = [
+        pod("db-0", container("c", 1, memory=(block(1, 0),))),
+        pod("db-0", container("c", 2, memory=(block(1, 0),))),
+        pod("web", container("c", 3)),
+    ]
+    told = holdings(pods, node(), STATIC).pods
+    both = Held(CpuSet([1, 2]), {0: {"memory": 2 * GI}})
+    assert told[("ns", "db-0")] == both
+    names = {"u1": ("ns", "db-0"), "u2": ("ns", "db-0"), "u3": ("ns", "web"), "u4": ("ns", "idle")}
+    assert by_uid(told, names) == {"u3": Held(CpuSet([3]))}
+    assert by_uid(told, {"u1": ("ns", "db-0")}) == {"u1": both}
+
+
+def test_init_containers_that_ended_are_not_listed_and_restartable_ones_are() -> None:
+    """server_v1.go leaves out the first kind (kubernetes#126765), on purpose; the second, listed
+    since kubernetes#120501, holds for the pod's life and is a container as any other here."""
+    sidecar, main = container("sidecar", 1), container("main", 2, 3)
+    told = holdings([pod("p", sidecar, main)], node(), STATIC).pods
+    assert told == {("ns", "p"): Held(CpuSet([1, 2, 3]))}
+
+
+def test_offline_cpu_is_still_held_and_one_that_is_not_here_is_told() -> None:
+    """The kubelet knows the CPUs of its start (peers.md §7.3.10)."""
+    topology = machine(2, 4, offline="3")
+    told = holdings(
+        [pod("p", container("c", 2, 3, 9))], topology, Allocatable(CpuSet(range(1, 10)))
+    )
+    assert told.pods == {("ns", "p"): Held(CpuSet([2, 3]))}
+    assert told.problems == ("pod ns/p: this machine has no CPUs 9",)
+
+
+def test_numa_nodes_that_are_not_here_are_told() -> None:
+    pods = [
+        pod("p", container(memory=(block(1, 1, 7), block(1, 9), block(1, kind="hugepages-1Gi"))))
+    ]
+    told = holdings(pods, node())
+    assert told.pods == {("ns", "p"): Held(amounts={1: {"memory": GI}})}
+    assert set(told.problems) == {
+        "pod ns/p: memory: this machine has no NUMA node 7",
+        "pod ns/p: memory: this machine has no NUMA node 9",
+        "pod ns/p: hugepages-1Gi: of no NUMA node",
+    }
+
+
+def test_devices_near_two_numa_nodes_or_none() -> None:
+    """One entry for each node in 1.36 (cm/container_manager.go); none is legal there."""
+    pods = [pod("p", container(devices="both@0+1,none"))]
+    assert holdings(pods, node()).pods == {("ns", "p"): Held(amounts={0: {NIC: 1}, 1: {NIC: 1}})}
+    allocatable = Allocatable(
+        devices=(
+            GivenDevice(NIC, "both", (0, 1)),
+            GivenDevice(NIC, "none"),
+            GivenDevice(NIC, "x", (1,)),
+        )
+    )
+    assert device_portions(pods, allocatable) == (
+        Portion(NIC, 0, 1, 1, 1),
+        Portion(NIC, 1, 1, 1, 1),
+        Portion(NIC, 1, 1, 1, 0),
+    )
+
+
+def test_device_that_containers_of_a_pod_share_is_one() -> None:
+    shared = pod("p", container("a", devices="n0@0"), container("b", devices="n0@0,n1@5"))
+    told = holdings([shared], node())
+    assert told.pods == {("ns", "p"): Held(amounts={0: {NIC: 1}})}
+    assert told.problems == (f"pod ns/p: {NIC}: this machine has no NUMA node 5",)
+
+
+def test_ill_device_that_a_pod_holds_takes_nothing_from_the_healthy_ones() -> None:
+    """GetAllocatableDevices names healthy ones only (devicemanager/manager.go)."""
+    allocatable = Allocatable(devices=(GivenDevice(NIC, "n0", (0,)), GivenDevice(NIC, "n1", (0,))))
+    given_devices = device_portions([pod("p", container(devices="n0@0,ill@0"))], allocatable)
+    first, _ = zones(node(), devices=given_devices)
+    assert first.resources[NIC] == Amounts(3, 2, 1)
+
+
+containers = st.builds(
+    ContainerResources,
+    st.just("c"),
+    st.sets(st.integers(0, 9), max_size=4).map(CpuSet),
+    st.lists(
+        st.builds(
+            MemoryBlock,
+            st.sampled_from(["memory", "hugepages-1Gi"]),
+            st.integers(0, 10 * GI),
+            st.sets(st.integers(0, 1), min_size=1).map(lambda nodes: tuple(sorted(nodes))),
+        ),
+        max_size=3,
+    ).map(tuple),
+)
+pods_of_any_kind = st.lists(
+    st.builds(
+        PodResources,
+        st.just("ns"),
+        st.sampled_from(["a", "b", "c"]),
+        st.lists(containers, max_size=3).map(tuple),
+    ),
+    max_size=4,
+)
+
+
+@given(pods_of_any_kind, st.randoms())
+def test_no_byte_is_lost_or_made_and_the_order_of_pods_does_not_matter(
+    pods: list[PodResources], random: Random
+) -> None:
+    told = holdings(pods, node(), STATIC).pods
+
+    def held(kind: str) -> int:
+        return sum(each.get(kind, 0) for one in told.values() for each in one.amounts.values())
+
+    for kind in ("memory", "hugepages-1Gi"):
+        listed = [m for p in pods for c in p.containers for m in c.memory if m.kind == kind]
+        assert held(kind) == sum(each.size_bytes for each in listed)
+    shuffled = random.sample(pods, len(pods))
+    assert zones(node(), holdings(shuffled, node(), STATIC).pods.values()) == zones(
+        node(), told.values()
+    )
+    for one in told.values():
+        assert one.cpus <= STATIC.cpus

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.nrt.resource_topology import (
+    FINGERPRINT_ANNOTATION,
+    Amounts,
+    NodeTopology,
+    OwnerReference,
+    Version,
+    Zone,
+    decode,
+    encode,
+)
+from agent.model.objects import ObjectError
+from tests.conftest import DATA
+
+EXAMPLE = NodeTopology(
+    "n",
+    (
+        Zone(1, {"cpu": Amounts(4000, 4000, 1500)}, {0: 21, 1: 10}, {"l3_cpus": "0;1"}),
+        Zone(0, {"memory": Amounts(8, 6, 4), "cpu": Amounts(2000, 2000, 0)}, {0: 10, 1: 21}),
+    ),
+    "single-numa-node",
+    "pod",
+    8,
+    "pfp0v001ef46db3751d8e999",
+    {"cpu_atom": "0-1"},
+    {"app.kubernetes.io/managed-by": "topolet"},
+    {"a/b": "c"},
+    OwnerReference("n", "u"),
+)
+
+
+def test_the_newer_shape() -> None:
+    assert encode(EXAMPLE, Version.V1ALPHA2) == {
+        "apiVersion": "topology.node.k8s.io/v1alpha2",
+        "kind": "NodeResourceTopology",
+        "metadata": {
+            "name": "n",
+            "labels": {"app.kubernetes.io/managed-by": "topolet"},
+            "annotations": {"a/b": "c"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}],
+        },
+        "topologyPolicies": ["SingleNUMANodePodLevel"],
+        "attributes": [
+            {"name": "cpu_atom", "value": "0-1"},
+            {"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001ef46db3751d8e999"},
+            {"name": "topologyManagerMaxNUMANodes", "value": "8"},
+            {"name": "topologyManagerPolicy", "value": "single-numa-node"},
+            {"name": "topologyManagerScope", "value": "pod"},
+        ],
+        "zones": [
+            {
+                "name": "node-0",
+                "type": "Node",
+                "costs": [{"name": "node-0", "value": 10}, {"name": "node-1", "value": 21}],
+                "resources": [
+                    {"name": "cpu", "capacity": "2", "allocatable": "2", "available": "0"},
+                    {"name": "memory", "capacity": "8", "allocatable": "6", "available": "4"},
+                ],
+            },
+            {
+                "name": "node-1",
+                "type": "Node",
+                "costs": [{"name": "node-0", "value": 21}, {"name": "node-1", "value": 10}],
+                "attributes": [{"name": "l3_cpus", "value": "0;1"}],
+                "resources": [
+                    {"name": "cpu", "capacity": "4", "allocatable": "4", "available": "1500m"}
+                ],
+            },
+        ],
+    }
+
+
+def test_the_older_shape_has_no_attributes_at_the_top() -> None:
+    body = encode(EXAMPLE, Version.V1ALPHA1)
+    assert body["apiVersion"] == "topology.node.k8s.io/v1alpha1"
+    assert "attributes" not in body
+    assert body["topologyPolicies"] == ["SingleNUMANodePodLevel"]
+    assert body["metadata"]["annotations"][FINGERPRINT_ANNOTATION] == EXAMPLE.fingerprint
+    assert body["zones"] == encode(EXAMPLE, Version.V1ALPHA2)["zones"]
+
+
+names = st.text("abc", min_size=1, max_size=3)
+texts = st.dictionaries(names, names, max_size=2)
+amounts = st.builds(Amounts, *(st.integers(0, 1 << 50) for _ in range(3)))
+zones = st.builds(
+    Zone,
+    st.integers(0, 99),
+    st.dictionaries(st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), amounts),
+    st.dictionaries(st.integers(0, 99), st.integers(0, 255), max_size=3),
+    texts,
+)
+values = st.builds(
+    NodeTopology,
+    names,
+    st.lists(zones, max_size=4, unique_by=lambda each: each.node).map(
+        lambda found: tuple(sorted(found, key=lambda each: each.node))
+    ),
+    st.sampled_from(["none", "best-effort", "restricted", "single-numa-node"]),
+    st.sampled_from(["container", "pod"]),
+    st.none() | st.integers(2, 1024),
+    st.none() | names,
+    texts,
+    texts,
+    texts,
+    st.none() | st.builds(OwnerReference, names, names),
+)
+
+
+@given(values)
+def test_what_is_written_reads_back(value: NodeTopology) -> None:
+    assert decode(encode(value, Version.V1ALPHA2)) == value
+    older = decode(encode(value, Version.V1ALPHA1))
+    if value.policy == "none":
+        value = msgspec.structs.replace(value, scope="container")
+    assert older == msgspec.structs.replace(value, attributes={}, max_numa_nodes=None)
+
+
+@pytest.mark.parametrize(
+    ("word", "attributes", "policy", "scope", "most"),
+    [
+        ([], {}, "none", "container", None),
+        (["None"], {}, "none", "container", None),
+        (["BestEffort"], {}, "best-effort", "container", None),
+        (["Restricted"], {}, "restricted", "container", None),
+        (["RestrictedPodLevel", "None"], {}, "restricted", "pod", None),
+        (["SingleNUMANodeContainerLevel"], {}, "single-numa-node", "container", None),
+        (["SingleNUMANode"], {}, "none", "container", None),
+        (["singlenumanodepodlevel"], {}, "none", "container", None),
+        (["Bogus"], {"topologyManagerScope": "pod"}, "none", "pod", None),
+        (["Restricted"], {"topologyManagerPolicy": "bogus"}, "restricted", "container", None),
+        (
+            ["RestrictedPodLevel"],
+            {"topologyManagerPolicy": "best-effort", "topologyManagerScope": "x"},
+            "best-effort",
+            "pod",
+            None,
+        ),
+        ([], {"topologyManagerMaxNUMANodes": "1"}, "none", "container", None),
+        ([], {"topologyManagerMaxNUMANodes": "-3"}, "none", "container", None),
+        ([], {"topologyManagerMaxNUMANodes": "16"}, "none", "container", 16),
+        ([], {"topologyManagerMaxNUMANodes": "9999"}, "none", "container", 1024),
+    ],
+)
+def test_attributes_win_over_the_old_words_one_by_one(
+    word: list[str], attributes: dict[str, str], policy: str, scope: str, most: int | None
+) -> None:
+    body = {
+        "metadata": {"name": "n"},
+        "topologyPolicies": word,
+        "attributes": [{"name": key, "value": value} for key, value in attributes.items()],
+        "zones": [],
+    }
+    found = decode(body)
+    assert (found.policy, found.scope, found.max_numa_nodes) == (policy, scope, most)
+
+
+def test_zones_of_others_are_left_out() -> None:
+    foreign = [
+        {"name": "Node-1", "type": "Node"},
+        {"name": "numa-node-0", "type": "Node"},
+        {"name": "node-x", "type": "Node"},
+        {"name": "node-3", "type": "balloon"},
+        {"name": "node-4", "type": "Node", "costs": [{"name": "socket-0", "value": 1}]},
+    ]
+    assert decode({"metadata": {"name": "n"}, "zones": foreign}).zones == (Zone(4),)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (None, "NodeResourceTopology without a name: Expected `object`"),
+        ({"metadata": {"name": "n"}}, "NodeResourceTopology n: .*missing required field `zones`"),
+        ({"metadata": {"name": "n"}, "zones": [{"name": 1}]}, r"n: zones\[0\]\.name: Expected"),
+        (
+            {
+                "metadata": {"name": "n"},
+                "zones": [
+                    {
+                        "name": "node-0",
+                        "type": "Node",
+                        "resources": [
+                            {"name": "cpu", "capacity": 1, "allocatable": "1", "available": "x"}
+                        ],
+                    }
+                ],
+            },
+            r"n: zones\[0\]\.resources\['cpu'\]\.available: 'x' is no quantity",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named(body: object, said: str) -> None:
+    with pytest.raises(ObjectError, match=said):
+        decode(body)
+
+
+def _vector_object(nrt: dict[str, Any]) -> dict[str, Any]:
+    def named(values: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"name": key, "value": value} for key, value in values.items()]
+
+    zones = [
+        {
+            "name": zone["name"],
+            "type": zone["type"],
+            "costs": named(zone.get("costs", {})),
+            "resources": [
+                {"name": key, "capacity": value, "allocatable": value, "available": value}
+                for key, value in zone.get("available", {}).items()
+            ],
+        }
+        for zone in nrt["zones"]
+    ]
+    return {
+        "metadata": {"name": "n"},
+        "zones": zones,
+        "topologyPolicies": nrt.get("topologyPolicies", []),
+        "attributes": named(nrt.get("attributes", {})),
+    }
+
+
+def test_objects_that_schedulers_were_asked_about_read_and_write_back() -> None:
+    path = DATA / "vectors" / "nrt-match.jsonl.gz"
+    seen = 0
+    with gzip.open(path, "rt") as lines:
+        for line in lines:
+            nrt = json.loads(line)["nrt"]
+            if not nrt:
+                continue
+            value = decode(_vector_object(nrt))
+            names = {each["name"] for each in nrt["zones"] if each["type"] == "Node"}
+            assert {f"node-{each.node}" for each in value.zones} <= names
+            words = nrt.get("topologyPolicies")
+            if words and not nrt.get("attributes") and value.policy != "none":
+                assert encode(value, Version.V1ALPHA1)["topologyPolicies"][0].startswith(
+                    words[0].removesuffix("ContainerLevel")
+                )
+            assert decode(encode(value, Version.V1ALPHA2)) == value
+            seen += 1
+    assert seen > 1000

@@ -1,0 +1,153 @@
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status, with_cpus
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus", "nodes"),
+    [
+        (None, "", ()),
+        ("", "", ()),
+        ("null", "", ()),
+        ("{}", "", ()),
+        ('{"cpuset": "0-3,8"}', "0-3,8", ()),
+        ('{"cpuset": " 2 , 1 "}', "1-2", ()),
+        ('{"cpuset": "1", "later": [{"a": 1}]}', "1", ()),
+        ('{"numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}]}', "", (1,)),
+        ('{"numaNodeResources": [{"node": 1, "resources": {"cpu": 2}}]}', "", (1,)),
+        ('{"numaNodeResources": [{"node": 1, "resources": {"cpu": "100m"}}]}', "", (1,)),
+        (
+            '{"numaNodeResources": [{"node": 3, "resources": {"kubernetes.io/batch-cpu": "500"}},'
+            ' {"node": 0, "resources": {"cpu": "1"}}]}',
+            "",
+            (3, 0),
+        ),
+        ('{"numaNodeResources": [{"node": 1, "resources": {"cpu": "0"}}]}', "", ()),
+        ('{"numaNodeResources": [{"node": 1, "resources": {"cpu": "0.0"}}]}', "", ()),
+        ('{"numaNodeResources": [{"node": 1, "resources": {"cpu": "-1"}}]}', "", ()),
+        ('{"numaNodeResources": [{"node": 1, "resources": {"cpu": "0e3"}}]}', "", ()),
+        ('{"numaNodeResources": [{"node": 1, "resources": {"memory": "1Gi"}}]}', "", ()),
+        ('{"numaNodeResources": [{"node": 1}]}', "", ()),
+        (
+            '{"numaNodeResources": [{"node": 2, "resources": {"memory": "1Gi"}},'
+            ' {"node": 1, "resources": {"cpu": "2"}}, {"node": 0}]}',
+            "",
+            (2, 1, 0),
+        ),
+        ('{"cpuSharedPools": [{"socket": 0, "node": 2}, {"node": 1}]}', "", (2, 1)),
+        (
+            '{"cpuSharedPools": [{"socket": 0, "node": 0, "cpuset": "0-3"}],'
+            ' "numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}]}',
+            "",
+            (1,),
+        ),
+        (
+            '{"cpuSharedPools": [{"socket": 0, "node": 0}],'
+            ' "numaNodeResources": [{"node": 1, "resources": {"memory": "1Gi"}}]}',
+            "",
+            (0,),
+        ),
+    ],
+)
+def test_resource_status(text: str | None, cpus: str, nodes: tuple[int, ...]) -> None:
+    status = resource_status({} if text is None else {RESOURCE_STATUS: text})
+    assert status.cpus() == CpuSet.parse(cpus)
+    assert status.shared_numa_nodes() == nodes
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("cpuset", "is not JSON"),
+        ("\ud800", "is not JSON"),
+        ('{"more": ' + "[" * 16_000, "is not JSON"),
+        ("[]", "Expected `object | null`"),
+        ('{"cpuset": 3}', "`$.cpuset`"),
+        ('{"cpuset": "3-1"}', "cpuset: CPU list '3-1'"),
+        ('{"cpuset": "0-4294967295"}', "beyond CPU"),
+        ('{"numaNodeResources": {}}', "`$.numaNodeResources`"),
+        ('{"cpuSharedPools": [{"socket": 0}]}', "missing required field `node`"),
+        ('{"numaNodeResources": [{"resources": {}}]}', "missing required field `node`"),
+    ],
+)
+def test_fault_names_annotation_and_place(text: str, reason: str) -> None:
+    with pytest.raises(AnnotationError) as raised:
+        resource_status({RESOURCE_STATUS: text}).cpus()
+    assert raised.value.key == RESOURCE_STATUS
+    assert reason in raised.value.reason
+    assert str(raised.value) == f"annotation {RESOURCE_STATUS}: {raised.value.reason}"
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+near_misses = st.fixed_dictionaries(
+    {}, optional={"cpuset": json_like, "numaNodeResources": json_like | st.lists(json_like)}
+)
+
+
+@given(st.text() | near_misses.map(repr) | near_misses.map(json.dumps))
+def test_no_text_raises_anything_else(text: str) -> None:
+    with contextlib.suppress(AnnotationError):
+        status = resource_status({RESOURCE_STATUS: text})
+        status.shared_numa_nodes()
+        status.cpus()
+
+
+NODES = {cpu: cpu // 4 for cpu in range(16)}
+
+
+def part(node: int, **resources: str) -> dict[str, Any]:
+    return {"node": node, "resources": resources}
+
+
+@pytest.mark.parametrize(
+    ("before", "cpus", "parts"),
+    [
+        pytest.param(None, "4-5", None, id="no NUMA nodes before"),
+        pytest.param(
+            [part(0, cpu="2", memory="8Gi")],
+            "4-5",
+            [part(1, cpu="2", memory="8Gi")],
+            id="all moves with the CPUs",
+        ),
+        pytest.param(
+            [part(0, cpu="2", memory="8Gi")],
+            "3-4",
+            [part(0, cpu="1", memory="8Gi"), part(1, cpu="1")],
+            id="memory stays where CPUs are on two nodes",
+        ),
+        pytest.param(
+            [part(0, cpu="1"), part(1, cpu="1", memory="1Gi")],
+            "8-9",
+            [part(1, memory="1Gi"), part(2, cpu="2")],
+            id="of two nodes memory stays",
+        ),
+        pytest.param([part(0, memory="1Gi")], "4-5", [part(0, memory="1Gi")], id="no CPU told"),
+    ],
+)
+def test_numa_nodes_follow_the_cpus(
+    before: list[dict[str, Any]] | None, cpus: str, parts: list[dict[str, Any]] | None
+) -> None:
+    status: dict[str, Any] = {"cpuset": "0-1", "later": {"field": 1}}
+    if before is not None:
+        status["numaNodeResources"] = before
+    found = json.loads(with_cpus(json.dumps(status), CpuSet.parse(cpus), NODES))
+    assert found["cpuset"] == cpus
+    assert found["later"] == {"field": 1}
+    assert found.get("numaNodeResources") == parts
+
+
+def test_a_status_that_cannot_be_read_gets_no_other_cpus() -> None:
+    with pytest.raises(AnnotationError, match="resource-status"):
+        with_cpus("{", CpuSet([1]), NODES)

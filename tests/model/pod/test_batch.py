@@ -1,0 +1,87 @@
+import json
+
+import pytest
+
+from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.batch import (
+    EXTENDED_RESOURCE_SPEC,
+    BatchResources,
+    batch_resources,
+    cpu_request_milli,
+)
+
+CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
+
+
+def of(**containers: object) -> dict[str, str]:
+    return {EXTENDED_RESOURCE_SPEC: json.dumps({"containers": containers})}
+
+
+def test_a_pod_as_the_webhook_leaves_it() -> None:
+    annotations = of(
+        main={
+            "limits": {CPU: "1000", MEMORY: "1Gi"},
+            "requests": {CPU: "500", MEMORY: "512Mi"},
+        },
+        side={"requests": {CPU: "1k"}},
+    )
+    read = batch_resources(annotations)
+    assert read == {
+        "main": BatchResources(500, 1000, 512 << 20, 1 << 30),
+        "side": BatchResources(1000, None, 0, None),
+    }
+    assert cpu_request_milli(read) == 1500
+
+
+@pytest.mark.parametrize(
+    ("amounts", "read"),
+    [
+        ({}, BatchResources()),
+        (None, BatchResources()),
+        ({"limits": None, "requests": {}}, BatchResources()),
+        ({"limits": {CPU: 2000, MEMORY: 1048576}}, BatchResources(0, 2000, 0, 1048576)),
+        ({"limits": {CPU: "0", MEMORY: "0"}}, BatchResources()),
+        ({"limits": {CPU: "1.5"}}, BatchResources(cpu_limit_milli=2)),
+        ({"limits": {"cpu": "1", "memory": "1"}}, BatchResources()),
+        ({"limits": {"koordinator.sh/batch-cpu": "7"}}, BatchResources(cpu_limit_milli=7)),
+        (
+            {"limits": {"koordinator.sh/batch-cpu": "7", CPU: "8"}},
+            BatchResources(cpu_limit_milli=8),
+        ),
+    ],
+)
+def test_amounts(amounts: object, read: BatchResources) -> None:
+    assert batch_resources(of(c=amounts)) == {"c": read}
+
+
+@pytest.mark.parametrize("text", [None, "", "null", "{}", '{"containers":null}'])
+def test_no_batch_pod(text: str | None) -> None:
+    annotations = {} if text is None else {EXTENDED_RESOURCE_SPEC: text}
+    assert batch_resources(annotations) == {}
+    assert cpu_request_milli({}) == 0
+
+
+@pytest.mark.parametrize(
+    ("amounts", "reason"),
+    [
+        ({"limits": {CPU: "-1"}}, rf"containers\.c\.limits\.{CPU}: '-1' is below zero"),
+        ({"requests": {CPU: "many"}}, rf"containers\.c\.requests\.{CPU}: 'many' is no quantity"),
+        ({"requests": {CPU: "100000001"}}, rf"{CPU}: '100000001' is more than 100000000"),
+        ({"limits": {MEMORY: "9e99"}}, rf"containers\.c\.limits\.{MEMORY}: '9e99' is more than"),
+        ({"limits": {MEMORY: "-1Gi"}}, "below zero"),
+        ({"limits": {CPU: True}}, r"containers"),
+        ({"limits": [CPU]}, "object"),
+        ("all", "object"),
+    ],
+)
+def test_bad_amounts_are_named(amounts: object, reason: str) -> None:
+    with pytest.raises(AnnotationError, match=reason) as error:
+        batch_resources(of(c=amounts))
+    assert error.value.key == EXTENDED_RESOURCE_SPEC
+    assert str(error.value).startswith(f"annotation {EXTENDED_RESOURCE_SPEC}: ")
+
+
+def test_what_is_no_json_is_an_error() -> None:
+    for text in ("{", "[" * 10_000, '{"containers": {"c": 1e999}}', '"x"'):
+        with pytest.raises(AnnotationError):
+            batch_resources({EXTENDED_RESOURCE_SPEC: text})

@@ -1,0 +1,88 @@
+import pytest
+
+from agent.model.pod.qos import QOS_LABEL, KubeClass, QoS, is_qos_root, kube_class, qos_of
+
+UID = "0a1b2c3d-1111-2222-3333-444455556666"
+UID_ = UID.replace("-", "_")
+BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice"
+
+
+@pytest.mark.parametrize(
+    ("parent", "found"),
+    [
+        (f"/kubepods/pod{UID}", "guaranteed"),
+        (f"/kubepods/burstable/pod{UID}", "burstable"),
+        (f"/kubepods/besteffort/pod{UID}", "besteffort"),
+        (f"kubepods/besteffort/pod{UID}/", "besteffort"),
+        (f"/foo/kubepods/besteffort/pod{UID}", "besteffort"),
+        (f"/foo/bar/kubepods/pod{UID}/container", "guaranteed"),
+        (f"kubepods-pod{UID_}.slice", "guaranteed"),
+        (f"kubepods-burstable-pod{UID_}.slice", "burstable"),
+        (f"foo-kubepods-besteffort-pod{UID_}.slice", "besteffort"),
+        (BURSTABLE, "burstable"),
+        (f"{BURSTABLE}/cri-containerd-abc.scope", "burstable"),
+        (f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID_}.slice", "guaranteed"),
+        # A slice whose name spells no path above it is still read by its own name.
+        (f"/system.slice/kubepods-besteffort-pod{UID_}.slice", "besteffort"),
+        ("/kubepods", None),
+        ("kubepods.slice", None),
+        ("", None),
+        ("/", None),
+        (f"/docker/pod{UID}", None),
+        (f"/besteffort/pod{UID}", None),
+        (f"/mykubepods/besteffort/pod{UID}", None),
+        ("/system.slice/containerd.service", None),
+        ("/kubepods/other", None),
+    ],
+)
+def test_class_by_place(parent: str, found: str | None) -> None:
+    assert kube_class(parent) == found
+
+
+@pytest.mark.parametrize(
+    ("label", "kube", "found"),
+    [
+        ("LSE", "besteffort", QoS.LSE),
+        ("SYSTEM", None, QoS.SYSTEM),
+        ("", "besteffort", QoS.BE),
+        ("", "burstable", QoS.LS),
+        ("", "guaranteed", QoS.LS),
+        ("", None, QoS.LS),
+        ("lse", "besteffort", QoS.BE),
+    ],
+)
+def test_the_label_decides_then_the_class_of_kubernetes(
+    label: str, kube: KubeClass | None, found: QoS
+) -> None:
+    labels = {QOS_LABEL: label} if label else {}
+    assert qos_of(labels, kube) is found
+
+
+@pytest.mark.parametrize(
+    ("group", "shared"),
+    [
+        ("/kubepods", True),
+        ("/kubepods/", True),
+        ("/kubepods/burstable", True),
+        ("/kubepods/besteffort", True),
+        ("/own/root/kubepods/besteffort", True),
+        ("/kubepods.slice", True),
+        ("/kubepods.slice/kubepods-burstable.slice", True),
+        ("/kubepods.slice/kubepods-besteffort.slice", True),
+        ("/own.slice/own-kubepods.slice/own-kubepods-besteffort.slice", True),
+        (f"/kubepods/pod{UID}", False),
+        (f"/kubepods/besteffort/pod{UID}", False),
+        (f"/kubepods/besteffort/pod{UID}/id", False),
+        ("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podx.slice", False),
+        (
+            "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podx.slice/"
+            "cri-containerd-id.scope",
+            False,
+        ),
+        ("/besteffort", False),
+        ("/mykubepods", False),
+        ("/k8s.io/id", False),
+    ],
+)
+def test_the_kubelets_own_groups(group: str, shared: bool) -> None:
+    assert is_qos_root(group) is shared

@@ -1,0 +1,137 @@
+"""The file that sets the scheduler for CPUs and NUMA nodes: kinds, defaults, and what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.model.cpu.policies import BindPolicy, GpuObjective, NumaPolicy, Strategy
+from agent.model.objects import ObjectError
+from agent.model.settings.plugin_args import (
+    Measure,
+    Rules,
+    SchedulerArgs,
+    ScoringStrategy,
+    ZoneScoring,
+    decode,
+    defaults,
+)
+
+EVEN = {"cpu": 1, "memory": 1}
+MOST = ScoringStrategy(Strategy.MOST_ALLOCATED, EVEN)
+LEAST = ScoringStrategy(Strategy.LEAST_ALLOCATED, EVEN)
+OURS = {"kind": "CPUOrchestrationPluginArgs"}
+THEIRS = {"kind": "NodeNUMAResourceArgs"}
+
+
+def test_the_proposals_defaults() -> None:
+    assert defaults(Rules.PROPOSAL) == SchedulerArgs(
+        Rules.PROPOSAL,
+        BindPolicy.FULL_PCPUS,
+        NumaPolicy.BEST_EFFORT,
+        MOST,
+        MOST,
+        frozenset({Measure.RESOURCES, Measure.NUMA_NODES}),
+    )
+
+
+def test_koordinators_defaults() -> None:
+    assert defaults(Rules.KOORDINATOR) == SchedulerArgs(
+        Rules.KOORDINATOR,
+        BindPolicy.FULL_PCPUS,
+        NumaPolicy.NONE,
+        LEAST,
+        LEAST,
+        frozenset({Measure.RESOURCES}),
+    )
+
+
+@pytest.mark.parametrize("kind", [OURS, THEIRS])
+def test_the_objective_for_gpus(kind: dict[str, str]) -> None:
+    assert decode(kind).gpu_objective is GpuObjective.BANDWIDTH
+    assert decode({**kind, "gpuObjective": "besteffort"}).gpu_objective is GpuObjective.BESTEFFORT
+    with pytest.raises(ObjectError, match="gpuObjective: Invalid enum value 'fastest'"):
+        decode({**kind, "gpuObjective": "fastest"})
+
+
+def test_a_whole_file() -> None:
+    weighed = {"resources": [{"name": "cpu", "weight": 3}, {"name": "nvidia.com/gpu"}]}
+    args = decode(
+        {
+            **OURS,
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "defaultCPUBindPolicy": "SpreadByPCPUs",
+            "numaTopologyAlignmentPolicy": "Restricted",
+            "scoringStrategy": {
+                "type": "BalancedAllocation",
+                "measures": ["NUMANodes"],
+                **weighed,
+            },
+            "numaScoringStrategy": {"type": "LeastAllocated"},
+        }
+    )
+    weights = {"cpu": 3, "nvidia.com/gpu": 1}
+    assert args == SchedulerArgs(
+        Rules.PROPOSAL,
+        BindPolicy.SPREAD_BY_PCPUS,
+        NumaPolicy.RESTRICTED,
+        ScoringStrategy(Strategy.BALANCED_ALLOCATION, weights),
+        ScoringStrategy(Strategy.LEAST_ALLOCATED, weights),
+        frozenset({Measure.NUMA_NODES}),
+    )
+
+
+def test_each_of_koordinators_strategies_has_its_own_weights() -> None:
+    said = {"type": "MostAllocated", "resources": [{"name": "memory", "weight": 5}]}
+    args = decode({**THEIRS, "numaScoringStrategy": said})
+    assert args.node == LEAST
+    assert args.numa == ScoringStrategy(Strategy.MOST_ALLOCATED, {"memory": 5})
+
+
+@pytest.mark.parametrize("kind", [OURS, THEIRS])
+def test_plain_pods_have_a_strategy_of_their_own(kind: dict[str, str]) -> None:
+    assert decode(kind).zones == ZoneScoring(Strategy.LEAST_ALLOCATED, {})
+    said = {"type": "LeastNUMANodes", "resources": [{"name": "memory", "weight": 5}]}
+    args = decode({**kind, "zoneScoringStrategy": said})
+    assert args.zones == ZoneScoring(Strategy.LEAST_NUMA_NODES, {"memory": 5})
+    assert args.node == decode(kind).node
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (None, "Expected `object`"),
+        ({}, "kind"),
+        ({"kind": "KubeSchedulerConfiguration"}, "kind"),
+        ({**OURS, "defaultCPUBindPolicy": "Sideways"}, "defaultCPUBindPolicy: "),
+        ({**OURS, "defaultCPUBindPolicy": "ConstrainedBurst"}, "defaultCPUBindPolicy: "),
+        ({**OURS, "numaTopologyAlignmentPolicy": 1}, "numaTopologyAlignmentPolicy: "),
+        ({**OURS, "scoringStrategy": {"type": "Best"}}, "scoringStrategy.type: "),
+        ({**OURS, "scoringStrategy": {"measures": ["CPUs"]}}, "scoringStrategy.measures[0]: "),
+        (
+            {**OURS, "scoringStrategy": {"resources": [{"name": "cpu", "weight": 0}]}},
+            "scoringStrategy.resources[0].weight: ",
+        ),
+        (
+            {**THEIRS, "numaScoringStrategy": {"resources": [{"name": "cpu", "weight": 101}]}},
+            "numaScoringStrategy.resources[0].weight: ",
+        ),
+        ({**OURS, "scoringStrategy": {"resources": [{"name": ""}]}}, "resources[0].name: "),
+        (
+            {**OURS, "scoringStrategy": {"resources": [{"name": "cpu"}, {"name": "cpu"}]}},
+            "scoringStrategy.resources: a resource is named twice",
+        ),
+        ({**OURS, "scoringStrategie": {}}, "scoringStrategie"),
+        ({**THEIRS, "zoneScoringStrategy": {"type": "Best"}}, "zoneScoringStrategy.type: "),
+        (
+            {**OURS, "zoneScoringStrategy": {"resources": [{"name": "cpu"}, {"name": "cpu"}]}},
+            "zoneScoringStrategy.resources: a resource is named twice",
+        ),
+        ({**THEIRS, "numaTopologyAlignmentPolicy": "Restricted"}, "numaTopologyAlignmentPolicy"),
+    ],
+)
+def test_the_field_that_is_wrong_is_named(body: Any, said: str) -> None:
+    with pytest.raises(ObjectError) as caught:
+        decode(body)
+    assert said in str(caught.value)
