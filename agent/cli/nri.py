@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from agent.cli import options
+from agent.hooks import failure_policy
 from agent.host.locks import LockedError
-from agent.model import verdict
 from agent.model.settings.options import SettingsError, host_port, socket_path
 from agent.telemetry import logs
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         settings = options.load(arguments, SETTINGS)
-        verdict.failure_policies(settings)
+        failure_policy.failure_policies(settings)
         socket_path(settings.nri_socket)
         if settings.nri_http:
             host_port(settings.nri_http)

@@ -6,9 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 from agent.cli import options
+from agent.hooks import failure_policy
 from agent.host.listener import ActivationError, Listener, ListenError, inherited
 from agent.host.locks import LockedError
-from agent.model import verdict
 from agent.model.settings.frontends import ProxySettings
 from agent.model.settings.options import SettingsError, host_port, socket_path
 from agent.telemetry import logs
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments, SETTINGS)
-        verdict.failure_policies(settings)
+        failure_policy.failure_policies(settings)
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)

@@ -16,6 +16,7 @@ import msgspec
 
 from agent.hooks import carriers
 from agent.hooks.carriers import DEV_NULL, PRELOAD, Carried
+from agent.hooks.failure_policy import CREATE, DEVICES
 from agent.hooks.requests import (
     UNCHANGED,
     CarriedNode,
@@ -38,7 +39,7 @@ from agent.model.devices.visible import (
     VisibleDevices,
     VisibleGpu,
 )
-from agent.model.verdict import CREATE, DEVICES, Wait
+from agent.model.verdict import Wait
 
 _ALL: Final = "all"
 _MOST_NAMES: Final = 1024

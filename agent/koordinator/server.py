@@ -20,6 +20,7 @@ from typing import Final
 import grpc
 import msgspec
 
+from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
@@ -27,7 +28,7 @@ from agent.host import files, locks
 from agent.host.files import boot_id
 from agent.koordinator import messages
 from agent.koordinator.service import SERVICE, HookService, KoordinatorHooks
-from agent.model import bounds, verdict
+from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
@@ -72,7 +73,7 @@ class HookServer:
             settings.hook_server_failure_policy,
             parse_hooks(settings.hook_server_hooks),
         )
-        policies, deadlines = verdict.failure_policies(settings)
+        policies, deadlines = failure_policy.failure_policies(settings)
         if settings.cpu_policy == "dynamic":
             log.warning("no container is told its CPUs: Koordinator's hooks can't add a mount")
         self._lock = locks.lock_for_hook_server(settings.state_dir, _LOCK_SECONDS)

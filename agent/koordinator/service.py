@@ -16,8 +16,10 @@ from typing import Final, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
+from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.carriers import Carried
+from agent.hooks.failure_policy import Deadlines
 from agent.hooks.requests import (
     Changes,
     CreateContainer,
@@ -30,9 +32,8 @@ from agent.hooks.requests import (
 )
 from agent.koordinator import messages
 from agent.koordinator.messages import ContainerRef
-from agent.model import verdict
 from agent.model.notifications import PodAnnounced
-from agent.model.verdict import Code, Deadlines, Refuse, Wait
+from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import koordinator_hooks_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -43,12 +44,12 @@ _MARGIN_SECONDS: Final = 0.2
 SETTLE_SECONDS: Final = 10.0
 """After which a creation that was not started counts as over: there is no report of its failure."""
 _METHODS: Final = {
-    "PreRunPodSandbox": verdict.RUN,
+    "PreRunPodSandbox": failure_policy.RUN,
     "PostStopPodSandbox": "StopPodSandbox",
-    "PreCreateContainer": verdict.CREATE,
+    "PreCreateContainer": failure_policy.CREATE,
     "PreStartContainer": "StartContainer",
     "PostStartContainer": "StartContainer",
-    "PreUpdateContainerResources": verdict.UPDATE,
+    "PreUpdateContainerResources": failure_policy.UPDATE,
     "PostStopContainer": "StopContainer",
 }
 """By which name failure policies know a hook."""
@@ -222,7 +223,7 @@ class KoordinatorHooks:
         """Asked again while the answer is Wait."""
         self._settle()
         if not isinstance(call.state, Creation):
-            call.state = Creation(request, self._waiting(call, verdict.CREATE))
+            call.state = Creation(request, self._waiting(call, failure_policy.CREATE))
             self._over(request.pod.uid, request.container_name)
         answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Changes):
@@ -234,7 +235,7 @@ class KoordinatorHooks:
     def update(self, call: RuntimeHookCall, request: UpdateContainer) -> Verdict:
         """Asked again while the answer is Wait."""
         if not isinstance(call.state, Update):
-            call.state = Update(request, self._waiting(call, verdict.UPDATE))
+            call.state = Update(request, self._waiting(call, failure_policy.UPDATE))
         answer = self._admission.update(call.state)
         if isinstance(answer, Changes):
             # koord-runtime-proxy repeats a container's values in every update of it.

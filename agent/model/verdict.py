@@ -1,20 +1,12 @@
-"""What becomes of a runtime's call: the verdict of a hook, and policies for hooks that fail.
+"""What becomes of a runtime's call: the verdict of a hook, and the status codes of its errors.
 
-The policies are settings as text, so that a flag and a TOML file say them the same way:
-`HOOK/CLASS=ignore|fail`, and `HOOK=SECONDS` for how long a hook may wait, separated by commas. A
-hook is a method of the CRI, a class is a QoS class, or `devices` for a container that can't have
-its devices."""
+The relay answers with these values and loads nothing else of the model.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple, Protocol
-
-import msgspec
-
-from agent.model.pod.qos import QoS
-from agent.model.settings.options import SettingsError
+from typing import NamedTuple
 
 
 class Code(enum.IntEnum):
@@ -50,110 +42,3 @@ class Refuse(NamedTuple):
 
     code: int
     message: str
-
-
-RUN, CREATE = "RunPodSandbox", "CreateContainer"
-UPDATE, UPDATE_SANDBOX = "UpdateContainerResources", "UpdatePodSandboxResources"
-HOOKS: Final = (RUN, CREATE, UPDATE, UPDATE_SANDBOX)
-
-DEVICES: Final = "devices"
-_ANY: Final = "*"
-_CLASSES: Final = (*QoS, DEVICES)
-_FAILS: Final = {"ignore": False, "fail": True}
-_MOST_SECONDS: Final = 60.0
-
-
-class HookSettings(Protocol):
-    """The options of a process with hooks."""
-
-    @property
-    def hold_seconds(self) -> float: ...
-
-    @property
-    def hook_deadlines(self) -> str: ...
-
-    @property
-    def hook_failure_policy(self) -> str: ...
-
-
-class FailurePolicyError(ValueError):
-    """A rule that can't be read; the message quotes it."""
-
-
-class FailurePolicies(msgspec.Struct, frozen=True):
-    """`rules` by hook and class, each a name or `*`."""
-
-    rules: Mapping[tuple[str, str], bool]
-
-    def fails(self, hook: str, class_: str | None) -> bool:
-        """Whether the caller gets an error; otherwise the call continues, and is counted and
-        logged. `class_` None: the pod is unknown. The narrowest rule decides, a hook before a
-        class."""
-        class_ = class_ or _ANY
-        for key in ((hook, class_), (hook, _ANY), (_ANY, class_), (_ANY, _ANY)):
-            if key in self.rules:
-                return self.rules[key]
-        return False
-
-
-class Deadlines(msgspec.Struct, frozen=True):
-    """How long a call may be held, in seconds."""
-
-    usual: float
-    by_hook: Mapping[str, float] = {}
-
-    def of(self, hook: str) -> float:
-        return self.by_hook.get(hook, self.usual)
-
-
-def failure_policies(settings: HookSettings) -> tuple[FailurePolicies, Deadlines]:
-    """The policies and deadlines of the settings. Raises SettingsError that names the option."""
-    option = "hook-failure-policy"
-    try:
-        policies = parse_policies(settings.hook_failure_policy)
-        option = "hook-deadlines"
-        return policies, parse_deadlines(settings.hook_deadlines, settings.hold_seconds)
-    except FailurePolicyError as error:
-        raise SettingsError(f"{option}: {error}") from None
-
-
-def parse_policies(text: str) -> FailurePolicies:
-    """Of two rules for one hook and class the later holds. Raises FailurePolicyError."""
-    rules = {}
-    for name, value, rule in _pairs(text):
-        hook, _, class_ = name.partition("/")
-        if hook not in (*HOOKS, _ANY):
-            raise FailurePolicyError(f"{rule!r}: no hook {hook!r}, only {', '.join(HOOKS)} and *")
-        if "/" in name and class_ not in (*_CLASSES, _ANY):
-            raise FailurePolicyError(
-                f"{rule!r}: no class {class_!r}, only {', '.join(_CLASSES)} and *"
-            )
-        if value not in _FAILS:
-            raise FailurePolicyError(f"{rule!r}: neither ignore nor fail")
-        rules[hook, class_ or _ANY] = _FAILS[value]
-    return FailurePolicies(rules)
-
-
-def parse_deadlines(text: str, usual: float) -> Deadlines:
-    """`usual` seconds for hooks that `text` does not name. Raises FailurePolicyError."""
-    by_hook = {}
-    for hook, value, rule in _pairs(text):
-        if hook not in HOOKS:
-            raise FailurePolicyError(f"{rule!r}: no hook {hook!r}, only {', '.join(HOOKS)}")
-        try:
-            seconds = float(value)
-        except ValueError:
-            raise FailurePolicyError(f"{rule!r}: {value!r} is no number of seconds") from None
-        if not 0 <= seconds <= _MOST_SECONDS:
-            raise FailurePolicyError(f"{rule!r}: not between 0 and {_MOST_SECONDS:g} seconds")
-        by_hook[hook] = seconds
-    return Deadlines(usual, by_hook)
-
-
-def _pairs(text: str) -> Iterator[tuple[str, str, str]]:
-    for part in text.split(","):
-        if rule := part.strip():
-            name, equals, value = rule.partition("=")
-            if not equals:
-                raise FailurePolicyError(f"{rule!r}: no '='")
-            yield name.strip(), value.strip(), rule

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
@@ -20,7 +21,6 @@ from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.loop import Loop
-from agent.model import verdict
 from agent.model.settings import options
 from agent.model.settings.frontends import NriSettings
 from agent.nri import messages
@@ -45,7 +45,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     can't be written."""
     path = options.socket_path(settings.nri_socket)
     pages_at = options.host_port(settings.nri_http) if settings.nri_http else None
-    policies, deadlines = verdict.failure_policies(settings)
+    policies, deadlines = failure_policy.failure_policies(settings)
     lock = locks.lock_for_plugin(settings.state_dir, LOCK_SECONDS)
     name = launched.name if launched else settings.nri_name
     index = launched.index if launched else settings.nri_index

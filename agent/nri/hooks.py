@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from agent.hooks import cpuset
+from agent.hooks import cpuset, failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import SnapshotFile
+from agent.hooks.failure_policy import Deadlines
 from agent.hooks.requests import (
     UNCHANGED,
     Changes,
@@ -23,10 +24,9 @@ from agent.hooks.requests import (
     Verdict,
     Waiting,
 )
-from agent.model import verdict
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.snapshot import NOTHING, Snapshot
-from agent.model.verdict import Deadlines, Refuse
+from agent.model.verdict import Refuse
 from agent.nri.conflicts import Conflicts
 from agent.nri.messages import NriContainer
 from agent.nri.service import PluginCall
@@ -35,8 +35,8 @@ _EXPECTED_CPUSETS: Final = 4
 """Of each container: a creation or change, another one at the same time, and the runtime's values
 after each."""
 _HOOKS = {
-    "CreateContainer": verdict.CREATE,
-    "UpdateContainer": verdict.UPDATE,
+    "CreateContainer": failure_policy.CREATE,
+    "UpdateContainer": failure_policy.UPDATE,
 }
 
 
@@ -89,7 +89,7 @@ class NriHooks:
     def create(self, call: PluginCall) -> Verdict:
         if not isinstance(call.state, Creation):
             assert isinstance(call.request, CreateContainer)
-            call.state = Creation(call.request, self._waiting(call, verdict.CREATE))
+            call.state = Creation(call.request, self._waiting(call, failure_policy.CREATE))
         answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Changes):
             self._making[call.container.id] = _Making(call.state, answer)
@@ -100,7 +100,7 @@ class NriHooks:
     def update(self, call: PluginCall) -> Verdict:
         if not isinstance(call.state, Update):
             assert isinstance(call.request, UpdateContainer)
-            call.state = Update(call.request, self._waiting(call, verdict.UPDATE))
+            call.state = Update(call.request, self._waiting(call, failure_policy.UPDATE))
             self._check(call.container)
         answer = self._admission.update(call.state)
         if isinstance(answer, Changes):

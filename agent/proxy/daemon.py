@@ -7,6 +7,7 @@ import os
 import socket
 from typing import Final
 
+from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
@@ -15,7 +16,6 @@ from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.loop import Loop
-from agent.model import verdict
 from agent.model.settings import options
 from agent.model.settings.frontends import ProxySettings
 from agent.proxy.gate import CpusetGate
@@ -44,7 +44,7 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
-    policies, deadlines = verdict.failure_policies(settings)
+    policies, deadlines = failure_policy.failure_policies(settings)
     admission = Admission(
         snapshots, notifier, Grants(), policies, settings.state_dir, DeviceFields()
     )

@@ -262,7 +262,7 @@ def test_another_plugin_that_pins_cpus_is_found_and_named(plugged: PluggedNode) 
         create_container(node.direct, create_request(spec, sandbox))
     assert plugged.metric("topolet_nri_conflicts_total") == 1
     assert "was not made after our answer" in node.log("nri")
-    if conflicts.of(node.containerd.nri_socket):  # else this kernel does not tell
+    if conflicts.connected_processes(node.containerd.nri_socket):  # else this kernel does not tell
         assert re.search(rf"may set its CPUs too: .*\({os.getpid()}\)", node.log("nri"))
     create_container(node.direct, create_request(spec, sandbox, "again"))
 

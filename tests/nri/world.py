@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
+from agent.hooks.failure_policy import Deadlines
 from agent.host.loop import Loop
-from agent.model import verdict as policy
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
 from agent.model.settings.frontends import NriSettings
-from agent.model.verdict import Deadlines
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts
 from agent.nri.hooks import Containers, NriHooks
@@ -54,7 +54,7 @@ class World(PlayedAgent):
         self.others: tuple[str, ...] = ()
         self.conflicts = Conflicts("10-topolet", lambda: self.others)
         snapshot_file = SnapshotFile(str(self.path), BOOT)
-        policies, _ = policy.failure_policies(NriSettings())
+        policies, _ = failure_policy.failure_policies(NriSettings())
         self.admission = Admission(
             snapshot_file, self.notifier, self.grants, policies, str(folder), messages.SETTABLE
         )

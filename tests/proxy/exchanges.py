@@ -8,17 +8,17 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import Message
 
+from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
+from agent.hooks.failure_policy import CREATE, RUN, UPDATE, Deadlines
 from agent.hooks.requests import DeviceFields
-from agent.model import verdict
 from agent.model.devices.visible import DeviceNode, HeldDevice, Visible, VisibleDevices, VisibleGpu
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.settings.frontends import ProxySettings
 from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
-from agent.model.verdict import CREATE, RUN, UPDATE, Deadlines
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import CpusetGate
 from agent.relay.gate import Call, GateVerdict
@@ -73,7 +73,7 @@ class Exchange(PlayedAgent):
             SnapshotFile(str(self.path), BOOT),
             self.notifier,
             self.grants,
-            verdict.parse_policies(policy),
+            failure_policy.parse_policies(policy),
             str(folder),
             DeviceFields(),
         )

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from agent.hooks.cpuset import CpuGrant
+from agent.hooks.failure_policy import CREATE, RUN, UPDATE
 from agent.model.notifications import (
     Created,
     PodAnnounced,
@@ -18,7 +19,7 @@ from agent.model.notifications import (
 )
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import PodWanted, Pool, Snapshot, Wanted
-from agent.model.verdict import CREATE, RUN, UPDATE, Code, Refuse, Wait
+from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import METHODS, CpusetGate
 from agent.relay.gate import FORWARD, Call, GateVerdict, Replace

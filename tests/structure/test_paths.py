@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.model.verdict import CREATE
+from agent.hooks.failure_policy import CREATE
 from agent.relay.gate import GateVerdict, Replace
 from agent.scheduler.extender import ExtenderArgs, ExtenderFilterResult
 from tests.fixtures.fleet import owner

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from agent.hooks.failure_policy import FailurePolicyError, parse_deadlines, parse_policies
 from agent.model.pod.qos import QoS
 from agent.model.settings.frontends import ProxySettings
-from agent.model.verdict import FailurePolicyError, parse_deadlines, parse_policies
 
 
 @pytest.mark.parametrize(
