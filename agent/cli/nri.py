@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from agent.cli import options
-from agent.hooks import failure_policy
 from agent.host.locks import LockedError
+from agent.model.settings import failure_policy
 from agent.model.settings.options import SettingsError, host_port, socket_path
 from agent.telemetry import logs
 

@@ -6,9 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 from agent.cli import options
-from agent.hooks import failure_policy
 from agent.host.listener import ActivationError, Listener, ListenError, inherited
 from agent.host.locks import LockedError
+from agent.model.settings import failure_policy
 from agent.model.settings.frontends import ProxySettings
 from agent.model.settings.options import SettingsError, host_port, socket_path
 from agent.telemetry import logs

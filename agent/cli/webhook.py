@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from agent.cli import options, scheduler
+from agent.cli import options, serving
 from agent.model.settings.scheduler import WebhookSettings
 
 SETTINGS = WebhookSettings
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return scheduler.serve(arguments, SETTINGS, "webhook", _run)
+    return serving.serve(arguments, SETTINGS, "webhook", _run)
 
 
 def _run(settings: WebhookSettings) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from agent.hooks import cpuset
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Answer, CpuGrant, Give, Grants, Keep, requested_cpus
-from agent.hooks.failure_policy import CREATE, DEVICES, UPDATE, FailurePolicies
 from agent.hooks.requests import (
     UNCHANGED,
     Changes,
@@ -35,6 +34,7 @@ from agent.model.notifications import (
 )
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.qos import QoS
+from agent.model.settings.failure_policy import CREATE, DEVICES, UPDATE, FailurePolicies
 from agent.model.snapshot import NOTHING, Snapshot, excludes
 from agent.model.verdict import Code, Refuse, Wait
 

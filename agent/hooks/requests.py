@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-from agent.hooks.failure_policy import FailurePolicies
 from agent.model.devices.visible import Mount
 from agent.model.notifications import (
     ContainerFailed,
@@ -27,6 +26,7 @@ from agent.model.notifications import (
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.pods import Pod, pod_metadata, pod_uid
 from agent.model.pod.qos import kube_class
+from agent.model.settings.failure_policy import FailurePolicies
 from agent.model.snapshot import PERIOD_MICROSECONDS
 from agent.model.verdict import Refuse, Wait
 

@@ -16,7 +16,6 @@ import msgspec
 
 from agent.hooks import carriers
 from agent.hooks.carriers import DEV_NULL, PRELOAD, Carried
-from agent.hooks.failure_policy import CREATE, DEVICES
 from agent.hooks.requests import (
     UNCHANGED,
     CarriedNode,
@@ -39,6 +38,7 @@ from agent.model.devices.visible import (
     VisibleDevices,
     VisibleGpu,
 )
+from agent.model.settings.failure_policy import CREATE, DEVICES
 from agent.model.verdict import Wait
 
 _ALL: Final = "all"

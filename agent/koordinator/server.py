@@ -20,7 +20,6 @@ from typing import Final
 import grpc
 import msgspec
 
-from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
@@ -30,7 +29,7 @@ from agent.koordinator import messages
 from agent.koordinator.service import SERVICE, HookService, KoordinatorHooks
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.settings import options
+from agent.model.settings import failure_policy, options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.verdict import Refuse

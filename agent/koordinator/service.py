@@ -16,10 +16,8 @@ from typing import Final, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
-from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.carriers import Carried
-from agent.hooks.failure_policy import Deadlines
 from agent.hooks.requests import (
     Changes,
     CreateContainer,
@@ -33,6 +31,8 @@ from agent.hooks.requests import (
 from agent.koordinator import messages
 from agent.koordinator.messages import ContainerRef
 from agent.model.notifications import PodAnnounced
+from agent.model.settings import failure_policy
+from agent.model.settings.failure_policy import Deadlines
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import koordinator_hooks_pb2 as pb
 

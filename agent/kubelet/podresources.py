@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from agent.allocate.device_holders.names import Keys, meaning
 from agent.model.cpu.cpuset import MAX_ID, CpuSet
 from agent.model.devices.holding import DeviceGrant, HoldingSource
-from agent.model.nrt.podresources import (
+from agent.model.pod.pod_resources import (
     Allocatable,
     ClaimedDevice,
     ContainerCorrection,

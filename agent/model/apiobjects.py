@@ -9,9 +9,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model import bounds
 from agent.model.objects import ObjectError, ObjectMetadata, converted, decoded
-from agent.model.pod import pods
 from agent.model.pod.qos import KubeClass
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
@@ -102,23 +100,6 @@ def from_object(body: object) -> ApiPod:
     return value(converted(body, KIND, PodObject))
 
 
-def on_node(text: bytes) -> ApiPod:
-    """What an agent keeps of a pod of its node, from an object's JSON: what `pods.pod_metadata`
-    keeps, what marks a mirror pod, and MOST_CONTAINERS of its containers. Leaves out the resource
-    version, which changes with every write of the status. Raises ObjectError."""
-    pod = decode(text)
-    read = pods.pod_metadata(pod.labels, pod.annotations)
-    containers = pod.containers[: bounds.MOST_CONTAINERS]
-    return msgspec.structs.replace(
-        pod,
-        labels=read.labels,
-        annotations=read.annotations | bounds.kept(pod.annotations, _MIRROR_KEYS),
-        containers=containers,
-        init_containers=pod.init_containers[: bounds.MOST_CONTAINERS - len(containers)],
-        resource_version="",
-    )
-
-
 def value(raw: PodObject) -> ApiPod:
     """Raises ObjectError."""
     metadata = raw.metadata
@@ -197,7 +178,6 @@ class PodObject(msgspec.Struct, frozen=True):
 
 _decoder: Final = msgspec.json.Decoder(PodObject)
 _NEVER: Final = "Never"
-_MIRROR_KEYS: Final = {CONFIG_MIRROR: 256, CONFIG_HASH: 256}
 _PHASES: Final = {each.value: each for each in Phase}
 _CLASSES: Final[dict[str, KubeClass]] = {
     "Guaranteed": "guaranteed",

@@ -27,14 +27,14 @@ from agent.kube.transport import ResponseLimits, Transport
 from agent.kubelet import configuration
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model import apiobjects, bounds
-from agent.model.apiobjects import ApiNode, ApiPod
+from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiNode, ApiPod
 from agent.model.bounds import JsonError
 from agent.model.devices import device_object
 from agent.model.devices.device_files import NO_FILES, DeviceFiles
 from agent.model.devices.listing import Published, published
 from agent.model.nrt.report import Report
 from agent.model.objects import ObjectError
-from agent.model.pod.pods import PodMetadata
+from agent.model.pod.pods import PodMetadata, pod_metadata
 from agent.model.settings.agent import AgentSettings
 from agent.node.outbox import Outbox, ReportPace, deliver
 from agent.node.sources import SourceName, Sources
@@ -168,7 +168,7 @@ class ClusterWatches:
         self._node: ApiNode | None = None
         self._pods: dict[str, ApiPod] = {}
         self._pods_listed = False
-        self._pods_watch = objects.watch_pods(node_name, apiobjects.on_node, self._pods_changed)
+        self._pods_watch = objects.watch_pods(node_name, _pod_of_node, self._pods_changed)
         self._node_watch = objects.watch_node(node_name, apiobjects.decode_node, self._node_changed)
 
     def start(self) -> None:
@@ -347,3 +347,23 @@ _decoder = msgspec.json.Decoder(CachedState)
 
 def _of_node(texts: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in sorted(texts.items()) if key.startswith(_NODE_KEYS)}
+
+
+_MIRROR_KEYS: Final = {CONFIG_MIRROR: 256, CONFIG_HASH: 256}
+
+
+def _pod_of_node(text: bytes) -> ApiPod:
+    """What an agent keeps of a pod of its node, from an object's JSON: what `pod_metadata`
+    keeps, what marks a mirror pod, and MOST_CONTAINERS of its containers. Leaves out the resource
+    version, which changes with every write of the status. Raises ObjectError."""
+    pod = apiobjects.decode(text)
+    read = pod_metadata(pod.labels, pod.annotations)
+    containers = pod.containers[: bounds.MOST_CONTAINERS]
+    return msgspec.structs.replace(
+        pod,
+        labels=read.labels,
+        annotations=read.annotations | bounds.kept(pod.annotations, _MIRROR_KEYS),
+        containers=containers,
+        init_containers=pod.init_containers[: bounds.MOST_CONTAINERS - len(containers)],
+        resource_version="",
+    )

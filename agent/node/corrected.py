@@ -18,7 +18,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices.device_files import DeviceFiles
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.visible import Visible
-from agent.model.nrt.podresources import ContainerCorrection, Corrections, OwnDevice, PodCorrection
+from agent.model.pod.pod_resources import ContainerCorrection, Corrections, OwnDevice, PodCorrection
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import PodWanted, Wanted
 from agent.node.device_visibility import DeviceVisibility

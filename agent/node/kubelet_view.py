@@ -31,17 +31,9 @@ from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Portion
 from agent.model.devices.holding import DeviceGrant
 from agent.model.nrt.node_annotations import NodeConfiguration
-from agent.model.nrt.podresources import (
-    Allocatable,
-    PodName,
-    PodResources,
-    by_uid,
-    device_portions,
-    holdings,
-    kept,
-    reserved,
-)
+from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, kept, reserved
 from agent.model.nrt.report import Held
+from agent.model.pod.pod_resources import Allocatable, PodName, PodResources
 from agent.model.pod.pods import Pod
 from agent.node.kubelet_configuration import CpuManagerStatus, KubeletConfigurationView
 from agent.node.sources import SourceName, Sources

@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
@@ -21,7 +20,7 @@ from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.loop import Loop
-from agent.model.settings import options
+from agent.model.settings import failure_policy, options
 from agent.model.settings.frontends import NriSettings
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts, connected_processes

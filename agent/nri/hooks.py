@@ -9,10 +9,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from agent.hooks import cpuset, failure_policy
+from agent.hooks import cpuset
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import SnapshotFile
-from agent.hooks.failure_policy import Deadlines
 from agent.hooks.requests import (
     UNCHANGED,
     Changes,
@@ -25,6 +24,8 @@ from agent.hooks.requests import (
     Waiting,
 )
 from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.settings import failure_policy
+from agent.model.settings.failure_policy import Deadlines
 from agent.model.snapshot import NOTHING, Snapshot
 from agent.model.verdict import Refuse
 from agent.nri.conflicts import Conflicts

@@ -7,7 +7,6 @@ import os
 import socket
 from typing import Final
 
-from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
@@ -16,7 +15,7 @@ from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.loop import Loop
-from agent.model.settings import options
+from agent.model.settings import failure_policy, options
 from agent.model.settings.frontends import ProxySettings
 from agent.proxy.gate import CpusetGate
 from agent.relay.server import RelayServer

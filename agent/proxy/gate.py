@@ -8,9 +8,9 @@ from typing import Final
 from agent.hooks import cri
 from agent.hooks.admission import Admission
 from agent.hooks.cri import WireError
-from agent.hooks.failure_policy import CREATE, RUN, UPDATE, UPDATE_SANDBOX, Deadlines
 from agent.hooks.requests import Changes, Creation, Unread, Update, Waiting
 from agent.model.notifications import PodAnnounced
+from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, UPDATE_SANDBOX, Deadlines
 from agent.model.verdict import Refuse
 from agent.relay.gate import Call, Forward, GateVerdict, Replace
 

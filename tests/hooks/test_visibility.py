@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.hooks.failure_policy import CREATE
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.settings.failure_policy import CREATE
 from agent.model.verdict import Refuse, Wait
 from agent.proto import cri_pb2 as pb
 from agent.relay.gate import FORWARD, Call, GateVerdict, Replace

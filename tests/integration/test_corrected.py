@@ -11,8 +11,8 @@ import pytest
 
 from agent.kubelet.podresources import PodResourcesClient
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.nrt.podresources import ContainerResources, GivenDevice
 from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.model.pod.pod_resources import ContainerResources, GivenDevice
 from agent.model.pod.qos import QOS_LABEL
 from tests.discover import gpumachines
 from tests.integration.gpunode import GpuNode

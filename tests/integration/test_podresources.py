@@ -14,16 +14,9 @@ from agent.kubelet import cpu_manager_state, memory_manager_state
 from agent.kubelet.podresources import RateLimitError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import Portion
-from agent.model.nrt.podresources import (
-    ContainerResources,
-    GivenDevice,
-    MemoryBlock,
-    PodResources,
-    device_portions,
-    holdings,
-    reserved,
-)
+from agent.model.nrt.pod_holdings import device_portions, holdings, reserved
 from agent.model.nrt.report import Held, Reserved
+from agent.model.pod.pod_resources import ContainerResources, GivenDevice, MemoryBlock, PodResources
 from agent.node.kubelet_view import PodResourcesView
 from tests.integration.harness import kernel_cpus
 from tests.integration.kubelet import standalone

@@ -23,7 +23,7 @@ from agent.kubelet.podresources import (
     RateLimitError,
 )
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.nrt.podresources import (
+from agent.model.pod.pod_resources import (
     Allocatable,
     ClaimedDevice,
     ContainerResources,

@@ -12,7 +12,7 @@ from agent.allocate.device_holders.names import Target, keys
 from agent.kubelet.podresources import METHODS, SERVICE, CorrectedLister, Known
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices.device_object import Device
-from agent.model.nrt.podresources import ContainerCorrection, OwnDevice, PodCorrection
+from agent.model.pod.pod_resources import ContainerCorrection, OwnDevice, PodCorrection
 from agent.proto import podresources_pb2 as pb
 from agent.rpc.server import GrpcServer
 from tests.kubelet.played import Kubelet, device, memory, serving

@@ -6,7 +6,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.visible import DeviceNode, Visible, VisibleGpu
-from agent.model.nrt.podresources import ContainerCorrection, OwnDevice, PodCorrection
+from agent.model.pod.pod_resources import ContainerCorrection, OwnDevice, PodCorrection
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
 from agent.node.corrected import corrections

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.nrt.podresources import Allocatable
+from agent.model.pod.pod_resources import Allocatable
 from agent.node.kubelet_view import PodResourcesAnswer, PodResourcesView
 from agent.proto import podresources_pb2 as pb
 from tests.kubelet.played import Kubelet, serving

@@ -6,7 +6,7 @@ import pytest
 
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.nrt.podresources import (
+from agent.model.pod.pod_resources import (
     Allocatable,
     ContainerResources,
     GivenDevice,

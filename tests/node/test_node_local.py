@@ -21,7 +21,7 @@ from agent.model.notifications import (
     RequestedResources,
     Resized,
 )
-from agent.model.nrt.podresources import (
+from agent.model.pod.pod_resources import (
     ClaimedDevice,
     ContainerResources,
     PodResources,

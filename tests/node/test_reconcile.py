@@ -12,13 +12,13 @@ from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup.journal import Journal
 from agent.kube.errors import StoreError
 from agent.model.notifications import Created, PodAnnounced, RequestedResources, SnapshotRequest
-from agent.model.nrt.podresources import (
+from agent.model.pod import pods
+from agent.model.pod.pod_resources import (
     ClaimedDevice,
     ContainerResources,
     PodResources,
     ResourceClaim,
 )
-from agent.model.pod import pods
 from agent.model.pod.pods import ContainerState
 from agent.model.verdict import Code
 from agent.node.kubelet_view import PodResourcesAnswer

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
-from agent.hooks.failure_policy import Deadlines
 from agent.host.loop import Loop
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
+from agent.model.settings import failure_policy
+from agent.model.settings.failure_policy import Deadlines
 from agent.model.settings.frontends import NriSettings
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts

@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import Message
 
-from agent.hooks import failure_policy
 from agent.hooks.admission import Admission
 from agent.hooks.agent_link import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
-from agent.hooks.failure_policy import CREATE, RUN, UPDATE, Deadlines
 from agent.hooks.requests import DeviceFields
 from agent.model.devices.visible import DeviceNode, HeldDevice, Visible, VisibleDevices, VisibleGpu
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.model.settings import failure_policy
+from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, Deadlines
 from agent.model.settings.frontends import ProxySettings
 from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, Wanted
 from agent.proto import cri_pb2 as pb

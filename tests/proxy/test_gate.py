@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from agent.hooks.cpuset import CpuGrant
-from agent.hooks.failure_policy import CREATE, RUN, UPDATE
 from agent.model.notifications import (
     Created,
     PodAnnounced,
@@ -18,6 +17,7 @@ from agent.model.notifications import (
     SnapshotRequest,
 )
 from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.model.settings.failure_policy import CREATE, RUN, UPDATE
 from agent.model.snapshot import PodWanted, Pool, Snapshot, Wanted
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import cri_pb2 as pb

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.hooks.failure_policy import CREATE
+from agent.model.settings.failure_policy import CREATE
 from agent.relay.gate import GateVerdict, Replace
 from agent.scheduler.extender import ExtenderArgs, ExtenderFilterResult
 from tests.fixtures.fleet import owner
@@ -15,7 +15,7 @@ from tests.scheduler.test_handlers import NODES, Scene
 from tests.structure.paths import entered
 
 CREATE_CONTAINER = 8
-FILTER = 32
+FILTER = 20
 
 
 def test_a_function_of_a_value_enters_nothing() -> None:

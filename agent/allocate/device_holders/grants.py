@@ -19,7 +19,7 @@ from agent.model.devices.visible import (
     mounted,
     split,
 )
-from agent.model.nrt.podresources import PodName, PodResources
+from agent.model.pod.pod_resources import PodName, PodResources
 
 _CPUSET_PREFIX: Final = "DRA_CPUSET_"
 """Before the uid of a claim."""

@@ -4,7 +4,7 @@ from agent.allocate.device_holders.coexistence import conflicts
 from agent.allocate.device_holders.grants import of_pod_resources
 from agent.allocate.device_holders.names import meaning
 from agent.model.devices.holding import DeviceGrant, Form, HoldingSource
-from agent.model.nrt.podresources import (
+from agent.model.pod.pod_resources import (
     ClaimedDevice,
     ContainerResources,
     GivenDevice,

@@ -26,7 +26,7 @@ from agent.discover import cpus
 from agent.kubelet.podresources import NobodyAnswersError, PodResourcesClient, RateLimitError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
-from agent.model.nrt.podresources import PodResources
+from agent.model.pod.pod_resources import PodResources
 from tests import tools
 from tests.fixtures import image
 from tests.fixtures.cgroups import MOUNTS, remove_cgroups

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.hooks.failure_policy import FailurePolicyError, parse_deadlines, parse_policies
 from agent.model.pod.qos import QoS
+from agent.model.settings.failure_policy import FailurePolicyError, parse_deadlines, parse_policies
 from agent.model.settings.frontends import ProxySettings
 
 

@@ -9,20 +9,16 @@ from hypothesis import strategies as st
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import HugePages, Topology
 from agent.model.devices.device_object import Portion
-from agent.model.nrt.podresources import (
+from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, kept, reserved
+from agent.model.nrt.report import Held, Reserved, zones
+from agent.model.nrt.resource_topology import Amounts
+from agent.model.pod.pod_resources import (
     Allocatable,
     ContainerResources,
     GivenDevice,
     MemoryBlock,
     PodResources,
-    by_uid,
-    device_portions,
-    holdings,
-    kept,
-    reserved,
 )
-from agent.model.nrt.report import Held, Reserved, zones
-from agent.model.nrt.resource_topology import Amounts
 from tests.builders import machine
 
 GI = 1 << 30

@@ -1,0 +1,40 @@
+"""What the commands of the scheduler and the webhook share: a process that answers by HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+from typing import TypeVar
+
+from agent.cli import options
+from agent.model.settings.options import SettingsError
+from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
+from agent.telemetry import logs
+
+Kind = TypeVar("Kind", SchedulerSettings, WebhookSettings)
+
+
+def serve(
+    arguments: argparse.Namespace, kind: type[Kind], name: str, process: Callable[[Kind], None]
+) -> int:
+    """The exit code. `process` imports what it needs when it is called, ends with SIGTERM, and
+    raises AccessError, FaultError, SettingsError and StartError."""
+    try:
+        settings = options.load(arguments, kind)
+        if importlib.util.find_spec("cheroot") is None:
+            raise SettingsError(f"the {name} needs cheroot: pip install 'topolet[scheduler]'")
+    except SettingsError as error:
+        return options.fail(error, 2)
+    logs.start(settings.log_level)
+    from agent.host.daemon import FaultError
+    from agent.kube.auth import AccessError
+    from agent.scheduler.connections import StartError
+
+    try:
+        process(settings)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    except (AccessError, FaultError, StartError) as error:
+        return options.fail(error)
+    return 0
