@@ -13,8 +13,8 @@ from agent.kube import auth
 from agent.kube.auth import FileAccess
 from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import process
-from agent.scheduler.http_routes import Reply, Route
-from agent.scheduler.server import Server
+from agent.scheduler.extender.http_routes import Reply, Route
+from agent.scheduler.extender.server import Server
 
 VERBS: Final = ("filter", "prioritize", "bind")
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
-from agent.scheduler import extender
+from agent.scheduler.extender import extender
 from benchmarks import nodefilter, stubapi, zonefilter
 from benchmarks.common import Row, alone, arguments, compared, percentile, report
 from benchmarks.peers import packages

@@ -29,7 +29,7 @@ def serve(
     logs.start(settings.log_level)
     from agent.host.daemon import FaultError
     from agent.kube.auth import AccessError
-    from agent.scheduler.connections import StartError
+    from agent.scheduler.extender.connections import StartError
 
     try:
         process(settings)

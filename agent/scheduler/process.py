@@ -24,28 +24,30 @@ from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
 from agent.model.settings.plugin_args import Rules, SchedulerArgs
 from agent.model.settings.scheduler import SchedulerSettings
-from agent.scheduler import disruption_budgets, extender, leader_election, server
-from agent.scheduler.binder import Binder, ReservationExpiry
-from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.connections import CertificateFiles
-from agent.scheduler.corrections import Corrections
-from agent.scheduler.disruption_budgets import Budget, Budgets
-from agent.scheduler.equivalence_cache import EquivalenceCache
-from agent.scheduler.evictor import Evictor
-from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.handlers import ExtenderHandlers, QueueingExtender
-from agent.scheduler.http_routes import Route
-from agent.scheduler.leader_election import Leader, LeaseTimes
-from agent.scheduler.leader_gate import AlwaysLeader, LeaderGate
-from agent.scheduler.pod_info import PodInfoCache
-from agent.scheduler.pods_api import BindingApi
-from agent.scheduler.preemption import Preemption
-from agent.scheduler.records import AgentSelector
-from agent.scheduler.retry import Retry, unschedulable_pods
-from agent.scheduler.server import Server
-from agent.scheduler.unschedulable_queue import UnschedulableQueue
-from agent.scheduler.victim_selection import NodeSnapshots
-from agent.scheduler.watches import Watches, stale, watch_pace
+from agent.scheduler.extender import extender, server
+from agent.scheduler.extender.connections import CertificateFiles
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
+from agent.scheduler.extender.http_routes import Route
+from agent.scheduler.extender.server import Server
+from agent.scheduler.leader import election
+from agent.scheduler.leader.election import Leader, LeaseTimes
+from agent.scheduler.leader.gate import AlwaysLeader, LeaderGate
+from agent.scheduler.preemption import disruption_budgets
+from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
+from agent.scheduler.preemption.evictor import Evictor
+from agent.scheduler.preemption.preemption import Preemption
+from agent.scheduler.preemption.victim_selection import NodeSnapshots
+from agent.scheduler.state.binder import Binder, ReservationExpiry
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.corrections import Corrections
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfoCache
+from agent.scheduler.state.pods_api import BindingApi
+from agent.scheduler.state.records import AgentSelector
+from agent.scheduler.state.watches import Watches, stale, watch_pace
+from agent.scheduler.unschedulable.queue import UnschedulableQueue
+from agent.scheduler.unschedulable.retry import Retry, unschedulable_pods
 from agent.telemetry.schedulermetrics import SchedulerFacts
 
 log = logging.getLogger(__name__)
@@ -288,7 +290,7 @@ class _Parts:
         if not settings.lease_name:
             return None
         return Leader(
-            transport(leader_election.limits(times)),
+            transport(election.limits(times)),
             settings.lease_namespace,
             settings.lease_name,
             f"{socket.gethostname()}_{uuid.uuid4()}",

@@ -25,10 +25,10 @@ from agent.model.bounds import JsonError
 from agent.model.nrt.node_status import GPU
 from agent.model.objects import ObjectError
 from agent.model.settings.scheduler import WebhookSettings
-from agent.scheduler import server
-from agent.scheduler.connections import CertificateFiles
-from agent.scheduler.http_routes import TEXT, BadRequestError, Reply, Route
-from agent.scheduler.server import Server
+from agent.scheduler.extender import server
+from agent.scheduler.extender.connections import CertificateFiles
+from agent.scheduler.extender.http_routes import TEXT, BadRequestError, Reply, Route
+from agent.scheduler.extender.server import Server
 
 # The same as in deploy/policies/gpu-scheduler.yaml.
 GPU_PREFIX: Final = GPU

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from agent.scheduler.http_routes import Reply, Route
+from agent.scheduler.extender.http_routes import Reply, Route
 
 THREADS = 16
 
@@ -25,7 +25,7 @@ ROUTES = {"/filter": Route("POST", answered)}
 
 
 def cheroot() -> None:
-    from agent.scheduler.server import Server
+    from agent.scheduler.extender.server import Server
 
     server = Server("127.0.0.1:0", ROUTES)
     server.start()

@@ -12,7 +12,8 @@ import yaml
 from agent.cli import options
 from agent.cli import scheduler as scheduler_command
 from agent.model.settings.scheduler import SchedulerSettings
-from agent.scheduler import extender, process
+from agent.scheduler import process
+from agent.scheduler.extender import extender
 from tests.deploy.manifests import kustomized, objects, of_kind, variables
 from tests.deploy.test_manifests import HARDENED
 

@@ -20,9 +20,9 @@ from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.node.change_log import CLAIM_NOT_HONORED
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
-from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.corrections import Corrections
-from agent.scheduler.watches import Watches
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.corrections import Corrections
+from agent.scheduler.state.watches import Watches
 from tests.deploy.manifests import objects as manifests
 from tests.deploy.manifests import of_kind
 from tests.integration.apiserver.server import ApiServer

@@ -11,8 +11,8 @@ import threading
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.scheduler import leader_election
-from agent.scheduler.leader_election import Leader, LeaseTimes
+from agent.scheduler.leader import election
+from agent.scheduler.leader.election import Leader, LeaseTimes
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     lease_seconds, renew_seconds, retry_seconds = times
     limits = LeaseTimes(int(lease_seconds), float(renew_seconds), float(retry_seconds))
     access = FileAccess(url, ca=ca, certificate=certificate, key=key)
-    transport = Transport(access, limits=leader_election.limits(limits))
+    transport = Transport(access, limits=election.limits(limits))
     candidate = Leader(
         transport,
         namespace,

@@ -11,9 +11,9 @@ from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
-from agent.scheduler import records
-from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.records import AgentSelector, PodRecord
+from agent.scheduler.state import records
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.records import AgentSelector, PodRecord
 from tests.allocate.devices.links import VOLTA_PAIRS
 from tests.fixtures import fleet
 from tests.fixtures.fleet import Kind, Model

@@ -18,8 +18,14 @@ from agent.model.nrt import fingerprint, resource_topology
 from agent.model.nrt.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.pod.annotations import RESOURCE_STATUS
-from agent.scheduler import records
-from agent.scheduler.records import AGENT_LABELS, AgentSelector, NodeRecord, PodRecord, Unreadable
+from agent.scheduler.state import records
+from agent.scheduler.state.records import (
+    AGENT_LABELS,
+    AgentSelector,
+    NodeRecord,
+    PodRecord,
+    Unreadable,
+)
 
 Object = dict[str, Any]
 

@@ -17,8 +17,8 @@ from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.objects import Change, Metadata, Mirror, ObjectKey
 from agent.model.apiobjects import from_object
-from agent.scheduler import records
-from agent.scheduler.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
+from agent.scheduler.state import records
+from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
 from tests.scheduler import objects
 from tests.scheduler.objects import Object
 

@@ -18,20 +18,20 @@ from agent.kube.transport import Transport
 from agent.model import apiobjects
 from agent.model.cpu.policies import Strategy
 from agent.model.settings.plugin_args import ZoneScoring
-from agent.scheduler.binder import Binder
-from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.equivalence_cache import EquivalenceCache
-from agent.scheduler.extender import (
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.extender import (
     ExtenderArgs,
     ExtenderBindingArgs,
     ExtenderFilterResult,
     ExtenderPreemptionResult,
 )
-from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.handlers import ExtenderHandlers
-from agent.scheduler.pod_info import PodInfoCache, pod_info
-from agent.scheduler.pods_api import BindingApi
-from agent.scheduler.unschedulable_queue import UnschedulableQueue, queued_pod
+from agent.scheduler.extender.handlers import ExtenderHandlers
+from agent.scheduler.state.binder import Binder
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfoCache, pod_info
+from agent.scheduler.state.pods_api import BindingApi
+from agent.scheduler.unschedulable.queue import UnschedulableQueue, queued_pod
 from tests.kube import hostile
 from tests.scheduler import objects, zonednodes
 from tests.scheduler.podserver import Pods

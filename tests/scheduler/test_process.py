@@ -22,16 +22,17 @@ from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
 from agent.model.settings.plugin_args import Rules, ZoneScoring
 from agent.model.settings.scheduler import SchedulerSettings
-from agent.scheduler import extender, process
-from agent.scheduler.binder import Binder, ReservationExpiry
-from agent.scheduler.equivalence_cache import EquivalenceCache
-from agent.scheduler.extender import ExtenderPreemptionArgs, ExtenderPreemptionResult
-from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.handlers import ExtenderHandlers
-from agent.scheduler.pod_info import PodInfoCache
-from agent.scheduler.pods_api import BindingApi
-from agent.scheduler.records import AGENT_LABELS
-from agent.scheduler.server import Server
+from agent.scheduler import process
+from agent.scheduler.extender import extender
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.extender import ExtenderPreemptionArgs, ExtenderPreemptionResult
+from agent.scheduler.extender.handlers import ExtenderHandlers
+from agent.scheduler.extender.server import Server
+from agent.scheduler.state.binder import Binder, ReservationExpiry
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfoCache
+from agent.scheduler.state.pods_api import BindingApi
+from agent.scheduler.state.records import AGENT_LABELS
 from tests.fixtures.fleet import SMALL, owner
 from tests.kube import hostile
 from tests.kube.hostile import Request, reply

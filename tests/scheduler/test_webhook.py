@@ -8,7 +8,7 @@ import pytest
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import ResponseLimits, Transport
-from agent.scheduler.http_routes import BadRequestError
+from agent.scheduler.extender.http_routes import BadRequestError
 from agent.scheduler.webhook import PATH, LookUp, LookUpError, gpus, pods, routes
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from agent.model.settings.failure_policy import CREATE
 from agent.relay.gate import GateVerdict, Replace
-from agent.scheduler.extender import ExtenderArgs, ExtenderFilterResult
+from agent.scheduler.extender.extender import ExtenderArgs, ExtenderFilterResult
 from tests.fixtures.fleet import owner
 from tests.kube import hostile
 from tests.proxy.exchanges import OWNED, Exchange, creation
 from tests.scheduler.conftest import server as server
-from tests.scheduler.test_handlers import NODES, Scene
+from tests.scheduler.extender.test_handlers import NODES, Scene
 from tests.structure.paths import entered
 
 CREATE_CONTAINER = 8

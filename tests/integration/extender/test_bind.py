@@ -12,11 +12,11 @@ import pytest
 
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
-from agent.scheduler.binder import Binder, LostRaceError
-from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_info import PodInfoCache, PodName
-from agent.scheduler.pods_api import BindError, BindingApi
+from agent.scheduler.state.binder import Binder, LostRaceError
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfoCache, PodName
+from agent.scheduler.state.pods_api import BindError, BindingApi
 from tests.fixtures.fleet import CARDS, SMALL, Kind, Model, carder, owner, part
 from tests.integration.apiserver.server import ApiServer
 from tests.scheduler import clusters

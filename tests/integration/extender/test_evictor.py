@@ -11,14 +11,19 @@ import pytest
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import from_object
-from agent.scheduler import records
-from agent.scheduler.cluster import RequirementsCheck, SchedulerCache
-from agent.scheduler.disruption_budgets import Budgets
-from agent.scheduler.evictor import BIND_SECONDS, EVICTION_SECONDS, RETRY_INTERVAL_SECONDS, Evictor
-from agent.scheduler.pod_info import PodRequirements
-from agent.scheduler.records import AgentSelector
-from agent.scheduler.unschedulable_queue import QueuedPod, UnschedulableQueue
-from agent.scheduler.victim_selection import NodeSnapshots
+from agent.scheduler.preemption.disruption_budgets import Budgets
+from agent.scheduler.preemption.evictor import (
+    BIND_SECONDS,
+    EVICTION_SECONDS,
+    RETRY_INTERVAL_SECONDS,
+    Evictor,
+)
+from agent.scheduler.preemption.victim_selection import NodeSnapshots
+from agent.scheduler.state import records
+from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
+from agent.scheduler.state.pod_info import PodRequirements
+from agent.scheduler.state.records import AgentSelector
+from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
 from tests.scheduler import objects as told

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from agent.host.daemon import Periodic
-from agent.scheduler.cluster import ChangedNodes
-from agent.scheduler.pod_info import Feasibility, Feasible, Infeasible
-from agent.scheduler.pods_api import unscheduled_pods
 from agent.scheduler.process import RETRY_SECONDS
-from agent.scheduler.retry import ROOM_FOUND, Retry
-from agent.scheduler.unschedulable_queue import QueuedPod, UnschedulableQueue
+from agent.scheduler.state.cluster import ChangedNodes
+from agent.scheduler.state.pod_info import Feasibility, Feasible, Infeasible
+from agent.scheduler.state.pods_api import unscheduled_pods
+from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
+from agent.scheduler.unschedulable.retry import ROOM_FOUND, Retry
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
 from tests.integration.kubescheduler.process import configuration, credentials, scheduling

@@ -21,11 +21,11 @@ from agent.kube.transport import Transport
 from agent.model.apiobjects import from_object
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import RESOURCE_STATUS
-from agent.scheduler import leader_election
-from agent.scheduler.cluster import SchedulerCache
-from agent.scheduler.leader_election import Leader, LeaseTimes
-from agent.scheduler.leader_gate import AlwaysLeader, LeaderGate
-from agent.scheduler.watches import Watches
+from agent.scheduler.leader import election
+from agent.scheduler.leader.election import Leader, LeaseTimes
+from agent.scheduler.leader.gate import AlwaysLeader, LeaderGate
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.watches import Watches
 from tests.deploy.manifests import objects as manifests
 from tests.integration.apiserver.server import ApiServer
 from tests.scheduler import objects
@@ -243,7 +243,7 @@ def test_when_the_leader_is_killed_the_other_leads_after_the_leases_time(
 ) -> None:
     first = candidates("first")
     assert first.stdout.readline() == "leads\n"
-    transport = Transport(apiserver.access(), limits=leader_election.limits(TIMES))
+    transport = Transport(apiserver.access(), limits=election.limits(TIMES))
     second = Leader(transport, place, "topolet-scheduler", "second", times=TIMES)
     second.start()
     eventually("the second looks", lambda: second.holder == "first", PATIENCE_SECONDS)
@@ -268,7 +268,7 @@ def test_the_next_leader_answers_when_it_knows_what_the_last_one_bound(
     first = candidates("first")
     assert first.stdout.readline() == "leads\n"
     pods = [make_pod(apiserver, place, f"p{number}") for number in range(3)]
-    transport = Transport(apiserver.access(), limits=leader_election.limits(TIMES))
+    transport = Transport(apiserver.access(), limits=election.limits(TIMES))
     with watching(apiserver) as (cluster, it):
         second = Leader(
             transport,
@@ -299,7 +299,7 @@ def test_the_next_leader_answers_when_it_knows_what_the_last_one_bound(
 
 
 def test_leadership_ends_while_the_server_is_away(apiserver: ApiServer, place: str) -> None:
-    transport = Transport(apiserver.access(), limits=leader_election.limits(TIMES))
+    transport = Transport(apiserver.access(), limits=election.limits(TIMES))
     it = Leader(transport, place, "topolet-scheduler", "only", times=TIMES)
     it.start()
     eventually("leads", lambda: it.leading, PATIENCE_SECONDS)

@@ -15,7 +15,7 @@ from agent.model.devices.device_object import Device
 from agent.model.nrt import resource_topology
 from agent.model.nrt.node_annotations import NodeConfiguration, koordinator_annotations
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
-from agent.scheduler.records import AGENT_LABELS
+from agent.scheduler.state.records import AGENT_LABELS
 from tests.deploy.manifests import objects as manifests
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects

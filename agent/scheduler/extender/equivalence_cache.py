@@ -1,0 +1,212 @@
+"""Caches the feasibility of nodes for pods of one equivalence class until the node changes.
+
+Pods of one class get the same result on every node, so the cache has one row per class, with a
+result per node. A result is computed at its first lookup (`RequirementsCheck`) and dropped when the
+cluster's log names its node: a bind costs one new result for each class that looks the node up
+again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Final, Protocol
+
+from agent.scheduler.state.cluster import ChangedNodes
+from agent.scheduler.state.pod_info import UNKNOWN_NODE, Feasibility, Feasible, NodeCheck
+
+MAX_RESULTS: Final = 1_000_000
+"""Results kept, of some 60 bytes each. Beyond them the least recently used row is dropped."""
+MAX_CLASSES: Final = 512
+"""Rows kept: a change of a node takes time for each row."""
+# While a row is filled, the lock is released after so many results or so much time, for binds and
+# watches. The result of a large group takes as long as those of hundreds of pods.
+_AT_ONCE: Final = 32
+_HELD_SECONDS: Final = 0.003
+# A thread that waits for a lock hardly gets it where another takes it again at once.
+_PAUSE_SECONDS: Final = 0.00005
+
+
+class Node(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class NodeChanges(Protocol):
+    """The nodes, and which of them changed."""
+
+    @property
+    def lock(self) -> threading.RLock: ...
+
+    def changed_since(self, serial: int) -> ChangedNodes:
+        """The nodes that were added, changed or removed."""
+        ...
+
+    def placement_changed_since(self, serial: int) -> ChangedNodes:
+        """Those of them that changed in more than their zone report."""
+        ...
+
+    def node(self, name: str) -> Node | None:
+        """Returns None for a node that does not exist. The caller holds the lock while it reads the
+        node."""
+        ...
+
+    def nodes(self) -> Iterable[Node]: ...
+
+
+class EquivalenceCache:
+    """Safe for many threads. `lookups` counts the results returned, `misses` those computed."""
+
+    def __init__(self, log: NodeChanges, most: int = MAX_RESULTS) -> None:
+        self._log = log
+        self._most = most
+        self._serial = self._placement_serial = 0
+        self._rows: OrderedDict[Hashable, _Row] = OrderedDict()
+        self._nodes: set[str] = set()
+        self.lookups = 0
+        self.misses = 0
+
+    def known(self) -> list[str]:
+        """The names of all nodes."""
+        return [each.name for each in self._log.nodes()]
+
+    def changed_since(self, serial: int) -> ChangedNodes:
+        """The nodes that were added, changed or removed."""
+        return self._log.changed_since(serial)
+
+    def results(self, check: NodeCheck, nodes: Sequence[str]) -> list[Feasibility]:
+        """Returns the result of each node, in the order of `nodes`."""
+        with self._log.lock:
+            self._invalidate()
+            found = list(map(self._row(check).results.get, nodes))
+            self.lookups += len(nodes)
+        if None in set(found):
+            self._compute_missing(check, nodes, found)
+        return found  # type: ignore[return-value]
+
+    def uniform(self, check: NodeCheck) -> Feasibility | None:
+        """Returns the result that all existing nodes have; None where they differ, or some are not
+        computed yet."""
+        with self._log.lock:
+            self._invalidate()
+            row = self._row(check)
+            if len(row.changed) > _AT_ONCE:
+                return None
+            for node in tuple(row.changed):
+                self._result(check, row, node)
+            return row.uniform if len(row.results) == len(self._nodes) else None
+
+    def _compute_missing(
+        self, check: NodeCheck, nodes: Sequence[str], found: list[Feasibility | None]
+    ) -> None:
+        missing = deque(place for place, result in enumerate(found) if result is None)
+        while missing:
+            with self._log.lock:
+                self._invalidate()
+                row = self._row(check)
+                until = time.perf_counter() + _HELD_SECONDS
+                for _ in range(min(_AT_ONCE, len(missing))):
+                    place = missing.popleft()
+                    found[place] = self._result(check, row, nodes[place])
+                    if time.perf_counter() > until:
+                        break
+                self._forget()
+            if missing:
+                time.sleep(_PAUSE_SECONDS)
+
+    def _result(self, check: NodeCheck, row: _Row, node: str) -> Feasibility:
+        known = row.results.get(node)
+        if known is not None:
+            return known
+        self.misses += 1
+        result = check.run(node)
+        # Names of nodes that do not exist would be kept for ever.
+        return result if result is UNKNOWN_NODE else row.put(node, result)
+
+    def _row(self, check: NodeCheck) -> _Row:
+        shape = check.equivalence_class
+        row = self._rows.get(shape)
+        if row is None:
+            row = self._rows[shape] = _Row(check.reads_zone_report)
+            if len(self._rows) > MAX_CLASSES:
+                self._rows.popitem(last=False)
+        else:
+            self._rows.move_to_end(shape)
+        return row
+
+    def _forget(self) -> None:
+        """Drops the least recently used rows while there are too many results, but not the row in
+        use."""
+        kept = sum(row.size for row in self._rows.values())
+        while len(self._rows) > 1 and kept > self._most:
+            _, row = self._rows.popitem(last=False)
+            kept -= row.size
+
+    def _invalidate(self) -> None:
+        """Drops the results of nodes that changed."""
+        changes = self._log.changed_since(self._serial)
+        placement = self._log.placement_changed_since(self._placement_serial)
+        self._serial, self._placement_serial = changes.serial, placement.serial
+        if changes.names is None or placement.names is None:
+            self._rows.clear()
+            self._nodes = {each.name for each in self._log.nodes()}
+            return
+        for node in changes.names:
+            there = self._log.node(node) is not None
+            new = there and node not in self._nodes
+            if there:
+                self._nodes.add(node)
+            else:
+                self._nodes.discard(node)
+            placement_changed = node in placement.names
+            for row in self._rows.values():
+                if placement_changed or row.reads_zone_report:
+                    row.drop(node, there, new)
+
+
+class _Row:
+    """The results of one class by node; equal results are one object. `changed` are the nodes whose
+    result was dropped, and the nodes added since."""
+
+    def __init__(self, reads_zone_report: bool) -> None:
+        self.reads_zone_report = reads_zone_report
+        self.results: dict[str, Feasibility] = {}
+        self.changed: set[str] = set()
+        self._distinct: dict[Hashable, Feasibility] = {}
+        self._counts: dict[Feasibility, int] = {}
+
+    @property
+    def size(self) -> int:
+        return len(self.results) + len(self.changed)
+
+    @property
+    def uniform(self) -> Feasibility | None:
+        """The result, where all nodes have the same."""
+        return next(iter(self._counts)) if len(self._counts) == 1 else None
+
+    def put(self, node: str, result: Feasibility) -> Feasibility:
+        result = self._distinct.setdefault(_value(result), result)
+        self._counts[result] = self._counts.get(result, 0) + 1
+        self.results[node] = result
+        self.changed.discard(node)
+        return result
+
+    def drop(self, node: str, there: bool, new: bool) -> None:
+        """`there`: the node still exists. `new`: it was added."""
+        result = self.results.pop(node, None)
+        if not there:
+            self.changed.discard(node)
+        elif new or result is not None:
+            self.changed.add(node)
+        if result is None:
+            return
+        self._counts[result] -= 1
+        if not self._counts[result]:
+            del self._counts[result]
+            del self._distinct[_value(result)]
+
+
+def _value(result: Feasibility) -> Hashable:
+    return result.key if isinstance(result, Feasible) else (result.reason, result.unresolvable)

@@ -1,0 +1,403 @@
+"""The handlers of the extender verbs filter, prioritize, preempt and bind, and the extender results
+that they make of the feasibility of nodes.
+
+`QueueingExtender` wraps the handlers: it adds the pods that find no node to the queue of
+unschedulable pods, and keeps nominated nodes from pods of lower rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.allocate.node_allocator.pod_request import Needs, PodRequest, PodRequestError
+from agent.model.apiobjects import ApiPod, GroupError, PodGroup
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.extender import (
+    Extender,
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderBindingResult,
+    ExtenderFilterResult,
+    ExtenderPreemptionArgs,
+    ExtenderPreemptionResult,
+)
+from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import (
+    UNKNOWN_NODE,
+    Feasibility,
+    Feasible,
+    GroupRequirements,
+    Infeasible,
+    PodInfo,
+    PodInfoCache,
+    PodName,
+    PodRequirements,
+)
+from agent.scheduler.state.pods_api import BindError
+from agent.scheduler.unschedulable.queue import UnschedulableQueue, queued_pod
+
+MAX_DETAILED_REASONS: Final = 5
+"""With more reasons than that, the reasons lose their amounts."""
+
+
+def filter_result(
+    nodes: Sequence[str], answers: Sequence[Feasibility], *, best_alone: bool
+) -> ExtenderFilterResult:
+    """`answers` are in the order of `nodes`. `best_alone`: only the best feasible node is returned,
+    so that no other plugin's score and no tie-break decides; the other nodes have no reasons
+    then."""
+    if best_alone and (best := best_node(nodes, answers)) is not None:
+        return ExtenderFilterResult((best,))
+    if all(isinstance(each, Feasible) for each in set(answers)):
+        return ExtenderFilterResult(nodes)
+    fits: list[str] = []
+    failed: dict[str, str] = {}
+    unresolvable: dict[str, str] = {}
+    reasons = _reasons({each for each in set(answers) if isinstance(each, Infeasible)})
+    for node, answer in zip(nodes, answers, strict=True):
+        if isinstance(answer, Feasible):
+            fits.append(node)
+        elif answer.unresolvable:
+            unresolvable[node] = reasons[answer]
+        else:
+            failed[node] = reasons[answer]
+    return ExtenderFilterResult(fits, failed, unresolvable)
+
+
+def _reasons(misfits: set[Infeasible]) -> dict[Infeasible, str]:
+    """kube-scheduler counts the nodes of each reason and truncates long messages: where there are
+    many reasons, they lose their amounts."""
+    many = len({each.reason for each in misfits}) > MAX_DETAILED_REASONS
+    return {each: (many and each.words) or each.reason for each in misfits}
+
+
+def best_node(nodes: Sequence[str], answers: Sequence[Feasibility]) -> str | None:
+    """The best node by score, order and name, an order without ties; None where no node is
+    feasible."""
+    fits = [each for each in set(answers) if isinstance(each, Feasible)]
+    if not fits:
+        return None
+    least = min(each.key for each in fits)
+    first, *more = (each for each in fits if each.key == least)
+    pairs = zip(nodes, answers, strict=True)
+    if not more:
+        return min(node for node, answer in pairs if answer is first)
+    return min(node for node, answer in pairs if answer is first or answer in more)
+
+
+def only_node(nodes: Sequence[str], node: str, reason: str) -> ExtenderFilterResult:
+    """Returns the one node, if it is among `nodes`. `reason` is why the others fail."""
+    if node not in nodes:
+        return no_nodes(nodes, reason)
+    others = dict.fromkeys(nodes, reason)
+    del others[node]
+    return ExtenderFilterResult((node,), {}, others)
+
+
+def no_nodes(nodes: Iterable[str], reason: str, but: str = "") -> ExtenderFilterResult:
+    """Returns none of the nodes, all for one reason. Eviction may help on node `but` alone."""
+    unresolvable = dict.fromkeys(nodes, reason)
+    failed = {but: unresolvable.pop(but)} if but in unresolvable else {}
+    return ExtenderFilterResult((), failed, unresolvable)
+
+
+MAX_PRIORITY: Final = 10
+"""Of an extender's score."""
+
+
+def priorities(
+    nodes: Sequence[str], answers: Sequence[Feasibility], *, decides: bool = True
+) -> msgspec.Raw:
+    """The list of HostPriority as JSON, in no order; infeasible nodes have no entry, which means 0.
+    `answers` are in the order of `nodes`.
+
+    `decides`: the best node alone, with the tie-break of `filter`, has the highest priority, so
+    that the tie-break of kube-scheduler does not decide; the priorities of the others are scaled
+    between the least and the highest score of the call. Otherwise nodes of equal score have equal
+    priority, and other plugins decide among them.
+    """
+    fits = {each for each in set(answers) if isinstance(each, Feasible)}
+    levels = _levels(fits, MAX_PRIORITY - 1 if decides else MAX_PRIORITY)
+    hosts: list[list[str]] = [[] for _ in range(MAX_PRIORITY + 1)]
+    into = {answer: hosts[level].append for answer, level in levels.items()}
+    for node, answer in zip(nodes, answers, strict=True):
+        if answer in into:
+            into[answer](node)
+    if decides and (best := best_node(nodes, answers)) is not None:
+        hosts[levels[answers[nodes.index(best)]]].remove(best)
+        hosts[MAX_PRIORITY].append(best)
+    entries = (_entries(score, of) for score, of in enumerate(hosts) if of)
+    return msgspec.Raw(f"[{','.join(entries)}]".encode())
+
+
+def _levels(fits: set[Feasible], highest: int) -> dict[Feasibility, int]:
+    """The highest level for all nodes where their scores are equal."""
+    scores = [each.score for each in fits] or [0]
+    least, most = min(scores), max(scores)
+    return {
+        each: highest * (each.score - least) // (most - least) if most > least else highest
+        for each in fits
+    }
+
+
+def _entries(score: int, nodes: Sequence[str]) -> str:
+    """The names of feasible nodes need no JSON escapes, since they are names of API objects."""
+    return '{"Host":"' + f'","Score":{score}}},{{"Host":"'.join(nodes) + f'","Score":{score}}}'
+
+
+_NO_PRIORITIES: Final = msgspec.Raw(b"[]")
+
+Preempt = Callable[[ExtenderPreemptionArgs], ExtenderPreemptionResult]
+Bind = Callable[[PodName, str], None]
+"""Binds a pod to a node. Raises BindError."""
+
+# Attempts to find a node, where another pod takes the node before it is reserved.
+_TRIES: Final = 3
+_GROUP_AT_ONCE: Final = 128
+
+
+class ExtenderHandlers:
+    """Safe for many threads."""
+
+    def __init__(
+        self,
+        cluster: SchedulerCache,
+        groups: GroupReservations,
+        bind: Bind,
+        pod_infos: PodInfoCache,
+        cache: EquivalenceCache,
+        preempt: Preempt,
+        *,
+        best_alone: bool = True,
+    ) -> None:
+        """`best_alone`: the filter returns only the best node for a pod that needs CPUs or
+        devices."""
+        self._cluster = cluster
+        self._groups = groups
+        self._bind = bind
+        self._pod_infos = pod_infos
+        self._preempt = preempt
+        self._best_alone = Needs.CPUS | Needs.DEVICES if best_alone else Needs.NOTHING
+        self._cache = cache
+
+    def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
+        nodes = args.node_names
+        try:
+            info = self._pod_infos.of(args.pod)
+        except (PodRequestError, GroupError) as error:
+            return no_nodes(nodes, str(error))
+        sent = self._cluster.reservation(info.pod.uid)
+        if sent is not None and sent.sent:
+            return only_node(
+                nodes, sent.node, f"an earlier Binding to {sent.node} may still come true"
+            )
+        if info.group is not None:
+            return self._filter_group(info, info.group, nodes)
+        if self._all_nodes_fit(info.pod_request):
+            return ExtenderFilterResult(nodes)
+        answers = self._results(info.pod_request, nodes)
+        return filter_result(
+            nodes, answers, best_alone=bool(info.pod_request.needs & self._best_alone)
+        )
+
+    def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
+        nodes = args.node_names
+        try:
+            info = self._pod_infos.of(args.pod)
+        except (PodRequestError, GroupError):
+            return _NO_PRIORITIES
+        if info.group is not None:
+            with self._cluster.lock:
+                node = self._groups.node(info.group)
+            return priorities(
+                nodes, [Feasible(0) if each == node else UNKNOWN_NODE for each in nodes]
+            )
+        if self._all_nodes_fit(info.pod_request):
+            return _NO_PRIORITIES
+        answers = self._results(info.pod_request, nodes)
+        return priorities(nodes, answers, decides=bool(info.pod_request.needs))
+
+    def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+        return self._preempt(args)
+
+    def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
+        pod = PodName(args.pod_namespace, args.pod_name, args.pod_uid)
+        try:
+            self._bind(pod, args.node)
+        except BindError as error:
+            return ExtenderBindingResult(str(error))
+        return ExtenderBindingResult()
+
+    def _all_nodes_fit(self, pod_request: PodRequest) -> bool:
+        """Whether all nodes are equal for a pod that needs no CPUs or devices from us. Then the
+        handlers do not read the names of the nodes, and other plugins' scores decide."""
+        if pod_request.needs:
+            return False
+        if not pod_request.requests:
+            return True
+        return isinstance(
+            self._cache.uniform(RequirementsCheck(self._cluster, PodRequirements(pod_request))),
+            Feasible,
+        )
+
+    def _results(self, pod_request: PodRequest, nodes: Sequence[str]) -> list[Feasibility]:
+        with self._cluster.lock:
+            self._groups.expire()
+        return self._cache.results(
+            RequirementsCheck(self._cluster, PodRequirements(pod_request)), nodes
+        )
+
+    def _filter_group(
+        self, info: PodInfo, group: PodGroup, nodes: Sequence[str]
+    ) -> ExtenderFilterResult:
+        """Returns the one node of the group. Finds and reserves it where the group has none yet."""
+        for _ in range(_TRIES):
+            with self._cluster.lock:
+                self._groups.expire()
+                node = self._groups.node(group)
+                if node is not None:
+                    return self._filter_member(info.pod_request, group, node, nodes)
+            answers = self._group_results(info.pod_request, group.size, nodes)
+            best = best_node(list(answers), list(answers.values()))
+            if best is None:
+                return filter_result(list(answers), list(answers.values()), best_alone=True)
+            with self._cluster.lock:
+                if self._groups.node(group) is None:
+                    self._groups.hold(group, info.pod_request, best)
+        return no_nodes(nodes, f"{group.title}: its nodes are taken faster than they can be held")
+
+    def _group_results(
+        self, pod_request: PodRequest, size: int, nodes: Sequence[str]
+    ) -> dict[str, Feasibility]:
+        """The check of a whole group takes long: it runs on nodes with room for one member, in the
+        order of their score, some at a time until one has room for all."""
+        of_one = dict(zip(nodes, self._results(pod_request, nodes), strict=True))
+        fits = {node: answer for node, answer in of_one.items() if isinstance(answer, Feasible)}
+        found = {node: answer for node, answer in of_one.items() if node not in fits}
+        ranked = sorted(fits, key=lambda node: (fits[node].key, node))
+        check = RequirementsCheck(self._cluster, GroupRequirements(pod_request, size))
+        for first in range(0, len(ranked), _GROUP_AT_ONCE):
+            some = ranked[first : first + _GROUP_AT_ONCE]
+            answers = self._cache.results(check, some)
+            found.update(zip(some, answers, strict=True))
+            if any(isinstance(each, Feasible) for each in set(answers)):
+                break
+        return found
+
+    def _filter_member(
+        self, pod_request: PodRequest, group: PodGroup, node: str, nodes: Sequence[str]
+    ) -> ExtenderFilterResult:
+        """The caller holds the lock."""
+        ineligibility = self._cluster.eligible(node, pod_request)
+        if ineligibility is not None:
+            return no_nodes(nodes, ineligibility)
+        lack = self._groups.rejection(group, pod_request)
+        if lack is not None:
+            return no_nodes(nodes, lack.reason, but="" if lack.unresolvable else node)
+        return only_node(nodes, node, f"{group.title} is on node {node}")
+
+
+MAX_CANDIDATES: Final = 128
+"""Infeasible nodes kept per pod for evictions; kube-scheduler sends them in another order each
+time."""
+
+
+class QueueingExtender:
+    """Wraps the handlers of another Extender: fills the queue of unschedulable pods, and keeps
+    nominated nodes from pods of lower rank."""
+
+    def __init__(
+        self,
+        handlers: Extender,
+        pod_infos: PodInfoCache,
+        cluster: SchedulerCache,
+        queue: UnschedulableQueue,
+        *,
+        preempting: Callable[[str, PodGroup | None], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`preempting` is called with a pod and its group when kube-scheduler makes room for it."""
+        self._handlers = handlers
+        self._pod_infos = pod_infos
+        self._cluster = cluster
+        self._queue = queue
+        self._preempting = preempting
+        self._clock = clock
+
+    def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
+        nominated_nodes = self._nominated(args)
+        if not nominated_nodes:
+            result = self._handlers.filter(args)
+        else:
+            others = tuple(each for each in args.node_names if each not in nominated_nodes)
+            result = self._handlers.filter(msgspec.structs.replace(args, node_names=others))
+        if result.node_names:
+            self._queue.remove(args.pod.uid)
+        elif not result.error:
+            self._enqueue(args, result)
+        return _without(result, [each for each in args.node_names if each in nominated_nodes])
+
+    def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
+        return self._handlers.prioritize(args)
+
+    def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+        result = self._handlers.preempt(args)
+        if result.victims and self._preempting is not None:
+            self._preempting(args.pod.uid, self._group(args.pod))
+        return result
+
+    def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
+        return self._handlers.bind(args)
+
+    def _group(self, pod: ApiPod) -> PodGroup | None:
+        try:
+            return self._pod_infos.of(pod).group
+        except (PodRequestError, GroupError):
+            return None
+
+    def _nominated(self, args: ExtenderArgs) -> frozenset[str]:
+        """Returns the nodes that are nominated for other pods."""
+        if not self._queue.has_nominations:
+            return frozenset()
+        try:
+            info = self._pod_infos.of(args.pod)
+        except (PodRequestError, GroupError):
+            return frozenset()
+        # A pod without CPUs or devices from us takes nothing of the room.
+        if info.pod_request.needs is Needs.NOTHING:
+            return frozenset()
+        return self._queue.nominated_for_others(
+            args.pod.uid, info.pod_request.priority, self._clock(), info.group
+        )
+
+    def _enqueue(self, args: ExtenderArgs, result: ExtenderFilterResult) -> None:
+        try:
+            info = self._pod_infos.of(args.pod)
+        except (PodRequestError, GroupError):
+            return  # a change of a node does not help, and kube-scheduler sees a change of the pod
+        failed = result.failed_nodes
+        group_node = self._cluster.group_node(info.group) if info.group is not None else None
+        candidates = failed if group_node is None else failed.keys() & {group_node}
+        found = queued_pod(
+            info,
+            self._cluster,
+            self._clock(),
+            tuple(itertools.islice(candidates, MAX_CANDIDATES)),
+            args.pod.nominated,
+        )
+        self._queue.add(found, args.node_names if group_node is None else (group_node,))
+
+
+def _without(result: ExtenderFilterResult, nominated_nodes: Sequence[str]) -> ExtenderFilterResult:
+    """Adds to the result why the nodes in `nominated_nodes` are missing."""
+    if not nominated_nodes:
+        return result
+    reasons = result.failed_and_unresolvable_nodes
+    nominated = dict.fromkeys(nominated_nodes, "room is being made here for a more important pod")
+    return msgspec.structs.replace(result, failed_and_unresolvable_nodes={**reasons, **nominated})

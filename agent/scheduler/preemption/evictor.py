@@ -1,0 +1,288 @@
+"""Evicts pods where only our own rules reject a node: CPUs are free in sum, but NUMA nodes or
+devices are full.
+
+kube-scheduler finds no victims there, since its own rules accept the node. The evictor selects
+victims by the rules of kube-scheduler's preemption: only pods of lower priority, and none for a pod
+whose preemptionPolicy is Never. Unlike kube-scheduler it never violates a disruption budget.
+Victims end by the Eviction API (policy/v1) with their grace period. The node becomes the pod's
+nominated node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agent.kube.auth import AccessError
+from agent.kube.errors import (
+    ConflictError,
+    KubeError,
+    NotFoundError,
+    RejectedError,
+    TooManyRequestsError,
+)
+from agent.kube.kinds import pod_path
+from agent.kube.transport import Transport
+from agent.model.apiobjects import PodGroup
+from agent.scheduler.preemption.disruption_budgets import Budgets
+from agent.scheduler.preemption.victim_selection import (
+    BoundPod,
+    NodeSnapshots,
+    PreemptionCandidate,
+    select_victims,
+)
+from agent.scheduler.state.pod_info import Feasible
+from agent.scheduler.state.pods_api import condition, patch_status
+from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue, scheduling_unit
+
+DISRUPTION_TARGET: Final = "DisruptionTarget"
+PREEMPTION: Final = "PreemptionByScheduler"
+"""kube-scheduler's own reason. While a pod with it ends on the nominated node, kube-scheduler
+selects no other victims and keeps the nomination."""
+
+
+class EvictionResult(enum.Enum):
+    """The API server's answer to an eviction: the pod ends (with dryRun: would end), is gone
+    already, or stays because of a disruption budget or because another pod has its name."""
+
+    ENDS = "ends"
+    GONE = "gone"
+    STAYS = "stays"
+
+
+class EvictionApi:
+    """Safe for many threads. All methods raise KubeError and AccessError."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def dry_run_evict(self, victim: BoundPod) -> EvictionResult:
+        """Returns what `evict` would return now."""
+        return self._evict(victim, {"dryRun": ["All"]})
+
+    def evict(self, victim: BoundPod) -> EvictionResult:
+        return self._evict(victim, {})
+
+    def set_condition(self, victim: BoundPod, title: str) -> None:
+        """Writes the condition DisruptionTarget into the status of a victim: it ends for the pod of
+        that title. Does nothing where the victim is gone."""
+        message = f"evicted to make room for pod {title}"
+        words = condition(DISRUPTION_TARGET, PREEMPTION, message)
+        with contextlib.suppress(NotFoundError, RejectedError):
+            patch_status(
+                self._transport, victim.namespace, victim.name, victim.uid, {"conditions": [words]}
+            )
+
+    def _evict(self, victim: BoundPod, options: dict[str, Any]) -> EvictionResult:
+        wanted = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": victim.namespace, "name": victim.name},
+            "deleteOptions": {"preconditions": {"uid": victim.uid}, **options},
+        }
+        try:
+            self._transport.create(f"{pod_path(victim.namespace, victim.name)}/eviction", wanted)
+        except (NotFoundError, ConflictError):
+            return EvictionResult.GONE
+        except TooManyRequestsError:
+            return EvictionResult.STAYS
+        return EvictionResult.ENDS
+
+
+KUBE_SCHEDULER_SECONDS: Final = 1.0
+"""kube-scheduler sends its own victims in the same scheduling cycle, within this time."""
+RETRY_INTERVAL_SECONDS: Final = 10.0
+"""Between two attempts for one pod."""
+EVICTION_SECONDS: Final = 600.0
+"""Time for the victims to end."""
+BIND_SECONDS: Final = 15.0
+"""Time for the pod to be bound after that."""
+# Limits of one round: pods, nodes for one pod, trials for one node.
+_PODS: Final = 8
+_NODES: Final = 32
+_TRIALS: Final = 120
+
+log = logging.getLogger(__name__)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The victims on a node for a pod or its group. The plan ends at `until`."""
+
+    queued: QueuedPod
+    node: str
+    victims: tuple[BoundPod, ...]
+    until: float
+
+
+class Evictor:
+    """One thread calls `round`. `leading` returns whether this process leads; only the leader
+    evicts."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        snapshots: NodeSnapshots,
+        queue: UnschedulableQueue,
+        budgets: Budgets,
+        leading: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._evictions = EvictionApi(transport)
+        self._snapshots = snapshots
+        self._queue = queue
+        self._budgets = budgets
+        self._leading = leading
+        self._clock = clock
+        self._plans: dict[str, Plan] = {}
+        self.evicted = 0
+        self._paused_until: dict[str, float] = {}
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans in flight: one per pod or group, and one per node."""
+        return tuple(self._plans.values())
+
+    def pause(self, uid: str, group: PodGroup | None = None) -> None:
+        """Pauses evictions for that pod and its group: kube-scheduler makes room for them."""
+        self._paused_until[scheduling_unit(uid, group)] = self._clock() + RETRY_INTERVAL_SECONDS
+
+    def round(self) -> None:
+        """Updates the plans, and makes new ones for unschedulable pods. Drops all plans where this
+        process does not lead."""
+        if not self._leading():
+            self._plans.clear()
+            return
+        now = self._clock()
+        for plan in self.plans:
+            self._follow(plan, now)
+        for uid, until in tuple(self._paused_until.items()):
+            if until <= now:
+                del self._paused_until[uid]
+        for queued in self._due(now)[:_PODS]:
+            self._paused_until[queued.unit] = now + RETRY_INTERVAL_SECONDS
+            found = self._candidate(queued)
+            if found is not None:
+                self._execute(queued, found, now)
+
+    def _follow(self, plan: Plan, now: float) -> None:
+        if not self._queue.contains(plan.queued.uid) or now >= plan.until:
+            self._end_plan(plan)
+        elif plan.until > now + BIND_SECONDS and self._snapshots.all_gone(plan.victims):
+            soon = msgspec.structs.replace(plan, until=now + BIND_SECONDS)
+            self._plans[plan.queued.unit] = soon
+
+    def _end_plan(self, plan: Plan) -> None:
+        """Makes the node available to other pods again."""
+        if self._plans.pop(plan.queued.unit, None) is not None:
+            self._queue.withdraw(plan.queued.uid, plan.node)
+
+    def _due(self, now: float) -> list[QueuedPod]:
+        """Returns the first pod of each group."""
+        pods = self._queue.pods()
+        served = {each.unit for each in pods if each.nominated}
+        served |= self._plans.keys() | self._paused_until.keys()
+        found: dict[str, QueuedPod] = {}
+        for each in pods:
+            if each.unit not in served and _ready(each, now):
+                found.setdefault(each.unit, each)
+        return list(found.values())
+
+    def _candidate(self, queued: QueuedPod) -> PreemptionCandidate | None:
+        """Returns the best candidate of all nodes; None where no eviction is needed or allowed."""
+        requirements = queued.requirements
+        assert requirements is not None
+        busy = {plan.node for plan in self.plans}
+        found: list[PreemptionCandidate] = []
+        for node in [each for each in queued.candidates if each not in busy][:_NODES]:
+            snapshot = self._snapshots.take(node, requirements.pod_request, queued.group)
+            if snapshot is None:
+                continue
+            if isinstance(requirements.check(snapshot.place), Feasible):
+                return None  # the retry loop handles it
+            trials = max(1, _TRIALS // requirements.pods)
+            one = select_victims(
+                snapshot.place,
+                snapshot.potential_victims,
+                requirements,
+                self._budgets,
+                trials=trials,
+            )
+            if one is not None and not one.violations:
+                found.append(one)
+        return min(found, key=lambda each: each.key, default=None)
+
+    def _execute(self, queued: QueuedPod, chosen: PreemptionCandidate, now: float) -> None:
+        """Evicts all victims or none, as far as a dry run can tell."""
+        victims = [each for each in chosen.victims if not each.terminating]
+        if not victims:
+            return  # all of them are terminating
+        try:
+            self._nominate(queued, chosen.node, dry_run=True)
+        except (NotFoundError, RejectedError) as error:
+            log.info("pod %s left the unschedulable queue: %s", queued.title, error)
+            self._queue.remove(queued.uid)
+            return
+        except (KubeError, AccessError) as error:
+            log.warning("pod %s: eviction failed: %s", queued.title, error)
+            return
+        plan = Plan(queued, chosen.node, chosen.victims, now + EVICTION_SECONDS)
+        self._plans[queued.unit] = plan
+        self._queue.nominate(queued.uid, chosen.node)
+        if not self._evict_all(queued, chosen.node, victims):
+            self._end_plan(plan)
+            return
+        try:
+            for each in victims:
+                self._evictions.set_condition(each, queued.title)
+            self._nominate(queued, chosen.node)
+        except (KubeError, AccessError) as error:
+            # The victims end all the same; kube-scheduler lacks the nomination.
+            log.warning("pod %s: status update failed: %s", queued.title, error)
+
+    def _evict_all(self, queued: QueuedPod, node: str, victims: Sequence[BoundPod]) -> bool:
+        """Returns whether all victims end."""
+        try:
+            if any(
+                self._evictions.dry_run_evict(each) is not EvictionResult.ENDS for each in victims
+            ):
+                return False
+            if not self._leading():
+                return False  # another process leads by now
+            for each in victims:
+                result = self._evictions.evict(each)
+                words = queued.title, each.title, node, result.value
+                log.info("pod %s: eviction of pod %s from node %s: %s", *words)
+                if result is EvictionResult.STAYS:
+                    return False
+                self.evicted += result is EvictionResult.ENDS
+        except (KubeError, AccessError) as error:
+            log.warning("pod %s: eviction on node %s failed: %s", queued.title, node, error)
+            return False
+        return True
+
+    def _nominate(self, queued: QueuedPod, node: str, *, dry_run: bool = False) -> None:
+        patch_status(
+            self._transport,
+            queued.namespace,
+            queued.name,
+            queued.uid,
+            {"nominatedNodeName": node},
+            dry_run=dry_run,
+        )
+
+
+def _ready(queued: QueuedPod, now: float) -> bool:
+    return (
+        queued.requirements is not None
+        and queued.requirements.pod_request.preempts
+        and bool(queued.candidates)
+        and now - queued.refused_at >= KUBE_SCHEDULER_SECONDS
+    )

@@ -1,0 +1,164 @@
+"""The handler of the verb preempt: kube-scheduler's candidates, with the victims that our
+requirements need."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
+from agent.model.apiobjects import GroupError, PodGroup
+from agent.scheduler.extender.extender import (
+    ExtenderPreemptionArgs,
+    ExtenderPreemptionResult,
+    MetaPod,
+    MetaVictims,
+)
+from agent.scheduler.preemption.disruption_budgets import Budgets
+from agent.scheduler.preemption.victim_selection import (
+    BoundPod,
+    NodeSnapshot,
+    NodeSnapshots,
+    PreemptionCandidate,
+    select_victims,
+)
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfo, Requirements, pod_info
+from agent.scheduler.unschedulable.queue import UnschedulableQueue
+
+EVICTION_SECONDS: Final = 10.0
+"""Time for kube-scheduler to end the victims, and to retry a member of the group after that."""
+SEARCH_SECONDS: Final = 2.0
+"""Time for the candidates of a request; the rest is omitted. kube-scheduler waits 5 s
+(`httpTimeout`), and begins with other nodes the next time."""
+# Trials for all candidates of a request, and the minimum for each.
+_TRIALS, _LEAST = 2000, 20
+
+
+class Preemption:
+    """Safe for many threads."""
+
+    def __init__(
+        self,
+        cluster: SchedulerCache,
+        groups: GroupReservations,
+        queue: UnschedulableQueue,
+        budgets: Budgets,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._groups = groups
+        self._queue = queue
+        self._budgets = budgets
+        self._clock = clock
+        self._snapshots = NodeSnapshots(cluster)
+        self._lock = threading.Lock()
+        self._preemptions: dict[str, _Preemption] = {}
+
+    def __call__(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+        """Returns the candidates on which victims of lower priority make room.
+
+        Victims of kube-scheduler are replaced only where resources alone explain them, and only by
+        victims that release as much: kube-scheduler alone knows its other reasons.
+        """
+        try:
+            info = pod_info(args.pod)
+        except (PodRequestError, GroupError):
+            return ExtenderPreemptionResult({})
+        if not info.pod_request.preempts:
+            return ExtenderPreemptionResult({})
+        if info.group is not None:
+            with self._lock:
+                return ExtenderPreemptionResult(self._for_group(args, info, info.group))
+        return ExtenderPreemptionResult(self._for_pod(args, info))
+
+    def _for_pod(self, args: ExtenderPreemptionArgs, info: PodInfo) -> dict[str, MetaVictims]:
+        pod_request, requirements = info.pod_request, self._cluster.requirements(info)
+        answers: dict[str, MetaVictims] = {}
+        for node, named in self._before_deadline(args):
+            snapshot = self._snapshots.take(node, pod_request)
+            if snapshot is None:
+                continue
+            if pod_request.needs is Needs.NOTHING and not snapshot.place.facts.binds_all:
+                answers[node] = named
+            elif found := self._select(args, requirements, snapshot, named):
+                answers[node] = _victims(found)
+        return answers
+
+    def _for_group(
+        self, args: ExtenderPreemptionArgs, info: PodInfo, group: PodGroup
+    ) -> Mapping[str, MetaVictims]:
+        """Makes room once, on one node, for all members that have none."""
+        with self._cluster.lock:
+            held, group_node = self._groups.held(group), self._cluster.group_node(group)
+            requirements = self._cluster.requirements(info)
+        if held is not None:
+            # The group has its reservation there; kube-scheduler's victims have other reasons.
+            return {node: named for node, named in args.victims.items() if node == held}
+        if self._in_progress_for(group) or self._queue.has_nomination(group):
+            return {}
+        found: list[PreemptionCandidate] = []
+        for node, named in self._before_deadline(args):
+            if group_node is not None and node != group_node:
+                continue
+            snapshot = self._snapshots.take(node, info.pod_request, group)
+            if snapshot is not None and (one := self._select(args, requirements, snapshot, named)):
+                found.append(one)
+        if not found:
+            return {}
+        best = min(found, key=lambda each: each.key)
+        self._preemptions[group.title] = _Preemption(best.victims, self._clock())
+        return {best.node: _victims(best)}
+
+    def _select(
+        self,
+        args: ExtenderPreemptionArgs,
+        requirements: Requirements,
+        snapshot: NodeSnapshot,
+        named: MetaVictims,
+    ) -> PreemptionCandidate | None:
+        uids = frozenset(each.uid for each in named.pods)
+        exchange = not args.constrained and snapshot.resources.explains(
+            requirements.pod_request.requests, uids
+        )
+        return select_victims(
+            snapshot.place,
+            snapshot.potential_victims,
+            requirements,
+            self._budgets,
+            required=() if exchange else uids,
+            resources=snapshot.resources if exchange else None,
+            trials=max(_LEAST, _TRIALS // (len(args.victims) * requirements.pods)),
+        )
+
+    def _before_deadline(self, args: ExtenderPreemptionArgs) -> Iterator[tuple[str, MetaVictims]]:
+        until = self._clock() + SEARCH_SECONDS
+        return itertools.takewhile(lambda _: self._clock() < until, args.victims.items())
+
+    def _in_progress_for(self, group: PodGroup) -> bool:
+        """Whether the victims of our last answer for the group still end."""
+        now = self._clock()
+        for title, begun in list(self._preemptions.items()):
+            if self._snapshots.any_terminating(begun.victims):
+                begun.seen_at = now
+            elif now - begun.seen_at >= EVICTION_SECONDS:
+                del self._preemptions[title]
+        return group.title in self._preemptions
+
+
+class _Preemption(msgspec.Struct):
+    """`seen_at` is when the preemption was last known to be in progress."""
+
+    victims: tuple[BoundPod, ...]
+    seen_at: float
+
+
+def _victims(found: PreemptionCandidate) -> MetaVictims:
+    return MetaVictims(tuple(MetaPod(each.uid) for each in found.victims), found.violations)

@@ -1,0 +1,205 @@
+"""Binds a pod to the node that kube-scheduler chose: reserves, sends the Binding, and releases the
+reservation where the Binding failed.
+
+The cluster's lock is held for the decision alone, never during a request to the API server. While
+the outcome of a Binding is unknown, its reservation stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+from agent.allocate.node_allocator.allocator import StaleOfferError
+from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.pod_request import PodRequestError
+from agent.model.apiobjects import GroupError
+from agent.scheduler.state.cluster import Reservation, ReserveError, SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfo, PodInfoCache, PodName, pod_info
+from agent.scheduler.state.pods_api import BindError, BindingApi, BindOutcome, PodError
+
+log = logging.getLogger(__name__)
+
+
+class LostRaceError(BindError):
+    """The filter offered the node, but it has no room for the pod any more."""
+
+
+class Binder:
+    """Safe for many threads. `lost_races` counts the binds whose node another pod took after the
+    filter."""
+
+    def __init__(
+        self,
+        cluster: SchedulerCache,
+        groups: GroupReservations,
+        bindings: BindingApi,
+        pod_infos: PodInfoCache,
+        unavailable_reason: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`unavailable_reason` returns why no Binding may be sent now, or None."""
+        self._cluster = cluster
+        self._groups = groups
+        self._bindings = bindings
+        self._pod_infos = pod_infos
+        self._unavailable_reason = unavailable_reason
+        self._lock = threading.Lock()
+        self._binding: set[str] = set()
+        self._unknown_outcomes: dict[str, Mapping[str, str]] = {}
+        self.lost_races = 0
+
+    def bind(self, pod: PodName, node: str) -> None:
+        """Does nothing for a pod that is bound to that node already. Raises BindError."""
+        with self._exclusively(pod):
+            info = self._pod_info(pod, node)
+            if info is None:
+                return
+            with self._cluster.lock:
+                annotations = earlier = self._unresolved_binding(pod, node)
+                if annotations is None:
+                    annotations = self._reserve(info, node).annotations()
+            # The outcome of a Binding is unknown after an exception.
+            outcome = BindOutcome(None, "nobody knows what became of the Binding")
+            try:
+                # Another process may lead by now, and reserve the same CPUs and devices.
+                if (reason := self._unavailable_reason()) is not None:
+                    outcome = BindOutcome(False, reason)
+                else:
+                    outcome = self._bindings.bind(pod, node, annotations)
+            finally:
+                self._finish(info, outcome, annotations, again=earlier is not None)
+        if not outcome.bound:
+            raise BindError(outcome.error)
+        self._pod_infos.forget(pod.uid)
+
+    @contextlib.contextmanager
+    def _exclusively(self, pod: PodName) -> Iterator[None]:
+        """Rejects a second bind of the same pod: it would release what the first one is about to
+        write."""
+        with self._lock:
+            if pod.uid in self._binding:
+                raise BindError(f"pod {pod.title} is being bound already")
+            self._binding.add(pod.uid)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._binding.discard(pod.uid)
+
+    def _unresolved_binding(self, pod: PodName, node: str) -> Mapping[str, str] | None:
+        """Returns the annotations of an earlier Binding to this node whose outcome is unknown: the
+        same Binding may be sent again, a different one may not. Returns None where there is none.
+        The caller holds the lock."""
+        for uid in [
+            uid for uid in self._unknown_outcomes if self._cluster.reservation(uid) is None
+        ]:
+            del self._unknown_outcomes[uid]
+        kept = self._cluster.reservation(pod.uid)
+        if kept is None or not kept.sent:
+            return None
+        if kept.node != node or pod.uid not in self._unknown_outcomes:
+            raise BindError(f"an earlier Binding of pod {pod.title} to {kept.node} may come true")
+        # The reservation must not expire during the second attempt.
+        self._cluster.confirm(pod.uid)
+        return self._unknown_outcomes[pod.uid]
+
+    def _finish(
+        self, info: PodInfo, outcome: BindOutcome, annotations: Mapping[str, str], *, again: bool
+    ) -> None:
+        uid = info.pod_request.uid
+        with self._cluster.lock:
+            if outcome.bound:
+                self._unknown_outcomes.pop(uid, None)
+            elif outcome.bound is None:
+                self._unknown_outcomes[uid] = annotations
+            # The outcome of this Binding does not determine that of an earlier one.
+            if outcome.bound is False and not again:
+                self._unreserve(info)
+            else:
+                self._cluster.confirm(uid)
+
+    def _pod_info(self, pod: PodName, node: str) -> PodInfo | None:
+        """Returns None for a pod that is bound to that node already."""
+        bound, known = self._cluster.bound(pod.uid), self._pod_infos.get(pod.uid)
+        if bound is None and known is None:
+            try:
+                found = self._bindings.pod(pod)
+                if found is None:
+                    raise BindError(f"pod {pod.title} is gone")
+                bound, known = found.node, pod_info(found)
+            except (PodError, PodRequestError, GroupError) as error:
+                raise BindError(str(error)) from None
+        if bound and bound != node:
+            raise BindError(f"pod {pod.title} is bound to node {bound}")
+        return None if bound else known
+
+    def _reserve(self, info: PodInfo, node: str) -> Granted:
+        """The caller holds the lock."""
+        pod_request, group = info.pod_request, info.group
+        ineligibility = self._cluster.eligible(node, pod_request)
+        if ineligibility is not None:
+            raise BindError(f"node {node}: {ineligibility}")
+        self._groups.expire()
+        if group is not None:
+            taken = self._groups.take(group, pod_request, node)
+            if isinstance(taken, str):
+                raise self._lost(taken)
+            return taken
+        state = self._cluster.node(node)
+        if state is None:
+            raise BindError(f"node {node} is not known")
+        offer = state.place.offer(pod_request)
+        if isinstance(offer, Refused):
+            raise self._lost(f"node {node}: {offer.text()}")
+        try:
+            self._cluster.reserve(node, offer)
+        except StaleOfferError as error:
+            raise self._lost(str(error)) from None
+        except ReserveError as error:
+            raise BindError(str(error)) from None
+        return offer
+
+    def _lost(self, text: str) -> BindError:
+        self.lost_races += 1
+        return LostRaceError(text)
+
+    def _unreserve(self, info: PodInfo) -> None:
+        """The caller holds the lock."""
+        self._cluster.release(info.pod_request.uid)
+        if info.group is not None:
+            self._groups.give_back(info.group, info.pod_request.uid)
+
+
+class ReservationExpiry:
+    """Ends group reservations that are too old, and reservations whose pod no watch shows bound in
+    time. The latter end only when the API server reports the pod as not bound: a watch that lags
+    must not release what a pod has. One thread calls `step`."""
+
+    def __init__(
+        self, cluster: SchedulerCache, groups: GroupReservations, bindings: BindingApi
+    ) -> None:
+        self._cluster = cluster
+        self._groups = groups
+        self._bindings = bindings
+
+    def step(self) -> None:
+        """Handles all overdue reservations. Never raises."""
+        with self._cluster.lock:
+            self._groups.expire()
+        for each in self._cluster.overdue():
+            try:
+                if self._bound(each):
+                    self._cluster.confirm(each.uid)
+                elif self._cluster.expire(each):
+                    log.warning("pod %s: the reservation on %s has expired", each.title, each.node)
+            except PodError as error:
+                log.warning("an overdue reservation stays: %s", error)
+                self._cluster.confirm(each.uid)
+
+    def _bound(self, reservation: Reservation) -> bool:
+        namespace, _, name = reservation.title.partition("/")
+        pod = self._bindings.pod(PodName(namespace, name, reservation.uid))
+        return pod is not None and bool(pod.node)

@@ -1,0 +1,282 @@
+"""One node: its API objects, its agent, and the allocation state that follows from them."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.allocate import node_score
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.pod_request import Needs
+from agent.allocate.node_allocator.properties import (
+    AllocatorRules,
+    NodeProperties,
+    node_properties,
+    topology_options,
+)
+from agent.allocate.nrt.node import ZoneReport
+from agent.allocate.policies_in_force import PROFILES
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.device_object import DeviceObject
+from agent.model.nrt import node_annotations
+from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.pod.annotations import AnnotationError
+from agent.scheduler.state.records import NodeRecord, PodRecord, Unreadable
+from agent.scheduler.state.zone_reports import (
+    ReportFreshness,
+    remaining,
+    zone_report_of,
+    zones_matter,
+)
+
+log = logging.getLogger(__name__)
+
+
+class NodeChange(enum.Enum):
+    """What changed on a node: nothing, its zone report only, or more."""
+
+    NOTHING = enum.auto()
+    ZONE_REPORT = enum.auto()
+    ALL = enum.auto()
+
+
+class CpuMismatch(msgspec.Struct, frozen=True):
+    """A pod whose annotation names the CPUs `claimed`, while the static kubelet of its node gave it
+    `given`."""
+
+    uid: str
+    title: str
+    claimed: CpuSet
+    given: CpuSet
+
+
+class NodeInfo:
+    """Mutable; one thread at a time. Events come in any order: pods may come before their Node,
+    whose `node` is None until then."""
+
+    __slots__ = (
+        "_agents",
+        "_ineligibilities",
+        "_kubelet_cpus",
+        "_new_report",
+        "_outdated",
+        "_place",
+        "_pods",
+        "_recount",
+        "_report_freshness",
+        "_rules",
+        "devices",
+        "name",
+        "node",
+        "topology",
+    )
+
+    def __init__(
+        self, name: str, pods: Mapping[str, PodRecord], rules: AllocatorRules | None = None
+    ) -> None:
+        """`pods` are the bound pods of the whole cluster, by uid."""
+        self.name = name
+        self.node: NodeRecord | None = None
+        self.topology: NodeTopology | Unreadable | None = None
+        self.devices: DeviceObject | Unreadable | None = None
+        self._pods = pods
+        self._rules = rules or AllocatorRules()
+        self._agents: dict[str, bool] = {}
+        self._ineligibilities: dict[int, str | None] = {}
+        self._kubelet_cpus: Mapping[str, CpuSet] = {}
+        self._outdated = False
+        self._recount = self._new_report = False
+        self._report_freshness = ReportFreshness(pods)
+        self._place = NodeAllocator(node_properties(name, {}, rules=self._rules))
+
+    @property
+    def place(self) -> NodeAllocator:
+        """The holdings of pods and reservations on the node, by the present objects."""
+        if self._outdated:
+            facts = msgspec.structs.replace(self._facts(), zones=self._zone_report())
+            for fault in facts.faults:
+                if fault not in self._place.facts.faults:
+                    log.warning("node %s: %s", self.name, fault)
+            self._place = self._place.with_facts(facts, self._reserved_uids())
+        if self._outdated or self._recount:
+            self._update_zones()
+        self._outdated = self._recount = self._new_report = False
+        return self._place
+
+    # Each returns what has changed.
+    def see_node(self, node: NodeRecord | None) -> NodeChange:
+        if self.node == node:
+            return NodeChange.NOTHING
+        self.node, self._outdated = node, True
+        return NodeChange.ALL
+
+    def see_devices(self, devices: DeviceObject | Unreadable | None) -> NodeChange:
+        if self.devices == devices:
+            return NodeChange.NOTHING
+        self.devices, self._outdated = devices, True
+        return NodeChange.ALL
+
+    def see_topology(self, topology: NodeTopology | Unreadable | None) -> NodeChange:
+        """The agent writes a new report of what is left, and of the pods that it counts, for every
+        pod that starts or ends."""
+        before, self.topology = self.topology, topology
+        if before == topology:
+            return NodeChange.NOTHING
+        self._recount = self._new_report = True
+        self._kubelet_cpus = _kubelet_cpus(topology)
+        self._report_freshness.reported()
+        both_known = isinstance(before, NodeTopology) and isinstance(topology, NodeTopology)
+        if both_known and not self._outdated:
+            standing = self._place.facts
+            if msgspec.structs.replace(self._facts(), zones=standing.zones) == standing:
+                return NodeChange.ZONE_REPORT if self._zones_matter() else NodeChange.NOTHING
+        self._outdated = True
+        return NodeChange.ALL
+
+    def holds(self, uid: str) -> None:
+        """The pod holds something else than before. The facts exclude what it holds of the CPUs
+        that the kubelet gave it."""
+        if uid in self._kubelet_cpus:
+            self._outdated = True
+
+    def cpu_mismatches(self) -> tuple[CpuMismatch, ...]:
+        """The pods whose annotation names other CPUs than the kubelet gave them."""
+        return tuple(
+            CpuMismatch(uid, held.title, held.claim.cpus, cpus)
+            for uid, cpus in sorted(self._kubelet_cpus.items())
+            if uid in self._pods and (held := self._place.holdings.get(uid)) is not None
+            if held.claim.cpus and held.claim.cpus != cpus
+        )
+
+    def see_pod(self, pod: PodRecord, *, new: bool = False) -> NodeChange:
+        """`new`: the pod had only a reservation before."""
+        self._report_freshness.updated(pod, new=new)
+        return self._recount_pods()
+
+    def lose_pod(self, pod: PodRecord) -> NodeChange:
+        """Removes a pod that is deleted or on another node, by its last record."""
+        self._report_freshness.deleted(pod)
+        return self._recount_pods()
+
+    def _recount_pods(self) -> NodeChange:
+        if not self._zones_matter():
+            return NodeChange.NOTHING
+        self._recount = True
+        return NodeChange.ZONE_REPORT
+
+    @property
+    def agent_ready(self) -> bool:
+        return any(self._agents.values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether the node has no object and no pod."""
+        known = (self.node, self.topology, self.devices)
+        return (
+            known == (None, None, None)
+            and not self._agents
+            and not self._place.holdings
+            and self._report_freshness.empty
+        )
+
+    def changed(self) -> None:
+        """Call after a change of objects, holdings or agent."""
+        self._ineligibilities.clear()
+
+    def agent(self, uid: str, ready: bool | None) -> bool:
+        """Sets whether the agent pod of that uid is Ready; None where it is gone. Returns whether
+        that is a change."""
+        if self._agents.get(uid) == ready:
+            return False
+        if ready is None:
+            del self._agents[uid]
+        else:
+            self._agents[uid] = ready
+        return True
+
+    def ineligibility(self, needs: Needs, *, agents: bool) -> str | None:
+        """Returns why no such pod can be placed here even when the node is empty. `agents`: a node
+        must have an agent to give CPUs or devices."""
+        key = needs.value
+        if key not in self._ineligibilities:
+            self._ineligibilities[key] = self._check_eligibility(needs, agents)
+        return self._ineligibilities[key]
+
+    def _facts(self) -> NodeProperties:
+        """The facts without the zone report."""
+        node = self.node or NodeRecord(self.name, "")
+        device = self.devices if isinstance(self.devices, DeviceObject) else None
+        rules, allocatable = self._rules, node.allocatable
+        if not isinstance(self.topology, NodeTopology):
+            return node_properties(
+                self.name, node.labels, None, device, rules, allocatable=allocatable
+            )
+        holdings = self._place.holdings
+        cpus, faults = topology_options(
+            node.labels,
+            node.annotations,
+            self.topology,
+            allocatable.get("cpu"),
+            node_score.profile(rules.scoring) if rules.scoring else PROFILES["koordinator"],
+            {uid: holdings[uid].claim.cpus for uid in self._kubelet_cpus if uid in holdings},
+        )
+        return node_properties(self.name, node.labels, cpus, device, rules, faults, allocatable)
+
+    def _reserved_uids(self) -> list[str]:
+        return [uid for uid in self._place.holdings if uid not in self._pods]
+
+    def _zone_report(self) -> ZoneReport | None:
+        """Returns None also where no pod's feasibility or score depends on the report."""
+        if not isinstance(self.topology, NodeTopology) or not self._zones_matter():
+            return None
+        return zone_report_of(self.topology, self.node.allocatable if self.node else ())
+
+    def _update_zones(self) -> None:
+        """Subtracts the pods that the zone report does not count."""
+        found = self._place.facts.zones
+        if self._new_report and not self._outdated:
+            found = self._zone_report()
+        if found is None:
+            self._place.update_report(None, None)
+            return
+        pods = [self._pods[uid] for uid in self._place.holdings if uid in self._pods]
+        beside = remaining(found, self._report_freshness, pods, self._place.facts.cpus)
+        self._place.update_report(found, beside, self._reserved_uids())
+
+    def _zones_matter(self) -> bool:
+        topology = self.topology
+        return isinstance(topology, NodeTopology) and zones_matter(topology, self._rules.zones.type)
+
+    def _check_eligibility(self, needs: Needs, agents: bool) -> str | None:
+        if self.node is None:
+            return "the node is not known"
+        if Needs.CPUS in needs and not isinstance(self.topology, NodeTopology):
+            return _missing("NodeResourceTopology", self.topology)
+        if Needs.DEVICES in needs and not isinstance(self.devices, DeviceObject):
+            return _missing("Device", self.devices)
+        if agents and needs & (Needs.CPUS | Needs.DEVICES) and not self.agent_ready:
+            return "its agent is not Ready" if self._agents else "it has no agent"
+        return None
+
+
+def _kubelet_cpus(topology: NodeTopology | Unreadable | None) -> dict[str, CpuSet]:
+    """By pod uid, the CPUs that a kubelet with the static policy gave, as the node reports them.
+    Empty where the report is invalid, which the facts report as a fault."""
+    if not isinstance(topology, NodeTopology):
+        return {}
+    notes = topology.annotations
+    try:
+        if node_annotations.cpu_manager(notes).static_options() is None:
+            return {}
+        return {
+            uid: cpus for uid, cpus in node_annotations.kubelet_allocated(notes).items() if cpus
+        }
+    except AnnotationError:
+        return {}
+
+
+def _missing(kind: str, found: Unreadable | object | None) -> str:
+    return found.text if isinstance(found, Unreadable) else f"it has no {kind}"

@@ -1,0 +1,343 @@
+"""The watches of the API server that update the cluster's state, and their freshness: how long each
+was out of touch with the API server, and whether it has caught up after a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from agent.host.daemon import Periodic
+from agent.kube import kinds, wire
+from agent.kube.errors import StoreError
+from agent.kube.kinds import Discovery, Kind
+from agent.kube.listwatch import ListWatch
+from agent.kube.objects import Change, Changed, ChangeKind, Read
+from agent.kube.schedule import WatchPace
+from agent.kube.transport import Transport
+from agent.scheduler.state import records
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.records import AgentSelector, PodRecord
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+# Interval of the check for kinds that were added or removed.
+CHECK_SECONDS: Final = 10.0
+# The time in which a watch must report a change that the server has; else it lists all objects.
+PATIENCE_SECONDS: Final = 2.0
+_STEP_SECONDS: Final = 0.02
+
+
+class KindWatch(Generic[T]):
+    """Watches a kind that may not exist, may be added or removed, and may change its version: then
+    all its objects are reported deleted, and added again."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        discovery: Discovery,
+        kind: Kind,
+        read: Read[T],
+        changed: Changed[T],
+        pace: WatchPace,
+    ) -> None:
+        self._transport = transport
+        self._discovery = discovery
+        self._kind = kind
+        self._read = read
+        self._changed = changed
+        self._pace = pace
+        self._watch: ListWatch[T] | None = None
+        self._version: str | None = None
+        self._resolve = False
+        self._checked_at = pace.clock()
+        self._trouble: str | None = None
+
+    @property
+    def resource(self) -> str:
+        return self._kind.plural
+
+    @property
+    def age_seconds(self) -> float:
+        """The age of the watch; where the kind does not exist, the time since the API server
+        reported that."""
+        watch = self._watch
+        if watch is not None:
+            return watch.age_seconds
+        return max(0.0, self._pace.clock() - self._checked_at)
+
+    @property
+    def watch(self) -> ListWatch[T] | None:
+        """None while the kind does not exist, or that is unknown."""
+        return self._watch
+
+    @property
+    def synced(self) -> bool:
+        """Whether all existing objects were reported, or the kind does not exist."""
+        watch = self._watch
+        return self._resolve and (watch is None or watch.synced)
+
+    @property
+    def trouble(self) -> str | None:
+        watch = self._watch
+        return self._trouble or (watch.trouble if watch is not None else None)
+
+    def check(self) -> None:
+        """Starts, stops or restarts the watch. Never raises."""
+        if self._watch is None or self._watch.trouble is not None:
+            self._discovery.forget(self._kind)
+        try:
+            version = self._discovery.version(self._kind)
+        except StoreError as error:
+            self._trouble = f"{self._kind.plural}: {error}"
+            return
+        self._trouble = None
+        self._checked_at = self._pace.clock()
+        if version != self._version:
+            self._end()
+            self._begin(version)
+        self._resolve = True
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+
+    def _begin(self, version: str | None) -> None:
+        self._version = version
+        if version is None:
+            log.info("the API server has no %s", self._kind.plural)
+            return
+        path = kinds.path(self._kind.group, version, self._kind.plural)
+        self._watch = ListWatch(
+            self._transport, path, {}, self._read, self._changed, pace=self._pace
+        )
+        self._watch.start()
+
+    def _end(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+            gone = watch.objects().items()
+            self._changed([Change(ChangeKind.DELETED, key, value) for key, value in gone])
+
+
+class Watches:
+    """All watches of a scheduler, on threads of their own."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        cluster: SchedulerCache,
+        agents: AgentSelector | None = None,
+        *,
+        stale_seconds: float,
+        pods_changed: Changed[PodRecord] | None = None,
+        pace: WatchPace | None = None,
+        check_seconds: float | None = None,
+    ) -> None:
+        """`stale_seconds` is the time that each watch may be out of touch with the API server.
+        `pods_changed` is called after the cluster has the changes."""
+        pace = pace or watch_pace(stale_seconds)
+        self._stale_seconds = stale_seconds
+        discovery = Discovery(transport)
+        pods, nodes = (kinds.path("", "v1", each.plural) for each in (kinds.POD, kinds.NODE))
+        read_pod = records.pods(agents or AgentSelector())
+        self._transport = transport
+
+        def changed(changes: Sequence[Change[PodRecord]]) -> None:
+            cluster.pods_changed(changes)
+            if pods_changed is not None:
+                pods_changed(changes)
+
+        self._pods = ListWatch(transport, pods, {}, read_pod, changed, pace=pace)
+        self._nodes = ListWatch(
+            transport, nodes, {}, records.node, cluster.nodes_changed, pace=pace
+        )
+        self._kinds: tuple[KindWatch[Any], ...] = (
+            KindWatch(
+                transport,
+                discovery,
+                kinds.TOPOLOGY,
+                records.topology,
+                cluster.topologies_changed,
+                pace,
+            ),
+            KindWatch(
+                transport,
+                discovery,
+                kinds.DEVICE,
+                records.devices,
+                cluster.devices_changed,
+                pace,
+            ),
+        )
+        self._core: dict[str, ListWatch[Any]] = {
+            kinds.POD.plural: self._pods,
+            kinds.NODE.plural: self._nodes,
+        }
+        self._all: Mapping[str, ListWatch[Any] | KindWatch[Any]] = {
+            **self._core,
+            **{each.resource: each for each in self._kinds},
+        }
+        check_seconds = check_seconds or min(CHECK_SECONDS, stale_seconds / 3)
+        self._checking = Periodic("kinds", check_seconds, self._check_kinds)
+
+    @property
+    def synced(self) -> bool:
+        """Whether the cluster has all objects that existed at the start."""
+        return all(each.synced for each in self._all.values())
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """The present errors of the watches."""
+        return tuple(each.trouble for each in self._all.values() if each.trouble is not None)
+
+    @property
+    def ages_seconds(self) -> dict[str, float]:
+        """The time since each watch was in touch with the API server last, by resource."""
+        return {resource: each.age_seconds for resource, each in self._all.items()}
+
+    def stale(self) -> str | None:
+        """Names the watch that has been out of touch for too long; None where none has. The cluster
+        may have changed since."""
+        return stale(self._all, self._stale_seconds)
+
+    def behind(self) -> str | None:
+        """Names the watch that failed and has not caught up since; None where none did. An
+        unreported change may forbid a bind."""
+        for resource, each in self._list_watches().items():
+            if not each.caught_up:
+                return f"the watch of {resource} has yet to report what changed while it was broken"
+        return None
+
+    def doubt(self) -> None:
+        """Makes all watches catch up, since another scheduler may have bound pods."""
+        for each in self._list_watches().values():
+            each.doubt()
+
+    def start(self) -> None:
+        self._transport.reachability.listen(self._checking.hurry)
+        self._pods.start()
+        self._nodes.start()
+        self._checking.start()
+
+    def stop(self) -> None:
+        self._transport.reachability.ignore(self._checking.hurry)
+        self._checking.stop()
+        for each in self._all.values():
+            each.stop()
+
+    def catch_up(self, wait: Callable[[float], bool]) -> bool:
+        """Returns True when all watches have caught up; False where `wait`, which pauses for so
+        many seconds, returns True to stop. Raises StoreError."""
+        return wait_until_caught_up(self._transport, self._list_watches, wait)
+
+    def _list_watches(self) -> dict[str, ListWatch[Any]]:
+        """By resource, without kinds that do not exist."""
+        return self._core | {
+            each.resource: watch for each in self._kinds if (watch := each.watch) is not None
+        }
+
+    def _check_kinds(self) -> None:
+        for each in self._kinds:
+            each.check()
+
+
+def watch_pace(stale_seconds: float) -> WatchPace:
+    """A scheduler requests watches more often than an agent does, since there are few schedulers.
+    It renews a watch three times in `stale_seconds`: the answer shows that the server still serves
+    a watch without events."""
+    return WatchPace(
+        watch_seconds=stale_seconds / 3, grace_seconds=5.0, cap_seconds=5.0, return_seconds=0.5
+    )
+
+
+class Watched(Protocol):
+    """The part of a watch that `stale` reads."""
+
+    @property
+    def age_seconds(self) -> float: ...
+
+    @property
+    def trouble(self) -> str | None: ...
+
+
+def stale(watches: Mapping[str, Watched], stale_seconds: float) -> str | None:
+    """Names the watch that has been out of touch longest, by resource, with its error; None where
+    none is too old."""
+    resource, oldest = max(watches.items(), key=lambda each: each[1].age_seconds)
+    age_seconds = oldest.age_seconds
+    if age_seconds <= stale_seconds:
+        return None
+    text = f"the watch of {resource} has been out of touch for {age_seconds:.0f} s"
+    return f"{text}: {oldest.trouble}" if oldest.trouble else text
+
+
+class CatchUp:
+    """One round of catching up. Asks the API server for its present resourceVersion, which counts
+    the changes of all objects: a watch that has reached it has reported all earlier changes. A
+    watch of objects that do not change never reaches it, so it lists all objects again after
+    PATIENCE_SECONDS."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._proofs: dict[ListWatch[Any], _Proof] = {}
+
+    def step(self, watch: ListWatch[Any], passed_seconds: float) -> None:
+        """One step for a watch that has not caught up. `passed_seconds` is the time since the last
+        step. Raises StoreError."""
+        proof = self._proofs.get(watch)
+        if proof is None or proof.breaks != watch.breaks:
+            if watch.trouble is not None or not watch.synced:
+                return  # it has to reach the server first
+            breaks, reached = watch.breaks, watch.version
+            proof = self._proofs[watch] = _Proof(breaks, self._version(watch.path))
+            if reached is not None and _behind(proof.version, reached):
+                # The server was restored from a backup.
+                proof.listed = True
+                watch.resync()
+        reached = watch.version
+        if not proof.listed and reached is not None and wire.not_newer(proof.version, reached):
+            watch.shown(proof.breaks)
+        elif not proof.listed and proof.waited_seconds >= PATIENCE_SECONDS:
+            proof.listed = True
+            watch.resync()
+        proof.waited_seconds += passed_seconds
+
+    def _version(self, path: str) -> str:
+        """The present version in etcd, not in the server's cache."""
+        page = wire.page(f"GET {path}", self._transport.get(path, {"limit": 1}))
+        return page.metadata.resource_version
+
+
+class _Proof(msgspec.Struct):
+    """A watch with the same `breaks` has caught up when it reaches `version`. `listed`: it lists
+    all objects again instead."""
+
+    breaks: int
+    version: str
+    waited_seconds: float = 0.0
+    listed: bool = False
+
+
+def wait_until_caught_up(
+    transport: Transport,
+    watches: Callable[[], Mapping[str, ListWatch[Any]]],
+    wait: Callable[[float], bool],
+) -> bool:
+    """Returns False where `wait`, which pauses for so many seconds, returns True to stop. Raises
+    StoreError."""
+    round_ = CatchUp(transport)
+    while behind := [each for each in watches().values() if not each.caught_up]:
+        for each in behind:
+            round_.step(each, _STEP_SECONDS)
+        if wait(_STEP_SECONDS):
+            return False
+    return True
+
+
+def _behind(version: str, reached: str) -> bool:
+    return version != reached and wire.not_newer(version, reached)

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.scheduler.extender import extender
+from agent.scheduler.extender.extender import (
+    ExtenderBindingArgs,
+    ExtenderBindingResult,
+    ExtenderFilterResult,
+    ExtenderPreemptionResult,
+    MetaPod,
+    MetaVictims,
+)
+from agent.scheduler.extender.http_routes import BadRequestError
+
+# As a kube-scheduler of version 1.36 sent it, shortened: no kind, no apiVersion.
+POD: dict[str, Any] = {
+    "metadata": {
+        "name": "e1",
+        "namespace": "default",
+        "uid": "9ce0",
+        "resourceVersion": "484",
+        "generation": 1,
+        "creationTimestamp": "2026-10-01T10:00:00Z",
+        "annotations": {"a": "b"},
+    },
+    "spec": {
+        "volumes": [{"name": "token", "projected": {"defaultMode": 420}}],
+        "containers": [
+            {
+                "name": "c",
+                "image": "i",
+                "resources": {
+                    "limits": {"example.com/gpu": "1"},
+                    "requests": {"example.com/gpu": "1"},
+                },
+            }
+        ],
+        "hostNetwork": True,
+        "schedulerName": "default-scheduler",
+        "priority": 0,
+        "preemptionPolicy": "PreemptLowerPriority",
+    },
+    "status": {"phase": "Pending", "qosClass": "BestEffort"},
+}
+ARGS: dict[str, Any] = {"Pod": POD, "Nodes": None, "NodeNames": ["f1", "f2", "n1"]}
+BINDING = {"PodName": "e1", "PodNamespace": "default", "PodUID": "9ce0", "Node": "n1"}
+META = {"f1": {"Pods": [{"UID": "44ba"}], "NumPDBViolations": 1}, "f2": {"Pods": None}}
+
+
+def text(body: object) -> bytes:
+    return json.dumps(body).encode()
+
+
+def test_a_filter_request_as_it_was_recorded() -> None:
+    args = extender.extender_args(text(ARGS))
+    assert list(args.node_names) == ["f1", "f2", "n1"]
+    assert args.items is None
+    assert (args.pod.title, args.pod.uid, args.pod.annotations) == (
+        "default/e1",
+        "9ce0",
+        {"a": "b"},
+    )
+    assert args.pod.containers[0].requests == {"example.com/gpu": 1}
+
+
+def test_a_filter_answer_as_it_was_recorded() -> None:
+    result = ExtenderFilterResult(["n1"], {"f1": "no gpu group"}, {"f2": "wrong model"})
+    assert json.loads(extender.filter_answer(extender.extender_args(text(ARGS)), result)) == {
+        "NodeNames": ["n1"],
+        "FailedNodes": {"f1": "no gpu group"},
+        "FailedAndUnresolvableNodes": {"f2": "wrong model"},
+        "Error": "",
+    }
+
+
+def whole(*names: str) -> dict[str, Any]:
+    items = [{"metadata": {"name": each, "labels": {"l": each}}, "spec": {}} for each in names]
+    return {"Pod": POD, "Nodes": {"metadata": {}, "items": items}, "NodeNames": None}
+
+
+def test_who_sends_whole_nodes_gets_whole_nodes() -> None:
+    body = whole("f1", "n1", "n2")
+    args = extender.extender_args(text(body))
+    assert list(args.node_names) == ["f1", "n1", "n2"]
+    answer = json.loads(
+        extender.filter_answer(args, ExtenderFilterResult(["n2", "n1"], {"f1": "no"}))
+    )
+    first, second, third = body["Nodes"]["items"]
+    assert answer["Nodes"]["items"] == [third, second]
+    assert answer["FailedNodes"] == {first["metadata"]["name"]: "no"}
+
+
+def test_a_preemption_as_it_was_recorded() -> None:
+    body = {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": META}
+    args = extender.preemption_args(text(body))
+    assert args.pod.title == "default/e1"
+    assert args.victims == {"f1": MetaVictims((MetaPod("44ba"),), 1), "f2": MetaVictims()}
+    answer = ExtenderPreemptionResult({"f1": args.victims["f1"]})
+    assert json.loads(extender.encode(answer)) == {"NodeNameToMetaVictims": {"f1": META["f1"]}}
+
+
+def test_whole_victims_come_to_the_same() -> None:
+    victims = {"f1": {"Pods": [POD], "NumPDBViolations": 2}, "f2": {}}
+    args = extender.preemption_args(text({"Pod": POD, "NodeNameToVictims": victims}))
+    assert args.victims == {"f1": MetaVictims((MetaPod("9ce0"),), 2), "f2": MetaVictims()}
+
+
+def test_a_binding_as_it_was_recorded() -> None:
+    args = extender.binding_args(text(BINDING))
+    assert args == ExtenderBindingArgs("e1", "default", "9ce0", "n1")
+    assert json.loads(extender.encode(ExtenderBindingResult("gone"))) == {"Error": "gone"}
+
+
+@pytest.mark.parametrize("name", ["", "\0", "no such node", "../n1", "Ünïcode", "n" * 10_000])
+def test_a_node_of_any_name_may_be_asked_for(name: str) -> None:
+    """Whether it is known is for the filter to say."""
+    assert extender.extender_args(text({**ARGS, "NodeNames": [name, name]})).node_names == [
+        name,
+        name,
+    ]
+    made = extender.filter_answer(
+        extender.extender_args(text(ARGS)), ExtenderFilterResult((), {name: "x"})
+    )
+    assert json.loads(made)["FailedNodes"] == {name: "x"}
+
+
+def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
+    first, *rest = path
+    left = {key: value for key, value in body.items() if key != first}
+    return {**left, first: without(body[first], *rest)} if rest else left
+
+
+@pytest.mark.parametrize(
+    ("decode", "body", "said"),
+    [
+        (extender.extender_args, without(ARGS, "Pod"), "`Pod`"),
+        (extender.extender_args, {**ARGS, "Pod": None}, "$.Pod"),
+        (extender.extender_args, {**ARGS, "Pod": []}, "$.Pod"),
+        (extender.extender_args, {"Pod": POD}, "NodeNames"),
+        (extender.extender_args, {**ARGS, "NodeNames": "n1"}, "$.NodeNames"),
+        (extender.extender_args, {**ARGS, "NodeNames": ["n1", 2]}, "$.NodeNames[1]"),
+        (extender.extender_args, {**ARGS, "NodeNames": {"n1": ""}}, "$.NodeNames"),
+        (extender.extender_args, without(ARGS, "Pod", "metadata", "name"), "`name`"),
+        (
+            extender.extender_args,
+            {**ARGS, "Pod": {**POD, "metadata": {**POD["metadata"], "uid": ""}}},
+            "default/e1: metadata.uid",
+        ),
+        (
+            extender.extender_args,
+            {
+                **ARGS,
+                "Pod": {
+                    **POD,
+                    "spec": {
+                        "containers": [{"name": "c", "resources": {"requests": {"cpu": "one"}}}]
+                    },
+                },
+            },
+            "default/e1: spec.containers[0].resources.requests.cpu",
+        ),
+        (extender.extender_args, {**whole(), "Nodes": {"items": [{}]}}, "Nodes.items[0]"),
+        (extender.extender_args, {**whole(), "Nodes": {"items": {}}}, "$.Nodes.items"),
+        (extender.extender_args, [ARGS], "object"),
+        (extender.preemption_args, {"Pod": POD}, "NodeNameToMetaVictims"),
+        (
+            extender.preemption_args,
+            {"Pod": POD, "NodeNameToMetaVictims": {"f1": {"Pods": [{"UID": 1}]}}},
+            "$.NodeNameToMetaVictims",
+        ),
+        (
+            extender.preemption_args,
+            {"Pod": POD, "NodeNameToVictims": {"f1": {"Pods": [{"metadata": {}}]}}},
+            "$.NodeNameToVictims",
+        ),
+        (extender.binding_args, without(BINDING, "Node"), "`Node`"),
+        (extender.binding_args, {**BINDING, "Node": 1}, "$.Node"),
+        (extender.binding_args, {**BINDING, "Node": "../n1"}, "Node: '../n1'"),
+        (extender.binding_args, {**BINDING, "Node": "n" * 254}, "Node: 'nnn"),
+        (extender.binding_args, {**BINDING, "PodName": "e1\0"}, "PodName: 'e1\\x00'"),
+        (extender.binding_args, {**BINDING, "PodName": "e1\n"}, "PodName: 'e1\\n'"),
+        (extender.binding_args, {**BINDING, "PodNamespace": ""}, "PodNamespace: ''"),
+        (extender.binding_args, {**BINDING, "PodUID": ""}, "PodUID"),
+    ],
+)
+def test_what_is_wrong_is_named(decode: Any, body: object, said: str) -> None:
+    with pytest.raises(BadRequestError) as raised:
+        decode(text(body))
+    assert said in str(raised.value)
+    assert str(raised.value).startswith("Extender")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\0", b"{", b'{"Pod":"\\ud800"}', b"\xff\xfe", b"[" * 100_000, b"null", b"1e999"]
+)
+@pytest.mark.parametrize(
+    "decode",
+    [extender.extender_args, extender.preemption_args, extender.binding_args],
+    ids=lambda f: f.__name__,
+)
+def test_no_body_is_read_as_one(decode: Any, body: bytes) -> None:
+    with pytest.raises(BadRequestError, match="Extender"):
+        decode(body)
+
+
+LEAF = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False)
+JSON = st.recursive(
+    LEAF,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
+)
+BODIES = {
+    extender.extender_args: ARGS,
+    extender.preemption_args: {"Pod": POD, "NodeNameToMetaVictims": META},
+    extender.binding_args: BINDING,
+}
+
+
+def replaced(body: Any, path: list[int], by: object) -> Any:
+    """`body` with something in its depths in place of what was there."""
+    if not path or not isinstance(body, dict | list) or not body:
+        return by
+    first, *rest = path
+    if isinstance(body, list):
+        place = first % len(body)
+        return [*body[:place], replaced(body[place], rest, by), *body[place + 1 :]]
+    key = list(body)[first % len(body)]
+    return {**body, key: replaced(body[key], rest, by)}
+
+
+@given(st.sampled_from(list(BODIES)), st.lists(st.integers(0, 9), max_size=6), JSON)
+def test_any_value_in_any_place_is_taken_or_refused(
+    decode: Any, path: list[int], by: object
+) -> None:
+    with contextlib.suppress(BadRequestError):
+        decode(text(replaced(BODIES[decode], path, by)))
+
+
+@given(st.sampled_from(list(BODIES)), st.data())
+def test_a_body_that_ends_early_is_refused(decode: Any, data: st.DataObject) -> None:
+    body = text(BODIES[decode])
+    with pytest.raises(BadRequestError):
+        decode(body[: data.draw(st.integers(0, len(body) - 1))])
+
+
+@given(
+    st.lists(st.text(max_size=9), max_size=9),
+    st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=9),
+)
+def test_answers_say_what_they_were_given(names: list[str], reasons: dict[str, str]) -> None:
+    args = extender.extender_args(text(ARGS))
+    answer = json.loads(extender.filter_answer(args, ExtenderFilterResult(names, reasons, reasons)))
+    assert answer["NodeNames"] == names
+    assert answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"] == reasons
+
+
+@pytest.mark.parametrize(
+    ("spec", "constrained"),
+    [
+        ({}, False),
+        (
+            {"affinity": {"nodeAffinity": {"x": 1}}, "volumes": [{"name": "v", "emptyDir": {}}]},
+            False,
+        ),
+        ({"containers": [{"name": "c", "ports": [{"containerPort": 80}]}]}, False),
+        ({"containers": [{"name": "c", "ports": [{"hostPort": 80}]}]}, True),
+        ({"affinity": {"podAntiAffinity": {"x": 1}}}, True),
+        ({"topologySpreadConstraints": [{"maxSkew": 1}]}, True),
+        ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}, True),
+    ],
+)
+def test_pod_that_asks_for_more_than_resources(spec: dict[str, Any], constrained: bool) -> None:
+    pod = {**POD, "spec": {**POD.get("spec", {}), **spec}}
+    args = extender.preemption_args(text({"Pod": pod, "NodeNameToMetaVictims": {}}))
+    assert args.constrained is constrained

@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from agent.kube.auth import FileAccess
+from agent.kube.transport import Transport
+from agent.model.apiobjects import GROUP_ANNOTATION, ApiPod
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
+from agent.scheduler.extender import handlers
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.extender import (
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderFilterResult,
+    ExtenderPreemptionArgs,
+    ExtenderPreemptionResult,
+)
+from agent.scheduler.extender.handlers import ExtenderHandlers
+from agent.scheduler.state.binder import Binder
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfoCache
+from agent.scheduler.state.pods_api import BindingApi
+from tests.fixtures.fleet import (
+    CARDS,
+    NOTHING,
+    SINGLE,
+    SMALL,
+    Kind,
+    Model,
+    carder,
+    owner,
+    plain,
+    sharer,
+)
+from tests.kube import hostile
+from tests.scheduler import clusters
+from tests.scheduler.clusters import DGX1
+from tests.scheduler.podserver import Pods
+
+NODES = ["a", "b", "c"]
+
+
+class Scene:
+    """The verbs over nodes a and b, which are small, and c with cards."""
+
+    def __init__(self, server: hostile.Server, *, best_alone: bool = True) -> None:
+        self.server = server
+        self.pods = Pods(server)
+        self.cluster: SchedulerCache = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
+        self.now = 0.0
+        self.transport = Transport(FileAccess(server.url))
+        groups, pod_infos = GroupReservations(self.cluster, clock=lambda: self.now), PodInfoCache()
+        binder = Binder(self.cluster, groups, BindingApi(self.transport), pod_infos)
+        self.verbs = ExtenderHandlers(
+            self.cluster,
+            groups,
+            binder.bind,
+            pod_infos,
+            EquivalenceCache(self.cluster),
+            _no_preemption,
+            best_alone=best_alone,
+        )
+
+    def pod(self, kind: Kind, name: str, **annotations: str) -> ApiPod:
+        """One that the API server has too."""
+        body = kind.pod(name)
+        body["metadata"]["annotations"] |= annotations
+        self.pods.pods["default", name] = body
+        return clusters.read(body)
+
+    def filter(self, pod: ApiPod, nodes: Sequence[str] = NODES) -> ExtenderFilterResult:
+        return self.verbs.filter(ExtenderArgs(pod, nodes))
+
+    def fits(self, pod: ApiPod, nodes: Sequence[str] = NODES) -> list[str]:
+        names = self.filter(pod, nodes).node_names
+        return list(names)
+
+    def scores(self, pod: ApiPod, nodes: Sequence[str] = NODES) -> dict[str, int]:
+        entries = json.loads(bytes(self.verbs.prioritize(ExtenderArgs(pod, nodes))))
+        return {each["Host"]: each["Score"] for each in entries}
+
+    def cards(self, name: str) -> list[int]:
+        """What the pod's annotation says that it has."""
+        notes = self.pods.pods["default", name]["metadata"]["annotations"]
+        return [each["minor"] for each in json.loads(notes[DEVICE_ALLOCATED])["gpu"]]
+
+    def bind(self, pod: ApiPod, node: str) -> str:
+        args = ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, node)
+        return self.verbs.bind(args).error
+
+
+def _no_preemption(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+    return ExtenderPreemptionResult(args.victims)
+
+
+@pytest.fixture
+def scene(server: hostile.Server) -> Iterator[Scene]:
+    it = Scene(server)
+    yield it
+    it.transport.close()
+
+
+def test_a_pod_that_needs_cpus_is_offered_its_best_node_alone(scene: Scene) -> None:
+    pod = scene.pod(owner(8, 8), "p")
+    (best,) = scene.fits(pod)
+    scores = scene.scores(pod)
+    assert scores[best] == 10
+    assert all(score < 10 for node, score in scores.items() if node != best)
+
+
+def test_all_that_fit_are_offered_where_the_policy_says_so(server: hostile.Server) -> None:
+    scene = Scene(server, best_alone=False)
+    assert scene.fits(scene.pod(owner(8, 8), "p")) == NODES
+    result = scene.filter(scene.pod(owner(40, 8), "q"))
+    assert result.node_names == ["c"]
+    assert set(result.failed_nodes) == {"a", "b"}
+    scene.transport.close()
+
+
+def test_a_pod_that_shares_is_offered_all(scene: Scene) -> None:
+    assert scene.fits(scene.pod(sharer("2", 4), "p")) == NODES
+
+
+def test_a_pod_that_needs_nothing_is_offered_all(scene: Scene) -> None:
+    assert scene.fits(scene.pod(NOTHING, "p")) == NODES
+
+
+def test_a_pod_that_needs_nothing_is_drawn_to_no_node(scene: Scene) -> None:
+    """Also where some node is refused to it: of the others the plugins of kube-scheduler say."""
+    clusters.add(scene.cluster, "s", SINGLE)
+    wide = scene.pod(plain("60", "8Gi"), "p")
+    assert scene.fits(wide, ["c", "b", "s"]) == ["c", "b"]
+    assert set(scene.scores(wide, ["c", "b", "s"]).values()) == {10}
+
+
+def test_a_pod_that_needs_devices_is_offered_nodes_that_have_them(scene: Scene) -> None:
+    pod = scene.pod(carder(2), "p")
+    assert scene.fits(pod) == ["c"]
+    result = scene.filter(pod, ["a"])
+    assert result.failed_and_unresolvable_nodes == {"a": "it has no Device"}
+
+
+def test_a_node_without_an_agent_is_offered_to_none_that_needs_cpus(scene: Scene) -> None:
+    clusters.add(scene.cluster, "d", SMALL, agent=False)
+    result = scene.filter(scene.pod(owner(2, 2), "p"), ["d"])
+    assert result.failed_and_unresolvable_nodes == {"d": "it has no agent"}
+    assert scene.fits(scene.pod(NOTHING, "q"), ["d"]) == ["d"]
+
+
+def test_a_node_that_nobody_knows_says_so(scene: Scene) -> None:
+    result = scene.filter(scene.pod(owner(2, 2), "p"), ["x"])
+    assert result.failed_and_unresolvable_nodes == {"x": "the node is not known to the scheduler"}
+
+
+def test_a_full_node_may_be_freed_by_an_eviction(scene: Scene) -> None:
+    for node in ("a", "b"):
+        assert scene.bind(scene.pod(owner(32, 8), f"p-{node}"), node) == ""
+    result = scene.filter(scene.pod(owner(8, 8), "q"), ["a", "b"])
+    assert set(result.failed_nodes) == {"a", "b"}
+    assert all("not enough free CPUs" in reason for reason in dict(result.failed_nodes).values())  # type: ignore[arg-type]
+
+
+def test_a_bind_changes_the_next_answer(scene: Scene) -> None:
+    first = scene.pod(owner(32, 8), "p")
+    assert scene.fits(first, ["a", "b"]) == ["a"]
+    assert scene.bind(first, "a") == ""
+    assert scene.fits(scene.pod(owner(32, 8), "q"), ["a", "b"]) == ["b"]
+
+
+def test_a_bind_says_what_is_wrong(scene: Scene) -> None:
+    assert scene.bind(scene.pod(owner(32, 8), "p"), "a") == ""
+    text = scene.bind(scene.pod(owner(32, 8), "q"), "a")
+    assert text.startswith("node a: cpu: not enough free CPUs")
+
+
+@pytest.mark.parametrize(
+    ("kind", "notes", "reason"),
+    [
+        (owner(2, 2), {GROUP_ANNOTATION: "g"}, "annotation topolet.io/group: 'g' is no NAME/SIZE"),
+        (
+            owner(2, 2),
+            {"scheduling.koordinator.sh/resource-spec": "{"},
+            "annotation scheduling.koordinator.sh/resource-spec: ",
+        ),
+    ],
+)
+def test_a_pod_that_makes_no_sense_is_offered_nothing(
+    scene: Scene, kind: Kind, notes: dict[str, str], reason: str
+) -> None:
+    pod = scene.pod(kind, "p", **notes)
+    result = scene.filter(pod)
+    reasons = dict(result.failed_and_unresolvable_nodes)  # type: ignore[arg-type]
+    assert reasons.keys() == set(NODES)
+    assert all(f"pod default/p: {reason}" in each for each in reasons.values())
+    assert scene.scores(pod) == {}
+
+
+def test_a_pod_whose_binding_is_in_doubt_stays_where_it_may_be(scene: Scene) -> None:
+    pod = scene.pod(owner(32, 8), "p")
+    scene.pods.instead = lambda *_: False
+    assert scene.bind(pod, "a") != ""
+    assert scene.fits(pod) == ["a"]
+    scene.pods.instead = None
+    assert scene.bind(pod, "a") == ""
+
+
+def test_the_first_member_holds_a_node_for_all(scene: Scene) -> None:
+    pods = [scene.pod(owner(12, 8), name, **{GROUP_ANNOTATION: "g/2"}) for name in ("p", "q")]
+    (node,) = scene.fits(pods[0], ["a", "b"])
+    assert scene.scores(pods[0], [node]) == {node: 10}
+    other = "b" if node == "a" else "a"
+    stranger = scene.pod(owner(12, 8), "stranger")
+    assert scene.fits(stranger, ["a", "b"]) == [other], "the parts are not for others"
+    result = scene.filter(pods[1], ["a", "b"])
+    assert result.node_names == (node,)
+    assert result.failed_and_unresolvable_nodes == {other: f"group default/g is on node {node}"}
+    for pod in pods:
+        assert scene.bind(pod, node) == ""
+
+
+def test_a_group_that_fits_nowhere_says_so(scene: Scene) -> None:
+    pod = scene.pod(owner(24, 8), "p", **{GROUP_ANNOTATION: "g/2"})
+    result = scene.filter(pod, ["a"])
+    assert not result.node_names
+    (reason,) = dict(result.failed_nodes).values()  # type: ignore[arg-type]
+    assert reason.startswith("no room for the whole group: cpu: not enough free CPUs")
+
+
+def test_pods_get_the_cards_with_the_best_links_that_are_left(scene: Scene) -> None:
+    """On DGX-1 the partition table has no sets of three; the first two leave the last pod a pair
+    with two links, which is no set of the table either."""
+    clusters.add(scene.cluster, "dgx1", DGX1)
+    given = []
+    for name, count in (("p", 3), ("q", 3), ("r", 2)):
+        pod = scene.pod(carder(count), name)
+        assert scene.fits(pod, ["dgx1"]) == ["dgx1"]
+        assert scene.bind(pod, "dgx1") == ""
+        given.append(scene.cards(name))
+    assert given == [[0, 2, 3], [4, 6, 7], [1, 5]]
+
+
+def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
+    """Where a card is held, the other quad, and a pair with two links for each member."""
+    clusters.add(scene.cluster, "dgx1", DGX1)
+    assert scene.bind(scene.pod(carder(1), "before"), "dgx1") == ""
+    assert scene.cards("before") == [0]
+    for name in ("p", "q"):
+        pod = scene.pod(carder(2), name, **{GROUP_ANNOTATION: "g/2"})
+        assert scene.fits(pod, ["dgx1"]) == ["dgx1"]
+        assert scene.bind(pod, "dgx1") == ""
+    assert [scene.cards("p"), scene.cards("q")] == [[4, 7], [5, 6]]
+
+
+def test_a_group_is_looked_for_on_nodes_beyond_those_that_suit_one_best(
+    server: hostile.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three nodes, asked one by one, the last alone has room for all."""
+    monkeypatch.setattr(handlers, "_GROUP_AT_ONCE", 1)
+    scene = Scene(server)
+    for node in ("a", "b"):
+        assert scene.bind(scene.pod(owner(12, 8), f"before-{node}"), node) == ""
+    pod = scene.pod(owner(12, 8), "p", **{GROUP_ANNOTATION: "g/3"})
+    assert scene.fits(pod, ["b", "c", "a"]) == ["c"]
+    scene.transport.close()
+
+
+def test_a_held_group_is_offered_no_other_node(scene: Scene) -> None:
+    pod = scene.pod(owner(12, 8), "p", **{GROUP_ANNOTATION: "g/2"})
+    assert scene.fits(pod, ["a"]) == ["a"]
+    later = scene.pod(owner(12, 8), "q", **{GROUP_ANNOTATION: "g/2"})
+    assert scene.fits(later, ["b"]) == []
+    scene.now += 60
+    assert scene.fits(later, ["b"]) == ["b"]
+
+
+def test_the_full_node_of_a_group_may_be_freed_for_a_late_member_by_an_eviction(
+    scene: Scene,
+) -> None:
+    first = owner(12, 8).pod("p", node="a")
+    first["metadata"]["annotations"] = {
+        GROUP_ANNOTATION: "g/2",
+        RESOURCE_STATUS: '{"cpuset":"0-11"}',
+    }
+    clusters.tell(scene.cluster, first)
+    stranger = owner(16, 8).pod("stranger", node="a")
+    stranger["metadata"]["annotations"] = {RESOURCE_STATUS: '{"cpuset":"12-27"}'}
+    clusters.tell(scene.cluster, stranger)
+    result = scene.filter(scene.pod(owner(12, 8), "q", **{GROUP_ANNOTATION: "g/2"}), ["a", "b"])
+    assert not result.node_names
+    for said, node in ((result.failed_nodes, "a"), (result.failed_and_unresolvable_nodes, "b")):
+        assert isinstance(said, dict)
+        assert said.keys() == {node}
+        assert said[node].startswith("group default/g is on node a: cpu: not enough free CPUs")
+
+
+def test_a_group_whose_time_is_over_frees_its_node_for_others(scene: Scene) -> None:
+    scene.fits(scene.pod(owner(12, 8), "p", **{GROUP_ANNOTATION: "g/2"}), ["a"])
+    other = scene.pod(owner(24, 8), "other")
+    assert scene.fits(other, ["a"]) == []
+    scene.now += 60
+    assert scene.fits(other, ["a"]) == ["a"]
+
+
+def test_what_preemption_says_is_passed_on(scene: Scene) -> None:
+    args = ExtenderPreemptionArgs(scene.pod(NOTHING, "p"), {})
+    assert scene.verbs.preempt(args) == ExtenderPreemptionResult({})
+
+
+def test_a_node_under_a_policy_speaks_for_itself(scene: Scene) -> None:
+    """A node whose kubelet is held to a single NUMA node refuses what spans two."""
+    model: Model = SINGLE
+    clusters.add(scene.cluster, "s", model)
+    wide = scene.pod(owner(60, 8), "p")
+    assert scene.fits(wide, ["s"]) == []
+    assert scene.fits(wide, ["c"]) == ["c"]

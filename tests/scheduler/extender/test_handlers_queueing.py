@@ -1,0 +1,177 @@
+"""Who waits is known from the answers that kube-scheduler gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.kube.objects import ChangeKind
+from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup, from_object
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.scheduler.extender.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender.extender import (
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderBindingResult,
+    ExtenderFilterResult,
+    ExtenderPreemptionArgs,
+    ExtenderPreemptionResult,
+)
+from agent.scheduler.extender.handlers import QueueingExtender
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.pod_info import GroupRequirements, PodInfoCache, PodRequirements
+from agent.scheduler.unschedulable.queue import UnschedulableQueue
+from tests.fixtures.fleet import SMALL, owner
+from tests.scheduler import clusters, objects
+
+NODES = ("a", "b")
+LSR = {"koordinator.sh/qosClass": "LSR"}
+
+
+class Answering:
+    """Verbs with one answer to every filter."""
+
+    def __init__(self, result: ExtenderFilterResult) -> None:
+        self.result = result
+
+    def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
+        return self.result
+
+    def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
+        return msgspec.Raw(b"[]")
+
+    def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+        return ExtenderPreemptionResult(args.victims)
+
+    def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
+        return ExtenderBindingResult()
+
+
+Ask = Callable[[ExtenderFilterResult], ExtenderFilterResult]
+
+
+@pytest.fixture
+def queue() -> UnschedulableQueue:
+    return UnschedulableQueue()
+
+
+def asking(queue: UnschedulableQueue, body: dict[str, Any]) -> Ask:
+    verbs = Answering(ExtenderFilterResult())
+    queueing_extender = QueueingExtender(
+        verbs, PodInfoCache(), SchedulerCache(), queue, clock=lambda: 7.0
+    )
+
+    def ask(result: ExtenderFilterResult) -> ExtenderFilterResult:
+        verbs.result = result
+        return queueing_extender.filter(ExtenderArgs(from_object(body), NODES))
+
+    return ask
+
+
+REFUSED = ExtenderFilterResult((), {"a": "full"}, {"b": "no agent"})
+
+
+def test_refused_pod_waits_with_the_nodes_where_an_eviction_may_help(
+    queue: UnschedulableQueue,
+) -> None:
+    assert asking(queue, objects.pod("p", requests={"cpu": "2"}))(REFUSED) is REFUSED
+    (found,) = queue.pods()
+    assert (found.uid, found.title, found.refused_at) == ("uid-p", "ns/p", 7.0)
+    assert found.candidates == ("a",)
+    assert isinstance(found.requirements, PodRequirements)
+    assert found.group is None
+
+
+def test_pod_that_is_offered_a_node_waits_no_more(queue: UnschedulableQueue) -> None:
+    ask = asking(queue, objects.pod("p"))
+    ask(REFUSED)
+    ask(ExtenderFilterResult(("a",)))
+    assert queue.pods() == []
+
+
+def test_node_that_is_nominated_for_another_is_not_asked_about(queue: UnschedulableQueue) -> None:
+    high = objects.pod("high", labels=LSR)
+    high["spec"]["priority"] = 5
+    high["status"]["nominatedNodeName"] = "a"
+    asking(queue, high)(REFUSED)
+    fits = ExtenderFilterResult(NODES)
+    answer = asking(queue, objects.pod("p", labels=LSR))(fits)
+    assert answer.failed_and_unresolvable_nodes == {
+        "a": "room is being made here for a more important pod"
+    }
+    assert asking(queue, objects.pod("plain"))(fits) is fits
+    assert asking(queue, high)(fits) is fits
+
+
+def test_error_is_no_refusal(queue: UnschedulableQueue) -> None:
+    asking(queue, objects.pod("p"))(ExtenderFilterResult(error="busy"))
+    assert queue.pods() == []
+
+
+def test_member_of_a_group_waits_for_room_for_all(queue: UnschedulableQueue) -> None:
+    asking(queue, objects.pod("p", annotations={GROUP_ANNOTATION: "g/2"}))(REFUSED)
+    (found,) = queue.pods()
+    assert isinstance(found.requirements, GroupRequirements)
+    assert (found.requirements.pods, found.group) == (2, PodGroup("ns", "g", 2))
+    assert found.candidates == ("a",)
+
+
+def test_what_is_made_free_for_a_member_is_kept_for_its_group(queue: UnschedulableQueue) -> None:
+    first, second, stranger = (objects.pod(each, labels=LSR) for each in ("p", "q", "s"))
+    first["status"]["nominatedNodeName"] = "a"
+    for body in (first, second):
+        body["metadata"]["annotations"] = {GROUP_ANNOTATION: "g/2"}
+    asking(queue, first)(REFUSED)
+    fits = ExtenderFilterResult(NODES)
+    assert asking(queue, stranger)(fits).failed_and_unresolvable_nodes.keys() == {"a"}
+    assert asking(queue, second)(fits) is fits
+
+
+def test_late_member_waits_for_its_companions_node_alone(queue: UnschedulableQueue) -> None:
+    """It needs no room for the whole group, and no other node helps it."""
+    known, late = clusters.cluster({"a": SMALL, "b": SMALL}), owner(8, 8).pod("late")
+    first = owner(24, 8).pod("first")
+    for body in (first, late):
+        body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
+    first["spec"]["nodeName"] = "a"
+    first["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"0-23"}'
+    stranger = owner(8, 8).pod("stranger")
+    stranger["spec"]["nodeName"] = "a"
+    stranger["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"24-31"}'
+    for body in (first, stranger):
+        clusters.tell(known, body)
+    verbs = Answering(REFUSED)
+    QueueingExtender(verbs, PodInfoCache(), known, queue).filter(
+        ExtenderArgs(from_object(late), NODES)
+    )
+    assert [each.candidates for each in queue.pods()] == [("a",)]
+    views = EquivalenceCache(known)
+    assert queue.retryable(views, 0.0) == []
+    clusters.tell(known, owner(2, 2).pod("other") | {"spec": {"nodeName": "b", "containers": []}})
+    assert queue.retryable(views, 10.0) == [], "there is room for all on b"
+    clusters.tell(known, stranger, ChangeKind.DELETED)
+    assert [each.node for each in queue.retryable(views, 20.0)] == ["a"]
+
+
+def test_pod_that_makes_no_sense_does_not_wait(queue: UnschedulableQueue) -> None:
+    asking(queue, objects.pod("p", annotations={"topolet.io/group": "?"}))(REFUSED)
+    assert queue.pods() == []
+
+
+@pytest.mark.parametrize(
+    ("node", "kind", "waits"),
+    [
+        ("", ChangeKind.MODIFIED, True),
+        ("a", ChangeKind.MODIFIED, False),
+        ("", ChangeKind.DELETED, False),
+    ],
+)
+def test_watch_tells_of_those_who_are_bound_or_gone(
+    queue: UnschedulableQueue, node: str, kind: ChangeKind, waits: bool
+) -> None:
+    asking(queue, objects.pod("p"))(REFUSED)
+    queue.pods_changed([objects.of_pod(objects.pod("p", node), kind)])
+    assert queue.contains("uid-p") is waits

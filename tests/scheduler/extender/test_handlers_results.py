@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.scheduler.extender.handlers import (
+    best_node,
+    filter_result,
+    no_nodes,
+    only_node,
+    priorities,
+)
+from agent.scheduler.state.pod_info import UNKNOWN_NODE, Feasibility, Feasible, Infeasible
+
+FULL = Infeasible("no room")
+BROKEN = Infeasible("no agent", unresolvable=True)
+NODES = ["c", "a", "b", "d"]
+
+
+def test_all_that_fit_go_on_and_the_others_say_why() -> None:
+    result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_alone=False)
+    assert result.node_names == ["c", "d"]
+    assert result.failed_nodes == {"a": "no room"}
+    assert result.failed_and_unresolvable_nodes == {"b": "no agent"}
+
+
+def test_where_all_fit_the_names_go_back_as_they_came() -> None:
+    result = filter_result(NODES, [Feasible(1)] * 4, best_alone=False)
+    assert result.node_names is NODES
+    assert not result.failed_nodes
+
+
+def test_the_best_alone_goes_on_where_that_is_the_policy() -> None:
+    result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_alone=True)
+    assert list(result.node_names) == ["d"]
+
+
+def test_the_reasons_are_told_where_there_is_no_best() -> None:
+    result = filter_result(["a", "x"], [FULL, UNKNOWN_NODE], best_alone=True)
+    assert not result.node_names
+    assert result.failed_nodes == {"a": "no room"}
+    assert result.failed_and_unresolvable_nodes == {"x": "the node is not known to the scheduler"}
+
+
+def test_few_reasons_are_told_as_they_are_and_many_without_amounts() -> None:
+    few = [Infeasible(f"CPUs (asked 9, available {free})", words="CPUs") for free in range(5)]
+    nodes = [f"n{place}" for place in range(7)]
+    result = filter_result(nodes[:5], few, best_alone=False)
+    assert result.failed_nodes == {
+        f"n{free}": f"CPUs (asked 9, available {free})" for free in range(5)
+    }
+    more = [*few, Infeasible("CPUs (asked 9, available 5)", words="CPUs"), BROKEN]
+    result = filter_result(nodes, more, best_alone=False)
+    assert result.failed_nodes == dict.fromkeys(nodes[:6], "CPUs")
+    assert result.failed_and_unresolvable_nodes == {"n6": "no agent"}
+
+
+def test_score_goes_before_order_and_order_before_the_name() -> None:
+    assert best_node(NODES, [Feasible(5, (0,)), Feasible(6, (9,)), FULL, Feasible(6, (2,))]) == "d"
+    assert best_node(NODES, [Feasible(6, (2,)), Feasible(5), Feasible(6, (2,)), FULL]) == "b"
+    assert best_node([], []) is None
+
+
+def test_a_refusal_of_the_pod_is_told_for_every_node() -> None:
+    assert no_nodes(["a", "b"], "odd").failed_and_unresolvable_nodes == {"a": "odd", "b": "odd"}
+
+
+def test_one_node_alone_stays_where_it_is_among_them() -> None:
+    result = only_node(["a", "b"], "b", "held there")
+    assert result.node_names == ("b",)
+    assert result.failed_and_unresolvable_nodes == {"a": "held there"}
+    result = only_node(["a"], "b", "held there")
+    assert not result.node_names
+    assert result.failed_and_unresolvable_nodes == {"a": "held there"}
+
+
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=3),
+        st.builds(Feasible, st.integers(0, 3), st.tuples(st.integers(0, 2))) | st.just(FULL),
+        max_size=12,
+    ),
+    st.randoms(),
+)
+def test_the_choice_does_not_hang_on_the_order_of_the_names(
+    answers: dict[str, Feasibility], random: st.DataObject
+) -> None:
+    names = list(answers)
+    shuffled = list(names)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert best_node(names, [answers[each] for each in names]) == best_node(
+        shuffled, [answers[each] for each in shuffled]
+    )
+
+
+def scores(raw: msgspec.Raw) -> dict[str, int]:
+    entries = json.loads(bytes(raw))
+    assert len({each["Host"] for each in entries}) == len(entries)
+    return {each["Host"]: each["Score"] for each in entries}
+
+
+def test_the_best_alone_has_ten_and_the_worst_has_none() -> None:
+    nodes = ["a", "b", "c", "d", "e"]
+    raw = priorities(nodes, [Feasible(90), Feasible(50), FULL, Feasible(90), Feasible(10)])
+    assert scores(raw) == {"a": 10, "b": 4, "d": 9, "e": 0}
+
+
+def test_nodes_alike_leave_no_draw() -> None:
+    assert scores(priorities(["b", "a"], [Feasible(0), Feasible(0)])) == {"a": 10, "b": 9}
+
+
+def test_where_others_decide_equal_scores_are_equal() -> None:
+    answers = [
+        Feasible(90),
+        Feasible(50, (1,)),
+        FULL,
+        Feasible(90),
+        Feasible(50, (2,)),
+        Feasible(10),
+    ]
+    assert scores(priorities(["a", "b", "c", "d", "e", "f"], answers, decides=False)) == {
+        "a": 10,
+        "b": 5,
+        "d": 10,
+        "e": 5,
+        "f": 0,
+    }
+    assert scores(priorities(["b", "a"], [Feasible(3), Feasible(3)], decides=False)) == {
+        "a": 10,
+        "b": 10,
+    }
+
+
+def test_where_nothing_fits_there_is_no_entry() -> None:
+    assert bytes(priorities(["a"], [FULL])) == b"[]"
+
+
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=3),
+        st.builds(Feasible, st.integers(0, 100), st.tuples(st.integers(0, 2))) | st.just(FULL),
+    )
+)
+def test_no_node_lies_above_a_better_one(answers: dict[str, Feasibility]) -> None:
+    nodes = list(answers)
+    found = scores(priorities(nodes, list(answers.values())))
+    fits = {node: each for node, each in answers.items() if isinstance(each, Feasible)}
+    assert found.keys() == fits.keys()
+    assert all(
+        found[one] >= found[other]
+        for one in fits
+        for other in fits
+        if fits[one].score > fits[other].score
+    )
+    if fits:
+        best = best_node(nodes, list(answers.values()))
+        assert [node for node, score in found.items() if score == 10] == [best]

@@ -1,0 +1,660 @@
+from __future__ import annotations
+
+import contextlib
+import gc
+import http.client
+import json
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.host import files
+from agent.scheduler.extender import connections
+from agent.scheduler.extender.connections import CertificateError, CertificateFiles
+from agent.scheduler.extender.http_routes import BadRequestError, Reply, Route, text_reply
+from agent.scheduler.extender.server import Server, ServerLimits, ServerStartError
+from tests.integration.apiserver.certificates import Authority
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+LIMITS = ServerLimits(
+    body_bytes=1000, header_bytes=2000, request_seconds=DEADLINE_SECONDS, threads=4, waiting=8
+)
+HASTY = msgspec.structs.replace(LIMITS, request_seconds=1.0)
+"""For clients that never come to an end."""
+
+# More than the buffers of two sockets hold.
+LARGE_BYTES = 64 << 20
+
+
+class Held:
+    """A handler that answers when it is let go."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.go = threading.Event()
+
+    def __call__(self, body: bytes) -> Reply:
+        self.asked.set()
+        assert self.go.wait(DEADLINE_SECONDS)
+        return Reply(200, b'"held"')
+
+
+def echo(body: bytes) -> Reply:
+    if body == b"no":
+        raise BadRequestError("no is no body")
+    return Reply(200, json.dumps(body.decode()).encode())
+
+
+def broken(body: bytes) -> Reply:
+    raise RuntimeError("a fault of ours")
+
+
+def certified(folder: Path) -> Authority:
+    made = Authority(folder)
+    made.server("server")
+    return made
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return certified(tmp_path_factory.mktemp("certificates"))
+
+
+Started = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def started(authority: Authority) -> Iterator[Started]:
+    servers: list[Server] = []
+
+    def start(
+        limits: ServerLimits = LIMITS,
+        held: Held | None = None,
+        shown: Authority | None = authority,
+        client_ca: str = "",
+        clients: Sequence[str] = (),
+    ) -> Server:
+        server = Server(
+            "127.0.0.1:0",
+            {
+                "/echo": Route("POST", echo),
+                "/broken": Route("POST", broken),
+                "/held": Route("POST", held or Held()),
+                "/away": Route("GET", lambda _: text_reply(503, "another leads")),
+                "/large": Route("GET", lambda _: Reply(200, b"x" * LARGE_BYTES)),
+                "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
+            },
+            shown and CertificateFiles(*paths(shown), client_ca),
+            limits,
+            clients,
+        )
+        server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for each in servers:
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def server(started: Started) -> Server:
+    return started()
+
+
+def paths(authority: Authority) -> tuple[str, str]:
+    return str(authority.folder / "server.crt"), str(authority.folder / "server.key")
+
+
+def connection(server: Server, authority: Authority) -> http.client.HTTPSConnection:
+    trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
+    return http.client.HTTPSConnection(
+        "127.0.0.1", server.port, context=trust, timeout=DEADLINE_SECONDS
+    )
+
+
+def plainly(server: Server) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
+
+
+def ask(
+    made: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes | Iterator[bytes] | None = None,
+    content_type: str = "application/json; charset=utf-8",
+) -> tuple[int, str]:
+    made.request(method, path, body, {"Content-Type": content_type})
+    reply = made.getresponse()
+    return reply.status, reply.read().decode()
+
+
+def test_answers_on_one_connection(server: Server, authority: Authority) -> None:
+    made = connection(server, authority)
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    assert ask(made, "POST", "/echo?timeout=5s", b"hello") == (200, '"hello"')
+    first = made.sock
+    assert ask(made, "POST", "/echo", b"") == (200, '""')
+    assert made.sock is first
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "content_type", "status", "said"),
+    [
+        ("POST", "/echo", b"no", "application/json", 400, "no is no body"),
+        ("GET", "/none", None, "", 404, "there are /away, /broken, /echo, /healthz, /held, /large"),
+        ("GET", "/echo", None, "", 405, "takes POST only"),
+        ("POST", "/healthz", b"", "application/json", 405, "takes GET only"),
+        ("POST", "/echo", iter([b"a"]), "application/json", 411, "Content-Length is missing"),
+        ("POST", "/echo", b"x" * 1001, "application/json", 413, "exceeds the maximum"),
+        ("POST", "/echo", b"a", "text/plain", 415, "is not application/json"),
+        ("GET", "/healthz?" + "x" * 3000, None, "", 414, "exceeds the maximum"),
+        ("POST", "/broken", b"a", "application/json", 500, ""),
+    ],
+)
+def test_what_is_wrong_is_said(
+    server: Server,
+    authority: Authority,
+    method: str,
+    path: str,
+    body: bytes | Iterator[bytes] | None,
+    content_type: str,
+    status: int,
+    said: str,
+) -> None:
+    made = connection(server, authority)
+    code, text = ask(made, method, path, body, content_type)
+    assert (code, said in text) == (status, True), text
+    made.close()
+    made = connection(server, authority)
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+
+
+def test_who_is_told_that_another_answers_connects_anew(plain: Server) -> None:
+    """A connection that stays would lead to this process for ever."""
+    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
+    assert ask(made, "GET", "/away") == (503, "another leads\n")
+    assert made.sock is None
+    made.close()
+
+
+def test_half_a_request_holds_no_server_back(started: Started) -> None:
+    limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, stop_seconds=1)
+    server = started(limits, shown=None)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as half:
+        half.sendall(b"POST /echo HTTP/1.1\r\n")
+        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
+        assert ask(made, "GET", "/healthz")[0] == 200, "the half is being read"
+        made.close()
+        server.close()
+        with contextlib.suppress(ConnectionResetError):
+            while half.recv(1 << 16):
+                pass
+
+
+@pytest.mark.parametrize("length", ["-1", "-1000000", "x", "", "1e3"])
+def test_a_length_that_is_none_is_refused_before_a_body_is_read(
+    server: Server, authority: Authority, length: str
+) -> None:
+    made = connection(server, authority)
+    made.putrequest("POST", "/echo")
+    made.putheader("Content-Type", "application/json")
+    made.putheader("Content-Length", length)
+    made.endheaders()
+    reply = made.getresponse()
+    assert reply.status == 400
+    assert b"Content-Length" in reply.read()
+    made.close()
+
+
+def raw(either: http.client.HTTPConnection) -> socket.socket:
+    either.connect()
+    assert either.sock is not None
+    return either.sock
+
+
+def posted(body: bytes, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    head = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
+
+
+def test_requests_that_come_in_one_go_are_answered_in_turn(
+    either: http.client.HTTPConnection,
+) -> None:
+    """The first read takes no more than a part of them: TLS keeps the rest to itself."""
+    sock = raw(either)
+    bodies = [letter * 999 for letter in (b"a", b"b") for _ in range(10)]
+    sock.sendall(b"".join(posted(each) for each in bodies))
+    came = b""
+    while came.count(b'"') < 2 * len(bodies):
+        some = sock.recv(1 << 16)
+        assert some
+        came += some
+    assert re.findall(rb'"(.*?)"', came) == bodies
+    either.close()
+
+
+def test_half_a_request_is_no_request(plain: Server) -> None:
+    with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
+        sock.sendall(posted(b"no", length=3))
+        sock.shutdown(socket.SHUT_WR)
+        with http.client.HTTPResponse(sock) as reply:
+            reply.begin()
+            assert reply.status == 400
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
+        (b"GET /h%65althz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
+        (b"\0\0\0\r\n\r\n", 400),
+        (b"GET /healthz\r\n\r\n", 400),
+        (b"GET /\xff\0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 400),
+        (b"GET /healthz HTTP/9.9\r\n\r\n", 505),
+    ],
+)
+def test_odd_requests(plain: Server, asked: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
+        sock.sendall(asked)
+        with http.client.HTTPResponse(sock, method=asked[:4].strip().decode()) as reply:
+            reply.begin()
+            assert reply.status == status
+            reply.read()
+
+
+def test_who_speaks_plain_http_is_told(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as plain:
+        plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"this port speaks HTTPS only" in plain.recv(4096)
+
+
+def test_who_only_connects_holds_no_thread(started: Started, authority: Authority) -> None:
+    """More of them than there are threads; a request of theirs would take for ever."""
+    server = started(msgspec.structs.replace(LIMITS, request_seconds=3600.0))
+    silent = [
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
+        for _ in range(LIMITS.threads + 1)
+    ]
+    made = connection(server, authority)
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    made.close()
+    for each in silent:
+        each.close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_many_halves_hold_nobody_back_for_long(
+    started: Started, authority: Authority, tls: bool
+) -> None:
+    """More of them than there are threads; alone each would have all the time that it likes."""
+    limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, waiting=64)
+    server = started(limits, shown=authority if tls else None)
+    halves = [
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
+        for _ in range(3 * LIMITS.threads)
+    ]
+    for each in halves:
+        each.sendall(b"\x16\x03\x01\x02" if tls else b"POST /echo HTTP/1.1\r\n")
+    made = connection(server, authority) if tls else plainly(server)
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    made.close()
+    for each in halves:
+        each.close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_of_those_who_only_connect_few_are_kept(
+    started: Started, authority: Authority, tls: bool
+) -> None:
+    """Each takes a file of the process: without one it could not renew its lease."""
+    server = started(shown=authority if tls else None)
+    kept = connection(server, authority) if tls else plainly(server)
+    assert ask(kept, "GET", "/healthz") == (200, "ok\n")
+    spoken = kept.sock
+    silent = [
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
+        for _ in range(3 * LIMITS.waiting)
+    ]
+    for each in silent[: -LIMITS.waiting // 2]:
+        assert each.recv(1) == b"", "who came first goes first"
+    assert ask(kept, "GET", "/healthz") == (200, "ok\n")
+    assert kept.sock is spoken, "who was answered once stays"
+    kept.close()
+    for each in silent:
+        each.close()
+
+
+def test_requests_beyond_those_that_may_wait_end_at_once(started: Started) -> None:
+    """A connection that only the collection of garbage ends would keep a file of the process."""
+    held = Held()
+    server = started(msgspec.structs.replace(LIMITS, threads=1), held, shown=None)
+    asked = b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    many: list[socket.socket] = []
+    ended: set[socket.socket] = set()
+
+    def all_but_those_that_wait() -> bool:
+        for each in many:
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    while each.recv(4096):
+                        pass
+                except ConnectionError:
+                    pass
+                ended.add(each)
+        return len(ended) == len(many) - 1 - LIMITS.waiting
+
+    gc.disable()
+    try:
+        for _ in range(2 * LIMITS.waiting):
+            made = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+            made.sendall(asked + b"Content-Length: 0\r\n\r\n")
+            made.setblocking(False)
+            many.append(made)
+            held.asked.wait(DEADLINE_SECONDS)
+        eventually("the others end", all_but_those_that_wait)
+    finally:
+        gc.enable()
+        held.go.set()
+        for each in many:
+            each.close()
+
+
+def test_who_was_answered_holds_no_thread_for_long(plain: Server) -> None:
+    """More of them than there are threads."""
+    kept = [
+        http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
+        for _ in range(LIMITS.threads + 1)
+    ]
+    for _ in range(2):
+        for each in kept:
+            assert ask(each, "GET", "/healthz") == (200, "ok\n")
+    for each in kept:
+        each.close()
+
+
+def test_who_stops_in_the_middle_of_a_greeting_is_dropped_in_time(
+    started: Started, authority: Authority
+) -> None:
+    server = started(HASTY)
+    halves = [
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
+        for _ in range(LIMITS.threads + 1)
+    ]
+    for each in halves:
+        each.sendall(b"\x16\x03\x01\x02")
+    made = connection(server, authority)
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    for each in halves:
+        assert each.recv(1) == b""
+        each.close()
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def plain(started: Started) -> Server:
+    return started(shown=None)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def either(
+    request: pytest.FixtureRequest, server: Server, plain: Server, authority: Authority
+) -> http.client.HTTPConnection:
+    if request.param == "tls":
+        return connection(server, authority)
+    return plainly(plain)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def hasty(
+    request: pytest.FixtureRequest, started: Started, authority: Authority
+) -> http.client.HTTPConnection:
+    """To a server of little patience."""
+    if request.param == "tls":
+        return connection(started(HASTY), authority)
+    return http.client.HTTPConnection(
+        "127.0.0.1", started(HASTY, shown=None).port, timeout=DEADLINE_SECONDS
+    )
+
+
+def test_a_request_that_drips_in_ends_in_time(hasty: http.client.HTTPConnection) -> None:
+    """Each byte comes within any limit of a single read."""
+    assert ask(hasty, "GET", "/healthz")[0] == 200
+    hasty.putrequest("POST", "/echo")
+    hasty.putheader("Content-Type", "application/json")
+    hasty.putheader("Content-Length", "1000")
+    hasty.endheaders()
+    ended = threading.Event()
+
+    def drip() -> None:
+        while not ended.wait(0.1):
+            try:
+                hasty.sock.send(b"x")
+            except OSError:
+                return
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        assert hasty.getresponse().status == 408
+    finally:
+        ended.set()
+        thread.join()
+        hasty.close()
+
+
+def test_who_takes_an_answer_in_drips_is_dropped_in_time(
+    hasty: http.client.HTTPConnection,
+) -> None:
+    hasty.request("GET", "/large")
+    taken = 0
+
+    def ended() -> bool:
+        nonlocal taken
+        try:
+            some = hasty.sock.recv(64 << 10)
+        except ConnectionResetError:
+            return True
+        taken += len(some)
+        return not some
+
+    eventually("the server gives up", ended)
+    assert taken < LARGE_BYTES
+    hasty.close()
+
+
+def test_answers_on_one_plain_connection(plain: Server) -> None:
+    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
+    assert ask(made, "POST", "/echo", b"hello") == (200, '"hello"')
+    first = made.sock
+    assert ask(made, "POST", "/echo", b"no")[0] == 400
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    assert made.sock is first
+    made.close()
+
+
+def shown_by(
+    server: Server, authority: Authority, name: str, of: Authority | None = None
+) -> http.client.HTTPSConnection:
+    """Of a client that shows the certificate of that name."""
+    trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
+    if name:
+        folder = (of or authority).folder
+        trust.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
+    return http.client.HTTPSConnection(
+        "127.0.0.1", server.port, context=trust, timeout=DEADLINE_SECONDS
+    )
+
+
+@pytest.fixture(scope="module")
+def clients(authority: Authority) -> Authority:
+    authority.client("kube-scheduler", "system:masters")
+    authority.client("another")
+    return authority
+
+
+def test_with_a_client_ca_clients_show_who_they_are(
+    started: Started, clients: Authority, tmp_path: Path
+) -> None:
+    server = started(client_ca=str(clients.folder / "ca.crt"))
+    foreign = certified(tmp_path)
+    foreign.client("kube-scheduler")
+    for name, of in (("", None), ("kube-scheduler", foreign)):
+        made = shown_by(server, clients, name, of)
+        with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+            ask(made, "GET", "/healthz")
+        made.close()
+    for name in ("kube-scheduler", "another"):
+        made = shown_by(server, clients, name)
+        assert ask(made, "POST", "/echo", b"hello") == (200, '"hello"')
+        made.close()
+
+
+def test_of_clients_those_named_are_answered(
+    started: Started, clients: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = started(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler", "x"])
+    made = shown_by(server, clients, "another")
+    assert ask(made, "GET", "/healthz")[0] == 403
+    assert "refused: a client's certificate for another" in caplog.messages
+    made.close()
+    made = shown_by(server, clients, "kube-scheduler")
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+
+
+def test_a_client_ca_that_is_replaced_is_asked_for(
+    started: Started, clients: Authority, tmp_path: Path
+) -> None:
+    other = certified(tmp_path)
+    other.client("kube-scheduler")
+    path = str(tmp_path / "client-ca.crt")
+    files.replace(path, (clients.folder / "ca.crt").read_bytes(), durable=False)
+    server = started(client_ca=path)
+    made = shown_by(server, clients, "kube-scheduler")
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+    files.replace(path, (other.folder / "ca.crt").read_bytes(), durable=False)
+    made = shown_by(server, clients, "kube-scheduler")
+    with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+        ask(made, "GET", "/healthz")
+    made.close()
+    made = shown_by(server, clients, "kube-scheduler", other)
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+
+
+def test_a_client_ca_that_is_none_is_named(authority: Authority, tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match=f"client CA {tmp_path}/none"):
+        CertificateFiles(*paths(authority), str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("certificate", "names"),
+    [
+        ({}, set()),
+        ({"subject": ((("organizationName", "g"),), (("commonName", "a"),))}, {"a"}),
+        (
+            {
+                "subject": ((("commonName", "a"),),),
+                "subjectAltName": (("DNS", "b"), ("URI", "spiffe://c")),
+            },
+            {"a", "b", "spiffe://c"},
+        ),
+    ],
+)
+def test_names_of_a_certificate(certificate: dict[str, Any], names: set[str]) -> None:
+    assert connections.certificate_names(certificate) == names
+
+
+def serial(server: Server, authority: Authority) -> str:
+    made = connection(server, authority)
+    made.connect()
+    found = made.sock.getpeercert()
+    made.close()
+    assert found
+    return str(found["serialNumber"])
+
+
+def test_a_certificate_that_is_replaced_is_shown(
+    started: Started, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = certified(tmp_path)
+    server = started(shown=authority)
+    before = serial(server, authority)
+    kept = connection(server, authority)
+    assert ask(kept, "GET", "/healthz")[0] == 200
+    certificate, key = paths(authority)
+    old = [Path(path).read_bytes() for path in (certificate, key)]
+    authority.server("server")
+    new = [Path(path).read_bytes() for path in (certificate, key)]
+    files.replace(key, old[1], durable=False)
+    assert serial(server, authority) == before, "certificate and key don't fit each other"
+    assert serial(server, authority) == before
+    said = [each for each in caplog.messages if "the last certificate stays in force" in each]
+    assert len(said) == 1, "said once, not for every connection"
+    assert certificate in said[0]
+    files.replace(key, new[1], durable=False)
+    assert serial(server, authority) != before
+    Path(key).unlink()
+    assert serial(server, authority) != before
+    assert ask(kept, "GET", "/healthz")[0] == 200, "connections that were there go on"
+    kept.close()
+
+
+def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+    certificate, key = paths(certified(tmp_path))
+    Path(certificate).write_text("none")
+    with pytest.raises(CertificateError, match=f"certificate {certificate}, key {key}"):
+        CertificateFiles(certificate, key)
+    with pytest.raises(CertificateError, match="No such file"):
+        CertificateFiles(certificate + ".none", key)
+
+
+def test_requests_under_way_end_before_the_server_does(
+    started: Started, authority: Authority
+) -> None:
+    held = Held()
+    server = started(held=held)
+    idle = connection(server, authority)
+    assert ask(idle, "GET", "/healthz")[0] == 200
+    made = connection(server, authority)
+    answers: list[tuple[int, str]] = []
+    asking = threading.Thread(target=lambda: answers.append(ask(made, "POST", "/held", b"{}")))
+    asking.start()
+    assert held.asked.wait(DEADLINE_SECONDS)
+    closing = threading.Thread(target=server.close)
+    closing.start()
+    eventually("accepts no more", lambda: not accepts(server))
+    held.go.set()
+    closing.join(DEADLINE_SECONDS)
+    asking.join(DEADLINE_SECONDS)
+    assert answers == [(200, '"held"')]
+    assert idle.sock.recv(1) == b""
+    idle.close()
+    made.close()
+
+
+def accepts(server: Server) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", server.port)) == 0
+
+
+# cheroot leaves the socket that it could not bind to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_address_that_is_taken_is_named(server: Server, authority: Authority) -> None:
+    second = Server(f"127.0.0.1:{server.port}", {}, CertificateFiles(*paths(authority)))
+    with pytest.raises(ServerStartError, match=f"127.0.0.1:{server.port}.*in use"):
+        second.start()

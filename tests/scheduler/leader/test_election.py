@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import datetime
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.kube.auth import FileAccess
+from agent.kube.transport import Transport
+from agent.scheduler.leader import election
+from agent.scheduler.leader.election import Clocks, Leader, LeaseTimes
+from tests.kube.hostile import Server
+from tests.scheduler.leases import Leases
+
+TIMES = LeaseTimes(15, 10, 2)
+NOON = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
+
+
+class Machine:
+    """One candidate with clocks of its own: `offset` and `rate` are against the world's time."""
+
+    def __init__(
+        self, server: Server, name: str, wall_offset: float = 0, offset: float = 0, rate: float = 1
+    ) -> None:
+        self.world = 0.0
+        self.beginnings = 0
+        self._offset, self._rate, self._wall_offset = offset, rate, wall_offset
+        clocks = Clocks(self._monotonic, self._wall, lambda stopped, seconds: stopped.is_set())
+        self._transport = Transport(FileAccess(server.url), limits=election.limits(TIMES))
+        self.leader = Leader(
+            self._transport, "n", "l", name, times=TIMES, clocks=clocks, acquired=self._began
+        )
+
+    def step(self, world: float) -> bool:
+        self.world = world
+        self.leader.step()
+        return self.leader.leading
+
+    def leads(self, world: float) -> bool:
+        self.world = world
+        return self.leader.leading
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _began(self) -> None:
+        self.beginnings += 1
+
+    def _monotonic(self) -> float:
+        return self._offset + self.world * self._rate
+
+    def _wall(self) -> datetime.datetime:
+        return NOON + datetime.timedelta(seconds=self.world + self._wall_offset)
+
+
+@pytest.fixture
+def leases(server: Server) -> Leases:
+    return Leases(server)
+
+
+def test_the_first_makes_the_lease_and_leads(server: Server, leases: Leases) -> None:
+    first, second = Machine(server, "a"), Machine(server, "b")
+    assert first.step(0)
+    assert not second.step(0)
+    assert leases.spec == {
+        "holderIdentity": "a",
+        "leaseDurationSeconds": 15,
+        "acquireTime": "2026-05-01T12:00:00.000000Z",
+        "renewTime": "2026-05-01T12:00:00.000000Z",
+        "leaseTransitions": 0,
+    }
+    assert second.leader.holder == "a"
+    assert (first.beginnings, second.beginnings) == (1, 0)
+
+
+def test_renewal_keeps_when_it_began_and_what_others_wrote(server: Server, leases: Leases) -> None:
+    first = Machine(server, "a")
+    first.step(0)
+    assert leases.stored is not None
+    leases.put({**leases.stored, "metadata": {"name": "l", "labels": {"of": "others"}}})
+    assert first.step(2)
+    assert leases.spec["acquireTime"] == "2026-05-01T12:00:00.000000Z"
+    assert leases.spec["renewTime"] == "2026-05-01T12:00:02.000000Z"
+    assert leases.stored["metadata"]["labels"] == {"of": "others"}
+    assert first.beginnings == 1
+
+
+# How far the second machine's clocks are from the first's, and when it may take over a Lease that
+# it first saw at 1 and that nobody renewed since 0.
+@pytest.mark.parametrize("wall_offset", [0, 3600, -3600, 86_400 * 400])
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_a_dead_leaders_lease_is_taken_after_its_time_by_the_takers_own_clock(
+    server: Server, leases: Leases, wall_offset: float, offset: float
+) -> None:
+    first, second = Machine(server, "a"), Machine(server, "b", wall_offset, offset)
+    assert first.step(0)
+    assert not second.step(1)
+    assert not second.step(15.9)
+    assert first.leads(9.9)
+    assert not first.leads(10)
+    assert second.step(16)
+    assert leases.spec["holderIdentity"] == "b"
+    assert leases.spec["leaseTransitions"] == 1
+    assert not first.step(16.5)
+
+
+def test_each_renewal_starts_the_others_wait_anew(server: Server, leases: Leases) -> None:
+    first, second = Machine(server, "a"), Machine(server, "b")
+    for now in range(0, 60, 2):
+        assert first.step(now)
+        assert not second.step(now + 1)
+    assert second.step(58 + 1 + 15)
+
+
+def test_the_holders_own_word_on_its_time_counts(server: Server, leases: Leases) -> None:
+    leases.put(
+        {
+            "metadata": {"name": "l"},
+            "spec": {"holderIdentity": "slow", "leaseDurationSeconds": 60, "renewTime": "x"},
+        }
+    )
+    machine = Machine(server, "a")
+    assert not machine.step(0)
+    assert not machine.step(59)
+    assert machine.step(60)
+
+
+def test_who_stops_lets_the_next_begin_at_once(server: Server, leases: Leases) -> None:
+    first, second = Machine(server, "a"), Machine(server, "b")
+    first.step(0)
+    assert not second.step(1)
+    first.leader.stop()
+    assert not first.leads(1)
+    assert leases.spec["holderIdentity"] == ""
+    assert second.step(1)
+
+
+def test_a_follower_that_stops_leaves_the_lease_alone(server: Server, leases: Leases) -> None:
+    first, second = Machine(server, "a"), Machine(server, "b")
+    first.step(0)
+    second.step(0)
+    writes = leases.writes
+    second.leader.stop()
+    assert leases.writes == writes
+
+
+@pytest.mark.parametrize("code", [401, 403, 429, 500, 503])
+def test_leadership_ends_when_it_can_not_be_renewed(
+    server: Server, leases: Leases, code: int
+) -> None:
+    machine = Machine(server, "a")
+    machine.step(0)
+    leases.trouble = code
+    assert machine.step(9)
+    assert machine.leader.trouble
+    assert not machine.step(10)
+    leases.trouble = None
+    assert machine.step(12)
+    assert machine.leader.trouble is None
+    assert (machine.beginnings, machine.leader.term) == (2, 2)
+
+
+def test_a_renewal_whose_answer_is_lost_is_found_out(server: Server, leases: Leases) -> None:
+    machine = Machine(server, "a")
+    machine.step(0)
+    leases.lost = True
+    machine.step(2)
+    leases.lost = False
+    assert machine.step(4)
+    assert machine.leads(13.9)
+    assert machine.beginnings == 1
+
+
+def test_a_lease_that_makes_no_sense_is_named(server: Server, leases: Leases) -> None:
+    leases.put({"metadata": {"name": "l"}, "spec": {"leaseDurationSeconds": "long"}})
+    machine = Machine(server, "a")
+    assert not machine.step(0)
+    assert machine.leader.trouble == (
+        "Lease l: spec.leaseDurationSeconds: Expected `int | null`, got `str`"
+    )
+
+
+@pytest.mark.parametrize("times", [(10, 10, 2), (15, 2, 2), (15, 10, 0)])
+def test_times_that_would_let_two_lead_are_refused(times: tuple[int, float, float]) -> None:
+    with pytest.raises(ValueError, match="each must be less than the one before"):
+        LeaseTimes(*times)
+
+
+# Each: who steps, after how long, and whether the server answers, fails, or loses its answers.
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.floats(0, 8),
+        st.sampled_from(["answers", "answers", "answers", "fails", "loses"]),
+    ),
+    max_size=40,
+)
+
+
+@given(
+    steps=STEPS,
+    walls=st.tuples(*[st.floats(-1e5, 1e5)] * 3),
+    offsets=st.tuples(*[st.floats(0, 1e6)] * 3),
+    # Clocks of machines differ by far less than a tenth; the times allow for 10 s against 15.
+    rates=st.tuples(*[st.floats(0.9, 1.1)] * 3),
+)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_never_two_lead(
+    server: Server,
+    steps: list[tuple[int, float, str]],
+    walls: tuple[float, ...],
+    offsets: tuple[float, ...],
+    rates: tuple[float, ...],
+) -> None:
+    leases = Leases(server)
+    machines = [
+        Machine(server, name, *each)
+        for name, *each in zip("abc", walls, offsets, rates, strict=True)
+    ]
+    world = 0.0
+    for who, after, mood in steps:
+        world += after
+        assert sum(each.leads(world) for each in machines) <= 1
+        leases.trouble = 500 if mood == "fails" else None
+        leases.lost = mood == "loses"
+        machines[who].step(world)
+        assert sum(each.leads(world) for each in machines) <= 1
+    for each in machines:
+        each.close()
+
+
+def test_its_thread_renews_and_ends_with_it(server: Server, leases: Leases) -> None:
+    rounds = threading.Semaphore(0)
+
+    def wait(stopped: threading.Event, seconds: float) -> bool:
+        rounds.release()
+        return stopped.wait(0.01)
+
+    transport = Transport(FileAccess(server.url), limits=election.limits(TIMES))
+    it = Leader(transport, "n", "l", "a", times=TIMES, clocks=Clocks(wait=wait))
+    it.start()
+    for _ in range(3):
+        assert rounds.acquire(timeout=10)
+    assert it.leading
+    it.stop()
+    assert not it.leading
+    assert leases.spec["holderIdentity"] == ""
+    assert not [each for each in threading.enumerate() if each.name == "lease l"]

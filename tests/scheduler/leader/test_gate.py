@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.kube.errors import ServerError
+from agent.scheduler.leader.gate import AlwaysLeader, LeaderGate
+from tests.waiting import eventually
+
+
+class Leader:
+    leading = False
+    term = 0
+    holder = ""
+
+
+class State:
+    """Catches up when the test lets it."""
+
+    synced = False
+    troubles: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.may_catch_up = threading.Event()
+        self.asked = 0
+        self.error: str | None = None
+        self.out_of_touch: str | None = None
+        self.broken = False
+        self.doubts = 0
+
+    def behind(self) -> str | None:
+        return "the watch of pods" if self.broken else None
+
+    def doubt(self) -> None:
+        self.doubts += 1
+
+    def stale(self) -> str | None:
+        return self.out_of_touch
+
+    def catch_up(self, wait: Callable[[float], bool]) -> bool:
+        self.asked += 1
+        if self.error is not None:
+            raise ServerError(self.error)
+        while not self.may_catch_up.is_set():
+            if wait(0.005):
+                return False
+        self.broken = False
+        return True
+
+
+@pytest.fixture
+def leader() -> Leader:
+    return Leader()
+
+
+@pytest.fixture
+def state() -> State:
+    return State()
+
+
+@pytest.fixture
+def gate(leader: Leader, state: State) -> Iterator[LeaderGate]:
+    it = LeaderGate(leader, state)
+    it.start()
+    yield it
+    it.stop()
+
+
+def lead(leader: Leader, gate: LeaderGate, term: int) -> None:
+    leader.term, leader.leading = term, True
+    gate.begin()
+
+
+def answers(gate: LeaderGate, leader: Leader, state: State) -> None:
+    """Waits until the leader answers."""
+    state.synced = True
+    state.may_catch_up.set()
+    lead(leader, gate, 1)
+    eventually("on duty", lambda: gate.reason() is None)
+
+
+def test_a_follower_answers_nothing_and_says_who_leads(gate: LeaderGate, leader: Leader) -> None:
+    assert gate.reason() == "nobody leads"
+    leader.holder = "other"
+    assert gate.reason() == "other leads"
+
+
+def test_a_leader_answers_when_it_knows_what_was_bound_before(
+    gate: LeaderGate, leader: Leader, state: State
+) -> None:
+    lead(leader, gate, 1)
+    state.troubles = ("watch of /api/v1/pods: 403",)
+    assert gate.reason() == "not all objects are known yet; watch of /api/v1/pods: 403"
+    state.synced = True
+    assert gate.reason() == "what was bound before is not known yet"
+    state.may_catch_up.set()
+    eventually("on duty", lambda: gate.reason() is None)
+
+
+def test_each_term_begins_with_catching_up(gate: LeaderGate, leader: Leader, state: State) -> None:
+    answers(gate, leader, state)
+    state.may_catch_up.clear()
+    leader.leading = False
+    assert gate.reason() == "nobody leads"
+    lead(leader, gate, 2)
+    assert gate.reason() == "what was bound before is not known yet"
+    state.may_catch_up.set()
+    eventually("on duty", lambda: gate.reason() is None)
+
+
+def test_a_leader_with_a_stale_watch_answers_nothing_until_it_is_back(
+    gate: LeaderGate, leader: Leader, state: State
+) -> None:
+    answers(gate, leader, state)
+    state.out_of_touch = "the watch of pods has been out of touch for 31 s"
+    assert gate.reason() == state.out_of_touch
+    leader.leading = False
+    assert gate.reason() == f"nobody leads; {state.out_of_touch}"
+    leader.leading = True
+    state.out_of_touch = None
+    assert gate.reason() is None
+
+
+def test_a_watch_that_broke_is_caught_up_with_in_the_same_term(
+    gate: LeaderGate, leader: Leader, state: State
+) -> None:
+    answers(gate, leader, state)
+    state.broken = True
+    assert gate.reason() is None, "but for binds all is answered"
+    eventually("caught up", lambda: not state.broken)
+    assert (state.asked, state.doubts) == (2, 1)
+
+
+def test_what_is_known_is_settled_before_the_first_answer(leader: Leader, state: State) -> None:
+    reasons: list[str | None] = []
+    gate = LeaderGate(leader, state, lambda: reasons.append(gate.reason()))
+    gate.start()
+    answers(gate, leader, state)
+    gate.stop()
+    assert reasons == ["what was bound before is not known yet"]
+
+
+def test_who_loses_the_lease_while_it_catches_up_begins_again(
+    gate: LeaderGate, leader: Leader, state: State
+) -> None:
+    state.synced = True
+    lead(leader, gate, 1)
+    eventually("asked", lambda: state.asked == 1)
+    lead(leader, gate, 2)
+    eventually("asked again", lambda: state.asked == 2)
+    assert state.doubts == 2, "what the one before wrote meanwhile"
+    state.may_catch_up.set()
+    eventually("on duty", lambda: gate.reason() is None)
+
+
+def test_why_it_can_not_be_asked_is_said(gate: LeaderGate, leader: Leader, state: State) -> None:
+    state.synced, state.error = True, "GET /api/v1/pods: 500"
+    lead(leader, gate, 1)
+    eventually("said", lambda: gate.reason() == "GET /api/v1/pods: 500")
+    state.error = None
+    state.may_catch_up.set()
+    eventually("on duty", lambda: gate.reason() is None)
+
+
+def test_the_only_one_leads(state: State) -> None:
+    gate = LeaderGate(AlwaysLeader(), state)
+    gate.start()
+    state.synced = True
+    state.may_catch_up.set()
+    eventually("on duty", lambda: gate.reason() is None)
+    gate.stop()

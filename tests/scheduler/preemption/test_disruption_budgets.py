@@ -1,0 +1,76 @@
+"""What a PodDisruptionBudget covers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.model.objects import ObjectError
+from agent.scheduler.preemption.disruption_budgets import Budget, Budgets, read
+
+WEB = {"app": "web"}
+
+
+def body(selector: Any, **status: Any) -> bytes:
+    return json.dumps(
+        {
+            "metadata": {"namespace": "shop", "name": "b"},
+            "spec": {"selector": selector, "maxUnavailable": 1},
+            "status": status,
+        }
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels", "covered"),
+    [
+        ({"matchLabels": WEB}, WEB, True),
+        ({"matchLabels": WEB}, {}, False),
+        ({}, {}, True),
+        (None, WEB, False),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["db"]}]}, WEB, True),
+    ],
+)
+def test_selector(selector: Any, labels: dict[str, str], covered: bool) -> None:
+    assert read(body(selector)).covers("p", labels) is covered
+
+
+def test_status() -> None:
+    budget = read(body({}, disruptionsAllowed=2, disruptedPods={"p": "2026-01-01T00:00:00Z"}))
+    assert budget.allowed == 2
+    assert not budget.covers("p", {})
+    assert budget.covers("q", {})
+
+
+def test_nonsense_names_the_budget_and_the_field() -> None:
+    with pytest.raises(ObjectError, match=r"shop/b.*disruptionsAllowed"):
+        read(body({}, disruptionsAllowed="two"))
+
+
+def test_budgets_follow_the_watch() -> None:
+    budgets = Budgets()
+    first = read(body({"matchLabels": WEB}, disruptionsAllowed=1))
+    key = ObjectKey("shop", "b")
+
+    def covering(namespace: str = "shop") -> tuple[Budget, ...]:
+        return budgets.covering(namespace, "p", WEB)
+
+    budgets.changed([Change(ChangeKind.ADDED, key, first)])
+    assert covering() == (first,)
+    assert covering("elsewhere") == ()
+    second = read(body({"matchLabels": WEB}))
+    budgets.changed([Change(ChangeKind.MODIFIED, key, second)])
+    assert covering() == (second,)
+    budgets.changed([Change(ChangeKind.DELETED, key, second)])
+    assert covering() == ()
+
+
+def test_of_namespaces_that_come_and_go_nothing_is_kept() -> None:
+    budgets, first = Budgets(), read(body({}))
+    for key in (ObjectKey("shop", "b"), ObjectKey("other", "b")):
+        budgets.changed([Change(ChangeKind.ADDED, key, first)])
+    budgets.changed([Change(ChangeKind.DELETED, ObjectKey("other", "b"), first)])
+    assert list(budgets._by_namespace) == ["shop"]

@@ -1,0 +1,294 @@
+"""kube-scheduler's candidates, rewritten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.model.apiobjects import GROUP_ANNOTATION, from_object
+from agent.model.objects import LabelSelector
+from agent.scheduler.extender.extender import ExtenderPreemptionArgs, MetaPod, MetaVictims
+from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
+from agent.scheduler.preemption.preemption import (
+    EVICTION_SECONDS,
+    SEARCH_SECONDS,
+    Preemption,
+)
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import pod_info
+from agent.scheduler.unschedulable.queue import UnschedulableQueue, queued_pod
+from tests.scheduler import objects
+
+ONE_NODE = {
+    "scheduling.koordinator.sh/numa-topology-spec": '{"numaTopologyPolicy":"SingleNUMANode"}'
+}
+GUARDED = {"app": "guarded"}
+# NUMA node 0 has CPUs 0-3, the other one 4-7.
+CPUS = {"p0": "0-1", "p1": "2-3", "p2": "4-5", "p3": "6-7"}
+
+
+def tenant(name: str, priority: int = 0, **more: Any) -> dict[str, Any]:
+    labels = {"koordinator.sh/qosClass": "LSR", **more.pop("labels", {})}
+    body = objects.pod(
+        name,
+        "n",
+        cpus=CPUS.get(name, ""),
+        requests={"cpu": "2"} if name in CPUS else {},
+        labels=labels,
+        started=f"2026-01-01T00:00:0{name[-1]}Z",
+        **more,
+    )
+    body["spec"]["priority"] = priority
+    return body
+
+
+def asking(cpu: int, priority: int = 10, qos: str = "LSR", **spec: Any) -> dict[str, Any]:
+    labels = {"koordinator.sh/qosClass": qos} if qos else {}
+    notes = ONE_NODE if qos else {}
+    body = objects.pod("new", requests={"cpu": str(cpu)}, labels=labels, annotations=notes)
+    body["spec"].update({"priority": priority, **spec})
+    return body
+
+
+def cluster(*tenants: dict[str, Any]) -> SchedulerCache:
+    it = SchedulerCache(agents=False)
+    it.nodes_changed([objects.of_node(objects.node("n"))])
+    it.topologies_changed([objects.of_topology(objects.topology("n"))])
+    it.pods_changed([objects.of_pod(each) for each in tenants])
+    return it
+
+
+FULL = [tenant(name) for name in CPUS]
+
+
+def preempted(
+    of: SchedulerCache,
+    pod: dict[str, Any],
+    *named: str,
+    node: str = "n",
+    constrained: bool = False,
+    budgets: Budgets | None = None,
+) -> tuple[list[str], int] | None:
+    """Names of the victims and how many of them no budget allows; None: the node is no candidate
+    any more."""
+    victims = {node: MetaVictims(tuple(MetaPod(f"uid-{each}") for each in named))}
+    args = ExtenderPreemptionArgs(from_object(pod), victims, constrained)
+    preemption = Preemption(of, GroupReservations(of), UnschedulableQueue(), budgets or Budgets())
+    answer = preemption(args).victims
+    if not answer:
+        return None
+    (found,) = answer.values()
+    return [each.uid.removeprefix("uid-") for each in found.pods], found.num_pdb_violations
+
+
+def test_victims_of_one_numa_node_in_place_of_those_named() -> None:
+    assert preempted(cluster(*FULL), asking(4), "p0", "p3") == (["p2", "p3"], 0)
+
+
+def test_named_ones_stay_where_more_than_resources_may_be_why() -> None:
+    answer = preempted(cluster(*FULL), asking(4), "p0", "p3", constrained=True)
+    assert answer == (["p0", "p2", "p3"], 0)
+
+
+def test_named_ones_stay_where_resources_are_not_why() -> None:
+    """One of them alone would give back enough in sum."""
+    answer = preempted(cluster(*FULL), asking(2), "p0", "p1")
+    assert answer == (["p0", "p1"], 0)
+
+
+def test_victims_give_back_what_the_pod_needs_in_sum() -> None:
+    """CPUs 6 and 7 are nobody's, but others may use them: of the pods one alone is large enough."""
+    small, smaller = tenant("q4"), tenant("s5")
+    for body, cpu in ((small, "1500m"), (smaller, "500m")):
+        body["metadata"]["labels"] = {"koordinator.sh/qosClass": "LS"}
+        body["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
+    full = cluster(*FULL[:3], small, smaller)
+    assert preempted(full, asking(2), "q4", "s5") == (["p2"], 0)
+
+
+def test_lower_priority_goes_before_the_last_started() -> None:
+    pods = [tenant(name, 5 if name in ("p2", "p3") else 1) for name in CPUS]
+    assert preempted(cluster(*pods), asking(4), "p0", "p3") == (["p0", "p1"], 0)
+
+
+def test_candidate_where_nobody_helps_is_dropped() -> None:
+    pods = [tenant(name, 10 if name in ("p0", "p2") else 1) for name in CPUS]
+    assert preempted(cluster(*pods), asking(4), "p1", "p3") is None
+
+
+@pytest.mark.parametrize(
+    ("pod", "named", "node"),
+    [
+        (asking(4), ["p0", "p1"], "another"),
+        (asking(4), ["unheard"], "n"),
+        (asking(4, preemptionPolicy="Never"), ["p0", "p1"], "n"),
+        (asking(4, priority=0), ["p0", "p1"], "n"),
+    ],
+)
+def test_no_candidates(pod: dict[str, Any], named: list[str], node: str) -> None:
+    assert preempted(cluster(*FULL), pod, *named, node=node) is None
+
+
+def test_pod_that_makes_no_sense_has_no_candidates() -> None:
+    pod = asking(4)
+    pod["metadata"]["annotations"] = {next(iter(ONE_NODE)): "{"}
+    assert preempted(cluster(*FULL), pod, "p0") is None
+
+
+def member(name: str, size: int = 2) -> dict[str, Any]:
+    """One of a group that has two CPUs each."""
+    pod = asking(2)
+    pod["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+    pod["metadata"]["annotations"] = {**ONE_NODE, GROUP_ANNOTATION: f"g/{size}"}
+    return pod
+
+
+def test_pod_whose_group_makes_no_sense_has_no_candidates() -> None:
+    pod = member("m0")
+    pod["metadata"]["annotations"][GROUP_ANNOTATION] = "no group"
+    assert preempted(cluster(*FULL), pod, "p0") is None
+
+
+@pytest.mark.parametrize(("constrained", "victims"), [(False, ["p2", "p3"]), (True, ["p0", "p3"])])
+def test_victims_make_room_for_the_whole_group(constrained: bool, victims: list[str]) -> None:
+    """kube-scheduler named one, as it was asked about one member."""
+    answer = preempted(cluster(*FULL), member("m0"), "p0", constrained=constrained)
+    assert answer == (victims, 0)
+
+
+def test_no_candidate_where_not_even_all_make_room_for_the_group() -> None:
+    assert preempted(cluster(*FULL), member("m0", 5), "p0") is None
+
+
+class Scene:
+    """A cluster of full nodes, and members of a group that are asked about in turn."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.now = 0.0
+        self.queue = UnschedulableQueue()
+        self.cluster = SchedulerCache(agents=False)
+        self.groups = GroupReservations(self.cluster, clock=lambda: self.now)
+        self.preemption = Preemption(
+            self.cluster, self.groups, self.queue, Budgets(), clock=lambda: self.now
+        )
+        for node in nodes:
+            self.cluster.nodes_changed([objects.of_node(objects.node(node))])
+            self.cluster.topologies_changed([objects.of_topology(objects.topology(node))])
+            for name in CPUS:
+                self.tell(node, name)
+
+    def tell(self, node: str, name: str, kind: ChangeKind = ChangeKind.ADDED, **told: Any) -> None:
+        body = tenant(name, **told.pop("more", {}))
+        body["metadata"] |= {"name": f"{node}-{name}", "uid": f"{node}-{name}", **told}
+        body["spec"]["nodeName"] = node
+        self.cluster.pods_changed([objects.of_pod(body, kind)])
+
+    def ask(self, name: str, **named: str) -> dict[str, set[str]]:
+        """`named`: kube-scheduler's victim on each node."""
+        candidates = {
+            node: MetaVictims((MetaPod(f"{node}-{each}"),)) for node, each in named.items()
+        }
+        found = self.preemption(ExtenderPreemptionArgs(from_object(member(name)), candidates))
+        return {node: {each.uid for each in told.pods} for node, told in found.victims.items()}
+
+
+ENDING = {"deletionTimestamp": "2026-01-01T00:01:00Z"}
+
+
+def test_room_for_a_group_is_made_on_the_best_node_and_once() -> None:
+    scene = Scene("a", "b")
+    scene.tell("a", "p3", more={"priority": 5})
+    made = {"b": {"b-p2", "b-p3"}}
+    assert scene.ask("m0", a="p0", b="p0") == made
+    assert scene.ask("m1", a="p0", b="p0") == {}
+    scene.now = EVICTION_SECONDS
+    assert scene.ask("m1", a="p0", b="p0") == made, "nobody ended"
+    scene.tell("b", "p2", **ENDING)
+    for _ in range(3):
+        scene.now += EVICTION_SECONDS
+        assert scene.ask("m0", a="p0", b="p0") == {}, "it ends still"
+    for victim in ("p2", "p3"):
+        scene.tell("b", victim, ChangeKind.DELETED)
+    scene.now += EVICTION_SECONDS - 1
+    assert scene.ask("m1", a="p0") == {}, "there is room, and a member finds it"
+    scene.now += 1
+    assert scene.ask("m1", a="p0") == {"a": {"a-p2", "a-p1"}}
+
+
+def test_candidates_are_looked_at_for_so_long() -> None:
+    """kube-scheduler hears of those that were found by then."""
+    scene = Scene("a", "b", "c")
+    seen = iter((0.0, 1.0, SEARCH_SECONDS))
+    preemption = Preemption(
+        scene.cluster, scene.groups, scene.queue, Budgets(), clock=lambda: next(seen)
+    )
+    candidates = {node: MetaVictims((MetaPod(f"{node}-p0"),)) for node in "abc"}
+    found = preemption(ExtenderPreemptionArgs(from_object(asking(2)), candidates))
+    assert found.victims.keys() == {"a"}
+
+
+def test_nobody_ends_where_room_is_made_by_a_plan() -> None:
+    scene = Scene("a")
+    asks = pod_info(from_object(member("m0")))
+    scene.queue.add(queued_pod(asks, scene.cluster, 0.0))
+    scene.queue.nominate("uid-m0", "b")
+    assert scene.ask("m1", a="p0") == {}
+    scene.queue.withdraw("uid-m0", "b")
+    assert scene.ask("m1", a="p0") != {}
+
+
+def test_member_whose_part_is_held_has_kube_schedulers_victims_there() -> None:
+    scene = Scene("a", "b")
+    for victim in CPUS:
+        scene.tell("a", victim, ChangeKind.DELETED)
+    asks = pod_info(from_object(member("m0")))
+    assert asks.group is not None
+    assert scene.groups.hold(asks.group, asks.pod_request, "a") is None
+    assert scene.ask("m1", a="p0", b="p0") == {"a": {"a-p0"}}
+
+
+def test_late_member_gets_room_beside_its_companions_and_none_of_them_ends() -> None:
+    scene = Scene("a", "b")
+    bound = tenant("p0", annotations={GROUP_ANNOTATION: "g/2"})
+    bound["metadata"] |= {"uid": "a-p0"}
+    bound["spec"]["nodeName"] = "a"
+    scene.cluster.pods_changed([objects.of_pod(bound, ChangeKind.MODIFIED)])
+    assert scene.ask("m1", a="p1", b="p1") == {"a": {"a-p3"}}
+    assert scene.ask("m1", b="p1") == {}
+
+
+def test_pod_that_needs_nothing_of_us_has_the_victims_that_were_named() -> None:
+    assert preempted(cluster(*FULL), asking(1, qos=""), "p0", "p3") == (["p0", "p3"], 0)
+
+
+def test_budget() -> None:
+    budgets = Budgets()
+    budget = Budget("ns", "b", LabelSelector(GUARDED), 1)
+    budgets.changed([Change(ChangeKind.ADDED, ObjectKey("ns", "b"), budget)])
+    guarded = [tenant(name, labels=GUARDED if name in ("p2", "p3") else {}) for name in CPUS]
+    assert preempted(cluster(*guarded), asking(4), "p0", "p3", budgets=budgets) == (
+        ["p0", "p1"],
+        0,
+    )
+    everyone = [tenant(name, labels=GUARDED) for name in CPUS]
+    assert preempted(cluster(*everyone), asking(4), "p0", "p3", budgets=budgets) == (
+        ["p2", "p3"],
+        1,
+    )
+
+
+def test_mirror_of_a_static_pod_is_no_victim() -> None:
+    mirror = {"kubernetes.io/config.mirror": "x", "kubernetes.io/config.hash": "x"}
+    pods = [tenant(name, annotations=mirror if name == "p3" else {}) for name in CPUS]
+    assert preempted(cluster(*pods), asking(4), "p0", "p3") == (["p0", "p1"], 0)
+    assert preempted(cluster(*pods), asking(4), "p0", "p3", constrained=True) is None
+
+
+def test_who_leaves_already_goes_first() -> None:
+    pods = [tenant(name) for name in CPUS]
+    for each in pods[:2]:
+        each["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    assert preempted(cluster(*pods), asking(4), "p0", "p3") == (["p0", "p1"], 0)

@@ -1,0 +1,373 @@
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from agent.allocate.node_allocation import pod_allocation
+from agent.kube.auth import FileAccess
+from agent.kube.transport import Transport
+from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup
+from agent.model.devices.device_allocation import allocated
+from agent.scheduler.state.binder import Binder, LostRaceError
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import PodInfoCache, PodName
+from agent.scheduler.state.pods_api import BindError, BindingApi
+from tests.fixtures.fleet import CARDS, NOTHING, SMALL, Kind, carder, owner, part
+from tests.kube import hostile
+from tests.kube.hostile import Request, Server, reply, status
+from tests.scheduler import clusters
+from tests.scheduler.podserver import Pods
+
+EIGHT = owner(8, 8)
+
+
+class Bench(msgspec.Struct):
+    """All that a bind touches."""
+
+    cluster: SchedulerCache
+    groups: GroupReservations
+    pod_infos: PodInfoCache
+    pods: Pods
+    server: Server
+    binder: Binder
+
+    def put(self, kind: Kind, name: str, **notes: str) -> PodName:
+        """A pod that is in the API server, and that no filter was asked about."""
+        body = kind.pod(name)
+        body["metadata"]["annotations"] |= notes
+        self.pods.pods["default", name] = body
+        return PodName("default", name, f"uid-{name}")
+
+    def bind(self, kind: Kind, name: str, node: str = "a") -> None:
+        self.binder.bind(self.put(kind, name), node)
+
+    def held(self, node: str = "a") -> set[str]:
+        state = self.cluster.node(node)
+        assert state is not None
+        return {uid for uid in state.place.holdings if not uid.startswith("uid-agent")}
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with hostile.serving() as server:
+        transport = Transport(FileAccess(server.url), connections=32)
+        cluster = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
+        groups, pod_infos = GroupReservations(cluster), PodInfoCache()
+        binder = Binder(cluster, groups, BindingApi(transport), pod_infos)
+        yield Bench(cluster, groups, pod_infos, Pods(server), server, binder)
+        transport.close()
+
+
+def test_a_bound_pod_carries_what_it_was_given(bench: Bench) -> None:
+    bench.bind(EIGHT, "p")
+    pod = bench.pods.pods["default", "p"]
+    assert pod["spec"]["nodeName"] == "a"
+    claim = pod_allocation("uid-p", "default/p", pod["metadata"]["annotations"])
+    assert len(claim.cpus) == 8
+    state = bench.cluster.node("a")
+    assert state is not None
+    assert state.place.holdings["uid-p"].claim.cpus == claim.cpus
+
+
+def test_a_pod_with_devices_carries_them(bench: Bench) -> None:
+    bench.bind(carder(2, 8), "p", "c")
+    notes = bench.pods.pods["default", "p"]["metadata"]["annotations"]
+    assert len(allocated(notes)) == 2
+    assert len(pod_allocation("uid-p", "default/p", notes).cpus) == 8
+
+
+def test_a_pod_that_needs_nothing_is_bound_too(bench: Bench) -> None:
+    bench.bind(NOTHING, "p", "b")
+    assert bench.pods.bindings[0]["metadata"]["annotations"] == {}
+
+
+def test_a_pod_that_was_filtered_is_not_looked_up(bench: Bench) -> None:
+    name = bench.put(EIGHT, "p")
+    bench.pod_infos.of(clusters.pod(EIGHT, "p"))
+    bench.binder.bind(name, "a")
+    assert [each.method for each in bench.server.requests] == ["POST"]
+    assert bench.pod_infos.get("uid-p") is None, "who is bound is asked about no more"
+
+
+def test_what_the_watch_shows_later_is_what_was_reserved(bench: Bench) -> None:
+    bench.bind(EIGHT, "p")
+    before = bench.cluster.changed_since(0).serial
+    clusters.tell(bench.cluster, bench.pods.pods["default", "p"])
+    assert bench.cluster.bound("uid-p") == "a"
+    assert bench.cluster.reservation("uid-p") is None
+    assert bench.cluster.changed_since(0).serial == before, "nothing that an answer hangs on"
+
+
+@pytest.mark.parametrize("code", [403, 404, 409, 422, 429])
+def test_a_binding_that_is_refused_gives_back(bench: Bench, code: int) -> None:
+    bench.pods.instead = lambda connection, _: reply(connection, code, status(code, "No"))
+    with pytest.raises(BindError, match=str(code)):
+        bench.bind(EIGHT, "p")
+    assert bench.held() == set()
+    bench.pods.instead = None
+    bench.bind(EIGHT, "p", "b")
+    assert bench.held("b") == {"uid-p"}
+
+
+def test_where_nobody_knows_what_became_of_a_binding_nobody_else_gets_its_cpus(
+    bench: Bench,
+) -> None:
+    bench.pods.instead = lambda *_: False
+    with pytest.raises(BindError):
+        bench.bind(owner(32, 8), "p")
+    assert bench.held() == {"uid-p"}
+    reservation = bench.cluster.reservation("uid-p")
+    assert reservation is not None
+    assert reservation.sent
+    bench.pods.instead = None
+    with pytest.raises(LostRaceError, match="node a: cpu: not enough free CPUs"):
+        bench.bind(EIGHT, "q")
+    assert bench.binder.lost_races == 1
+
+
+def test_what_a_fault_of_ours_leaves_behind_is_in_doubt_and_no_bind_under_way(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(BindingApi, "bind", fails)
+        with pytest.raises(ZeroDivisionError):
+            bench.bind(EIGHT, "p")
+    reservation = bench.cluster.reservation("uid-p")
+    assert reservation is not None
+    assert reservation.until is not None, "it would be kept for ever"
+    bench.bind(EIGHT, "p")
+
+
+def test_a_pod_whose_binding_is_in_doubt_may_be_bound_again(bench: Bench) -> None:
+    bench.pods.instead = lambda *_: False
+    with pytest.raises(BindError):
+        bench.bind(owner(32, 8), "p")
+    bench.pods.instead = None
+    with pytest.raises(BindError, match="an earlier Binding of pod default/p to a may come true"):
+        bench.bind(owner(32, 8), "p", "b")
+    bench.bind(owner(32, 8), "p")
+    assert bench.held() == {"uid-p"}
+    assert bench.held("b") == set()
+    sent = [json.loads(each.body) for each in bench.server.requests if each.method == "POST"]
+    assert len(sent) == 2
+    assert sent[0] == sent[1]
+
+
+def test_what_is_sent_again_does_not_expire_meanwhile(bench: Bench) -> None:
+    """The first Binding's time is over, and the pod was found without a node a moment ago."""
+    bench.pods.instead = lambda *_: False
+    with pytest.raises(BindError):
+        bench.bind(EIGHT, "p")
+    overdue = bench.cluster.reservation("uid-p")
+    assert overdue is not None
+    ended: list[bool] = []
+    bench.pods.instead = lambda *_: ended.append(bench.cluster.expire(overdue))
+    bench.bind(EIGHT, "p")
+    assert ended == [False]
+    assert bench.held() == {"uid-p"}
+
+
+def test_a_refusal_says_nothing_of_an_earlier_binding(bench: Bench) -> None:
+    bench.pods.instead = lambda *_: False
+    with pytest.raises(BindError):
+        bench.bind(EIGHT, "p")
+    bench.pods.instead = lambda connection, _: reply(connection, 403, status(403, "No"))
+    with pytest.raises(BindError, match="403"):
+        bench.bind(EIGHT, "p")
+    assert bench.held() == {"uid-p"}
+
+
+def test_a_binding_that_came_true_late_is_no_second_one(bench: Bench) -> None:
+    late: list[Request] = []
+
+    def silent(_: socket.socket, request: Request) -> bool:
+        late.append(request)
+        return False
+
+    bench.pods.instead = silent
+    with pytest.raises(BindError):
+        bench.bind(EIGHT, "p")
+    bench.pods.bind(late[0])
+    bench.pods.instead = None
+    bench.binder.bind(PodName("default", "p", "uid-p"), "a")
+    assert bench.held() == {"uid-p"}
+    assert len(bench.pods.bindings) == 1
+
+
+def test_an_answer_that_got_lost_is_a_bound_pod(bench: Bench) -> None:
+    def silent(_: socket.socket, request: Request) -> bool:
+        bench.pods.bind(request)
+        return False
+
+    bench.pods.instead = silent
+    bench.bind(EIGHT, "p")
+    assert bench.held() == {"uid-p"}
+
+
+def test_a_pod_is_bound_by_one_call_at_a_time(bench: Bench) -> None:
+    """The first one's Binding is under way when kube-scheduler, out of patience, sends another."""
+    arrived, leave = threading.Event(), threading.Event()
+
+    def slow(_: socket.socket, __: Request) -> None:
+        arrived.set()
+        leave.wait(10)
+
+    name = bench.put(EIGHT, "p")
+    bench.pods.instead = slow
+    transport = Transport(FileAccess(bench.server.url))
+    binder = Binder(bench.cluster, bench.groups, BindingApi(transport), bench.pod_infos)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(binder.bind, name, "a")
+        assert arrived.wait(10)
+        with pytest.raises(BindError, match="pod default/p is being bound already"):
+            binder.bind(name, "b")
+        leave.set()
+        first.result()
+    transport.close()
+    assert bench.held() == {"uid-p"}
+    assert bench.held("b") == set()
+
+
+def test_the_lock_is_free_while_the_api_server_thinks(bench: Bench) -> None:
+    arrived, leave = threading.Event(), threading.Event()
+
+    def slow(_: socket.socket, __: Request) -> None:
+        arrived.set()
+        leave.wait(10)
+
+    bench.pods.instead = slow
+    transport = Transport(FileAccess(bench.server.url))
+    binder = Binder(bench.cluster, bench.groups, BindingApi(transport), bench.pod_infos)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(binder.bind, bench.put(EIGHT, "p"), "a")
+        assert arrived.wait(10)
+        assert bench.cluster.lock.acquire(timeout=5)
+        bench.cluster.lock.release()
+        leave.set()
+        first.result()
+    transport.close()
+
+
+def test_a_pod_that_is_bound_there_already_is_left_as_it_is(bench: Bench) -> None:
+    """kube-scheduler lost patience, and asks again; first the watch has not told of it yet."""
+    bench.bind(EIGHT, "p")
+    pod, name = bench.pods.pods["default", "p"], PodName("default", "p", "uid-p")
+    for _ in range(2):
+        bench.binder.bind(name, "a")
+        with pytest.raises(BindError, match="pod default/p is bound to node a"):
+            bench.binder.bind(name, "b")
+        clusters.tell(bench.cluster, pod)
+    assert len(bench.pods.bindings) == 1
+    assert bench.held() == {"uid-p"}
+    assert bench.held("b") == set()
+
+
+def test_a_pod_that_is_gone_is_said_to_be(bench: Bench) -> None:
+    with pytest.raises(BindError, match="pod default/q is gone"):
+        bench.binder.bind(PodName("default", "q", "uid-q"), "a")
+
+
+def test_a_pod_that_makes_no_sense_is_not_bound(bench: Bench) -> None:
+    odd = bench.put(EIGHT, "p", **{GROUP_ANNOTATION: "many"})
+    with pytest.raises(BindError, match=r"group: 'many' is no NAME/SIZE"):
+        bench.binder.bind(odd, "a")
+    assert not bench.pods.bindings
+
+
+def test_a_node_that_can_not_take_the_pod_is_named(bench: Bench) -> None:
+    with pytest.raises(BindError, match="node x: "):
+        bench.bind(EIGHT, "p", "x")
+    clusters.add(bench.cluster, "d", SMALL, agent=False)
+    with pytest.raises(BindError, match=r"node d: .*agent"):
+        bench.bind(EIGHT, "p", "d")
+    assert not bench.pods.bindings
+
+
+def test_who_has_ceased_to_lead_sends_no_binding(bench: Bench) -> None:
+    """The look at a pod that no filter was asked about takes its time: another decides by then."""
+    leads, answer = [True], bench.server.answer
+
+    def slow(server: Server, connection: socket.socket, request: Request) -> bool:
+        leads[:] = [False]
+        return bool(answer and answer(server, connection, request))
+
+    bench.server.answer = slow
+    transport = Transport(FileAccess(bench.server.url))
+    binder = Binder(
+        bench.cluster,
+        bench.groups,
+        BindingApi(transport),
+        bench.pod_infos,
+        lambda: None if leads == [True] else "s2 leads",
+    )
+    with pytest.raises(BindError, match="s2 leads"):
+        binder.bind(bench.put(EIGHT, "p"), "a")
+    transport.close()
+    assert [each.method for each in bench.server.requests] == ["GET"]
+    assert bench.held() == set()
+
+
+def test_members_of_a_group_take_their_parts(bench: Bench) -> None:
+    group = PodGroup("default", "g", 2)
+    names = [bench.put(EIGHT, name, **{GROUP_ANNOTATION: "g/2"}) for name in ("p", "q")]
+    with bench.cluster.lock:
+        assert bench.groups.hold(group, clusters.pod_request(EIGHT, "p"), "a") is None
+    assert len(bench.held()) == 2
+    with pytest.raises(BindError, match="group default/g is held to node a"):
+        bench.binder.bind(names[0], "b")
+    for name in names:
+        bench.binder.bind(name, "a")
+    assert bench.held() == {"uid-p", "uid-q"}
+
+
+def test_a_member_that_is_not_bound_leaves_its_part(bench: Bench) -> None:
+    name = bench.put(EIGHT, "p", **{GROUP_ANNOTATION: "g/2"})
+    bench.pods.instead = lambda connection, _: reply(connection, 422, status(422, "No"))
+    with pytest.raises(BindError):
+        bench.binder.bind(name, "a")
+    assert bench.held() == {"default/g/0", "default/g/1"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "each"),
+    [(owner(2, 1), ["a"], 16), (owner(2, 1), ["a", "b"], 16), (part(50), ["c"], 16)],
+    ids=["CPUs of one node", "CPUs of two nodes", "halves of cards"],
+)
+def test_of_32_callers_at_once_no_two_get_the_same(
+    bench: Bench, kind: Kind, nodes: list[str], each: int
+) -> None:
+    """More want a node than it can hold: the others hear so."""
+    names = [bench.put(kind, f"p{place}") for place in range(40)]
+
+    def one(place: int) -> bool:
+        try:
+            bench.binder.bind(names[place], nodes[place % len(nodes)])
+        except LostRaceError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(32) as pool:
+        bound = sum(pool.map(one, range(len(names))))
+    assert bound == min(len(names), each * len(nodes))
+    assert bench.binder.lost_races == len(names) - bound
+    for node in nodes:
+        state = bench.cluster.node(node)
+        assert state is not None
+        assert state.place.overlaps() == ()
+    written = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
+    for pod in bench.pods.pods.values():
+        clusters.tell(written, pod)
+    for node in nodes:
+        state = written.node(node)
+        assert state is not None
+        assert state.place.overlaps() == (), "what the pods' annotations say"

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.allocate.node_allocator.answer import Granted
+from agent.kube.auth import FileAccess
+from agent.kube.transport import Transport
+from agent.model.apiobjects import PodGroup
+from agent.scheduler.state.binder import ReservationExpiry
+from agent.scheduler.state.cluster import EXPIRY_SECONDS, SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pods_api import BindingApi
+from tests.kube import hostile
+from tests.kube.hostile import Request, Server
+from tests.scheduler import objects
+from tests.scheduler.clock import Clock
+from tests.scheduler.state.test_cluster import held
+
+WISH = objects.pod_request({"cpu": "1"}, name="a")
+
+
+@pytest.fixture
+def cluster(clock: Clock) -> SchedulerCache:
+    """Of one node, where a reservation stands."""
+    it = SchedulerCache(clock=clock)
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    it.reserve("n1", Granted(WISH))
+    return it
+
+
+@pytest.fixture
+def groups(cluster: SchedulerCache, clock: Clock) -> GroupReservations:
+    return GroupReservations(cluster, seconds=60, clock=clock)
+
+
+@pytest.fixture
+def expiry(
+    server: Server, cluster: SchedulerCache, groups: GroupReservations
+) -> Iterator[ReservationExpiry]:
+    transport = Transport(FileAccess(server.url))
+    yield ReservationExpiry(cluster, groups, BindingApi(transport))
+    transport.close()
+
+
+def says(server: Server, code: int, body: Any) -> None:
+    def answer(server: Server, connection: socket.socket, request: Request) -> bool:
+        assert (request.method, request.path) == ("GET", "/api/v1/namespaces/ns/pods/a")
+        return hostile.reply(connection, code, body)
+
+    server.answer = answer
+
+
+# What the API server says of a pod whose Binding it took, and whether the reservation stays.
+ANSWERS = {
+    "bound": (200, objects.pod("a", "n1"), True),
+    "bound elsewhere": (200, objects.pod("a", "n2"), True),
+    "not bound": (200, objects.pod("a"), False),
+    "another of its name": (200, objects.pod("a", "n1", uid="other"), False),
+    "gone": (404, hostile.status(404, "NotFound"), False),
+    "refused": (403, hostile.status(403, "Forbidden"), True),
+    "in trouble": (500, b"oops", True),
+    "nonsense": (200, b"[]", True),
+}
+
+
+@pytest.mark.parametrize("said", ANSWERS)
+def test_a_reservation_whose_binding_was_taken_ends_by_the_servers_word(
+    server: Server, cluster: SchedulerCache, expiry: ReservationExpiry, clock: Clock, said: str
+) -> None:
+    code, body, stays = ANSWERS[said]
+    says(server, code, body)
+    cluster.confirm("uid-a")
+    clock.now = EXPIRY_SECONDS - 1
+    expiry.step()
+    assert not server.requests
+    clock.now = EXPIRY_SECONDS + 1
+    expiry.step()
+    assert len(server.requests) == 1
+    assert held(cluster) == ({"a"} if stays else set())
+    expiry.step()
+    assert len(server.requests) == 1
+    clock.now = 2 * EXPIRY_SECONDS + 2
+    expiry.step()
+    assert len(server.requests) == (2 if stays else 1)
+
+
+def test_a_bind_under_way_never_expires(
+    server: Server, cluster: SchedulerCache, expiry: ReservationExpiry, clock: Clock
+) -> None:
+    clock.now = 1e9
+    expiry.step()
+    assert held(cluster) == {"a"}
+    assert not server.requests
+
+
+def test_what_was_held_for_a_group_is_free_again_though_nobody_asks(
+    cluster: SchedulerCache, groups: GroupReservations, expiry: ReservationExpiry, clock: Clock
+) -> None:
+    """Who was refused for it is tried again only when the node has changed."""
+    assert groups.hold(PodGroup("ns", "g", 2), WISH, "n1") is None
+    held = cluster.changed_since(0).serial
+    clock.now += 61
+    expiry.step()
+    assert cluster.changed_since(held).names == {"n1"}
+    assert cluster.reservation("ns/g/0") is None

@@ -1,0 +1,415 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.kube.objects import ChangeKind
+from agent.model.settings import plugin_args
+from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
+from tests.scheduler import objects
+from tests.scheduler.clock import Clock
+
+DELETED = ChangeKind.DELETED
+PLAIN = objects.pod_request({"cpu": "1"})
+GPU = objects.pod_request({"nvidia.com/gpu": "1"})
+LSR = objects.pod_request({"cpu": "2"}, qos="LSR")
+
+
+@pytest.fixture
+def cluster(clock: Clock) -> SchedulerCache:
+    """Of nodes n1 and n2, each with all its objects and an agent."""
+    it = SchedulerCache(clock=clock)
+    for name in ("n1", "n2"):
+        it.nodes_changed([objects.of_node(objects.node(name))])
+        it.topologies_changed([objects.of_topology(objects.topology(name))])
+        it.devices_changed([objects.of_devices(objects.devices(name))])
+        it.pods_changed([objects.of_pod(objects.agent(name))])
+    return it
+
+
+def held(cluster: SchedulerCache, name: str = "n1") -> set[str]:
+    """Titles of who holds something, agents aside."""
+    state = cluster.node(name)
+    assert state is not None
+    titles = {each.title.removeprefix("ns/") for each in state.place.holdings.values()}
+    return {each for each in titles if not each.startswith("agent-")}
+
+
+def see(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
+    cluster.pods_changed([objects.of_pod(objects.pod(*args, **more))])
+
+
+def drop(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
+    cluster.pods_changed([objects.of_pod(objects.pod(*args, **more), DELETED)])
+
+
+def granted(name: str) -> Granted:
+    return Granted(objects.pod_request({"cpu": "1"}, name=name))
+
+
+# Pods
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_counts_while_it_is_bound_and_has_not_ended(
+    cluster: SchedulerCache, phase: str
+) -> None:
+    see(cluster, "a")
+    assert not held(cluster)
+    see(cluster, "a", "n1")
+    assert held(cluster) == {"a"}
+    assert cluster.bound("uid-a") == "n1"
+    see(cluster, "a", "n1", phase=phase)
+    assert not held(cluster)
+    assert cluster.bound("uid-a") is None
+    drop(cluster, "a", "n1", phase=phase)
+    assert not held(cluster)
+
+
+def test_a_pod_that_is_gone_holds_nothing(cluster: SchedulerCache) -> None:
+    see(cluster, "a", "n1")
+    drop(cluster, "a", "n1")
+    assert not held(cluster)
+
+
+def test_a_pod_that_is_gone_by_an_old_word_holds_nothing(cluster: SchedulerCache) -> None:
+    cluster.topologies_changed(
+        [objects.of_topology(objects.topology("n1", policy="single-numa-node", pods=()))]
+    )
+    told = objects.pod("a", "n1", cpus="0-1", phase="Running")
+    cluster.pods_changed([objects.of_pod(told)])
+    cluster.pods_changed([objects.of_pod(objects.pod("a"), DELETED)])
+    assert held(cluster) == set()
+    state = cluster.node("n1")
+    assert state is not None
+    assert isinstance(state.place.offer(PLAIN), Granted)
+
+
+def test_a_pod_of_the_same_name_is_another(cluster: SchedulerCache) -> None:
+    see(cluster, "a", "n1", uid="1")
+    drop(cluster, "a", "n1", uid="1")
+    see(cluster, "a", "n2", uid="2")
+    assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
+
+
+def test_an_old_word_on_a_bound_pod_frees_nothing(cluster: SchedulerCache) -> None:
+    see(cluster, "a", "n1")
+    see(cluster, "a")
+    assert held(cluster) == {"a"}
+
+
+def test_pods_that_come_before_their_node_count_when_it_comes() -> None:
+    it = SchedulerCache()
+    see(it, "a", "late", cpus="0-1")
+    assert it.node("late") is None
+    it.nodes_changed([objects.of_node(objects.node("late"))])
+    assert held(it, "late") == {"a"}
+
+
+def test_pods_outlive_their_node(cluster: SchedulerCache) -> None:
+    see(cluster, "a", "n1")
+    cluster.nodes_changed([objects.of_node(objects.node("n1"), DELETED)])
+    assert cluster.node("n1") is None
+    cluster.nodes_changed([objects.of_node(objects.node("n1"))])
+    assert held(cluster) == {"a"}
+
+
+def test_of_a_node_that_is_gone_nothing_is_kept() -> None:
+    it = SchedulerCache()
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    it.topologies_changed([objects.of_topology(objects.topology("n1"))])
+    it.devices_changed([objects.of_devices(objects.devices("n1"))])
+    see(it, "a", "n1")
+    it.pods_changed([objects.of_pod(objects.agent("n1"))])
+    it.reserve("n1", granted("b"))
+    it.pods_changed([objects.of_pod(objects.agent("n1", phase="Failed"))])
+    it.topologies_changed([objects.of_topology(objects.topology("n1"), DELETED)])
+    it.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)])
+    it.nodes_changed([objects.of_node(objects.node("n1"), DELETED)])
+    drop(it, "a", "n1")
+    it.release("uid-b")
+    it.pods_changed([objects.of_pod(objects.agent("n1", phase="Failed"), DELETED)])
+    assert not it._states
+    assert not it._pods
+
+
+# Reservations
+def test_a_reservation_holds_until_the_pod_is_seen_bound(
+    cluster: SchedulerCache, clock: Clock
+) -> None:
+    cluster.reserve("n1", granted("a"))
+    assert held(cluster) == {"a"}
+    see(cluster, "a")
+    clock.now = 1e6
+    assert not cluster.overdue()
+    cluster.confirm("uid-a")
+    see(cluster, "a")
+    assert held(cluster) == {"a"}
+    see(cluster, "a", "n1", requests={"cpu": "1"})
+    assert cluster.reservation("uid-a") is None
+    assert held(cluster) == {"a"}
+
+
+def test_release_gives_back_what_was_reserved(cluster: SchedulerCache) -> None:
+    cluster.reserve("n1", granted("a"))
+    assert cluster.release("uid-a")
+    assert not held(cluster)
+    assert not cluster.release("uid-a")
+
+
+def test_a_late_release_leaves_a_bound_pod_alone(cluster: SchedulerCache) -> None:
+    cluster.reserve("n1", granted("a"))
+    see(cluster, "a", "n1")
+    assert not cluster.release("uid-a")
+    assert held(cluster) == {"a"}
+
+
+def test_a_pod_that_is_deleted_before_it_is_bound_frees(cluster: SchedulerCache) -> None:
+    cluster.reserve("n1", granted("a"))
+    drop(cluster, "a")
+    assert not held(cluster)
+    cluster.confirm("uid-a")
+    assert cluster.reservation("uid-a") is None
+
+
+def test_a_pod_that_somebody_else_bound_elsewhere_frees(cluster: SchedulerCache) -> None:
+    cluster.reserve("n1", granted("a"))
+    see(cluster, "a", "n2")
+    assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
+
+
+def test_what_the_annotations_say_wins_over_what_was_reserved(cluster: SchedulerCache) -> None:
+    cluster.reserve("n1", granted("a"))
+    see(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
+    state = cluster.node("n1")
+    assert state is not None
+    assert str(state.place.holdings["uid-a"].claim.cpus) == "5"
+
+
+def test_a_confirmed_reservation_is_overdue_after_its_time(
+    cluster: SchedulerCache, clock: Clock
+) -> None:
+    cluster.reserve("n1", granted("a"))
+    cluster.confirm("uid-a")
+    clock.now = EXPIRY_SECONDS - 0.1
+    assert not cluster.overdue()
+    clock.now = EXPIRY_SECONDS
+    (overdue,) = cluster.overdue()
+    assert (overdue.title, overdue.node, overdue.sent) == ("ns/a", "n1", True)
+    assert held(cluster) == {"a"}
+    assert cluster.expire(overdue)
+    assert not held(cluster)
+
+
+def test_what_was_confirmed_again_meanwhile_does_not_expire(
+    cluster: SchedulerCache, clock: Clock
+) -> None:
+    cluster.reserve("n1", granted("a"))
+    cluster.confirm("uid-a")
+    clock.now = EXPIRY_SECONDS
+    (overdue,) = cluster.overdue()
+    cluster.confirm("uid-a")
+    assert not cluster.expire(overdue)
+    assert held(cluster) == {"a"}
+    assert not cluster.overdue()
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_one_pod_is_not_bound_twice_at_once(cluster: SchedulerCache, sent: bool) -> None:
+    cluster.reserve("n1", granted("a"))
+    if sent:
+        cluster.confirm("uid-a")
+    with pytest.raises(ReserveError, match="a bind of pod ns/a to n1 is under way"):
+        cluster.reserve("n2", granted("a"))
+    assert (held(cluster), held(cluster, "n2")) == ({"a"}, set())
+
+
+def test_nothing_is_reserved_for_a_bound_pod(cluster: SchedulerCache) -> None:
+    see(cluster, "a", "n1")
+    with pytest.raises(ReserveError, match="pod ns/a is bound to n1"):
+        cluster.reserve("n2", granted("a"))
+
+
+def test_nothing_is_reserved_on_a_node_that_is_not_known(cluster: SchedulerCache) -> None:
+    with pytest.raises(ReserveError, match="node n3 is not known"):
+        cluster.reserve("n3", granted("a"))
+
+
+# Where a pod may come
+def test_all_may_come_where_all_is_there(cluster: SchedulerCache) -> None:
+    assert [cluster.eligible("n1", each) for each in (PLAIN, LSR, GPU)] == [None] * 3
+
+
+@pytest.mark.parametrize("pod_request", [PLAIN, LSR, GPU])
+def test_nobody_may_come_to_a_node_that_is_not_known(
+    cluster: SchedulerCache, pod_request: PodRequest
+) -> None:
+    see(cluster, "a", "n3")
+    assert cluster.eligible("n3", pod_request) == "the node is not known"
+    assert cluster.eligible("n4", pod_request) == "the node is not known"
+
+
+def test_where_no_topology_is_told_only_who_needs_it_may_not_come(cluster: SchedulerCache) -> None:
+    cluster.topologies_changed([objects.of_topology(objects.topology("n1"), DELETED)])
+    assert cluster.eligible("n1", LSR) == "it has no NodeResourceTopology"
+    assert cluster.eligible("n1", PLAIN) is None
+    assert cluster.eligible("n1", GPU) is None
+
+
+def test_where_no_devices_are_told_only_who_needs_them_may_not_come(
+    cluster: SchedulerCache,
+) -> None:
+    cluster.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)])
+    assert cluster.eligible("n1", GPU) == "it has no Device"
+    assert cluster.eligible("n1", PLAIN) is None
+    assert cluster.eligible("n1", LSR) is None
+
+
+def test_an_object_that_makes_no_sense_is_as_good_as_missing(cluster: SchedulerCache) -> None:
+    told = objects.topology("n1")
+    told["zones"][0]["resources"][0]["capacity"] = "x"
+    cluster.topologies_changed([objects.of_topology(told)])
+    reason = cluster.eligible("n1", LSR)
+    assert reason is not None
+    assert "NodeResourceTopology n1: zones[0].resources['cpu'].capacity" in reason
+    assert cluster.eligible("n1", PLAIN) is None
+
+
+def test_what_is_wrong_with_a_nodes_words_is_told_once(
+    cluster: SchedulerCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    label = {"node.koordinator.sh/cpu-bind-policy": "Odd"}
+    for capacity in ("8", "16"):
+        told = objects.node("n1", labels=label)
+        told["status"]["allocatable"]["memory"] = capacity
+        cluster.nodes_changed([objects.of_node(told)])
+        state = cluster.node("n1")
+        assert state is not None
+        assert state.place.facts.faults
+    assert caplog.text.count("node n1: ") == 1
+
+
+@pytest.mark.parametrize("pod_request", [LSR, GPU])
+def test_who_needs_an_agent_waits_until_it_is_ready(
+    cluster: SchedulerCache, pod_request: PodRequest
+) -> None:
+    cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
+    assert cluster.eligible("n1", pod_request) == "its agent is not Ready"
+    assert cluster.eligible("n1", PLAIN) is None
+    cluster.pods_changed([objects.of_pod(objects.agent("n1"))])
+    assert cluster.eligible("n1", pod_request) is None
+    cluster.pods_changed([objects.of_pod(objects.agent("n1"), DELETED)])
+    assert cluster.eligible("n1", pod_request) == "it has no agent"
+
+
+def test_a_new_agent_beside_the_old_one_is_enough(cluster: SchedulerCache) -> None:
+    cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
+    cluster.pods_changed([objects.of_pod(objects.agent("n1", uid="new"))])
+    assert cluster.eligible("n1", LSR) is None
+    cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False), DELETED)])
+    assert cluster.eligible("n1", LSR) is None
+
+
+def test_where_no_agents_are_wanted_none_is_missed() -> None:
+    it = SchedulerCache(agents=False)
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    it.topologies_changed([objects.of_topology(objects.topology("n1"))])
+    assert it.eligible("n1", LSR) is None
+
+
+# Changes
+def changes(cluster: SchedulerCache, *acts: Any) -> list[set[str]]:
+    """Which nodes each of the acts changed."""
+    told = []
+    for act in acts:
+        serial = cluster.changed_since(0).serial
+        act()
+        names = cluster.changed_since(serial).names
+        assert names is not None
+        told.append(set(names))
+    return told
+
+
+def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:
+    assert changes(
+        cluster,
+        lambda: see(cluster, "a", "n1"),
+        lambda: see(cluster, "a", "n1", cpus="0"),
+        lambda: drop(cluster, "a", "n1"),
+        lambda: cluster.reserve("n2", granted("b")),
+        lambda: cluster.release("uid-b"),
+        lambda: cluster.nodes_changed([objects.of_node(objects.node("n1", labels={"a": "b"}))]),
+        lambda: cluster.topologies_changed([objects.of_topology(objects.topology("n2", 4))]),
+        lambda: cluster.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)]),
+        lambda: cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))]),
+    ) == [{"n1"}, {"n1"}, {"n1"}, {"n2"}, {"n2"}, {"n1"}, {"n2"}, {"n1"}, {"n1"}]
+
+
+def test_what_does_not_matter_is_not_logged(cluster: SchedulerCache) -> None:
+    see(cluster, "a", "n1")
+    cluster.reserve("n2", granted("b"))
+    heartbeat = objects.node("n1", annotations={"other": "new"})
+    heartbeat["status"]["conditions"] = [{"type": "Ready", "lastHeartbeatTime": "now"}]
+    assert (
+        changes(
+            cluster,
+            lambda: cluster.nodes_changed([objects.of_node(heartbeat)]),
+            lambda: cluster.topologies_changed([objects.of_topology(objects.topology("n1"))]),
+            lambda: cluster.devices_changed([objects.of_devices(objects.devices("n1"))]),
+            lambda: see(cluster, "a", "n1", phase="Running", annotations={"other": "new"}),
+            lambda: see(cluster, "c"),
+            lambda: see(cluster, "done", "n1", phase="Succeeded"),
+            lambda: cluster.pods_changed([objects.of_pod(objects.agent("n1"))]),
+            lambda: cluster.confirm("uid-b"),
+        )
+        == [set()] * 8
+    )
+
+
+def test_a_pod_that_is_seen_bound_as_reserved_changes_nothing(cluster: SchedulerCache) -> None:
+    cluster.reserve("n1", granted("a"))
+    assert changes(cluster, lambda: see(cluster, "a", "n1", requests={"cpu": "1"})) == [set()]
+
+
+def test_two_threads_never_reserve_the_same_pod(cluster: SchedulerCache) -> None:
+    start, won = threading.Barrier(8), []
+
+    def race(number: int) -> None:
+        start.wait()
+        for each in range(50):
+            try:
+                cluster.reserve(f"n{number % 2 + 1}", granted(f"p{each}"))
+            except ReserveError:
+                continue
+            won.append(each)
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(won) == list(range(50))
+    assert held(cluster) | held(cluster, "n2") == {f"p{each}" for each in range(50)}
+    assert not held(cluster) & held(cluster, "n2")
+
+
+def test_every_node_gives_by_the_rules_of_the_cluster() -> None:
+    """Single NUMA nodes where nobody says otherwise, and scores of their CPU alone."""
+    settings = {
+        "kind": "CPUOrchestrationPluginArgs",
+        "numaTopologyAlignmentPolicy": "SingleNUMANode",
+        "scoringStrategy": {"measures": ["Resources"], "resources": [{"name": "cpu"}]},
+    }
+    it = SchedulerCache(rules=AllocatorRules(scoring=plugin_args.decode(settings)))
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    it.topologies_changed([objects.of_topology(objects.topology("n1"))])
+    state = it.node("n1")
+    assert state is not None
+    got = state.place.offer(LSR)
+    assert isinstance(got, Granted)
+    assert got.score == 50
+    assert got.holding().claim.amounts == {0: {"cpu": 2000}}
+    assert state.place.facts.allocatable["cpu"] == 8000

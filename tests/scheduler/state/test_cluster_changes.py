@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.scheduler.state.cluster import ChangedNodes, ChangeLog
+
+
+@given(names=st.lists(st.sampled_from("abcdef"), max_size=30), asked=st.integers(0, 30))
+def test_names_every_change_after_a_serial(names: list[str], asked: int) -> None:
+    log = ChangeLog()
+    for name in names:
+        log.add(name)
+    assert log.since(asked) == ChangedNodes(len(names), frozenset(names[asked:]))
+
+
+@given(names=st.lists(st.sampled_from("abcdef"), max_size=30), asked=st.integers(0, 30))
+def test_what_it_forgot_counts_as_all(names: list[str], asked: int) -> None:
+    log = ChangeLog(most_names=3)
+    for name in names:
+        log.add(name)
+    told = log.since(asked)
+    if told.names is None:
+        assert len(set(names[asked:])) > 3
+    else:
+        assert told.names == set(names[asked:])
+
+
+def test_is_no_longer_than_there_are_names() -> None:
+    log = ChangeLog()
+    for number in range(1000):
+        log.add(f"n{number % 5}")
+    assert log.since(0).names == {f"n{number}" for number in range(5)}

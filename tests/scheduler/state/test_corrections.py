@@ -1,0 +1,338 @@
+"""Pods beside a static kubelet: what the scheduler counts, and what it tells them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.kube.auth import FileAccess
+from agent.kube.objects import ChangeKind
+from agent.kube.transport import Transport
+from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.corrections import Corrections
+from tests.kube.hostile import Request, Server, reply, status
+from tests.scheduler import objects
+from tests.scheduler.clock import Clock
+
+Object = dict[str, Any]
+
+
+def topology(
+    name: str = "n1", given: dict[str, str] | None = None, policy: str = "static"
+) -> Object:
+    """Two NUMA nodes with CPUs 0-3 and 4-7; 0 is reserved. `given`: by uid, by the kubelet."""
+    told = objects.topology(name)
+    manager = {"policy": policy, "reservedCPUs": "0"}
+    allocs = [
+        {"namespace": "ns", "name": uid, "uid": uid, "cpuset": cpus, "managedByKubelet": True}
+        for uid, cpus in (given or {}).items()
+    ]
+    told["metadata"]["annotations"] |= {
+        CPU_MANAGER_POLICY: json.dumps(manager),
+        POD_CPU_ALLOCS: json.dumps(allocs),
+    }
+    return told
+
+
+@pytest.fixture
+def cluster(clock: Clock) -> SchedulerCache:
+    it = SchedulerCache(clock=clock)
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    it.topologies_changed([objects.of_topology(topology())])
+    it.pods_changed([objects.of_pod(objects.agent("n1"))])
+    return it
+
+
+def reports(cluster: SchedulerCache, **given: str) -> None:
+    cluster.topologies_changed([objects.of_topology(topology(given=given))])
+
+
+class Api:
+    """Pods on real sockets; a merge patch with another resourceVersion or uid is a conflict."""
+
+    def __init__(self, server: Server) -> None:
+        self.pods: dict[str, Object] = {}
+        self.patches: list[Object] = []
+        self.refusals: list[int] = []
+        server.answer = self._answer
+
+    def put(self, name: str, cpus: str, text: str = "") -> Object:
+        body = objects.pod(name, "n1", uid=name, cpus=cpus, kube_class="Guaranteed")
+        body["metadata"]["resourceVersion"] = "1"
+        if text:
+            body["metadata"]["annotations"][RESOURCE_STATUS] = text
+        self.pods[name] = body
+        return body
+
+    def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        name = urllib.parse.unquote(request.path.rpartition("/")[2])
+        pod = self.pods.get(name)
+        if pod is None:
+            return reply(connection, 404, status(404, "NotFound"))
+        if request.method == "GET":
+            return reply(connection, 200, pod)
+        patch = json.loads(request.body)
+        self.patches.append(patch)
+        if self.refusals and (code := self.refusals.pop(0)):
+            return reply(connection, code, status(code, "Refused"))
+        told, metadata = patch["metadata"], pod["metadata"]
+        if (told["uid"], told["resourceVersion"]) != (metadata["uid"], metadata["resourceVersion"]):
+            return reply(connection, 409, status(409, "Conflict"))
+        metadata["annotations"] |= told["annotations"]
+        metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
+        return reply(connection, 200, pod)
+
+
+@pytest.fixture
+def api(server: Server) -> Api:
+    return Api(server)
+
+
+@pytest.fixture
+def corrections(server: Server, cluster: SchedulerCache, clock: Clock) -> Iterator[Corrections]:
+    transport = Transport(FileAccess(server.url))
+    yield Corrections(transport, cluster, lambda: True, clock=clock)
+    transport.close()
+
+
+def shown(cluster: SchedulerCache, body: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
+    cluster.pods_changed([objects.of_pod(body, kind)])
+
+
+def cpus_of(body: Object) -> str:
+    cpuset: str = json.loads(body["metadata"]["annotations"][RESOURCE_STATUS])["cpuset"]
+    return cpuset
+
+
+def test_annotation_follows_what_the_kubelet_gave_once(
+    cluster: SchedulerCache, api: Api, corrections: Corrections
+) -> None:
+    body = api.put("lse", "2-3")
+    shown(cluster, body)
+    corrections.step()
+    assert api.patches == [], "nothing is known of the kubelet's choice"
+    reports(cluster, lse="4-5")
+    for _ in range(3):
+        corrections.step()
+    assert cpus_of(body) == "4-5"
+    assert (len(api.patches), corrections.written, corrections.open) == (1, 1, 0)
+    shown(cluster, body)
+    corrections.step()
+    assert len(api.patches) == 1
+    assert cluster.cpu_mismatches("n1") == ()
+
+
+def test_who_writes_the_old_value_again_is_not_fought(
+    cluster: SchedulerCache, api: Api, corrections: Corrections
+) -> None:
+    body = api.put("lse", "2-3")
+    shown(cluster, body)
+    reports(cluster, lse="4-5")
+    corrections.step()
+    for cpus in ("4-5", "2-3"):
+        body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
+        shown(cluster, body)
+        corrections.step()
+    assert len(api.patches) == 1
+    reports(cluster, lse="6-7")
+    corrections.step()
+    assert cpus_of(body) == "6-7", "another difference"
+
+
+def test_refused_write_is_tried_again_and_counted(
+    cluster: SchedulerCache, api: Api, corrections: Corrections, clock: Clock
+) -> None:
+    body = api.put("lse", "2-3")
+    shown(cluster, body)
+    reports(cluster, lse="4-5")
+    api.refusals = [409, 503]
+    corrections.step()
+    corrections.step()
+    assert (len(api.patches), corrections.failed, corrections.open) == (1, 1, 1)
+    clock.now += 60
+    corrections.step()
+    clock.now += 60
+    corrections.step()
+    assert (len(api.patches), corrections.failed, corrections.written) == (3, 2, 1)
+    assert cpus_of(body) == "4-5"
+
+
+def test_pod_that_ended_needs_no_correction(
+    cluster: SchedulerCache, api: Api, corrections: Corrections
+) -> None:
+    body = api.put("lse", "2-3")
+    shown(cluster, body)
+    reports(cluster, lse="4-5")
+    api.refusals = [503]
+    corrections.step()
+    assert corrections.open == 1
+    shown(cluster, body, ChangeKind.DELETED)
+    corrections.step()
+    assert corrections.open == 0
+
+
+def test_server_that_does_not_answer_ends_the_step(
+    cluster: SchedulerCache, api: Api, corrections: Corrections, server: Server, clock: Clock
+) -> None:
+    """A step asks nobody again who let the first request wait until its time was over."""
+    names = [f"lse-{number}" for number in range(3)]
+    for name in names:
+        shown(cluster, api.put(name, "2-3"))
+    reports(cluster, **dict.fromkeys(names, "4-5"))
+    answers, server.answer = server.answer, lambda server, connection, request: False
+    corrections.step()
+    assert (len(server.requests), corrections.failed, corrections.open) == (1, 1, 3)
+    server.answer = answers
+    clock.now += 60
+    corrections.step()
+    assert (corrections.written, corrections.open) == (3, 0)
+
+
+def test_pod_of_the_same_name_is_left_alone(
+    cluster: SchedulerCache, api: Api, corrections: Corrections
+) -> None:
+    shown(cluster, api.put("lse", "2-3"))
+    reports(cluster, lse="4-5")
+    api.put("lse", "2-3")["metadata"]["uid"] = "another"
+    corrections.step()
+    assert api.patches == []
+    assert corrections.open == 0
+
+
+def test_who_does_not_lead_writes_nothing(
+    cluster: SchedulerCache, api: Api, server: Server, clock: Clock
+) -> None:
+    leads = False
+    transport = Transport(FileAccess(server.url))
+    corrections = Corrections(transport, cluster, lambda: leads, clock=clock)
+    body = api.put("lse", "2-3")
+    shown(cluster, body)
+    reports(cluster, lse="4-5")
+    corrections.step()
+    assert server.requests == []
+    leads = True
+    corrections.step()
+    assert cpus_of(body) == "4-5", "also what was reported before"
+    transport.close()
+
+
+def test_only_a_static_kubelets_word_counts(
+    cluster: SchedulerCache, api: Api, corrections: Corrections
+) -> None:
+    shown(cluster, api.put("lse", "2-3"))
+    told = topology(given={"lse": "4-5"}, policy="none")
+    cluster.topologies_changed([objects.of_topology(told)])
+    corrections.step()
+    assert api.patches == []
+
+
+def free(cluster: SchedulerCache, count: int) -> Granted | Refused:
+    """What the node offers to an LSE pod that the kubelet would serve."""
+    state = cluster.node("n1")
+    assert state is not None
+    body = objects.pod("new", requests={"cpu": str(count)}, kube_class="Guaranteed")
+    body["metadata"]["labels"] = {"koordinator.sh/qosClass": "LSE"}
+    return state.place.offer(objects.request_of(objects.from_object(body)))
+
+
+def test_both_choices_count_until_the_annotation_is_right(
+    cluster: SchedulerCache, api: Api
+) -> None:
+    assert isinstance(free(cluster, 6), Granted), "0 is reserved, one core of 7 CPUs is broken"
+    body = api.put("lse", "2-3")
+    shown(cluster, body)
+    assert isinstance(free(cluster, 4), Granted)
+    reports(cluster, lse="4-5")
+    assert isinstance(free(cluster, 4), Refused), "2-3 and 4-5 are taken"
+    assert isinstance(free(cluster, 2), Granted)
+    body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": "4-5"})
+    shown(cluster, body)
+    offer = free(cluster, 4)
+    assert isinstance(offer, Granted)
+    assert offer.offer is not None
+    assert str(offer.offer.claim.cpus) == "2-3,6-7"
+    state = cluster.node("n1")
+    assert state is not None
+    cpus = state.place.facts.cpus
+    assert cpus is not None
+    assert str(cpus.reserved) == "0", "the pod's CPUs are counted once, as the pod's"
+    shown(cluster, body, ChangeKind.DELETED)
+    assert isinstance(free(cluster, 4), Granted)
+    assert isinstance(free(cluster, 6), Refused), "until the report says that they are free"
+    reports(cluster)
+    assert isinstance(free(cluster, 6), Granted)
+
+
+def test_reported_cpus_stay_taken_after_the_reservation_ends(cluster: SchedulerCache) -> None:
+    """The report may come before the watch shows that the pod is bound."""
+    offer = free(cluster, 2)
+    assert isinstance(offer, Granted)
+    assert offer.offer is not None
+    cluster.reserve("n1", offer)
+    reports(cluster, **{offer.uid: str(offer.offer.claim.cpus)})
+    assert isinstance(free(cluster, 4), Granted), "they are counted once"
+    assert cluster.release(offer.uid)
+    assert isinstance(free(cluster, 6), Refused)
+
+
+@pytest.mark.parametrize(
+    ("kube_class", "containers", "why"),
+    [
+        ("Guaranteed", [("main", "2")], ""),
+        ("Burstable", [("main", "2")], "the pod is not Guaranteed"),
+        (
+            "Guaranteed",
+            [("main", "1"), ("one", "500m"), ("two", "500m")],
+            "container one requests 500m CPU",
+        ),
+    ],
+)
+@pytest.mark.parametrize("qos", ["LSE", "LSR"])
+def test_owner_that_the_kubelet_would_not_serve_gets_no_static_node(
+    cluster: SchedulerCache, qos: str, kube_class: str, containers: list[tuple[str, str]], why: str
+) -> None:
+    body = objects.pod("new", labels={"koordinator.sh/qosClass": qos}, kube_class=kube_class)
+    body["spec"]["containers"] = [
+        {"name": name, "resources": {"requests": {"cpu": cpu}}} for name, cpu in containers
+    ]
+    pod_request = objects.request_of(objects.from_object(body))
+    state = cluster.node("n1")
+    assert state is not None
+    offer = state.place.offer(pod_request)
+    if not why:
+        assert isinstance(offer, Granted)
+        return
+    assert isinstance(offer, Refused)
+    assert offer.unresolvable
+    assert offer.text() == f"the kubelet's static CPU policy gives it no CPUs of its own: {why}"
+    cluster.topologies_changed([objects.of_topology(topology(policy="none"))])
+    assert isinstance(state.place.offer(pod_request), Granted)
+
+
+def test_side_car_that_shares_by_annotation_needs_no_whole_cpus(cluster: SchedulerCache) -> None:
+    body = objects.pod(
+        "new",
+        labels={"koordinator.sh/qosClass": "LSE"},
+        annotations={"topolet.io/shared-containers": "envoy"},
+        kube_class="Guaranteed",
+    )
+    body["spec"]["containers"] = [
+        {"name": name, "resources": {"requests": {"cpu": cpu}}}
+        for name, cpu in (("main", "1500m"), ("envoy", "500m"))
+    ]
+    state = cluster.node("n1")
+    assert state is not None
+    offer = state.place.offer(objects.request_of(objects.from_object(body)))
+    assert isinstance(offer, Refused)
+    assert "container main requests 1500m CPU" in offer.text()
+    body["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
+    body["spec"]["containers"][1]["resources"]["requests"]["cpu"] = "0"
+    assert isinstance(state.place.offer(objects.request_of(objects.from_object(body))), Granted)

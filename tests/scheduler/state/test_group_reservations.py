@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.kube.objects import ChangeKind
+from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from tests.fixtures.fleet import SMALL, owner
+from tests.scheduler import clusters
+from tests.scheduler.clock import Clock
+
+PAIR = PodGroup("default", "g", 2)
+TRIO = PodGroup("default", "g", 3)
+EIGHT = owner(8, 8)
+
+
+@pytest.fixture
+def cluster() -> SchedulerCache:
+    return clusters.cluster({"a": SMALL, "b": SMALL})
+
+
+@pytest.fixture
+def groups(cluster: SchedulerCache, clock: Clock) -> GroupReservations:
+    return GroupReservations(cluster, seconds=60, clock=clock)
+
+
+def pod_request(name: str, cpus: int = 8) -> PodRequest:
+    return clusters.pod_request(owner(cpus, 8), name)
+
+
+def held_cpus(cluster: SchedulerCache, node: str) -> int:
+    state = cluster.node(node)
+    assert state is not None
+    assert not state.place.overlaps()
+    return sum(len(each.claim.cpus) for each in state.place.holdings.values())
+
+
+def lack(groups: GroupReservations, group: PodGroup, name: str, cpus: int = 8) -> str:
+    found = groups.rejection(group, pod_request(name, cpus))
+    assert found is not None
+    return found.reason
+
+
+def taken(
+    groups: GroupReservations, group: PodGroup, name: str, node: str = "a", cpus: int = 8
+) -> Granted:
+    found = groups.take(group, pod_request(name, cpus), node)
+    assert isinstance(found, Granted), found
+    return found
+
+
+def test_the_whole_group_is_held_and_each_member_takes_its_part(
+    cluster: SchedulerCache, groups: GroupReservations
+) -> None:
+    assert groups.node(TRIO) is None
+    assert groups.hold(TRIO, pod_request("p0"), "a") is None
+    assert groups.node(TRIO) == "a"
+    assert held_cpus(cluster, "a") == 24
+    for name in ("p0", "p1", "p2"):
+        assert groups.rejection(TRIO, pod_request(name)) is None
+        granted = taken(groups, TRIO, name)
+        assert granted.uid == f"uid-{name}"
+        assert held_cpus(cluster, "a") == 24
+    assert lack(groups, TRIO, "p3") == "group default/g has its 3 members"
+
+
+def test_a_group_has_no_more_members_than_it_says(groups: GroupReservations) -> None:
+    for name in ("p0", "p1"):
+        taken(groups, PAIR, name)
+    assert groups.take(PAIR, pod_request("p2"), "a") == "group default/g has its 2 members"
+    text = "pod default/p1 has its part of group default/g already"
+    assert groups.take(PAIR, pod_request("p1"), "a") == text
+
+
+def test_a_member_that_is_not_bound_gives_its_part_back(
+    cluster: SchedulerCache, groups: GroupReservations
+) -> None:
+    groups.hold(PAIR, pod_request("p0"), "a")
+    first = taken(groups, PAIR, "p0").holding().claim.cpus
+    cluster.release("uid-p0")
+    groups.give_back(PAIR, "uid-p0")
+    assert held_cpus(cluster, "a") == 16
+    taken(groups, PAIR, "p1")
+    assert taken(groups, PAIR, "p0").holding().claim.cpus == first
+
+
+def test_what_nobody_took_in_time_is_free_again(
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
+) -> None:
+    groups.hold(TRIO, pod_request("p0"), "a")
+    clock.now += 59.9
+    groups.expire()
+    assert held_cpus(cluster, "a") == 24
+    clock.now += 0.1
+    groups.expire()
+    assert held_cpus(cluster, "a") == 0
+    assert groups.node(TRIO) is None
+
+
+def test_late_members_are_held_to_the_node_of_the_others(
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
+) -> None:
+    groups.hold(TRIO, pod_request("p0"), "a")
+    taken(groups, TRIO, "p0")
+    clock.now += 60
+    groups.expire()
+    assert held_cpus(cluster, "a") == 8
+    assert groups.node(TRIO) == "a"
+    assert groups.rejection(TRIO, pod_request("p1")) is None
+    assert held_cpus(cluster, "a") == 24, "the two that are to come are held again"
+
+
+def test_late_members_learn_that_their_node_is_full(
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
+) -> None:
+    groups.hold(TRIO, pod_request("p0"), "a")
+    taken(groups, TRIO, "p0")
+    clock.now += 60
+    groups.expire()
+    state = cluster.node("a")
+    assert state is not None
+    other = state.place.offer(pod_request("other", 16))
+    assert isinstance(other, Granted)
+    cluster.reserve("a", other)
+    text = "group default/g is on node a: cpu: not enough free CPUs"
+    assert lack(groups, TRIO, "p1").startswith(text)
+
+
+def test_members_that_ended_are_replaced(
+    cluster: SchedulerCache, groups: GroupReservations
+) -> None:
+    groups.hold(PAIR, pod_request("p0"), "a")
+    taken(groups, PAIR, "p0")
+    taken(groups, PAIR, "p1")
+    cluster.release("uid-p0")
+    assert groups.rejection(PAIR, pod_request("p2")) is None
+    taken(groups, PAIR, "p2")
+    assert held_cpus(cluster, "a") == 16
+
+
+def test_a_group_whose_members_all_ended_is_forgotten(
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
+) -> None:
+    groups.hold(PAIR, pod_request("p0"), "a")
+    taken(groups, PAIR, "p0")
+    cluster.release("uid-p0")
+    clock.now += 60
+    groups.expire()
+    assert groups.node(PAIR) is None
+
+
+def test_a_member_that_wants_less_takes_a_part_all_the_same(
+    cluster: SchedulerCache, groups: GroupReservations
+) -> None:
+    groups.hold(PAIR, pod_request("p0"), "a")
+    assert groups.rejection(PAIR, pod_request("p1", 4)) is None
+    assert len(taken(groups, PAIR, "p1", cpus=4).holding().claim.cpus) == 4
+    assert held_cpus(cluster, "a") == 12
+
+
+def test_a_member_that_wants_more_is_told_what_is_held(groups: GroupReservations) -> None:
+    groups.hold(PAIR, pod_request("p0"), "a")
+    text = "group default/g holds too small a part on node a: cpu: asked 16000, held 8000"
+    assert lack(groups, PAIR, "p1", 16) == text
+    assert groups.take(PAIR, pod_request("p1", 16), "a") == text
+
+
+def test_a_member_goes_nowhere_else(groups: GroupReservations) -> None:
+    groups.hold(PAIR, pod_request("p0"), "a")
+    assert groups.take(PAIR, pod_request("p0"), "b") == "group default/g is held to node a"
+
+
+def test_a_group_that_nobody_asked_about_is_held_when_it_is_bound(
+    cluster: SchedulerCache, groups: GroupReservations
+) -> None:
+    """The filter was another process's, before this one began to lead."""
+    taken(groups, PAIR, "p0", "b")
+    assert held_cpus(cluster, "b") == 16
+
+
+def test_a_group_that_has_no_room_any_more_is_told_so(
+    cluster: SchedulerCache, groups: GroupReservations
+) -> None:
+    assert isinstance(groups.hold(TRIO, pod_request("p0", 16), "a"), Refused)
+    assert groups.node(TRIO) is None
+    assert held_cpus(cluster, "a") == 0
+    assert isinstance(groups.hold(PAIR, pod_request("p0"), "gone"), Refused)
+
+
+def test_all_members_say_the_same_size(groups: GroupReservations) -> None:
+    groups.hold(TRIO, pod_request("p0"), "a")
+    text = "group default/g has the size 3 already, not 2"
+    assert groups.node(PAIR) == "a"
+    assert lack(groups, PAIR, "p1") == text
+    assert groups.take(PAIR, pod_request("p1"), "a") == text
+
+
+def test_a_group_that_the_watch_has_shown_is_known_by_it(
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
+) -> None:
+    """Of groups that are long bound nothing is kept, and nothing is looked at at every call."""
+    groups.hold(PAIR, pod_request("p0"), "a")
+    for name in ("p0", "p1"):
+        granted = taken(groups, PAIR, name)
+        cluster.confirm(granted.uid)
+    clock.now += 60
+    groups.expire()
+    for name in ("p0", "p1"):
+        body = EIGHT.pod(name, node="a")
+        body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
+        clusters.tell(cluster, body)
+    clock.now += 1
+    groups.expire()
+    assert groups.node(PAIR) == "a"
+    for name in ("p0", "p1"):
+        clusters.tell(cluster, EIGHT.pod(name, node="a"), ChangeKind.DELETED)
+    clock.now += 1
+    groups.expire()
+    assert groups.node(PAIR) is None
+
+
+def first_of_trio(cluster: SchedulerCache) -> clusters.Object:
+    """Bound already."""
+    body = owner(8, 8).pod("p0", node="b")
+    body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
+    clusters.tell(cluster, body)
+    return body
+
+
+def test_members_that_were_bound_before_this_process_began_are_known(
+    cluster: SchedulerCache,
+) -> None:
+    """By what the watches tell of them alone."""
+    body = first_of_trio(cluster)
+    groups = GroupReservations(cluster)
+    assert groups.node(TRIO) == "b"
+    assert groups.rejection(TRIO, pod_request("p1")) is None
+    assert held_cpus(cluster, "b") == 16, "for the two that are to come"
+    assert groups.take(TRIO, pod_request("p1"), "a") == "group default/g is held to node b"
+    taken(groups, TRIO, "p1", "b")
+    clusters.tell(cluster, body, ChangeKind.DELETED)
+    assert groups.rejection(TRIO, pod_request("p2")) is None
+
+
+def test_all_members_say_the_size_of_those_that_are_bound(cluster: SchedulerCache) -> None:
+    """Whether they were bound a moment ago, or before this process began."""
+    body = first_of_trio(cluster)
+    groups = GroupReservations(cluster)
+    assert groups.node(PAIR) == "b"
+    text = "group default/g has the size 3 already, not 2"
+    assert lack(groups, PAIR, "p1") == text
+    clusters.tell(cluster, body, ChangeKind.DELETED)
+    groups.expire()
+    assert groups.node(PAIR) is None
+
+
+def test_a_group_that_is_whole_and_bound_takes_no_more(cluster: SchedulerCache) -> None:
+    for name in ("p0", "p1"):
+        body = owner(8, 8).pod(name, node="b")
+        body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
+        clusters.tell(cluster, body)
+    assert GroupReservations(cluster).rejection(PAIR, pod_request("p2")) is not None
+
+
+def test_a_bound_pod_that_says_another_group_leaves_the_first(cluster: SchedulerCache) -> None:
+    body = EIGHT.pod("p0", node="b")
+    for text in ("g/2", "h/2"):
+        body["metadata"]["annotations"][GROUP_ANNOTATION] = text
+        clusters.tell(cluster, body)
+    assert cluster.bound_members(PAIR) == {}
+    assert cluster.bound_members(PodGroup("default", "h", 2)).keys() == {"uid-p0"}
+    clusters.tell(cluster, body, ChangeKind.DELETED)
+    assert GroupReservations(cluster).node(PAIR) is None

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.node_allocator.answer import Granted
+from agent.model.apiobjects import PodGroup
+from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
+from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.pod_info import (
+    UNKNOWN_NODE,
+    Feasible,
+    GroupRequirements,
+    Infeasible,
+    PodRequirements,
+)
+from tests.fixtures.fleet import SMALL, owner
+from tests.scheduler import clusters
+
+
+@pytest.fixture
+def cluster() -> SchedulerCache:
+    """One node of 32 CPUs."""
+    return clusters.cluster({"a": SMALL})
+
+
+def test_what_the_pod_holds_itself_is_no_room_for_others_of_its_shape(
+    cluster: SchedulerCache,
+) -> None:
+    """The answer is remembered for all of them."""
+    pod_request = clusters.pod_request(owner(24, 8), "p")
+    state = cluster.node("a")
+    assert state is not None
+    found = state.place.offer(pod_request)
+    assert isinstance(found, Granted)
+    cluster.reserve("a", found)
+    assert isinstance(RequirementsCheck(cluster, PodRequirements(pod_request)).run("a"), Infeasible)
+
+
+def test_a_group_needs_room_for_all(cluster: SchedulerCache) -> None:
+    pod_request = clusters.pod_request(owner(12, 8))
+    two, three = (GroupRequirements(pod_request, size) for size in (2, 3))
+    assert isinstance(RequirementsCheck(cluster, two).run("a"), Feasible)
+    assert isinstance(RequirementsCheck(cluster, three).run("a"), Infeasible)
+
+
+def test_what_is_held_for_the_group_itself_is_no_room_for_others_of_its_shape(
+    cluster: SchedulerCache,
+) -> None:
+    pod_request, group = clusters.pod_request(owner(12, 8)), PodGroup("default", "g", 2)
+    assert GroupReservations(cluster).hold(group, pod_request, "a") is None
+    assert isinstance(
+        RequirementsCheck(cluster, GroupRequirements(pod_request, 2)).run("a"), Infeasible
+    )
+
+
+def test_a_node_that_is_gone_is_unknown_and_one_without_an_agent_says_so(
+    cluster: SchedulerCache,
+) -> None:
+    clusters.add(cluster, "b", SMALL, agent=False)
+    check = RequirementsCheck(cluster, PodRequirements(clusters.pod_request(owner(2, 2))))
+    assert check.run("nowhere") is UNKNOWN_NODE
+    found = check.run("b")
+    assert isinstance(found, Infeasible)
+    assert (found.reason, found.unresolvable) == ("it has no agent", True)
+    clusters.remove(cluster, "a")
+    assert check.run("a") is UNKNOWN_NODE

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from agent.kube.auth import FileAccess
+from agent.kube.transport import Transport
+from agent.scheduler.state.pod_info import PodName
+from agent.scheduler.state.pods_api import BindingApi, BindOutcome, PodError
+from tests.kube import hostile
+from tests.kube.hostile import Request, Server, reply, status
+from tests.scheduler.podserver import Pods
+
+POD = PodName("default", "p", "u")
+NOTES = {"topolet.test/given": "cpu 1-2"}
+
+
+@pytest.fixture
+def pods(server: Server) -> Pods:
+    it = Pods(server)
+    it.put("p", "u")
+    return it
+
+
+@pytest.fixture
+def bindings(server: Server) -> Iterator[BindingApi]:
+    transport = Transport(FileAccess(server.url))
+    yield BindingApi(transport)
+    transport.close()
+
+
+def test_a_binding_names_the_pod_by_uid_and_carries_its_annotations(
+    pods: Pods, bindings: BindingApi, server: Server
+) -> None:
+    assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
+    (binding,) = pods.bindings
+    assert binding["metadata"] == {
+        "name": "p",
+        "namespace": "default",
+        "uid": "u",
+        "annotations": NOTES,
+    }
+    assert binding["target"] == {"apiVersion": "v1", "kind": "Node", "name": "n"}
+    assert [(each.method, each.path) for each in server.requests] == [
+        ("POST", "/api/v1/namespaces/default/pods/p/binding")
+    ]
+
+
+def test_a_pod_that_is_gone_is_surely_not_bound(pods: Pods, bindings: BindingApi) -> None:
+    pods.pods.clear()
+    outcome = bindings.bind(POD, "n", NOTES)
+    assert outcome.bound is False
+    assert "404" in outcome.error
+
+
+def test_another_pod_of_that_name_is_not_bound(pods: Pods, bindings: BindingApi) -> None:
+    pods.put("p", "other")
+    assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, "pod default/p is gone")
+
+
+def test_a_pod_that_somebody_else_bound_is_not_ours(pods: Pods, bindings: BindingApi) -> None:
+    pods.put("p", "u", node="m")
+    text = "pod default/p is bound to node m by somebody else"
+    assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, text)
+
+
+def test_a_conflict_over_a_pod_without_a_node_is_a_no(pods: Pods, bindings: BindingApi) -> None:
+    """Such as one that is being deleted."""
+    pods.instead = lambda connection, _: reply(connection, 409, status(409, "Conflict"))
+    assert bindings.bind(POD, "n", NOTES).bound is False
+
+
+def test_an_answer_that_got_lost_is_found_out(pods: Pods, bindings: BindingApi) -> None:
+    def bound_in_silence(connection: socket.socket, request: Request) -> bool:
+        pods.bind(request)
+        return False
+
+    pods.instead = bound_in_silence
+    assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
+
+
+@pytest.mark.parametrize("code", [500, 503, 504])
+def test_a_server_in_trouble_may_still_bind(pods: Pods, bindings: BindingApi, code: int) -> None:
+    pods.instead = lambda connection, _: reply(connection, code, status(code, "Trouble"))
+    outcome = bindings.bind(POD, "n", NOTES)
+    assert outcome.bound is None
+    assert str(code) in outcome.error
+
+
+def test_where_no_answer_comes_at_all_nobody_knows(pods: Pods, server: Server) -> None:
+    server.answer = lambda *_: False
+    transport = Transport(FileAccess(server.url))
+    outcome = BindingApi(transport).bind(POD, "n", NOTES)
+    transport.close()
+    assert outcome.bound is None
+
+
+def test_a_look_has_limits_of_its_own(pods: Pods, bindings: BindingApi, server: Server) -> None:
+    """A Binding may take long; kube-scheduler waits for it and for the look together."""
+    with hostile.serving() as silent:
+        silent.answer = lambda *_: False
+        sending, looking = (Transport(FileAccess(each.url)) for each in (silent, server))
+        pods.put("p", "u", node="n", metadata={"annotations": NOTES})
+        assert BindingApi(sending, looking).bind(POD, "n", NOTES) == BindOutcome(True)
+        sending.close()
+        looking.close()
+
+
+@pytest.mark.parametrize("code", [403, 422, 429])
+def test_a_refusal_is_a_no_at_once(
+    pods: Pods, bindings: BindingApi, server: Server, code: int
+) -> None:
+    pods.instead = lambda connection, _: reply(connection, code, status(code, "No"))
+    assert bindings.bind(POD, "n", NOTES).bound is False
+    assert len(server.requests) == 1
+
+
+def test_a_pod_is_told_by_uid(pods: Pods, bindings: BindingApi, server: Server) -> None:
+    found = bindings.pod(POD)
+    assert found is not None
+    assert found.title == "default/p"
+    assert bindings.pod(PodName("default", "p", "another")) is None
+    assert bindings.pod(PodName("default", "q", "u")) is None
+    server.answer = lambda _, connection, __: reply(connection, 500, status(500, "Trouble"))
+    with pytest.raises(PodError, match=r"pod default/p: .*500"):
+        bindings.pod(POD)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.scheduler.state.records import InternPool, interned
+
+TABLES = st.dictionaries(st.integers(0, 3), st.dictionaries(st.sampled_from("ab"), st.integers()))
+
+
+@given(tables=st.lists(TABLES), most_kept=st.integers(1, 5))
+def test_what_comes_back_is_equal(tables: list[dict[int, dict[str, int]]], most_kept: int) -> None:
+    shared = InternPool[dict[int, dict[str, int]]](most_kept)
+    assert [shared.of(each) for each in tables] == tables
+
+
+def test_equal_values_become_one() -> None:
+    shared = InternPool[dict[str, int]]()
+    assert shared.of({"a": 1}) is shared.of({"a": 1})
+
+
+def test_values_of_long_ago_take_no_room_from_those_of_today() -> None:
+    """Pods of jobs have labels of their own: in a day or two there were more than are kept."""
+    shared = InternPool[dict[str, int]](8)
+    for old in range(100):
+        shared.of({"old": old})
+    assert shared.of({"a": 1}) is shared.of({"a": 1})
+    assert len(shared._kept) <= 8
+
+
+def test_what_follows_from_a_value_is_made_once() -> None:
+    shared, made = InternPool[list[int]](), []
+
+    def make() -> list[int]:
+        made.append(1)
+        return [len(made)]
+
+    assert shared.made({"a": 1}, make) is shared.made({"a": 1}, make)
+    assert made == [1]
+
+
+def test_equal_words_become_one() -> None:
+    first, second = (interned({f"{name}-key": f"{name}-value"}) for name in ("a", "a"))
+    assert first == second == {"a-key": "a-value"}
+    assert first["a-key"] is second["a-key"]

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.devices.holding import DEVICES_CHECKPOINTS
+from agent.model.objects import ObjectError
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.scheduler.state import records
+from agent.scheduler.state.records import AGENT_LABELS, AgentSelector, Unreadable
+from tests.deploy import manifests
+from tests.scheduler import objects
+
+
+def test_a_bound_pod_holds_what_its_annotations_say() -> None:
+    told = objects.pod("a", "n1", cpus="0-3", requests={"cpu": "4", "memory": "1Gi"})
+    read = objects.of_pod(told).value
+    assert (read.uid, read.node, read.agent_ready) == ("uid-a", "n1", None)
+    assert read.holding is not None
+    assert read.holding.claim.cpus == CpuSet.parse("0-3")
+    assert read.holding.requests == {"cpu": 4000, "memory": 1 << 30}
+    assert read.holding.title == "ns/a"
+
+
+@pytest.mark.parametrize(
+    ("node", "phase", "holds"),
+    [
+        ("", "Pending", False),
+        ("n1", "Pending", True),
+        ("n1", "Running", True),
+        ("n1", "Unknown", True),
+        ("n1", "Succeeded", False),
+        ("n1", "Failed", False),
+    ],
+)
+def test_who_holds(node: str, phase: str, holds: bool) -> None:
+    read = objects.of_pod(objects.pod("a", node, cpus="0-3", phase=phase)).value
+    assert (read.holding is not None) is holds
+
+
+def test_pods_that_are_alike_share_one_table() -> None:
+    status = {"cpuset": "0-1", "numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}]}
+    first, second = (
+        objects.of_pod(
+            objects.pod(
+                name,
+                "n1",
+                requests={"cpu": "2"},
+                annotations={RESOURCE_STATUS: json.dumps(status)},
+            )
+        ).value.holding
+        for name in ("a", "b")
+    )
+    assert first is not None
+    assert second is not None
+    assert first.requests is second.requests
+    assert first.claim.amounts is second.claim.amounts
+    assert second.claim.amounts == {1: {"cpu": 2000}}
+
+
+@pytest.mark.parametrize(
+    ("labels", "namespace", "phase", "ready", "told"),
+    [
+        (AGENT_LABELS, "ns", "Running", True, True),
+        (AGENT_LABELS, "ns", "Running", False, False),
+        (AGENT_LABELS, "ns", "Running", None, False),
+        (AGENT_LABELS, "ns", "Failed", True, False),
+        (AGENT_LABELS, "elsewhere", "Running", True, None),
+        ({"app.kubernetes.io/name": "topolet"}, "ns", "Running", True, None),
+        ({}, "ns", "Running", True, None),
+    ],
+)
+def test_agents(
+    labels: dict[str, str], namespace: str, phase: str, ready: bool | None, told: bool | None
+) -> None:
+    body = objects.pod("a", "n1", labels=labels, phase=phase, ready=ready, namespace=namespace)
+    read = records.pods(AgentSelector(namespace="ns"))
+    assert read(json.dumps(body).encode()).agent_ready is told
+
+
+def test_the_agents_of_our_manifests_are_agents() -> None:
+    daemonset = next(each for each in manifests.objects("base") if each["kind"] == "DaemonSet")
+    metadata = daemonset["spec"]["template"]["metadata"]
+    assert AgentSelector().include("any", metadata["labels"])
+
+
+def test_an_agent_that_is_being_deleted_is_not_ready() -> None:
+    body = objects.agent("n1")
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert objects.of_pod(body).value.agent_ready is False
+
+
+def test_where_no_labels_are_said_no_pod_is_an_agent() -> None:
+    read = records.pods(AgentSelector(labels={}))
+    assert read(json.dumps(objects.agent("n1")).encode()).agent_ready is None
+
+
+def test_of_a_node_only_what_is_read_is_kept() -> None:
+    ratio = "node.koordinator.sh/cpu-normalization-ratio"
+    told = objects.node("n1", labels={"a": "b"}, annotations={ratio: "1.2", "other": "x"})
+    told["status"]["conditions"] = [{"type": "Ready", "lastHeartbeatTime": "now"}]
+    read = objects.of_node(told).value
+    assert (read.name, read.uid, read.labels) == ("n1", "uid-n1", {"a": "b"})
+    assert read.annotations == {ratio: "1.2"}
+    assert read.allocatable == {"cpu": 8000, "memory": 32 << 30}
+
+
+def test_a_node_that_makes_no_sense_is_named() -> None:
+    told = objects.node("n1")
+    told["status"]["allocatable"]["cpu"] = "many"
+    with pytest.raises(ObjectError, match=r"Node n1: status\.allocatable\.cpu: .*many"):
+        objects.of_node(told)
+
+
+def test_a_topology_that_makes_no_sense_says_what(caplog: pytest.LogCaptureFixture) -> None:
+    told = objects.topology("n1")
+    told["zones"][1]["resources"][0]["available"] = "x"
+    read = objects.of_topology(told).value
+    text = "NodeResourceTopology n1: zones[1].resources['cpu'].available: "
+    assert isinstance(read, Unreadable)
+    assert read.text.startswith(text)
+    assert text in caplog.text
+
+
+def test_a_device_object_that_makes_no_sense_says_what(caplog: pytest.LogCaptureFixture) -> None:
+    told = {"metadata": {"name": "n1"}, "spec": {"devices": [{"type": 3}]}}
+    read = objects.of_devices(told).value
+    text = "Device n1: spec.devices[0].type: "
+    assert isinstance(read, Unreadable)
+    assert read.text.startswith(text)
+    assert text in caplog.text
+
+
+def test_where_nobody_can_read_who_holds_devices_none_are_given(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = objects.devices("n1")
+    told["metadata"]["annotations"] = {DEVICES_CHECKPOINTS: '[{"deviceIDs": 1}]'}
+    read = objects.of_devices(told).value
+    text = f"Device n1: annotation {DEVICES_CHECKPOINTS}: "
+    assert isinstance(read, Unreadable)
+    assert read.text.startswith(text)
+    assert text in caplog.text
+
+
+def test_annotations_of_a_bound_pod_that_make_no_sense_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    objects.of_pod(objects.pod("p", "n1", cpus="0-"))
+    assert f"pod ns/p on node n1: annotation {RESOURCE_STATUS}: " in caplog.text

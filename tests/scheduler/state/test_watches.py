@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pytest
+
+from agent.kube import kinds
+from agent.kube.auth import FileAccess
+from agent.kube.errors import ServerError
+from agent.kube.kinds import Discovery
+from agent.kube.objects import Change, ChangeKind
+from agent.kube.schedule import WatchPace
+from agent.kube.transport import Transport
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.watches import KindWatch, Watches
+from tests.kube import hostile
+from tests.kube.hostile import Request, Server
+from tests.kube.reading import as_type
+from tests.waiting import eventually
+
+# Nobody waits long between two requests.
+PACE = WatchPace(wait=lambda stopped, seconds: stopped.wait(0.01), random=random.Random(3).random)
+
+
+class Item(msgspec.Struct):
+    value: str = ""
+
+
+class Api:
+    """Serves topologies in these versions; a request for any other is a 404."""
+
+    def __init__(self, server: Server) -> None:
+        self.versions: list[str] = []
+        self.trouble = False
+        self.asked = 0
+        server.answer = self._answer
+
+    def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        if self.trouble:
+            return hostile.reply(connection, 503, b"")
+        for version in self.versions:
+            base = f"/apis/topology.node.k8s.io/{version}"
+            if request.path == base:
+                self.asked += 1
+                names = [{"name": "noderesourcetopologies"}]
+                return hostile.reply(connection, 200, {"resources": names})
+            if request.path == f"{base}/noderesourcetopologies":
+                return hostile.honest(server, connection, request)
+        self.asked += 1
+        return hostile.reply(connection, 404, hostile.status(404, "NotFound"))
+
+
+class Told:
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self.kinds: list[ChangeKind] = []
+
+    def __call__(self, changes: Sequence[Change[Item]]) -> None:
+        for each in changes:
+            self.kinds.append(each.kind)
+            if each.kind is ChangeKind.DELETED:
+                del self.known[each.key.name]
+            else:
+                self.known[each.key.name] = each.value.value
+
+
+@pytest.fixture
+def api(server: Server) -> Api:
+    return Api(server)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def watch(server: Server, api: Api, told: Told) -> Iterator[KindWatch[Item]]:
+    transport = Transport(FileAccess(server.url))
+    it = KindWatch(transport, Discovery(transport), kinds.TOPOLOGY, as_type(Item), told, PACE)
+    yield it
+    it.stop()
+    transport.close()
+
+
+def test_a_kind_that_is_not_there_is_no_reason_to_wait(watch: KindWatch[Item], told: Told) -> None:
+    assert not watch.synced
+    watch.check()
+    assert (watch.synced, watch.trouble, told.known) == (True, None, {})
+
+
+@pytest.mark.parametrize("version", ["v1alpha1", "v1alpha2"])
+def test_a_kind_that_comes_later_is_followed(
+    watch: KindWatch[Item], api: Api, server: Server, told: Told, version: str
+) -> None:
+    watch.check()
+    server.put("n1", "1")
+    api.versions = [version]
+    watch.check()
+    eventually("told", lambda: told.known == {"n1": "1"})
+    server.put("n1", "2")
+    eventually("told", lambda: told.known == {"n1": "2"})
+    assert watch.synced
+
+
+def test_while_all_is_well_the_version_is_not_asked_for(watch: KindWatch[Item], api: Api) -> None:
+    api.versions = ["v1alpha2"]
+    watch.check()
+    eventually("synced", lambda: watch.synced)
+    asked = api.asked
+    watch.check()
+    assert api.asked == asked
+
+
+def test_of_a_kind_that_goes_all_objects_go(
+    watch: KindWatch[Item], api: Api, server: Server, told: Told
+) -> None:
+    api.versions = ["v1alpha2"]
+    server.put("n1", "1")
+    watch.check()
+    eventually("told", lambda: told.known == {"n1": "1"})
+    api.versions = []
+    server.break_watches()
+    eventually("trouble", lambda: watch.trouble)
+    watch.check()
+    assert (told.known, watch.synced, watch.trouble) == ({}, True, None)
+
+
+def test_another_version_tells_all_anew(
+    watch: KindWatch[Item], api: Api, server: Server, told: Told
+) -> None:
+    api.versions = ["v1alpha1"]
+    server.put("n1", "1")
+    server.put("n2", "1")
+    watch.check()
+    eventually("told", lambda: len(told.known) == 2)
+    api.versions = ["v1alpha2"]
+    server.remove("n2")
+    eventually("told", lambda: len(told.known) == 1)
+    server.break_watches()
+    eventually("trouble", lambda: watch.trouble)
+    watch.check()
+    eventually("synced", lambda: watch.synced)
+    assert told.known == {"n1": "1"}
+
+
+def test_a_server_in_trouble_is_no_server_without_the_kind(
+    watch: KindWatch[Item], api: Api, server: Server, told: Told
+) -> None:
+    api.trouble = True
+    watch.check()
+    assert not watch.synced
+    assert "noderesourcetopologies: " in (watch.trouble or "")
+    api.trouble, api.versions = False, ["v1alpha2"]
+    server.put("n1", "1")
+    watch.check()
+    eventually("told", lambda: told.known == {"n1": "1"})
+    api.trouble = True
+    server.break_watches()
+    eventually("trouble", lambda: watch.trouble)
+    watch.check()
+    assert told.known == {"n1": "1"}
+
+
+@pytest.fixture
+def watching(server: Server) -> Iterator[Watches]:
+    """A cluster of unbound pods; all has been told."""
+    transport = Transport(FileAccess(server.url))
+    it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=PACE, check_seconds=0.01)
+    server.put("first")
+    it.start()
+    eventually("synced", lambda: it.synced)
+    eventually("watching", lambda: server.watching == 2)
+    it.doubt()
+    yield it
+    it.stop()
+    transport.close()
+
+
+def pods(watching: Watches) -> set[str]:
+    return {key.name for key in watching._pods.objects()}
+
+
+def soon(seconds: float) -> bool:
+    return threading.Event().wait(seconds / 100)
+
+
+def in_time(seconds: float) -> bool:
+    return threading.Event().wait(seconds)
+
+
+def test_where_all_has_been_told_nothing_is_listed_anew(watching: Watches, server: Server) -> None:
+    server.put("second")
+    assert watching.behind() is not None
+    assert watching.catch_up(in_time)
+    assert watching.behind() is None
+    assert pods(watching) == {"first", "second"}
+    assert watching._pods.syncs == 1
+
+
+def test_what_no_watch_tells_is_listed_anew(watching: Watches, server: Server) -> None:
+    server.put("second")
+    server.events.clear()
+    assert watching.catch_up(soon)
+    assert pods(watching) == {"first", "second"}
+    assert watching._pods.syncs == 2
+
+
+def test_no_watch_of_a_server_restored_from_a_backup_is_believed(
+    watching: Watches, server: Server
+) -> None:
+    """What it has now is of lower versions than what was told."""
+    server.put("lost")
+    eventually("told", lambda: pods(watching) == {"first", "lost"})
+    server.remove("lost")
+    server.events.clear()
+    server.version = 50
+    assert watching.catch_up(soon)
+    assert pods(watching) == {"first"}
+
+
+def test_a_watch_that_broke_is_behind_until_it_is_caught_up_with(
+    watching: Watches, server: Server
+) -> None:
+    assert watching.catch_up(soon)
+    server.break_watches()
+    eventually("behind", lambda: "the watch of pods" in (watching.behind() or ""))
+    server.put("second")
+    assert watching.catch_up(in_time)
+    assert watching.behind() is None
+    assert pods(watching) == {"first", "second"}
+
+
+def test_stalest_watch_is_named_with_its_age(server: Server) -> None:
+    now = 0.0
+    pace = msgspec.structs.replace(PACE, clock=lambda: now, wait=lambda event, _: event.wait(0.01))
+    transport = Transport(FileAccess(server.url))
+    it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=pace, check_seconds=0.01)
+    it.start()
+    eventually("synced", lambda: it.synced and server.watching == 2)
+    assert set(it.ages_seconds) == {"pods", "nodes", "noderesourcetopologies", "devices"}
+    now = 30.0
+    assert it.stale() is None
+    server.answer = lambda server, connection, request: hostile.reply(connection, 503, b"")
+    now = 31.0
+    assert it.stale() == "the watch of pods has been out of touch for 31 s"
+    server.break_watches()
+    eventually("reason", lambda: "503" in (it.stale() or ""))
+    server.answer = None
+    server.put("second")
+    eventually("in touch", lambda: it.stale() is None)
+    it.stop()
+    transport.close()
+
+
+def test_who_gives_up_has_not_caught_up(watching: Watches, server: Server) -> None:
+    server.put("second")
+    server.events.clear()
+    assert not watching.catch_up(lambda seconds: True)
+
+
+def test_what_can_not_be_asked_is_an_error(watching: Watches, server: Server) -> None:
+    server.answer = lambda server, connection, request: hostile.reply(connection, 503, b"")
+    with pytest.raises(ServerError):
+        watching.catch_up(soon)
+
+
+def test_all_that_follows_is_stopped(watching: Watches) -> None:
+    watching.stop()
+    names = {each.name for each in threading.enumerate()}
+    assert not {each for each in names if each.startswith("watch /") or each == "kinds"}

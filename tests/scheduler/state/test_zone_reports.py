@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.kube.objects import ChangeKind
+from agent.model.cpu.policies import Strategy
+from agent.model.settings.plugin_args import ZoneScoring
+from agent.scheduler.state.cluster import SchedulerCache
+from tests.scheduler import objects
+
+SINGLE = "single-numa-node"
+GUARANTEED = "Guaranteed"
+THREE = objects.pod_request({"cpu": "3"}, name="three", kube_class=GUARANTEED)
+FOREIGN = "what is left of its NUMA nodes is told beside other pods than those known here"
+
+
+@pytest.fixture
+def cluster() -> SchedulerCache:
+    """Of one node with two NUMA nodes of four CPUs, without a word on them yet."""
+    it = SchedulerCache(agents=False)
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    return it
+
+
+def tell(
+    cluster: SchedulerCache,
+    pods: Iterable[str] | None = (),
+    available_milli: int = 4000,
+    policy: str = SINGLE,
+) -> None:
+    """The node says what is left on each NUMA node beside these pods."""
+    names = None if pods is None else [("ns", each) for each in pods]
+    told = objects.topology("n1", 2, available_milli, policy, names)
+    cluster.topologies_changed([objects.of_topology(told)])
+
+
+def see(cluster: SchedulerCache, name: str, cpu: str, phase: str = "Running", **more: Any) -> None:
+    told = objects.pod(
+        name, "n1", requests={"cpu": cpu}, phase=phase, kube_class=GUARANTEED, **more
+    )
+    cluster.pods_changed([objects.of_pod(told)])
+
+
+def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
+    """True, or why not."""
+    if (ineligibility := cluster.eligible("n1", pod_request)) is not None:
+        return ineligibility
+    state = cluster.node("n1")
+    assert state is not None
+    found = state.place.offer(pod_request)
+    return found.text() if isinstance(found, Refused) else True
+
+
+def test_the_nodes_word_decides(cluster: SchedulerCache) -> None:
+    assert fits(cluster) is True
+    tell(cluster)
+    assert fits(cluster) is True
+    tell(cluster, available_milli=2000)
+    assert "NUMA nodes 0, 1 have at most 2 left each" in str(fits(cluster))
+
+
+def test_a_pod_that_the_word_does_not_count_yet_is_taken_off(cluster: SchedulerCache) -> None:
+    tell(cluster)
+    see(cluster, "a", "2")
+    assert fits(cluster) is not True
+    tell(cluster, ["a"], 4000)
+    assert fits(cluster) is True
+
+
+def test_a_pod_that_has_not_begun_is_counted_by_no_word(cluster: SchedulerCache) -> None:
+    see(cluster, "a", "2", phase="Pending")
+    tell(cluster)
+    assert fits(cluster) is not True
+    see(cluster, "a", "2")
+    tell(cluster, ["a"])
+    assert fits(cluster) is True
+
+
+def test_a_promise_is_taken_off_until_the_word_counts_it(cluster: SchedulerCache) -> None:
+    tell(cluster)
+    state = cluster.node("n1")
+    assert state is not None
+    for name in ("a", "b"):
+        pod_request = objects.pod_request({"cpu": "2"}, name=name, kube_class=GUARANTEED)
+        found = state.place.offer(pod_request)
+        assert isinstance(found, Granted)
+        cluster.reserve("n1", found)
+    # Nobody said where the kubelet puts them.
+    assert fits(cluster) is not True
+    see(cluster, "a", "2", phase="Pending")
+    assert fits(cluster) is not True
+    see(cluster, "b", "2")
+    see(cluster, "a", "2")
+    tell(cluster, ["a", "b"], 3000)
+    assert fits(cluster) is True
+
+
+def test_a_released_promise_is_given_back(cluster: SchedulerCache) -> None:
+    tell(cluster)
+    state = cluster.node("n1")
+    assert state is not None
+    four = objects.pod_request({"cpu": "4"}, name="four", kube_class=GUARANTEED)
+    for number in range(2):
+        pod_request = objects.pod_request({"cpu": "2"}, name=f"p{number}", kube_class=GUARANTEED)
+        found = state.place.offer(pod_request)
+        assert isinstance(found, Granted)
+        cluster.reserve("n1", found)
+        cluster.release(found.uid)
+    assert fits(cluster, four) is True
+
+
+def test_the_word_of_other_pods_is_nobodys(cluster: SchedulerCache) -> None:
+    tell(cluster, ["stranger"])
+    assert fits(cluster) == FOREIGN
+    small = objects.pod_request({}, kube_class="BestEffort")
+    assert fits(cluster, small) is True
+    assert fits(cluster, objects.pod_request({"cpu": "2"}, qos="LSR")) is True
+    see(cluster, "stranger", "1")
+    assert fits(cluster) is True
+
+
+@pytest.mark.parametrize("policy", ["none", "best-effort"])
+def test_without_a_policy_no_word_counts(cluster: SchedulerCache, policy: str) -> None:
+    tell(cluster, ["stranger"], 0, policy)
+    assert fits(cluster) is True
+
+
+def test_a_word_without_a_fingerprint_is_believed(cluster: SchedulerCache) -> None:
+    tell(cluster, None)
+    see(cluster, "a", "2")
+    assert fits(cluster) is True
+
+
+def test_what_koordinator_gave_is_taken_off_where_it_is(cluster: SchedulerCache) -> None:
+    tell(cluster)
+    see(cluster, "a", "2", phase="Pending", cpus="0-1", labels={"koordinator.sh/qosClass": "LSR"})
+    # Node 1 has all four left.
+    assert fits(cluster, objects.pod_request({"cpu": "4"}, kube_class=GUARANTEED)) is True
+    see(cluster, "b", "2", phase="Pending", cpus="4-5", labels={"koordinator.sh/qosClass": "LSR"})
+    assert fits(cluster) is not True
+
+
+def changed(cluster: SchedulerCache, act: Any) -> tuple[bool, bool]:
+    """Whether the node's answers changed by it, and whether also those of who needs us."""
+    everyone = cluster.changed_since(0).serial
+    ours = cluster.placement_changed_since(0).serial
+    act()
+    return (
+        bool(cluster.changed_since(everyone).names),
+        bool(cluster.placement_changed_since(ours).names),
+    )
+
+
+def test_a_word_changes_nothing_for_who_needs_us(cluster: SchedulerCache) -> None:
+    tell(cluster)
+    state = cluster.node("n1")
+    assert state is not None
+    place = state.place
+    see(cluster, "a", "2", phase="Pending")
+    assert changed(cluster, lambda: tell(cluster, ["b"], 2000)) == (True, False)
+    assert changed(cluster, lambda: see(cluster, "a", "2")) == (True, False)
+    assert changed(cluster, lambda: tell(cluster, ["a"], 2000, "none")) == (True, True)
+    assert fits(cluster) is True
+    assert changed(cluster, lambda: tell(cluster, ["a", "b"], 1000, "none")) == (False, False)
+    assert changed(cluster, lambda: see(cluster, "a", "2", started="2026-02-02T02:02:02Z")) == (
+        False,
+        False,
+    )
+    assert state.place is not place
+
+
+def test_where_numa_nodes_are_counted_every_word_is_heard() -> None:
+    rules = AllocatorRules(zones=ZoneScoring(Strategy.LEAST_NUMA_NODES))
+    it = SchedulerCache(agents=False, rules=rules)
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    tell(it, available_milli=2000, policy="none")
+    state = it.node("n1")
+    assert state is not None
+    assert state.place.facts.rules == rules
+    before = state.place.offer(THREE)
+    assert changed(it, lambda: tell(it, available_milli=4000, policy="none")) == (True, False)
+    after = state.place.offer(THREE)
+    assert isinstance(before, Granted)
+    assert isinstance(after, Granted)
+    assert before.score < after.score
+
+
+def test_of_a_topology_that_goes_nothing_is_heard(cluster: SchedulerCache) -> None:
+    tell(cluster, ["stranger"])
+    assert fits(cluster) == FOREIGN
+    gone = objects.of_topology(objects.topology("n1"), ChangeKind.DELETED)
+    cluster.topologies_changed([gone])
+    assert fits(cluster) is True
