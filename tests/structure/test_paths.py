@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from agent.model.settings.failure_policy import CREATE
@@ -15,7 +16,8 @@ from tests.scheduler.extender.test_handlers import NODES, Scene
 from tests.structure.paths import entered
 
 CREATE_CONTAINER = 8
-FILTER = 20
+FILTER_OF_THE_FIRST = 20
+FILTER_OF_THE_NEXT = 10
 
 
 def test_a_function_of_a_value_enters_nothing() -> None:
@@ -34,12 +36,19 @@ def test_create_container_of_an_owner(tmp_path: Path) -> None:
     assert len(modules) <= CREATE_CONTAINER, sorted(modules)
 
 
-def test_filter_of_a_pod_that_needs_cpus(server: hostile.Server) -> None:
-    """The first one of its kind, on nodes of two models."""
+def test_filter_of_two_pods_that_need_the_same_cpus(server: hostile.Server) -> None:
+    """On nodes of two models. For the second pod the equivalence cache has the answers."""
     scene = Scene(server)
-    args = ExtenderArgs(scene.pod(owner(8, 8), "p"), NODES)
-    results: list[ExtenderFilterResult] = []
-    modules = entered(lambda: results.append(scene.verbs.filter(args)))
+    counts = []
+    for name in ("first", "next"):
+        args = ExtenderArgs(scene.pod(owner(8, 8), name), NODES)
+        results: list[ExtenderFilterResult] = []
+        counts.append(entered(partial(_filter, scene, args, results)))
+        assert results[0].node_names
     scene.transport.close()
-    assert results[0].node_names
-    assert len(modules) <= FILTER, sorted(modules)
+    assert len(counts[0]) <= FILTER_OF_THE_FIRST, sorted(counts[0])
+    assert len(counts[1]) <= FILTER_OF_THE_NEXT, sorted(counts[1])
+
+
+def _filter(scene: Scene, args: ExtenderArgs, results: list[ExtenderFilterResult]) -> None:
+    results.append(scene.verbs.filter(args))
