@@ -29,6 +29,11 @@ _USERS = {
 }
 """Users with their groups; the API server is a client of kubelets."""
 
+_RESTARTED = ("sh", "-c", 'while :; do "$@"; sleep 1; done', "sh")
+"""Starts a program again when it ends, as a kubelet does with kubeadm's static pods. kube-scheduler
+exits where an outage hid that a pod ended and another of its name came (UpdatePod in
+pkg/scheduler/backend/cache/cache.go: "Scheduler cache is corrupted")."""
+
 
 class ControlPlane:
     """One API server, at ADDRESS in the world and at SERVICE_ADDRESS from everywhere."""
@@ -52,6 +57,7 @@ class ControlPlane:
         config = self.config("system:kube-controller-manager")
         self.world.start(
             "kube-controller-manager",
+            *_RESTARTED,
             "kube-controller-manager",
             f"--kubeconfig={config}",
             f"--authentication-kubeconfig={config}",
@@ -65,6 +71,7 @@ class ControlPlane:
         config = self.config("system:kube-scheduler")
         self.world.start(
             "kube-scheduler",
+            *_RESTARTED,
             "kube-scheduler",
             f"--kubeconfig={config}",
             f"--authentication-kubeconfig={config}",
