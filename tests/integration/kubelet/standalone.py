@@ -138,10 +138,12 @@ class Kubelet:
         self.client.close()
         self.cri.close()
 
-    def remove_cgroups(self) -> None:
-        """Once all pods are told to go: what a killed kubelet had just begun may take a moment."""
+    def remove_pods(self) -> None:
+        """Removes all pods of the runtime and their cgroups, again and again: the runtime may still
+        create a sandbox that a killed kubelet asked for."""
 
         def gone() -> bool:
+            remove_all_pods(self.containerd.socket)
             remove_cgroups(self._cgroup)
             return not any((each / self._cgroup).exists() for each in (MOUNTS, *MOUNTS.iterdir()))
 
@@ -273,8 +275,7 @@ def running(
                 kubelet.close()
         finally:
             kubelet.kill()
-            remove_all_pods(containerd.socket)
-            kubelet.remove_cgroups()
+            kubelet.remove_pods()
             shutil.rmtree(kubelet.folder, ignore_errors=True)
 
 
