@@ -244,13 +244,13 @@ def _scaled(quota_microseconds: int, period: int) -> int | None:
     if quota_microseconds == UNLIMITED:
         return None
     if period < 1:
-        raise ValueError(f"{period} is no period")
+        raise ValueError(f"{period} is not a valid CPU period")
     return max(LEAST_QUOTA_MICROSECONDS, -(-quota_microseconds * period // PERIOD_MICROSECONDS))
 
 
 def _per_period(quota: int, period: int) -> int:
     if period < 1:
-        raise ValueError(f"{period} is no period")
+        raise ValueError(f"{period} is not a valid CPU period")
     return -(-quota * PERIOD_MICROSECONDS // period)
 
 
