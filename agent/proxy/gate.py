@@ -86,7 +86,7 @@ class CpusetGate:
             self._admission.removed(call.state.removed)
             self._admission.request_snapshot()
 
-    def gone(self, call: Call) -> None:
+    def abandoned(self, call: Call) -> None:
         """A held call holds nothing of ours, but the agent may hold CPUs for it."""
         if isinstance(call.state, Creation):
             self._admission.abandoned(call.state)

@@ -1,4 +1,5 @@
-"""The hooked calls of one connection: collected, decided, held, sent on, their replies watched."""
+"""The hooked calls of one connection: collects and holds their messages, calls the gate, forwards
+them, and watches the replies."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from agent.rpc import frames, grpc
 
 
 class HookedCalls:
-    """`streams` holds every stream that needs more than passing by; empty most of the time."""
+    """`streams` holds every stream that does not simply pass; it is empty most of the time."""
 
     def __init__(
         self,
@@ -37,14 +38,14 @@ class HookedCalls:
         self._account = ConnectionBudget(budget)
 
     def begin(self, number: int, path: bytes, announced: bool, ended: bool) -> None:
-        """HEADERS of a hooked method; `ended`: no message will follow."""
+        """HEADERS of a hooked method; `ended`: no message follows."""
         if ended:
             self._stats.passed_irregular += 1
-            self._not_followed(number, path, "irregular", "no message")
+            self._untracked(number, path, "irregular", "no message")
         elif len(self.streams) >= self._limits.streams:
             self._stats.passed_oversize += 1
-            under_way = f"{len(self.streams)} hooked calls are under way"
-            self._not_followed(number, path, "oversize", under_way)
+            under_way = f"{len(self.streams)} hooked calls are in progress"
+            self._untracked(number, path, "oversize", under_way)
         else:
             window = self._credit.initial
             self.streams[number] = HeldStream(number, path, window, announced)
@@ -60,7 +61,7 @@ class HookedCalls:
             stream.owed += size
             stream.ends = stream.done = ends
             self._collect(stream)
-        elif stream.stage is Stage.LOOSE and not stream.done:
+        elif stream.stage is Stage.PASSING and not stream.done:
             self._credit.excess -= size
             stream.debt -= size - len(content)
             self._settle(stream)
@@ -75,16 +76,16 @@ class HookedCalls:
             raise frames.FrameError(f"DATA on stream {stream.id} after its end")
 
     def trailers(self, stream: HeldStream) -> None:
-        """The client ends its side by HEADERS: no gRPC call does, so it passes unhooked."""
+        """The client ends its side with HEADERS. No gRPC call does, so it passes unhooked."""
         if stream.stage is Stage.COLLECTING and not stream.done:
             self._stats.passed_irregular += 1
             if not self._goes_on(stream, "irregular", "trailers behind the message"):
                 self._remove(stream)
                 return
-            self._loosen(stream)
+            self._pass_on(stream)
         elif stream.stage is Stage.ENDED:
             self._remove(stream)
-        elif stream.stage is not Stage.LOOSE or stream.done:
+        elif stream.stage is not Stage.PASSING or stream.done:
             raise frames.FrameError(f"HEADERS on stream {stream.id} after its end")
         stream.debt = 0
         stream.done = True
@@ -92,7 +93,7 @@ class HookedCalls:
             self._remove(stream)
 
     def reset_by_client(self, stream: HeldStream) -> None:
-        """The caller gave up."""
+        """The client cancelled the call."""
         self._finish(stream, None)
 
     def ended_by_upstream(self, stream: HeldStream, reset: bool) -> None:
@@ -111,12 +112,12 @@ class HookedCalls:
                 self.streams[stream.id] = stream
 
     def granted(self, stream: HeldStream, credit: int) -> int:
-        """The upstream gave the stream credit; returns how much of it the client is to have. Raises
+        """The upstream granted the stream credit. Returns the part that goes to the client. Raises
         FrameError."""
         stream.window += credit
         if stream.window > frames.MAX_WINDOW:
             raise frames.FrameError(f"stream {stream.id}: a window of {stream.window} bytes")
-        if stream.stage is not Stage.LOOSE:
+        if stream.stage is not Stage.PASSING:
             stream.kept += credit
             return 0
         kept = min(credit, stream.debt)
@@ -124,8 +125,9 @@ class HookedCalls:
         self._drained(stream)
         return credit - kept
 
-    def ask_again(self) -> None:
-        """Asks the gate about every held call, and for room for every one that waits for some."""
+    def retry_held(self) -> None:
+        """Calls the gate again for every held call, and tries again to reserve memory for those
+        that wait for it."""
         for stream in list(self.streams.values()):
             if stream.stage is Stage.HELD:
                 self._decide(stream)
@@ -133,17 +135,17 @@ class HookedCalls:
                 self._take_room(stream)
 
     def holds_bytes(self) -> bool:
-        """Whether the relay holds bytes of the client, or windows differ: the connection can't
+        """Whether the relay holds bytes of the client, or windows differ: then the connection can't
         become opaque."""
         return any(each.stage is not Stage.SENT for each in self.streams.values())
 
     def close(self) -> None:
-        """The connection broke, or is followed no longer."""
+        """The connection broke, or is not tracked any more."""
         for stream in list(self.streams.values()):
             self._finish(stream, None)
 
     def _collect(self, stream: HeldStream) -> None:
-        """More of its message is here."""
+        """More bytes of the message arrived."""
         if not stream.size_bytes:
             try:
                 prefix = grpc.read_prefix(stream.body)
@@ -154,7 +156,7 @@ class HookedCalls:
                 if stream.done:
                     self._irregular(stream, "not exactly one message")
                 else:
-                    self._give_owed(stream)
+                    self._send_owed_credit(stream)
                 return
             _, length = prefix
             if length > self._limits.body_bytes:
@@ -170,7 +172,7 @@ class HookedCalls:
             self._take_room(stream)
 
     def _take_room(self, stream: HeldStream) -> None:
-        """Reserves memory for the message, or waits for some."""
+        """Reserves memory for the message, or waits for it."""
         if stream.reserved_bytes == stream.needs_bytes:
             self._filled(stream)
         elif self._account.reserve(stream, stream.needs_bytes):
@@ -178,13 +180,13 @@ class HookedCalls:
             self._filled(stream)
         elif not self._account.wait(stream):
             self._stats.no_room += 1
-            why = f"other requests leave no room for one of {stream.needs_bytes} bytes: try again"
+            why = f"other requests leave no memory for one of {stream.needs_bytes} bytes: try again"
             self._refuse(stream, grpc.trailers_only(Code.RESOURCE_EXHAUSTED, why))
 
     def _filled(self, stream: HeldStream) -> None:
-        """The room for all of it is reserved."""
+        """Memory for the whole message is reserved."""
         if not stream.done:
-            self._give_owed(stream)
+            self._send_owed_credit(stream)
             return
         message = bytes(memoryview(stream.body)[grpc.PREFIX_BYTES :])
         if stream.body[0]:
@@ -194,7 +196,7 @@ class HookedCalls:
             self._complete(stream, message)
 
     def _unpack(self, stream: HeldStream, packed: bytes) -> None:
-        """Once there is room for the content too."""
+        """Decompresses the message once memory for its content is reserved too."""
         size = min(grpc.unpacked_bytes(packed), self._limits.body_bytes)
         if stream.needs_bytes != stream.size_bytes + size:
             stream.needs_bytes = stream.size_bytes + size
@@ -235,14 +237,14 @@ class HookedCalls:
             self._stats.replaced += 1
             message = verdict.message
             stream.body.clear()
-        if not stream.body:  # else it came compressed, and goes on so
+        if not stream.body:  # otherwise it is forwarded compressed, as it arrived
             stream.body += grpc.prefix(len(message))
             stream.body += message
         self._commit(stream)
 
-    def _not_followed(self, number: int, path: bytes, reason: str, detail: str) -> None:
-        """A call that the connection keeps nothing of."""
-        error = self._gate.not_followed(path, reason, detail)
+    def _untracked(self, number: int, path: bytes, reason: str, detail: str) -> None:
+        """A call that the connection does not track."""
+        error = self._gate.untracked(path, reason, detail)
         if error is not None:
             self._answer(number, error)
 
@@ -251,16 +253,16 @@ class HookedCalls:
         self._unhooked(stream, "irregular", detail)
 
     def _unhooked(self, stream: HeldStream, reason: str, detail: str) -> None:
-        """A call that the gate can't decide: it passes unchanged, or is refused."""
+        """A call that can't be hooked: it passes unchanged, or is refused."""
         if not self._goes_on(stream, reason, detail):
             return
         if stream.done:
             self._commit(stream)
         else:
-            self._loosen(stream)
+            self._pass_on(stream)
 
     def _goes_on(self, stream: HeldStream, reason: str, detail: str) -> bool:
-        """The gate's verdict on a call without content; a refused call is answered."""
+        """Whether the gate lets a call pass that can't be hooked; a refused call is answered."""
         call = Call(stream.path, time.monotonic())
         verdict, encoded = self._gate.unhooked(call, reason, detail)
         if isinstance(verdict, Refuse):
@@ -280,8 +282,8 @@ class HookedCalls:
             self.streams[stream.id] = stream
 
     def _answer(self, number: int, encoded: bytes) -> None:
-        # What the upstream sends before it sees the reset passes: clients ignore it, and its
-        # header blocks belong to the connection's compression state.
+        # Frames that the upstream sends before it sees the reset pass: clients ignore them, and
+        # their header blocks belong to the connection's compression state.
         self._stats.refused += 1
         self.timing.noted.append((number, None))
         flags = frames.END_STREAM | frames.END_HEADERS
@@ -293,30 +295,30 @@ class HookedCalls:
         stream.message = b""
         self.uplink.send(stream, len(stream.body))
 
-    def _loosen(self, stream: HeldStream) -> None:
-        stream.stage = Stage.LOOSE
+    def _pass_on(self, stream: HeldStream) -> None:
+        stream.stage = Stage.PASSING
         stream.debt = len(stream.body) - stream.owed - stream.kept
         stream.owed = 0
         self._settle(stream)
         self.uplink.send(stream, len(stream.body))
 
-    def _give_owed(self, stream: HeldStream) -> None:
+    def _send_owed_credit(self, stream: HeldStream) -> None:
         credit, stream.owed = stream.owed, 0
-        self._give(stream, credit)
+        self._send_credit(stream, credit)
 
     def _settle(self, stream: HeldStream) -> None:
         if stream.debt < 0:
-            self._give(stream, -stream.debt)
+            self._send_credit(stream, -stream.debt)
             stream.debt = 0
 
-    def _give(self, stream: HeldStream, credit: int) -> None:
+    def _send_credit(self, stream: HeldStream, credit: int) -> None:
         if credit:
             self._down.insert(frames.window_update(stream.id, credit))
 
     def _sent(self, stream: HeldStream) -> None:
         self._account.release(stream)
         self.timing.left(stream.id)
-        if stream.stage is Stage.LOOSE:
+        if stream.stage is Stage.PASSING:
             self._drained(stream)
         elif stream.tap is None:
             self._remove(stream)
@@ -333,7 +335,7 @@ class HookedCalls:
             self._remove(stream)
 
     def _finish(self, stream: HeldStream, message: bytes | None) -> None:
-        """The call is over, at any stage."""
+        """The call has ended, at any stage."""
         call, tap, held = stream.call, stream.tap, stream.stage is Stage.HELD
         self._unhold(stream)
         stream.tap = None
@@ -341,7 +343,7 @@ class HookedCalls:
         if call is None:
             return
         if held:
-            self._gate.gone(call)
+            self._gate.abandoned(call)
         elif tap is not None:
             self._gate.reply(call, message)
 

@@ -1,8 +1,8 @@
 """Flow control and order of one relayed connection (RFC 9113, sections 5.2 and 6.9).
 
-`Lane` is one direction: slices of received bytes, and between them frames of the relay. `Credit` is
-the account of the connection's windows. `Uplink` sends to the upstream what can't pass at once, in
-the order that HTTP/2 needs.
+`Lane` is one direction: slices of received bytes, with frames of the relay between them. `Credit`
+accounts for the connection's windows. `Uplink` sends the frames that can't pass to the upstream at
+once, in the order that HTTP/2 needs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Sink = Callable[[bytes | bytearray | memoryview], None]
 
 
 class Lane:
-    """A frame of the relay never goes inside another frame or a header block: it waits for the next
+    """The relay never inserts a frame into another frame or a header block: it waits for the next
     boundary.
 
-    `rest`: bytes of the current frame that are still to pass; `in_block`: a header block
+    `rest`: bytes of the current frame that have not passed yet; `in_block`: a header block
     continues; `torn`: the first bytes of a frame were sent and its length is unknown. `opaque`:
-    frames are not tracked any more, every byte passes. `waiting`: inserted frames that wait for a
-    boundary."""
+    frames are not tracked any more, and every byte passes. `waiting`: inserted frames that wait for
+    a boundary."""
 
     __slots__ = ("_sink", "chunks", "in_block", "opaque", "rest", "torn", "waiting")
 
@@ -42,17 +42,17 @@ class Lane:
         return not (self.rest or self.in_block or self.torn)
 
     def insert(self, frame: bytes) -> None:
-        """A frame of the relay's own, after all that has been put here so far."""
+        """Adds a frame of the relay after everything in the lane."""
         (self.chunks if self.at_boundary else self.waiting).append(frame)
 
     def reached_boundary(self) -> None:
-        """Puts here what waited for it."""
+        """Adds the frames that waited for a boundary."""
         if self.waiting:
             self.chunks += self.waiting
             self.waiting.clear()
 
     def flush(self) -> None:
-        """Sends everything put here, in one piece."""
+        """Sends the content of the lane in one piece."""
         if self.waiting and self.at_boundary:
             self.reached_boundary()
         chunks = self.chunks
@@ -62,14 +62,15 @@ class Lane:
 
 
 class Credit:
-    """The client's picture of the connection window is the upstream's real window, less what the
-    relay has taken over from the client and not sent yet, plus `excess`: bytes that the client may
-    send though the upstream has given no credit for them. Taking a frame from the client lowers it,
-    committing bytes to the upstream raises it. Above zero, credit that the upstream gives is kept
-    until the debt is paid; below zero, the client is given the difference at once.
+    """The connection window that the client sees is the upstream's real window, less the bytes that
+    the relay has taken over from the client and not sent yet, plus `excess`: bytes that the client
+    may send although the upstream has granted no credit for them. Taking a frame from the client
+    lowers `excess`, committing bytes to the upstream raises it. Above zero, the relay keeps credit
+    of the upstream until the difference is settled. Below zero, the client gets the difference at
+    once.
 
-    `window`: what the upstream accepts now; `initial`: what it gives a new stream;
-    `frame_bytes`: the largest payload of a frame that it has ever accepted."""
+    `window`: the bytes that the upstream accepts now; `initial`: its window for a new stream;
+    `frame_bytes`: the largest frame payload that it has ever allowed."""
 
     __slots__ = ("excess", "frame_bytes", "initial", "offers", "window")
 
@@ -79,21 +80,21 @@ class Credit:
         self.initial = frames.DEFAULT_WINDOW
         self.frame_bytes = frames.DEFAULT_MAX_FRAME
         self.offers: deque[int | None] = deque()
-        """The upstream's SETTINGS that the client has not acknowledged: their initial window.
+        """The initial windows in the upstream's SETTINGS that the client has not acknowledged.
 
-        One applies when the client's ACK goes up, not when the SETTINGS come down: the upstream
-        counts by the old value until it sees the ACK.
+        A value applies when the client's ACK passes, not when the SETTINGS pass: the upstream uses
+        the old value until it sees the ACK.
         """
 
     def granted(self, credit: int) -> int:
-        """The upstream gave credit; returns how much of it the client is to have."""
+        """The upstream granted credit. Returns the part that goes to the client."""
         self.window += credit
         kept = min(credit, self.excess)
         self.excess -= kept
         return credit - kept
 
     def acknowledged(self) -> int:
-        """The client's ACK goes up; returns by how much every stream's window changes."""
+        """The client's ACK passes. Returns by how much every stream's window changes."""
         offer = self.offers.popleft() if self.offers else None
         if offer is None:
             return 0
@@ -102,13 +103,14 @@ class Credit:
         return change
 
     def settle(self) -> int:
-        """The credit that the client is to have now that `excess` is below zero."""
+        """Returns the credit to grant to the client when `excess` is below zero."""
         due, self.excess = -self.excess, 0
         return due
 
 
 class _Share:
-    """What the queue holds of one stream: header blocks, DATA frames and their payload, others."""
+    """The entries of one stream in the queue: header blocks, DATA frames and their payload,
+    others."""
 
     __slots__ = ("blocks", "data", "data_bytes", "rest")
 
@@ -120,27 +122,27 @@ class _Share:
 
 
 class Uplink:
-    """Most frames pass as slices of the receive buffer and never come here. Two kinds do:
+    """Most frames pass as slices of the receive buffer and are not queued. Two kinds are:
 
-    - Messages that were taken over leave from their streams' own buffers (`sending`), each as far
-      as the connection's and its stream's windows allow: none waits for another stream's window.
-    - A DATA frame of another stream for which the client has our credit but the upstream gave none
-      waits in `queue`, in order. Behind it waits everything that must not overtake it: DATA, the
-      client's SETTINGS ACK (windows count by the old value before it), and a header block of a
-      stream with DATA waiting (trailers). Header blocks share one compression state, so behind a
-      waiting block or ACK everything that opens or fills a stream waits too.
+    - Messages that were taken over leave from the buffers of their streams (`sending`), as far as
+      the windows of the connection and the stream allow. None waits for another stream's window.
+    - A DATA frame of another stream, for which the relay granted credit but the upstream did not,
+      waits in `queue`, in order. Everything that must not overtake it waits behind it: DATA, the
+      client's SETTINGS ACK (the old windows apply before it), and a header block of a stream whose
+      DATA waits (trailers). Header blocks share one compression state, so everything that opens or
+      fills a stream waits behind a queued block or ACK too.
 
-    No work for one frame walks the queue: a client can make it long, and reset all streams in it.
-    DATA of a stream that has ended stays in it as a husk, which is dropped at the front, or when
-    most of the queue is husks. `sent` is called for a stream when its buffer has run empty."""
+    Handling one frame never walks the queue: a client can make it long, and reset all streams in
+    it. DATA of a stream that has ended becomes stale and is dropped at the front, or when most of
+    the queue is stale. `sent` is called for a stream when its buffer has become empty."""
 
     __slots__ = (
         "_barriers",
         "_credit",
-        "_husks",
-        "_over",
+        "_ended_streams",
         "_sent",
         "_shares",
+        "_stale_frames",
         "_streams",
         "lane",
         "queue",
@@ -160,8 +162,8 @@ class Uplink:
         self.queued_bytes = 0
         self.sending: dict[int, HeldStream] = {}
         self._barriers = 0
-        self._husks = 0
-        self._over: set[int] = set()  # streams whose DATA frames in the queue are husks
+        self._stale_frames = 0
+        self._ended_streams: set[int] = set()  # streams whose DATA frames in the queue are stale
         self._shares: dict[int, _Share] = {}
         self._credit = credit
         self._streams = streams
@@ -174,13 +176,13 @@ class Uplink:
         )
 
     def delays_reset(self, number: int) -> bool:
-        """The stream's HEADERS have not gone up yet."""
+        """The stream's HEADERS have not passed yet."""
         share = self._shares.get(number)
         return share is not None and share.blocks > 0
 
     def put(self, kind: int, number: int, raw: bytes) -> None:
-        """Whole frames that wait their turn; `kind` is that of the first."""
-        if kind == frames.DATA and number in self._over:
+        """Queues whole frames; `kind` is that of the first."""
+        if kind == frames.DATA and number in self._ended_streams:
             self._credit.excess -= len(raw) - frames.HEAD_BYTES
             return
         self.queue.append((kind, number, raw))
@@ -196,13 +198,13 @@ class Uplink:
             share.rest += 1
 
     def acknowledge(self) -> None:
-        """The client's SETTINGS ACK goes up now."""
+        """The client's SETTINGS ACK passes now."""
         if change := self._credit.acknowledged():
             for stream in self._streams.values():
                 stream.window += change
 
     def reset(self, number: int) -> None:
-        """An RST_STREAM of the relay, after the stream's HEADERS."""
+        """Sends an RST_STREAM of the relay, after the stream's HEADERS."""
         raw = frames.rst_stream(number, frames.CANCEL)
         if self.delays_reset(number):
             self.put(frames.RST_STREAM, number, raw)
@@ -210,7 +212,7 @@ class Uplink:
             self.lane.insert(raw)
 
     def send(self, stream: HeldStream, committed: int) -> None:
-        """`committed` more bytes of the stream's body, or its end, are to go to the upstream."""
+        """Commits `committed` more bytes of the stream's body, or its end, to the upstream."""
         self._credit.excess += committed
         self.sending[stream.id] = stream
 
@@ -225,20 +227,20 @@ class Uplink:
             return
         self._credit.excess -= share.data_bytes
         self.queued_bytes -= share.data_bytes + share.data * frames.HEAD_BYTES
-        self._husks += share.data
-        self._over.add(number)
+        self._stale_frames += share.data
+        self._ended_streams.add(number)
         share.data = share.data_bytes = 0
         self._forget_empty(number, share)
-        if 2 * max(self._husks, len(self._over)) > len(self.queue):
-            live = [each for each in self.queue if not self._is_husk(each)]
+        if 2 * max(self._stale_frames, len(self._ended_streams)) > len(self.queue):
+            live = [each for each in self.queue if not self._is_stale(each)]
             self.queue.clear()
             self.queue.extend(live)
-            self._husks = 0
-            self._over.clear()
+            self._stale_frames = 0
+            self._ended_streams.clear()
 
     def pump(self) -> None:
-        """Sends what the windows allow, between frames. Committed bytes leave here only, so the
-        windows are current."""
+        """Sends as much as the windows allow, between frames. Committed bytes leave only here, so
+        the windows are current."""
         if not self.lane.at_boundary:
             return
         while True:
@@ -250,8 +252,8 @@ class Uplink:
             if blocked_on_data or not self.queue or self._is_blocked():
                 return
 
-    def _is_husk(self, entry: tuple[int, int, bytes]) -> bool:
-        return entry[0] == frames.DATA and entry[1] in self._over
+    def _is_stale(self, entry: tuple[int, int, bytes]) -> bool:
+        return entry[0] == frames.DATA and entry[1] in self._ended_streams
 
     def _forget_empty(self, number: int, share: _Share) -> None:
         if not (share.data or share.blocks or share.rest):
@@ -265,9 +267,9 @@ class Uplink:
 
     def _advance(self) -> None:
         while self.queue:
-            if self._husks and self._is_husk(self.queue[0]):
+            if self._stale_frames and self._is_stale(self.queue[0]):
                 self.queue.popleft()
-                self._husks -= 1
+                self._stale_frames -= 1
                 continue
             if self._is_blocked():
                 break
@@ -290,11 +292,11 @@ class Uplink:
             self.lane.insert(raw)
         if self.queue:
             self._split_first()
-        elif self._over:
-            self._over.clear()
+        elif self._ended_streams:
+            self._ended_streams.clear()
 
     def _split_first(self) -> None:
-        """Sends what the window takes of a DATA frame: the upstream may wait for just that."""
+        """Sends the part of a DATA frame that the window allows: the upstream may wait for it."""
         kind, number, raw = self.queue[0]
         window = self._credit.window
         if kind != frames.DATA or raw[4] & frames.PADDED or window <= 0:

@@ -1,9 +1,9 @@
 """The walks over the frames of one connection: `Upward` from the client to the upstream, `Downward`
 back.
 
-Each gets the bytes that one receive brought, reads the heads of the frames in them, and lets them
-pass as slices of the buffer. It takes out what belongs to hooked calls, and keeps the account of
-credit and settings.
+Each gets the bytes of one receive, reads the heads of the frames in them, and passes them on as
+slices of the buffer. It takes out the frames of hooked calls, and keeps account of credit and
+settings.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _MAX_SETTINGS_BYTES: Final = 6 * 1_024
 
 
 class Upward:
-    """From the client to the upstream: puts what passes into the lane, and gives the rest to the
-    hooked calls and their uplink."""
+    """From the client to the upstream: puts frames that pass into the lane, and gives the others to
+    the hooked calls and their uplink."""
 
     def __init__(
         self,
@@ -162,12 +162,13 @@ class Upward:
         return False
 
     def _keep(self, rest: memoryview, needed: int) -> None:
-        """The rest is read again when `needed` bytes are there, however small the pieces."""
+        """Keeps the rest, and reads it again only when `needed` bytes have arrived."""
         self._kept = bytearray(rest)
         self._needed = needed
 
     def _read_preface(self, data: memoryview) -> int:
-        """Where the frames begin, behind the client's preface; 0 while it is not all there."""
+        """The offset of the first frame, after the client's preface; 0 while the preface is
+        incomplete."""
         part = bytes(data[: len(frames.PREFACE)])
         if not frames.PREFACE.startswith(part):
             raise frames.FrameError("client does not speak HTTP/2")
@@ -177,7 +178,7 @@ class Upward:
         return len(part)
 
     def _is_taken(self, number: int, length: int) -> bool:
-        """A DATA frame of the client does not pass by."""
+        """Whether a DATA frame of the client is held."""
         if self._queue or number in self._streams:
             return True
         # A frame beyond the client's own window passes: the upstream refuses it.
@@ -192,7 +193,8 @@ class Upward:
             self._calls.data(stream, frame[4], frame[_HEAD:])
 
     def _block(self, data: memoryview, at: int, size: int) -> tuple[int, bytes | None]:
-        """(end, header block) of HEADERS and its CONTINUATIONs; None while `end` is not there."""
+        """(end, header block) of HEADERS and its CONTINUATIONs; the block is None while it is
+        incomplete."""
         length, kind, flags, number = frames.read_head(data, at)
         if kind != HEADERS:
             raise frames.FrameError("CONTINUATION without HEADERS")
@@ -265,8 +267,8 @@ class Downward:
         self.begun = False
         """The upstream's SETTINGS, which are its first frame, have passed."""
         self._kept = b""  # an unfinished frame that has not passed
-        self._torn_bytes = 0  # of it that have left all the same
-        self._tapped: HeldStream | None = None  # whose DATA frame is passing
+        self._torn_bytes = 0  # bytes of it that were sent already
+        self._tapped: HeldStream | None = None  # the stream whose DATA frame is passing
         self._tapped_ends = False
 
     def feed(self, data: memoryview, has_left: bool) -> None:
@@ -297,7 +299,7 @@ class Downward:
                 word, flags, number = unpack_head(data, at)
                 kind, length = word & 0xFF, word >> 8
                 end = at + _HEAD + length
-                if not (kind or flags or streams):  # DATA in the midst of a reply
+                if not (kind or flags or streams):  # DATA of a reply
                     at = end
                     continue
                 number &= STREAM_MASK
@@ -313,8 +315,8 @@ class Downward:
                         break
                     given = frames.read_uint(data[at + 9 : end], kind)
                     passed = given
-                    if at < start:  # it has left, or a part of it
-                        self._gave(number, given)
+                    if at < start:  # it was sent, or a part of it
+                        self._record_grant(number, given)
                     elif not number:
                         if credit.excess > 0:
                             passed = credit.granted(given)
@@ -361,18 +363,18 @@ class Downward:
 
     @property
     def holds_back(self) -> bool:
-        """Some bytes of an unfinished frame have not left."""
+        """Some bytes of an unfinished frame were not sent."""
         return len(self._kept) > self._torn_bytes
 
-    def _gave(self, number: int, credit: int) -> None:
-        """A WINDOW_UPDATE that the client gets."""
+    def _record_grant(self, number: int, credit: int) -> None:
+        """Records a WINDOW_UPDATE that goes to the client."""
         if not number:
             self._credit.window += credit
         elif number in self._streams:
             self._streams[number].window += credit
 
     def _offer(self, payload: memoryview) -> None:
-        """SETTINGS of the upstream."""
+        """Records SETTINGS of the upstream."""
         self.begun = True
         initial = None
         for key, value in frames.read_settings(payload):
@@ -385,7 +387,7 @@ class Downward:
         self._credit.offers.append(initial)
 
     def _tap(self, stream: HeldStream, flags: int, length: int, payload: memoryview) -> None:
-        """A DATA frame of the upstream, possibly its beginning only."""
+        """A DATA frame of the upstream, possibly only its beginning."""
         if stream.tap is not None:
             stream.tap.begin(flags, length)
         self._tapped = stream

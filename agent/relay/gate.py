@@ -1,4 +1,4 @@
-"""The interface between the relay and the hooks: the relay asks a `Gate` about each hooked call.
+"""The interface between the relay and the hooks: the relay calls a `Gate` for each hooked call.
 
 `GuardedGate` is the relay's side of it: an exception of the gate is counted, reported and turned
 into a verdict, so that a fault of a hook costs one call only.
@@ -15,7 +15,7 @@ from agent.rpc import grpc
 
 
 class Forward(NamedTuple):
-    """Let the message pass as it is."""
+    """Forward the message unchanged."""
 
 
 class Replace(NamedTuple):
@@ -29,10 +29,11 @@ FORWARD = Forward()
 
 
 class Call:
-    """One hooked call, from its first question to its reply.
+    """One hooked call, from the first call of the gate to the reply.
 
     `path` is the gRPC method (`b"/runtime.v1.RuntimeService/CreateContainer"`), `started` the
-    `time.monotonic()` of the first question, `state` the gate's own, None at first.
+    `time.monotonic()` of the first call of the gate. `state` belongs to the gate; it is None at
+    first.
     """
 
     __slots__ = ("path", "started", "state")
@@ -51,31 +52,31 @@ class Gate(Protocol):
     methods: frozenset[bytes]
 
     def request(self, call: Call, message: bytes) -> GateVerdict:
-        """Asked when the whole message has arrived, and again while the answer is Wait."""
+        """Called when the whole message has arrived, and again while the answer is Wait."""
         ...
 
     def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
-        """Asked about a call that can't be hooked: `request` raised (`hook_error`), or the relay
-        could not hand the message over: `oversize`, `compressed` (and not to be unpacked),
-        `irregular` (no or several messages)."""
+        """Called for a call that can't be hooked: `request` raised (`hook_error`), or the relay
+        could not pass the message on: `oversize`, `compressed` (and can't be decompressed),
+        `irregular` (no message, or several)."""
         ...
 
     def reply(self, call: Call, message: bytes | None) -> None:
         """Called once for each call that was forwarded or replaced, before the caller sees the end.
 
-        The message is the reply's first when the stream ended in order (a server sends one only
-        with status OK); None when it has none, is larger than the tap's limit, the call was
-        cancelled or the connection broke.
+        `message` is the reply's first message when the stream ended normally (a server sends one
+        only with status OK). It is None when the reply has none or exceeds the tap's limit, the
+        call was cancelled or the connection broke.
         """
         ...
 
-    def gone(self, call: Call) -> None:
-        """The caller gave up, or the connection broke, while the call was held."""
+    def abandoned(self, call: Call) -> None:
+        """The caller cancelled the held call, or its connection broke."""
         ...
 
 
 class RelayStats:
-    """Counters of all relays that share it; `held_now` is a gauge."""
+    """Counters of all relays that share this object; `held_now` is a gauge."""
 
     __slots__ = (
         "held_now",
@@ -93,23 +94,23 @@ class RelayStats:
 
     def __init__(self) -> None:
         self.hooked = 0
-        """Calls that the gate was asked about."""
+        """Calls whose message the gate received."""
         self.replaced = 0
         self.refused = 0
         self.held_now = 0
         self.hook_errors = 0
         self.no_room = 0
-        """Refused: other requests held all memory for longer than a request waits for it."""
+        """Refused: other requests held all memory for longer than a request waits."""
         self.passed_oversize = 0
-        """Not hooked: the message, or the number of calls under way, is beyond its limit."""
+        """Not hooked: the message, or the number of calls in progress, exceeds its limit."""
         self.passed_compressed = 0
-        """Not hooked: compressed, and not to be unpacked within the limit."""
+        """Not hooked: compressed, and can't be decompressed within the limit."""
         self.passed_irregular = 0
-        """Not hooked: none or several messages, a broken prefix, or trailers behind it."""
+        """Not hooked: no message or several, an invalid prefix, or trailers after the message."""
         self.replies_unread = 0
-        """Replies larger than the tap's limit, or not to be unpacked."""
+        """Replies that exceed the tap's limit, or can't be decompressed."""
         self.malformed = 0
-        """Connections whose bytes could not be followed."""
+        """Connections whose bytes could not be decoded."""
 
 
 OnHookError = Callable[[bytes, Exception], None]
@@ -117,7 +118,8 @@ OnHookError = Callable[[bytes, Exception], None]
 
 
 class GuardedGate:
-    """A Refuse has its header block, ready to send; other verdicts have b""."""
+    """Returns each verdict with its header block: ready to send for a Refuse, b"" for other
+    verdicts."""
 
     def __init__(self, gate: Gate, stats: RelayStats, on_hook_error: OnHookError) -> None:
         self._gate = gate
@@ -133,19 +135,19 @@ class GuardedGate:
             return self.unhooked(call, "hook_error", repr(error))
 
     def unhooked(self, call: Call, reason: str, detail: str) -> tuple[GateVerdict, bytes]:
-        """Forward or Refuse for a call that the gate can't be asked about."""
-        said: tuple[GateVerdict, bytes] = FORWARD, b""
+        """Forward or Refuse for a call that can't be hooked."""
+        result: tuple[GateVerdict, bytes] = FORWARD, b""
 
         def ask() -> None:
-            nonlocal said
-            said = _encoded(self._gate.unhooked(call, reason, detail))
+            nonlocal result
+            result = _encoded(self._gate.unhooked(call, reason, detail))
 
         self._guard(call.path, ask)
-        return said
+        return result
 
-    def not_followed(self, path: bytes, reason: str, detail: str) -> bytes | None:
-        """For a call that can't be tracked: None if it continues, otherwise the header block of the
-        error."""
+    def untracked(self, path: bytes, reason: str, detail: str) -> bytes | None:
+        """For a call that the relay can't track: None if it continues, otherwise the error's header
+        block."""
         call = Call(path, time.monotonic())
         verdict, encoded = self.unhooked(call, reason, detail)
         if isinstance(verdict, Refuse):
@@ -156,8 +158,8 @@ class GuardedGate:
     def reply(self, call: Call, message: bytes | None) -> None:
         self._guard(call.path, lambda: self._gate.reply(call, message))
 
-    def gone(self, call: Call) -> None:
-        self._guard(call.path, lambda: self._gate.gone(call))
+    def abandoned(self, call: Call) -> None:
+        self._guard(call.path, lambda: self._gate.abandoned(call))
 
     def _guard(self, path: bytes, ask: Callable[[], None]) -> None:
         try:
@@ -177,4 +179,4 @@ def _encoded(verdict: GateVerdict) -> tuple[GateVerdict, bytes]:
         return verdict, b""
     if isinstance(verdict, Replace) and isinstance(verdict.message, bytes):
         return verdict, b""
-    raise TypeError(f"no verdict: {verdict!r}")
+    raise TypeError(f"not a verdict: {verdict!r}")

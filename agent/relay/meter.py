@@ -9,19 +9,19 @@ from time import perf_counter
 from typing import Final
 
 Observe = Callable[[bytes, float, float], None]
-"""Takes the method's path, the seconds of a call that has ended, and our share of them."""
+"""Takes the method's path, the seconds of a call that has ended, and the relay's share of them."""
 
 OTHERS: Final = b"other"
 _MOST_METHODS: Final = 128
-"""The client chooses the names: methods beyond this number count as one."""
+"""Clients choose the names: methods beyond this number count as one."""
 _MOST_CALLS: Final = 4_096
-"""Of one connection; what is beyond is not timed."""
+"""Calls of one connection that are timed; further ones are not."""
 _MOST_NOTES: Final = 64
 
 
 class Meter:
-    """`in_flight`: calls in progress by method, all methods that were ever called, as of the last
-    `settle`."""
+    """`in_flight`: the calls in progress at the last `settle`, for every method that was ever
+    called."""
 
     def __init__(self, observe: Observe | None = None) -> None:
         self.in_flight: dict[bytes, int] = {}
@@ -29,7 +29,7 @@ class Meter:
         self.timings: set[Timing] = set()
 
     def settle(self) -> None:
-        """Counts and observes what connections have only noted so far."""
+        """Counts and observes the calls that connections have only noted."""
         for timing in self.timings:
             timing.settle()
 
@@ -44,10 +44,10 @@ class Meter:
 
 
 class Timing:
-    """The calls of one connection; reports about an unknown stream are ignored. While a caller
-    waits, passing calls are only noted; many are settled together later. The arrival time of bytes
-    goes into `arrived`, their content into `noted`: stream and path of HEADERS, stream and None of
-    an end. `note` is called after they were sent."""
+    """The calls of one connection. Unknown streams are ignored. Calls that pass are only noted, so
+    that no caller waits, and many are settled together later. The arrival time of bytes goes into
+    `arrived`, their content into `noted`: stream and path for HEADERS, stream and None for the end
+    of a stream. `note` is called after the bytes were sent."""
 
     __slots__ = ("_meter", "_notes", "_open", "_staying", "arrived", "noted")
 
@@ -56,12 +56,14 @@ class Timing:
         self.noted: list[tuple[int, bytes | None]] = []
         self._meter = meter
         self._notes: list[tuple[float, float, list[tuple[int, bytes | None]]]] = []
-        self._open: dict[int, tuple[bytes, float, float]] = {}  # path, start, our share so far
+        self._open: dict[
+            int, tuple[bytes, float, float]
+        ] = {}  # path, start, the relay's share so far
         self._staying: dict[int, float] = {}
         meter.timings.add(self)
 
     def note(self) -> None:
-        """The bytes of what is `noted` were sent."""
+        """The bytes of the `noted` events were sent."""
         noted = self.noted.copy()
         self._notes.append((self.arrived, perf_counter(), noted))
         self.noted.clear()
@@ -69,11 +71,11 @@ class Timing:
             self.settle()
 
     def stays(self, number: int, path: bytes) -> None:
-        """HEADERS of a call whose message will not pass by."""
+        """HEADERS of a call whose message is held."""
         self._begin(number, path, self.arrived, 0.0)
 
     def whole(self, number: int) -> None:
-        """The message that stays here is complete now."""
+        """The held message is complete."""
         self._staying[number] = self.arrived
 
     def left(self, number: int) -> None:
@@ -84,7 +86,7 @@ class Timing:
             self._open[number] = path, started, share + perf_counter() - since
 
     def settle(self) -> None:
-        """Counts and observes all that was noted."""
+        """Counts and observes all noted calls."""
         for arrived, now, noted in self._notes:
             for number, path in noted:
                 if path is None:

@@ -15,9 +15,8 @@ from agent.relay.relay import Relay, RelayError
 
 
 class Port:
-    """What can't be sent at once waits in `backlog`.
-
-    `strained`: it does not simply wait for bytes to read.
+    """One end's socket. Bytes that can't be sent at once wait in `backlog`. `strained`: the socket
+    waits for something other than bytes to read.
     """
 
     __slots__ = (
@@ -63,7 +62,7 @@ class Port:
             self.strained = True
 
     def drain(self) -> None:
-        """Sends of the backlog what the socket takes."""
+        """Sends the part of the backlog that the socket accepts."""
         try:
             del self.backlog[: self.socket.send(self.backlog)]
         except BlockingIOError:
@@ -73,7 +72,7 @@ class Port:
             self.backlog.clear()
 
     def read(self, buffer: memoryview) -> memoryview | None:
-        """What arrived; None for nothing now. Sets `eof`."""
+        """The received bytes; None when there are none now. Sets `eof`."""
         try:
             size = self._receive(buffer)
         except BlockingIOError:
@@ -112,15 +111,15 @@ class Port:
 _HIGH_WATER_BYTES: Final = 1 << 19
 """Unsent bytes for one end that stop reading from the other."""
 _MOST_ANSWER_BYTES: Final = 4 * _HIGH_WATER_BYTES
-"""Unsent bytes for a client that stop reading from it: what it does not read are our answers."""
+"""Unsent bytes for a client that stop reading from it: it does not read the relay's answers."""
 _SEND_BUFFER_BYTES: Final = 1 << 18
 """The kernel doubles it: one receive fits in one send while the previous one is still unread."""
 _CALL_SLICES: Final = 4
-"""More than so many receives of the upstream in a row, without one of the client, are a stream."""
+"""More than this number of receives from the upstream, without one from the client, is a stream."""
 _STREAM_SECONDS: Final = 0.001
 """A slower receive has no further bytes waiting."""
 _MOST_OF_MESSAGES_BYTES: Final = 1 << 16
-"""A slice beyond it is of one long message, whose sender waits until we have read."""
+"""A larger slice belongs to one long message, whose sender waits until the relay has read it."""
 _CONNECT_RETRY_SECONDS: Final = 0.01
 _CONNECT_ATTEMPTS: Final = 200
 
@@ -128,8 +127,9 @@ _CONNECT_ATTEMPTS: Final = 200
 class Pair:
     """One client's connection and its upstream's; `ended` is called once, with the pair.
 
-    `ended` learns whether the upstream was reached; `hooked` is called after bytes were relayed
-    while hooked calls are under way; `faulted` with what went wrong in us and cost the connection.
+    `ended` also gets whether the upstream was reached. `hooked` is called after bytes were relayed
+    while hooked calls are in progress, `faulted` with the exception of the relay that closed the
+    connection.
     """
 
     def __init__(
@@ -156,8 +156,8 @@ class Pair:
         self._relay = make_relay(self._client.write, self._upstream.write)
         self._from_client = self._relay.from_client
         self._from_upstream = self._relay.from_upstream
-        self._slices = 0  # of the upstream since the client last spoke
-        self._streamed = 0.0  # when the last of a stream came
+        self._slices = 0  # received from the upstream since the client last sent
+        self._streamed = 0.0  # when the last slice of a stream arrived
         self._half_closed = False
         self._closed = False
 
@@ -177,18 +177,18 @@ class Pair:
         else:
             self._watch()
 
-    def ask_again(self) -> None:
-        """Asks the gate about the held calls of this connection."""
+    def retry_held(self) -> None:
+        """Calls the gate again for the held calls of this connection."""
         try:
-            self._relay.ask_again()
+            self._relay.retry_held()
         except Exception as error:  # noqa: BLE001  one connection ends no other
             self._fail(error)
         self._settle(0)
 
-    def say_goodbye(self) -> None:
-        """Lets the client finish its calls and connect anew; a client that can't get a GOAWAY is
-        disconnected at once."""
-        if self._relay.say_goodbye():
+    def send_goaway(self) -> None:
+        """Lets the client finish its calls and connect again. Disconnects a client that can't get a
+        GOAWAY at once."""
+        if self._relay.send_goaway():
             self._settle(0)
         else:
             self._end(reached=True)
@@ -219,14 +219,13 @@ class Pair:
         if events & ~WRITE:
             self._slices += 1
             if self._slices > _CALL_SLICES:
-                self._let_more_come()
+                self._yield_to_writer()
             self._read_upstream()
         if upstream.strained or self._client.strained:
             self._settle(0)
 
-    def _let_more_come(self) -> None:
-        """Yields the CPU to a writer of the stream that waits for it: then many messages pass in
-        one send."""
+    def _yield_to_writer(self) -> None:
+        """Yields the CPU to the stream's writer: then many messages pass in one send."""
         now = perf_counter()
         if now - self._streamed < _STREAM_SECONDS:
             os.sched_yield()
@@ -251,13 +250,13 @@ class Pair:
         self._end(reached=True)
 
     def _hooking(self) -> None:
-        """Hooked calls are under way: one may be held, or a queue have grown."""
+        """Hooked calls are in progress: one may be held, or a queue may have grown."""
         if self._relay.queued_bytes:
             self._client.strained = True
         self._hooked()
 
     def _settle(self, client_events: int) -> None:
-        """Closes or half-closes the connection where that is due; otherwise waits for events."""
+        """Closes or half-closes the connection when it is due; otherwise waits for events."""
         client, upstream = self._client, self._upstream
         if self._closed:
             return

@@ -1,22 +1,22 @@
 """The relay of one client connection: frames pass unchanged, and hooked requests go to the gate.
 
-No I/O: the owner gives received bytes to `from_client` and `from_upstream`, and two sinks take the
-bytes to send. One walk over the frames serves both conditions:
+No I/O: the owner passes received bytes to `from_client` and `from_upstream`, and two sinks take the
+bytes to send. One walk over the frames serves two cases:
 
 - While no stream is taken over and no credit is owed, all received bytes leave as one slice of the
 receive buffer; the walk reads frame heads and does not wait for DATA.
 
-- HEADERS of a hooked method pass at once (the connection's compression state stays untouched); its
-DATA is held until the gate has decided. Then the slice is cut where frames of the relay go in or
-the client's stay out. Other streams keep passing.
+- HEADERS of a hooked method pass at once (the connection's compression state does not change); its
+  DATA is held until the gate has decided. Then the slice is cut where the relay inserts frames or
+  removes frames of the client. Other streams keep passing.
 
 See `forwarding` for the walks, `calls` for hooked calls, `flow_control` for windows and order.
 
 When bytes are not HTTP/2, or header blocks can't be decoded or exceed the limit: a connection
 without held bytes becomes opaque (every further byte passes verbatim, unhooked, and the endpoints
-decide, as without a relay), otherwise RelayError says that it must be closed. In addition to its
-part of the budget a connection keeps in memory: one unfinished frame that must be complete (header
-blocks up to their limit, DATA that does not pass up to the upstream's frame size, 16 KiB in
+decide, as without a relay), otherwise RelayError is raised and the connection must be closed. In
+addition to its part of the budget, a connection keeps in memory one unfinished frame that is needed
+as a whole (header blocks up to their limit; held DATA up to the upstream's frame size, 16 KiB in
 practice), and the bytes that wait for the upstream's credit, at most those that were held before.
 """
 
@@ -38,7 +38,7 @@ class RelayError(Exception):
 
 
 class Relay:
-    """Sinks must not keep the buffers that they get. Call `close` once at the end of the
+    """The sinks must not keep the buffers that they get. Call `close` once at the end of the
     connection."""
 
     def __init__(
@@ -76,11 +76,12 @@ class Relay:
 
     @property
     def queued_bytes(self) -> int:
-        """Of the client, waiting for the upstream's credit: read no more while it is high."""
+        """Bytes of the client that wait for the upstream's credit: read no more while it is
+        high."""
         return self._uplink.queued_bytes
 
     def from_client(self, data: memoryview) -> bool:
-        """True when there is more to it than passing on. Raises RelayError."""
+        """Whether hooked calls are in progress, or frames of the relay wait. Raises RelayError."""
         timing = self._timing
         timing.arrived = perf_counter()
         if self._upward.feed(data):
@@ -93,7 +94,7 @@ class Relay:
         return self._flush()
 
     def from_upstream(self, data: memoryview) -> bool:
-        """True when there is more to it than passing on. Raises RelayError."""
+        """Whether hooked calls are in progress, or frames of the relay wait. Raises RelayError."""
         timing = self._timing
         timing.arrived = perf_counter()
         if self._is_quiet_down:
@@ -105,15 +106,15 @@ class Relay:
         self._downward.feed(data, has_left=False)
         return self._flush()
 
-    def ask_again(self) -> None:
-        """Asks the gate about every held call."""
-        self._calls.ask_again()
+    def retry_held(self) -> None:
+        """Calls the gate again for every held call."""
+        self._calls.retry_held()
         self._flush()
 
-    def say_goodbye(self) -> bool:
+    def send_goaway(self) -> bool:
         """Asks the client to open no more streams on this connection: calls in progress go on, and
-        the client closes it afterwards. False when that is impossible: nothing was answered yet, or
-        frames are not tracked."""
+        the client closes it afterwards. False when that is impossible: the upstream has not sent
+        its SETTINGS yet, or frames are not tracked."""
         if not self._downward.begun or self._down.opaque:
             return False
         self._down.insert(frames.goaway(frames.STREAM_MASK, frames.NO_ERROR))
@@ -121,7 +122,7 @@ class Relay:
         return True
 
     def close(self) -> None:
-        """Tells the gate the end of every call under way."""
+        """Reports the end of every call in progress to the gate."""
         self._timing.close()
         self._calls.close()
 

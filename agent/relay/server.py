@@ -1,6 +1,6 @@
 """The relay on sockets: one upstream connection for each client connection, in one epoll loop.
 
-An embedding makes a Loop, a RelayServer with its Gate, and runs the loop. `stats`, `budget`,
+A process creates a Loop and a RelayServer with its Gate, and runs the loop. `stats`, `budget`,
 `connections` and `unreachable` are for metrics. Everything happens in the loop's thread.
 """
 
@@ -22,20 +22,20 @@ from agent.relay.relay import Relay
 from agent.relay.streams import MemoryBudget, RelayLimits
 
 RETRY_SECONDS: Final = 0.004
-"""How often the gate is asked again while a call is held."""
+"""The interval at which the gate is called again while a call is held."""
 _READ_BYTES: Final = 1 << 18
 _OUT_OF_DESCRIPTORS_SECONDS: Final = 0.1
 _SPARE_DESCRIPTORS: Final = 32
-"""That connections leave to the rest of the process: hooks open files."""
+"""Descriptors that connections leave to the rest of the process: hooks open files."""
 
 
 class RelayServer:
     """Listens from construction on; `close` ends it and every connection.
 
-    `listen` is a path, served under a lock (ListenError where another relay has it), or a socket
-    that listens already and stays its giver's. While the upstream does not answer, a client's
-    connection is accepted and closed, so that its calls end Unavailable. Clients beyond what the
-    process's descriptors serve wait to be accepted.
+    `listen` is a path, served under a lock (ListenError when another relay holds it), or a
+    listening socket that the caller keeps and closes. While the upstream does not answer, the relay
+    accepts and closes connections of clients, so that their calls end with UNAVAILABLE. Clients
+    wait in the accept queue when the process has no descriptors left for them.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RelayServer:
         self.unreachable = 0
         """Connections closed because the upstream could not be reached."""
         self.faults = 0
-        """Connections closed because something went wrong here."""
+        """Connections closed because of a fault of the relay."""
         self._loop = loop
         self._upstream = upstream
         self._buffer = memoryview(bytearray(_READ_BYTES))
@@ -89,10 +89,11 @@ class RelayServer:
         `connections` shows when all have."""
         self._stop_accepting()
         for pair in list(self._pairs):
-            pair.say_goodbye()
+            pair.send_goaway()
 
     def close(self) -> None:
-        """Closes every connection and stops listening; removes the socket if it was made here."""
+        """Closes every connection and stops listening; removes the socket if the relay created
+        it."""
         self._stop_accepting()
         for pair in list(self._pairs):
             pair.close()
@@ -129,14 +130,14 @@ class RelayServer:
         self._on_fault(error)
 
     def _relayed(self) -> None:
-        """Asks the gate again after a while if a call is held or waits for room."""
+        """Schedules another call of the gate if a call is held or waits for memory."""
         if self._retry is None and (self.stats.held_now or self.budget.waiting):
-            self._retry = self._loop.after(self._retry_seconds, self._ask_again)
+            self._retry = self._loop.after(self._retry_seconds, self._retry_held)
 
-    def _ask_again(self) -> None:
+    def _retry_held(self) -> None:
         self._retry = None
         for pair in list(self._pairs):
-            pair.ask_again()
+            pair.retry_held()
         self._relayed()
 
     def _accept(self, events: int) -> None:

@@ -1,10 +1,10 @@
 """A stream whose request the relay has taken over from the client, and the memory for such streams.
 
 One budget serves all connections of a relay. A request reserves its whole size when its length is
-known, before its bytes arrive. So half received requests never wait for each other: each one that
-has begun to fill can be completed. A compressed request reserves its unpacked size when it is
-complete. A request without room waits, in the order of arrival, and its client gets no credit for
-it (RFC 9113, section 5.2): it can't send more than its first window.
+known, before its bytes arrive. So partially received requests never wait for each other: each one
+with a reservation can be completed. A compressed request reserves its decompressed size when it is
+complete. A request without a reservation waits, in the order of arrival, and its client gets no
+credit for it (RFC 9113, section 5.2): it can't send more than its first window.
 
 The first message of the reply is read while its frames pass, without delaying them (`ReplyTap`).
 """
@@ -20,45 +20,46 @@ from agent.rpc import frames, grpc
 
 
 class RelayLimits(NamedTuple):
-    """What a relay's requests may cost. A call beyond `body_bytes` or `streams` can't be hooked."""
+    """The limits of a relay. A call beyond `body_bytes` or `streams` can't be hooked."""
 
     body_bytes: int = 16 << 20
-    """Of one request message, packed or not. A kubelet's client and containerd's server have the
-    same limit (kubelet: maxMsgSize in cri-client/pkg/remote_runtime.go; containerd:
+    """Of one request message, compressed or not. A kubelet's client and containerd's server have
+    the same limit (kubelet: maxMsgSize in cri-client/pkg/remote_runtime.go; containerd:
     DefaultMaxRecvMsgSize in defaults/defaults.go)."""
     held_bytes: int = 40 << 20
-    """Of all requests of all connections that are half received, held or not sent yet, with the
-    content of packed ones; more than twice `body_bytes`: one packed request may need as much."""
+    """Of all requests of all connections that are partially received, held or not sent yet, with
+    the decompressed content. More than twice `body_bytes`: one compressed request may need that
+    much."""
     share_bytes: int = 1 << 17
-    """What each connection has for small requests, however much others hold."""
+    """Reserved for small requests of each connection, however much others hold."""
     waiting_bytes: int = 8 << 20
-    """Of what clients have sent of requests that wait for room; one more is refused."""
+    """Received bytes of all requests that wait for memory; beyond it a further one is refused."""
     wait_seconds: float = 10.0
-    """How long a request waits for room before it is refused."""
+    """How long a request waits for memory before it is refused."""
     streams: int = 4_096
-    """Hooked calls under way."""
+    """Hooked calls in progress, of one connection."""
     reply_bytes: int = 1 << 16
     """Of a reply's message, for Gate.reply."""
     block_bytes: int = 1 << 16
-    """Of a header block with its frames' heads; beyond it the connection is not followed."""
+    """Of a header block with the heads of its frames; beyond it the connection is not tracked."""
 
 
 class Stage(enum.Enum):
     """The stage of a stream that the relay has taken over."""
 
     COLLECTING = enum.auto()
-    """The client is still sending its message, or the message waits for room."""
+    """The client is still sending its message, or the message waits for memory."""
     HELD = enum.auto()
     """The message is whole and the gate answered Wait."""
     SENDING = enum.auto()
-    """On its way to the upstream, as its windows allow; the client has ended its side."""
+    """The message is being sent to the upstream, as its windows allow; the client has ended its
+    side."""
     SENT = enum.auto()
     """Only the reply is watched."""
-    LOOSE = enum.auto()
-    """Unhooked: received bytes pass, after those that were collected, until the windows agree
-    again."""
+    PASSING = enum.auto()
+    """Not hooked: received bytes pass, after the collected ones, until the windows agree again."""
     ENDED = enum.auto()
-    """The upstream ended the call early: what the client still sends is dropped."""
+    """The upstream ended the call early: bytes that the client still sends are dropped."""
 
 
 class ReplyTap:
@@ -97,7 +98,7 @@ class ReplyTap:
             self._data += content[: self._wanted - len(self._data)]
 
     def message(self) -> bytes | None:
-        """The first message, unpacked; None when it is incomplete or was given up."""
+        """The first message, decompressed; None when it is incomplete or was given up."""
         if self.given_up or self._wanted < 0 or len(self._data) < self._wanted:
             return None
         message = bytes(self._data[grpc.PREFIX_BYTES : self._wanted])
@@ -130,13 +131,13 @@ class ReplyTap:
 
 
 class HeldStream:
-    """`body`: the collected bytes and, from SENDING and LOOSE on, those left to send; empty for a
+    """`body`: the collected bytes and, from SENDING or PASSING on, those left to send; empty for a
     held call whose bytes are all in `message`. `size_bytes`: of the whole message with its prefix,
-    0 while unknown; `needs_bytes`: its reservation. `window`: the upstream's for this stream.
-    `owed`: credit that the client did not get for its bytes, `kept`: credit of the upstream for
-    this stream that the client did not get; in LOOSE, `debt`: credit of ours that the upstream has
-    not matched. `announced`: the stream's HEADERS were sent. `done`: the client has ended its side;
-    `ends`: with the END_STREAM that closes `body`."""
+    0 while unknown; `needs_bytes`: the reservation that it needs. `window`: the upstream's for this
+    stream. `owed`: credit that the client did not get for its bytes; `kept`: credit of the upstream
+    for this stream that the client did not get; in PASSING, `debt`: credit that the relay granted
+    and the upstream has not matched. `announced`: the stream's HEADERS were sent. `done`: the
+    client has ended its side; `ends`: with the END_STREAM that closes `body`."""
 
     __slots__ = (
         "announced",
@@ -185,13 +186,14 @@ class HeldStream:
 
     @property
     def is_sent(self) -> bool:
-        """Nothing is left to send for now."""
+        """Whether nothing is left to send for now."""
         return not self.body and self.ends == self.end_sent
 
     def next_frame(self, window: int) -> bytes | None:
-        """A DATA frame of what is left to send; None where a window has no room for it."""
+        """A DATA frame of the bytes that are left to send; None when a window has no room for
+        it."""
         size = len(self.body)
-        room = 0  # the end alone needs no window, and a shrunk one is below zero
+        room = 0  # END_STREAM alone needs no window, and a window may be below zero
         if size:
             room = min(size, window, self.window, frames.DEFAULT_MAX_FRAME)
             if room <= 0:
@@ -205,11 +207,12 @@ class HeldStream:
 
 
 _SMALL_PART: Final = 4
-"""Of a connection's share: a request of more than the fourth part is not small."""
+"""A request of more than this part of a connection's share is not small."""
 
 
 class MemoryBudget:
-    """`reserved_bytes` of all requests that were let in; `waiting_bytes` of those that were not."""
+    """`reserved_bytes` of all requests with a reservation; `waiting_bytes` received of those
+    without one."""
 
     __slots__ = ("limits", "reserved_bytes", "waiting", "waiting_bytes")
 
@@ -218,12 +221,12 @@ class MemoryBudget:
         self.reserved_bytes = 0
         self.waiting_bytes = 0
         self.waiting: dict[HeldStream, float] = {}
-        """Since when, first the one that came first."""
+        """The start of each wait; the oldest is first."""
 
 
 class ConnectionBudget:
-    """The budget as one connection uses it. Each connection also has a share of its own for small
-    requests, so that large ones delay no other call. `share_bytes`: reserved of that share."""
+    """The budget of one connection. Each connection also has a share of its own for small requests,
+    so that large ones do not delay other calls. `share_bytes`: the reserved part of that share."""
 
     __slots__ = ("_budget", "_limits", "share_bytes")
 
@@ -234,7 +237,7 @@ class ConnectionBudget:
 
     def reserve(self, stream: HeldStream, size: int) -> bool:
         """Raises the stream's reservation to `size`. False when there is no room for it now. A
-        stream with room for it does not queue."""
+        stream that already has a reservation does not queue."""
         budget, limits = self._budget, self._limits
         more = size - stream.reserved_bytes
         if not self._has_turn(stream) or budget.reserved_bytes + more > limits.held_bytes:
@@ -253,8 +256,9 @@ class ConnectionBudget:
         return not waiting or stream.reserved_bytes > 0 or next(iter(waiting)) is stream
 
     def wait(self, stream: HeldStream) -> bool:
-        """Queues a request without room, and counts the bytes of its client. False when it must not
-        wait any longer: the waiting clients have sent too much, or its time is over."""
+        """Queues a request without a reservation, and counts the bytes of its client. False when
+        the request is to be refused: the waiting clients have sent too much, or it has waited too
+        long."""
         budget, limits = self._budget, self._limits
         since = budget.waiting.setdefault(stream, time.monotonic())
         here = max(len(stream.body) - stream.reserved_bytes, 0)
@@ -267,7 +271,7 @@ class ConnectionBudget:
         return stream in self._budget.waiting
 
     def stop_waiting(self, stream: HeldStream) -> None:
-        """The request has its room, or needs none any more."""
+        """The request has its reservation, or does not need one any more."""
         if self._budget.waiting.pop(stream, None) is not None:
             self._budget.waiting_bytes -= stream.waiting_bytes
             stream.waiting_bytes = 0

@@ -42,9 +42,9 @@ class Channel:
         try:
             try:
                 return self._attempt(method, request, deadline)
-            except _UntouchedError:
+            except _UnprocessedError:
                 return self._attempt(method, request, deadline)
-        except _UntouchedError as error:
+        except _UnprocessedError as error:
             raise RpcError(Code.UNAVAILABLE, f"{self._path}: {error.message}") from None
         finally:
             self._lock.release()
@@ -75,7 +75,7 @@ class Channel:
             self._connection = None
 
 
-class _UntouchedError(RpcError):
+class _UnprocessedError(RpcError):
     """UNAVAILABLE: the server did not begin the call."""
 
 
@@ -128,8 +128,8 @@ class Connection:
             return outcome
         if outcome is None:
             raise RpcError(Code.INTERNAL, "call ended without an outcome")
-        if protocol.untouched:
-            raise _UntouchedError(Code.UNAVAILABLE, outcome.message)
+        if protocol.unprocessed:
+            raise _UnprocessedError(Code.UNAVAILABLE, outcome.message)
         if outcome.code == Code.DEADLINE_EXCEEDED:
             # The server knows the deadline too, and may be first to see it pass.
             raise RpcError(outcome.code, f"{method}: {outcome.message}")

@@ -127,7 +127,7 @@ class PathReader:
                         passed, at = self._keep(entry, block, at)
                         path = path if passed is None else passed
                 else:
-                    passed, at = self._rarer(block, at)
+                    passed, at = self._uncommon(block, at)
                     path = path if passed is None else passed
         except IndexError:
             text = f"header block of {size} bytes: cut short, or an index beyond the table"
@@ -141,7 +141,7 @@ class PathReader:
             del entries[:-most]
         return path
 
-    def _rarer(self, block: bytes, at: int) -> tuple[bytes | None, int]:
+    def _uncommon(self, block: bytes, at: int) -> tuple[bytes | None, int]:
         """(path or None, end) of a new name, a value that is not kept, a size of the table."""
         first = block[at]
         if first == 0x80:

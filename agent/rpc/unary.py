@@ -1,7 +1,7 @@
 """One gRPC client connection that makes unary calls one after the other. No I/O.
 
 The owner sends `outgoing()`, gives what arrives to `receive`, and reads `outcome`. A call
-that the server certainly never saw has `untouched` set: it may be made again elsewhere.
+that the server certainly never saw has `unprocessed` set: it may be made again elsewhere.
 A call whose server streams is read with `take_messages` until it has an outcome.
 """
 
@@ -40,7 +40,7 @@ class UnaryConnection:
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self.outcome: bytes | RpcError | None = None
-        self.untouched = False
+        self.unprocessed = False
         self.closing = False
         self._limit = max_message_bytes
         self._out = bytearray(
@@ -67,7 +67,7 @@ class UnaryConnection:
     def start(self, method: str, request: bytes, timeout_seconds: float | None) -> None:
         """Begins a call, without a deadline for None; the one before must have ended or been
         cancelled."""
-        self.outcome, self.untouched = None, False
+        self.outcome, self.unprocessed = None, False
         stream = _Stream(self._next, grpc.encode_message(request), self._peer_initial)
         self._next += 2
         pairs = [
@@ -247,7 +247,7 @@ class UnaryConnection:
         stream = self._stream
         if stream is None or number != stream.id:
             return
-        self.untouched = error == frames.REFUSED_STREAM
+        self.unprocessed = error == frames.REFUSED_STREAM
         stream.sent = len(stream.request)
         self._end(RpcError(grpc.code_of_reset(error), f"stream reset with error {error}"))
 
@@ -258,7 +258,7 @@ class UnaryConnection:
         self.closing = True
         stream = self._stream
         if stream is not None and stream.id > last:
-            self.untouched = True
+            self.unprocessed = True
             stream.sent = len(stream.request)
             self._end(RpcError(Code.UNAVAILABLE, "server is going away"))
 

@@ -99,7 +99,7 @@ def test_held_container_that_is_refused_or_given_up_is_taken_back(
     refused, _ = exchange.create_guaranteed("g", 1024)
     given_up, _ = exchange.create_guaranteed("g", 1024)
     exchange.notifications()
-    exchange.gate.gone(given_up)
+    exchange.gate.abandoned(given_up)
     assert exchange.notifications() == [FAILED]
     moment += 61
     assert isinstance(exchange.again(refused), Refuse)

@@ -78,7 +78,7 @@ class Hooks:
     def reply(self, call: Call, message: bytes | None) -> None:
         self.sent.remove(call)
 
-    def gone(self, call: Call) -> None:
+    def abandoned(self, call: Call) -> None:
         self.held.remove(call)
 
 
@@ -193,14 +193,14 @@ def connection(seed: int) -> None:
                 if part:
                     receive(memoryview(part))
             if rng.random() < 0.1:
-                relay.ask_again()
+                relay.retry_held()
             assert stats.held_now == len(hooks.held)
             assert not hooks.wrong, hooks.wrong
             assert all(each.stage is Stage.COLLECTING for each in budget.waiting)
             assert budget.reserved_bytes <= LIMITS.held_bytes
             assert budget.waiting_bytes <= LIMITS.waiting_bytes
             if rng.random() < 0.01:
-                relay.say_goodbye()
+                relay.send_goaway()
     except RelayError:
         pass
     relay.close()

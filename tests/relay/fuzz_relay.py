@@ -93,7 +93,7 @@ class Hooks:
         self.open.remove(call)
         self.replies.append((call, message))
 
-    def gone(self, call: Call) -> None:
+    def abandoned(self, call: Call) -> None:
         self.held.remove(call)
         self.ended.append(call)
 
@@ -198,7 +198,7 @@ class Fuzz:
         if unit < 156:
             return self.be_generous()
         if unit < 166 and (self.hooks.held or self.budget.waiting):
-            self.relay.ask_again()
+            self.relay.retry_held()
             return True
         if unit < 168 and self.tight:
             self.change_hog()

@@ -53,7 +53,7 @@ class Hooks:
     def reply(self, call: Call, message: bytes | None) -> None:
         pass
 
-    def gone(self, call: Call) -> None:
+    def abandoned(self, call: Call) -> None:
         pass
 
 

@@ -45,7 +45,7 @@ class Hooks:
     def reply(self, call: Call, message: bytes | None) -> None:
         self.replies.append(message)
 
-    def gone(self, call: Call) -> None:
+    def abandoned(self, call: Call) -> None:
         self.gone_calls += 1
 
 
@@ -185,9 +185,9 @@ def test_a_held_call_delays_nobody() -> None:
     wire.upstream(data(3, b"reply"), trailers(3))
     assert wire.down().endswith(data(3, b"reply") + trailers(3))
     hooks.verdicts = [Wait(), FORWARD]
-    wire.relay.ask_again()
+    wire.relay.retry_held()
     assert (wire.up(), wire.stats.held_now) == (b"", 1)
-    wire.relay.ask_again()
+    wire.relay.retry_held()
     assert (wire.up(), wire.stats.held_now) == (last(1, MESSAGE), 0)
 
 
@@ -456,10 +456,10 @@ def test_a_request_without_room_gets_no_credit_until_there_is_some() -> None:
         first.client(opening(stream, HOOKED), last(stream, LONG))
     second.client(opening(1, HOOKED), data(1, LONG[:10_000]))
     assert credit(second, 1) == 0
-    second.relay.ask_again()
+    second.relay.retry_held()
     assert (credit(second, 1), len(budget.waiting)) == (0, 1)
     first.client(frames.rst_stream(1, frames.CANCEL))
-    second.relay.ask_again()
+    second.relay.retry_held()
     assert (credit(second, 1), len(budget.waiting)) == (10_000, 0)
     second.client(last(1, LONG[10_000:]))
     assert second.stats.held_now == 1
@@ -479,7 +479,7 @@ def test_a_request_that_is_whole_waits_for_room_too() -> None:
     second.client(opening(1, HOOKED), last(1, body))
     assert hooks.asked == []
     first.relay.close()
-    second.relay.ask_again()
+    second.relay.retry_held()
     assert hooks.asked == [content]
     assert second.up() == opening(1, HOOKED) + last(1, body)
 
@@ -493,7 +493,7 @@ def test_a_request_that_unpacks_to_too_much_waits_for_room_before_it_is_unpacked
     second.client(opening(1, HOOKED), last(1, b"\1" + len(packed).to_bytes(4, "big") + packed))
     assert (hooks.unhooked_for, len(budget.waiting)) == ([], 1)
     first.relay.close()
-    second.relay.ask_again()
+    second.relay.retry_held()
     assert hooks.unhooked_for == ["compressed"]
     assert (budget.reserved_bytes, budget.waiting) == (0, {})
 
@@ -528,15 +528,15 @@ def test_requests_get_room_in_the_order_in_which_they_came() -> None:
     wires[4].client(opening(1, HOOKED), data(1, grpc.prefix(20_500)))
     wires[0].client(frames.rst_stream(1, frames.CANCEL))
     for wire in reversed(wires):
-        wire.relay.ask_again()
+        wire.relay.retry_held()
     assert [credit(wire, 1) > 0 for wire in wires[2:]] == [True, False, False]
     wires[1].client(frames.rst_stream(1, frames.CANCEL))
     for _ in range(2):
         for wire in reversed(wires):
-            wire.relay.ask_again()
+            wire.relay.retry_held()
     assert [credit(wire, 1) > 0 for wire in wires[2:]] == [False, True, False]
     wires[2].relay.close()
-    wires[4].relay.ask_again()
+    wires[4].relay.retry_held()
     assert (credit(wires[4], 1), budget.waiting) == (grpc.PREFIX_BYTES, {})
 
 
@@ -581,7 +581,7 @@ def test_a_request_that_must_not_wait_for_room_is_refused(limit: str) -> None:
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
     second.client(opening(1, HOOKED), data(1, LONG[:10_001]))
-    second.relay.ask_again()
+    second.relay.retry_held()
     answer = second.down()
     assert status(answer) == str(grpc.Code.RESOURCE_EXHAUSTED.value)
     assert (second.stats.no_room, second.stats.refused) == (1, 1)
@@ -681,7 +681,7 @@ def test_an_upstream_that_ends_a_held_call_ends_it_for_good() -> None:
     wire.upstream(trailers(1))
     assert wire.down() == trailers(1)
     assert wire.up() == frames.rst_stream(1, frames.CANCEL)
-    wire.relay.ask_again()
+    wire.relay.retry_held()
     assert (len(hooks.asked), hooks.gone_calls, wire.stats.held_now) == (1, 1, 0)
 
 
@@ -704,7 +704,7 @@ def test_our_frames_wait_for_the_end_of_one_under_way() -> None:
     reply = data(3, bytes(1_000))
     wire.upstream(reply[:500])
     hooks.verdicts = [Refuse(7, "no")]
-    wire.relay.ask_again()
+    wire.relay.retry_held()
     assert (wire.up(), wire.down()) == (frame[:500], reply[:500])
     wire.client(frame[500:] + opening(5, OTHER))
     reset = frames.rst_stream(1, frames.CANCEL)
@@ -848,7 +848,7 @@ def test_goodbye_is_said_between_frames_and_nothing_under_way_ends() -> None:
     answer = data(1, b"x" * 40)
     wire.upstream(answer[:20])
     wire.down()
-    assert wire.relay.say_goodbye()
+    assert wire.relay.send_goaway()
     assert wire.down() == b""
     wire.upstream(answer[20:], trailers(1))
     assert wire.down() == answer[20:] + GOODBYE + trailers(1)
@@ -857,11 +857,11 @@ def test_goodbye_is_said_between_frames_and_nothing_under_way_ends() -> None:
 def test_no_goodbye_before_the_settings_of_the_upstream() -> None:
     wire = Wire(Hooks())
     settings = frames.settings({frames.INITIAL_WINDOW_SIZE: 70_000})
-    assert not wire.relay.say_goodbye()
+    assert not wire.relay.send_goaway()
     wire.upstream(settings[:5])
-    assert not wire.relay.say_goodbye()
+    assert not wire.relay.send_goaway()
     wire.upstream(settings[5:])
-    assert wire.relay.say_goodbye()
+    assert wire.relay.send_goaway()
     assert wire.down() == settings + GOODBYE
 
 
@@ -870,7 +870,7 @@ def test_no_goodbye_where_frames_are_not_followed() -> None:
     wire.upstream(frames.settings({}))
     wire.client(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff" * 30))
     assert wire.stats.malformed == 1
-    assert not wire.relay.say_goodbye()
+    assert not wire.relay.send_goaway()
 
 
 def test_the_beginning_of_a_frame_that_was_kept_back_comes_before_its_rest() -> None:

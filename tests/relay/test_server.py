@@ -99,7 +99,7 @@ class Hooks:
         self.replies.append((call.path, message))
         self.replied.set()
 
-    def gone(self, call: Call) -> None:
+    def abandoned(self, call: Call) -> None:
         self.was_gone.set()
 
 

@@ -113,7 +113,7 @@ def test_a_call_that_the_server_never_saw_says_so() -> None:
     ):
         client = UnaryConnection()
         assert isinstance(answered(client, raw), grpc.RpcError)
-        assert client.untouched
+        assert client.unprocessed
 
 
 def test_goodbye_lets_the_running_call_end() -> None:
