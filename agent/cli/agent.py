@@ -1,4 +1,4 @@
-"""Run the node agent: look at the machine and the runtime, keep pools and cgroups right, report."""
+"""Run the node agent: discover the machine, keep CPU pools and cgroups correct, report."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _frontend(settings: AgentSettings) -> Frontend | None:
-    """Only where it is asked for: it costs the agent 14 MB. Raises SettingsError, LockedError or
-    OSError."""
+    """The server of Koordinator's hook protocol, if it is switched on: it costs the agent 14 MB.
+    Raises SettingsError, LockedError or OSError."""
     if not settings.hook_server_socket:
         return None
     _needs_grpcio("hook-server-socket")
@@ -76,7 +76,7 @@ def _frontend(settings: AgentSettings) -> Frontend | None:
 
 
 def _serve(settings: AgentSettings) -> Serve | None:
-    """Only where it is asked for, as above. Raises SettingsError."""
+    """The server of the corrected PodResources, if it is switched on. Raises SettingsError."""
     name, socket = "corrected-pod-resources-socket", settings.corrected_pod_resources_socket
     if not socket:
         return None
@@ -102,5 +102,5 @@ def _serve(settings: AgentSettings) -> Serve | None:
 def _needs_grpcio(option: str) -> None:
     if importlib.util.find_spec("grpc") is None:
         raise SettingsError(
-            f"{option}: needs grpcio, which is not here: pip install 'topolet[hookserver]'"
+            f"{option}: needs grpcio, which is missing: pip install 'topolet[hookserver]'"
         )

@@ -1,9 +1,10 @@
-"""Compare our decisions with vector files: cases that other systems answered, a JSON object a line.
+"""Compare topolet's decisions with vector files: the answers of other systems to cases, one JSON
+object a line.
 
-Files are plain or gzip; the keys of its cases tell a file's kind. Without FILE: every file of
-tests/data/vectors in the checkout that this program runs from; files there that nothing compares
-yet are listed. Exit code 0: no case disagrees; 1: one does, or too many differ in declared ways; 2:
-a file can't be read, or a FILE is of no known kind.
+A file is plain or gzip; the keys of its cases determine its kind. Without FILE: every file of
+tests/data/vectors in the checkout that this program runs from; files of an unknown kind there are
+listed. Exit code 0: no case disagrees; 1: one disagrees, or too many differ in declared ways; 2: a
+file can't be read, or the kind of a FILE is unknown.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from agent.view import format
 from agent.view.format import count
 
 VECTORS: Final = Path(__file__).resolve().parents[2] / "tests" / "data" / "vectors"
-"""Where a checkout has them."""
+"""The folder of the vector files in a checkout."""
 
 _COLUMNS = 100
 _LONGEST = 600
-"""Characters of a JSON text that people are shown."""
+"""Most characters of a JSON value in the text output."""
 _BEFORE = 100
-"""Of these, how many stand before the place where two texts differ."""
+"""How many of them precede the place where two texts differ."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(
     arguments: argparse.Namespace, known: Sequence[CaseKind] = KINDS, vectors: Path = VECTORS
 ) -> int:
-    """Runs every file, or those of the folder `vectors`; what can't be read has a line on standard
-    error and no result."""
+    """Compares every file, or those of the folder `vectors`. A file that can't be read gets a line
+    on standard error and no result."""
     unread = False
     results: list[FileResult] = []
     uncompared: list[str] = []
@@ -60,7 +61,7 @@ def run(
     if not files:
         _remark(
             f"no FILE given, and no vector files in {vectors}: they are not installed with the "
-            "program; give the files of tests/data/vectors in a checkout of its repository"
+            "program; pass the files of tests/data/vectors in a checkout of its repository"
         )
         return 2
     try:
@@ -70,7 +71,7 @@ def run(
             except FileError as error:
                 if not arguments.files and _is_of_another_kind(error, path, known):
                     if arguments.output == "text":
-                        print(format.encodable(f"{path}: not compared: no known kind"), flush=True)
+                        print(format.encodable(f"{path}: not compared: unknown kind"), flush=True)
                     uncompared.append(path)
                     continue
                 _remark(str(error))
@@ -96,14 +97,14 @@ def run(
 
 
 def _is_of_another_kind(error: FileError, path: str, known: Sequence[CaseKind]) -> bool:
-    """Whether nothing compares such files. One that has the name of a known kind is broken."""
+    """Whether nothing compares such files. A file with the name of a known kind is damaged."""
     name = Path(path).name.partition(".")[0]
     return isinstance(error, UnknownKindError) and name not in {kind.name for kind in known}
 
 
 def described(result: FileResult) -> str:
-    """A few lines for people, with the first disagreement as JSON: whole where it is short, else
-    what lies around the place where the answers differ."""
+    """A few lines of text, with the first disagreement as JSON: whole if it is short, otherwise the
+    part around the place where the answers differ."""
     return "".join(f"{line}\n" for line in _lines(result))
 
 
@@ -131,7 +132,7 @@ def _lines(result: FileResult) -> Iterator[str]:
 def _pictured(first: Disagreement, indent: str) -> Iterator[str]:
     question = _json({key: value for key, value in first.case.items() if key != "expect"})
     answers = first.case.get("expect"), first.ours
-    expect, ours = (_json(answer, sort_keys=True) for answer in answers)  # alike looks alike
+    expect, ours = (_json(answer, sort_keys=True) for answer in answers)  # equal: equal texts
     pairs = enumerate(zip(expect, ours, strict=False))
     differ_at = next((place for place, (theirs, mine) in pairs if theirs != mine), 0)
     cut = max(map(len, (question, expect, ours))) > _LONGEST

@@ -1,8 +1,8 @@
-"""Show what every container should run on beside what it runs on, and say what has drifted.
+"""Compare the CPUs that every container should have with those that it has, and list the drift.
 
-Side by side: the pod's annotation, the kubelet's checkpoint, the agent's decision, the cgroup and
-the processes in it. Changes nothing. Exit code 0: nothing has drifted; 1: something has; 2: the
-node can't be looked at.
+The columns are the pod's annotation, the kubelet's checkpoint, the agent's decision, the cgroup and
+the processes in it. The command changes nothing. Exit code 0: no drift; 1: drift; 2: the node can't
+be examined.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Show the kubelet's state files: who has which CPUs, memory and devices, and whether the files are
-whole.
+"""Show the kubelet's state files: which container has which CPUs, memory and devices, and whether
+the files are intact.
 
-Exit code 0: all that are there are whole; 1: one is torn or its checksum is wrong, or what was to
-be written was refused; 2: wrong use. With --write-kubelet-state, CPUs that a scheduler chose are
-written into the CPU manager's file, where the kubelet would have its own choice; the kubelet has to
-be stopped, the old file stays beside it.
+Exit code 0: all files that exist are intact; 1: one is torn or its checksum is wrong, or a write
+was refused; 2: wrong usage. --write-kubelet-state writes the CPUs that a scheduler chose into the
+CPU manager's file, in the place of the kubelet's own choice. The kubelet has to be stopped; the old
+file is kept in the same folder.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FILES: dict[str, Callable[[bytes], State]] = {
 
 
 class StateFile(msgspec.Struct, frozen=True):
-    """`error`: why it can't be read; without one and without `state` it is absent."""
+    """`error`: why the file can't be read. Without an error and a `state` it is absent."""
 
     name: str
     state: State | None = None
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read(folder: str) -> list[StateFile]:
-    """All three, also damaged ones."""
+    """All three files, also damaged ones."""
     found = []
     for name, decode in _FILES.items():
         try:
@@ -130,7 +130,7 @@ def body(shown: object) -> Any:
 
 
 def described(found: list[StateFile]) -> Iterator[str]:
-    """A heading for each file, then a line for each holder."""
+    """A heading for each file, then a line for each container that holds something."""
     for each in found:
         if each.state is None:
             yield f"{each.name}: {each.error or 'absent'}"
@@ -152,7 +152,7 @@ def described(found: list[StateFile]) -> Iterator[str]:
 
 
 def written(taken: TakenOver) -> Iterator[str]:
-    """Every change, then where the old file is."""
+    """Every change, then the path of the old file."""
     yield from taken.remarks
     if taken.nothing:
         yield f"Nothing to write: {taken.nothing}"
@@ -167,14 +167,14 @@ def written(taken: TakenOver) -> Iterator[str]:
 
 
 _CHECKED = {
-    Checked.VERIFIED: "right",
+    Checked.VERIFIED: "correct",
     Checked.MISMATCH: "WRONG",
-    Checked.UNKNOWN: "not known",
+    Checked.UNKNOWN: "unknown",
 }
 
 
 def _cpus(state: CpuManagerState) -> Iterator[str]:
-    yield f"  shared CPUs: {state.default or 'none named'}"
+    yield f"  shared CPUs: {state.default or 'none'}"
     rows = [("", identity, str(cpus)) for identity, cpus in state.by_container_id.items()]
     rows += [(uid, "(pod)", str(cpus)) for uid, cpus in state.pods.items()]
     rows += [(uid, name, str(cpus)) for uid, name, cpus in _each(state.entries)]
@@ -187,7 +187,7 @@ def _memory(state: MemoryManagerState) -> Iterator[str]:
         for node, memory in sorted(state.machine.items())
         for kind, each in sorted(memory.memory.items())
     ]
-    yield from _table(("NODE", "KIND", "TOTAL BYTES", "GIVEN", "FREE"), machine)
+    yield from _table(("NODE", "KIND", "TOTAL BYTES", "RESERVED", "FREE"), machine)
     given = [(uid, "(pod)", blocks) for uid, blocks in state.pods.items()]
     given += _each(state.entries)
     yield from _table(("POD", "CONTAINER", "KIND", "NODES", "BYTES"), _blocks(given))

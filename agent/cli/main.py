@@ -1,9 +1,9 @@
-"""The command `topolet`: one thin module a subcommand, imported only when called.
+"""The command `topolet`: one thin module for each subcommand, imported only when called.
 
 A subcommand's module has `add_arguments(parser)` and `run(arguments) -> exit code`; dashes in its
-name are underscores; the options of its process are `SETTINGS`. A daemon names its flags without a
-value in `SWITCHES`: written out in full its flags need no argparse, a megabyte that it would hold
-for life.
+name are underscores; the options of its process are `SETTINGS`. A daemon lists its flags without a
+value in `SWITCHES`: flags in their full form are then read without argparse, which would keep a
+megabyte of the daemon's memory.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "topology": "draw the machine: sockets, NUMA nodes, caches, cores, memory, distances",
-    "agent": "run the node agent: discover, keep pools and cgroups right, report",
+    "agent": "run the node agent: discover, keep pools and cgroups correct, report",
     "proxy": "run the CRI proxy in front of the container runtime",
     "nri": "run the NRI plugin in the container runtime, in the proxy's place",
-    "webhook": "answer the API server: who may bind pods with GPUs",
-    "scheduler": "extend kube-scheduler: the best node, the right CPUs and devices",
-    "conformance": "compare our decisions with vector files of the systems we replace",
-    "doctor": "show what containers should run on beside what they run on",
+    "webhook": "run the admission webhook that restricts who may bind pods with GPUs",
+    "scheduler": "run the extender of kube-scheduler, which chooses nodes, CPUs and devices",
+    "conformance": "compare topolet's decisions with vector files of the systems it replaces",
+    "doctor": "compare the CPUs that containers should have with those that they have",
     "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",
-    "restore": "give back every cgroup value that the agent changed",
+    "restore": "restore every cgroup value that the agent changed",
 }
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = options.plain(words[1:], module.SETTINGS, module.SWITCHES)
     if arguments is None:
         arguments = _parsed(module, words)
-        # The parser refers to itself; a daemon that starts now would keep its memory for long.
+        # The parser refers to itself; without this a daemon would keep its memory for long.
         gc.collect()
     code: int = module.run(arguments)
     return code
@@ -63,7 +63,7 @@ def _usage(words: Sequence[str]) -> int:
     lines = [f"  {name:<13} {text}" for name, text in COMMANDS.items()]
     parser = _parser(
         prog="topolet",
-        usage="topolet COMMAND [OPTIONS]   (topolet COMMAND --help tells the options)",
+        usage="topolet COMMAND [OPTIONS]   (topolet COMMAND --help lists the options)",
         description="Node resource agent for Kubernetes.",
         epilog="commands:\n" + "\n".join(lines),
     )
@@ -79,7 +79,7 @@ def _parser(
     import argparse
 
     def help_formatter(prog: str) -> argparse.HelpFormatter:
-        """Of fixed width: asking the terminal imports shutil and its archives."""
+        """Of fixed width: argparse imports shutil, with modules for archives, to find it out."""
         return argparse.RawDescriptionHelpFormatter(prog, width=100)
 
     return argparse.ArgumentParser(prog, usage, description, epilog, formatter_class=help_formatter)

@@ -1,4 +1,4 @@
-"""Run the NRI plugin: the runtime asks it about each container, and it says on which CPUs."""
+"""Run the NRI plugin: the runtime calls it for each container, and it sets the container's CPUs."""
 
 from __future__ import annotations
 

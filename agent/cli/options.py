@@ -1,5 +1,5 @@
-"""Flags made from the options of a process: `--config FILE` (TOML), and one flag an option, which
-wins over the file. One file may hold the options of all processes."""
+"""Flags made from the options of a process: `--config FILE` (TOML), and one flag for each option,
+which overrides the file. One file may hold the options of all processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plain(
 
 def add_arguments(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
     """Adds `--config` and the options with their defaults in the help."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file of options, flags win over it")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of options; flags override it")
     for field in options.options(kind):
         text = ""
         if isinstance(field.type, msgspec.inspect.Metadata):
@@ -64,12 +64,12 @@ def load(arguments: argparse.Namespace | SimpleNamespace, kind: type[Kind]) -> K
 
 
 def _names(kind: type[Options]) -> list[tuple[str, str]]:
-    """Of each option, as a field and as it is written."""
+    """The field name and the written name of each option."""
     return list(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
 
 
 def _of_process(raw: dict[str, Any], kind: type[Options]) -> dict[str, Any]:
-    """The options of this process, after those of the others were checked. Raises SettingsError."""
+    """The options of this process. Those of other processes are checked. Raises SettingsError."""
     own = {name: value for name, value in raw.items() if name in kind.__struct_encode_fields__}
     rest = raw.keys() - own.keys()
     if not rest:
@@ -86,12 +86,12 @@ def _of_process(raw: dict[str, Any], kind: type[Options]) -> dict[str, Any]:
         theirs = rest & set(other.__struct_encode_fields__)
         options.parse({name: raw[name] for name in theirs}, other)
         rest -= theirs
-    # What no process knows is an unknown option of this one.
+    # An option that no process knows is reported as unknown to this one.
     return own | {name: raw[name] for name in rest}
 
 
 def _read(path: str) -> dict[str, Any]:
-    import tomllib  # a megabyte that a proxy without a file need not hold
+    import tomllib  # a megabyte that a proxy without a file does not need
 
     try:
         with open(path, "rb") as file:
@@ -101,7 +101,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def fail(error: Exception, code: int = 1) -> int:
-    """Says what is wrong on standard error; the exit code for it."""
+    """Writes the error to standard error; returns the exit code."""
     print(f"topolet: {error}", file=sys.stderr)
     return code
 

@@ -1,4 +1,4 @@
-"""Run the CRI proxy: every call passes byte for byte, containers are created on the right CPUs."""
+"""Run the CRI proxy: it relays calls byte for byte, and sets the CPUs of containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Give back every cgroup value that the agent changed. Stop the agent first."""
+"""Restore every cgroup value that the agent changed. Stop the agent first."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         print(_line(change), file=sys.stderr if change.state is WriteState.FAILED else sys.stdout)
     if restored.unasked:
-        print(f"topolet: not every container: {restored.unasked}", file=sys.stderr)
+        print(f"topolet: not every container is restored: {restored.unasked}", file=sys.stderr)
     cpusets, others = (
         len(each.having(WriteState.WRITTEN)) for each in (restored.outcome, restored.values)
     )
-    print(f"{cpusets} cpusets given back" + (f", and {others} other values" if others else ""))
+    print(f"{cpusets} cpusets restored" + (f", and {others} other values" if others else ""))
     return 0 if restored.outcome.ok and restored.values.ok else 1
 
 

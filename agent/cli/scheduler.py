@@ -1,5 +1,5 @@
-"""Run the companion of kube-scheduler: an extender that finds the best node and gives each pod its
-CPUs and devices."""
+"""Run the extender of kube-scheduler: it finds the best node for each pod, and chooses the pod's
+CPUs and devices there."""
 
 from __future__ import annotations
 

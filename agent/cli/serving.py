@@ -1,4 +1,4 @@
-"""What the commands of the scheduler and the webhook share: a process that answers by HTTP."""
+"""Runs the process of the scheduler or the webhook, which both serve HTTP."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Kind = TypeVar("Kind", SchedulerSettings, WebhookSettings)
 def serve(
     arguments: argparse.Namespace, kind: type[Kind], name: str, process: Callable[[Kind], None]
 ) -> int:
-    """The exit code. `process` imports what it needs when it is called, ends with SIGTERM, and
-    raises AccessError, FaultError, SettingsError and StartError."""
+    """Returns the exit code. `process` imports its modules when it is called, ends with SIGTERM,
+    and raises AccessError, FaultError, SettingsError and StartError."""
     try:
         settings = options.load(arguments, kind)
         if importlib.util.find_spec("cheroot") is None:

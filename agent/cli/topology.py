@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--owners",
         action="store_true",
-        help="show who owns which CPUs, and the pods, as the agent decided",
+        help="show which pods own which CPUs, and the other pods, as the agent decided",
     )
-    parser.add_argument("--watch", action="store_true", help="--owners, live, until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="like --owners, updated until Ctrl-C")
     options.add_arguments(parser, SETTINGS)
 
 
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def owned(topology: Topology, snapshot_path: str, height: int | None = None) -> str:
-    """The picture with owners and pods, or without where no agent has written a snapshot."""
+    """The picture with owners and pods, or without them if no agent has written a snapshot."""
     try:
         with open(snapshot_path, "rb") as file:
             snapshot = snapshots.decode(file.read())
@@ -86,7 +86,7 @@ def owned(topology: Topology, snapshot_path: str, height: int | None = None) -> 
 
 
 def body(topology: Topology) -> dict[str, Any]:
-    """The topology as JSON values: CPU sets as Linux lists, null for what is unknown."""
+    """The topology as JSON values: CPU sets as Linux lists, null for an unknown value."""
     return {
         "cpus": [_cpu(cpu) for cpu in topology.cpus],
         "numa_nodes": [_node(node) for node in topology.numa_nodes],
@@ -148,8 +148,8 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class Screen:
-    """On a terminal the second screen, left as it was at the end; else texts follow one another,
-    each only when it differs from the last."""
+    """On a terminal texts replace each other on the alternate screen. Elsewhere they follow each
+    other, and a text that equals the last one is not repeated."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

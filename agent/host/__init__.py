@@ -1,3 +1,3 @@
-"""The small edges to Linux, without knowledge of Kubernetes: files below a root and their atomic
+"""Interfaces to Linux, without knowledge of Kubernetes: files below a root and their atomic
 replacement, locks, listening sockets, the kernel's events, processes, one epoll loop, and how a
-daemon begins and ends."""
+daemon starts and ends."""

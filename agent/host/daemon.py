@@ -1,7 +1,7 @@
 """The life of a daemon: its service manager, its repeating threads, its allocator and its end.
 
-A daemon ends by SIGTERM or SIGINT, once, or by a fault of one of its threads: without one of its
-threads it would do less than it promises without a sign. Its supervisor starts it again.
+A daemon ends on SIGTERM or SIGINT, or when one of its threads fails: without that thread it would
+silently do only a part of its work. Its supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 
 class ServiceManager:
-    """Without a manager every notification does nothing. `watchdog_seconds`: the interval in which
-    the manager expects `alive`, None for never."""
+    """Notifies systemd (sd_notify(3)); does nothing without a manager. `watchdog_seconds`: the
+    interval in which the manager expects `alive`, None for never."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        """Takes the variables out of the environment: they are not for children."""
+        """Removes the variables from the environment: children must not inherit them."""
         self._path = environment.pop("NOTIFY_SOCKET", "")
         pid = environment.pop("WATCHDOG_PID", "")
         period = environment.pop("WATCHDOG_USEC", "")
@@ -68,7 +68,7 @@ class ServiceManager:
 
 class Periodic:
     """A thread that runs a step and pauses, until it is stopped. An exception of a step ends it
-    (`Faults`). A thread that waits for events alone does not use it."""
+    (`Faults`). Threads that only wait for events do not use it."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Periodic:
         step: Callable[[], None],
         least_seconds: float = 0.0,
     ) -> None:
-        """From the end of one step to the beginning of the next pass `period_seconds`, or
-        `least_seconds` where `hurry` was called."""
+        """The pause between two steps is `period_seconds`, or `least_seconds` if `hurry` was
+        called."""
         self._least = least_seconds
         self._rest = max(0.0, period_seconds - least_seconds)
         self._step = step
@@ -90,11 +90,11 @@ class Periodic:
         self._thread.start()
 
     def hurry(self) -> None:
-        """From any thread: the next step begins as soon as it may."""
+        """From any thread: shortens the pause before the next step."""
         self._hurried.set()
 
     def stop(self, wait_seconds: float | None = None) -> None:
-        """Returns when a step that is under way has ended, or after `wait_seconds`."""
+        """Returns when a step in progress has ended, or after `wait_seconds`."""
         self._stopped.set()
         self._hurried.set()
         if self._thread.is_alive():
@@ -109,9 +109,9 @@ class Periodic:
 
 
 class Ending:
-    """A context in which SIGTERM and SIGINT call `stop`; from its end on they are ignored.
+    """A context in which SIGTERM and SIGINT call `stop`; after it they are ignored.
 
-    `timeout` and an impatient Ctrl-C signal twice: what `stop` wakes may be closed by then.
+    timeout(1) and a second Ctrl-C send a signal twice: what `stop` wakes may be closed by then.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -131,8 +131,8 @@ class FaultError(RuntimeError):
 
 
 class Faults:
-    """A context in which a thread that ends by an exception is logged and calls `stop`; the first
-    one is raised as FaultError at the end."""
+    """A context that logs each thread that ends by an exception, and calls `stop`. At its end it
+    raises FaultError for the first one."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
@@ -153,19 +153,17 @@ class Faults:
             raise self._first
 
     def _failed(self, args: threading.ExceptHookArgs) -> None:
-        name = args.thread.name if args.thread is not None else "one that is gone"
-        log.critical(
-            "thread %s: a fault of ours: %r", name, args.exc_value, exc_info=args.exc_value
-        )
+        name = args.thread.name if args.thread is not None else "unknown"
+        log.critical("thread %s: internal error: %r", name, args.exc_value, exc_info=args.exc_value)
         if self._first is None:
             self._first = FaultError(f"thread {name} has failed: {args.exc_value!r}")
         self._stop()
 
 
 def one_arena() -> None:
-    """All threads that begin later share one heap: each would take one of its own, which keeps
-    what it once needed, and under the interpreter's lock they hardly ever meet. Nothing happens
-    where the C library has no such switch."""
+    """Threads that start later share one malloc arena. By default each has its own, which keeps the
+    memory that it once needed; under the interpreter's lock threads rarely allocate at the same
+    time. Does nothing if the C library does not have mallopt(3)."""
     _mallopt(_M_ARENA_MAX, 1)
 
 
@@ -176,7 +174,7 @@ def return_large_blocks() -> None:
 
 
 def _mallopt(parameter: int, value: int) -> None:
-    import ctypes  # only for daemons that choose
+    import ctypes  # only for daemons that call this
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

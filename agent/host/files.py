@@ -12,10 +12,10 @@ _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
 
 
 class Tree:
-    """Reads below `root`, the way sysfs and procfs want to be read: whole, small, often.
+    """Reads of small, whole files below `root`, as in sysfs and procfs.
 
     Paths are relative to the root and plain strings. Nothing is cached. Errors other than
-    absence (a file that may not be read, say) are OSErrors that name the path.
+    absence (such as EACCES) are OSErrors that name the path.
     """
 
     __slots__ = ("_base", "root")
@@ -65,7 +65,7 @@ class Tree:
             raise
 
     def link(self, path: str) -> str | None:
-        """Where a symbolic link points to, as it is written; None where there is none."""
+        """The target of a symbolic link, as it is written; None where there is none."""
         try:
             return os.readlink(self._base + path)
         except OSError as error:
@@ -82,8 +82,8 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp(*paths: str) -> Stamp:
-    """Changes when one of the files is replaced or written, also through a changed link above them,
-    as the kubelet's; an empty path stands for no file."""
+    """A value that changes when one of the files is replaced or written, also through a link above
+    it, as in the kubelet's volumes. An empty path means no file."""
     return tuple(_stamp_of(path) for path in paths)
 
 
@@ -110,12 +110,12 @@ def replace(path: str, data: bytes, *, durable: bool, mode: int = 0o644) -> None
     """Replaces a file so that a reader sees the old content or the new, never a part.
 
     `durable` also survives a power cut: file and folder are flushed before the return. The
-    folder must exist, and two writers of one path must not meet. Raises OSError, and then the old
-    file is untouched and nothing is left over.
+    folder must exist, and only one writer at a time may replace a path. Raises OSError, and then
+    the old file is unchanged and no temporary file is left.
     """
     folder, name = os.path.split(path)
     folder = folder or "."
-    # One name, so that a writer that was killed leaves one file behind, and the next replaces it.
+    # A fixed name: a writer that was killed leaves one file, and the next writer replaces it.
     temporary = os.path.join(folder, f".{name}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

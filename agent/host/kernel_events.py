@@ -1,6 +1,6 @@
-"""The kernel's events: changes in directories by inotify (inotify(7)), by libc because the standard
-library has no binding, and devices that appear and disappear by netlink (netlink(7),
-NETLINK_KOBJECT_UEVENT)."""
+"""The kernel's events: changes in directories by inotify(7), and devices that appear and disappear
+by netlink(7), NETLINK_KOBJECT_UEVENT. The standard library has no binding of inotify, so libc is
+called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CREATE: Final = 0x100
 DELETE: Final = 0x200
 OVERFLOW: Final = 0x4000
 IGNORED: Final = 0x8000
-"""The kernel dropped the watch: what it was on is gone."""
+"""The kernel removed the watch: the directory is gone."""
 IS_DIRECTORY: Final = 0x4000_0000
 
 _ONLY_DIRECTORIES: Final = 0x0100_0000
@@ -96,7 +96,7 @@ _READ_BYTES: Final = 1 << 14
 
 
 class Uevents:
-    """Raises OSError where the kernel has no such socket for us."""
+    """A netlink socket that receives uevents. Raises OSError if the kernel refuses it."""
 
     def __init__(self) -> None:
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -111,7 +111,7 @@ class Uevents:
         return self._socket.fileno()
 
     def read(self, subsystems: frozenset[str]) -> bool:
-        """Whether something came of these subsystems, or was lost; takes all that came."""
+        """Reads all received uevents. Whether one was of these subsystems, or some were lost."""
         found = False
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -119,7 +119,7 @@ class Uevents:
                     found |= subsystem(self._socket.recv(_READ_BYTES)) in subsystems
                 except BlockingIOError:
                     raise
-                except OSError:  # ENOBUFS: more came than the socket holds
+                except OSError:  # ENOBUFS: the socket's buffer was full
                     return True
         return found
 
@@ -128,7 +128,7 @@ class Uevents:
 
 
 def subsystem(message: bytes) -> str:
-    """Of a message `ACTION@DEVPATH\\0KEY=VALUE\\0...`; "" when it names none."""
+    """The subsystem in a message `ACTION@DEVPATH\\0KEY=VALUE\\0...`; "" if it names none."""
     for field in message.split(b"\0")[1:]:
         key, _, value = field.partition(b"=")
         if key == b"SUBSYSTEM":

@@ -1,6 +1,6 @@
-"""Listening unix sockets. A new one appears whole, replaces a dead one, and has one owner at a
-time. An inherited one belongs to the service manager (sd_listen_fds(3)): it exists before the
-process and stays after it, so that clients wait in between."""
+"""Listening unix sockets. A new socket accepts as soon as it is visible, replaces one that a dead
+process left, and has one owner at a time. An inherited socket belongs to the service manager
+(sd_listen_fds(3)): it outlives the process, so that clients wait for the next one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MAX_PATH_BYTES: Final = 107
 
 
 class ListenError(Exception):
-    """The socket can't be had; the message names its path and why."""
+    """The socket can't be opened; the message names its path and the reason."""
 
 
 class Listener:
-    """Listens at `path`: bound under another name in its folder and renamed, so that clients find
-    the old socket or the new one and never one that refuses. `PATH.lock` is held in between; a
-    killed process leaves both files, and the next one takes them over."""
+    """Listens at `path`. The socket is bound under another name in its folder and renamed, so that
+    clients find the old socket or the new one and never one that refuses. `PATH.lock` is held while
+    it listens; a killed process leaves both files, and the next process takes them over."""
 
     def __init__(self, path: str, mode: int = 0o600) -> None:
         """Raises ListenError."""
@@ -42,7 +42,7 @@ class Listener:
         try:
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 self._lock.release()
-                raise ListenError(f"{path}: exists and is no socket")
+                raise ListenError(f"{path}: exists and is not a socket")
         except FileNotFoundError:
             pass
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -61,7 +61,7 @@ class Listener:
         self.socket.setblocking(False)
 
     def close(self) -> None:
-        """Stops listening; removes the socket, if it is still ours, and the lock."""
+        """Stops listening; removes the socket, unless another one replaced it, and the lock."""
         self.socket.close()
         with contextlib.suppress(FileNotFoundError):
             if os.lstat(self.path).st_ino == self._inode:
@@ -73,26 +73,26 @@ _FIRST: Final = 3
 
 
 class ActivationError(Exception):
-    """The service manager gave something else than one listening unix stream socket."""
+    """The service manager passed something other than one listening unix stream socket."""
 
 
 def inherited(environment: MutableMapping[str, str]) -> socket.socket | None:
-    """The socket that this process inherited, None without one; removes the variables about it,
-    which are not for children. Raises ActivationError."""
+    """The socket that this process inherited, None without one. Removes its variables from the
+    environment: children must not inherit them. Raises ActivationError."""
     given = {name: environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS")}
     environment.pop("LISTEN_FDNAMES", None)
     if given["LISTEN_PID"] != str(os.getpid()) or given["LISTEN_FDS"] in ("", "0"):
         return None
     if given["LISTEN_FDS"] != "1":
-        raise ActivationError(f"LISTEN_FDS={given['LISTEN_FDS']}: one socket is served, no more")
+        raise ActivationError(f"LISTEN_FDS={given['LISTEN_FDS']}: only one socket is supported")
     try:
         it = socket.socket(fileno=_FIRST)
     except OSError as error:
-        raise ActivationError(f"descriptor {_FIRST} is no socket: {error.strerror}") from None
+        raise ActivationError(f"descriptor {_FIRST} is not a socket: {error.strerror}") from None
     listens = it.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if it.family != socket.AF_UNIX or it.type != socket.SOCK_STREAM or not listens:
         it.detach()
-        raise ActivationError(f"descriptor {_FIRST} is no listening unix stream socket")
+        raise ActivationError(f"descriptor {_FIRST} is not a listening unix stream socket")
     it.setblocking(False)
     os.set_inheritable(_FIRST, False)
     return it

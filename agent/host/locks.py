@@ -1,9 +1,8 @@
-"""Locks on files: one process of a kind on a node, and which frontends of the runtime run.
+"""Locks on files: one process of a kind on a node, and one kind of frontend.
 
-The frontends are relays, an NRI plugin or Koordinator's hook server, never two kinds at once, as
-they would change the same requests. Relays share the lock: one drains while the next serves.
-Plugins do not: two plugins that set one field make every creation fail (NRI: pkg/api/owners.go,
-Conflict).
+The frontends are relays, an NRI plugin or Koordinator's hook server. Two kinds at once would change
+the same requests. Relays share the lock: one drains while the next serves. Plugins do not: two
+plugins that set one field make every creation fail (NRI: pkg/api/owners.go, Conflict).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _POLL_SECONDS: Final = 0.05
 
 
 class LockedError(RuntimeError):
-    """Somebody else holds the lock; the message names the file and the holder's pid."""
+    """Another process holds the lock; the message names the file and the holder's pid."""
 
 
 class Lock:
@@ -43,13 +42,13 @@ class Lock:
         os.write(self._descriptor, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
-        """Removes the file and lets another process have it."""
+        """Removes the file and unlocks it."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         os.close(self._descriptor)
 
     def _still_there(self) -> bool:
-        """A holder that released just now has removed the file that we opened."""
+        """Whether the opened file still exists: a holder that just released it removed it."""
         try:
             return os.fstat(self._descriptor).st_ino == os.stat(self._path).st_ino
         except FileNotFoundError:
@@ -57,11 +56,11 @@ class Lock:
 
 
 class SharedLock:
-    """A lock that holders of one kind share, or that one holder has exclusively; the file stays."""
+    """A lock that several holders share, or that one holder has exclusively; the file stays."""
 
     def __init__(self, path: str, holder: str, *, alone: bool) -> None:
-        """`holder`: the name that others see. Raises LockedError, or OSError when the file can't be
-        opened."""
+        """`holder`: its name in the errors of other processes. Raises LockedError, or OSError when
+        the file can't be opened."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(
@@ -79,43 +78,43 @@ class SharedLock:
 
 
 def lock_for_relay(state_dir: str) -> SharedLock:
-    """Raises LockedError while a plugin has it, OSError."""
-    return _taken(state_dir, "topolet proxy", alone=False)
+    """Raises LockedError while a plugin or a hook server holds the lock, OSError."""
+    return _acquired(state_dir, "topolet proxy", alone=False)
 
 
 def lock_for_plugin(state_dir: str, patience_seconds: float) -> SharedLock:
-    """Waits for a plugin that is ending. Raises LockedError when another frontend still has the
-    lock then, OSError."""
-    return _waited_for(state_dir, "topolet nri", patience_seconds)
+    """Waits for a plugin that is ending. Raises LockedError if another frontend still holds the
+    lock after that, OSError."""
+    return _acquired_within(state_dir, "topolet nri", patience_seconds)
 
 
 def lock_for_hook_server(state_dir: str, patience_seconds: float) -> SharedLock:
     """Waits as a plugin does. Raises LockedError, OSError."""
-    return _waited_for(state_dir, "topolet agent's hook server", patience_seconds)
+    return _acquired_within(state_dir, "topolet agent's hook server", patience_seconds)
 
 
 def lock_for_restore(state_dir: str) -> SharedLock:
-    """During a restore no plugin may add the values to the runtime's requests again; a relay sees
-    none of those. Raises LockedError while a plugin runs, OSError."""
-    return _taken(state_dir, "topolet restore", alone=False)
+    """During a restore no plugin may run: it would add the values to the restore's requests again.
+    A relay does not see these requests. Raises LockedError while a plugin runs, OSError."""
+    return _acquired(state_dir, "topolet restore", alone=False)
 
 
-def _waited_for(state_dir: str, holder: str, patience_seconds: float) -> SharedLock:
+def _acquired_within(state_dir: str, holder: str, patience_seconds: float) -> SharedLock:
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
-            return _taken(state_dir, holder, alone=True)
+            return _acquired(state_dir, holder, alone=True)
         except LockedError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_POLL_SECONDS)
 
 
-def _taken(state_dir: str, holder: str, *, alone: bool) -> SharedLock:
+def _acquired(state_dir: str, holder: str, *, alone: bool) -> SharedLock:
     os.makedirs(state_dir, mode=0o755, exist_ok=True)
     try:
         return SharedLock(os.path.join(state_dir, _FILE), holder, alone=alone)
     except LockedError as error:
         raise LockedError(
-            f"{error}: only one of relay, NRI plugin and hook server is on at a time"
+            f"{error}: only one of proxy, NRI plugin and hook server may run at a time"
         ) from None

@@ -15,7 +15,7 @@ WRITE: Final = select.EPOLLOUT
 HANG_UP: Final = select.EPOLLHUP
 
 _MOST_EVENTS: Final = 64
-"""Of one poll; the default makes room for a thousand every time."""
+"""Of one poll; by default each poll allocates memory for a thousand."""
 
 OnReady = Callable[[int], None]
 """Takes the epoll events that are ready."""
@@ -36,7 +36,7 @@ class Timer:
 
 class Loop:
     """Callbacks run one after the other in the thread of the loop; none may block. A callback may
-    get an outdated event (its descriptor was drained, or has an old number again): read and write
+    get an outdated event (its descriptor was drained, or reuses an old number): read and write
     without blocking, and rely on the result. An exception of a callback ends `run`."""
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ class Loop:
         return self.at(time.monotonic() + seconds, call)
 
     def stop(self) -> None:
-        """`run` returns after the callback under way; safe in signal handlers and threads."""
+        """`run` returns after the callback in progress; safe in signal handlers and threads."""
         self._stopped = True
         os.eventfd_write(self._wake, 1)
 
     def run(self) -> None:
-        """Until `stop`, also one that came before."""
+        """Runs until `stop`; returns at once if `stop` was called before."""
         poll, ready, timers, now = self._epoll.poll, self._ready, self._timers, time.monotonic
-        while not self._stopped:  # `step`, without its calls: there is a caller who waits
+        while not self._stopped:  # as `step`, without its calls, which would delay every event
             seconds = -1.0
             if timers and (seconds := timers[0][0] - now()) <= 0:
                 self._run_timers()
@@ -88,18 +88,18 @@ class Loop:
                     ready[fd](events)
 
     def run_on(self, until: Callable[[], bool], seconds: float) -> None:
-        """After a stop: until the condition holds, so many seconds have passed, or `stop` is called
-        again."""
+        """Runs on after a stop, until the condition holds, this number of seconds has passed, or
+        `stop` is called again."""
         self._stopped = False
         end = time.monotonic() + seconds
         while not self._stopped and not until() and (left := end - time.monotonic()) > 0:
             self.step(left)
 
     def step(self, seconds: float) -> None:
-        """Waits at most `seconds` (-1: for ever) for something, and handles what is ready."""
+        """Waits at most `seconds` (-1: for ever) for events and timers, and handles them."""
         ready = self._ready
         if self._timers:
-            seconds = self._patience(seconds)
+            seconds = self._until_timer(seconds)
         for fd, events in self._epoll.poll(seconds, _MOST_EVENTS):
             on_ready = ready.get(fd)
             if on_ready is not None:
@@ -114,7 +114,7 @@ class Loop:
     def _woken(self, events: int) -> None:
         os.eventfd_read(self._wake)
 
-    def _patience(self, seconds: float) -> float:
+    def _until_timer(self, seconds: float) -> float:
         while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
         if not self._timers:

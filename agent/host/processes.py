@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 _ALLOWED = "Cpus_allowed_list:"
-_FIRST_WORD_BYTES: Final = 4096
+_ARGV0_BYTES: Final = 4096
 """The longest path (PATH_MAX)."""
-_MOST_WORDS_BYTES: Final = 256 << 10
+_MOST_ARGV_BYTES: Final = 256 << 10
 """Of a command line; the kernel allows megabytes."""
 _MOST_STATUS_BYTES: Final = 1 << 20
 """The line of groups holds up to 65,536 numbers (NGROUPS_MAX)."""
@@ -27,7 +27,7 @@ class ProcessGoneError(Exception):
 
 
 class UnreadableError(Exception):
-    """The process exists and can't be read; the message names the file and the reason."""
+    """A file of the process can't be read; the message names the file and the reason."""
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -41,9 +41,8 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
 
 class Process:
-    """One process. It holds the process's folder of the procfs open, so it never reads another one
-    that has got the same number since. The methods raise ProcessGoneError and
-    UnreadableError."""
+    """One process. Its folder of the procfs stays open, so that no later process with the same
+    number is read. The methods raise ProcessGoneError and UnreadableError."""
 
     def __init__(self, proc: str, pid: int) -> None:
         """Raises ProcessGoneError, UnreadableError."""
@@ -58,16 +57,16 @@ class Process:
     def __exit__(self, *_: object) -> None:
         os.close(self._folder)
 
-    def first_word(self) -> str:
-        """The first word of the command line, cut at _FIRST_WORD_BYTES."""
-        return os.fsdecode(self._read("cmdline", _FIRST_WORD_BYTES).partition(b"\0")[0])
+    def argv0(self) -> str:
+        """The first argument of the command line, cut at _ARGV0_BYTES."""
+        return os.fsdecode(self._read("cmdline", _ARGV0_BYTES).partition(b"\0")[0])
 
-    def words(self) -> list[str]:
-        """The command line, with its empty words."""
-        text = self._read("cmdline", _MOST_WORDS_BYTES + 1)
-        if len(text) > _MOST_WORDS_BYTES:
+    def argv(self) -> list[str]:
+        """The arguments of the command line, also empty ones."""
+        text = self._read("cmdline", _MOST_ARGV_BYTES + 1)
+        if len(text) > _MOST_ARGV_BYTES:
             raise UnreadableError(
-                f"process {self.pid}: its command line is longer than {_MOST_WORDS_BYTES} bytes"
+                f"process {self.pid}: its command line is longer than {_MOST_ARGV_BYTES} bytes"
             )
         return os.fsdecode(text.removesuffix(b"\0")).split("\0")
 
@@ -79,7 +78,7 @@ class Process:
         """The cgroups by the controllers of their hierarchy, "" for v2, relative to the reader's
         cgroup namespace (cgroup_namespaces(7))."""
         found = {}
-        # The name of a group may hold any byte but these two.
+        # The name of a group may hold any byte but a line end and NUL.
         for line in self._read("cgroup", _MOST_CGROUP_BYTES).split(b"\n"):
             _, _, rest = line.partition(b":")
             controllers, colon, group = rest.partition(b":")

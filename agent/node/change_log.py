@@ -101,7 +101,7 @@ class ChangeRecorder:
         for each in sorted(staying - self._logged_unplaced):
             log.error("%s: its cgroup can't be found, its CPUs are not known", titles[each])
         self._logged_unplaced = staying
-        self._metrics.unplaced.set(len(staying))
+        self._metrics.containers_without_group.set(len(staying))
 
     def short(self, shortfalls: tuple[Shortfall, ...]) -> None:
         """Logs containers with fewer CPUs than promised."""

@@ -285,7 +285,7 @@ class _Loop:
         """Asks the sources that a trigger concerns, and reads the settings again."""
         agent = self._agent
         for each in triggers:
-            agent.metrics.wakes.labels(each.value).inc()
+            agent.metrics.triggers.labels(each.value).inc()
         if agent.devices is not None and Trigger.HOTPLUG in triggers:
             agent.devices.rescan()
         if triggers & _PODS_CHANGED:
@@ -336,11 +336,11 @@ def _reconcile(node: Reconciler, health: Health, metrics: AgentMetrics) -> bool:
         error = str(failure)
     except Exception as failure:  # the supervisor: a fault must not end the loop
         error = f"the pass failed: {failure!r}"
-        if health.is_news(error):
+        if health.is_new(error):
             log.exception("the pass failed")
     else:
-        metrics.look_seconds.observe(time.monotonic() - start)
-    metrics.looks.labels("failed" if error else "ok").inc()
+        metrics.pass_seconds.observe(time.monotonic() - start)
+    metrics.passes.labels("failed" if error else "ok").inc()
     health.end(error)
     return not error
 

@@ -99,7 +99,7 @@ def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProce
     """None for any other process. The cheapest checks come first: a pod may have thousands of
     processes that call themselves kubelet. Raises GoneError, UnreadableError."""
     try:
-        program = program_of(process.first_word())
+        program = program_of(process.argv0())
     except UnreadableError:
         return None  # /proc is mounted with hidepid, or the process is another's
     if program is None or _of_pods(process, own_group):
@@ -111,7 +111,7 @@ def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProce
         return None
     if not status.pids:
         raise UnreadableError(f"{program} {process.pid}: the kernel tells no NSpid")
-    words = tuple(process.words())
+    words = tuple(process.argv())
     if not runs_kubelet(words) or _below_pods(proc, process, own_group):
         return None
     return KubeletProcess(process.pid, program, words, status.parent)

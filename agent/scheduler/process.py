@@ -48,7 +48,7 @@ from agent.scheduler.state.records import AgentSelector
 from agent.scheduler.state.watches import Watches, stale, watch_pace
 from agent.scheduler.unschedulable.queue import UnschedulableQueue
 from agent.scheduler.unschedulable.retry import Retry, unschedulable_pods
-from agent.telemetry.schedulermetrics import SchedulerFacts
+from agent.telemetry.schedulermetrics import SchedulerValues
 
 log = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class _Parts:
         )
         counted = extender.metrics()
         counted.follow(
-            lambda: SchedulerFacts(
+            lambda: SchedulerValues(
                 deciding=self._leads(),
                 nodes=len(cluster.nodes()),
                 lost_races=binder.lost_races,

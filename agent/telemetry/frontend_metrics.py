@@ -34,7 +34,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class Histogram:
-    """Counts of observations up to each of `bounds`, which rise, and beyond them."""
+    """Counts of observations up to each of `bounds`, in ascending order, and above them."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -83,7 +83,7 @@ class Histograms(msgspec.Struct, frozen=True):
 
 
 def render(metrics: Sequence[Metric | Histograms]) -> str:
-    """Returns the page of a scrape."""
+    """The text of a scrape."""
     lines = []
     for metric in metrics:
         lines += [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
@@ -102,7 +102,7 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-_WHY = ("hook", "qos", "reason")
+_FAILURE_LABELS = ("hook", "qos", "reason")
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -135,22 +135,22 @@ class Counts(msgspec.Struct, frozen=True):
         return [
             self.counters(
                 "failed_open",
-                "Calls that went on though their hook could not do its work, and why.",
+                "Calls that passed unchanged or restricted because their hook failed, by reason.",
                 outcomes.failed_open,
-                _WHY,
+                _FAILURE_LABELS,
             ),
             self.counters(
                 "failed",
-                "Calls that failed because their hook could not do its work, and why.",
+                "Calls that failed because their hook failed, by reason.",
                 outcomes.failed,
-                _WHY,
+                _FAILURE_LABELS,
             ),
             self.counter("rings", "Datagrams to the agent.", notifier.sent),
-            self.counter("rings_undelivered", "Datagrams nobody took.", notifier.undelivered),
-            self.counter("snapshot_unreadable", "Torn snapshots ignored.", snapshots.unreadable),
+            self.counter("rings_undelivered", "Datagrams not delivered.", notifier.undelivered),
+            self.counter("snapshot_unreadable", "Invalid snapshots ignored.", snapshots.unreadable),
             self.gauge(
                 "snapshot_generation",
-                "Number of the snapshot in force, 0 for none.",
+                "Generation of the snapshot in force, 0 for none.",
                 snapshot.generation if snapshot else 0,
             ),
             Metric(

@@ -1,5 +1,5 @@
-"""The agent's HTTP port: a few fixed pages, each made by a function for each request, and the state
-of the reconcile loop that /healthz and /readyz report.
+"""The agent's HTTP port: a few fixed pages, which functions make for each request, and the state of
+the reconcile loop that /healthz and /readyz report.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Health:
         self._patience_seconds = max(_STALE_SECONDS, 4 * period_seconds)
         self._begun = time.monotonic()
         self._succeeded: float | None = None
-        self._error = "there was no pass yet"
+        self._error = "no pass has ended yet"
         self._pause_seconds = 0.0
 
     def begin(self) -> None:
@@ -100,22 +100,22 @@ class Health:
 
     def end(self, error: str) -> None:
         """The pass ended, with "" for success. Logs a new error."""
-        if self.is_news(error):
+        if self.is_new(error):
             log.error("%s", error)
         self._error = error
         if not error:
             self._succeeded = time.monotonic()
 
     def rest(self, pause_seconds: float) -> None:
-        """The next pass is due only after this time."""
+        """The next pass begins only after this time."""
         self._pause_seconds = pause_seconds
 
-    def is_news(self, error: str) -> bool:
-        """Whether the last pass ended otherwise: a lasting fault must not fill a disk."""
+    def is_new(self, error: str) -> bool:
+        """Whether the last pass ended otherwise: a lasting error is logged once."""
         return bool(error) and error != self._error
 
     def alive(self) -> HttpResponse:
-        """503 when there are no passes any more."""
+        """503 when passes have stopped."""
         silent = time.monotonic() - self._begun
         if silent > self._pause_seconds + 4 * self._patience_seconds:
             return HttpResponse(503, f"no pass for {silent:.0f} s\n")

@@ -51,21 +51,21 @@ class DeviceMetrics(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         healthy = GaugeMetricFamily(
-            "topolet_device_healthy", "Whether a device is well.", labels=["type", "id", "minor"]
+            "topolet_device_healthy", "1: healthy, 0: not.", labels=["type", "id", "minor"]
         )
         for device in self._devices:
             labels = [device.type, device.uuid, str(device.minor)]
             healthy.add_metric(labels, int(device.healthy))
-        families = [healthy, *self._lacking()]
+        families = [healthy, *self._faults()]
         if any(each.type == DeviceType.GPU for each in self._devices):
             families += [*self._cards(), *self._used()]
         return families
 
-    def _lacking(self) -> Iterable[GaugeMetricFamily]:
+    def _faults(self) -> Iterable[GaugeMetricFamily]:
         if self._missing:
             missing = GaugeMetricFamily(
                 "topolet_gpu_missing",
-                "1 for each GPU that PCI has and the driver never told of.",
+                "1 for each GPU on the PCI bus that the driver has never listed.",
                 labels=["bus"],
             )
             for bus in self._missing:
@@ -74,7 +74,7 @@ class DeviceMetrics(Collector):
         if self._fault:
             fault = GaugeMetricFamily(
                 "topolet_gpu_driver_fault",
-                "1 while nobody can ask the GPUs' driver, by the reason.",
+                "1 while the GPU driver can't be read, by reason.",
                 labels=["reason"],
             )
             fault.add_metric([self._fault], 1)
@@ -103,12 +103,12 @@ class DeviceMetrics(Collector):
         labels = ["uuid", "pod", "container"]
         memory = GaugeMetricFamily(
             "topolet_gpu_container_memory_bytes",
-            "Memory of a GPU that a container's processes have; without names: of none we know.",
+            "Memory of a GPU in use by a container; empty names: by no known container.",
             labels=labels,
         )
         busy = GaugeMetricFamily(
             "topolet_gpu_container_busy_ratio",
-            "Part of the last second in which a container's processes kept the GPU busy.",
+            "Part of the last second in which a container used the GPU.",
             labels=labels,
         )
         for each in self._users:
@@ -128,7 +128,7 @@ _READINGS = (
     ("topolet_gpu_clock_hertz", "Clock of its processors.", "sm_mhz", 1e6),
     ("topolet_gpu_ecc_errors", "Uncorrected since the driver's start.", "ecc_uncorrected", 1.0),
 )
-"""Name, help, field of a reading, and what makes base units of it."""
+"""Name, help, field of a reading, and the factor that converts it to base units."""
 
 
 class AgentMetrics:
@@ -138,27 +138,27 @@ class AgentMetrics:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        self.looks = Counter(
+        self.passes = Counter(
             "topolet_looks",
-            "Rounds of listing the runtime and setting cgroups right, by result.",
+            "Reconciliation passes, by result.",
             ["result"],
             registry=registry,
         )
-        self.look_seconds = Histogram(
+        self.pass_seconds = Histogram(
             "topolet_look_seconds",
-            "Time of one round.",
+            "Time of a pass.",
             registry=registry,
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
         )
-        self.wakes = Counter(
+        self.triggers = Counter(
             "topolet_wakes",
-            "What rounds began on: ring, tree, runtime, kubelet, cluster, hotplug, clock.",
+            "Triggers of passes: ring, tree, runtime, kubelet, cluster, hotplug, clock.",
             ["source"],
             registry=registry,
         )
         self.pause_seconds = Gauge(
             "topolet_pause_seconds",
-            "How long after the last round the next is due if nothing happens.",
+            "Time from the last pass to the next one if no event occurs.",
             registry=registry,
         )
         self.notifications = Counter(
@@ -189,7 +189,7 @@ class AgentMetrics:
         self.cgroup_writes = Counter(
             "topolet_cgroup_writes", "Cpusets written, by result.", ["result"], registry=registry
         )
-        self.unplaced = Gauge(
+        self.containers_without_group = Gauge(
             "topolet_unplaced_containers",
             "Running containers whose cgroup can't be found.",
             registry=registry,
@@ -199,23 +199,23 @@ class AgentMetrics:
         )
         self.reports = Counter(
             "topolet_reports",
-            "Reports to the cluster, by result: written, unchanged (as it was stored already), "
+            "Reports to the cluster, by result: written, unchanged (equal to the stored one), "
             "failed.",
             ["result"],
             registry=registry,
         )
         self.cluster_troubles = Gauge(
             "topolet_cluster_troubles",
-            "What the cluster can't be asked or told at present: pods, Node, reports.",
+            "Number of these that can't be read or written at present: pods, Node, reports.",
             registry=registry,
         )
         self.source_troubles = Gauge(
             "topolet_source_troubles",
-            "Faults of a source that the agent can do without; the log has the reasons.",
+            "Faults of an optional source; the log has the reasons.",
             ["source"],
             registry=registry,
         )
-        self._decision = _Decided()
+        self._decision = _DecisionMetrics()
         registry.register(self._decision)
         self.devices = DeviceMetrics()
         registry.register(self.devices)
@@ -226,13 +226,13 @@ class AgentMetrics:
         owners: tuple[Owner, ...],
         refusals: tuple[tuple[str, str, str], ...],
     ) -> None:
-        """Shows a decision until the next. `pools` by their name; `refusals`: pod, annotation and
+        """Exports a decision until the next. `pools` by their name; `refusals`: pod, annotation and
         reason of each refused claim."""
         self._decision.decision = pools, owners, refusals
 
     def follow(self, ages_seconds: Callable[[], Mapping[str, float]]) -> None:
-        """Shows these ages on every page: by resource, since its watch was in touch with the API
-        server last. To be called once."""
+        """Exports on every page, by resource, the time since its watch last received something from
+        the API server. To be called once."""
         self._registry.register(_Watches(ages_seconds))
 
     def render(self) -> str:
@@ -260,7 +260,7 @@ _Decision = tuple[
 ]
 
 
-class _Decided(Collector):
+class _DecisionMetrics(Collector):
     """Series that exist as long as their subject."""
 
     def __init__(self) -> None:
@@ -275,19 +275,19 @@ class _Decided(Collector):
         )
         vanished = GaugeMetricFamily(
             "topolet_owned_cpus_offline",
-            "CPUs that a pod owns and that do not run now.",
+            "CPUs that a pod owns and that are offline now.",
             labels=["pod"],
         )
         refused = GaugeMetricFamily(
             "topolet_refused_claims",
-            "Pods whose claim is refused now, and why.",
+            "Pods whose claim is refused now, by reason.",
             labels=["pod", "annotation", "reason"],
         )
         by_pool, owners, refusals = self.decision
         for name, of_kind in by_pool.items():
             for pool in of_kind:
                 pools.add_metric([name, str(pool.node)], len(pool.cpus))
-        # Two pods may bear one name while one of them ends; a series must not come twice.
+        # Two pods may have one name while one of them terminates; a series must not occur twice.
         numbers: Counted[tuple[str, str]] = Counted()
         offline: Counted[str] = Counted()
         for owner in owners:

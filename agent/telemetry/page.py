@@ -18,7 +18,7 @@ _LARGEST_REQUEST_BYTES = 8192
 _PATIENCE_SECONDS = 10.0
 _MOST_CONNECTIONS = 16
 _PAUSE_SECONDS = 1.0
-"""Pause of accepting after the machine had no file descriptor left."""
+"""Pause before the next accept when no file descriptor was left."""
 
 
 class PageServer:
@@ -58,7 +58,7 @@ class PageServer:
             client.close()
             return
         self._open += 1
-        _Visit(self._loop, client, self._pages, self._left)
+        _Connection(self._loop, client, self._pages, self._left)
 
     def _listen(self) -> None:
         self._pause = None
@@ -68,7 +68,7 @@ class PageServer:
         self._open -= 1
 
 
-class _Visit:
+class _Connection:
     """One connection."""
 
     def __init__(
@@ -132,7 +132,7 @@ class _Visit:
 def serve_pages(
     loop: Loop, address: tuple[str, int] | None, page: Callable[[], str]
 ) -> PageServer | None:
-    """Returns None without an address, and for a port in use: the process serves pods without
+    """Returns None without an address, and for a port in use: the process does its work without
     metrics too."""
     if address is None:
         return None

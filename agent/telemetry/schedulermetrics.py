@@ -22,12 +22,12 @@ _SECONDS: Final = (
 )  # fmt: skip
 
 
-class SchedulerFacts(msgspec.Struct, frozen=True):
+class SchedulerValues(msgspec.Struct, frozen=True):
     """The values of a scrape. `lost_races`: binds whose node was taken since the filter. `waiting`:
     unschedulable pods. `retried`, `evicted`: the numbers of retries and of evictions. `corrected`:
-    writes of the CPUs that a kubelet gave into annotations, `uncorrected`: writes that failed,
+    annotations updated with the CPUs that a kubelet assigned, `uncorrected`: updates that failed,
     `misreported`: annotations that are wrong now. `watch_ages_seconds`: by resource, the time since
-    its watch was in touch with the API server last."""
+    its watch last received something from the API server."""
 
     deciding: bool
     nodes: int
@@ -45,13 +45,13 @@ class SchedulerMetrics:
     """`render` gives the text format."""
 
     def __init__(self, verbs: Sequence[str], results: Sequence[str]) -> None:
-        """Every series of `verbs` and `results` is there from the start."""
+        """Every series of `verbs` and `results` exists from the start."""
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         seconds = Histogram(
             "topolet_scheduler_verb_seconds",
-            "Time of a verb from the whole body of the request to that of the answer.",
+            "Time of a verb from the last byte of the request to the complete answer.",
             ["verb"],
             registry=registry,
             buckets=_SECONDS,
@@ -67,12 +67,12 @@ class SchedulerMetrics:
             (verb, result): answers.labels(verb, result) for verb in verbs for result in results
         }
 
-    def follow(self, read: Callable[[], SchedulerFacts]) -> None:
-        """Every page has the values of `read` from now on."""
+    def follow(self, read: Callable[[], SchedulerValues]) -> None:
+        """Exports the values of `read` on every page."""
         self._registry.register(_Read(read))
 
     def answered(self, verb: str, result: str, seconds: float) -> None:
-        """A verb came to an end."""
+        """Counts the answer to a call."""
         self._seconds[verb].observe(seconds)
         self._answers[verb, result].inc()
 
@@ -81,65 +81,65 @@ class SchedulerMetrics:
 
 
 class _Read(Collector):
-    def __init__(self, read: Callable[[], SchedulerFacts]) -> None:
+    def __init__(self, read: Callable[[], SchedulerValues]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        facts = self._read()
+        values = self._read()
         return [
-            _watch_ages(facts),
+            _watch_ages(values),
             GaugeMetricFamily(
                 "topolet_scheduler_deciding",
-                "Whether this process leads and knows the cluster: 1 or 0.",
-                int(facts.deciding),
+                "1 if this process is the leader and has listed the cluster, else 0.",
+                int(values.deciding),
             ),
-            GaugeMetricFamily("topolet_scheduler_nodes", "Nodes that are known.", facts.nodes),
+            GaugeMetricFamily("topolet_scheduler_nodes", "Known nodes.", values.nodes),
             CounterMetricFamily(
                 "topolet_scheduler_lost_races",
-                "Binds whose node was taken by others since it was offered.",
-                facts.lost_races,
+                "Binds whose CPUs or devices other pods took after the filter.",
+                values.lost_races,
             ),
             GaugeMetricFamily(
                 "topolet_scheduler_waiting_pods",
-                "Pods that found no node when they were asked about last.",
-                facts.waiting,
+                "Pods for which the last filter found no node.",
+                values.waiting,
             ),
             CounterMetricFamily(
                 "topolet_scheduler_retries",
-                "Pods that were tried again as a node had room for them.",
-                facts.retried,
+                "Retries of unschedulable pods after a node got room for them.",
+                values.retried,
             ),
             CounterMetricFamily(
                 "topolet_scheduler_evictions",
-                "Pods that were evicted to make room where only our rule blocked.",
-                facts.evicted,
+                "Pods evicted to make room where only the extender rejected the node.",
+                values.evicted,
             ),
-            _corrections(facts),
+            _corrections(values),
             GaugeMetricFamily(
                 "topolet_scheduler_misreported_pods",
-                "Pods whose resource-status names other CPUs than their kubelet gave them.",
-                facts.misreported,
+                "Pods whose resource-status names other CPUs than their kubelet assigned.",
+                values.misreported,
             ),
         ]
 
 
-def _corrections(facts: SchedulerFacts) -> CounterMetricFamily:
+def _corrections(values: SchedulerValues) -> CounterMetricFamily:
     family = CounterMetricFamily(
         "topolet_scheduler_corrections",
-        "Writes of the CPUs that a kubelet gave into resource-status, by result.",
+        "Updates of resource-status with the CPUs that a kubelet assigned, by result.",
         labels=["result"],
     )
-    family.add_metric(["written"], facts.corrected)
-    family.add_metric(["failed"], facts.uncorrected)
+    family.add_metric(["written"], values.corrected)
+    family.add_metric(["failed"], values.uncorrected)
     return family
 
 
-def _watch_ages(facts: SchedulerFacts) -> GaugeMetricFamily:
+def _watch_ages(values: SchedulerValues) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
         "topolet_scheduler_watch_age_seconds",
         "Time since a watch had an event, a bookmark or an answer of the API server, by resource.",
         labels=["resource"],
     )
-    for resource, seconds in facts.watch_ages_seconds.items():
+    for resource, seconds in values.watch_ages_seconds.items():
         family.add_metric([resource], seconds)
     return family

@@ -161,7 +161,7 @@ def test_without_files_those_of_the_checkout(
     assert run(vectors=tmp_path) == 0
     told = capsys.readouterr()
     assert (told.out, told.err) == (
-        f"{later}: not compared: no known kind\n{good}: parity, 1 case\n  1 agrees\n  0 disagree\n",
+        f"{later}: not compared: unknown kind\n{good}: parity, 1 case\n  1 agrees\n  0 disagree\n",
         "",
     )
     assert run("--output=json", vectors=tmp_path) == 0

@@ -40,18 +40,18 @@ def test_three_files(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
         """\
-cpu_manager_state: version 3, policy static, checksum right
+cpu_manager_state: version 3, policy static, checksum correct
   shared CPUs: 1-2
   POD   CONTAINER   CPUS
   pod2  (pod)       7-9
   pod1  container1  5-6
   pod1  container2  3-4
-memory_manager_state: version 1, policy static, checksum right
-  NODE  KIND    TOTAL BYTES  GIVEN  FREE
-  0     memory  2048         512    1024
+memory_manager_state: version 1, policy static, checksum correct
+  NODE  KIND    TOTAL BYTES  RESERVED  FREE
+  0     memory  2048         512       1024
   POD  CONTAINER   KIND    NODES  BYTES
   pod  container1  memory  0      512
-device-plugins/kubelet_internal_checkpoint: version 2, checksum right
+device-plugins/kubelet_internal_checkpoint: version 2, checksum correct
   RESOURCE        DEVICES
   nvidia.com/gpu  1
   POD                                   CONTAINER  RESOURCE        NODE  DEVICES
@@ -86,7 +86,7 @@ def test_torn_and_changed_files_and_problems(folder: Path) -> None:
     (folder / "cpu_manager_state").write_text(CPUS.replace("7-9", "x").replace("2284712151", "0"))
     done = run(folder)
     assert done.returncode == 0
-    assert "version unknown, policy static, checksum not known" in done.stdout
+    assert "version unknown, policy static, checksum unknown" in done.stdout
     assert "  problem: podEntries.pod2: CPU list 'x'" in done.stdout
     (folder / "cpu_manager_state").write_text(CPUS.replace("7-9", "7-8"))
     done = run(folder)

@@ -51,10 +51,10 @@ def test_every_value_is_given_back_after_a_crash(
     said = capsys.readouterr().out
     assert f"{GROUP}: 1 -> 0-3\n" in said
     assert f"{GROUP} cpu.shares: 1024 -> 2\n" in said
-    assert "1 cpusets given back, and 2 other values\n" in said
+    assert "1 cpusets restored, and 2 other values\n" in said
     assert there()[:2] == ["0-3", "2"]
     assert main(words) == 0
-    assert capsys.readouterr().out == "0 cpusets given back\n"
+    assert capsys.readouterr().out == "0 cpusets restored\n"
 
 
 def test_nothing_is_given_back_under_a_plugin(

@@ -51,10 +51,10 @@ def test_what_is_meant_for_another_process_is_not_taken(listening: socket.socket
 
 
 def test_more_or_other_sockets_are_refused(listening: socket.socket) -> None:
-    assert "one socket is served" in said(listening, count="2")
+    assert "only one socket is supported" in said(listening, count="2")
     with socket.socket(socket.AF_UNIX) as deaf:
-        assert "no listening unix stream socket" in said(deaf)
+        assert "not a listening unix stream socket" in said(deaf)
     with socket.create_server(("127.0.0.1", 0)) as inet:
-        assert "no listening unix stream socket" in said(inet)
+        assert "not a listening unix stream socket" in said(inet)
     with open(os.devnull) as file:
-        assert "is no socket" in said(file)  # type: ignore[arg-type]
+        assert "is not a socket" in said(file)  # type: ignore[arg-type]

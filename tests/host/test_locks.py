@@ -91,7 +91,7 @@ def test_relays_overlap_while_one_drains(tmp_path: Path) -> None:
     with pytest.raises(LockedError, match=rf"held by topolet proxy \(process {os.getpid()}\)"):
         locks.lock_for_plugin(str(tmp_path / "state"), 0)
     draining.release()
-    with pytest.raises(LockedError, match="only one of relay, NRI plugin"):
+    with pytest.raises(LockedError, match="only one of proxy, NRI plugin"):
         locks.lock_for_plugin(str(tmp_path / "state"), 0)
     fresh.release()
     locks.lock_for_plugin(str(tmp_path / "state"), 0).release()

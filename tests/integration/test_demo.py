@@ -63,7 +63,7 @@ def shown(output: str) -> bool:
 
 def check_shown(output: str) -> None:
     assert shown(output), output
-    assert "cpusets given back" in output
+    assert "cpusets restored" in output
 
 
 def living(folder: pathlib.Path) -> list[str]:

@@ -69,7 +69,7 @@ class Impostors:
     def of_another_user(self) -> int:
         return self.start(*self.words(str(self.file)), user=NOBODY)
 
-    def by_its_first_word(self) -> int:
+    def by_its_argv0(self) -> int:
         return self.start(*self.words("kubelet"), executable="/bin/sh")
 
     def of_the_host(self) -> int:
@@ -114,7 +114,7 @@ STRANGERS = [
     Impostors.in_a_pod,
     Impostors.below_a_pod,
     Impostors.of_another_user,
-    Impostors.by_its_first_word,
+    Impostors.by_its_argv0,
 ]
 
 

@@ -312,7 +312,7 @@ def test_restore_gives_every_value_back(both: TestNode) -> None:
     assert both.sandbox_cpus(first) == "0-1"
     start_container(both.direct, created)
     assert both.cpus(created) == "0-1"
-    assert "0 cpusets given back" in both.run_cli(*words).stdout
+    assert "0 cpusets restored" in both.run_cli(*words).stdout
     _, later = run_pod(both.proxied, both.spec("later", "LS"))
     assert both.cpus(later) == "0-1", "the proxy rewrites nothing more"
 

@@ -162,7 +162,7 @@ def test_words_of_any_bytes(tmp_path: Path, words: tuple[bytes, ...]) -> None:
     assert [os.fsencode(each) for each in it.words] == list(words)
 
 
-def test_a_first_word_without_end_and_an_empty_one_are_no_kubelet(tmp_path: Path) -> None:
+def test_an_endless_and_an_empty_argv0_are_not_a_kubelet(tmp_path: Path) -> None:
     process(tmp_path, 70, b"x" * (3 << 20) + b"/kubelet", name="kubelet")
     process(tmp_path, 71)
     process(tmp_path, 72, "", "kubelet")
@@ -208,7 +208,7 @@ def test_a_number_that_is_given_to_another_process_is_not_that_one(tmp_path: Pat
         folder.rmdir()
         process(tmp_path, 9, "other")
         with pytest.raises(ProcessGoneError):
-            it.first_word()
+            it.argv0()
 
 
 def test_a_process_above_that_ends_meanwhile(
@@ -233,14 +233,14 @@ def test_a_kubelet_that_ends_while_the_processes_above_it_are_read_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = process(tmp_path, 70, "kubelet", parent=50)
-    real = Process.words
+    real = Process.argv
 
     def words(self: Process) -> list[str]:
         found = real(self)
         (folder / "status").unlink()
         return found
 
-    monkeypatch.setattr(Process, "words", words)
+    monkeypatch.setattr(Process, "argv", words)
     assert found(tmp_path) == FoundKubelets()
 
 

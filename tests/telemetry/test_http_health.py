@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_ready_after_the_first_good_round_until_a_bad_or_no_other(clock: Clock) -> None:
     health = Health(0.5)
-    assert (health.ready().status, health.ready().text) == (503, "there was no pass yet\n")
+    assert (health.ready().status, health.ready().text) == (503, "no pass has ended yet\n")
     health.begin()
     health.end("")
     assert health.ready().status == 200

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent.telemetry.schedulermetrics import SchedulerFacts, SchedulerMetrics
+from agent.telemetry.schedulermetrics import SchedulerMetrics, SchedulerValues
 
 
 def lines(metrics: SchedulerMetrics) -> set[str]:
@@ -27,10 +27,10 @@ def test_an_answer_is_counted_with_its_time() -> None:
 
 def test_facts_are_read_for_every_page() -> None:
     metrics = SchedulerMetrics([], [])
-    facts = SchedulerFacts(deciding=False, nodes=0, lost_races=0)
+    facts = SchedulerValues(deciding=False, nodes=0, lost_races=0)
     metrics.follow(lambda: facts)
     assert "topolet_scheduler_deciding 0.0" in lines(metrics)
-    facts = SchedulerFacts(
+    facts = SchedulerValues(
         deciding=True,
         nodes=7,
         lost_races=3,
