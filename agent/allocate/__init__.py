@@ -4,9 +4,9 @@ For a scheduler: a pod becomes a request (`node_allocator.pod_request`, `resourc
 node allocator holds what is allocated on a node. To offer a place, `offering` takes the policies in
 force for the pod on the node (`policies_in_force`), makes trial allocations on sets of NUMA nodes
 (`trials`) whose hints are merged (`numa`), and chooses CPUs (`accumulator`, `packing`). CPU sets
-are ints, one bit a CPU, and a machine is a handful of masks (`layout`), so nothing loops over CPUs.
+are ints, one bit per CPU, and a machine is a few masks (`layout`), so nothing loops over CPUs.
 `node_score` compares nodes.
 
-For a node's agent: `pools` decides which pods own which CPUs, and what all others share.
+For a node's agent: `pools` decides which pods own which CPUs, and which CPUs all other pods share.
 
 `devices`, `nrt`, `kubelet`, `foreign`, `visibility` and `node_local` are packages of their own."""

@@ -1,9 +1,10 @@
-"""An exact number of CPUs for a pod, from the available ones, or the reason why there are too few.
+"""Takes an exact number of CPUs for a pod from the available ones, or returns why there are too
+few.
 
 An available CPU is free while fewer pods hold it than may share one. A required bind policy
 restricts the free CPUs: FullPCPUs to whole cores, SpreadByPCPUs to one CPU of each core. Preferred
-CPUs are taken first, in a search of their own. `packing` chooses the CPUs; under DistributeEvenly
-each of the NUMA nodes gives its share (`shares`), and `packing` chooses in each of them.
+CPUs are taken first, in a separate search. `packing` chooses the CPUs. Under DistributeEvenly each
+NUMA node gives its share (`shares`), and `packing` chooses in each node.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from agent.model.cpu.policies import BindPolicy, Strategy
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """`cpus`: a mask of exactly as many as requested. `steps`: those that gave CPUs."""
+    """`cpus`: a mask with exactly the requested number of CPUs. `steps`: the steps that gave
+    CPUs."""
 
     cpus: int
     steps: tuple[AllocationStep, ...]
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """`asked` CPUs, but only `free` may be taken; of these `fitting` suit the required bind policy.
-
-    `node`: the NUMA node that was to give as many, where it is one node's shortage.
+    """`requested` CPUs, but only `free` may be taken, and only `fitting` of them suit the required
+    bind policy. `node`: the NUMA node whose share this is, if the shortage is on one node.
     """
 
     reason: Reason
@@ -73,8 +74,8 @@ def take_on_nodes(
     max_ref: int = 1,
     preferred: int = 0,
 ) -> Taken | Shortage:
-    """So many CPUs from each NUMA node: `shares` by node id. ValueError where one is negative or
-    they do not add up to the request, whose `nodes` do not matter here."""
+    """Takes `shares` CPUs, by node id, from each NUMA node. ValueError if one is negative or they
+    do not add up to the request. `request.nodes` is ignored."""
     if sum(shares.values()) != request.count or min(shares.values(), default=0) < 0:
         raise ValueError(f"shares: {dict(shares)} do not add up to {request.count} CPUs")
     free = available & layout.cpus & ~holdings.full(max_ref)
@@ -98,7 +99,7 @@ def take_on_nodes(
 def _find(
     search: Callable[[Terms, int, int], Found], terms: Terms, free: int, preferred: int, need: int
 ) -> Found | None:
-    """None where a required FullPCPUs can't be met; `free` has at least `need` CPUs."""
+    """None if a required FullPCPUs can't be met; `free` has at least `need` CPUs."""
     first = free & preferred
     if first:
         count = min(need, first.bit_count())
@@ -111,7 +112,7 @@ def _find(
     if not request.required or request.bind is not BindPolicy.FULL_PCPUS:
         return cpus, steps
     if layout.expand(layout.touched(cpus)) != cpus:
-        # Where cores differ in threads, other cores may add up to what is needed.
+        # If cores have different numbers of threads, other cores may add up to the need.
         cpus, steps = whole_cores(layout, free, need, ()), (AllocationStep.CORES_OVER_SOCKETS,)
     return (cpus, steps) if cpus.bit_count() == need else None
 
@@ -133,7 +134,7 @@ def _evenly(terms: Terms, free: int, need: int) -> Found:
 
 
 class _Choice(NamedTuple):
-    """Compared as a whole: the best is the least."""
+    """Choices are compared field by field: the least is the best."""
 
     difference: int
     sockets: int
@@ -145,16 +146,16 @@ class _Choice(NamedTuple):
 def shares(
     layout: Layout, free: int, need: int, whole_cores: bool, all_nodes: bool
 ) -> dict[int, int]:
-    """CPUs that each NUMA node gives, by node id, none 0; `free` has at least `need`.
+    """The CPUs that each NUMA node gives, by node id, without zeros; `free` has at least `need`.
 
-    `all_nodes`: over every node that has free CPUs, instead of the fewest.
+    `all_nodes`: every NUMA node that has free CPUs gives some, instead of the fewest nodes.
 
-    The NUMA nodes are all that the request names; else the fewest that can hold it, of these the
-    most even choice, then one within a socket, then the one with the most room, then the lowest
-    ids. Shares are as equal as the room allows: each node gives the same, and those with less room
-    all they have. A remainder goes to the nodes with the most room, then to the lower id. For
-    FullPCPUs the unit is a core while the nodes have enough whole cores; CPUs that make no whole
-    core go to the smallest share.
+    Otherwise the fewest NUMA nodes that can hold the request give: the most even choice, then the
+    one on the fewest sockets, then the one with the most room, then the one with the lowest ids.
+    Shares are as equal as the room allows: each node gives the same number, and a node with less
+    room gives all that it has. A remainder goes to the nodes with the most room, then to the lower
+    id. For FullPCPUs the unit is a core while the nodes have enough whole cores; CPUs that do not
+    make a whole core go to the smallest share.
     """
     if not need:
         return {}
@@ -184,8 +185,8 @@ def shares(
 
 
 def even(rooms: Sequence[int], need: int) -> list[int]:
-    """Shares `need` units as equally as the rooms allow, which are large enough together; a
-    remainder goes to the largest rooms, the first of equal ones."""
+    """Shares `need` units as equally as the rooms allow; their sum is at least `need`. A remainder
+    goes to the largest rooms, the first of equal ones."""
     given = [0] * len(rooms)
     while need:
         open_ = [index for index, room in enumerate(rooms) if given[index] < room]
@@ -228,7 +229,7 @@ def _choice(rooms: Sequence[tuple[Area, int]], need: int, unit: int) -> _Choice:
 
 
 def _fitting(layout: Layout, free: int, preferred: int, request: CpuRequest) -> tuple[int, int]:
-    """What suits a required bind policy: of the free CPUs, and of the preferred among them."""
+    """The free CPUs, and the preferred ones among them, that suit a required bind policy."""
     if not request.required:
         return free, preferred
     if request.bind is BindPolicy.FULL_PCPUS:

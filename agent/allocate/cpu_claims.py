@@ -1,10 +1,10 @@
-"""Admission of CPU claims: their order, and for each the CPUs that it takes or the reason why it is
-refused.
+"""Admission of CPU claims: their order, and for each claim the CPUs that it takes or the reason of
+its refusal.
 
-The CPUs that a pod's resource-status names are a request until checked. The kubelet's assignments
-come first. Pods that owned their CPUs before, or run on them already, are admitted next, then the
-older pods. An owner whose new claim can't be read or honoured keeps what it owned, and its CPUs are
-claimed again as these: admission is repeated until no claim changes."""
+The CPUs that a pod's resource-status names are a request until they are checked. The kubelet's
+assignments come first. Pods that owned their CPUs before, or already run on them, are admitted
+next, then the older pods. An owner whose new claim can't be read or honoured claims the CPUs that
+it owned instead, and admission is repeated until no claim changes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from agent.model.snapshot import Owner
 
 
 class ClaimRefusal(msgspec.Struct, frozen=True):
-    """A claim that was not honoured as it is. `key`: of the annotation, empty where the claim is
-    none of an annotation; `claimed`: the CPUs that it names, "" where it can't be read; `held`:
-    those that the pod has of its own instead, "" where it shares a pool."""
+    """A claim that was not honoured as written. `key`: the annotation's key, empty if the claim
+    does not come from an annotation. `claimed`: the CPUs that the claim names, "" if it can't be
+    read. `held`: the CPUs that the pod owns instead, "" if it shares a pool."""
 
     uid: str
     title: str
@@ -53,8 +53,9 @@ def admit_claims(
     running_on: Mapping[str, CpuSet],
     rules: PoolRules,
 ) -> tuple[ClaimAdmission, dict[str, ClaimRefusal]]:
-    """The owners and pools once all claims are admitted or refused, and the refusals by pod uid.
-    `assigned`: by a static kubelet; `owned_before` and `running_on`: see `pools.decide`."""
+    """The owners and pools after all claims are admitted or refused, and the refusals by pod uid.
+    `assigned`: the assignments of a static kubelet. `owned_before` and `running_on`: see
+    `pools.decide`."""
     known = topology.online | topology.offline
     owned_before = {uid: cpus & known - assigned.named for uid, cpus in owned_before.items()}
     read = _read(topology, pods, assigned, owned_before)
@@ -63,7 +64,7 @@ def admit_claims(
     claimed = union(union(of_pod.values()) for of_pod in kubelet.claimed.values())
     claimants = {pod.uid for pod, _ in claims}
     all_requested = {pod.uid: requested for pod, requested in claims}
-    # Claimants that run on a pool, and whose claims are refused.
+    # Pods that run on a pool and whose claims are refused.
     sharing: set[str] = set()
 
     def admit() -> tuple[ClaimAdmission, dict[str, str]]:
@@ -94,7 +95,7 @@ def admit_claims(
             and requested != (before := owned_before.get(pod.uid, EMPTY))
             and before & topology.online
         }
-        # A claim that is granted before theirs is refused must not leave them without CPUs.
+        # A claim that is admitted before these are refused must not empty the pool of these pods.
         stranded = {
             pod.uid
             for pod, _ in claims
@@ -105,7 +106,7 @@ def admit_claims(
         sharing |= stranded
         if not staying and not stranded:
             break
-        # A pod that can't move still has its CPUs, even if another pod was given them meanwhile.
+        # A pod that can't move still has its CPUs, even if they now belong to another pod.
         kept |= {uid: reasons[uid] for uid in staying}
         claims = [
             (pod, owned_before[pod.uid] if pod.uid in staying else requested)
@@ -113,7 +114,7 @@ def admit_claims(
         ]
     for pod, _ in claims:
         if why := kept.get(pod.uid) or reasons.get(pod.uid):
-            # An owner of the CPUs is named whatever the order of the claims.
+            # The reason names an owner of the CPUs, whatever the order of the claims.
             requested = all_requested[pod.uid]
             contested = requested <= known and not requested & assigned.named
             read.refuse(pod, (contested and admission.conflict(pod, requested)) or why)
@@ -121,7 +122,7 @@ def admit_claims(
 
 
 class _Claims(msgspec.Struct):
-    """The claims in pods' annotations. `named`: by pod uid, the CPUs that an annotation names."""
+    """The claims in pods' annotations. `named`: the CPUs that an annotation names, by pod uid."""
 
     claims: list[tuple[Pod, CpuSet]] = []
     named: dict[str, CpuSet] = {}
@@ -178,8 +179,9 @@ def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
 
 
 class _CpuClaim(msgspec.Struct, frozen=True):
-    """`keeps`: the pod owned these CPUs, or runs on exactly these and no pod runs there that may
-    not share them. `keeps_reserved`: not only because they are the pool that it would share."""
+    """`keeps`: the pod owned these CPUs, or runs on exactly these and no other pod runs there that
+    could not share them. `keeps_reserved`: the same, unless these CPUs are just the pool that the
+    pod would share."""
 
     pod: Pod
     requested: CpuSet
@@ -188,15 +190,15 @@ class _CpuClaim(msgspec.Struct, frozen=True):
 
 
 class _UnownedPools(msgspec.Struct, frozen=True):
-    """Where pods run while no CPU has an owner: the CPUs that all pods but SYSTEM pods share, and
-    those that SYSTEM pods share (empty: the same)."""
+    """The CPUs on which pods run while no CPU has an owner. `shared`: for all pods except SYSTEM
+    pods; `system`: for SYSTEM pods (empty: the same CPUs)."""
 
     online: CpuSet
     shared: CpuSet
     system: CpuSet
 
     def of(self, pod: Pod) -> CpuSet:
-        """Where the pod runs."""
+        """The CPUs on which the pod runs."""
         return (self.system if pod.qos is QoS.SYSTEM else EMPTY) or self.shared
 
 
@@ -207,7 +209,7 @@ def _in_order(
     owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
 ) -> list[_CpuClaim]:
-    """Pods that owned their CPUs before, or some of them, or run on them already come first, then
+    """Pods that owned their CPUs or some of them before, or already run on them, come first, then
     the older pods."""
     online = places.online
 
@@ -227,7 +229,7 @@ def _in_order(
         return rank, _CpuClaim(pod, requested, owned or alone, proven)
 
     def shares(pod: Pod, place: CpuSet) -> bool:
-        """Whether the pod would run there too if it owned nothing."""
+        """Whether the pod would also run on these CPUs if it owned none."""
         owned = union(
             requested
             for other, requested in claims
@@ -250,7 +252,8 @@ class ClaimAdmission:
         rules: PoolRules,
         claimed: CpuSet = EMPTY,
     ) -> None:
-        """`given`: by a static kubelet; `claimed`: by drivers of claims."""
+        """`given`: the CPUs that a static kubelet assigned; `claimed`: those that DRA drivers gave
+        for ResourceClaims."""
         self._online = topology.online
         self._offline = topology.offline
         unbound = topology.online - topology.isolated or topology.online
@@ -272,13 +275,13 @@ class ClaimAdmission:
         self._running: dict[QoS, str] = {}
 
     def joins_pool(self, pod: Pod, *, runs: bool) -> None:
-        """The pod lives on a pool, which no claim may empty from now on."""
+        """The pod uses a pool, which no claim may empty from now on."""
         self._users.setdefault(self._class_of(pod), pod.title)
         if runs:
             self._running.setdefault(self._class_of(pod), pod.title)
 
     def pool_of(self, pod: Pod) -> CpuSet:
-        """The pool that the pod lives on where it has no CPUs of its own."""
+        """The pool that the pod uses if it owns no CPUs."""
         pools = {QoS.BE: self.be, QoS.SYSTEM: self.system}
         return pools.get(self._class_of(pod), self.ls)
 
@@ -287,7 +290,8 @@ class ClaimAdmission:
         return QoS.LS if of_class is QoS.SYSTEM and not self.system else of_class
 
     def claim(self, claim: _CpuClaim) -> str:
-        """Admits the claim with its online CPUs, or returns why not."""
+        """Admits the claim with its online CPUs and returns "", or returns the reason of its
+        refusal."""
         pod, requested = claim.pod, claim.requested
         if missing := requested - self._online - self._offline:
             return f"CPUs {missing} do not exist"
@@ -307,7 +311,7 @@ class ClaimAdmission:
         requested &= self._online
         if not requested:
             return f"CPUs {offline} are offline"
-        # An owner keeps its CPUs, unless a static kubelet gave the rest of a pool away.
+        # An owner keeps its CPUs, unless a static kubelet assigned the rest of a pool.
         kept_from = self._running if self._static else {}
         if user := self._left_with_nothing(
             pod, requested, kept_from if claim.keeps else self._users
@@ -321,7 +325,7 @@ class ClaimAdmission:
         return ""
 
     def conflict(self, pod: Pod, requested: CpuSet) -> str:
-        """Names another pod that owns some of the CPUs, "" where none does. Of several owners it
+        """Names another pod that owns some of the CPUs, "" if there is none. Of several owners it
         names the one with the lowest uid, so that the order of claims does not change the text."""
         for owner in sorted(self.owners, key=lambda owner: owner.uid):
             if owner.uid != pod.uid and (taken := requested & owner.claimed):
@@ -329,14 +333,14 @@ class ClaimAdmission:
         return ""
 
     def keep_offline(self, pod: Pod, owned: CpuSet) -> None:
-        """Offline CPUs that the pod owned stay its own, where no other pod got them."""
+        """The pod keeps the offline CPUs that it owned, unless another pod got them."""
         others = self._kubelets | union(owner.claimed for owner in self.owners)
         kept = owned & self._offline - others
         if kept:
             self.owners.append(Owner(pod.uid, pod.title, pod.qos, "", str(kept)))
 
     def give_local(self, demand: Demand) -> LocalOutcome:
-        """Takes what a node-local policy gives away."""
+        """Admits the claims of a node-local policy."""
         owners = {owner.uid for owner in self.owners}
         others = msgspec.structs.replace(
             demand,
@@ -353,7 +357,7 @@ class ClaimAdmission:
     def _left_with_nothing(
         self, pod: Pod, requested: CpuSet, users: Mapping[QoS, str]
     ) -> str | None:
-        """One of these users of pools, whose pool the claim would empty."""
+        """One of these users of pools whose pool the claim would empty, if any."""
         on_system = users.get(QoS.SYSTEM)
         pools = [
             (self.ls, users.get(QoS.LS) or (None if self.system else on_system)),

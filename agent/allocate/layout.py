@@ -1,10 +1,10 @@
-"""The CPUs of a machine as bit masks: every CPU decision computes on these.
+"""The CPUs of a machine as bit masks, on which all CPU decisions compute.
 
-`Layout` is computed once for a machine; `CpuRefCounts` has how many pods hold each CPU.
+`Layout` is computed once for a machine; `CpuRefCounts` counts the pods that hold each CPU.
 
-A core is known by its lead, its lowest CPU; sets of cores are masks of leads. Cores whose threads
-lie at the same offsets from their lead form one stride, so that the free threads of all of them
-are counted by a few shifts of the whole mask.
+A core is identified by its lead, its lowest CPU; sets of cores are masks of leads. Cores whose
+threads lie at the same offsets from their lead form one stride, so that the free threads of all of
+them are counted by a few shifts of the whole mask.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent.model.cpu.topology import Cpu, Topology
 
 class Area(msgspec.Struct, frozen=True):
     """A NUMA node, a socket or an L3 cache: its id and the mask of its CPUs; `around`: the CPUs of
-    the sockets it lies in."""
+    the sockets that it is in."""
 
     id: int
     cpus: int
@@ -29,7 +29,8 @@ class Area(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """The CPUs that a socket and a NUMA node share; both by their place in the layout's tuples."""
+    """The CPUs that a socket and a NUMA node have in common; both are indexes of the layout's
+    tuples."""
 
     socket: int
     node: int
@@ -45,7 +46,8 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Stride(msgspec.Struct, frozen=True):
-    """Cores alike: their leads, and the offsets of their threads from the lead (the first is 0)."""
+    """Cores of the same form: their leads, and the offsets of their threads from the lead (the
+    first is 0)."""
 
     leads: int
     offsets: tuple[int, ...]
@@ -54,11 +56,11 @@ class Stride(msgspec.Struct, frozen=True):
 class Layout(msgspec.Struct, frozen=True):
     """All areas sorted by id; those without CPUs are left out.
 
-    `threads`: of the core that has most. `caches` have the id of their lowest CPU; CPUs of unknown
-    L3 share one cache a socket, as the kubelet assumes. A NUMA node may span sockets. `cells` are
-    in the order of sockets, then nodes. `sizes`: leads by the threads of their cores, most first.
-    `sections` are the larger of the two: NUMA nodes where `nodes_first` (there are no fewer
-    sockets), else sockets; the kubelet fills machines in that order.
+    `threads`: the most threads that a core has. The id of a cache is its lowest CPU; CPUs of
+    unknown L3 share one cache per socket, as the kubelet assumes. A NUMA node may span sockets.
+    `cells` are in the order of sockets, then nodes. `sizes`: leads by the threads of their cores,
+    most first. `sections` are the larger areas: NUMA nodes if `nodes_first` (there are at least as
+    many sockets as nodes), else sockets. The kubelet fills machines in that order.
     """
 
     cpus: int
@@ -74,7 +76,7 @@ class Layout(msgspec.Struct, frozen=True):
     nodes_first: bool
 
     def at_least(self, cpus: int) -> list[int]:
-        """Leads of the cores that have at least 1, 2, ... `threads` of these CPUs."""
+        """By n from 1 to `threads`: the leads of the cores that have at least n of these CPUs."""
         counts = [0] * self.threads
         for stride in self.strides:
             held = [0] * len(stride.offsets)
@@ -212,10 +214,9 @@ class CpuRefCounts(msgspec.Struct, frozen=True):
     """Each field is a tuple of masks, none empty; `[k]`: the CPUs held by more than k pods (of that
     exclusive policy).
 
-    How many pods hold each CPU, and with which exclusive policy. Counts are kept as masks, the k-th
-    of the CPUs that more than k pods hold, so that a pod comes and goes with a few bit operations.
-    A CPU of several pods is exclusive at a level while any of them has that policy: the account
-    depends on the pods, never on their order.
+    How many pods hold each CPU, and with which exclusive policy. Counts are kept as masks, so that
+    a few bit operations add or remove a pod. A CPU of several pods is exclusive at a level while
+    any of them has that policy: the result depends on the pods, not on their order.
     """
 
     held: tuple[int, ...] = ()
@@ -225,7 +226,7 @@ class CpuRefCounts(msgspec.Struct, frozen=True):
     def adding(
         self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE, times: int = 1
     ) -> CpuRefCounts:
-        """With one pod more, or `times` alike, on these CPUs."""
+        """With one more pod, or `times` equal pods, on these CPUs."""
         new = self
         for _ in range(times):
             new = CpuRefCounts(
@@ -238,7 +239,7 @@ class CpuRefCounts(msgspec.Struct, frozen=True):
     def removing(
         self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE, times: int = 1
     ) -> CpuRefCounts:
-        """The reverse of `adding`; ValueError where a CPU is not held so."""
+        """The reverse of `adding`; ValueError if a CPU is not held in this way."""
         new = self
         for _ in range(times):
             new = CpuRefCounts(
@@ -249,7 +250,7 @@ class CpuRefCounts(msgspec.Struct, frozen=True):
         return new
 
     def full(self, max_ref: int) -> int:
-        """The CPUs that no further pod may take where `max_ref` may share one (at least 1)."""
+        """The CPUs that no further pod may take if `max_ref` pods (at least 1) may share one."""
         if max_ref < 1:
             raise ValueError(f"max_ref: {max_ref} pods cannot share a CPU")
         return self.held[max_ref - 1] if len(self.held) >= max_ref else 0
@@ -281,9 +282,8 @@ def _fewer(levels: tuple[int, ...], cpus: int) -> tuple[int, ...]:
 
 
 def tiers(cpus: int, levels: tuple[int, ...]) -> list[int]:
-    """The CPUs by how many pods hold them, fewest first; no tier is empty. `levels`: of
-    `CpuRefCounts.held` one mask fewer than pods that may share a CPU, so none where CPUs are not
-    shared."""
+    """The CPUs by the number of pods that hold them, fewest first; no tier is empty. `levels`: the
+    first `max_ref - 1` masks of `CpuRefCounts.held`, so none if CPUs are not shared."""
     found = []
     for level in levels:
         if cpus & ~level:
@@ -295,7 +295,8 @@ def tiers(cpus: int, levels: tuple[int, ...]) -> list[int]:
 
 
 def rounds(layout: Layout, order: Sequence[int]) -> Iterator[list[int]]:
-    """One CPU of each core, then a second of each, ...: every round in the order of the tiers."""
+    """One CPU of each core, then a second one of each, ...; each round is in the order of the
+    tiers."""
     left = list(order)
     while any(left):
         seen = 0
@@ -312,7 +313,7 @@ def rounds(layout: Layout, order: Sequence[int]) -> Iterator[list[int]]:
 
 
 def core_tiers(layout: Layout, leads: int, cpus: int, levels: tuple[int, ...]) -> list[int]:
-    """The cores by how many pods hold these of their CPUs, summed, fewest first."""
+    """The cores by the number of pods that hold their CPUs among these, summed, fewest first."""
     digits: list[int] = []
     for level in levels:
         held = level & cpus
@@ -326,7 +327,7 @@ def core_tiers(layout: Layout, leads: int, cpus: int, levels: tuple[int, ...]) -
 
 
 def _add(digits: list[int], ones: int) -> None:
-    """Counts one more for every lead of `ones`: digit k of its binary count is in `digits[k]`."""
+    """Adds 1 to the count of every lead in `ones`; bit k of the binary counts is in `digits[k]`."""
     for index, digit in enumerate(digits):
         if not ones:
             return
@@ -337,7 +338,7 @@ def _add(digits: list[int], ones: int) -> None:
 
 
 def first_of(order: Iterable[int], count: int) -> int:
-    """The first so many, from tier to tier, low ids first."""
+    """The first `count` CPUs, tier by tier, low ids first."""
     taken = 0
     for tier in order:
         if count <= 0:

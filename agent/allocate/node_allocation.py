@@ -34,13 +34,14 @@ Amounts = dict[int, dict[str, int]]
 
 class TopologyOptions(msgspec.Struct, frozen=True):
     """`layout` None: the CPU topology is unknown. `zones`: what NodeResourceTopology calls
-    allocatable. `reserved`: CPUs that no pod may own (kubelet, node reservation, system QoS, given
-    away by the kubelet); `kubelet_reserved`: those of them that the profile may give to owners.
+    allocatable. `reserved`: CPUs that no pod may own (kubelet, node reservation, system QoS,
+    assigned by the kubelet); `kubelet_reserved`: those of them that the profile may give to owners.
 
     `cpu_ratio`: the amplification ratio of CPU; bound CPUs count amplified. `cpu_milli`: the node's
     allocatable CPU after amplification, None unknown. `max_ref`: pods that may share a CPU.
-    `kubelet_static`: the kubelet gives CPUs away itself, also others than a scheduler chose. Raises
-    ValueError for a ratio that is not a number up to 1000, and for a `max_ref` below 1."""
+    `kubelet_static`: the kubelet assigns CPUs itself, which may differ from those that a scheduler
+    chose. Raises ValueError for a ratio that is not a number up to 1000, and for a `max_ref` below
+    1."""
 
     layout: Layout | None
     zones: Amounts = {}
@@ -67,18 +68,18 @@ class TopologyOptions(msgspec.Struct, frozen=True):
         return self.reserved | self.kubelet_reserved
 
     def amplified(self, cpu_milli: int) -> int:
-        """An amount of bound CPU as it is paid for (rounded up, as Koordinator does)."""
+        """The amplified cost of an amount of bound CPU (rounded up, as Koordinator does)."""
         return cpu_milli if self.cpu_ratio <= 1 else math.ceil(cpu_milli * self.cpu_ratio)
 
     def unamplified(self, cpu_milli: int) -> int:
-        """The most bound CPU that so much pays for."""
+        """The most bound CPU whose amplified cost is at most this amount."""
         bound = cpu_milli if self.cpu_ratio <= 1 else int(cpu_milli / self.cpu_ratio) + 1
         while self.amplified(bound) > cpu_milli:
             bound -= 1
         return bound
 
     def totals(self) -> Amounts:
-        """What the NUMA nodes have to give: zones without kept CPUs, CPU amplified."""
+        """The allocatable amounts of the NUMA nodes: zones without kept CPUs, CPU amplified."""
         totals = {node: dict(amounts) for node, amounts in self.zones.items()}
         kept = self.kept.mask
         for node, amounts in totals.items():
@@ -90,8 +91,9 @@ class TopologyOptions(msgspec.Struct, frozen=True):
 
 
 class PodAllocation(msgspec.Struct, frozen=True):
-    """One pod's part. `amounts`: by NUMA node and resource, `cpu` in milli-CPU, the rest in units;
-    `cpu_milli`: what the whole pod requests, wherever it runs. `exclusive` counts with `cpus` only.
+    """The allocation of one pod. `amounts`: by NUMA node and resource, `cpu` in milli-CPU, the rest
+    in units; `cpu_milli`: the request of the whole pod, wherever it runs. `exclusive` has a meaning
+    only with `cpus`.
     """
 
     uid: str
@@ -102,7 +104,7 @@ class PodAllocation(msgspec.Struct, frozen=True):
     cpu_milli: int = 0
 
     def annotations(self) -> dict[str, str]:
-        """The annotation that `pod_allocation` reads; none for a pod without CPUs and amounts."""
+        """The annotation that `pod_allocation` reads; empty for a pod without CPUs and amounts."""
         if not self.cpus and not self.amounts:
             return {}
         return {RESOURCE_STATUS: status_text(self.cpus, self.amounts)}
@@ -111,9 +113,9 @@ class PodAllocation(msgspec.Struct, frozen=True):
 def pod_allocation(
     uid: str, title: str, annotations: Mapping[str, str], cpu_milli: int = 0
 ) -> PodAllocation:
-    """The claim that a pod's annotations make. Raises AnnotationError for a resource-status that
-    can't be read. Whatever else a pod with CPUs of its own writes that can't be, it has its CPUs
-    all the same: then without amounts, or without an exclusive policy."""
+    """The allocation in a pod's annotations. Raises AnnotationError for a resource-status that
+    can't be read. A pod that owns CPUs keeps them if another of its annotations can't be read: then
+    without amounts, or without an exclusive policy."""
     status = resource_status(annotations)
     cpus = status.cpus()
     try:
@@ -135,8 +137,7 @@ def _exclusive(annotations: Mapping[str, str], cpus: CpuSet) -> ExclusivePolicy:
 
 
 class NodeAllocation:
-    """The sum of allocations: two sums of the same allocations are equal. For one thread at a
-    time."""
+    """The sum of allocations: two sums of the same allocations are equal. Not thread-safe."""
 
     def __init__(self, options: TopologyOptions) -> None:
         self._options = options
@@ -161,12 +162,12 @@ class NodeAllocation:
         return other
 
     def add(self, claim: PodAllocation) -> None:
-        """Counts one pod in."""
+        """Adds the allocation of a pod."""
         self.holdings = self.holdings.adding(claim.cpus.mask, claim.exclusive)
         self._count(claim, 1)
 
     def remove(self, claim: PodAllocation) -> None:
-        """Counts out a pod that was counted in."""
+        """Removes the allocation of a pod that was added."""
         self.holdings = self.holdings.removing(claim.cpus.mask, claim.exclusive)
         self._count(claim, -1)
 
@@ -183,25 +184,26 @@ class NodeAllocation:
         return layout.cpus & ~self._options.kept.mask & ~self.holdings.full(self._options.max_ref)
 
     def overcommitted(self) -> int:
-        """Mask of the CPUs that more pods hold than may share one."""
+        """Mask of the CPUs that more than `max_ref` pods hold."""
         return self.holdings.full(self._options.max_ref + 1)
 
     def totals(self) -> Amounts:
-        """What the NUMA nodes have to give."""
+        """The allocatable amounts of the NUMA nodes."""
         return self._totals
 
     def recorded(self) -> Amounts:
-        """What is left by the amounts that pods were given of NUMA nodes, never below 0: what
-        Koordinator scores NUMA nodes by. The caller's own."""
+        """The amounts that are left after the allocated amounts of pods, never below 0. Koordinator
+        scores NUMA nodes by them. The caller may change the result."""
         return _copied(self._left()[0])
 
     def available(self) -> Amounts:
-        """What is left, without the CPUs that pods own, even where a pod owns more than its
-        amounts. The caller may change the result."""
+        """The amounts that are left, also without the CPUs that a pod owns beyond its amounts. The
+        caller may change the result."""
         return _copied(self._left()[1])
 
     def _left(self) -> tuple[Amounts, Amounts]:
-        """By records and really; many pods are offered places between two that get one."""
+        """The results of `recorded` and `available`, cached: most offers are not followed by a
+        commit."""
         if self._remembered is None:
             recorded = {
                 node: {
@@ -218,16 +220,16 @@ class NodeAllocation:
         return self._remembered
 
     def used(self, node: int, name: str) -> int:
-        """What pods hold of a NUMA node: a CPU that a pod owns counts, even where its amounts are
-        smaller."""
+        """The amount that pods hold of a NUMA node: a CPU that a pod owns counts, even if its
+        amounts are smaller."""
         amount = self._used[node, name]
         if name != "cpu":
             return amount
         return amount + self._unrecorded[node] + self._more(node)
 
     def recorded_used(self, node: int, name: str) -> int:
-        """The same by the amounts that pods were given. Where there are any, what amplification
-        adds to the CPUs that pods own counts too (Koordinator:
+        """The same by the allocated amounts of pods. If there are any, what amplification adds to
+        the CPUs that pods own counts too (Koordinator:
         pkg/scheduler/plugins/nodenumaresource/node_allocation.go,
         getAvailableNUMANodeResources)."""
         amount = self._used[node, name]
@@ -238,7 +240,7 @@ class NodeAllocation:
         return {node for node, _ in self._used} | self._inside.keys() | self._spanning.keys()
 
     def numa_status(self) -> dict[int, NodeStatus]:
-        """Of every NUMA node."""
+        """The status of every NUMA node."""
         return {
             node: NodeStatus.SHARED
             if self._spanning[node]
@@ -249,7 +251,7 @@ class NodeAllocation:
         }
 
     def paid(self, claim: PodAllocation) -> int:
-        """Milli-CPU that a pod costs the whole node, CPUs of its own amplified."""
+        """The milli-CPU that a pod costs the whole node, with its own CPUs amplified."""
         bound = 1000 * len(claim.cpus)
         return max(claim.cpu_milli, bound) - bound + self._options.amplified(bound)
 
@@ -274,7 +276,7 @@ class NodeAllocation:
             self._add(self._spanning if len(own) > 1 else self._inside, node, sign)
 
     def _more(self, node: int) -> int:
-        """What amplification adds to the CPUs that pods own there."""
+        """What amplification adds to the CPUs that pods own on this NUMA node."""
         owned = self._owned[node]
         return self._options.amplified(owned) - owned
 

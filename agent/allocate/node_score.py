@@ -1,15 +1,15 @@
 """The score of a node for a pod that fits on it, 0 to 100.
 
-By resources: how much of them is used once the pod is there, of the NUMA nodes that it is held to
-or, if it is held to none, of the whole node. By NUMA nodes: how many of them are used, of all; for
-pods that are known to use some. Both as the proposals say (fine-grained CPU orchestration, Score
-phase; NUMA topology scheduling), where of several NUMA nodes the worst counts.
+By resources: the utilization of the NUMA nodes that the pod is bound to, with the pod on them, or
+of the whole node if it is bound to none. By NUMA nodes: the share of NUMA nodes in use, for pods
+that are known to use some. Both follow the proposals (fine-grained CPU orchestration, Score phase;
+NUMA topology scheduling), in which the worst of several NUMA nodes counts.
 
 Koordinator's rules differ (pkg/scheduler/plugins/nodenumaresource/scoring.go, Score and
-calculateAllocatableAndRequested): the NUMA nodes together; for a pod that binds CPUs the CPUs that
-pods own anywhere on the machine stand for the CPU that is used; under BestEffort, and
-SingleNUMANode on a machine of one NUMA node, the whole node is scored; and what NUMA nodes have
-left is what was not given by amounts."""
+calculateAllocatableAndRequested): it scores the NUMA nodes together; for a pod that binds CPUs, the
+used CPU is the CPUs that pods own anywhere on the machine; under BestEffort, and under
+SingleNUMANode on a machine with one NUMA node, it scores the whole node; and it counts only
+allocated amounts as used on NUMA nodes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from agent.model.settings.plugin_args import Measure, Rules, SchedulerArgs
 
 
 class WholeNode(msgspec.Struct, frozen=True):
-    """The whole node, by resource: what it calls allocatable (amplified, `cpu` in milli-CPU), and
-    what all its pods request, before CPU is amplified."""
+    """The whole node, by resource: its allocatable amounts (amplified, `cpu` in milli-CPU), and the
+    requests of all its pods, before CPU is amplified."""
 
     allocatable: dict[str, int]
     requested: dict[str, int] = {}
 
 
 class ScoreInput(msgspec.Struct, frozen=True):
-    """What a pod would find: `account` does not count it yet."""
+    """The state of the node; `account` does not contain the pod yet."""
 
     options: TopologyOptions
     account: NodeAllocation
@@ -41,7 +41,7 @@ class ScoreInput(msgspec.Struct, frozen=True):
 
 
 def profile(args: SchedulerArgs) -> Profile:
-    """What offers are made by under these settings."""
+    """The profile for offers under these settings."""
     base = PROFILES["koordinator" if args.rules is Rules.KOORDINATOR else "proposal"]
     return msgspec.structs.replace(
         base,
@@ -57,7 +57,7 @@ def profile(args: SchedulerArgs) -> Profile:
 def score(
     args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
 ) -> int:
-    """Of the node with `claim` on it, which was offered for `ask`."""
+    """The score of the node with `claim`, which was offered for `ask`, allocated on it."""
     if args.rules is Rules.KOORDINATOR:
         return _as_koordinator(args, state, ask, claim)
     points = []
@@ -73,14 +73,15 @@ def score(
 
 
 def by_count(strategy: Strategy, used: int, total: int) -> int:
-    """Of a machine with so many NUMA nodes in use. Balanced are all or none."""
+    """The score of a machine on which `used` of `total` NUMA nodes are in use. All or none are
+    balanced."""
     if strategy is Strategy.BALANCED_ALLOCATION:
         return spread({1.0: used, 0.0: total - used})
     return utilization_score(strategy, {"nodes": 1}, {"nodes": total}, {"nodes": used})
 
 
 def _of_numa_nodes(strategy: Strategy) -> Strategy:
-    """NUMA nodes have no balanced order."""
+    """BalancedAllocation does not order NUMA nodes."""
     return strategy if strategy in NUMA_STRATEGIES else Strategy.LEAST_ALLOCATED
 
 
@@ -108,7 +109,7 @@ def _by_resources(
 def _of_whole(
     args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
 ) -> int:
-    """Of the whole node, the CPUs that pods own amplified."""
+    """The score of the whole node, with the CPUs that pods own amplified."""
     options = state.options
     owned = 1000 * state.account.holdings.full(1).bit_count()
     used = dict(state.whole.requested)

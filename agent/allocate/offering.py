@@ -8,8 +8,9 @@ are split over these. Only what could be committed at once is offered.
 
 The choice of NUMA nodes is that of Koordinator's topology manager
 (pkg/scheduler/frameworkext/topologymanager), with two differences: a request that could not be
-reserved is not admitted, not even under BestEffort, and a machine with one NUMA node keeps an
-account too. Another hint provider, such as the allocator of devices, takes part in the merge."""
+reserved is not admitted, not even under BestEffort, and the amounts of a machine with one NUMA node
+are counted too. Another hint provider, such as the allocator of devices, takes part in the
+merge."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ class NumaCandidate(msgspec.Struct, frozen=True):
 
 
 class Why(msgspec.Struct, frozen=True):
-    """`policies`: those in force, with their sources. `candidates`: in the order tried. `merged`:
-    what the hints of all resources together chose. `steps`: those of the accumulator that gave
-    CPUs, in one tuple for each NUMA node where each gave its own."""
+    """`policies`: those in force, with their sources. `candidates`: in the order in which they were
+    tried. `merged`: the result of the merge of the hints of all resources. `steps`: the steps of
+    the accumulator that gave CPUs."""
 
     policies: tuple[PolicyInForce, ...] = ()
     candidates: tuple[NumaCandidate, ...] = ()
@@ -50,7 +51,8 @@ class Why(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """`claim`: what to commit and to write; without CPUs and amounts the pod runs where it may."""
+    """`claim`: the allocation to commit and to write. Without CPUs and amounts the pod is not
+    bound."""
 
     claim: PodAllocation
     price: Price
@@ -70,11 +72,11 @@ class HintProvider(Protocol):
     """A hint provider for resources that the NUMA nodes do not count."""
 
     def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
-        """The sets of NUMA nodes that it could come from; `narrowest`: the sets of the fewest
-        nodes, which are the preferred ones."""
+        """The sets of NUMA nodes that the resources could come from; `narrowest`: only the sets
+        with the fewest nodes, which are the preferred ones."""
 
     def fits(self, mask: int | None) -> bool:
-        """Whether it can be had of the NUMA nodes that were chosen; None: of any."""
+        """Whether the chosen NUMA nodes have the resources; None: whether any nodes have them."""
 
 
 def offer(
@@ -84,8 +86,8 @@ def offer(
     provider: HintProvider | None = None,
     trying: Callable[[TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials] = Trials,
 ) -> Offer | Declined:
-    """An offer for a pod that holds nothing on the node. `provider` takes part under a NUMA policy;
-    `trying`: how NUMA nodes are tried."""
+    """An offer for a pod that holds nothing on the node. `provider` takes part under a NUMA policy.
+    `trying` makes the trials on NUMA nodes."""
     if not ask.requests and not ask.burst_milli and provider is None:
         return Offer(PodAllocation(ask.uid, ask.title), Price(0, 0, 0), Why())
     policies = in_force(options.policies, options.profile, ask)
@@ -121,7 +123,7 @@ def offer(
 def gone(
     options: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, claim: PodAllocation
 ) -> str:
-    """What an offered allocation needs and the node does not have any more; empty if it has all."""
+    """What an offered allocation needs and the node no longer has; "" if the node has all of it."""
     if outgrown := _outgrown(options, account, ask, claim):
         return outgrown
     if missing := claim.cpus - CpuSet.from_int(account.free_cpus()):
@@ -146,7 +148,8 @@ def gone(
 def _outgrown(
     options: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, claim: PodAllocation
 ) -> str:
-    """What the shared pools have left if they do not fit the limit of a pod that bursts."""
+    """States that the shared pools are too small for the limit of a pod that bursts; "" if they are
+    not."""
     limit = ask.burst_milli
     if not limit or claim.cpus or not claim.amounts:
         return ""
@@ -182,7 +185,8 @@ def _unfit(
 
 
 def _held_by_cpu(ask: ResourceRequest) -> ResourceRequest:
-    """A pod that bursts is held to NUMA nodes by the CPU it has there: it asks for some."""
+    """The CPU amounts of a pod that bursts bind it to NUMA nodes, so it requests at least 1
+    milli-CPU."""
     if not ask.burst_milli or ask.requests.get("cpu"):
         return ask
     return msgspec.structs.replace(ask, requests={**ask.requests, "cpu": 1})
@@ -260,7 +264,7 @@ def _align(
     if provider is None:
         merged = merge(None, narrowest=True)
         if policies.numa_exclusive is NumaExclusive.REQUIRED and not merged.preferred:
-            # Others keep it out of all narrow sets.
+            # Other providers exclude all of its narrow sets.
             merged = merge(None)
     else:
         merged = _together(provider, trials, merge)
@@ -281,9 +285,9 @@ def _align(
 def _together(
     provider: HintProvider, trials: Trials, merge: Callable[[Provider, int | None], Merged]
 ) -> Merged:
-    """The provider prefers its narrowest sets. Where all providers prefer some of these, no wider
-    set can win, so wider sets are tried only where there are none. The provider's own wider sets
-    matter only where a result that is not preferred is admitted too."""
+    """Merges with the provider's narrowest sets first, which it prefers. If all providers prefer
+    some of these, no wider set can win, so wider sets are tried only otherwise. The provider's
+    wider sets matter only if a result that is not preferred is admitted too."""
     nodes = tuple(trials.totals)
     narrow = provider.hints(nodes, narrowest=True)
     sizes = [_size(hint) for hints in narrow.values() for hint in hints or ()]

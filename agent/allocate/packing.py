@@ -1,22 +1,23 @@
-"""Which of the free CPUs a request gets: Koordinator's takeCPUs (pkg/scheduler/plugins/
+"""Chooses among the free CPUs for a request: Koordinator's takeCPUs (pkg/scheduler/plugins/
 nodenumaresource/cpu_accumulator.go), on masks.
 
-There are enough free CPUs. A step that finds all that is needed ends the search:
+The caller makes sure that enough CPUs are free. A step that finds all that is needed ends the
+search:
 
-1. For FullPCPUs, and where cores have one thread: the whole cores of one NUMA node, else of one
-   socket. Else over sockets: those whose whole cores are all needed, most first, then core by core
-   from the others, fewest first, while a whole core is still needed.
+1. For FullPCPUs, and if cores have one thread: the whole cores of one NUMA node, else of one
+  socket. Else over sockets: those whose whole cores are all needed, most first, then core by core
+  from the others, fewest first, while a whole core is still needed.
 2. For the other policies: one thread of each core in one NUMA node, else more threads of its cores;
    else the same in one socket. Every core gives one thread before any gives a second.
 3. For the rest, single CPUs (`_take_singles`).
 
 The strategy chooses among the NUMA nodes or sockets that have enough: the one with the fewest free
-CPUs (MostAllocated), else with the most. In it CPUs that fewer pods hold come before others, then
+CPUs (MostAllocated), else the one with the most. In it, CPUs that fewer pods hold come first, then
 lower ids (see `layout.tiers`).
 
-A pod with an exclusive policy is first kept off the CPUs on cores, or in NUMA nodes, that pods of
-the same policy hold, then allowed there: in one NUMA node (in step 1 only where NUMA nodes are
-exclusive), in one socket in step 2 (only where cores are), and in step 3.
+A pod with an exclusive policy first avoids the CPUs on cores, or in NUMA nodes, that pods with the
+same policy hold. If that fails, it may use them: in one NUMA node (in step 1 only if NUMA nodes are
+exclusive), in one socket in step 2 (only if cores are exclusive), and in step 3.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy
 class CpuRequest(msgspec.Struct, frozen=True):
     """`count` CPUs; a negative one raises ValueError.
 
-    `bind`: FULL_PCPUS prefers whole cores, every other policy one thread of each core; a preference
-    unless `required`. `exclusive` is always a preference. `prefer_l3`: of equal CPUs, those that
-    share the fewest L3 caches. `nodes`: the only NUMA nodes to take from, a mask of their ids."""
+    `bind`: FULL_PCPUS prefers whole cores, every other policy one thread of each core; it is a
+    preference unless `required`. `exclusive` is always a preference. `prefer_l3`: among equal CPUs,
+    takes those that share the fewest L3 caches. `nodes`: the only NUMA nodes to take from, a mask
+    of their ids."""
 
     count: int
     bind: BindPolicy = BindPolicy.DEFAULT
@@ -53,7 +55,7 @@ class CpuRequest(msgspec.Struct, frozen=True):
 
 
 class AllocationStep(enum.Enum):
-    """What gave CPUs; the places are named in the order they are tried."""
+    """The steps that give CPUs, in the order in which they are tried."""
 
     PREFERRED = "preferred"
     GIVEN_NODES = "given-numa-nodes"
@@ -73,11 +75,9 @@ Found: TypeAlias = tuple[int, tuple[AllocationStep, ...]]
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What holds throughout one search.
-
-    Of the request its policies count, not how many CPUs. `cores_off`, `nodes_off`: CPUs on cores,
-    or in NUMA nodes, that pods with the same exclusive policy hold. `levels`: see
-    `layout.tiers`.
+    """The fixed inputs of one search. The policies of `request` count, its number of CPUs does not.
+    `cores_off`, `nodes_off`: CPUs on cores, or in NUMA nodes, that pods with the same exclusive
+    policy hold. `levels`: see `layout.tiers`.
     """
 
     layout: Layout
@@ -164,7 +164,8 @@ def _threads(terms: Terms, free: int, need: int) -> Found:
 def _over_sockets(
     layout: Layout, whole: int, need: int, levels: tuple[int, ...], prefer_l3: bool
 ) -> int:
-    """Whole cores only; fewer CPUs than needed where those are too few or not all needed."""
+    """Only whole cores; fewer CPUs than needed if these are too few or the last one is needed in
+    part."""
     sockets = [whole & area.cpus for area in layout.sockets]
     taken = 0
     left = []
@@ -184,7 +185,7 @@ def _over_sockets(
 
 
 def _singles(terms: Terms, free: int, need: int, taken: int, off: int) -> int:
-    """What is taken and, to make up the need, single CPUs: those that are off last."""
+    """The taken CPUs and, up to the need, single CPUs; those in `off` come last."""
     most = terms.request.strategy is Strategy.MOST_ALLOCATED
     for open_ in (free & ~off, free):
         missing = need - taken.bit_count()
@@ -194,7 +195,7 @@ def _singles(terms: Terms, free: int, need: int, taken: int, off: int) -> int:
 
 
 def whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
-    """As many of these whole cores as are needed entirely; those with most threads first."""
+    """As many of these whole cores as are needed entirely; those with the most threads first."""
     taken = 0
     for threads, alike in layout.sizes:
         for leads in core_tiers(layout, cpus & alike, cpus, levels):
@@ -205,7 +206,7 @@ def whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -
 
 
 def _first_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
-    """Whole cores, and a part of one where the need does not end with a core."""
+    """Whole cores, and a part of one if the need is not a number of whole cores."""
     taken = whole_cores(layout, cpus, need, levels)
     missing = need - taken.bit_count()
     if not missing:
@@ -248,13 +249,13 @@ def _nodes_of(layout: Layout, cpus: int) -> int:
 def _take_singles(
     layout: Layout, free: int, need: int, taken: int, levels: tuple[int, ...], most: bool
 ) -> int:
-    """`need` of the free CPUs, all where there are fewer; `taken`: what the pod has already.
+    """`need` of the free CPUs, all if there are fewer; `taken`: the CPUs that the pod already has.
 
-    Cores come by the socket with the most taken CPUs, then by the free CPUs of their socket and
-    NUMA node (fewest first for MostAllocated, else most), then those with the fewest free threads,
-    the lower socket, the cores whose CPUs fewer pods hold, the lower core. In that order every core
-    gives one CPU (the one that the fewest pods hold, then the lower), then every core with a free
-    one gives a second.
+    Cores are ordered by the taken CPUs of their socket (most first), the free CPUs of their socket
+    and NUMA node (fewest first for MostAllocated, else most), their free threads (fewest first),
+    the socket, the pods that hold their CPUs (fewest first), and the core's id. In this order every
+    core gives one CPU (the one that the fewest pods hold, then the lower), then every core with
+    another free CPU gives a second one.
     """
     count = free.bit_count()
     if count <= need:
@@ -281,8 +282,8 @@ def _take_singles(
 def _runs(
     layout: Layout, free: int, taken: int, levels: tuple[int, ...], most: bool, more_than: int
 ) -> Iterator[int]:
-    """The cores with more than so many free threads, in order: masks of leads, each in the order of
-    its ids."""
+    """The cores with more than `more_than` free threads, in order: masks of leads, each in the
+    order of its ids."""
     sign = 1 if most else -1
     sockets = [
         (-(area.cpus & taken).bit_count(), sign * (area.cpus & free).bit_count())
@@ -304,7 +305,7 @@ def _runs(
 def _core_by_core(
     layout: Layout, free: int, need: int, taken: int, levels: tuple[int, ...], most: bool
 ) -> int:
-    """So few CPUs that one core could have them are not spread over cores."""
+    """Does not spread CPUs over cores if one core could give them all."""
     found = 0
     for leads in _runs(layout, free, taken, levels, most, 0):
         for lead in members(leads):
@@ -319,8 +320,9 @@ def _best_fit(
 ) -> int:
     """The CPUs of the area to take from, 0 where none has `need` of the listed ones.
 
-    The area with fewest of the counted CPUs where the fullest is wanted (`most`), else with most;
-    then the one whose sockets have fewest (most) of the CPUs `around`; then the lowest id.
+    The area with the fewest of the counted CPUs if `most` (as in MostAllocated), else with the
+    most; then the one whose sockets have the fewest (most) of the CPUs `around`; then the lowest
+    id.
     """
     best: Area | None = None
     best_count = 0
@@ -343,18 +345,16 @@ def _best_fit(
 
 
 _Pick: TypeAlias = Callable[[Layout, int, int, tuple[int, ...]], int]
-"""Takes so many of the CPUs of a mask in its own order; `levels`: see `layout.tiers`."""
+"""Takes a number of CPUs of a mask in its own order; `levels`: see `layout.tiers`."""
 
 
 def _in_fewest(
     layout: Layout, listed: int, plain: int, levels: tuple[int, ...], pick: _Pick
 ) -> int:
-    """As many of the listed CPUs as `plain` has, in its NUMA nodes: in fewer caches, with no fewer
-    whole cores. `plain` itself where that can't be.
-
-    The CPUs of the fewest L3 caches among equally good ones: of the caches that hold all that is
-    missing the smallest; while none does, the largest. No choice has fewer caches: each takes all
-    that the largest have until one is enough.
+    """As many of the listed CPUs as `plain` has, in its NUMA nodes, in fewer L3 caches and with no
+    fewer whole cores; `plain` itself if that is not possible. The smallest cache that has all that
+    is missing gives; while no cache has all, the largest one gives all that it has. No other choice
+    has fewer caches.
     """
     need = plain.bit_count()
     near = sum(node.cpus for node in layout.nodes if node.cpus & plain) & listed
@@ -365,7 +365,7 @@ def _in_fewest(
         part = pick(layout, rest.pop(cache), need, levels)
         taken |= part
         need -= part.bit_count()
-    # Where cores differ in threads, those of the largest caches may not add up, or be fewer.
+    # If cores have different numbers of threads, those of the largest caches may not add up.
     if need or layout.whole(taken).bit_count() < layout.whole(plain).bit_count():
         return plain
     return taken if _caches(layout, taken) < _caches(layout, plain) else plain

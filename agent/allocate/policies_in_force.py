@@ -1,12 +1,12 @@
 """The policies in force for a pod on a node, with their sources.
 
-NUMA policy: the kubelet's where it is not None (it rejects what breaks its policy), else the node's
-label, else the configured one (numa-topology-scheduling proposal); `label_first` is Koordinator's
-order. A pod's own policy counts where the node has none, and conflicts where the node has another.
-Bind policy: what the node forces on every pod (the kubelet's full-pcpus-only, else the label), else
-what the pod requires or prefers where it owns CPUs (Koordinator: getCPUBindPolicy in
-pkg/scheduler/plugins/nodenumaresource/util.go). NUMA strategy: the node's label, else the kubelet's
-distribute-cpus-across-numa, else the configured one."""
+NUMA policy: the kubelet's if it is not None (the kubelet rejects pods that break it), else the
+node's label, else the configured one (numa-topology-scheduling proposal); `label_first` is
+Koordinator's order. A pod's own policy counts if the node has none, and is rejected if the node has
+another. Bind policy: the one that the node forces on every pod (the kubelet's full-pcpus-only, else
+the label), else the one that the pod requires or prefers if it owns CPUs (Koordinator:
+getCPUBindPolicy in pkg/scheduler/plugins/nodenumaresource/util.go). NUMA strategy: the node's
+label, else the kubelet's distribute-cpus-across-numa, else the configured one."""
 
 from __future__ import annotations
 
@@ -48,12 +48,11 @@ class PolicySource(enum.StrEnum):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """The defaults where neither pod nor node has a policy, and the order of the sources.
-
-    `owners_on_reserved`: LSE and LSR pods may own CPUs that the kubelet reserves. `prefer_l3`: of
-    equal CPUs, those that share an L3. `packed`: amounts fill one NUMA node after the other instead
-    of being split evenly. `scoring` and `weights` (by resource): how sets of NUMA nodes are
-    compared for a pod; by default by `strategy`, with equal weights of CPU and memory."""
+    """The defaults if neither pod nor node has a policy, and the order of the sources.
+    `owners_on_reserved`: LSE and LSR pods may own CPUs that the kubelet reserves. `prefer_l3`:
+    among equal CPUs, prefers those that share an L3. `packed`: amounts fill one NUMA node after the
+    other instead of being split evenly. `scoring` and `weights` (by resource) compare sets of NUMA
+    nodes for a pod; the default is `strategy` with equal weights of CPU and memory."""
 
     numa_policy: NumaPolicy
     strategy: Strategy
@@ -74,8 +73,8 @@ PROFILES: Final[Mapping[str, Profile]] = {
 
 
 class NodePolicies(msgspec.Struct, frozen=True):
-    """The policies of labels and kubelet; None: there is none. `arm`: the architecture, not the
-    lack of SMT."""
+    """The policies of a node's labels and kubelet; None: there is none. `arm`: the architecture is
+    ARM; cores with one thread alone do not count."""
 
     numa_label: NumaPolicy | None = None
     numa_kubelet: NumaPolicy | None = None
@@ -106,9 +105,9 @@ def node_policies(
     topology_policy: str = "",
     static_options: Mapping[str, str] | None = None,
 ) -> tuple[NodePolicies, tuple[str, ...]]:
-    """Of a node's labels, the kubelet's topology manager policy and the options of its static CPU
-    manager policy (None under another policy); and a complaint for every value that is unknown and
-    ignored."""
+    """Reads a node's labels, the kubelet's topology manager policy and the options of its static
+    CPU manager policy (None under another policy). Also returns a message for every unknown value,
+    which is ignored."""
     faults: list[str] = []
     kubelet = kubelet_numa_policy(topology_policy)
     if topology_policy and kubelet is None:
@@ -129,7 +128,7 @@ def node_policies(
 def numa_policy(
     spec: NumaSpec, node: NodePolicies, profile: Profile
 ) -> tuple[NumaPolicy, PolicySource] | Rejection:
-    """Rejects a pod whose own policy is another than the node's."""
+    """Rejects a pod whose own policy differs from the node's."""
     kubelet = node.numa_kubelet if node.numa_kubelet is not NumaPolicy.NONE else None
     candidates = [(kubelet, PolicySource.KUBELET), (node.numa_label, PolicySource.NODE_LABEL)]
     if profile.label_first:
@@ -157,9 +156,9 @@ def bind(
 ) -> tuple[Bind | None, PolicySource] | Rejection:
     """None: no CPUs are bound. `owner`: the pod's class and priority let it own CPUs.
 
-    A node's policy binds every pod that asks for CPU, save BE pods: they run on what is left. On
-    ARM FullPCPUs is the default, also where another one is configured (fine-grained CPU
-    orchestration proposal)."""
+    A node's policy binds every pod that requests CPU, except BE pods, which run on the rest. On ARM
+    the default is FullPCPUs, even if another one is configured (fine-grained CPU orchestration
+    proposal)."""
     asked = spec.required or spec.preferred
     source = PolicySource.DEFAULT if asked is BindPolicy.DEFAULT else PolicySource.POD
     configured = BindPolicy.FULL_PCPUS if node.arm else profile.bind
@@ -176,7 +175,7 @@ def bind(
 
 
 def numa_strategy(node: NodePolicies, profile: Profile) -> tuple[Strategy, PolicySource]:
-    """Which NUMA node first."""
+    """The order in which NUMA nodes are used."""
     if node.strategy_label:
         return node.strategy_label, PolicySource.NODE_LABEL
     if node.distribute_across_numa:
@@ -222,8 +221,8 @@ def _labelled(
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """`bind` None: the pod shares CPUs. `chosen`: the same policies for people, with their
-    sources."""
+    """`bind` None: the pod shares CPUs. `chosen`: the same policies with their sources, for
+    display."""
 
     bind: Bind | None
     exclusive: ExclusivePolicy
@@ -234,7 +233,8 @@ class InForce(msgspec.Struct, frozen=True):
 
 
 def in_force(of_node: NodePolicies, profile: Profile, ask: ResourceRequest) -> InForce | Rejection:
-    """Rejects what the architecture lacks, and a pod whose policies conflict with the node's."""
+    """Rejects policies that the architecture does not have, and a pod whose policies conflict with
+    the node's."""
     policies = _without_kubelet(of_node, ask.kubelet)
     numa = numa_policy(ask.numa, policies, profile)
     if isinstance(numa, Rejection):

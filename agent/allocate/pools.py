@@ -1,25 +1,26 @@
-"""Which pods own which CPUs of a node, what the rest share, and what each container gets.
+"""Decides which pods own which CPUs of a node, which CPUs all other pods share, and what each
+container gets.
 
-Every pod whose resource-status names CPUs claims them. A claim is a request until checked: it is
-refused when it can't be read, names CPUs that do not exist, takes CPUs that already have an owner,
-or would leave a shared pool empty while containers run in it. Pods that owned their CPUs before, or
-run on them already, are admitted first, then the older pods: so a restart does not change
-decisions. CPUs of an owner that go offline are kept for it; an owner without other CPUs shares a
-pool.
+Every pod whose resource-status names CPUs claims them. A claim is a request until it is checked: it
+is refused if it can't be read, names CPUs that do not exist, takes CPUs that already have an owner,
+or would empty a shared pool in which containers run. Pods that owned their CPUs before, or already
+run on them, are admitted first, then the older pods, so that a restart does not change decisions.
+CPUs of an owner that go offline are kept for it; an owner without other CPUs shares a pool.
 
-Under a kubelet with the static policy its checkpoint decides: the kubelet admits one pod after the
-other and gives each container of whole CPUs of a Guaranteed pod CPUs that no other has, before its
-sandbox comes, and it does not know our annotation. What the checkpoint names is that container's
-own, whatever its pod claims. Any other claim is honoured for as much of it as the kubelet has not
-given away, also when that comes later; an owner has never reserved CPUs alone, and yields the last
-CPUs of a pool to those who run on it.
+Under a kubelet with the static policy, its checkpoint decides. The kubelet admits one pod after the
+other. It assigns exclusive CPUs to each container of a Guaranteed pod that requests whole CPUs,
+before the sandbox is created, and it does not read Topolet's annotation. The CPUs that the
+checkpoint names belong to that container, whatever its pod claims. Any other claim gets those of
+its CPUs that the kubelet has not assigned, also if the kubelet assigns some later. An owner never
+has only reserved CPUs, and it yields the last CPUs of a pool to the pods that run on the pool.
 
-Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet gave to pods
-that are not LSR, what a driver of claims gave away, what the node keeps for itself or for SYSTEM
-pods alone, and what the kernel isolates is in neither (compare Koordinator: calCPUSharePools in
-pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). A Guaranteed pod without a class
-of ours is LS, unless a kubelet with the static policy gave it CPUs. Where nothing is left to share,
-pools are empty, containers that run stay where they are, and no new one is created."""
+Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too. Neither pool has CPUs that
+the kubelet assigned to pods that are not LSR, that a DRA driver gave to pods, that are reserved for
+the node or for SYSTEM pods alone, or that the kernel isolates (compare Koordinator:
+calCPUSharePools in pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). A Guaranteed
+pod without a Koordinator class is LS, unless a kubelet with the static policy assigned CPUs to it.
+If no CPU is left to share, pools are empty, running containers stay where they are, and no
+container is created."""
 
 from __future__ import annotations
 
@@ -53,9 +54,10 @@ from agent.model.snapshot import (
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """All answers for one moment; `owners` and `refusals` sorted by pod uid. `system`: where SYSTEM
-    pods run, empty: on the LS pool. `local_owners`: what a node-local policy decided, `moves`:
-    whose CPUs it changed; `again`: once all this is in force, it may do better."""
+    """The result of one pass; `owners` and `refusals` are sorted by pod uid. `system`: the CPUs of
+    SYSTEM pods, empty if they run on the LS pool. `local_owners`: the decisions of a node-local
+    policy. `moves`: the changes of CPUs that it made. `again`: another pass may improve the result
+    once this one is in force."""
 
     owners: tuple[Owner, ...]
     ls_pools: tuple[Pool, ...]
@@ -77,10 +79,10 @@ def decide(
     rules: PoolRules = DEFAULT_RULES,
     local: Demand | None = None,
 ) -> Decision:
-    """`owned_before`: by pod uid, what the last decision gave its owners, also what is kept offline
-    for them (empty after a reboot); `running_on`: by pod uid, the CPUs that its running containers
-    hold now. `local`: the claims of a node-local policy, which are admitted after all others; these
-    owners count as LSE: no other pod, not even a BE pod, runs on their CPUs.
+    """`owned_before`: by pod uid, the CPUs of owners in the last decision, with the offline ones
+    that are kept for them (empty after a reboot). `running_on`: by pod uid, the CPUs of its running
+    containers. `local`: the claims of a node-local policy, which are admitted after all others.
+    Their owners count as LSE: no other pod, not even a BE pod, runs on their CPUs.
 
     An owner whose new claim can't be read or honoured keeps what it owned."""
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
@@ -123,7 +125,7 @@ def decide(
         for owner in owners
         if owner.cpuset and owner.uid not in outcome.by_uid and not owner.kubelet
     }
-    # An owner that was first, by whatever fault, stays alone.
+    # A CPU with an owner is not used by a container of another pod that a driver gave it to.
     free = topology.online - union(owner.claimed for owner in owners)
     wanted = {}
     for pod in pods:
@@ -176,8 +178,9 @@ def _be_pool(free: CpuSet, requested_milli: int, rules: PoolRules) -> CpuSet:
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
-    """By the node that each CPU names: the node of a CPU may be offline, and so in no list. A node
-    that spans sockets has the socket of its lowest CPU, whichever CPUs are left in the pool."""
+    """Groups CPUs by the NUMA node that each CPU names, because an offline node is in no list. A
+    node that spans sockets has the socket of its lowest CPU, whichever CPUs are left in the
+    pool."""
     sockets: dict[int, int] = {}
     parts: dict[int, list[int]] = {}
     for cpu in topology.cpus:
@@ -197,12 +200,12 @@ def _whose(owners: tuple[Owner, ...], rules: PoolRules) -> str:
 T = TypeVar("T")
 
 MOST_COMING: Final = 32
-"""Of the containers of a pod that the runtime does not have, as many are decided about ahead, in
-the order of its spec: a kubelet makes one after the other, and one that it made counts."""
+"""The number of a pod's containers, in the order of its spec, that are decided before the runtime
+has them. A kubelet creates one after the other, and existing ones are always decided."""
 
 
 def of_spec(pod: Pod, named: Mapping[str, T]) -> dict[str, T]:
-    """Without containers that are not in the pod's spec, where that is known."""
+    """Without the containers that are not in the pod's spec, if the spec is known."""
     if pod.named is None:
         return dict(named)
     there = {*pod.named, *_present(pod)}
@@ -210,10 +213,9 @@ def of_spec(pod: Pod, named: Mapping[str, T]) -> dict[str, T]:
 
 
 def counting(pod: Pod, names: Collection[str]) -> set[str]:
-    """Of these names, the containers that the pod has, and the next ones that the kubelet will
-    create.
-
-    A pod may name any number of containers, and each that counts has an entry in the snapshot."""
+    """The names of containers that the pod has, and of the next ones that the kubelet will create.
+    This bounds the entries in the snapshot: a pod's annotations may name any number of
+    containers."""
     present = _present(pod)
     to_come = names if pod.named is None else pod.named
     coming = (name for name in to_come if name in names and name not in present)
@@ -225,7 +227,7 @@ def _present(pod: Pod) -> set[str]:
 
 
 class _Memory:
-    """The NUMA nodes whose memory goes with CPUs; none where memory is not bound."""
+    """The NUMA nodes whose memory belongs to CPUs; none if memory is not bound."""
 
     def __init__(self, topology: Topology, *, bind: bool) -> None:
         self._node_of = {cpu.id: cpu.node for cpu in topology.cpus} if bind else {}
@@ -234,8 +236,8 @@ class _Memory:
         )
 
     def of(self, cpus: CpuSet) -> CpuSet | None:
-        """The nodes; None (any) where memory is not bound, or some node has none of its own: its
-        CPUs would have none near."""
+        """The memory nodes for these CPUs. None (any node) if memory is not bound, or if one of the
+        nodes has no memory of its own."""
         nodes = CpuSet(self._node_of[cpu] for cpu in cpus if cpu in self._node_of)
         return nodes if nodes and nodes <= self._with_memory else None
 
@@ -246,7 +248,7 @@ _OWNERS: Final = (QoS.LSE, QoS.LSR)
 
 
 class _Portions(msgspec.Struct, frozen=True):
-    """`nobody_left`: why a container has no CPU, if so. `cpu_normalization_ratio`: see
+    """`why_empty`: why no CPU is left for a container, for messages. `cpu_normalization_ratio`: see
     batch_limits."""
 
     ls_pools: tuple[Pool, ...]
@@ -255,30 +257,30 @@ class _Portions(msgspec.Struct, frozen=True):
     memory: _Memory
     kubelet_memory: bool
     cpu_normalization_ratio: float
-    nobody_left: str
+    why_empty: str
 
     _shared: dict[object, Wanted] = {}
-    """Many pods share alike."""
+    """A cache: many pods share the same CPUs."""
 
     def shared(self, pod: Pod) -> Wanted:
-        """What a container gets that shares."""
+        """The values of a container that shares CPUs."""
         nodes = numa_nodes(pod)
         key = pool_class(pod), nodes, pod.kube_class == "guaranteed"
         if (known := self._shared.get(key)) is None:
             cpus = shared_cpus(pod, self.ls_pools, self.be_pools, self.system)
             mems = self._memory(pod, cpus) if nodes else None
-            blocked = "" if cpus else f"no CPU is left for it: {self.nobody_left}"
+            blocked = "" if cpus else f"no CPU is left for it: {self.why_empty}"
             known = Wanted(str(cpus) or None, limits=CgroupLimits(mems=mems), blocked=blocked)
             self._shared[key] = known
         return known
 
     def own(self, pod: Pod, cpus: CpuSet) -> Wanted:
-        """What a container gets that has CPUs of its own."""
+        """The values of a container that owns CPUs."""
         return Wanted(str(cpus), exclusive=True, limits=CgroupLimits(mems=self._memory(pod, cpus)))
 
     def given(self, pod: Pod, cpus: CpuSet) -> Wanted:
-        """What a container gets that a static kubelet gave CPUs: but for LSE and LSR pods, and
-        those with a claim, the kubelet's limits with them."""
+        """The values of a container to which a static kubelet assigned CPUs. Its limits are the
+        kubelet's, except in LSE and LSR pods and pods with a claim."""
         if pod.qos in _OWNERS or claims(pod):
             return msgspec.structs.replace(self.own(pod, cpus), kubelet=True)
         return Wanted(str(cpus), exclusive=True, kubelet=True, keeps_quota=True)
@@ -299,11 +301,12 @@ class _Portions(msgspec.Struct, frozen=True):
         kubelets: Mapping[str, CpuSet] | None,
         by_claim: Mapping[str, CpuSet] = _NO_CLAIM,
     ) -> PodWanted:
-        """`own`: the pod's CPUs, `by_container` those of single ones. `blocked`: by name, why a
-        container must not be created, "" for no reason. `kubelets`: what the kubelet gave to
-        containers, hands off one of which no CPU is left, and all of the pod where none is named;
-        None: it gave none. `by_claim`: containers that a driver of claims gave CPUs to; their
-        limits are the kubelet's."""
+        """`own`: the pod's CPUs; `by_container`: the CPUs of single containers. `blocked`: by
+        container, why it must not be created, "" for no reason. `kubelets`: the CPUs that the
+        kubelet assigned, by container; None: it assigned none. The agent does not write to a
+        container of them that has no CPU left, nor to the whole pod if no container is named.
+        `by_claim`: the CPUs that a DRA driver gave, by container; the limits of these containers
+        are the kubelet's."""
         shared = Wanted() if kubelets == {} else self.shared(pod)
         each = shared if own is None else self.own(pod, own)
         named = {} if own is None else dict.fromkeys(counting(pod, sidecars(pod)), shared)

@@ -1,11 +1,11 @@
-"""The pods on the node, by two sources: the runtime lists the pods that exist, and the cluster has
-their wanted state.
+"""The pods on the node, from two sources: the runtime lists the pods that exist, and the API server
+has their desired state.
 
-A pod's labels and annotations change in the API after its sandbox was made, so there they count,
-but for static pods: their source is the kubelet's, and the mirror in the API only shows it. A pod
-that ended or was deleted in the API keeps what it holds while the runtime lists it; a pod that was
-assigned to this node counts before the runtime has it. The uid alone identifies a pod: two pods of
-one name are two pods."""
+A pod's labels and annotations can change in the API after its sandbox was created, so those of the
+API count. Those of static pods come from the kubelet; their mirror pod in the API only shows them.
+A pod that ended or was deleted in the API keeps its resources while the runtime lists it; a pod
+that was assigned to this node counts before the runtime has it. Only the uid identifies a pod: two
+pods with one name are two pods."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
 def present(
     api_pods: Iterable[ApiPod], running: Iterable[Pod], metadata: Mapping[str, PodMetadata]
 ) -> tuple[Pod, ...]:
-    """Sorted by uid, which is the runtime's. `metadata`: the labels and annotations that
-    count, also of pods that the API does not have any more."""
+    """Sorted by the runtime's uid. `metadata`: the labels and annotations that count, also of pods
+    that the API no longer has."""
     pods = {
         pod.uid: _with(pod, metadata[pod.uid]) if pod.uid in metadata else pod for pod in running
     }
@@ -51,18 +51,18 @@ def present(
 
 
 def admitted(pods: Iterable[Pod], there: Container[str], *, static: bool) -> tuple[Pod, ...]:
-    """Those that can be decided about. `there`: by uid, those that the runtime has or is about to
-    get. A kubelet with the static policy gives CPUs to Guaranteed pods as it admits them, before
-    their sandbox comes: until then these CPUs are unknown, and the claim of such a pod does not
-    count."""
+    """The pods that can be decided about. `there`: the uids of pods that the runtime has or is
+    about to get. A kubelet with the static policy assigns CPUs to a Guaranteed pod when it admits
+    it, before the sandbox is created. Until then these CPUs are unknown, and the claim of such a
+    pod does not count."""
     return tuple(
         pod for pod in pods if not static or pod.uid in there or pod.kube_class != "guaranteed"
     )
 
 
 def coming(pod: ApiPod) -> bool:
-    """Whether a pod that the runtime does not have will still be started here. A kubelet starts
-    none whose end was asked for."""
+    """Whether a pod that the runtime does not have will still be started on this node. A kubelet
+    does not start a pod whose deletion was requested."""
     return bool(pod.node) and not pod.terminal and not pod.deleted
 
 

@@ -1,4 +1,4 @@
-"""The reasons of a declined pod as data: the resource, the requested and the available amount."""
+"""Why a pod is declined, as data: the resource, the requested and the available amount."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Reason(enum.StrEnum):
     NO_NUMA_RESOURCES = "no-numa-resources"
     """A NUMA policy is in force, and the node does not report the resources of its NUMA nodes."""
     AMPLIFIED_CPU = "amplified-cpu"
-    """Bound CPUs are paid for amplified, and not so much is left."""
+    """Bound CPUs cost their amplified amount, and less than that is left."""
     NOT_ENOUGH_CPUS = "not-enough-cpus"
     """Fewer CPUs are free."""
     BIND_POLICY_UNMET = "bind-policy-unmet"
-    """Enough CPUs are free, but not as the required bind policy wants them."""
+    """Enough CPUs are free, but too few suit the required bind policy."""
     NUMA_UNSATISFIED = "numa-unsatisfied"
     """No NUMA nodes have enough of a resource."""
     NUMA_UNALIGNED = "numa-unaligned"
-    """The resources have no NUMA nodes in common that the policy admits."""
+    """The resources have no set of NUMA nodes in common that the policy admits."""
     NUMA_INSUFFICIENT = "numa-insufficient"
     """The NUMA nodes do not have enough of a resource."""
     NUMA_COMPANION = "numa-companion"
@@ -59,8 +59,8 @@ UNRESOLVABLE: Final = frozenset(
 
 class Rejection(msgspec.Struct, frozen=True):
     """`asked` and `available` in the resource's unit (`cpu` in milli-CPU). `nodes`: the NUMA nodes
-    it is about, empty for the whole machine. `detail`: the other party, such as the policy that
-    conflicts with the pod's."""
+    that lack the amount, empty for the whole machine. `detail`: what conflicts with the pod, such
+    as the node's policy."""
 
     reason: Reason
     resource: str = ""

@@ -1,6 +1,6 @@
-"""CPUs that are not in the shared pools: those that the kubelet and drivers of resource claims gave
-to pods, and those that the kubelet and the Node object reserve, by name or by an amount. An amount
-takes whole CPUs, those that the kubelet would take."""
+"""CPUs that are not in the shared pools: those that the kubelet and DRA drivers gave to pods, and
+those that the kubelet and the Node object reserve, by id or by an amount. An amount takes the whole
+CPUs that the kubelet would take."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from agent.model.snapshot import Owner
 
 
 class KubeletCpus(msgspec.Struct, frozen=True):
-    """What a kubelet with the static policy gave away, by pod uid. `containers`: the CPUs of each
-    container that it gave some, where they are known; otherwise it is unknown which containers of a
-    pod have its CPUs. `claimed`: by pod uid and container, what DRA drivers gave, under every
+    """The CPUs that a kubelet with the static policy assigned, by pod uid. `containers`: the CPUs
+    of each container, where they are known; otherwise it is unknown which containers of a pod have
+    its CPUs. `claimed`: by pod uid and container, the CPUs that DRA drivers gave, under every
     policy of the kubelet."""
 
     static: bool = False
@@ -36,9 +36,9 @@ class KubeletCpus(msgspec.Struct, frozen=True):
 class PoolRules(msgspec.Struct, frozen=True):
     """The use of reserved CPUs.
 
-    `reserved`: by the kubelet; they are shared all the same. `owners_on_reserved`: LSE and LSR pods
-    may own them. `be_on_reserved`: BE pods run on them alone while what BE pods request fits there
-    (fine-grained CPU orchestration proposal). `node_reserved`: the node's own, for no pod.
+    `reserved`: CPUs that the kubelet reserves; pods share them. `owners_on_reserved`: LSE and LSR
+    pods may own them. `be_on_reserved`: BE pods run only on them while the requests of BE pods fit
+    there (fine-grained CPU orchestration proposal). `node_reserved`: CPUs that no pod may use.
     `system`: the CPUs of SYSTEM pods, for these alone if `system_exclusive`. `bind_memory`: pods
     that own CPUs or are bound to NUMA nodes get the memory of the nodes that they run on, except
     Guaranteed pods whose memory the kubelet binds (`kubelet_memory`). `cpu_normalization_ratio`:
@@ -65,8 +65,8 @@ DEFAULT_RULES: Final = PoolRules()
 
 
 def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
-    """By pod uid, also of pods that are gone: the CPUs that a static kubelet's checkpoint gives
-    away, also where a pod claims others."""
+    """By pod uid, also for removed pods: the CPUs in a static kubelet's checkpoint, even if the pod
+    claims others."""
     if not kubelet.static:
         return {}
     sharing = {pod.uid for pod in pods if shares_by_label(pod)}
@@ -74,10 +74,10 @@ def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuS
 
 
 class KubeletAssignments(msgspec.Struct, frozen=True):
-    """The CPUs that a kubelet gave away: `owners` are pods that exist, sorted by uid; `all` also
-    has the CPUs of removed pods that are still in its file; `with_be`: CPUs of LSR pods, which BE
-    pods share; `named`: also those of pods that share by their label, which are in the pools
-    without an owner. `static`: whether it gives CPUs away."""
+    """The CPUs that a kubelet assigned. `static`: whether it assigns CPUs. `owners`: pods that
+    exist, sorted by uid. `all`: the CPUs of owners, and those of removed pods that are still in its
+    file. `with_be`: the CPUs of LSR pods, which BE pods share. `named`: `all`, and the CPUs of pods
+    that share by their label; these are in the pools and have no owner."""
 
     static: bool
     owners: tuple[Owner, ...]
@@ -87,8 +87,8 @@ class KubeletAssignments(msgspec.Struct, frozen=True):
 
 
 def given(topology: Topology, pods: tuple[Pod, ...], kubelet: KubeletCpus) -> KubeletAssignments:
-    """No other pod runs on these CPUs, as if their pods were LSE, except CPUs of LSR pods. The
-    kubelet gives each CPU once; where its file names one twice, the older pod has it."""
+    """No other pod runs on these CPUs, as if their pods were LSE, except on CPUs of LSR pods. The
+    kubelet assigns each CPU once; if its file names one twice, the older pod has it."""
     owned = kubelet_owned(pods, kubelet)
     owners = []
     taken = EMPTY
@@ -109,7 +109,8 @@ def given(topology: Topology, pods: tuple[Pod, ...], kubelet: KubeletCpus) -> Ku
 
 
 def given_away(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
-    """By pod uid, what kubelet and drivers of claims gave: schedulers must not give it again."""
+    """By pod uid, the CPUs that the kubelet and DRA drivers gave; schedulers must not give them
+    again."""
     found = kubelet_owned(pods, kubelet)
     for uid, of_pod in kubelet.claimed.items():
         found[uid] = union(of_pod.values()) | found.get(uid, EMPTY)
@@ -117,18 +118,18 @@ def given_away(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]
 
 
 def some_share(pod: Pod, kubelet: KubeletCpus) -> bool:
-    """Whether the kubelet left a container of the pod on the pool that all share."""
+    """Whether the kubelet left a container of the pod on its shared pool."""
     given = kubelet.containers.get(pod.uid, {})
     return bool(given) and any(each.name not in given for each in pod.containers)
 
 
 def cpus_for(layout: Layout, cpu_milli: int) -> CpuSet:
-    """Of all CPUs of the machine. Raises NotEnoughCpusError."""
+    """The CPUs for an amount, of all CPUs of the machine. Raises NotEnoughCpusError."""
     return CpuSet.from_int(take_packed(layout, layout.cpus, -(-cpu_milli // 1000)))
 
 
 def reserved_cpus(layout: Layout, reservation: NodeReservation) -> CpuSet:
-    """The CPUs that are named, else those for the amount. Raises AnnotationError."""
+    """The CPUs that the reservation names, else those for its amount. Raises AnnotationError."""
     if named := reservation.cpus():
         return named
     try:

@@ -1,5 +1,5 @@
-"""The resources that a pod requests: the total of its containers, and with class and policies the
-request for CPUs and NUMA nodes.
+"""The resources that a pod requests: the total of its containers, and, with its class and policies,
+the request for CPUs and NUMA nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ PROD: Final = "koord-prod"
 
 
 class FollowedPolicies(enum.Enum):
-    """The kubelet follows its policies itself for pods that are not Koordinator's."""
+    """The kubelet policies that Topolet follows for a pod. The kubelet enforces them itself for
+    pods that are not Koordinator's."""
 
     ALL = enum.auto()
     NUMA = enum.auto()
@@ -29,9 +30,8 @@ class FollowedPolicies(enum.Enum):
 
 
 class ResourceRequest(msgspec.Struct, frozen=True):
-    """`requests`: `cpu` in milli-CPU, the rest in units; zero amounts are left out. `owner`: its
-    class and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit. `kubelet`: which
-    of its policies we follow for the pod."""
+    """`requests`: `cpu` in milli-CPU, the rest in units; zero amounts are left out. `owner`: class
+    and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit."""
 
     uid: str
     title: str
@@ -45,8 +45,8 @@ class ResourceRequest(msgspec.Struct, frozen=True):
 
     @property
     def burst_milli(self) -> int:
-        """The limit that must fit its NUMA nodes, for a pod that shares CPUs with ConstrainedBurst;
-        else 0."""
+        """The limit that the NUMA nodes of a pod with ConstrainedBurst must fit; 0 for other
+        pods."""
         policy = self.spec.required or self.spec.preferred
         shares = self.qos is QoS.LS and not self.owner
         bursts = shares and policy is BindPolicy.CONSTRAINED_BURST
@@ -88,7 +88,7 @@ _BANDS: Final = {
 
 
 def _band(priority: int | None, priority_class: str) -> str | None:
-    """None: in no band, so the class's own default holds, which for LSE and LSR is prod."""
+    """None: no band, so the default of the QoS class applies, which for LSE and LSR is prod."""
     if priority_class in _BANDS:
         return priority_class
     if priority is None:
@@ -100,7 +100,8 @@ _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class InitRequests(msgspec.Struct, frozen=True):
-    """Of an init container; `sidecar`: it keeps running while all later containers run."""
+    """The requests of an init container; `sidecar`: it keeps running while all later containers
+    run."""
 
     requests: Mapping[str, int]
     sidecar: bool = False
@@ -112,9 +113,10 @@ def pod_total(
     whole: Mapping[str, int] = _NOTHING,
     overhead: Mapping[str, int] = _NOTHING,
 ) -> dict[str, int]:
-    """By resource, as the API server counts: the containers together with all sidecars, or more
-    where an init container, together with the sidecars before it, requests more. Pod-level requests
-    (`whole`) override that for the resources that may be requested so; `overhead` is added."""
+    """By resource, as the API server counts: the sum of the containers and all sidecars, or the
+    request of an init container with the sidecars before it, whichever is larger. Pod-level
+    requests (`whole`) override this for the resources that pods may request; `overhead` is
+    added."""
     sidecars: dict[str, int] = {}
     most: dict[str, int] = {}
     for each in init:
@@ -152,7 +154,7 @@ def pod_requests(pod: ApiPod) -> dict[str, int]:
 
 
 def pod_cpu_limit_milli(pod: ApiPod) -> int | None:
-    """Of all that runs at the same time, None where something of it has no limit."""
+    """The limit of all containers that run at the same time, None if one of them has no limit."""
     running = (*pod.containers, *(each for each in pod.init_containers if each.sidecar))
     if "cpu" in pod.limits:
         limit = pod.limits["cpu"]

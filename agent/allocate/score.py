@@ -1,5 +1,6 @@
-"""The score of amounts, 0 to 100 in whole numbers: the weighted mean over resources of how much is
-used, how little, or how equally."""
+"""The score of amounts, an integer from 0 to 100: the weighted mean over resources of how much is
+used (MostAllocated) or free (LeastAllocated), or how equally resources are used
+(BalancedAllocation)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def utilization_score(
 
 
 def weights_that_count(weights: Amounts, requests: Amounts) -> dict[str, int]:
-    """The weights that count for a pod: of CPU, memory and storage, and of what it asks for."""
+    """The weights that count for a pod: those of CPU, memory and storage, and of resources that it
+    requests."""
     return {
         name: weight
         for name, weight in weights.items()
@@ -42,15 +44,16 @@ def weights_that_count(weights: Amounts, requests: Amounts) -> dict[str, int]:
 
 
 def points(most: bool, capacity: int, used: int) -> int:
-    """Of one resource that there is, for MostAllocated or else for LeastAllocated."""
+    """The score of one resource with capacity above 0, for MostAllocated (`most`) or
+    LeastAllocated."""
     if most:
         return min(used, capacity) * HIGHEST // capacity
     return (capacity - used) * HIGHEST // capacity if used <= capacity else 0
 
 
 def spread(shares: Mapping[float, int]) -> int:
-    """How close shares (0 to 1, with their weights) lie: 100 where they are all the same, less by
-    their standard deviation."""
+    """How close shares (0 to 1, with their weights) are: 100 if they are all equal, less by their
+    standard deviation."""
     total = sum(shares.values())
     if not total:
         return 0
@@ -69,8 +72,8 @@ def _balance(weights: Amounts, capacity: Amounts, used: Amounts) -> int:
 
 
 class MaskScores:
-    """How empty or full the nodes of a mask are with the request on them: the weighted mean over
-    resources that they have. Fuller is better for MostAllocated alone."""
+    """How full the NUMA nodes of a mask are with the request on them: the weighted mean over the
+    resources that they have. Only for MostAllocated is fuller better."""
 
     def __init__(
         self,

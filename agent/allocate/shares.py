@@ -1,5 +1,5 @@
-"""The CPUs of a pod without CPUs of its own, and which containers may own CPUs under a node-local
-policy: for agent and proxy, so it imports little."""
+"""The CPUs of a pod that owns none, and which containers may own CPUs under a node-local policy.
+Agent and proxy use this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agent.model.snapshot import Pool, pool_cpus
 
 
 def pool_class(pod: Pod) -> Literal[QoS.LS, QoS.BE, QoS.SYSTEM]:
-    """Whose pool the pod runs on while it has no CPUs of its own. A BestEffort pod that was given
-    CPU of NUMA nodes asked for some: only its label makes it BE."""
+    """The class whose pool the pod uses while it owns no CPUs. A BestEffort pod with allocated CPU
+    of NUMA nodes requests batch CPU: only its label makes it BE."""
     if pod.qos is QoS.SYSTEM:
         return QoS.SYSTEM
     by_label = pod.labels.get(QOS_LABEL) == QoS.BE
@@ -24,11 +24,10 @@ def pool_class(pod: Pod) -> Literal[QoS.LS, QoS.BE, QoS.SYSTEM]:
 def shared_cpus(
     pod: Pod, ls_pools: tuple[Pool, ...], be_pools: tuple[Pool, ...], system: CpuSet
 ) -> CpuSet:
-    """The pool of a pod without CPUs of its own; empty only when its pools are.
-
-    A pod that is bound to NUMA nodes gets the pools of those; a SYSTEM pod, the CPUs of its class
-    (Koordinator: pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet); each of them
-    all pools of its kind while it has no such CPU.
+    """The pool of a pod that owns no CPUs; empty only if all pools for its class are empty. A pod
+    that is bound to NUMA nodes gets the pools of these nodes, a SYSTEM pod the CPUs of its class
+    (Koordinator: pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet). If these are
+    empty, it gets all pools for its class.
     """
     of_class = pool_class(pod)
     pools = be_pools if of_class is QoS.BE else ls_pools
@@ -38,27 +37,27 @@ def shared_cpus(
 
 
 def host_application_cpus(qos: str, ls_pools: tuple[Pool, ...]) -> CpuSet:
-    """The CPUs of a host application, a process group that no pod holds, by the name of its class.
-    Raises ValueError for every class but LS: the others have no place outside of pods."""
+    """The CPUs of a host application (processes outside of pods), by the name of its class. Raises
+    ValueError for every class except LS: the others exist only in pods."""
     if qos != QoS.LS:
         raise ValueError(f"host applications of class {qos[:60]!r} have no CPUs")
     return pool_cpus(ls_pools)
 
 
 def kubelet_may_own(pod: Pod) -> bool:
-    """Whether a static kubelet may have given the pod CPUs of its own: a Guaranteed one that does
-    not share by its label."""
+    """Whether a static kubelet may have assigned CPUs to the pod: it is Guaranteed and does not
+    share by its label."""
     return pod.kube_class == "guaranteed" and not shares_by_label(pod)
 
 
 def shares_by_label(pod: Pod) -> bool:
-    """Whether the pod's label, LS or BE, puts it on a pool, also where a static kubelet gave it
-    CPUs. A pod that names CPUs of its own, in a way that can be read, does not share."""
+    """Whether the pod's label, LS or BE, puts it on a pool, even if a static kubelet assigned CPUs
+    to it. A pod with a readable CPU claim does not share."""
     return pod.labels.get(QOS_LABEL) in (QoS.LS, QoS.BE) and not claims(pod)
 
 
 def claims(pod: Pod) -> bool:
-    """Whether the pod names CPUs of its own in a way that can be read."""
+    """Whether the pod has a CPU claim that can be read."""
     try:
         return bool(resource_status(pod.annotations).cpus())
     except AnnotationError:
@@ -66,8 +65,8 @@ def claims(pod: Pod) -> bool:
 
 
 def sidecars(pod: Pod) -> tuple[str, ...]:
-    """The pod's containers that share the pool while it has CPUs of its own; none where its
-    annotation can't be read."""
+    """The pod's containers that share the pool while the pod owns CPUs; none if the annotation
+    can't be read."""
     try:
         return shared_containers(pod.annotations)
     except AnnotationError:
@@ -75,7 +74,7 @@ def sidecars(pod: Pod) -> tuple[str, ...]:
 
 
 def numa_nodes(pod: Pod) -> tuple[int, ...]:
-    """NUMA nodes whose pools the pod is held to; none where its annotation can't be read."""
+    """The NUMA nodes whose pools the pod is bound to; none if its annotation can't be read."""
     try:
         return resource_status(pod.annotations).shared_numa_nodes()
     except AnnotationError:
@@ -84,20 +83,19 @@ def numa_nodes(pod: Pod) -> tuple[int, ...]:
 
 _SHARES_PER_CPU: Final = 1024
 _MOST_SHARES: Final = 262_144
-"""The kubelet's upper bound of shares: from there on they do not show the request."""
+"""The kubelet's upper bound of cpu shares; shares at this bound do not show the request."""
 
 
 def whole_cpus(shares: int) -> int:
-    """The CPUs of a container's request by its cpu shares, 0 unless it is a whole number.
-
+    """The CPU request of a container, computed from its cpu shares; 0 unless it is a whole number.
     The kubelet rounds milli * 1024 / 1000 down, so that only whole CPUs are multiples of 1024. A
-    container of a pod with pod-level resources that requests nothing itself has the least shares.
+    container without requests in a pod with pod-level resources has the minimum of shares.
     """
     cpus, rest = divmod(shares, _SHARES_PER_CPU)
     return 0 if rest or shares < 0 or shares >= _MOST_SHARES else cpus
 
 
 def may_own(pod: Pod) -> bool:
-    """Whether containers of the pod qualify: a Guaranteed one whose CPUs no scheduler chose and
-    whose label does not put it on a pool."""
+    """Whether containers of the pod qualify: it is Guaranteed, no scheduler chose its CPUs, and its
+    label does not put it on a pool."""
     return kubelet_may_own(pod) and not claims(pod) and pod.qos is not QoS.SYSTEM

@@ -1,13 +1,14 @@
 """A trial allocation of a pod on given NUMA nodes: its amounts split over them, and its CPUs.
 
 An amount is split evenly (`split_evenly`) or fills one NUMA node after the other (`split_packed`);
-both go through the nodes in the order of what the nodes have left. Koordinator's function
+both order the nodes by their available amounts. Koordinator's function
 (pkg/scheduler/plugins/nodenumaresource/resource_manager.go, tryBestToDistributeEvenly) compares
-what is left by position instead, so its order is wrong unless the mask is NUMA nodes 0 to k - 1.
+available amounts by position instead, so its order is wrong unless the mask is NUMA nodes 0 to k -
+1.
 
-A pod with ConstrainedBurst shares CPUs on the fewest NUMA nodes whose pools fit its limit: one,
-else the largest pools together. It can burst to its limit without leaving them (fine-grained CPU
-orchestration proposal).
+A pod with ConstrainedBurst shares CPUs on the fewest NUMA nodes whose pools fit its limit: a single
+node, else the nodes with the largest pools. It can burst to its limit on these nodes (fine-grained
+CPU orchestration proposal).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _WEIGHTS: Final = {"cpu": 1, "memory": 1}
 
 
 class Allotment(msgspec.Struct, frozen=True):
-    """`cpus`: a mask, 0 for a pod that shares; `amounts`: by NUMA node, empty where the pod is not
-    held to any; `steps`: how the CPUs were found."""
+    """`cpus`: a mask, 0 for a pod that shares; `amounts`: by NUMA node, empty if the pod is not
+    bound to any; `steps`: the steps that gave the CPUs."""
 
     cpus: int
     amounts: Amounts
@@ -44,8 +45,8 @@ class Allotment(msgspec.Struct, frozen=True):
 
 class Price(msgspec.Struct, frozen=True):
     """`score`: 0-100, by the strategy over CPU and memory of the NUMA nodes that the pod would use,
-    the whole node where it is not held to some. `numa_nodes`: how many it would use. `split_cores`:
-    free whole cores that it would leave partly taken."""
+    or of the whole node if it is not bound to NUMA nodes. `numa_nodes`: how many it would use.
+    `split_cores`: the number of free whole cores that it would leave partly taken."""
 
     score: int
     numa_nodes: int
@@ -53,7 +54,7 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class Trials:
-    """Of one pod on one node in its current state."""
+    """Trials of one pod on one node in its current state."""
 
     def __init__(
         self,
@@ -76,11 +77,11 @@ class Trials:
 
     @cached_property
     def pools(self) -> dict[int, int]:
-        """By NUMA node, the milli-CPU of its shared pool."""
+        """The milli-CPU of the shared pool of each NUMA node."""
         return shared_pools(self._options, self._account)
 
     def anywhere(self) -> Allotment | Rejection:
-        """CPUs from the whole machine, for a pod that no NUMA policy concerns."""
+        """Takes CPUs from the whole machine, for a pod without a NUMA policy."""
         layout, request = self._options.layout, self._request
         if layout is None or request is None:
             return Allotment(0, {})
@@ -92,7 +93,7 @@ class Trials:
         return Allotment(taken.cpus, {}, taken.steps)
 
     def lacks(self, nodes: Collection[int]) -> Rejection | None:
-        """Why these NUMA nodes do not do, None where `on_nodes` finds all that is asked."""
+        """Why the pod does not fit these NUMA nodes, None if `on_nodes` finds an allotment."""
         if self._have_enough(nodes):
             return None
         amounts = self._amounts(nodes)
@@ -103,14 +104,15 @@ class Trials:
             return shares
         layout = self._options.layout
         if layout is None or len(layout.sizes) <= 1:
-            # The room was trimmed to what suits the bind policy, and equal cores add up to it.
+            # `trim` left only CPUs that suit the bind policy, and equal cores add up to the need.
             return None
         found = self._bound(amounts, shares)
         return found if isinstance(found, Rejection) else None
 
     def on_nodes(self, nodes: Collection[int]) -> Allotment | Rejection:
-        """All that is asked from these NUMA nodes. Resources that no NUMA node has are not theirs
-        to give; a pod that bursts fits its limit into the pools of those that it is held to."""
+        """Takes all requested amounts from these NUMA nodes. Resources that no NUMA node has are
+        ignored. The limit of a pod that bursts must fit the pools of the nodes that it is bound
+        to."""
         amounts = self._amounts(nodes)
         if isinstance(amounts, Rejection):
             return amounts
@@ -118,11 +120,11 @@ class Trials:
         return shares if isinstance(shares, Rejection) else self._bound(amounts, shares)
 
     def score(self, mask: int) -> int:
-        """0-100: how good these NUMA nodes are by the profile's strategy, with the pod on them."""
+        """The score of these NUMA nodes, 0-100, by the profile's strategy, with the pod on them."""
         return self._scores.of(mask)
 
     def price(self, found: Allotment) -> Price:
-        """Of what was found, before it is given."""
+        """The price of an allotment before it is committed."""
         layout = self._options.layout
         used = set(found.amounts)
         split_cores = 0
@@ -135,7 +137,7 @@ class Trials:
 
     @property
     def policies(self) -> InForce:
-        """Those that hold for the pod."""
+        """The policies in force for the pod."""
         return self._policies
 
     def numa_knows(self, name: str) -> bool:
@@ -143,17 +145,18 @@ class Trials:
         return name in self._known
 
     def left(self, name: str, *, together: bool) -> int:
-        """What the NUMA nodes have left of a resource, all together or the one that has most."""
+        """The available amount of a resource: of all NUMA nodes `together`, or of the one that has
+        most."""
         amounts = [held.get(name, 0) for held in self.available.values()]
         return sum(amounts) if together else max(amounts, default=0)
 
     def split(self, name: str, asked: int, room: dict[int, int]) -> dict[int, int]:
-        """An amount over NUMA nodes that have so much left."""
+        """Splits an amount over NUMA nodes with this available amount each."""
         way = split_packed if self._options.profile.packed else split_evenly
         return way(asked, room, self.unit(name))
 
     def _have_enough(self, nodes: Collection[int]) -> bool:
-        """By sums alone, where these decide."""
+        """Decides by the sums of the nodes' amounts."""
         if self._units is None:
             return False
         for name, missing, unit in self._units:
@@ -165,8 +168,8 @@ class Trials:
 
     @cached_property
     def _units(self) -> list[tuple[str, int, int]] | None:
-        """Where NUMA nodes can give what they have enough of together, in whole units: the name of
-        each resource, how many units are asked, the size of one. None where that does not follow.
+        """Of each requested resource its name, the requested units and the size of a unit, if the
+        sum of the nodes' whole units decides whether the pod fits. None if it does not.
         """
         bind, layout = self._policies.bind, self._options.layout
         if bind is None:
@@ -198,7 +201,7 @@ class Trials:
         )
 
     def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
-        """What each node gives of the resources that NUMA nodes have."""
+        """The amounts of each node, for the resources that NUMA nodes have."""
         limit = 0 if self._policies.bind else self._ask.burst_milli
         amounts: Amounts = {}
         for name, asked in self._ask.requests.items():
@@ -220,7 +223,7 @@ class Trials:
         return amounts
 
     def _shares(self, amounts: Amounts, nodes: Collection[int]) -> dict[int, int] | Rejection:
-        """How many CPUs each node gives; nothing of a pod that shares."""
+        """The number of CPUs that each node gives; empty for a pod that shares."""
         request, areas = self._request, self._areas
         if request is None:
             return {}
@@ -249,7 +252,7 @@ class Trials:
 
     @cached_property
     def _request(self) -> CpuRequest | None:
-        """None for a pod that shares, and without reported CPUs."""
+        """None for a pod that shares, and on a node that does not report its CPUs."""
         bind = self._policies.bind
         if bind is None or self._options.layout is None:
             return None
@@ -269,7 +272,7 @@ class Trials:
         return {area.id: area.cpus for area in layout.nodes} if layout else {}
 
     def unit(self, name: str) -> int:
-        """What an amount of a resource is a multiple of."""
+        """The size of which amounts of a resource are multiples."""
         bind = self._policies.bind
         if name != "cpu" or bind is None:
             return 1
@@ -277,8 +280,8 @@ class Trials:
         return 1000 * (self._options.layout.threads if whole_cores and self._options.layout else 1)
 
     def trim(self) -> None:
-        """A node has no more CPU for an owner than it has free CPUs that suit a required policy,
-        nor more than it can be paid for there."""
+        """Limits the available CPU of each NUMA node for an owner to its free CPUs that suit a
+        required policy, and to the bound CPU that its amplified amount covers."""
         layout, bind = self._options.layout, self._policies.bind
         if layout is None or bind is None:
             return
@@ -306,9 +309,9 @@ def _rejection(shortage: Shortage) -> Rejection:
 
 
 def shared_pools(options: TopologyOptions, account: NodeAllocation) -> dict[int, int]:
-    """By NUMA node, the milli-CPU of the CPUs without an owner; CPUs that the kubelet reserves are
-    in the pool, as they are on the node (fine-grained CPU orchestration proposal, Basic CPU
-    orchestration principles)."""
+    """The milli-CPU of the CPUs without an owner, by NUMA node. CPUs that the kubelet reserves are
+    in the pool, as on the node (fine-grained CPU orchestration proposal, Basic CPU orchestration
+    principles)."""
     if options.layout is None:
         return {}
     kept = options.reserved - options.kubelet_reserved
@@ -323,11 +326,9 @@ def burst_nodes(
     available: Mapping[int, int],
     strategy: Strategy,
 ) -> tuple[int, ...] | Rejection:
-    """The NUMA nodes to hold the pod to. `available`: milli-CPU not promised to anyone; nodes that
-    have none left hold no further pod.
-
-    Among single nodes MostAllocated takes the smallest pool that fits, every other strategy the one
-    with most CPU not promised; ties go to the lower id.
+    """The NUMA nodes to bind the pod to. `available`: the milli-CPU that no pod has; nodes without
+    any are left out. Among single nodes MostAllocated takes the smallest pool that fits, every
+    other strategy the node with the most available CPU; ties go to the lower id.
     """
     pools = {node: pool for node, pool in pools.items() if available.get(node, 0) > 0}
     fitting = [
@@ -355,18 +356,17 @@ def burst_nodes(
 def burst_amounts(
     request_milli: int, chosen: tuple[int, ...], available: Mapping[int, int]
 ) -> dict[int, int]:
-    """The request over the chosen nodes, which have CPU left; each gets something, for that is what
-    holds the pod to it."""
+    """Splits the request over the chosen nodes, which have CPU available. Each gets an amount above
+    0, because that binds the pod to it."""
     shares = split_evenly(request_milli, {node: available[node] for node in chosen})
     return {node: max(1, shares.get(node, 0)) for node in chosen}
 
 
 def split_evenly(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
-    """As equal as availability and whole `unit`s permit; a remainder goes to the nodes that have
-    most. Nodes that get nothing are left out; a sum below `asked` is a shortage.
-
-    Koordinator's rule (tryBestToDistributeEvenly): the poorest node first, each at most its share
-    of what is left."""
+    """Splits as equally as availability and whole `unit`s permit; a remainder goes to the nodes
+    that have most. Nodes that get nothing are left out; a sum below `asked` is a shortage.
+    Koordinator's rule (tryBestToDistributeEvenly): the node with the least first, each at most its
+    share of the rest."""
     shares: dict[int, int] = {}
     missing = asked // unit
     ordered = sorted(available, key=lambda node: (available[node], node))
@@ -379,7 +379,8 @@ def split_evenly(asked: int, available: Mapping[int, int], unit: int = 1) -> dic
 
 
 def split_packed(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
-    """The richest node first, each all that it has: as few nodes as hold the amount."""
+    """The node with the most first, each gives all that it has: the fewest nodes that hold the
+    amount."""
     shares: dict[int, int] = {}
     missing = asked // unit
     for node in sorted(available, key=lambda node: (-available[node], node)):
