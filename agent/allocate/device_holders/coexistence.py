@@ -35,7 +35,7 @@ TABLE: Final[Mapping[frozenset[Form], Rule]] = {
     # Time-slicing and MIG guarantee nothing that could be combined with a percentage.
     frozenset({Form.SHARE, Form.REPLICA}): Rule.REFUSED,
     frozenset({Form.SHARE, Form.INSTANCE}): Rule.REFUSED,
-    # A scheduler shares out what the physical function has; the virtual ones count for themselves.
+    # A scheduler divides the physical function; virtual functions are counted separately.
     frozenset({Form.SHARE, Form.FUNCTION}): Rule.KEPT,
     frozenset({Form.REPLICA}): Rule.OTHER_REPLICA,
     frozenset({Form.REPLICA, Form.INSTANCE}): Rule.REFUSED,
@@ -44,12 +44,12 @@ TABLE: Final[Mapping[frozenset[Form], Rule]] = {
     frozenset({Form.INSTANCE, Form.FUNCTION}): Rule.REFUSED,
     frozenset({Form.FUNCTION}): Rule.OTHER_PART,
     **{frozenset({Form.OPEN, form}): Rule.KEPT for form in Form},
-    # They take nothing of a device. No owner and no shared pool has them either (allocate.pools).
+    # CPUs take nothing of a device, and no owner and no shared pool has them (allocate.pools).
     **{frozenset({Form.CPUS, form}): Rule.KEPT for form in Form},
     frozenset({Form.CPUS}): Rule.OTHER_CPUS,
 }
-"""By what two pods hold of one device. A pod may hold one device by two names, and two pods by one
-claim."""
+"""The rule for two holders, by the form in which each holds the device. One pod may hold a device
+by two names, and two pods may hold one by the same claim."""
 
 _ORDER: Final = {source: place for place, source in enumerate(HoldingSource)}
 
@@ -65,9 +65,10 @@ class Conflict(msgspec.Struct, frozen=True):
 def conflicts(
     holdings: Iterable[DeviceHolding], capacities: Mapping[tuple[str, str], Mapping[str, int]]
 ) -> tuple[Conflict, ...]:
-    """The refused one of every two conflicting holdings: the one of the lesser source, otherwise
-    the later in the given order. Shares that exceed the device are refused from the last one.
-    `capacities` by type and id of the device; a resource without an entry has no limit."""
+    """The refused one of each two conflicting holdings: the one from the less reliable source,
+    otherwise the later one in the given order. Shares that exceed the device are refused from the
+    last one on. `capacities`: by type and id of the device; a resource without an entry has no
+    limit."""
     by_device: dict[tuple[str, str], list[DeviceHolding]] = {}
     for each in holdings:
         if each.device or each.form is Form.CPUS:

@@ -22,15 +22,15 @@ from agent.model.devices.visible import (
 from agent.model.pod.pod_resources import PodName, PodResources
 
 _CPUSET_PREFIX: Final = "DRA_CPUSET_"
-"""Before the uid of a claim."""
+"""The prefix of a claim's uid."""
 CPU_DRIVER: Final = "dra.cpu"
 _MOST_NAMES: Final = 1024
-"""More than a node has devices: runtimes make no container that names others."""
+"""More names than a node has devices; runtimes do not create containers with unknown devices."""
 
 
 class Carriers(msgspec.Struct, frozen=True):
     """`mounts`: paths in the container; `nodes`: paths on the host. A privileged container has all
-    nodes, so they do not show what it was given."""
+    nodes, so they do not show which devices it got."""
 
     environment: tuple[tuple[str, str], ...] = ()
     cdi_devices: tuple[str, ...] = ()
@@ -43,8 +43,9 @@ class Carriers(msgspec.Struct, frozen=True):
 def of_carriers(
     uid: str, container: str, carriers: Carriers, source: HoldingSource = HoldingSource.CONTAINER
 ) -> tuple[DeviceGrant, ...]:
-    """One grant for each resource, driver or CDI kind, and claim on CPUs; of a variable that is set
-    twice the last value counts. `source`: of all but device nodes."""
+    """One grant for each resource, driver or CDI kind, and claim on CPUs. If a variable is set
+    twice, the last value counts. `source`: the source of all grants except those by device
+    nodes."""
     named: dict[str, list[str]] = {}
     for resource, name in islice(dict.fromkeys(_named(carriers)), _MOST_NAMES):
         named.setdefault(resource, []).append(name)
@@ -88,7 +89,7 @@ def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
 
 
 def _qualified(text: str) -> Iterator[tuple[str, str]]:
-    """A CDI name; the runtime takes none without a kind."""
+    """A CDI name; the runtime does not accept one without a kind."""
     kind, _, name = text.rpartition("=")
     if kind and name:
         yield kind, name
@@ -97,8 +98,8 @@ def _qualified(text: str) -> Iterator[tuple[str, str]]:
 def of_pod_resources(
     pods: Iterable[PodResources], uids: Mapping[PodName, str]
 ) -> tuple[DeviceGrant, ...]:
-    """`uids`: of the pods on the node, since the API names none; a pod that is not among them has
-    ended, or appears in the next pass."""
+    """`uids`: the uids of the pods on the node, which the PodResources API does not report. A pod
+    without an entry has ended, or appears in the next pass."""
     found: list[DeviceGrant] = []
     for pod in pods:
         uid = uids.get(pod.key)

@@ -1,4 +1,4 @@
-"""Which pod holds which device, and which CPUs of a resource claim.
+"""Which pod holds which device, and which CPUs of a ResourceClaim.
 
 For one device and container only the best source counts: a checkpoint has the replicas of a device,
 which the container's environment does not show, and the environment has the MIG instances, which
@@ -38,12 +38,12 @@ _MOST_SHOWN: Final = 8
 _LONGEST: Final = 64
 
 _CPU_DEVICE: Final = re.compile(r"cpudev(numa|socket|machine)?\d*")
-"""What drivers that follow its example call theirs too."""
+"""The variable of dra-driver-cpu, which other drivers of CPUs also use."""
 
 
 class Existing(msgspec.Struct, frozen=True):
-    """`holdings` by pod, container and device. `problems`: devices that should be here and are
-    not; `notes`: names that take no device, and why."""
+    """`holdings` by pod, container and device. `problems`: devices that are missing on this node;
+    `notes`: names that do not stand for a device, with the reason."""
 
     holdings: tuple[DeviceHolding, ...] = ()
     problems: tuple[str, ...] = ()
@@ -56,10 +56,10 @@ def existing(
     allocated: Mapping[str, Mapping[str, Set[str]]],
     present: Collection[str] | None,
 ) -> Existing:
-    """`allocated`: by pod (uid) and device type what a scheduler allocated, by id of the device or
-    of its part. For these types it replaces the kubelet's devices, and those that the pod's
-    containers show: these were created before it, or without it. `present`: the pods on this node,
-    None when unknown; a kubelet forgets ended pods only when it admits the next one."""
+    """`allocated`: the ids of devices or parts that a scheduler allocated, by pod uid and device
+    type. For these types they replace the devices of the kubelet and of the pod's containers, which
+    may be older than the allocation. `present`: the pods on this node, None if unknown; a kubelet
+    forgets ended pods only when it admits the next one."""
     found: dict[tuple[str, str, str, str], list[DeviceHolding]] = {}
     problems: list[str] = []
     notes: list[str] = []
@@ -68,7 +68,7 @@ def existing(
             continue
         of_pod = allocated.get(grant.uid, {})
         if DeviceType.GPU in of_pod:
-            # A number may be another card's since the container was made.
+            # Numbers may have changed since the container was created.
             kept = tuple(name for name in grant.names if not is_number(name))
             grant = msgspec.structs.replace(grant, names=kept)
         read = meaning(grant, keys)
@@ -111,8 +111,8 @@ def of_allocation(
     functions: VirtualFunctions,
     devices: Iterable[Device],
 ) -> tuple[DeviceHolding, ...]:
-    """The annotation of a pod as holdings. An allocation of all that a device lists is the whole
-    device, a smaller one a share."""
+    """The annotation of a pod as holdings. An allocation of all amounts of a device is the whole
+    device, a smaller one is a share."""
     by_minor = {(device.type, device.minor): device for device in devices}
     found = []
     for key in sorted(amounts.keys() | functions.keys()):
@@ -148,9 +148,9 @@ def _allocated(
 
 
 def taken(holdings: Iterable[DeviceHolding], devices: Iterable[Device]) -> Holdings:
-    """The holdings that schedulers must count as used: of a shared card the whole, as no percentage
-    can be held together with a replica or an instance; virtual functions and open devices do not
-    count."""
+    """The holdings that schedulers must count as used. A shared card counts as a whole, because a
+    percentage can't be combined with a replica or an instance. Virtual functions and open devices
+    do not count."""
     by_id = {(device.type, device.uuid): device for device in devices}
     found: Holdings = {}
     for each in holdings:
@@ -163,7 +163,7 @@ def taken(holdings: Iterable[DeviceHolding], devices: Iterable[Device]) -> Holdi
 def functions_taken(
     holdings: Iterable[DeviceHolding], devices: Iterable[Device]
 ) -> VirtualFunctions:
-    """Of the virtual functions which."""
+    """The virtual functions that are held."""
     minors = {(device.type, device.uuid): device.minor for device in devices}
     found: VirtualFunctions = {}
     for each in holdings:
@@ -203,7 +203,8 @@ def withheld(devices: Iterable[Device], holdings: Iterable[DeviceHolding]) -> tu
 
 
 def given(pods: Iterable[Pod]) -> tuple[dict[str, GivenDevices], tuple[str, ...]]:
-    """By pod (uid) what schedulers gave it, and what of it can't be read."""
+    """The devices that schedulers allocated, by pod uid, and errors for annotations that can't be
+    read."""
     found: dict[str, GivenDevices] = {}
     troubles = []
     for pod in pods:
@@ -223,8 +224,7 @@ def had_twice(
     holdings: Iterable[DeviceHolding],
     pods: Mapping[str, Pod],
 ) -> Iterator[str]:
-    """Devices that two pods hold and must not: one of the pods got it in a way that no frontend
-    could stop."""
+    """Devices that two pods hold although they must not: no frontend could prevent it."""
     devices = tuple(devices)
     allocations = (
         holding
@@ -240,7 +240,8 @@ def had_twice(
 
 
 class ClaimedCpus(msgspec.Struct, frozen=True):
-    """`by_uid`: of pods, by container. `problems` name what can't be kept for anybody."""
+    """`by_uid`: the CPUs by pod uid and container. `problems`: claims whose CPUs can't be
+    reserved."""
 
     by_uid: dict[str, dict[str, CpuSet]] = {}
     holdings: tuple[DeviceHolding, ...] = ()
@@ -248,7 +249,7 @@ class ClaimedCpus(msgspec.Struct, frozen=True):
 
 
 def claimed_cpus(grants: Iterable[DeviceGrant]) -> ClaimedCpus:
-    """`grants`: the claims that the kubelet reports, and those that containers show."""
+    """`grants`: the claims that the kubelet reports, and those that containers' variables name."""
     grants = tuple(grants)
     claims: dict[tuple[str, str], list[DeviceGrant]] = {}
     for grant in grants:
@@ -283,6 +284,6 @@ def _gives_cpus(grant: DeviceGrant) -> bool:
 
 
 def _is_of(grant: DeviceGrant, uid: str) -> bool:
-    """`claim-UID`, or one of several of it."""
+    """Whether the grant has a name `claim-UID` or `claim-UID-...` of this uid."""
     names = (each.rpartition("=")[2] for each in grant.cdi)
     return any(name == f"claim-{uid}" or name.startswith(f"claim-{uid}-") for name in names)

@@ -21,7 +21,7 @@ from agent.model.devices.visible import is_uuid
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a key leads to."""
+    """The device, or part of one, that a key identifies."""
 
     type: str
     device: str
@@ -33,9 +33,9 @@ Keys = Mapping[str, Target]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Names of a resource that are `pattern`; the first row that fits holds. `key`: how the name is
-    looked up, from the groups of the pattern; "" where the name takes no device. `why`: it takes
-    none, or need not be one. `form`: if another than the key's."""
+    """Names of a resource that match `pattern`; the first row that matches applies. `key`: a
+    template of the key, filled from the groups of the pattern; "" if the name stands for no device.
+    `why`: why it stands for none. `form`: if it differs from the form of the target."""
 
     resource: str
     pattern: str
@@ -74,13 +74,13 @@ ROWS: Final = (
     Row(r".*", r"(index|minor):.*", why=_NOT_OURS),
     Row(r".*", r"(.*)", r"\1", why=_NOT_OURS),
 )
-"""The last one fits all. Resources can be renamed, so a UUID means its card under every resource
-name."""
+"""The last row matches every name. Resources can be renamed, so a UUID means its card under every
+resource name."""
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """Of a grant. `left`: names that take nothing, each with the reason; `unknown`: those of
-    devices that are not here."""
+    """The meaning of a grant's names. `left`: names that do not stand for a device, each with the
+    reason; `unknown`: names of devices that are not on this node."""
 
     holdings: tuple[DeviceHolding, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
@@ -93,8 +93,8 @@ def keys(
     rdma: Iterable[RdmaDevice] = (),
     fpgas: Iterable[Fpga] = (),
 ) -> dict[str, Target]:
-    """Of the devices of a Device object alone by UUID, address and minor; the other names need the
-    facts of the node."""
+    """The targets by key. Devices of a Device object have only UUID, address and minor; the other
+    keys need the node's discovered GPUs, NICs and FPGAs."""
     found: dict[str, Target] = {}
     for device in devices:
         whole = Target(device.type, device.uuid)
@@ -135,7 +135,7 @@ def is_number(name: str) -> bool:
 
 
 def meaning(grant: DeviceGrant, keys: Keys) -> Meaning:
-    """Every name of the grant by its row."""
+    """Resolves every name of the grant by its row."""
     holdings: list[DeviceHolding] = []
     left: list[tuple[str, str]] = []
     unknown: list[str] = []
@@ -178,7 +178,7 @@ def _row(resource: str, name: str) -> tuple[Row, re.Match[str]]:
 
 
 def _target(key: str, keys: Keys) -> Target | None:
-    """The beginning of a UUID leads to the one that has it, in any case as for NVIDIA's runtime."""
+    """A unique prefix of a UUID is enough, in upper or lower case, as for NVIDIA's runtime."""
     address = pci_address(key)
     if address:
         return keys.get(address)

@@ -2,12 +2,12 @@
 score, and the NUMA hints that it gives (Koordinator: pkg/scheduler/plugins/deviceshare,
 device_allocator.go, AutopilotAllocator.Allocate, and topology_hint.go).
 
-Of several types that belong together, such as GPUs and their NICs, the leading one is chosen as if
-it were alone, the others near it. When that fails and the pod requires common sites (PCIe switches,
-or NUMA nodes), sets of sites that have every type are tried, smaller sets first.
+If several types belong together, such as GPUs and their NICs, the leading type is chosen first and
+the others near it. If that fails and the pod requires common sites (PCIe switches or NUMA nodes),
+sets of sites that have every type are tried, smaller sets first.
 
-An allocation is an offer: nothing of the node's state changes, and `gone` says whether the node can
-still give what was offered earlier.
+An allocation is an offer: nothing of the node's state changes, and `gone` checks whether the node
+still has the offered devices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Site = str | int
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """By device type, in the order of choice."""
+    """The chosen devices by type, in the order in which types were chosen."""
 
     devices: dict[str, tuple[ChosenDevice, ...]]
 
@@ -80,8 +80,8 @@ def allocate(
 
 
 def partners(joint: Joint, hints: Mapping[str, DeviceHint], needs: Mapping[str, Need]) -> list[str]:
-    """The types that belong together, the leading one first: those that are asked for, but not for
-    all devices there are."""
+    """The types that belong together, the leading one first: those that are requested, except those
+    of which all devices are requested."""
     return [
         kind
         for kind in dict.fromkeys(joint.types)
@@ -111,7 +111,7 @@ def _choose_jointly(needs: Sequence[Need], scope: JointScope) -> _Found | Device
 
 
 def _near(needs: Sequence[Need], chosen: list[ChosenDevice]) -> _Found | DeviceRefusal:
-    """Under the leading devices' switches where those have enough."""
+    """Chooses under the leading devices' switches if those have enough devices."""
     found: _Found = {needs[0].kind: chosen}
     switches = _sites_of(needs[0], JointScope.SAME_PCIE, chosen)
     for need in needs[1:]:
@@ -189,7 +189,7 @@ def _at(need: Need, scope: JointScope, sites: set[_Site]) -> tuple[int, ...]:
 
 
 def _masks(need: Need, scope: JointScope) -> Mapping[Any, int]:
-    """By site; a device that names no NUMA node shares none."""
+    """The devices of each site; a device without a NUMA node is at no site."""
     fleet = need.candidates.fleet
     if scope is JointScope.SAME_NUMA_NODE:
         return {node: mask for node, mask in fleet.numa.items() if node >= 0}
@@ -211,8 +211,8 @@ def node_score(
     *,
     numa: int | None = None,
 ) -> int:
-    """0 to 100 for each type, added up: of the devices that labels and NUMA nodes leave to the pod,
-    once those of the allocation are given away."""
+    """The sum of the types' scores, 0 to 100 each, over the devices that labels and NUMA nodes
+    admit for the pod, with the allocation applied."""
     points = 0
     for kind, chosen in allocation.devices.items():
         fleet, stock = node.inventory.fleets[kind], node.stocks[kind]
@@ -248,7 +248,7 @@ def _device(chosen: ChosenDevice) -> dict[str, Any]:
 
 
 def gone(node: NodeDevices, request: DeviceRequest, allocation: Allocation) -> str:
-    """The needed parts that the node does not have any more; empty if it has all."""
+    """The needed parts that the node no longer has; "" if it has all."""
     for kind, chosen in allocation.devices.items():
         for each in chosen:
             if missing := _gone(node, request, kind, each):
@@ -299,7 +299,7 @@ class DeviceHintProvider:
 
     @property
     def kinds(self) -> Collection[str]:
-        """The device types that are asked for."""
+        """The requested device types."""
         return self._request.requests.keys()
 
     def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
@@ -313,7 +313,7 @@ class DeviceHintProvider:
         return isinstance(self.find(mask), Allocation)
 
     def find(self, mask: int | None) -> Allocation | DeviceRefusal:
-        """The devices on these NUMA nodes; None: on any."""
+        """Allocates devices on these NUMA nodes; None: on any."""
         self._numa = mask
         found = allocate(self._node, self._request, numa=mask, strategy=self._strategy)
         self.found = found
@@ -325,7 +325,7 @@ class DeviceHintProvider:
         return points // max(1, len(allocation.devices))
 
     def opened(self, allocation: Allocation) -> int:
-        """How many devices it is the first to use."""
+        """The number of devices that no other pod uses yet."""
         return sum(
             1
             for kind, chosen in allocation.devices.items()
@@ -343,8 +343,9 @@ def device_hints(
     narrowest: bool = False,
 ) -> dict[str, tuple[TopologyHint, ...]] | DeviceRefusal:
     """By device type; all types have the same hints, as they are chosen together: the sets of these
-    NUMA nodes (all of the machine's) that an allocation fits on, the smallest of them preferred. A
-    Refusal where the devices of all together do not do. `narrowest`: no sets but the preferred."""
+    NUMA nodes (all of the machine's) that an allocation fits on; the smallest sets are preferred. A
+    DeviceRefusal if the devices of all NUMA nodes together are not enough. `narrowest`: only the
+    preferred sets."""
     nodes = set(numa_nodes)
     everywhere = of_nodes(nodes)
     widest = allocate(node, request, numa=everywhere, strategy=strategy)

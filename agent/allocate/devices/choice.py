@@ -1,7 +1,6 @@
-"""Which devices of one type a pod gets of those that it may have.
-
-GPUs: a set of the partition table, the best linked ones, or near neighbours. Other devices: in the
-order of the strategy, with a virtual function of each where the pod wants one.
+"""Chooses devices of one type for a pod among those that it may have. GPUs: a set of the partition
+table, the best linked ones, or close neighbours. Other devices: in the order of the strategy, each
+with a virtual function if the pod requests one.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from agent.model.devices.device_object import Device, VirtualFunction
 from agent.model.objects import LabelSelector
 
 _RANKS: Final = 3
-"""How many answers `_in_use` has."""
+"""The number of values of `_in_use`."""
 
 _REMEMBERED: Final = 4096
-"""Answers: of 16 GPUs one may take some milliseconds."""
+"""The size of the cache: one result for 16 GPUs may take some milliseconds."""
 
 
 class ChosenDevice(msgspec.Struct, frozen=True):
-    """What a pod gets of one device; `resources` in units."""
+    """The part of one device that a pod gets; `resources` in units."""
 
     minor: int
     uuid: str
@@ -43,9 +42,9 @@ class ChosenDevice(msgspec.Struct, frozen=True):
 def choose(
     need: Need, near: tuple[int, ...] = (), every: bool = False, joint_groups: tuple[int, ...] = ()
 ) -> list[ChosenDevice] | DeviceCause:
-    """`near`: groups of devices. From each of them one is taken in turn before others are; of GPUs
-    only where `every` group has to give one. `joint_groups`: groups of GPUs; linked ones are taken
-    from one of them if it has enough."""
+    """`near`: groups of devices; one device of each group in turn is taken before other devices.
+    For GPUs this applies only if `every` group has to give one. `joint_groups`: groups of GPUs;
+    linked ones are taken from one of them if it has enough."""
     if not need.of_gpus:
         return _instances(need, near)
     minors = _choose_gpus(need, joint_groups)
@@ -68,7 +67,7 @@ def _instances(need: Need, near: tuple[int, ...]) -> list[ChosenDevice] | Device
 
 
 def _functions(need: Need, minor: int) -> tuple[VirtualFunction, ...] | None:
-    """None where one is wanted that the device does not have."""
+    """None if the pod requests a function that the device does not have."""
     if need.hint is None or need.hint.vf_selector is None:
         return ()
     taken = need.node.taken.get((need.kind, minor), frozenset())
@@ -118,9 +117,9 @@ def _choose_gpus(need: Need, joint_groups: tuple[int, ...] = ()) -> list[int] | 
 
     Whole cards: a free set of the partition table, if it has one; otherwise the best set by the
     objective of the node's links, within one of the groups if one has enough; otherwise the lowest
-    minors of the narrowest scope that has enough, of equal ones the one with the most cards in use.
-    Shares: cards in the order of the strategy, several within the narrowest scope if the pod
-    demands one.
+    minors of the narrowest scope that has enough, among equal scopes the one with the most cards in
+    use. Shares: cards in the order of the strategy, several within the narrowest scope if the pod
+    requires one.
     """
     inventory, candidates, request, scope = (
         need.node.inventory,
@@ -182,7 +181,7 @@ def _best_linked(links: LinkTable, need: Need, joint_groups: tuple[int, ...]) ->
 def _best_within(
     links: LinkTable, candidates: Candidates, count: int, groups: Iterable[int]
 ) -> list[int] | None:
-    """The best of the best sets of these groups; None where none has enough."""
+    """The best of the best sets of these groups; None if no group has enough."""
     best = None
     score: tuple[int, ...] = ()
     everywhere = _places(links, candidates.fitting)
@@ -215,8 +214,8 @@ def _places(links: LinkTable, minors: int) -> int:
 def _one_share(
     groups: tuple[GpuGroup, ...], candidates: Candidates, scope: DeviceTopologyScope
 ) -> list[int] | DeviceCause:
-    """The card that the strategy prefers; of equal cards one with the most cards in use around it,
-    then the first by its place."""
+    """The card that the strategy prefers; among equal cards the one with the most cards in use near
+    it, then the first one."""
     switches = [
         (_in_use(group, candidates.used), minor)
         for group in _within(groups, scope or DeviceTopologyScope.PCIE)
@@ -231,8 +230,8 @@ def _one_share(
 def _narrowest(
     groups: tuple[GpuGroup, ...], candidates: Candidates, scope: DeviceTopologyScope, count: int
 ) -> int:
-    """The fitting cards of the narrowest group that has enough, of equals of the first where most
-    is in use; 0 where none has."""
+    """The fitting cards of the narrowest group that has enough; among equal groups, of the first
+    one with the most in use. 0 if no group has enough."""
     best, rank = 0, -1
     for group in _within(groups, scope):
         mask = group.mask & candidates.fitting
@@ -264,15 +263,15 @@ def _lowest(mask: int, count: int) -> list[int]:
 
 
 def _touching(minors: Sequence[int], groups: Iterable[int]) -> bool:
-    """Whether each group has one of these."""
+    """Whether each group has one of these minors."""
     chosen = sum(1 << minor for minor in minors)
     return all(group & chosen for group in groups)
 
 
 def _choose_from_each(need: Need, groups: tuple[int, ...]) -> list[int] | DeviceCause:
-    """As `_choose_gpus`, of sets that have a card of each group: the first of the partition table
-    by score; else the best linked ones; else one card of each group by the strategy, and the
-    lowest."""
+    """Like `_choose_gpus`, but only sets with a card of each group: the set of the partition table
+    with the best score, else the best linked cards, else one card of each group by the strategy and
+    the lowest others."""
     candidates, count = need.candidates, need.request.count
     if len(groups) > count or not _holds(candidates, need.scope, sum(groups)):
         return DeviceCause.JOINT
@@ -305,8 +304,8 @@ def _holds(candidates: Candidates, scope: DeviceTopologyScope, mask: int) -> boo
 
 @lru_cache(maxsize=_REMEMBERED)
 def best_spread(table: GpuTable, free: int, count: int, groups: tuple[int, ...]) -> int | None:
-    """A set of `count` of the places in `free`; masks, as the groups, which are disjoint. Of equal
-    sets the lowest numbers, None without such a set."""
+    """A set of `count` of the places in `free`; `free` and the disjoint groups are masks. Among
+    equal sets the one with the lowest numbers; None without such a set."""
     parts = [_single_places(free & group) for group in groups]
     anywhere = _single_places(free & ~sum(groups))
     best: int | None = None
@@ -320,13 +319,13 @@ def best_spread(table: GpuTable, free: int, count: int, groups: tuple[int, ...])
 
 
 def _lower(one: int, other: int) -> bool:
-    """The first number that differs is in the first."""
+    """Whether the lowest number that only one mask has is in the first mask."""
     differ = one ^ other
     return bool(differ & -differ & one)
 
 
 def _single_places(mask: int) -> tuple[int, ...]:
-    """Each as a mask of its own."""
+    """Each place as its own mask."""
     return tuple(1 << place for place in members(mask))
 
 

@@ -1,14 +1,14 @@
-"""The best set of linked GPUs for one job, by one of two objectives. A table over all sets of a
-machine's GPUs answers; nodes with the same matrix of links share it.
+"""The best set of linked GPUs for one job, by one of two objectives. It is read from a table over
+all sets of a machine's GPUs, which nodes with the same matrix of links share.
 
 `bandwidth` compares in this order: the slowest pair of the set, as ring collectives run at its
-speed; the sum over its pairs; the sum over the pairs of what stays free; the numbers, lowest first
-(the first differing one decides). Sums that are equal, as all are where switches link every card to
-every other, are compared by how near the cards are to each other. All sets of one size are ordered
-by the first two once a matrix; a query walks that order to the first set that is free, or tries all
-free sets where these are few. Sets that tie are compared by what they leave: the links within the
-rest are all links except those of the set's members, so the set whose members have the least to
-others of the free ones leaves most.
+speed; the sum over its pairs; the sum over the pairs of the GPUs that stay free; the numbers,
+lowest first (the first different one decides). Equal sums, as on machines whose switches link all
+cards, are compared by how near the cards are to each other. All sets of one size are ordered by the
+first two criteria once per matrix; a query walks that order to the first set that is free, or tries
+all free sets if there are few. Sets that tie are compared by the links that stay free: these are
+all links except those of the set's members, so the set whose members have the weakest links to the
+other free GPUs leaves most.
 
 `besteffort` is go-gpuallocator's policy (gpuallocator/besteffort_policy.go, Allocate). All free
 GPUs are partitioned into sets of the wanted size and one of the remainder; of all partitions the
@@ -40,16 +40,16 @@ MOST: Final = 16
 """GPUs: a table has an entry for each of their sets."""
 
 _FASTEST: Final = 1 << 48
-"""Of a pair, in any unit; sums over all pairs stay within 64 bits."""
+"""The largest value of a pair, in any unit; sums over all pairs stay within 64 bits."""
 
 _REMEMBERED: Final = 1 << 15
-"""Answers of a table, so that it does not grow without end."""
+"""The size of a table's cache of results."""
 
 _MODELS: Final = 64
-"""Different matrices that are remembered at a time; a cluster has one for each kind of node."""
+"""The number of cached matrices; a cluster has one for each kind of node."""
 
 _FEW: Final = 24
-"""At most so many free sets are all tried; with more, the order of sets is walked."""
+"""With at most this number of free sets all are tried; with more, the order of sets is walked."""
 
 _BEYOND: Final = 1 << 16
 
@@ -58,16 +58,16 @@ class GpuTable(Protocol):
     """Masks are over the places of GPUs in the matrix."""
 
     def __hash__(self) -> int:
-        """A table is itself and no other."""
+        """Tables are compared by identity."""
 
     def best(self, free: int, count: int) -> int | None:
-        """The best `count` of `free`, None where there are fewer."""
+        """The best `count` of `free`, None if there are fewer."""
 
     def prepare(self, count: int) -> None:
-        """Makes now what the first query for so many would have to."""
+        """Computes what the first query for this count needs."""
 
     def score(self, chosen: int, free: int) -> tuple[int, int, int]:
-        """By which a set of `free` is compared with others of its size: more is better."""
+        """The key by which sets of `free` of one size are compared: more is better."""
 
 
 @lru_cache(maxsize=_MODELS)
@@ -85,11 +85,12 @@ def table(
 
 
 class BandwidthTable:
-    """Of one matrix; share it between the nodes that have the same. Not changed by queries but for
-    what it remembers. Raises ValueError for a matrix that is too large, or lopsided."""
+    """The table of one matrix, to be shared by nodes with the same matrix. Queries change only its
+    cache. Raises ValueError for a matrix that is too large or not symmetric."""
 
     def __init__(self, matrix: Matrix, near: Matrix | None = None) -> None:
-        """`near`: how near the cards of each pair are, more is nearer; None: all alike."""
+        """`near`: how near the cards of each pair are, more is nearer; None: all are equally
+        near."""
         _checked(matrix)
         self._count = len(matrix)
         self._matrix = matrix if near is None else _refined(matrix, near)
@@ -99,7 +100,7 @@ class BandwidthTable:
         self._answers: dict[tuple[int, int], int] = {}
 
     def best(self, free: int, count: int) -> int | None:
-        """A mask of `count` of the GPUs in the mask `free`, None where there are fewer."""
+        """A mask of `count` of the GPUs in the mask `free`, None if there are fewer."""
         asked = free, count
         answer = self._answers.get(asked)
         if answer is None:
@@ -111,11 +112,11 @@ class BandwidthTable:
         return answer
 
     def prepare(self, count: int) -> None:
-        """Makes now what the first query for so many GPUs would have to."""
+        """Computes what the first query for this number of GPUs needs."""
         self._of_size(count)
 
     def score(self, chosen: int, free: int) -> tuple[int, int, int]:
-        """By which a set of `free` is compared with others of its size: more is better."""
+        """The key by which sets of `free` of one size are compared: more is better."""
         return self._slowest[chosen], self._sums[chosen], self._sums[free & ~chosen]
 
     def _best(self, free: int, count: int) -> int:
@@ -124,7 +125,7 @@ class BandwidthTable:
             return free
         sized = self._of_size(count)
         subsets = math.comb(width, count)
-        # Were free sets spread evenly over the order, the first would come after all / free ones.
+        # If free sets are spread evenly over the order, the first one comes after all / free sets.
         if subsets * subsets <= len(sized.ordered) or subsets <= _FEW:
             ties: Iterable[int] = _tied(_subsets(free, count), sized.ranks)
         else:
@@ -189,7 +190,7 @@ class _Sized:
 
 
 class BestEffortTable:
-    """Of one matrix, as BandwidthTable. Raises ValueError as that does."""
+    """The table of one matrix. Raises ValueError in the same cases as BandwidthTable."""
 
     def __init__(self, matrix: Matrix) -> None:
         _checked(matrix)
@@ -198,8 +199,8 @@ class BestEffortTable:
         self._sized: dict[int, _Parted] = {}
 
     def best(self, free: int, count: int) -> int | None:
-        """A mask of `count` of the GPUs in the mask `free`, None where there are fewer. What was
-        not asked before, or prepared, may take milliseconds where there are more than eight."""
+        """A mask of `count` of the GPUs in the mask `free`, None if there are fewer. A query that
+        was neither made before nor prepared may take milliseconds with more than eight GPUs."""
         if not 0 < count <= free.bit_count() or free >> self._count:
             return None
         if count == 1:
@@ -207,13 +208,13 @@ class BestEffortTable:
         return self._of_size(count).best(free)
 
     def prepare(self, count: int) -> None:
-        """Makes now what queries for so many would have to: seconds for 16 GPUs."""
+        """Computes what queries for this count need: this takes seconds for 16 GPUs."""
         if 1 < count <= self._count:
             for free in range(1 << self._count):
                 self._of_size(count).total(free)
 
     def score(self, chosen: int, free: int) -> tuple[int, int, int]:
-        """By which a set of `free` is compared with others of its size: more is better."""
+        """The key by which sets of `free` of one size are compared: more is better."""
         count = chosen.bit_count()
         rest = self._of_size(count).total(free & ~chosen) if count > 1 else 0
         return self._sums[chosen] + rest, self._sums[chosen], 0
@@ -241,8 +242,8 @@ class _Parted:
         return self._chosen[mask]
 
     def total(self, mask: int) -> int:
-        """A remainder is left where the size does not divide: in every part of the whole but those
-        from which it was taken already."""
+        """If the size does not divide the number of GPUs, a remainder is left in every part from
+        which it was not taken yet."""
         known = self._totals[mask]
         if known >= 0:
             return known
@@ -263,7 +264,7 @@ class _Parted:
         return known
 
     def _better(self, first: int, later: int) -> int:
-        """Of the part that has the lowest member, and what is chosen of the others."""
+        """Compares by the part with the lowest member, then by the choice among the others."""
         if first.bit_count() < self._count:
             return later
         return first if not later or self._sums[first] >= self._sums[later] else later
@@ -280,7 +281,7 @@ class _Parted:
 
 
 def _order(mask: int) -> tuple[int, ...]:
-    """Numbers in turn; where one set begins another, the longer is first."""
+    """Compares numbers in turn; if one set is a prefix of another, the longer one is first."""
     return (*members(mask), _BEYOND)
 
 
@@ -298,7 +299,8 @@ def _checked(matrix: Matrix) -> None:
 
 
 def _refined(matrix: Matrix, near: Matrix) -> Matrix:
-    """Sums of these compare as those of the first and, where they are equal, of the second."""
+    """A matrix whose sums compare like those of the first matrix and, if these are equal, like
+    those of the second."""
     _checked(near)
     step = 1 + sum(map(sum, near))
     return tuple(

@@ -1,5 +1,5 @@
 """The devices of a node for allocation: their health, topology and groups, the links between its
-GPUs, and what pods leave of them. Sets of devices of one type are masks over their minors.
+GPUs, and their free amounts. Sets of devices of one type are masks over their minors.
 
 An Inventory is built once for a Device object; NodeDevices adds what the pods of the node hold. A
 LinkTable has the value of each pair of GPUs for an objective, by its links and by its nearest
@@ -34,7 +34,7 @@ LEVELS: Final = {
     DeviceTopologyScope.PCIE: 3,
     DeviceTopologyScope.DEVICE: 4,
 }
-"""How narrow a scope is."""
+"""The levels of scopes, narrow ones first."""
 
 _WEIGHED: Final = (GPU_MEMORY_RATIO, GPU_MEMORY, RDMA, FPGA)
 
@@ -72,9 +72,9 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """All devices of one type. `totals`: nothing of an unhealthy one; `sums`: of the scored
-    resources. `pcies`: by switch. `groups`: narrower ones before those around them, by NUMA id and
-    switch; None when a device has no topology."""
+    """All devices of one type. `totals`: zero for an unhealthy device; `sums`: the sums of the
+    scored resources. `pcies`: by switch. `groups`: narrow groups before wider ones, by NUMA id and
+    switch; None if a device has no topology."""
 
     devices: dict[int, Device]
     totals: dict[int, dict[str, int]]
@@ -101,8 +101,8 @@ def inventory(
     partitions: Partitions | None = None,
     links: LinkTable | None = None,
 ) -> Inventory:
-    """Of two devices of one type and minor the later counts; a minor that no machine has is left
-    out."""
+    """If two devices have one type and minor, the later one counts; devices with impossible minors
+    are left out."""
     by_type: dict[str, dict[int, Device]] = {}
     for device in devices:
         if 0 <= device.minor <= MAX_MINOR:
@@ -165,8 +165,8 @@ class NodeDevices(msgspec.Struct, frozen=True):
 
 
 class Stock(msgspec.Struct, frozen=True):
-    """Of one device type. `free`: by minor, the free resources, none of an unhealthy one, and their
-    `sums`. `used`: the devices that a pod holds, whole or in part, healthy or not. `idle`: the
+    """The free amounts of one device type. `free`: by minor; an unhealthy device has none. `sums`:
+    their sums. `used`: the devices that a pod holds, whole or in part, healthy or not. `idle`: the
     healthy devices that no pod holds."""
 
     free: dict[int, Amounts]
@@ -178,8 +178,8 @@ class Stock(msgspec.Struct, frozen=True):
 def node_devices(
     inventory: Inventory, held: Holdings, taken: VirtualFunctions | None = None
 ) -> NodeDevices:
-    """Holdings beyond a device's resources, or of a missing device, leave nothing free; an
-    impossible minor belongs to no device."""
+    """Holdings beyond a device's resources, or of a missing device, leave nothing free; those with
+    an impossible minor are ignored."""
     stocks = {}
     for kind, fleet in inventory.fleets.items():
         used = 0
@@ -201,7 +201,7 @@ def _less(total: Mapping[str, int], held: Mapping[str, int]) -> Amounts:
 def device_score(
     asked: Mapping[str, int], total: Mapping[str, int], free: Mapping[str, int], strategy: Strategy
 ) -> int:
-    """Of devices with these amounts together, once `asked` is given away too."""
+    """The score of devices with these summed amounts, after `asked` is allocated too."""
     found = weighed = 0
     most = strategy is Strategy.MOST_ALLOCATED
     for name in _WEIGHED:
@@ -215,7 +215,7 @@ def device_score(
 
 
 def summed(amounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Of what is weighed."""
+    """The sums of the resources that have a weight."""
     sums = dict.fromkeys(_WEIGHED, 0)
     for each in amounts:
         for name in _WEIGHED:
@@ -225,7 +225,8 @@ def summed(amounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 class LinkTable(msgspec.Struct, frozen=True):
-    """GPUs by their places in the matrix of `table`. `plain`: place and minor are the same."""
+    """`minors`: the GPUs in the order of the matrix of `table`. `plain`: place and minor are the
+    same."""
 
     minors: tuple[int, ...]
     table: GpuTable
@@ -235,8 +236,8 @@ class LinkTable(msgspec.Struct, frozen=True):
 def links_of(
     reported: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDTH
 ) -> LinkTable | None:
-    """For an inventory of these GPUs; None without reported pairs, and with too many GPUs for a
-    table. A pair that is not reported has the value 0."""
+    """The table for an inventory of these GPUs; None without reported pairs, or with too many GPUs
+    for a table. A pair that is not reported has the value 0."""
     minors = sorted({minor for pair in reported for minor in pair})
     if not 0 < len(minors) <= MOST:
         return None
@@ -251,8 +252,8 @@ def linked(
     objective: GpuObjective = GpuObjective.BANDWIDTH,
     near: Matrix | None = None,
 ) -> LinkTable | None:
-    """`near`: how near the GPUs of each pair are, more is nearer. None where there are too many
-    GPUs for a table. Raises ValueError for a lopsided matrix."""
+    """`near`: how near the GPUs of each pair are, more is nearer. None if there are too many GPUs
+    for a table. Raises ValueError for a matrix that is not symmetric."""
     places = tuple(minors)
     if len(places) > MOST:
         return None
@@ -260,7 +261,7 @@ def linked(
 
 
 def _matrix(minors: list[int], values: Mapping[tuple[int, int], int]) -> Matrix:
-    """Of pairs with the lower minor first; 0 without a value."""
+    """The matrix of values by pair, lower minor first; 0 for pairs without a value."""
     return tuple(
         tuple(values.get((min(one, two), max(one, two)), 0) for two in minors) for one in minors
     )
@@ -271,7 +272,7 @@ def _nearness(facts: GpuPair | Interlink) -> int:
 
 
 def pair_value(pair: GpuPair | Interlink, objective: GpuObjective) -> int:
-    """MB/s one way for `bandwidth`, points for `besteffort`."""
+    """MB/s in one direction for `bandwidth`, points for `besteffort`."""
     if objective is GpuObjective.BESTEFFORT:
         return _nearness(pair) + _BESTEFFORT_LINK * pair.links
     if pair.mb_per_second:

@@ -1,5 +1,5 @@
-"""One type of devices that a pod needs of a node, and which of the node's devices it may have, in
-the order of its strategy."""
+"""A pod's request for one type of devices on a node, and the devices that it may have, in the order
+of its strategy."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Need(msgspec.Struct, frozen=True):
         return self.kind == DeviceType.GPU
 
     def within(self, mask: int) -> Need:
-        """The same, of fewer devices."""
+        """The same need, restricted to these devices."""
         candidates = self.candidates.within(mask)
         return Need(self.node, self.kind, self.request, self.hint, self.partition, candidates)
 
     def at_least(self, count: int) -> Need:
-        """The same for more devices; GPUs are never more than asked for."""
+        """The same need for more devices; the number of GPUs does not change."""
         request = self.request
         if self.of_gpus or request.count >= count:
             return self
@@ -62,7 +62,8 @@ def need_of(
     numa: int | None,
     strategy: Strategy | None,
 ) -> Need | DeviceCause:
-    """Of one type; a DeviceCause where the node can't serve it, however free it is."""
+    """The need for one type; a DeviceCause if the node could not serve it even without other
+    pods."""
     fleet = node.inventory.fleets.get(kind)
     if fleet is None:
         return DeviceCause.NO_DEVICES
@@ -80,8 +81,8 @@ def need_of(
 
 class Candidates(msgspec.Struct, frozen=True):
     """The devices of one type that a pod may have. `allowed`: those that hint, NUMA nodes and
-    exclusion leave; `fitting`: those of them with `per` free. `used`: those that packing counts as
-    in use; an unhealthy card only if labels or NUMA nodes exclude it. `strategy` None: no
+    exclusivity admit; `fitting`: those of them with `per` free. `used`: those that packing counts
+    as in use; an unhealthy card counts only if labels or NUMA nodes exclude it. `strategy` None: no
     preference."""
 
     fleet: Fleet
@@ -93,7 +94,7 @@ class Candidates(msgspec.Struct, frozen=True):
     strategy: Strategy | None
 
     def within(self, mask: int) -> Candidates:
-        """The same of fewer devices."""
+        """The same, restricted to these devices."""
         return Candidates(
             self.fleet,
             self.stock,
@@ -111,7 +112,7 @@ class Candidates(msgspec.Struct, frozen=True):
         return device_score(self.per, total, free, self.strategy)
 
     def ordered(self) -> list[int]:
-        """Those that fit, best first, lowest minor first of equals."""
+        """The fitting devices, best first; among equal ones the lowest minor first."""
         minors = list(members(self.fitting))
         return minors if self.strategy is None else sorted(minors, key=lambda m: -self.score_of(m))
 
@@ -125,7 +126,8 @@ def candidates_of(
     strategy: Strategy | None,
     gives: Callable[[dict[str, int], Mapping[str, int]], Mapping[str, int]] | None = None,
 ) -> Candidates:
-    """`gives`: what a device of a capacity really gives to a request for `per`; None: `per`."""
+    """`gives`: the amounts that a device of a given capacity gives to a request for `per`; None:
+    `per`."""
     allowed = allowed_devices(fleet, hint, numa)
     used = stock.used & ~(allowed & ~fleet.healthy)
     if hint is not None and hint.exclusion is Exclusion.PCIE_LEVEL:
@@ -137,7 +139,7 @@ def candidates_of(
         if not healthy >> minor & 1 or not _gives(free, items):
             continue
         total = fleet.totals[minor]
-        # Of a whole card nothing that follows from `per` is more than there is.
+        # A whole card has all amounts that follow from `per`.
         whole = free is total and total.get(GPU_MEMORY_RATIO) == FULL
         if gives is None or whole or _has(free, gives(per, total)):
             fitting |= 1 << minor
@@ -145,8 +147,8 @@ def candidates_of(
 
 
 def allowed_devices(fleet: Fleet, hint: DeviceHint | None, numa: int | None) -> int:
-    """Those that labels and NUMA nodes leave. `numa`: a mask of NUMA nodes. A device without a NUMA
-    node is on all of them, one without a topology on none."""
+    """The devices that labels and NUMA nodes admit. `numa`: a mask of NUMA nodes. A device without
+    a NUMA node is on all of them, one without a topology on none."""
     allowed = fleet.everyone
     if numa is not None:
         allowed = 0
@@ -157,7 +159,7 @@ def allowed_devices(fleet: Fleet, hint: DeviceHint | None, numa: int | None) -> 
 
 
 def selected(fleet: Fleet, hint: DeviceHint | None) -> int:
-    """Those whose labels a hint selects."""
+    """The devices whose labels the hint selects."""
     if hint is None or hint.selector is None:
         return fleet.everyone
     matches = hint.selector.matches
@@ -172,12 +174,12 @@ def _gives(free: Mapping[str, int], wanted: tuple[tuple[str, int], ...]) -> bool
 
 
 def _has(free: Mapping[str, int], given: Mapping[str, int]) -> bool:
-    """Of what a device lists; it may give a share of something that it does not."""
+    """Checks the resources that a device lists; it may give a share of others."""
     return all(free[name] >= amount for name, amount in given.items() if name in free)
 
 
 def _undivided(fleet: Fleet, stock: Stock) -> int:
-    """The devices without a device under the same switch that a pod holds."""
+    """The devices under whose switch no device is held by a pod."""
     used = stock.used
     for mask in fleet.pcies.values():
         if mask & stock.used:

@@ -27,7 +27,7 @@ MAX_MINOR: Final = 1023
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """`bandwidth`: around the ring, None where the table has no value."""
+    """`bandwidth`: of the ring, None if the table has no value."""
 
     minors: tuple[int, ...]
     mask: int
@@ -40,7 +40,8 @@ Table = dict[int, tuple[Partition, ...]]
 
 
 class Partitions(msgspec.Struct, frozen=True):
-    """Of a node. `honor`: only sets of the table are allocated. `table` None: none is reported."""
+    """The partition table of a node, None if none is reported. `honor`: only its sets are
+    allocated."""
 
     table: Table | None = None
     honor: bool = False
@@ -51,8 +52,8 @@ def partitions(
     device_annotations: Mapping[str, str],
     node_labels: Mapping[str, str],
 ) -> Partitions:
-    """The Device's table, with the policy among its labels; without one the table that the Node's
-    model is known to have, with the policy among the Node's. Raises AnnotationError."""
+    """The Device's table with the policy in its labels. Without one, the known table of the Node's
+    GPU model with the policy in the Node's labels. Raises AnnotationError."""
     text = text_of(device_annotations, GPU_PARTITIONS, bounds.OBJECT_LIST_BYTES)
     if text:
         return Partitions(_decoded(text), device_labels.get(PARTITION_POLICY) == HONOR)
@@ -69,8 +70,9 @@ def feasible(
     spec: PartitionSpec | None,
     groups: tuple[int, ...] = (),
 ) -> tuple[Partition, ...]:
-    """Sets of `count` cards within the mask `available` with a card of each of these groups, all of
-    the best score that has any; for a restricted pod only of the best score in the table."""
+    """The sets of `count` cards within the mask `available`, with a card of each of these groups,
+    that have the best available score; a restricted pod accepts only the best score of the
+    table."""
     sets = table.get(count, ())
     asked = spec.bandwidth if spec else None
     found: list[Partition] = []
@@ -85,8 +87,8 @@ def feasible(
 
 
 def packed(table: Table, sets: tuple[Partition, ...], free: int, count: int) -> Partition:
-    """The set that leaves the most larger sets of the best score whole; the first of equal sets.
-    `free`: cards that no pod holds, not even in part."""
+    """The set that leaves the most larger sets of the best score whole; the first one among equal
+    sets. `free`: the cards that no pod holds, not even in part."""
     if len(sets) == 1:
         return sets[0]
     weighed = [
@@ -100,7 +102,7 @@ def packed(table: Table, sets: tuple[Partition, ...], free: int, count: int) -> 
 
 
 _WEIGHTS: Final = {8: 10_000, 4: 100, 2: 1}
-"""What a set of so many cards that stays whole counts for."""
+"""The weight of a set of a given size that stays whole."""
 
 _HOPPERS: Final = frozenset(("H100", "H800", "H20"))
 
@@ -116,7 +118,7 @@ def _table(sets: Iterable[Partition]) -> Table:
 
 
 def _mask(minors: tuple[int, ...]) -> int:
-    """Of minors that differ."""
+    """The mask of distinct minors."""
     return sum(1 << minor for minor in minors)
 
 

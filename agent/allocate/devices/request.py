@@ -1,7 +1,7 @@
-"""A pod's request for devices: checked, converted to units of a card, and divided over cards; and
-why a node has no devices for it.
+"""A pod's request for devices, checked, converted to units of a card and divided over cards; and
+the reasons why a node has no devices for it.
 
-One table says which resources may be requested together, and how they are converted
+One table defines which resources may be requested together, and how they are converted
 (Koordinator: pkg/scheduler/plugins/deviceshare/utils.go, ValidateDeviceRequest and
 ConvertDeviceRequest). Amounts are whole units: percent of a card, bytes of memory, devices."""
 
@@ -44,11 +44,12 @@ FULL: Final = 100
 
 class RequestFault(enum.StrEnum):
     UNIT = "unit"
-    """More than one device, but no whole number of them."""
+    """More than one device, but not a whole number of devices."""
     COMBINATION = "combination"
-    """Resources that can't be asked for together, or not in these amounts."""
+    """Resources that can't be requested together, or not in these amounts."""
     UNEVEN = "uneven"
-    """No equal whole share for each of the cards that another resource asks for."""
+    """The amount can't be divided into equal whole shares for the cards that another resource
+    requests."""
 
 
 class RequestError(ValueError):
@@ -68,8 +69,8 @@ _SAID: Final = {
 
 
 class TypeRequest(msgspec.Struct, frozen=True):
-    """Of one device type: the translated request of the whole pod, and the equal part `per` that
-    each of `count` devices gives. `shared`: less than whole cards, or memory by the byte."""
+    """The request for one device type: the converted total of the pod, and the equal part `per`
+    that each of `count` devices gives. `shared`: less than whole cards, or memory by the byte."""
 
     total: dict[str, int]
     count: int
@@ -78,7 +79,7 @@ class TypeRequest(msgspec.Struct, frozen=True):
 
 
 class DeviceRequest(msgspec.Struct, frozen=True):
-    """What a pod requests, by device type, and its preferences."""
+    """A pod's requests by device type, and its preferences."""
 
     requests: dict[str, TypeRequest]
     wishes: DeviceWishes = DeviceWishes()
@@ -86,7 +87,7 @@ class DeviceRequest(msgspec.Struct, frozen=True):
 
 class _Rule(enum.Enum):
     CARDS = enum.auto()
-    """Whole cards: a hundred of core and of memory ratio each."""
+    """Whole cards: 100 of core and 100 of memory ratio each."""
     GPU = enum.auto()
     """Percent of core and of memory ratio at once."""
     PERCENT = enum.auto()
@@ -127,15 +128,15 @@ _NAMES: Final = _GPU_NAMES.union(_OTHERS.values())
 def device_request(
     amounts: Mapping[str, int], annotations: Mapping[str, str]
 ) -> DeviceRequest | None:
-    """Of the pod's total requests; None where it asks for no device. Raises RequestError,
+    """Reads the pod's total requests; None if it requests no device. Raises RequestError,
     AnnotationError."""
     asked = type_requests(amounts)
     return DeviceRequest(asked, wishes(annotations)) if asked else None
 
 
 def type_requests(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:
-    """By device type what a pod with these amounts requests; other resources and zeros do not
-    count. Of RDMA and FPGA a hint may change the count (see `hinted`). Raises RequestError."""
+    """The requests by device type in these amounts; other resources and zeros are ignored. For RDMA
+    and FPGA a hint may change the count (see `hinted`). Raises RequestError."""
     gpu = {name: amounts[name] for name in _GPU_NAMES & amounts.keys() if amounts[name] > 0}
     cards = _translated(gpu) if gpu else {}
     found = {}
@@ -150,13 +151,13 @@ def type_requests(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:
 
 
 def names(amounts: Mapping[str, int]) -> frozenset[str]:
-    """Those of these resources that are of devices."""
+    """The device resources among these resources."""
     return _NAMES & amounts.keys()
 
 
 def hinted(ask: TypeRequest, hint: DeviceHint | None, matching: int) -> TypeRequest:
-    """The same of RDMA or FPGA devices, under a pod's hint; `matching`: how many healthy ones the
-    hint selects. A request for several whole devices is not changed."""
+    """The request for RDMA or FPGA devices after a pod's hint is applied; `matching`: the number of
+    healthy devices that the hint selects. A request for several whole devices is not changed."""
     (name, amount), *_ = ask.total.items()
     if hint is None or amount > FULL:
         return ask
@@ -171,8 +172,8 @@ def hinted(ask: TypeRequest, hint: DeviceHint | None, matching: int) -> TypeRequ
 
 
 def filled(per: Mapping[str, int], capacity: Mapping[str, int]) -> dict[str, int]:
-    """What a card of this capacity gives: of memory and memory ratio the one that was not asked
-    for follows from the other, rounded down, where the card has memory at all."""
+    """The amounts that a card of this capacity gives. If only one of memory and memory ratio is
+    requested, the other follows from it, rounded down, if the card has memory."""
     whole = capacity.get(GPU_MEMORY, 0)
     given = dict(per)
     if whole > 0:
@@ -216,7 +217,7 @@ def _allowed(asked: dict[str, int]) -> bool:
 
 
 def _shares(total: dict[str, int]) -> TypeRequest:
-    """Over as many cards as are shared, else as the resource that needs most of them."""
+    """Divides over the number of shared cards, else over the most cards that a resource needs."""
     cards = total.get(GPU_SHARED) or max(
         1, *(total.get(name, 0) // FULL for name in (GPU_CORE, GPU_MEMORY_RATIO))
     )
@@ -233,24 +234,24 @@ def _is_unit(amount: int) -> bool:
 
 class DeviceCause(enum.StrEnum):
     INSUFFICIENT = "insufficient"
-    """Fewer devices that fit than are asked for."""
+    """Fewer devices fit than are requested."""
     NO_DEVICES = "no-devices"
     NO_VIRTUAL_FUNCTIONS = "no-virtual-functions"
     SCOPE = "scope"
-    """Enough devices, but not within the scope that the pod demands."""
+    """Enough devices, but not within the scope that the pod requires."""
     NO_TOPOLOGY = "no-topology"
-    """The pod demands a scope, and the devices do not report their place."""
+    """The pod requires a scope, and the devices do not report their topology."""
     NO_PARTITION_TABLE = "no-partition-table"
     PARTITION_SIZE = "partition-size"
-    """The partition table has no sets of so many cards."""
+    """The partition table has no sets of this size."""
     PARTITION = "partition"
-    """No set of the partition table is free, or as fast as asked."""
+    """No set of the partition table is free, or none has the requested bandwidth."""
     JOINT = "joint"
-    """No switches that have every type of device that is asked for together."""
+    """No switches have every type of device that is requested together."""
 
 
 class DeviceRefusal(msgspec.Struct, frozen=True):
-    """`type`: the devices that are lacking."""
+    """`type`: the device type that the node lacks."""
 
     type: str
     cause: DeviceCause

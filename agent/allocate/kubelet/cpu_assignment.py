@@ -1,11 +1,11 @@
-"""Which of the free CPUs a container gets under the static policy's options (kubelet:
+"""Chooses among the free CPUs for a container under the static policy's options (kubelet:
 pkg/kubelet/cm/cpumanager/cpu_assignment.go).
 
 Packed (takeByTopologyNUMAPacked): on as few sockets, NUMA nodes and cores as possible. Areas that
-are wholly free and fit come first: sections, their parts, L3 caches where they count, cores; the
-last CPUs come from the cores with the most taken CPUs. In each step the area with the fewest free
-CPUs comes first, then the lowest id. The order nests: the parts of a section follow each other in
-the section's place.
+are wholly free and fit come first: sections, their parts, L3 caches if the options count them,
+cores; the last CPUs come from the cores with the most taken CPUs. In each step the area with the
+fewest free CPUs comes first, then the lowest id. The order nests: the parts of a section follow
+each other in the section's place.
 
 Distributed (takeByTopologyNUMADistributed): evenly over as few NUMA nodes as hold the request, and
 packed within each.
@@ -45,7 +45,7 @@ def take(layout: Layout, free: int, count: int, options: StaticOptions) -> int:
 
 
 def take_aligned(layout: Layout, free: int, count: int, options: StaticOptions) -> int:
-    """The same, with full-pcpus-only of whole cores only. Raises NotEnoughCpusError.
+    """Like `take`, but with full-pcpus-only only whole cores. Raises NotEnoughCpusError.
 
     Half cores count in the order of use, as in the kubelet, but are not handed out: the choice is
     made again among whole cores, then among those with most threads, as cores of different widths
@@ -63,7 +63,7 @@ def take_aligned(layout: Layout, free: int, count: int, options: StaticOptions) 
 
 
 def of_whole_cores(layout: Layout, cpus: int) -> int:
-    """Those of the CPUs whose siblings are among them too."""
+    """The CPUs whose siblings are all among these CPUs too."""
     return layout.expand(layout.whole(cpus))
 
 
@@ -72,8 +72,8 @@ def take_packed(
 ) -> int:
     """Exactly `count` of the free CPUs. Raises NotEnoughCpusError.
 
-    `by_cache`: on as few L3 caches as possible; `spread`: the last CPUs by their numbers in a
-    socket, whatever core they are of.
+    `by_cache`: on as few L3 caches as possible; `spread`: the last CPUs are taken by their numbers
+    in a socket, regardless of cores.
     """
     available = free.bit_count()
     if count >= available:
@@ -91,7 +91,7 @@ def take_packed(
 
 
 def _take_whole_areas(layout: Layout, rest: int, missing: int) -> tuple[int, int]:
-    """What is left of the CPUs and of the demand after whole sections and then whole parts."""
+    """The CPUs and the need that are left after taking whole sections and then whole parts."""
     fitting = sorted(
         (size, section.id, section.cpus)
         for section in layout.sections
@@ -114,7 +114,8 @@ def _take_whole_areas(layout: Layout, rest: int, missing: int) -> tuple[int, int
 
 
 def _take_caches(layout: Layout, rest: int, missing: int) -> tuple[int, int]:
-    """Whole caches, then all that is missing from one cache, if its first cores have just that."""
+    """Whole caches, then the rest from one cache, if its first cores have exactly that many
+    CPUs."""
     ordered = _ordered_caches(layout, rest)
     for cache in ordered:
         if not cache & ~rest and (size := cache.bit_count()) <= missing:
@@ -155,7 +156,7 @@ def _take_whole_cores(layout: Layout, rest: int, missing: int) -> tuple[int, int
 
 
 def _last(layout: Layout, rest: int, missing: int) -> int:
-    """CPUs of the cores that have the fewest free, part by part."""
+    """CPUs of the cores with the fewest free CPUs, part by part."""
     taken = 0
     for part in _ordered_parts(layout, rest):
         inside = rest & part
@@ -208,7 +209,7 @@ _Place = TypeVar("_Place", Area, Section)
 
 
 def _ordered_parts(layout: Layout, free: int) -> list[int]:
-    """CPUs of the parts of all sections that have free CPUs: where cores are listed."""
+    """The CPUs of all parts of sections that have free CPUs; cores are listed per part."""
     ordered: list[int] = []
     for _, _, section in _by_free(layout.sections, free):
         if len(section.parts) == 1:
@@ -251,9 +252,9 @@ def _by_free(areas: Iterable[_Place], free: int) -> list[tuple[int, int, _Place]
 def _take_distributed(
     layout: Layout, free: int, count: int, *, group: int = 1, spread: bool = False
 ) -> int:
-    """Exactly `count` of the free CPUs, handed out in groups of `group`; packed where the count is
-    no multiple of it or no spread is possible. `spread`: as in `take_packed`, inside each node.
-    Raises NotEnoughCpusError."""
+    """Exactly `count` of the free CPUs, in groups of `group`; packed if the count is not a multiple
+    of it or no distribution is possible. `spread`: as in `take_packed`, inside each node. Raises
+    NotEnoughCpusError."""
     available = free.bit_count()
     if count > available:
         raise NotEnoughCpusError(count, available)
@@ -278,8 +279,8 @@ def _taken(
     portions: tuple[int, int],
     spread: bool,
 ) -> int:
-    """A node gives its base at once, what it was dealt group by group: the CPUs are others than
-    those of one take. `portions`: groups of the base, CPUs of a group."""
+    """A node gives its base in one call and then group by group, as the kubelet does: one call for
+    all would give other CPUs. `portions`: groups of the base, CPUs of a group."""
     base, group = portions
     taken = 0
     for node, cpus in zip(nodes, given, strict=True):
@@ -301,17 +302,18 @@ def _up(count: int, parts: int) -> int:
 
 
 def shares(free: Sequence[int], count: int, group: int, nodes: int) -> list[int] | None:
-    """CPUs that each node gives, so that `nodes` of them give `count` in whole groups; None if no
-    choice of so many nodes can. `free`: per node, in the order of preference; `count` is a multiple
-    of `group`.
+    """The CPUs that each node gives, so that `nodes` nodes give `count` in whole groups; None if
+    this is not possible with this number of nodes. `free`: per node, in the order of preference;
+    `count` is a multiple of `group`.
 
-    Of all ways to choose k nodes, the one that leaves the free CPUs of all nodes most alike wins;
-    each chosen node gives the same base, and the rest is dealt out in groups, one node after the
-    other, to some of them. The kubelet tries every choice of nodes and of receivers. Here the best
-    is found node by node instead: the squares of what stays free add up over the nodes, so a table
-    over (nodes chosen, groups dealt) is enough, whose size is a power of the number of nodes and
-    not exponential. Ties go to the choice that the kubelet meets first: the first nodes, then the
-    most receivers, then the first receivers; they are part of the sum, below the squares.
+    Among all ways to choose k nodes, the one that leaves the free CPUs of all nodes most equal
+    wins; each chosen node gives the same base, and the rest is distributed in groups, one node
+    after the other, over some of them. The kubelet tries every choice of nodes and of receivers.
+    Here the best is found node by node instead: the squares of what stays free add up over the
+    nodes, so a table over (nodes chosen, groups dealt) is enough, whose size is a power of the
+    number of nodes and not exponential. Ties go to the choice that the kubelet tries first: the
+    first nodes, then the most receivers, then the first receivers; they are part of the sum, below
+    the squares.
 
     The sum of the free CPUs is the same for each choice, so the least sum of squares is the least
     standard deviation. The kubelet rounds that to three decimals; below 2,000 CPUs no two differ by
@@ -365,8 +367,8 @@ class _Search:
         return self._given(-cost)
 
     def _dealt(self, full: int) -> int | None:
-        """The least cost where each receiver gets `full` groups, as far as it has room, and the
-        first of them one more."""
+        """The least cost if each receiver gives `full` groups, as far as it has room, and the first
+        of them one more."""
         width = self._deal + 1
         goal = self._nodes * width + self._deal
         more: dict[int, int] = {0: 0}
@@ -388,7 +390,7 @@ class _Search:
         return level.get(goal)
 
     def _received(self, index: int, groups: int) -> int:
-        """The cost of a chosen node that receives so many groups."""
+        """The cost of a chosen node that gives this number of additional groups."""
         left = self._left[index]
         squares = (left - groups * self._group) ** 2 - left**2
         receiver = self._bit(index) + (1 << self._size)

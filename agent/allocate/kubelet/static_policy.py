@@ -33,7 +33,7 @@ class StaticOptions(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_
 
 
 class StartProblem(enum.StrEnum):
-    """Why a policy can't be made, or can't start from the state that it finds."""
+    """Why a policy can't be created, or can't start from the existing state."""
 
     OPTIONS_EXCLUDE_EACH_OTHER = "options exclude each other"
     SINGLE_NUMA_NODE = "align-by-socket excludes the NUMA policy SingleNUMANode"
@@ -49,8 +49,8 @@ class StartProblem(enum.StrEnum):
 
 
 class PolicyStartError(ValueError):
-    """A policy can't be made or started. `cpus`: the CPUs in question; `subject`: what it is about,
-    as the options, or the container as `pod/container`."""
+    """A policy can't be created or started. `cpus`: the CPUs in question; `subject`: the options in
+    question, or the container as `pod/container`."""
 
     def __init__(self, problem: StartProblem, *, cpus: int = 0, subject: str = "") -> None:
         self.problem = problem
@@ -93,7 +93,7 @@ class ContainerCpu(msgspec.Struct, frozen=True):
 
 
 class PodCpu(msgspec.Struct, frozen=True):
-    """A pod, as far as exclusive CPUs matter; `init` in the order of the start."""
+    """The fields of a pod that matter for exclusive CPUs; `init` in start order."""
 
     uid: str
     kube_class: KubeClass
@@ -101,7 +101,7 @@ class PodCpu(msgspec.Struct, frozen=True):
     init: tuple[ContainerCpu, ...] = ()
 
     def container(self, name: str) -> ContainerCpu:
-        """Raises KeyError where the pod has no such container."""
+        """Raises KeyError if the pod has no such container."""
         for each in (*self.init, *self.containers):
             if each.name == name:
                 return each
@@ -121,7 +121,7 @@ class SharedReason(enum.StrEnum):
 
 
 def exclusive_cpus(pod: PodCpu, container: ContainerCpu) -> int | SharedReason:
-    """The CPUs that a container is to have alone, at least 1, or why it has none."""
+    """The number of exclusive CPUs of a container, at least 1, or why it has none."""
     if pod.kube_class != "guaranteed":
         return SharedReason.NOT_GUARANTEED
     if container.cpu_milli <= 0:
@@ -131,7 +131,7 @@ def exclusive_cpus(pod: PodCpu, container: ContainerCpu) -> int | SharedReason:
 
 
 def cpus_of(pod: PodCpu, container: ContainerCpu) -> int:
-    """The same, 0 where it has none."""
+    """The number of exclusive CPUs of a container, 0 if it has none."""
     asked = exclusive_cpus(pod, container)
     return asked if isinstance(asked, int) else 0
 
@@ -150,8 +150,8 @@ def pod_cpus(pod: PodCpu) -> int:
 
 
 def unserved(pod: ApiPod) -> str:
-    """Why a static kubelet gives no exclusive CPUs to one of the pod's containers that keep
-    running, "" where it gives some to each. A container that the pod's annotation leaves on the
+    """Why a static kubelet assigns no exclusive CPUs to one of the pod's containers that keep
+    running, "" if it assigns some to each. A container that the pod's annotation leaves on the
     shared CPUs needs none."""
     kube_class = pod.kube_class or "besteffort"
     sharing = shared_containers(pod.annotations)
@@ -177,8 +177,9 @@ class RefusalReason(enum.StrEnum):
 
 
 class AllocationRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """The state stays as it was. `available`: CPUs that could be had (those of whole cores, where
-    these matter); `threads`: CPUs of a core; `held`: what the container already has and keeps."""
+    """The state does not change. `available`: the number of available CPUs (those of whole cores,
+    if these are required); `threads`: CPUs of a core; `held`: the number of CPUs that the container
+    already has and keeps."""
 
     reason: RefusalReason
     requested: int

@@ -6,9 +6,9 @@ pod's annotations allocate to it as it is: two pods that hold the same CPU or de
 are reported. The state is the sum of the assigned pods, so a restart rebuilds it from their
 annotations in any order.
 
-Pods without CPUs or devices of ours are placed by the node's report of its NUMA nodes (`zones`).
-For all others the policies, CPUs and NUMA nodes come from `offering`, and the devices take part in
-it as a second hint provider."""
+Pods without CPUs or devices from Topolet are placed by the node's report of its NUMA nodes
+(`zones`). For all others the policies, CPUs and NUMA nodes come from `offering`, and the devices
+take part in it as a second hint provider."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ from agent.model.devices.device_object import DeviceType
 
 
 class StaleOfferError(Exception):
-    """An offer that can't be committed any more; the message names what is gone."""
+    """An offer that can no longer be committed; the message names what is missing."""
 
 
 class Overlap(msgspec.Struct, frozen=True):
-    """CPUs that more pods hold than may share one; `uids` ascending."""
+    """CPUs that more pods hold than may share them; `uids` ascending."""
 
     cpus: CpuSet
     uids: tuple[str, ...]
 
 
 class NodeAllocator:
-    """Assigned pods by uid on a node of these properties. For one thread at a time."""
+    """Assigned pods by uid on a node with these properties. Not thread-safe."""
 
     def __init__(self, facts: NodeProperties, holdings: Iterable[AssignedPod] = ()) -> None:
         self._facts = facts
@@ -79,7 +79,7 @@ class NodeAllocator:
         return MappingProxyType(self._holdings)
 
     def with_facts(self, facts: NodeProperties, uncounted: Container[str] = ()) -> NodeAllocator:
-        """The same pods on a node that has changed. `uncounted`: uids of pods that the node's
+        """The same pods on the node with new properties. `uncounted`: uids of pods that the node's
         report of its NUMA nodes does not count yet."""
         if facts.cpus == self._facts.cpus:
             other = self.without(())
@@ -111,7 +111,7 @@ class NodeAllocator:
         return other
 
     def offer(self, pod_request: PodRequest) -> Granted | Refused:
-        """An offer in the current state; for a pod that holds something, as if it did not."""
+        """An offer in the current state. What the pod itself holds counts as free."""
         facts = self._facts
         if not pod_request.needs and not facts.binds_all:
             return self._by_zones(pod_request)
@@ -146,9 +146,9 @@ class NodeAllocator:
         """One offer for each request, all of which can be committed; the requests have different
         uids and the same content.
 
-        Whole GPUs are first chosen for all pods as for one, so that the best links are between
-        them; each pod then gets its part of these. When that is impossible (a NUMA policy or a
-        partition table admits no set so large), each pod in turn gets its own best offer."""
+        Whole GPUs are first chosen for all pods as if they were one pod, so that the best links are
+        between them; each pod then gets its part of these. If that is impossible (a NUMA policy or
+        a partition table admits no set so large), each pod in turn gets its own best offer."""
         outside = self._outside(pod_requests)
         if outside:
             trial = self.without(())
@@ -159,7 +159,7 @@ class NodeAllocator:
         return self.without(())._in_turn(pod_requests)
 
     def commit(self, granted: Granted) -> AssignedPod:
-        """Raises StaleOfferError, and changes nothing, where something was given away since."""
+        """Raises StaleOfferError, without a change, if a part of the offer was allocated since."""
         pod_request = granted.pod_request
         if missing := self._missing(granted):
             raise StaleOfferError(f"pod {pod_request.title}: {missing}")
@@ -170,7 +170,7 @@ class NodeAllocator:
         return holding
 
     def record(self, holding: AssignedPod) -> None:
-        """Takes a holding as it is, in place of an earlier one of the same pod."""
+        """Adds an assigned pod without checks and replaces its earlier allocation."""
         if holding.kinds or self._kinds(holding.uid):
             self._devices = None
         self._forget(holding.uid)
@@ -187,7 +187,7 @@ class NodeAllocator:
         return self._forget(uid)
 
     def overlaps(self) -> tuple[Overlap | DeviceOverlap, ...]:
-        """What is held by more pods than may share it."""
+        """The CPUs and devices that more pods hold than may share them."""
         of_devices = device_overlaps(self._facts.inventory, self._holdings.values())
         return (*self._cpu_overlaps(), *of_devices)
 
@@ -198,7 +198,7 @@ class NodeAllocator:
         return Refused((found.misfit or Missing(_UNKNOWN_PODS),), found.unresolvable)
 
     def _cpu_overlaps(self) -> tuple[Overlap, ...]:
-        """In one entry for each set of holders."""
+        """One entry for each set of holders."""
         excess = self._account.overcommitted() if self._account else 0
         if not excess:
             return ()
@@ -212,7 +212,7 @@ class NodeAllocator:
         return tuple(Overlap(CpuSet(cpus), uids) for uids, cpus in shared.items())
 
     def _missing(self, granted: Granted) -> str:
-        """What the offer needs and the node does not have any more; empty if it has all."""
+        """What the offer needs and the node no longer has; "" if it has all."""
         pod_request = granted.pod_request
         if pod_request.zoned is not None and isinstance(found := self.offer(pod_request), Refused):
             return found.text()
@@ -278,7 +278,8 @@ class NodeAllocator:
         return holding
 
     def _score(self, pod_request: PodRequest, offer: Offer | None) -> int | None:
-        """Of CPU, memory and NUMA nodes; None for a pod that asks for neither CPU nor memory."""
+        """The score of CPU, memory and NUMA nodes; None for a pod that requests neither CPU nor
+        memory."""
         if offer is None or not ("cpu" in pod_request.requests or "memory" in pod_request.requests):
             return None
         args, cpus = self._facts.rules.scoring, self._facts.cpus
@@ -317,7 +318,7 @@ class NodeAllocator:
 
 
 def _as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodRequest:
-    """The cards of all as one pod's request, and nothing else."""
+    """One request for the cards of all pods, without other resources."""
     size, first = len(pod_requests), pod_requests[0]
     total = {name: amount * size for name, amount in cards.total.items()}
     asks = {_GPU: TypeRequest(total, cards.count * size, cards.per)}
@@ -342,8 +343,8 @@ def _granted(
     devices: DeviceHintProvider | None,
     score: int | None,
 ) -> Granted | Refused:
-    """The offers of both providers as one. `score`: of everything but devices, None when nothing
-    else is requested."""
+    """The offers of both providers as one. `score`: the score of everything except devices, None if
+    nothing else is requested."""
     scores = [] if score is None else [score]
     order = (0, 0) if offer is None else (offer.price.split_cores, offer.price.numa_nodes)
     if devices is None:
@@ -357,7 +358,7 @@ def _granted(
 
 
 def _declined(answer: Declined, devices: DeviceHintProvider | None) -> Refused:
-    """The devices report their own shortage, not the merge."""
+    """A shortage of devices is reported by the device provider instead of the merge."""
     if devices is None or not isinstance(devices.found, DeviceRefusal):
         return refused(*answer.rejections)
     others = [

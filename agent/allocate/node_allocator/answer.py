@@ -22,7 +22,7 @@ from agent.model.quantities import cpu
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """`offer` None: nothing of CPUs and NUMA nodes is kept for the pod; `allocation` None: no
+    """`offer` None: no CPUs and NUMA amounts are allocated to the pod; `allocation` None: no
     device. `score`: 0-100, more is better; `order`: smaller is better among equal scores."""
 
     pod_request: PodRequest
@@ -46,7 +46,7 @@ class Granted(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, pod_request=pod_request, offer=offer)
 
     def holding(self) -> AssignedPod:
-        """What the pod holds once this is committed: what `holding_of` reads back."""
+        """The pod's allocation after the commit, as `holding_of` reads it back."""
         pod_request = self.pod_request
         devices: Holdings = {}
         functions: VirtualFunctions = {}
@@ -71,8 +71,8 @@ class Granted(msgspec.Struct, frozen=True):
         )
 
     def annotations(self) -> dict[str, str]:
-        """The annotations of the pod. Those that an earlier try, or another writer, wrote and that
-        are not allocated now become empty."""
+        """The annotations of the pod. Allocation annotations of an earlier attempt or another
+        writer that are not part of this one become empty."""
         found = dict.fromkeys(self.pod_request.stale, "{}")
         if self.offer is not None:
             claim = self.offer.claim
@@ -84,7 +84,7 @@ class Granted(msgspec.Struct, frozen=True):
         return found
 
     def _spec(self) -> str | None:
-        """With the bind policy in force; None when it has it already."""
+        """The resource-spec with the bind policy in force; None if it already has it."""
         for each in self.offer.why.policies if self.offer else ():
             if each.policy == "cpu bind policy":
                 forced = each.source in (PolicySource.KUBELET, PolicySource.NODE_LABEL)
@@ -93,7 +93,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """The node itself lacks something that no eviction brings; `text` names it."""
+    """The node lacks something that no eviction can provide; `text` names it."""
 
     text: str
 
@@ -102,18 +102,18 @@ Why = Rejection | DeviceRefusal | Misfit | Missing
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """Never without a reason. `unresolvable`: no eviction can help."""
+    """At least one reason. `unresolvable`: no eviction can help."""
 
     reasons: tuple[Why, ...]
     unresolvable: bool = False
 
     def text(self) -> str:
-        """A message for people: what lacks, how much of it was requested and how much is
-        available."""
+        """A message for people: the missing resources with the requested and the available
+        amounts."""
         return "; ".join(map(_said, self.reasons))
 
     def words(self) -> str:
-        """The same without amounts and NUMA nodes, in which nodes alike may differ."""
+        """The same without amounts and NUMA nodes, which differ between similar nodes."""
         return "; ".join(map(_words, self.reasons))
 
 
@@ -200,9 +200,9 @@ PREFERRED = "preferredCPUBindPolicy"
 
 
 def spec_text(text: str, policy: BindPolicy, *, forced: bool) -> str | None:
-    """The content of the annotation, with the policy in force in place of a missing or default one,
-    as Koordinator writes it back; None when it has it already. `forced`: by the node. `text`: a
-    readable resource-spec, "" for none."""
+    """The content of the annotation with the policy in force instead of a missing or default one,
+    as Koordinator writes it back; None if it already has it. `forced`: by the node. `text`: a valid
+    resource-spec, "" for none."""
     before: dict[str, Any] = (msgspec.json.decode(text) if text else None) or {}
     spec = dict(before)
     missing = not spec.get(REQUIRED)

@@ -30,8 +30,9 @@ from agent.model.pod.annotations import (
 
 
 class AssignedPod(msgspec.Struct, frozen=True, gc=False):
-    """`devices` and `functions` by type and minor; `ids`: the names for life of devices that were
-    given by one; `requests`: the pod's total. `faults`: what of its annotations can't be read."""
+    """`devices` and `functions` by type and minor; `ids`: the permanent ids of devices that were
+    allocated by id; `requests`: the pod's total. `faults`: errors for annotations that can't be
+    read."""
 
     uid: str
     title: str
@@ -45,7 +46,7 @@ class AssignedPod(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The types of its devices."""
+        """The types of the pod's devices."""
         if not self.devices and not self.functions:
             return _NONE
         return frozenset(kind for kind, _ in (*self.devices, *self.functions))
@@ -55,7 +56,8 @@ _NONE: Final[frozenset[str]] = frozenset()
 
 
 def holding_of(pod: ApiPod) -> AssignedPod:
-    """Never fails: a part that can't be read is a fault, and the others count."""
+    """Reads a pod's allocation. Never fails: a part that can't be read is a fault, and the others
+    count."""
     faults: list[str] = []
     requests = pod_requests(pod)
     claim = _claim(pod, requests.get("cpu", 0), faults)
@@ -100,7 +102,7 @@ def _claim(pod: ApiPod, cpu_milli: int, faults: list[str]) -> PodAllocation:
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """Devices that one pod holds though no scheduler gave it them."""
+    """Devices that one pod holds without an allocation of a scheduler."""
 
     devices: Holdings
     functions: VirtualFunctions
@@ -119,8 +121,9 @@ class DeviceOverlap(msgspec.Struct, frozen=True):
 def held_devices(
     inventory: Inventory, holdings: Mapping[str, AssignedPod], imported: Mapping[str, Imported]
 ) -> NodeDevices:
-    """Both by uid. For a device that a scheduler allocated to a pod only the allocation counts;
-    without an amount in it the pod has the whole device, as on its node (`allocate.visibility`)."""
+    """`holdings` and `imported` are by uid. If a scheduler allocated a device to a pod, only the
+    allocation counts; without an amount the pod has the whole device, as on its node
+    (`allocate.visibility`)."""
     devices, functions = [], []
     own: dict[str, Holdings] = {}
     for uid, held in holdings.items():
@@ -142,7 +145,7 @@ def held_devices(
 def device_overlaps(
     inventory: Inventory | None, holdings: Iterable[AssignedPod]
 ) -> tuple[DeviceOverlap, ...]:
-    """By type, minor and what is held; each with those that hold something of it."""
+    """Sorted by type, minor and `what`; each with the pods that hold a part of it."""
     claims: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
     for held in sorted(holdings, key=lambda each: each.uid):
         devices, functions = _numbered(held, inventory)
@@ -156,7 +159,7 @@ def device_overlaps(
     for (kind, minor, what), of in sorted(claims.items()):
         fleet = inventory.fleets.get(kind) if inventory else None
         device = fleet.devices.get(minor) if fleet else None
-        # A virtual function is no resource of its device: it is there once.
+        # A virtual function is not a resource amount of its device: it exists once.
         there = device.resources.get(what, 1) if device else 1
         if len(of) > 1 and sum(amount for _, amount in of) > there:
             uids = tuple(uid for uid, amount in of if amount)
@@ -171,7 +174,8 @@ def _all_of(inventory: Inventory, at: tuple[str, int]) -> dict[str, int]:
 
 
 def _numbered(held: AssignedPod, inventory: Inventory | None) -> tuple[Holdings, VirtualFunctions]:
-    """With the minors that the devices have now: drivers of GPUs count them anew at each start."""
+    """The holdings with the current minors of the devices: GPU drivers assign minors anew at each
+    start."""
     moved = {}
     for (kind, minor), uuid in held.ids.items():
         fleet = inventory.fleets.get(kind) if inventory else None

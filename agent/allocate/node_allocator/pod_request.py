@@ -1,4 +1,4 @@
-"""All that one pod asks of a node, before anything is given."""
+"""All requests of one pod to a node, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from agent.model.pod.qos import QOS_LABEL, QoS, qos_of
 
 
 class PodRequestError(ValueError):
-    """A request that no node can read; the message names the pod and the field."""
+    """A request that can't be read; the message names the pod and the field."""
 
 
 class Needs(enum.Flag):
-    """What a pod needs of Topolet; nothing: others' rules alone place it."""
+    """What a pod needs from Topolet. NOTHING: only Kubernetes' rules place it."""
 
     NOTHING = 0
     NUMA = enum.auto()
@@ -54,12 +54,13 @@ class Needs(enum.Flag):
 
 class PodRequest(msgspec.Struct, frozen=True):
     """`ask`: CPU, memory and all other resources but devices that NUMA nodes may count; `requests`:
-    of the whole pod, devices too. `zoned`: what a pod without needs requests of NUMA nodes, by
-    Kubernetes' own rules. `isolation`: the library that shall enforce parts of a GPU, "" for none.
-    `spec_text`: the pod's resource-spec; `stale`: annotations that it has already, of those that we
-    write. `shape`: equal for two pods that get the same answer on every node. `taken`: what the
-    kubelet takes of NUMA nodes for it; CPUs that it owns are its claim's. `unserved`: why a static
-    kubelet would not give CPUs to every container of a pod that asks for some of its own."""
+    of the whole pod, devices too. `zoned`: the requests to NUMA nodes of a pod without needs, by
+    Kubernetes' own rules. `isolation`: the library that is to enforce parts of a GPU, "" for none.
+    `spec_text`: the pod's resource-spec; `stale`: those annotations that Topolet writes and that
+    the pod already has. `shape`: equal for two pods that get the same answer on every node.
+    `taken`: the amounts that the kubelet takes from NUMA nodes for the pod, without CPUs that it
+    owns. `unserved`: why a static kubelet would not assign CPUs to every container of a pod that
+    requests CPUs of its own."""
 
     ask: ResourceRequest
     requests: dict[str, int] = {}
@@ -85,7 +86,7 @@ class PodRequest(msgspec.Struct, frozen=True):
 
     @property
     def nothing(self) -> PodAllocation:
-        """What it holds of CPUs and NUMA nodes where nothing was given to it."""
+        """The pod's allocation without CPUs and NUMA amounts."""
         return PodAllocation(self.uid, self.title, cpu_milli=self.requests.get("cpu", 0))
 
 
@@ -154,7 +155,7 @@ def _pod_request(pod: ApiPod) -> PodRequest:
 
 
 def _binds(ask: ResourceRequest) -> bool:
-    """Whether the pod asks for CPUs of its own."""
+    """Whether the pod requests CPUs of its own."""
     policy = ask.spec.required or ask.spec.preferred
     return ask.owner and policy is not BindPolicy.CONSTRAINED_BURST and "cpu" in ask.requests
 
@@ -165,13 +166,13 @@ def _needs_cpus(ask: ResourceRequest) -> bool:
 
 
 def _parts(zoned: ZonedPod | None) -> object:
-    """The amounts of NUMA nodes, with the names for reasons."""
+    """The amounts that NUMA nodes must have, and the names that appear in reasons."""
     if zoned is None or zoned.indifferent:
         return None
     return zoned.guaranteed, [(each.kind, each.name, each.requests) for each in zoned.parts]
 
 
 def _shape(ask: ResourceRequest, ours: bool, *rest: object) -> bytes:
-    """As bytes, whose hash is computed once."""
+    """As bytes, because their hash is cached."""
     key = (ask.qos, ask.owner, ask.burst_milli, ask.spec, ask.numa, ours, *rest)
     return msgspec.json.encode(key, order="sorted")

@@ -3,8 +3,8 @@ its Node, NodeResourceTopology and Device.
 
 CPUs and the kubelet's policies are those of the NodeResourceTopology; labels and amplification
 those of the Node (Koordinator: pkg/scheduler/plugins/nodenumaresource, NewTopologyOptions in
-topology_options.go and amplifyNUMANodeResources in util.go). Where an annotation about which CPUs
-may be owned can't be read, no CPU is bound: the owner of each CPU is unknown."""
+topology_options.go and amplifyNUMANodeResources in util.go). If an annotation about which CPUs may
+be owned can't be read, no CPU is bound: the owner of each CPU is unknown."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from agent.model.settings.plugin_args import SchedulerArgs, ZoneScoring
 
 
 class AllocatorRules(msgspec.Struct, frozen=True):
-    """The configuration. `strategy`: which devices are preferred; `shares`: for pods that request
-    parts of GPUs, which leave no whole one when they are spread. `unshared`: by vendor, the GPU
-    models that are never divided. `scoring`: of CPUs and NUMA nodes; None: by the strategy of the
-    node. `zones`: the scoring of nodes for pods without CPUs or devices of ours. `gpu_objective`:
-    which linked GPUs of a node suit a pod best."""
+    """The configuration. `strategy`: the order of devices. `shares`: the order of devices for pods
+    that request parts of GPUs; spreading these would leave no whole GPU. `unshared`: by vendor, the
+    GPU models that are never divided. `scoring`: the scoring of CPUs and NUMA nodes; None: by the
+    strategy of the node. `zones`: the scoring of nodes for pods without CPUs or devices from
+    Topolet. `gpu_objective`: which linked GPUs of a node suit a pod best."""
 
     strategy: Strategy = Strategy.LEAST_ALLOCATED
     shares: Strategy = Strategy.MOST_ALLOCATED
@@ -95,8 +95,8 @@ class NodeProperties(msgspec.Struct, frozen=True):
 
     @property
     def aligns_all(self) -> bool:
-        """Whether the policies align every pod to NUMA nodes: the node's report does not count
-        then."""
+        """Whether the policies align every pod to NUMA nodes; then the node's report does not
+        count."""
         said = self.cpus.policies.numa_label if self.cpus else None
         return said not in (None, NumaPolicy.NONE)
 
@@ -111,8 +111,8 @@ def node_properties(
     allocatable: Mapping[str, int] | None = None,
     zones: ZoneReport | None = None,
 ) -> NodeProperties:
-    """`labels` and `allocatable`: the Node's; `faults`: those that were found so far. Of a Device
-    object what can't be read of the partition table, the links of GPUs and the imported holdings is
+    """`labels` and `allocatable`: the Node's; `faults`: the faults that were found so far. A
+    partition table, links of GPUs and imported holdings in the Device object that can't be read are
     left out."""
     rules = rules or AllocatorRules()
     found = list(faults)
@@ -155,7 +155,7 @@ def _inventory(
 
 @lru_cache(maxsize=256)
 def _partitions(text: str, of_device: str, of_node: str, model: str, vendor: str) -> Partitions:
-    """Nodes of one model share a table. Raises AnnotationError."""
+    """Cached: nodes of one model share a table. Raises AnnotationError."""
     return partitions.partitions(
         {PARTITION_POLICY: of_device},
         {GPU_PARTITIONS: text},
@@ -165,7 +165,7 @@ def _partitions(text: str, of_device: str, of_node: str, model: str, vendor: str
 
 @lru_cache(maxsize=256)
 def _links(text: str, objective: GpuObjective) -> LinkTable | None:
-    """Nodes of one model share them. Raises AnnotationError."""
+    """Cached: nodes of one model share them. Raises AnnotationError."""
     return links_of(interconnect.decode_links({GPU_LINKS: text}), objective)
 
 
@@ -199,11 +199,10 @@ def topology_options(
     profile: Profile = PROFILES["koordinator"],
     claims: Mapping[str, CpuSet] = _NO_CLAIMS,
 ) -> tuple[TopologyOptions, tuple[str, ...]]:
-    """The options, and a complaint for every value that can't be read. `labels` and `annotations`
-    are the Node's, `cpu_milli` its allocatable CPU (already amplified), None if unknown. `claims`:
-    the CPUs that pods hold by their annotations, by uid: where the kubelet gave a pod those, they
-    are counted as the pod's and not a second time as the kubelet's; where it gave it others, both
-    are taken."""
+    """The options, and a message for every value that can't be read. `labels` and `annotations` are
+    the Node's, `cpu_milli` its allocatable CPU (already amplified), None if unknown. `claims`: the
+    CPUs that pods hold by their annotations, by uid. If the kubelet assigned the same CPUs to a
+    pod, they count once; if it assigned other CPUs, both count as taken."""
     faults: list[str] = []
     cpus = _NO_CPUS
     try:
@@ -260,12 +259,12 @@ def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
 
 @lru_cache(maxsize=256)
 def _layout(cpus: tuple[Cpu, ...]) -> Layout | None:
-    """Nodes of one model share theirs."""
+    """Cached: nodes of one model share a layout."""
     return layouts.of(cpus) if cpus else None
 
 
 def _zones(topology: NodeTopology, ratios: Mapping[str, float]) -> Amounts:
-    """CPU is amplified by the facts, which take reserved CPUs off first."""
+    """CPU is not amplified here: TopologyOptions subtracts reserved CPUs first."""
     return {
         zone.node: {
             name: math.ceil(amounts.allocatable * ratios[name])

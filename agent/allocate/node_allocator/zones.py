@@ -1,8 +1,8 @@
 """NUMA nodes by the node's report, and the pods assigned since. Kubernetes' rules place pods
-without CPUs or devices of ours (see `allocate.nrt`). The node's agent reports the free amounts some
-time after a pod was assigned: until then its amounts are subtracted. A plain pod may take them from
-any NUMA node, so they are subtracted from each one: the kubelet chooses, by what has ended and in
-the order of arrival. The claim of any other pod names its NUMA nodes."""
+without CPUs or devices from Topolet (see `allocate.nrt`). The node's agent reports the free amounts
+some time after a pod was assigned: until then its amounts are subtracted. A plain pod may take them
+from any NUMA node, so they are subtracted from each one; which one the kubelet chooses depends on
+ended pods and on the order of arrival. The allocation of any other pod names its NUMA nodes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ZonesLack(msgspec.Struct, frozen=True):
 
 
 class Zones:
-    """Of one node; None: its report does not count, and every pod passes. For one thread at a
-    time."""
+    """The zones of one node. `report` None: it does not count, and every pod passes. Not
+    thread-safe."""
 
     def __init__(self, report: ZoneReport | None) -> None:
         self._report = report
@@ -52,15 +52,15 @@ class Zones:
         self._since = {uid: each for uid, each in self._since.items() if uid in uncounted}
 
     def without(self, uids: Collection[str]) -> Zones:
-        """A copy. Pods that the node counts already stay in its report."""
+        """A copy without these pods. Pods that the node already counts stay in its report."""
         other = Zones(self._report)
         other._reported = self._reported
         other._since = {uid: each for uid, each in self._since.items() if uid not in uids}
         return other
 
     def score(self, uid: str, pod: ZonedPod | None, scoring: ZoneScoring) -> int | ZonesLack:
-        """The score of the node for a pod without CPUs or devices of ours. A request for NUMA nodes
-        may have no amount: then only the reported resources matter, not the free amounts."""
+        """The score of the node for a pod without CPUs or devices from Topolet. A request for NUMA
+        nodes may have no amount: then only the reported resources matter, not the free amounts."""
         if pod is None:
             return 0
         left, report = None, self._report
@@ -89,7 +89,7 @@ class Zones:
         self._left = None
 
     def leave(self, uid: str) -> None:
-        """Subtracts a pod no more, unless the node reports it."""
+        """No longer subtracts a pod, unless the node's report counts it."""
         if self._since.pop(uid, None) is not None:
             self._left = None
 
@@ -108,8 +108,9 @@ class Zones:
 def assumed_of(
     claim: PodAllocation | None, taken: Mapping[str, int], cpus: TopologyOptions | None
 ) -> Assumed | None:
-    """Its own CPUs and amounts by its claim; a share of a pool takes no CPU. `taken`: what the
-    kubelet takes for the pod, from any NUMA node when the claim names none."""
+    """The pod's own CPUs and amounts by its allocation; a pod on a shared pool takes no CPU.
+    `taken`: the amounts that the kubelet takes for the pod, from any NUMA node if the allocation
+    names none."""
     if claim is None or not (claim.cpus or claim.amounts):
         return Assumed(anywhere=taken) if taken else None
     zones: dict[int, dict[str, int]] = {}

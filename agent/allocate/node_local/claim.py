@@ -24,11 +24,11 @@ class LocalPolicy(enum.StrEnum):
 
 
 class LocalRules(msgspec.Struct, frozen=True):
-    """What is fixed between two loads of the settings.
+    """The rules, which change only when the settings are loaded again.
 
     `options`: checked by the caller (`kubelet.static_policy.check_options`). `reserved`: CPUs that
-    no container gets as its own; they are shared unless `options.strict_cpu_reservation`.
-    `max_moves`: how many containers a dynamic decision moves to better CPUs, at most.
+    no container may own; they are shared unless `options.strict_cpu_reservation`. `max_moves`: the
+    most containers that a dynamic decision moves to better CPUs.
     """
 
     policy: LocalPolicy
@@ -41,10 +41,10 @@ class LocalRules(msgspec.Struct, frozen=True):
 class LocalRequest(msgspec.Struct, frozen=True):
     """A container of a Guaranteed pod that requests a whole number of CPUs, at least one.
     `created_at` orders the claims, the older first. `held`: the CPUs of its cgroup, or those that
-    it will start with; None: none yet. `owned`: its CPUs by the last decision, empty when it got
-    none; None without a last decision, as after a restart. `original`: the `Answer.original` of
-    that decision. `ended`: it does not run (or not yet again) and its pod exists; a container
-    without its pod is not a claim."""
+    it will start with; None: none yet. `owned`: its CPUs by the last decision, empty if it got
+    none; None without a last decision, as after a restart. `original`: `LocalAllocation.original`
+    of that decision. `ended`: the container does not run (or not yet again) and its pod exists; a
+    container without a pod is not a claim."""
 
     uid: str
     name: str
@@ -57,14 +57,14 @@ class LocalRequest(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What answers are found by."""
+        """The key of the claim's answer."""
         return self.uid, self.name
 
 
 class Sharing(msgspec.Struct, frozen=True):
-    """All other containers of the node. `unavailable`: CPUs that are neither owned by these claims
-    nor shared: of scheduler-chosen pods, isolated, reserved by the node. `users`: containers
-    without a claim run on the shared CPUs, so some CPUs stay shared. `held`: all CPUs in the
+    """All other containers of the node. `unavailable`: CPUs that these claims can't own and that
+    are not shared: owned by other pods, isolated, or reserved for the node. `users`: containers
+    without a claim run on the shared CPUs, so some CPUs must stay shared. `held`: all CPUs in the
     cgroups of such containers."""
 
     unavailable: CpuSet = EMPTY
@@ -73,9 +73,9 @@ class Sharing(msgspec.Struct, frozen=True):
 
 
 class LocalAllocation(msgspec.Struct, frozen=True):
-    """`cpus`: the container's own, empty when it shares; those of an ended container stay with its
-    pod, whose other containers may get them too. `original`: those of `cpus` that it had before its
-    resize. `refused`: why it has no CPUs, or too few (None: it has them, or it ended)."""
+    """`cpus`: the container's own CPUs, empty if it shares. The CPUs of an ended container stay
+    with its pod, whose other containers may get them too. `original`: those of `cpus` that it had
+    before its resize. `refused`: why it has no CPUs, or too few; None: it has them, or it ended."""
 
     cpus: CpuSet = EMPTY
     original: CpuSet = EMPTY
@@ -93,8 +93,8 @@ class MoveReason(enum.StrEnum):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """An owner's CPUs change. No CPU of `target` is another owner's in `source`, so moves may be
-    made in any order, at the same time as the answers to new containers."""
+    """A change of an owner's CPUs. No CPU of `target` is in the `source` of another owner, so moves
+    may be made in any order, also together with the answers to new containers."""
 
     uid: str
     name: str
@@ -114,8 +114,9 @@ class LocalDecision(msgspec.Struct, frozen=True):
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """`claims` on the node; `held`: CPUs in the cgroups of everybody else. `sharing`: pod uid and
-    container name of those that might claim and can't have CPUs of their own."""
+    """The input of a node-local decision. `held`: the CPUs in the cgroups of all containers without
+    a claim. `sharing`: pod uid and name of containers that qualify for CPUs of their own and can't
+    get any."""
 
     rules: LocalRules
     claims: tuple[LocalRequest, ...]
@@ -124,9 +125,9 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The result of a pod: `cpus` of its containers by name, `all` that no other pod may run on
-    (also those that its ended containers keep for it), and by name why a container must not be
-    created now (`blocked`, "" for one that only shares)."""
+    """The result of a pod. `cpus`: the CPUs of its containers by name. `blocked`: by name, why a
+    container must not be created now, "" for one that only shares. `all`: the CPUs on which no
+    other pod may run, also those that ended containers keep for the pod."""
 
     cpus: Mapping[str, CpuSet] = {}
     blocked: Mapping[str, str] = {}
@@ -134,8 +135,9 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class LocalOutcome(msgspec.Struct, frozen=True):
-    """`by_uid`: pods with claims. `pool`: the shared CPUs. `owners`: for the next decision, also
-    those without CPUs. `again`: after this is applied, another decision may be better."""
+    """`by_uid`: the results of pods with claims. `pool`: the shared CPUs. `owners`: the input of
+    the next decision, also those without CPUs. `again`: after this is applied, another decision may
+    be better."""
 
     by_uid: Mapping[str, Share]
     pool: CpuSet
@@ -145,9 +147,10 @@ class LocalOutcome(msgspec.Struct, frozen=True):
 
 
 class Book:
-    """Masks. `assignable` CPUs may be owned; `shared` are all that are owned or shared. CPUs of
-    ended containers stay with their pod. `withheld`: CPUs that a container still runs on and is
-    about to leave: no other container gets them before."""
+    """The owners during a decision, as masks. `assignable` CPUs may be owned; `shared` are all CPUs
+    that are owned or shared. CPUs of ended containers stay with their pod. `withheld`: CPUs on
+    which a container still runs and which it is about to leave; no other container gets them in
+    this decision."""
 
     def __init__(self, assignable: int, shared: int) -> None:
         self.withheld = 0
@@ -160,7 +163,7 @@ class Book:
         self._ended_by_pod: dict[str, int] = {}
 
     def own(self, claim: LocalRequest) -> int:
-        """What it owns, 0 for nothing."""
+        """The CPUs that the claim owns, 0 for none."""
         return self._own.get(claim.key, 0)
 
     def give(self, claim: LocalRequest, cpus: int) -> None:
@@ -176,7 +179,7 @@ class Book:
             self._live_by_pod[uid] = self._live_by_pod.get(uid, 0) & ~before | cpus
 
     def untaken(self, claim: LocalRequest) -> int:
-        """The CPUs without those of containers that may not share CPUs with the claim's
+        """All assignable CPUs, except those of containers that may not share CPUs with the claim's
         container."""
         live = self._live & ~self._live_by_pod.get(claim.uid, 0) if claim.ended else self._live
         return self.assignable & ~live & ~self.ended_of_others(claim.uid)
@@ -187,16 +190,16 @@ class Book:
         return self.assignable & ~taken
 
     def reusable(self, claim: LocalRequest) -> int:
-        """Those of ended containers of its pod."""
+        """The CPUs of ended containers of the claim's pod."""
         return self.free(claim) & self._ended_by_pod.get(claim.uid, 0)
 
     @property
     def pool(self) -> int:
-        """What is shared."""
+        """The shared CPUs."""
         return self._shared & ~(self._live | self._ended)
 
     def empties(self, *changes: tuple[LocalRequest, int]) -> bool:
-        """Whether the last shared CPUs would go if these claims owned these CPUs instead."""
+        """Whether the shared pool would be empty if these claims owned these CPUs instead."""
         live = self._live
         for claim, _ in changes:
             live &= ~self.own(claim)
@@ -205,5 +208,5 @@ class Book:
         return bool(self.pool) and not self._shared & ~(live | self._ended)
 
     def ended_of_others(self, uid: str) -> int:
-        """What ended containers of other pods keep for those pods."""
+        """The CPUs that ended containers keep for other pods."""
         return self._ended & ~self._ended_by_pod.get(uid, 0)

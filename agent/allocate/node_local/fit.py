@@ -1,16 +1,16 @@
-"""How well CPUs lie together; the best CPUs to take, to add and to give back; and moves of
+"""How close CPUs are to each other; the best CPUs to take, to add and to release; and moves of
 containers to better CPUs.
 
 Narrow areas come first, as in the kubelet's NUMA hints (pkg/kubelet/cm/cpumanager/policy_static.go,
-generateCPUTopologyHints): an L3 cache where the options count it, a NUMA node, a socket, the
-machine; inside the area the kubelet's options choose. Of equal areas the one comes first that
-breaks no whole core, then the fullest.
+generateCPUTopologyHints): an L3 cache if the options count it, a NUMA node, a socket, the machine;
+inside the area the kubelet's options choose. Among equal areas, one that breaks no whole core comes
+first, then the fullest.
 
 A container moves only to CPUs that are free before any move of the decision is made. A move to
 better CPUs lowers the cost of one container and raises no other's. A container that makes room for
-another does not get worse CPUs, and moves only where the next decision then lowers a cost or gives
-CPUs to a container that has too few: so moves come to an end. After room was made nothing more is
-planned, as that would have to be checked against it.
+another does not get worse CPUs, and moves only if the next decision then lowers a cost or gives
+CPUs to a container that has too few. So the number of moves is finite. After a move that makes room
+no further move is planned in the same decision.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from agent.model.cpu.cpuset import CpuSet, lowest
 _Cost: TypeAlias = tuple[int, int, int, int]
 
 _TRIALS: Final = 24
-"""How many containers that could make room are tried in one decision."""
+"""The most containers that are tried in one decision to make room."""
 
 _NO_COST: Final[_Cost] = (0, 0, 0, 0)
 
 
 class CpuFit(msgspec.Struct, frozen=True):
-    """CPUs as masks; `free` is what may be taken."""
+    """Chooses CPUs, as masks; `free`: the CPUs that may be taken."""
 
     layout: Layout
     options: StaticOptions
@@ -63,11 +63,11 @@ class CpuFit(msgspec.Struct, frozen=True):
 
     @property
     def loose(self) -> CpuFit:
-        """For CPUs that are not of whole cores though now they would have to be."""
+        """A fit without full-pcpus-only, for owned CPUs that are not whole cores."""
         return CpuFit(self.layout, msgspec.structs.replace(self.options, full_pcpus_only=False))
 
     def usable(self, free: int) -> int:
-        """The CPUs that may be given away: with full-pcpus-only those of whole cores."""
+        """The CPUs that may be assigned: with full-pcpus-only those of whole cores."""
         return of_whole_cores(self.layout, free) if self.options.full_pcpus_only else free
 
     def best(self, free: int, count: int) -> int:
@@ -115,7 +115,7 @@ class CpuFit(msgspec.Struct, frozen=True):
         return min(found)[1]
 
     def shrunk(self, base: int, count: int, original: int = 0) -> int:
-        """`count` of the CPUs in `base`, those it had at first rather than others."""
+        """`count` of the CPUs in `base`, preferably the `original` ones."""
         first = original & base
         try:
             if first.bit_count() > count:
@@ -125,8 +125,8 @@ class CpuFit(msgspec.Struct, frozen=True):
             return self.loose.best(base, count)
 
     def _areas(self, usable: int, count: int) -> Iterator[int]:
-        """The areas for so many CPUs: the narrow ones that have them, otherwise NUMA nodes
-        together, in one socket and anywhere."""
+        """The areas to take `count` CPUs from: the narrow ones that have them, otherwise several
+        NUMA nodes, in one socket and anywhere."""
         layout = self.layout
         tiers = [
             {cell.cpus for cell in layout.cells},
@@ -146,8 +146,8 @@ class CpuFit(msgspec.Struct, frozen=True):
         yield usable
 
     def _nodes(self, usable: int, count: int) -> int:
-        """Of as few NUMA nodes as have so many of these CPUs; the last is the smallest that is
-        enough."""
+        """The CPUs of the fewest NUMA nodes that have `count` of these CPUs; the last node is the
+        smallest that is enough."""
         sizes = sorted(
             ((node.cpus & usable).bit_count(), -node.id, node.cpus & usable)
             for node in self.layout.nodes
@@ -181,14 +181,15 @@ class CpuFit(msgspec.Struct, frozen=True):
         return taken | self.best(free & ~taken, count - taken.bit_count())
 
     def _broken(self, whole: int, cpus: int) -> int:
-        """How many cores that were wholly free are so no longer, and were not taken whole."""
+        """The number of wholly free cores that are taken only in part."""
         layout = self.layout
         return (layout.touched(cpus) & whole & ~layout.whole(cpus)).bit_count()
 
 
 class Mover:
-    """`settled`: owners that the decision has left where they are, in the order of their claims.
-    `choose`: what a claim would be given out of free CPUs. `users`: the pool may not be emptied."""
+    """`settled`: owners whose CPUs the decision has not changed, in the order of their claims.
+    `choose`: the CPUs that a claim would get from free CPUs. `users`: the pool must not become
+    empty."""
 
     def __init__(
         self,
@@ -207,7 +208,8 @@ class Mover:
         self._trials = _TRIALS
 
     def plan(self, refused: Sequence[LocalRequest], limit: int) -> list[Move]:
-        """At most `limit` moves, made in the book. `refused`: claims that got nothing."""
+        """Plans at most `limit` moves and applies them to the book. `refused`: claims that got no
+        CPUs."""
         moves: list[Move] = []
         moved: set[tuple[str, str]] = set()
         needy = self._needy()
@@ -235,7 +237,7 @@ class Mover:
         return moves
 
     def _needy(self) -> list[LocalRequest]:
-        """Whose CPUs could lie better on a node of its own; the worst first."""
+        """The owners whose CPUs would have a lower cost on an empty node; the worst first."""
         found = []
         for index, claim in enumerate(self._settled):
             cost = self._fit.cost(self._book.own(claim))
@@ -272,10 +274,11 @@ class Mover:
         return target if self._fit.cost(target) < self._fit.cost(own) else 0
 
     def _room(self, claim: LocalRequest, other: LocalRequest) -> int:
-        """Where the other could go so that the claim then gets CPUs, or better ones; 0: nowhere."""
+        """CPUs to which the other could move so that the claim then gets CPUs, or better ones; 0:
+        none."""
         fit, book = self._fit, self._book
         own, others = book.own(claim), book.own(other)
-        # What an ended container of the other's pod keeps stays that pod's.
+        # The CPUs of an ended container of the other's pod stay with that pod.
         leaves = others & ~book.ended_of_others(claim.uid)
         free = book.free(claim) & ~own
         wanted = self._gets(claim, own, free | leaves)

@@ -1,16 +1,16 @@
-"""The owners of CPUs on this node, without a scheduler that chose them and without a state file.
+"""Decides the owners of CPUs on this node, without a scheduler and without a state file.
 
 Owners keep their CPUs and come before all other claims, which come in the order of their age. A
 claim gets only CPUs that are free before the decision: CPUs that a container is about to leave are
-not given away in the same decision, so the results may be applied in any order. While a container
-shares CPUs, some CPUs stay in the pool; when the pool is empty (CPUs went offline, or the first
-sharing container came), the owner that comes last yields.
+not assigned in the same decision, so the results may be applied in any order. While a container
+shares CPUs, some CPUs stay in the pool; if the pool is empty (CPUs went offline, or the first
+sharing container was created), the last owner yields.
 
-The present owners are those of the last decision; without one, the cgroups show them. A container
-owns its CPUs when no other container runs on them. It also owns them when it runs on exactly as
-many CPUs as it requests, unless these are the CPUs that all others share: then a decision was
-applied in part, and no container has to move. When nothing is left to share, a container that runs
-alone may run on the rest as a sharing one: then it owns its CPUs only if their number is its
+The present owners are those of the last decision; without one, they are found in the cgroups. A
+container owns its CPUs if no other container runs on them. It also owns them if it runs on exactly
+as many CPUs as it requests, unless these are the CPUs that all others share: in this case a
+decision was applied in part, and no container has to move. If no CPU is left to share, a container
+that runs alone may be a sharing one on the rest: then it owns its CPUs only if their number is its
 request.
 """
 
@@ -42,9 +42,8 @@ from agent.model.snapshot import LocalOwner
 
 
 def outcome_by_pod(demand: Demand, free: CpuSet) -> LocalOutcome:
-    """`free`: CPUs that are shared before.
-
-    The pool is never given away entirely: every pod has a sandbox, which shares it.
+    """`free`: the CPUs that are shared before the decision. The pool never becomes empty: every pod
+    has a sandbox, which shares it.
     """
     unavailable = CpuSet.from_int(demand.rules.layout.cpus) - free
     decision = decide(
@@ -129,7 +128,7 @@ class _Admission:
         self.refused: dict[tuple[str, str], AllocationRefused] = {}
 
     def admit(self, users: bool) -> None:
-        """`users`: newcomers may not empty the pool."""
+        """`users`: new owners must not empty the pool."""
         self._keep()
         kept = [each for each in self._claims if self.book.own(each)]
         newcomers = [each for each in self._claims if not each.ended and not self.book.own(each)]
@@ -160,13 +159,13 @@ class _Admission:
         return LocalDecision(answers, pool, tuple(self._moves), waits or better)
 
     def _original(self, claim: LocalRequest, own: int) -> int:
-        """A container that was never resized takes its claim along when it moves."""
+        """The original CPUs of a container that was never resized change when it moves."""
         source, first = self._sources.get(claim.key, 0), claim.original.mask
         moved = not source & ~first and source.bit_count() == own.bit_count()
         return own if moved else first & own or own
 
     def _keep(self) -> None:
-        """Owners keep their CPUs, as far as these are online and requested."""
+        """Owners keep those of their CPUs that are online and requested."""
         book = self.book
         owners = _tenures(
             self._claims,
@@ -198,7 +197,7 @@ class _Admission:
         book.withheld = leaving
 
     def _serve(self, claim: LocalRequest, users: bool) -> None:
-        """CPUs for a claim that has none, or not as many as it wants."""
+        """Assigns CPUs to a claim that has none, or fewer than it requests."""
         book, fit = self.book, self._fit
         own = book.own(claim)
         free = book.free(claim)
@@ -275,8 +274,8 @@ class _Admission:
 
 
 class _Tenure(msgspec.Struct, frozen=True):
-    """`cpus`: the mask of the claim's CPUs, to check against those before it. `certain`: by the
-    last decision, so that a part of it is kept too."""
+    """The CPUs of a claim (a mask), before the check against earlier claims. `certain`: they are
+    from the last decision, so that a part of them is kept too."""
 
     claim: LocalRequest
     cpus: int
@@ -284,7 +283,7 @@ class _Tenure(msgspec.Struct, frozen=True):
 
 
 class _Occupancy:
-    """The CPUs in cgroups: which of them have more than one container that runs."""
+    """The CPUs in cgroups, and which of them more than one running container has."""
 
     def __init__(self, claims: Sequence[LocalRequest], sharing: int) -> None:
         self._by_pod: dict[str, int] = {}
@@ -299,7 +298,8 @@ class _Occupancy:
                 self._by_pod[claim.uid] = self._by_pod.get(claim.uid, 0) | mask
 
     def alone(self, claim: LocalRequest) -> bool:
-        """Whether no other container runs on its CPUs; for an ended one others of its pod may."""
+        """Whether no other container runs on the claim's CPUs. For an ended container, others of
+        its pod do not count."""
         held = (claim.held or EMPTY).mask
         others = self._many | self._shared
         if claim.ended:
@@ -317,7 +317,7 @@ def _tenures(
 ) -> list[_Tenure]:
     """In the order of admission; `claims` are sorted. Masks: `assignable` CPUs may be owned,
     `shared` are all that are owned or shared, `sharing` those of sharing containers. `fits`:
-    whether so many CPUs could be given to a claim."""
+    whether this number of CPUs could be assigned to a claim."""
     certain = [each for each in claims if each.owned]
     unknown = [
         (each, each.held.mask)

@@ -1,8 +1,6 @@
-"""Pods without CPUs of ours on the NUMA nodes of one node: the decisions of the plugin
-NodeResourceTopologyMatch (scheduler-plugins: pkg/noderesourcetopology).
-
-`pod` is what a pod requests of NUMA nodes. `node` is what the zones of its NodeResourceTopology
-have left, without the pods that were assigned since the report, and whether that report is fresh.
-`filter` finds a NUMA node for each part of the pod, or says why there is none; `score` compares
-nodes.
+"""Pods without CPUs from Topolet on the NUMA nodes of one node: the decisions of the plugin
+NodeResourceTopologyMatch (scheduler-plugins: pkg/noderesourcetopology). `pod` has the requests of a
+pod to NUMA nodes. `node` has the free amounts of the zones of its NodeResourceTopology, without the
+pods that were assigned since the report, and the freshness of that report. `filter` finds a NUMA
+node for each part of the pod, or the reason why there is none; `score` compares nodes.
 """

@@ -18,8 +18,8 @@ _Available: TypeAlias = Mapping[str, Mapping[int, int]]
 
 
 class ZoneFit(msgspec.Struct, frozen=True):
-    """`zones`: the NUMA node of each part of the pod (`parts_of`), in order; empty where NUMA nodes
-    do not matter. None: the part requests nothing of a NUMA node."""
+    """`zones`: the NUMA node of each part of the pod (`parts_of`), in order; empty if NUMA nodes do
+    not matter. None: the part requests nothing of a NUMA node."""
 
     zones: tuple[int | None, ...] = ()
 
@@ -28,21 +28,21 @@ PASSED = ZoneFit()
 
 
 class MisfitCause(enum.StrEnum):
-    """Stable words."""
+    """Stable names."""
 
     NOT_ON_NODE = "not-on-node"
     """The whole node has no such resource."""
     NOT_IN_ZONES = "not-in-zones"
     """No NUMA node reports the resource."""
     NO_ZONE_HOLDS = "no-zone-holds"
-    """Of the NUMA nodes that have enough of all before, none has enough of this resource."""
+    """None of the NUMA nodes that have enough of the resources before has enough of this one."""
     ZONES_TOGETHER = "zones-together"
     """All NUMA nodes together do not have enough."""
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """`available`: the most that one of `nodes` has left, or all have together; None when none
-    reports it. `name`: the container, empty for the pod. Amounts in milli-CPU or units."""
+    """`available`: the most that one of `nodes` has left, or the sum of all; None if no node
+    reports it. `name`: the container, empty for the pod. Amounts are in milli-CPU or units."""
 
     cause: MisfitCause
     kind: PartKind
@@ -59,11 +59,12 @@ class Misfit(msgspec.Struct, frozen=True):
 
     @property
     def unresolvable(self) -> bool:
-        """Whether it stays so without any other pod."""
+        """Whether the pod would not fit even without other pods."""
         return self.cause in (MisfitCause.NOT_ON_NODE, MisfitCause.NOT_IN_ZONES)
 
     def words(self) -> str:
-        """For people, without what nodes alike may differ in."""
+        """A message for people without amounts and NUMA nodes, which differ between similar
+        nodes."""
         match self.cause:
             case MisfitCause.NO_ZONE_HOLDS:
                 return f"{self._asked()}no NUMA node has so much left"
@@ -72,7 +73,7 @@ class Misfit(msgspec.Struct, frozen=True):
         return self.text()
 
     def text(self) -> str:
-        """For people."""
+        """A message for people."""
         asked = self._asked()
         match self.cause:
             case MisfitCause.NOT_ON_NODE:
@@ -100,12 +101,12 @@ def _amount(resource: str, amount: int) -> str:
 
 
 def parts_of(node: ZonedNode, pod: ZonedPod) -> tuple[PodPart, ...]:
-    """What is put on one NUMA node each."""
+    """The parts of the pod that each need one NUMA node."""
     return (pod.whole,) if node.scope is TopologyManagerScope.POD else pod.parts
 
 
 def filter(node: ZonedNode | None, pod: ZonedPod) -> ZoneFit | Misfit:
-    """None: a node without a NodeResourceTopology, which every pod passes."""
+    """`node` None: there is no NodeResourceTopology, and every pod passes."""
     if node is None or pod.indifferent:
         return PASSED
     if node.policy is NumaPolicy.SINGLE_NUMA_NODE:
@@ -116,8 +117,8 @@ def filter(node: ZonedNode | None, pod: ZonedPod) -> ZoneFit | Misfit:
 
 
 def _aligned(node: ZonedNode, pod: ZonedPod) -> ZoneFit | Misfit:
-    """Each part on the lowest NUMA node that holds it. A plain init container releases its
-    resources, a sidecar keeps them in addition to all later ones."""
+    """Puts each part on the lowest NUMA node that holds it. A plain init container releases its
+    resources; a sidecar keeps them while all later containers run."""
     available: dict[str, dict[int, int]] = node.available
     zones = []
     last = len(parts := parts_of(node, pod)) - 1
@@ -159,7 +160,7 @@ def _zone(node: ZonedNode, available: _Available, part: PodPart) -> int | Misfit
 
 
 def _together(node: ZonedNode, whole: PodPart) -> Misfit | None:
-    """Under `restricted` a pod may lie on several NUMA nodes, but not on more than there are."""
+    """Under `restricted` a pod may use several NUMA nodes, but not more than all nodes have."""
     for each in whole.asked:
         total = node.together.get(each.resource)
         if each.held and total is not None and total < each.amount:

@@ -24,14 +24,14 @@ FAR: Final = 255
 """The distance of NUMA nodes without a reported one."""
 
 DECLINING: Final = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
-"""The policies that keep any pod away."""
+"""The policies that can reject a pod."""
 
 _ON_EVERY_NODE: Final = frozenset(("cpu", "memory", "ephemeral-storage", "pods"))
 
 
 class Method(enum.StrEnum):
-    """Which pods the fingerprint counts: all that have begun, or only those that hold resources
-    that no other pod can use."""
+    """The pods that the fingerprint counts: all started pods, or only those with exclusive
+    resources."""
 
     ALL = "all"
     EXCLUSIVE = "with-exclusive-resources"
@@ -40,8 +40,8 @@ class Method(enum.StrEnum):
 class ZonedNode(msgspec.Struct, frozen=True):
     """`zones`: ids of its NUMA nodes, ascending, with any gaps; `available`: the free amounts, by
     resource and NUMA node, of those that report the resource (`cpu` in milli-CPU, the rest in
-    units), and `together`; `distances` between all pairs, in the order of `zones`; `resources`:
-    those of the whole node, by name."""
+    units), and `together`; `distances` between all pairs, in the order of `zones`; `resources`: the
+    names of the whole node's resources."""
 
     policy: NumaPolicy
     scope: TopologyManagerScope
@@ -55,7 +55,7 @@ class ZonedNode(msgspec.Struct, frozen=True):
 
 class ZoneReport(msgspec.Struct, frozen=True):
     """A node's report of its NUMA nodes. `reported`: with the pods that it counts; `empty`: without
-    any pod; `fingerprint`: of the counted pods, None when it has none, and the `method` that
+    any pod; `fingerprint`: of the counted pods, None if there is none, and the `method` that
     selects these pods."""
 
     reported: ZonedNode
@@ -65,7 +65,7 @@ class ZoneReport(msgspec.Struct, frozen=True):
 
     @property
     def declines(self) -> bool:
-        """Whether any pod is kept away for it."""
+        """Whether the node's policy can reject a pod."""
         return self.reported.policy in DECLINING
 
 
@@ -83,8 +83,8 @@ def zone_report(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneRepor
 def zoned_node(
     topology: NodeTopology, allocatable: Iterable[str], *, empty: bool = False
 ) -> ZonedNode:
-    """`allocatable`: the Node's; only the names matter. `empty`: without any pod; no eviction helps
-    a pod that does not fit then."""
+    """`allocatable`: the Node's; only the names matter. `empty`: the node without any pod; no
+    eviction helps a pod that does not fit on it."""
     zones = sorted(topology.zones, key=lambda zone: zone.node)
     ids = tuple(zone.node for zone in zones)
     available: dict[str, dict[int, int]] = {}
@@ -105,7 +105,7 @@ def zoned_node(
 
 
 def method_of(topology: NodeTopology) -> Method:
-    """All pods, when the node reports no method or an unknown one."""
+    """ALL if the node reports no method or an unknown one."""
     reported = topology.attributes.get(FINGERPRINT_METHOD)
     return Method.EXCLUSIVE if reported == Method.EXCLUSIVE else Method.ALL
 
@@ -114,17 +114,17 @@ Key = TypeVar("Key", int, str)
 
 
 class Assumed(msgspec.Struct, frozen=True):
-    """What one pod takes, by NUMA node and resource; and what it takes of NUMA nodes that the
-    kubelet chooses, so that it may be any of them (`anywhere`, by resource)."""
+    """The amounts that one pod takes. `zones`: by NUMA node and resource. `anywhere`: by resource,
+    from NUMA nodes that the kubelet chooses, so that it may be any of them."""
 
     zones: Mapping[int, Mapping[str, int]] = {}
     anywhere: Mapping[str, int] = {}
 
 
 def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
-    """The least that these pods leave: an amount that may come from any NUMA node is subtracted
-    from each one, though only once from all together. Never below 0; resources that the zones do
-    not report are ignored."""
+    """The amounts that are certainly free with these pods: an amount that may come from any NUMA
+    node is subtracted from each one, but only once from all together. Never below 0; resources that
+    the zones do not report are ignored."""
     zones: dict[str, dict[int, int]] = {}
     total = dict(node.together)
     for pod in pods:
@@ -149,14 +149,14 @@ def _take(amounts: dict[Key, int], keys: Iterable[Key], amount: int) -> None:
 
 
 MOST_MISSING: Final = 16
-"""How many of the pods that began last may be missing in a report."""
+"""The most of the last started pods that may be missing in a report."""
 
 
 class NrtFreshness(enum.StrEnum):
     CURRENT = "current"
-    """The zones are of the pods that are known."""
+    """The zones count exactly the known pods."""
     BEHIND = "behind"
-    """The zones do not count the last pods yet, or still count pods that are gone."""
+    """The zones do not count the last started pods yet, or still count pods that ended."""
     OTHER = "other"
     """The zones count other pods, and some of these are not known."""
     UNREPORTED = "unreported"
@@ -164,7 +164,7 @@ class NrtFreshness(enum.StrEnum):
 
 
 class Freshness(msgspec.Struct, frozen=True):
-    """`missing`: how many of the pods that began last the zones do not count yet."""
+    """`missing`: the number of the last started pods that the zones do not count yet."""
 
     state: NrtFreshness
     missing: int = 0
@@ -172,7 +172,7 @@ class Freshness(msgspec.Struct, frozen=True):
 
 def freshness(reported: str | None, known: Sequence[int], gone: Sequence[int] = ()) -> Freshness:
     """`reported`: the node's fingerprint; `known`: the hashes of the pods on it (those of the
-    fingerprint's method), in the order in which they began; `gone`: the pods that ended, the last
+    fingerprint's method), in the order of their start; `gone`: the hashes of ended pods, the last
     one last."""
     if reported is None:
         return Freshness(NrtFreshness.UNREPORTED)

@@ -1,4 +1,4 @@
-"""What a pod requests of NUMA nodes: by container, and as a whole."""
+"""The requests of a pod to NUMA nodes: by container, and as a whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STORAGE: Final = ("ephemeral-storage", "storage")
 
 
 class PartKind(enum.StrEnum):
-    """The part of a pod that is put on one NUMA node, as the plugin's reasons call it."""
+    """The kind of a part of a pod that is put on one NUMA node, as in the plugin's reasons."""
 
     POD = "pod"
     CONTAINER = "container"
@@ -27,9 +27,10 @@ class PartKind(enum.StrEnum):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """More than 0 of a resource. `held`: a NUMA node must have that much free, otherwise it must
-    only report it: CPUs and memory of pods that are not Guaranteed come from no particular one.
-    `of_machine`: it may come from outside all NUMA nodes, if they do not report it."""
+    """A request for an amount above 0. `held`: a NUMA node must have it free; otherwise it must
+    only report the resource, because CPUs and memory of pods that are not Guaranteed do not come
+    from a particular node. `of_machine`: if NUMA nodes do not report the resource, it may come from
+    outside of them."""
 
     resource: str
     amount: int
@@ -38,7 +39,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class PodPart(msgspec.Struct, frozen=True):
-    """`requests` as written; `cpu` in milli-CPU, the rest in units. `name` of the container."""
+    """`requests`: as written; `cpu` in milli-CPU, the rest in units. `name`: the container's."""
 
     kind: PartKind
     name: str
@@ -47,14 +48,14 @@ class PodPart(msgspec.Struct, frozen=True):
 
     @property
     def taken(self) -> dict[str, int]:
-        """What is gone from the NUMA node that it is put on."""
+        """The amounts that the part takes from its NUMA node."""
         return {each.resource: each.amount for each in self.asked if each.held}
 
 
 class ZonedPod(msgspec.Struct, frozen=True):
-    """`parts`: init containers, then the others, in their order; `whole`: all together, as the API
-    server counts, with the overhead, and what the pod itself requests instead of the containers'
-    sum. `indifferent`: it asks for nothing of a NUMA node."""
+    """`parts`: init containers, then the others, in their order; `whole`: the total as the API
+    server counts it, with overhead and pod-level requests. `indifferent`: the pod requests nothing
+    of a NUMA node."""
 
     kube_class: KubeClass
     parts: tuple[PodPart, ...]
@@ -96,8 +97,8 @@ def zoned_pod(pod: ApiPod) -> ZonedPod:
 
 
 def kube_class_of(pod: ApiPod) -> KubeClass:
-    """The API server's `status.qosClass`: by CPU and memory of the pod as a whole when it has any,
-    otherwise of all its containers."""
+    """The API server's `status.qosClass`: by the pod-level CPU and memory if there are any,
+    otherwise by those of all containers."""
     written = [(each.requests, each.limits) for each in (*pod.init_containers, *pod.containers)]
     if pod.requests or pod.limits:
         written = [(pod.requests, pod.limits)]
@@ -116,14 +117,14 @@ def kube_class_of(pod: ApiPod) -> KubeClass:
 
 
 def foreign(resource: str) -> bool:
-    """Whether it is none of Kubernetes' own: a device, most of the time."""
+    """Whether the resource is not a native Kubernetes resource; usually it is a device."""
     return "/" in resource and "kubernetes.io/" not in resource
 
 
 def exclusive(pod: ZonedPod, reported: Container[str]) -> bool:
-    """Whether it holds a resource that no other pod can use, so that zones change with it: whole
-    CPUs, memory or huge pages of a Guaranteed pod, or a device that zones report (`reported`). Init
-    containers release theirs before the pod runs. (See scheduler-plugins:
+    """Whether the pod has exclusive resources, so that zones change with it: whole CPUs, memory or
+    huge pages of a Guaranteed pod, or a device that zones report (`reported`). Init containers
+    release their resources before the pod runs. (See scheduler-plugins:
     pkg/noderesourcetopology/resourcerequests/exclusive.go, AreExclusiveForPod.)"""
     return any(
         each.resource in reported

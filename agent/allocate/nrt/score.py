@@ -2,7 +2,7 @@
 score.go).
 
 LeastNUMANodes counts the NUMA nodes that the pod needs together, and prefers close ones
-(least_numa.go). The other strategies score what the pod leaves free on one NUMA node
+(least_numa.go). The other strategies score the amounts that stay free on one NUMA node
 (least_allocated.go, most_allocated.go, balanced_allocation.go).
 """
 
@@ -38,8 +38,8 @@ def score(
     strategy: Strategy,
     weights: Mapping[str, int] | None = None,
 ) -> int:
-    """`weights` by resource, 1 where none is given. None: no NodeResourceTopology, or one that is
-    not of the pods that are known."""
+    """`weights`: by resource, 1 by default. `node` None: there is no NodeResourceTopology, or it
+    does not count the known pods."""
     if not pod.guaranteed:
         return _BEST
     if node is None:
@@ -52,8 +52,8 @@ def score(
 
 
 def _by_zone(node: ZonedNode, pod: ZonedPod, strategy: Strategy, weights: Mapping[str, int]) -> int:
-    """The mean over the parts; each counts as on the NUMA node that suits it least of those that it
-    could be on."""
+    """The mean over the parts; each part counts with the least suitable of the NUMA nodes that it
+    fits."""
     judged = _BY_ZONE[strategy]
     scores = []
     for part in parts_of(node, pod):
@@ -89,7 +89,7 @@ def _by_count(node: ZonedNode, pod: ZonedPod) -> int:
 def _without(
     available: dict[str, dict[int, int]], zones: tuple[int, ...], asked: Mapping[str, int]
 ) -> dict[str, dict[int, int]]:
-    """The first NUMA node gives what it has, and the next one the rest."""
+    """The first NUMA node gives all that it has, and the next one the rest."""
     rest = dict(available)
     for resource, amount in asked.items():
         there = dict(available[resource])
@@ -103,7 +103,7 @@ def _without(
 
 
 def _count_score(count: int, closest: bool, max_numa_nodes: int) -> int:
-    """Nothing is worse than more NUMA nodes than the topology manager works for."""
+    """0 for more NUMA nodes than the topology manager supports."""
     unit = _BEST // max_numa_nodes
     return max(0, _BEST - count * unit + (unit // 2 if closest else 0))
 
@@ -116,8 +116,8 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 def spread(node: ZonedNode, available: _Available, asked: Mapping[str, int]) -> Spread | None:
-    """The fewest NUMA nodes that hold the request together, the closest of these, the first of
-    those. Only zones count that report all requested resources, also for a request of 0."""
+    """The fewest NUMA nodes that hold the request together; among these the closest set, then the
+    first. Only zones that report all requested resources count, also for a request of 0."""
     needed = {name: amount for name, amount in asked.items() if amount}
     rows = [[available[name].get(zone, 0) for zone in node.zones] for name in needed]
     needs = list(needed.values())
@@ -137,9 +137,9 @@ def spread(node: ZonedNode, available: _Available, asked: Mapping[str, int]) -> 
 
 
 class _Search:
-    """Of the sets of so many places, in lexicographic order, the first of the least span that has
-    all that is needed. A branch ends where even the most that can follow is too little, or the
-    least too far; after MOST_STEPS of them the best so far counts."""
+    """Searches the sets of a given size in lexicographic order for the first one with the least
+    span that has all that is needed. A branch is cut if the rest can't be enough or can't be
+    closer. After MOST_STEPS steps the best set so far counts."""
 
     def __init__(
         self,
@@ -159,7 +159,8 @@ class _Search:
         self._best: tuple[int, tuple[int, ...]] | None = None
 
     def best(self, count: int) -> tuple[int, tuple[int, ...]] | None:
-        """The sum of distances over all ordered pairs, each place with itself too; and the set."""
+        """The sum of distances over all ordered pairs (also of a place with itself), and the
+        set."""
         self._count, self._steps, self._best = count, _MOST_STEPS, None
         self._extend((), 0, 0, self._needs)
         return self._best
@@ -190,23 +191,24 @@ class _Search:
 
 @functools.lru_cache(maxsize=256)
 def _closest(distances: _Distances, count: int) -> int:
-    """The least span of so many NUMA nodes: nodes of one model share the answer."""
+    """The least span of `count` NUMA nodes; cached, because nodes of one model share it."""
     found = _Search([], [], distances, list(range(len(distances)))).best(count)
     return found[0] if found is not None else 0
 
 
 def _least_allocated(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
-    """The mean of what stays free. Amounts in milli-CPU and units; a weight is 1 unless given."""
+    """The mean of the free parts. Amounts in milli-CPU and units; weights are 1 by default."""
     return _mean(asked, left, weights, lambda amount, there: there - amount)
 
 
 def _most_allocated(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
-    """The mean of what is used."""
+    """The mean of the used parts."""
     return _mean(asked, left, weights, lambda amount, there: amount)
 
 
 def _balanced_allocation(asked: _Amounts, left: _Amounts, weights: _Amounts) -> int:
-    """The closer the used parts of all resources are, the better; weights do not count."""
+    """The closer the used parts of all resources are to each other, the better; weights do not
+    count."""
     parts = []
     for name, amount in asked.items():
         there = left.get(name, 0)
@@ -236,7 +238,7 @@ def _mean(
 
 
 def _whole(name: str, amount: int) -> int:
-    """A part of a CPU counts as one, as it does for the plugin."""
+    """A fraction of a CPU counts as one CPU, as in the plugin."""
     return -(-amount // 1000) if name == "cpu" else amount
 
 

@@ -1,9 +1,10 @@
-"""The combinations of one hint a list whose intersection is one given mask, never enumerated.
+"""The combinations of one hint per list whose intersection is one given mask, without enumerating
+them.
 
 No combination has fewer nodes than the mask, so the hints of a list that contain it are its
 options, which count their score if they are the mask and 0 if they contain more. Combinations are
-ordered by their places. A combination with a score above 0 has a hint that is the mask, so that its
-other hints are free to choose among the options; one without must be searched for."""
+ordered by their places. A combination with a score above 0 contains the mask itself as a hint, so
+that its other hints can be any options; other combinations must be searched for."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Place: TypeAlias = tuple[int, ...]
 
 
 def first_place(masks: Sequence[Sequence[int]], result: int) -> Place:
-    """The first combination that gives this mask. Raises ValueError where none does."""
+    """The first combination that gives this mask. Raises ValueError if there is none."""
     scores = [[0] * len(held) for held in masks]
     place = Combinations(result, masks, scores, room(masks)).first(None)
     if place is None:
@@ -29,7 +30,7 @@ def first_place(masks: Sequence[Sequence[int]], result: int) -> Place:
 
 
 def room(masks: Sequence[Sequence[int]]) -> list[int]:
-    """From each list on, how many nodes its hints and the later ones' can take away at most."""
+    """For each list, the most nodes that its hints and those of later lists can remove."""
     union = 0
     for held in masks:
         for mask in held:
@@ -58,7 +59,7 @@ class Combinations:
         self._masks = masks
         self._named = [_places(mask, *pair) for pair in zip(masks, scores, strict=True)]
         self._rest = [0] * (len(masks) + 1)
-        """From each list on, the highest score of its hints and those of later lists."""
+        """For each list, the sum of the highest scores of its hints and those of later lists."""
         for index in range(len(masks) - 1, -1, -1):
             most = max((worth for _, worth in self._named[index]), default=0)
             self._rest[index] = self._rest[index + 1] + most
@@ -104,8 +105,8 @@ class Combinations:
         return self._exact(after, backwards=False)
 
     def _shared(self, place: Place) -> list[tuple[int, int]]:
-        """The lists at which a combination of this mask can part from `place`, with the score of
-        the shared part; the longest shared part first."""
+        """The lists at which a combination of this mask can differ from `place` for the first time,
+        with the score of the common part; the longest common part first."""
         found = []
         held = 0
         for index, at in enumerate(place):
@@ -206,7 +207,7 @@ class Combinations:
         return known
 
     def _supersets(self, index: int) -> list[int]:
-        """The masks of a list that contain this one, those that take most away first."""
+        """The masks of a list that contain this one, the smallest first."""
         known = self._containing.get(index)
         if known is None:
             containing = {mask for mask in self._masks[index] if mask & self.mask == self.mask}
@@ -241,14 +242,14 @@ _LANE_MAX: Final = 1 << 63
 
 
 def intersections(families: Sequence[Iterable[int]], full: int) -> set[int]:
-    """All non-empty intersections of one mask from each family; `full` alone where there is none.
+    """All non-empty intersections of one mask from each family; only `full` if there is no family.
 
-    Masks must lie inside `full`. Exact; the work is bounded by the number of distinct results times
-    the longest list, and does not depend on the list lengths' product.
+    Masks must be subsets of `full`. Exact; the work is bounded by the number of distinct results
+    times the longest list, and does not depend on the list lengths' product.
 
-    There are two ways. Folding list by list over distinct masks is cheap for short lists. For long
-    ones over few nodes it counts: with u(m) the number of masks of a list that contain m, the
-    product of all lists' u(m) is the number of combinations whose intersection contains m, and
+    There are two methods. For short lists it folds list by list over distinct masks. For long lists
+    over few nodes it counts: with u(m) the number of masks of a list that contain m, the product of
+    all lists' u(m) is the number of combinations whose intersection contains m, and
     inclusion-exclusion over the nodes gives the number with exactly m. Both sums over supersets run
     on all masks at once, as 64-bit lanes of one int, one step a node.
     """
@@ -303,7 +304,8 @@ class _Lanes:
         return counts
 
     def exactly(self, containing: array[int]) -> list[int]:
-        """Per lane, from how many contain its mask, how many are it."""
+        """For each lane, the number of combinations that are its mask, computed from the number
+        that contain it."""
         counts = int.from_bytes(containing.tobytes(), _ORDER)
         for place, without in enumerate(self.without):
             counts -= counts >> (_LANE_BITS << place) & without

@@ -1,11 +1,11 @@
 """NUMA hints of the resources that a pod requests, and the result of a merge.
 
-A NUMA mask is an int whose bits are NUMA node ids; `None` as a mask stands for any node.
+A NUMA mask is an int whose bits are NUMA node ids; the mask `None` means any node.
 
 `resource_hints` makes the hints of CPU, memory and all other resources that the NUMA nodes of a
 machine count. A set of nodes is a hint of all requested resources if a trial allocation fits on it,
-except of resources that one of its nodes has none left of: a pod's memory may span a node without
-CPUs, its CPUs can't.
+except of resources of which one of its nodes has nothing left: a pod's memory may span a node
+without CPUs, its CPUs can't.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Provider: TypeAlias = Mapping[str, Sequence[TopologyHint] | None]
 
 
 class MergeCause(enum.StrEnum):
-    """Why a merged mask is not the preferred one; all that hold are given, in this order."""
+    """Why a merged mask is not preferred; all causes that apply are listed, in this order."""
 
     RESOURCE_LACKING = "resource-lacking"
     NOT_ON_ONE_NODE = "not-on-one-node"
@@ -48,8 +48,8 @@ class MergeCause(enum.StrEnum):
 
 
 class Pick(msgspec.Struct, frozen=True):
-    """A hint by its place: `resource` is None for a provider without hints, `index` is None where
-    the resource has no list or an empty one."""
+    """A hint by its index. `resource` None: the provider has no hints. `index` None: the resource
+    has no list or an empty one."""
 
     provider: int
     resource: str | None
@@ -57,11 +57,11 @@ class Pick(msgspec.Struct, frozen=True):
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """What a merge chose and why.
+    """The result of a merge and its causes.
 
     `mask` None: no restriction. `combined`: the winner's mask before the policy replaced it, if it
-    did; None without a winner. `picks`: the hints that made the winner, one a resource. `lacking`:
-    resources that nothing satisfies, or under SingleNUMANode no preferred hint of one node.
+    did; None without a winner. `picks`: the hints of the winner, one per resource. `lacking`:
+    resources that no hint satisfies, or under SingleNUMANode no preferred hint of one node.
     """
 
     mask: int | None
@@ -76,8 +76,8 @@ class Merged(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(enum.StrEnum):
-    """The pods with CPUs of a NUMA node: none, pods inside it, or a pod that is on other nodes
-    too."""
+    """Which pods have CPUs of a NUMA node: none, only pods inside it, or a pod that is on other
+    nodes too."""
 
     IDLE = "idle"
     SINGLE = "single"
@@ -102,14 +102,13 @@ def resource_hints(
     """By requested resource that any node of `total` counts: its hints, none where nothing fits.
 
     `request` counts as `available` does (amplified or not). `fits`: the trial allocation of the
-    whole request on a mask, asked only where the mask has enough of everything by the sums;
-    `score`: of a mask that fits. Preferred are the masks of the fewest nodes, all under
-    Restricted. Exact for resources that up to ten nodes have something left of; beyond, the masks
-    of `subsets`.
+    whole request on a mask, called only if the sums of the mask are enough; `score`: the score of a
+    mask that fits. The masks of the fewest nodes are preferred; under Restricted all masks are.
+    Exact for resources that up to ten nodes have something left of; beyond, the masks of `subsets`.
 
-    `narrowest`: no masks of more nodes than the fewest that all resources prefer together. A merge
-    of these hints with no others, and without exclusivity, chooses the same then. `widest`: no
-    masks of more nodes than so many."""
+    `narrowest`: only masks with at most the fewest nodes that all resources prefer together. A
+    merge of only these hints, without exclusivity, has the same result. `widest`: only masks with
+    at most this number of nodes."""
     wanted = {
         resource: amount
         for resource, amount in request.items()
@@ -156,7 +155,7 @@ def _enough(mask: int, asked: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -
 
 
 def _fewest(asked: tuple[int, Sequence[tuple[int, int]]]) -> int:
-    """No fewer nodes have enough."""
+    """The fewest nodes that have enough."""
     missing, free = asked
     count = 1
     for amount in sorted((amount for _, amount in free), reverse=True):
@@ -177,13 +176,13 @@ def _candidates(holders: Iterable[int], least: int) -> Iterable[int]:
 
 
 def _free(available: Amounts, resource: str) -> list[tuple[int, int]]:
-    """The nodes that have something left, as bits, and how much."""
+    """The nodes with a free amount, as bits, and their free amounts."""
     amounts = ((1 << node, held.get(resource, 0)) for node, held in available.items())
     return [(node, amount) for node, amount in amounts if amount > 0]
 
 
 WHOLE: Final = 1023
-"""All subsets of 10 nodes: how many masks of small sizes are tried at most."""
+"""The most masks of small sizes that are tried: all subsets of 10 nodes."""
 
 
 def of_nodes(nodes: Iterable[int]) -> int:
@@ -203,9 +202,9 @@ def ids(mask: int) -> tuple[int, ...]:
 def subsets(nodes: Iterable[int], least: int = 1) -> Iterator[int]:
     """Sets of `least` or more of these NUMA nodes as masks, by size, then lexicographically by ids.
 
-    All of them for up to ten nodes. Of more nodes all sets of the sizes that together stay within
-    WHOLE, and of every greater size only runs of neighbours (nodes next to each other in the order
-    of their ids), up to all nodes: n²/2 sets more at most, where 2ⁿ would never end."""
+    For up to ten nodes, all of them. For more nodes, all sets of the small sizes that together stay
+    within WHOLE, and of greater sizes only runs of neighbours (nodes next to each other in the
+    order of their ids): at most n²/2 more sets instead of 2ⁿ."""
     ids = sorted(set(nodes))
     tried = 0
     for size in range(1, len(ids) + 1):

@@ -38,12 +38,12 @@ def merge(
     exclusive: NumaExclusive | None = None,
     statuses: Mapping[int, NodeStatus] | None = None,
 ) -> Merged:
-    """The NUMA nodes for a pod. `nodes`: ids of the machine's NUMA nodes; `statuses`: by id, those
-    not named are idle; they matter only where `exclusive` is REQUIRED.
+    """The NUMA nodes for a pod. `nodes`: ids of the machine's NUMA nodes; `statuses`: by id, IDLE
+    by default; they matter only if `exclusive` is REQUIRED.
 
-    BestEffort always admits; Restricted and SingleNUMANode admit a preferred combination. Where
-    nothing limits the pod the mask of SingleNUMANode is None. Raises ValueError for hints with
-    nodes that the machine lacks or with negative scores, naming provider and resource."""
+    BestEffort always admits; Restricted and SingleNUMANode admit a preferred combination. If
+    nothing restricts the pod, the mask of SingleNUMANode is None. Raises ValueError, naming
+    provider and resource, for hints with unknown nodes or negative scores."""
     full = full_mask(nodes)
     if policy is NumaPolicy.NONE:
         return Merged(None, preferred=False, admit=True)
@@ -135,7 +135,7 @@ def _combine(
 
 
 def _of_masks(column: Column, masks: set[int], full: int) -> Column:
-    """The preferred hints of these masks or of no preference."""
+    """The preferred hints with one of these masks or without a preference."""
     kept = [
         index
         for index, hint in enumerate(column.hints)
@@ -145,13 +145,13 @@ def _of_masks(column: Column, masks: set[int], full: int) -> Column:
 
 
 def _unsatisfied(table: Sequence[Column], place: Place, mask: int) -> bool:
-    """A resource can't be satisfied, or one names more nodes than the mask has."""
+    """Whether a resource can't be satisfied, or its hint has more nodes than the mask."""
     hints = [column.hints[index] for column, index in zip(table, place, strict=True)]
     return any(hint.unsatisfied or (hint.mask is not None and hint.mask != mask) for hint in hints)
 
 
 class Best(msgspec.Struct, frozen=True):
-    """`place` None: what stood before the scan."""
+    """`place` None: the value before the scan."""
 
     mask: int
     score: int
@@ -175,13 +175,12 @@ def outcome(
 
     The lowest mask that still comes, m, is a checkpoint: whenever it comes the best has mask m.
     From a point on, let X be the highest score of m to come. Before the last m, a candidate of
-    another mask with a score above X surely takes the place, wherever it is; count X anew after
-    the last such candidate, until there is none. Then nothing takes the place from m once X is
-    reached: at the last m the best is (m, X), and the next change is the first candidate after it
-    with a score above X. Now m is gone and the same holds for the lowest of what is left: at most
-    one round a mask. Each question (the last candidate of a mask before a point with a score above
-    X, the first one after it, the highest score after it) is answered by a walk down the lists, see
-    `combinations`.
+    another mask with a score above X always replaces m; compute X again after the last such
+    candidate, until there is none. Then no candidate replaces m after X is reached: at the last m
+    the best is (m, X), and the next change is the first candidate after it with a score above X.
+    Then the same holds for the lowest of the other masks: at most one round per mask. Each question
+    (the last candidate of a mask before a point with a score above X, the first one after it, the
+    highest score after it) is answered by a walk down the lists, see `combinations`.
 
     Scores must not be negative: then a score above another one is above 0 and names its mask.
     """
@@ -227,8 +226,8 @@ def _of_singles(
     results: set[int],
     start: Best | None,
 ) -> Best:
-    """The plain scan, where every result comes from one combination alone: each list names all
-    results once, or has nothing to choose from."""
+    """The plain scan, if each result comes from only one combination: each list has all results
+    once, or only one hint."""
     best = start
     places = [
         None if len(held) == 1 else {mask: at for at, mask in enumerate(held)} for held in masks
@@ -298,11 +297,11 @@ class Column:
 
     @property
     def lacking(self) -> bool:
-        """Nothing satisfies this resource, or a policy kept no hint of it."""
+        """Whether no hint satisfies this resource, or the policy kept none."""
         return self.hints is _LACKING or not self.hints
 
     def keep(self, kept: Sequence[int], full: int) -> Column:
-        """Only the hints at these places, itself if those are all."""
+        """Only the hints at these indexes; the column itself if these are all."""
         if len(kept) == len(self.hints):
             return self
         places = kept if self.kept is None else [self.kept[index] for index in kept]
@@ -310,7 +309,7 @@ class Column:
         return Column(self.provider, self.resource, hints, full, places)
 
     def pick(self, index: int) -> Pick:
-        """The hint at `index`, by its place in what the provider gave."""
+        """The hint at `index`, by its index in the provider's list."""
         if self.hints is _ANY or self.lacking:
             return Pick(self.provider, self.resource, None)
         return Pick(self.provider, self.resource, index if self.kept is None else self.kept[index])
@@ -318,7 +317,7 @@ class Column:
 
 def columns(providers: Iterable[Provider], full: int) -> list[Column]:
     """Providers and resources in their order. Raises ValueError, naming provider and resource, for
-    a mask with nodes that the machine lacks and for a negative score."""
+    a mask with nodes that the machine does not have and for a negative score."""
     made = []
     for number, provider in enumerate(providers):
         if not provider:
@@ -334,7 +333,7 @@ def columns(providers: Iterable[Provider], full: int) -> list[Column]:
 
 
 def full_mask(nodes: Iterable[int]) -> int:
-    """The mask of a machine's NUMA nodes. Raises ValueError where there are none."""
+    """The mask of a machine's NUMA nodes. Raises ValueError if there are none."""
     full = of_nodes(nodes)
     if not full:
         raise ValueError("a machine has at least one NUMA node")
@@ -342,7 +341,8 @@ def full_mask(nodes: Iterable[int]) -> int:
 
 
 def single_node_only(column: Column, full: int) -> Column:
-    """Preferred hints of one NUMA node or of no preference: SingleNUMANode takes no others."""
+    """The preferred hints of one NUMA node or without a preference: SingleNUMANode uses only
+    these."""
     kept = [
         index
         for index, (hint, mask) in enumerate(zip(column.hints, column.named, strict=True))
@@ -352,13 +352,13 @@ def single_node_only(column: Column, full: int) -> Column:
 
 
 def lacking(columns: Iterable[Column]) -> tuple[Pick, ...]:
-    """The resources that nothing satisfies."""
+    """The resources that no hint satisfies."""
     return tuple(column.pick(0) for column in columns if column.lacking)
 
 
 def aligned(columns: Sequence[Column], full: int) -> set[int]:
     """The masks that every column prefers: one preferred hint of each, all of the same mask; no
-    preference fits every mask. Without any mask it is the full one."""
+    preference fits every mask. If no column has a mask, the full mask."""
     common: set[int] | None = None
     offered: set[int] = set()
     for column in columns:
@@ -379,7 +379,7 @@ def aligned(columns: Sequence[Column], full: int) -> set[int]:
 def causes(
     columns: Sequence[Column], place: Sequence[int], kept_out: bool
 ) -> tuple[MergeCause, ...]:
-    """Why the combination at this place is not preferred; `kept_out`: by exclusivity."""
+    """Why the combination at this place is not preferred; `kept_out`: exclusivity excludes it."""
     found = []
     if any(column.lacking for column in columns):
         found.append(MergeCause.RESOURCE_LACKING)
@@ -398,7 +398,7 @@ def causes(
 
 
 def no_combination(columns: Iterable[Column], single: bool) -> tuple[MergeCause, ...]:
-    """Why no combination has a node; `single`: only hints of one node were kept."""
+    """Why every intersection is empty; `single`: only hints of one node were kept."""
     if not any(column.lacking for column in columns):
         return (MergeCause.NOTHING_IN_COMMON,)
     return (MergeCause.NOT_ON_ONE_NODE if single else MergeCause.RESOURCE_LACKING,)

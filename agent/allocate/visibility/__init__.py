@@ -1,4 +1,4 @@
-"""Which container sees which of the devices that its pod was given.
+"""Which container sees which of the devices that are allocated to its pod.
 
 `pod_devices` checks the allocation of each pod against the devices of the node and against the
 other pods. `container_devices` divides a pod's devices over its containers by their requests, and

@@ -4,10 +4,10 @@ enforcement of a container's part of a GPU.
 The annotation has the devices of the pod; only the containers' requests show which containers
 requested devices. Containers that run together take from the front of the list, in the order of
 their specification: whole devices first, so that no whole one consists of two halves. An init
-container ends before the next begins: it takes from all that no earlier sidecar has, and later ones
-may take the same.
+container ends before the next one starts: it takes from all devices that no earlier sidecar has,
+and later containers may take the same ones.
 
-HAMi-core enforces a part of a GPU in the container, where the pod asks for it (Koordinator:
+HAMi-core enforces a part of a GPU in the container, if the pod requests it (Koordinator:
 pkg/koordlet/runtimehooks/hooks/gpu/gpu.go, InjectContainerGPUEnv).
 """
 
@@ -34,7 +34,8 @@ _WHOLE: Final = 100
 
 
 class SplitError(ValueError):
-    """Containers ask for more than their pod was given; the text names the first that lacks."""
+    """Containers request more devices than their pod has; the text names the first container that
+    does not get enough."""
 
 
 class ContainerDeviceRequest(msgspec.Struct, frozen=True):
@@ -48,7 +49,7 @@ class ContainerDeviceRequest(msgspec.Struct, frozen=True):
 
 
 def container_device_requests(pod: ApiPod) -> tuple[ContainerDeviceRequest, ...] | None:
-    """In the order in which they start; None where the request of one container has a meaning only
+    """In the order in which containers start; None if the request of a container has a meaning only
     together with those of others."""
     ordered = [(each, True) for each in pod.init_containers]
     ordered += [(each, False) for each in pod.containers]
@@ -66,8 +67,8 @@ def container_device_requests(pod: ApiPod) -> tuple[ContainerDeviceRequest, ...]
 def split(
     given: Sequence[AllocatedDevice], kind: str, containers: Sequence[ContainerDeviceRequest]
 ) -> dict[str, tuple[int, ...]]:
-    """By name what the containers that ask for devices of the type have: places in `given`, which
-    is shared out from its front. `containers` in the order in which they start. Raises SplitError.
+    """The devices of each container that requests the type, by name, as indexes of `given`, which
+    is divided from its front. `containers` in the order in which they start. Raises SplitError.
     """
     ordered = tuple(range(len(given)))
     asking = [each for each in containers if kind in each.requests]
@@ -89,7 +90,7 @@ def split(
 
 
 class _Room:
-    """What is left of each device; None of one that is taken whole."""
+    """The free amounts of each device; None for one that is taken as a whole."""
 
     def __init__(self, kind: str, given: Sequence[AllocatedDevice]) -> None:
         self._kind = kind
@@ -124,8 +125,8 @@ class _Room:
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """On the host. `library`: HAMi-core's, "" where there is none; `lock_folder`: where its users
-    wait for each other, which all of them may write to."""
+    """Paths on the host. `library`: HAMi-core, "" if there is none; `lock_folder`: the folder of
+    its locks, which all its users may write to."""
 
     library: str = ""
     lock_folder: str = ""
@@ -141,8 +142,9 @@ def isolated(
     request: TypeRequest | None,
     isolation: Isolation,
 ) -> Visible:
-    """With the values that hold the container to its part of the cards; unchanged for one with
-    whole cards or without the request. `request` None: it has the pod's devices."""
+    """Adds the values that limit the container to its part of the cards. No change for a container
+    with whole cards or a pod that does not request HAMi-core. `request` None: the container has the
+    pod's devices."""
     if labels.get(GPU_ISOLATION_PROVIDER) != _HAMI_CORE or not cards:
         return visible
     per = request.per if request else {}
@@ -171,7 +173,7 @@ def isolated(
 
 
 def _part(given: Mapping[str, int], per: Mapping[str, int]) -> dict[str, int]:
-    """What the container has of one card: its own request, else what its pod was given."""
+    """The container's part of one card: its own request, else the allocation of its pod."""
     part = {**given, **{name: per[name] for name in given.keys() & per.keys()}}
     ratio = given.get(GPU_MEMORY_RATIO)
     if GPU_MEMORY in given and ratio and GPU_MEMORY_RATIO in per and GPU_MEMORY not in per:

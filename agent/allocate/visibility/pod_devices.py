@@ -1,7 +1,7 @@
-"""From the allocations of schedulers to the devices that each container sees.
+"""Derives the devices that each container sees from the allocations of schedulers.
 
 An annotation is a request until it is checked: a missing device, a device of another pod, or a card
-that is only available as MIG instances is visible to no container, and the refusal says why.
+that is only available as MIG instances is visible to no container, and the refusal has the reason.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _LONGEST: Final = 64
 _PERCENTS: Final = (GPU_CORE, GPU_MEMORY_RATIO, RDMA, FPGA)
 
 _Elsewhere = Mapping[str, Mapping[str, str]]
-"""By uuid or PCI address, what pods hold that no scheduler gave it to: their titles by uid."""
+"""By uuid or PCI address, the pods that hold a device without an allocation: their titles by
+uid."""
 
 Holders = Mapping[str, Collection[str]]
 """By uuid or PCI address, the pods (uids) that a scheduler allocated it to."""
 
 
 class DevicePod(msgspec.Struct, frozen=True):
-    """`containers` in the order in which they start, None when their requests are unknown."""
+    """`containers` in the order in which they start, None if their requests are unknown."""
 
     uid: str
     title: str
@@ -53,8 +54,8 @@ class DevicePod(msgspec.Struct, frozen=True):
 
 
 class PodVisibility(msgspec.Struct, frozen=True):
-    """The visible devices of a pod's containers, by name, and of `each` other one. `devices`: by
-    uuid or PCI address, all of the pod; none when it may not have them."""
+    """The visible devices of a pod's containers, by name; `each`: of every other container.
+    `devices`: all devices of the pod by uuid or PCI address; none if they are refused."""
 
     each: Visible
     containers: dict[str, Visible] = {}
@@ -69,11 +70,11 @@ def pod_visibility(
     before: Holders = MappingProxyType({}),
     running: Collection[str] = (),
 ) -> dict[str, PodVisibility]:
-    """By uid, for pods with allocated devices; not yet for pods with GPUs whose driver has not
-    listed them. Devices of unknown types and vendors stay undecided. `pods`: present holders come
-    before those that only claim devices. `before`: the holders at the last call; a pod that claims
-    some of these anew comes last, as a pod's author may change its claim. `running`: uids of pods,
-    also others, with containers."""
+    """By uid, for pods with allocated devices, except pods with GPUs that their driver has not
+    listed yet. Devices of unknown types and vendors are ignored. `pods`: present holders come
+    before those that only claim devices. `before`: the holders at the last call; a pod that newly
+    claims some of these comes last, because a pod's author may change its annotation. `running`:
+    uids of all pods with containers."""
     answers: dict[str, PodVisibility] = {}
     resolved: list[tuple[DevicePod, dict[str, list[_MatchedDevice]]]] = []
     for pod in pods:
@@ -117,8 +118,9 @@ def _device_order(device: AllocatedDevice) -> tuple[int, str]:
 
 
 def _is_ours(kind: str, devices: Sequence[AllocatedDevice], files: DeviceFiles) -> bool:
-    """Other vendors' GPUs have the same resource names: names of our cards are never theirs, and on
-    a node without our cards names without a vendor are theirs."""
+    """Whether the devices are ones that Topolet manages. Other vendors' GPUs have the same resource
+    names: ids of this node's cards are never theirs, and on a node without such cards, devices
+    without a vendor are theirs."""
     if kind != DeviceType.GPU:
         return kind in (DeviceType.RDMA, DeviceType.FPGA)
     ids = [each.id for each in devices if each.id]
@@ -130,7 +132,7 @@ def _is_ours(kind: str, devices: Sequence[AllocatedDevice], files: DeviceFiles) 
 def _claims_anew(
     uid: str, found: Mapping[str, Iterable[_MatchedDevice]], before: Holders, here: frozenset[str]
 ) -> bool:
-    """Whether it claims a device that another present pod held, and it did not."""
+    """Whether the pod claims a device that another present pod held before and it did not."""
     keys = (key for device in chain.from_iterable(found.values()) for key in device.keys)
     had = (before.get(key, ()) for key in keys)
     return any(uid not in each and not here.isdisjoint(each) for each in had)
@@ -144,9 +146,9 @@ def _check(
     before: Holders,
     running: Collection[str],
 ) -> None:
-    """Raises _RefusedError for a device without enough left. Plugins do not know the allocations of
-    schedulers: a present holder keeps its device from a plugin's pod without containers, and from
-    any pod once it has containers itself."""
+    """Raises _RefusedError for a device that does not have enough left. Device plugins do not know
+    the allocations of schedulers: a present holder keeps its device against a plugin's pod without
+    containers, and against any pod once it has containers itself."""
     for device in chain.from_iterable(found.values()):
         for key in device.keys:
             had = uid in before.get(key, ())
@@ -164,8 +166,8 @@ class _RefusedError(ValueError):
 
 
 class _MatchedDevice(msgspec.Struct, frozen=True):
-    """A device of the annotation on this node. `keys`: of all devices that no other pod can have
-    then."""
+    """A device of the annotation on this node. `keys`: the keys of all devices that the pod blocks
+    for others."""
 
     given: AllocatedDevice
     keys: tuple[str, ...]
@@ -174,15 +176,15 @@ class _MatchedDevice(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether it leaves nothing to others: a function is never shared, and an annotation
-        without a part means all."""
+        """Whether the pod has the whole device: a function is never shared, and an annotation
+        without amounts means all."""
         amounts = self.given.resources
         if self.given.functions or not any(amounts.get(name) for name in (*_PERCENTS, GPU_MEMORY)):
             return True
         return all(amounts[name] >= _WHOLE for name in _PERCENTS if name in amounts)
 
     def fits(self, others: Sequence[_MatchedDevice]) -> bool:
-        """Whether the device has room for it in addition to these."""
+        """Whether the device has room for this part in addition to these."""
         holders = (self, *others)
         return not others or (
             not any(each.whole for each in holders)
@@ -194,7 +196,7 @@ class _MatchedDevice(msgspec.Struct, frozen=True):
 
 
 _Taken = dict[str, list[tuple[str, _MatchedDevice]]]
-"""By key, pods (their titles) and what they have."""
+"""By key, the titles of pods and their devices."""
 
 
 def _matched(kind: str, device: AllocatedDevice, files: DeviceFiles) -> _MatchedDevice:
@@ -282,8 +284,8 @@ def _allowed(
 def _places(
     kind: str, devices: Sequence[_MatchedDevice], containers: Sequence[ContainerDeviceRequest]
 ) -> dict[str, tuple[int, ...]]:
-    """Of devices other than GPUs a hint may have changed the requested number: then each requester
-    has all."""
+    """For devices other than GPUs a hint may have changed the requested number: then each container
+    that requests some gets all."""
     try:
         return split([each.given for each in devices], kind, containers)
     except SplitError:
@@ -302,8 +304,8 @@ def _nodes(
 
 
 def held(files: DeviceFiles, pods: Mapping[str, PodVisibility]) -> tuple[HeldDevice, ...]:
-    """For hooks and the agent after us. An RDMA device is without its files: they are open to many
-    at once, those of its functions are not."""
+    """The held devices for the snapshot. An RDMA device is listed without its files, which many
+    processes may open; those of its functions are exclusive."""
     holders: dict[str, list[str]] = {}
     for uid, pod in sorted(pods.items()):
         for device in pod.devices:
