@@ -7,9 +7,9 @@ controllers are v1 mounts and the others in the v2 tree.
 On v1 every group that holds processes has CPUs of its own; on v2 an empty own value means that the
 group inherits its parent's, and the kernel keeps the CPUs in force in `cpuset.cpus.effective`.
 
-Files of the kernel stay open between reads: to look a path up and open it costs ten times what a
-read of a cpuset costs, and a node has hundreds of them. For a file whose group was removed the
-kernel answers ENODEV; its path is opened again then, and finds a new group of that name or none.
+Files of the kernel stay open between reads: opening a path takes ten times as long as reading a
+cpuset, and a node has hundreds of them. For a file whose group was removed the kernel answers
+ENODEV. Its path is then opened again, in case a new group has that name.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class GroupGone(CgroupError):  # noqa: N818 - groups come and go, this is not a 
 
 
 class Populated(CgroupError):  # noqa: N818 - a rule of the kernel, not a fault
-    """The kernel (6.1 does) lets no group inherit again while processes are in or below it."""
+    """The kernel (as 6.1) lets no group inherit again while processes are in or below it."""
 
 
 class Hierarchy:
-    """The cpuset hierarchy of one machine; its only state is its place and open files (`handles`).
-    `root`: the mount point of the cgroup file systems, `proc` a procfs. Of v1 and v2 next to each
-    other it is the one with the cpuset controller. Raises CgroupError when neither has it."""
+    """The cpuset hierarchy of one machine; its only state is its path and open files (`handles`).
+    `root`: the mount point of the cgroup file systems, `proc` a procfs. With both v1 and v2 mounted
+    it is the one with the cpuset controller. Raises CgroupError when neither has it."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc") -> None:
         self.proc = proc
@@ -79,11 +79,11 @@ class Hierarchy:
         return self._own(group, MEMS)
 
     def effective_cpus(self, group: str) -> CpuSet:
-        """The CPUs that processes of the group may really use (online ones only)."""
+        """The CPUs that the group's processes can use, online ones only."""
         return self._effective(group, CPUS)
 
     def effective_mems(self, group: str) -> CpuSet:
-        """The NUMA nodes that processes of the group may really use."""
+        """The NUMA nodes that the group's processes can use."""
         return self._effective(group, MEMS)
 
     def exists(self, group: str) -> bool:
@@ -131,7 +131,7 @@ class Hierarchy:
             raise
 
     def group_of(self, pid: int) -> str | None:
-        """The group of a process; None when it is gone, or outside of our cgroup namespace."""
+        """The group of a process; None if it has ended, or is outside this cgroup namespace."""
         path = f"{self.proc}/{pid}/cgroup"
         try:
             with open(path, "rb") as file:
@@ -150,7 +150,7 @@ class Hierarchy:
         raise CgroupError(f"{path!r} names no group of the cgroup v{self.version} cpuset hierarchy")
 
     def _own(self, group: str, name: str) -> CpuSet:
-        # A v2 group without the file: its parent does not hand the controller down.
+        # A v2 group without the file: its parent does not enable the controller for it.
         return self._read(group, name) or EMPTY
 
     def _effective(self, group: str, name: str) -> CpuSet:
@@ -193,7 +193,7 @@ _ALL: Final[tuple[Controller, ...]] = ("cpu", "cpuset", "memory")
 
 
 class Controllers:
-    """The controllers of one machine; its only state is their places and open files. `handles`:
+    """The controllers of one machine; its only state is their paths and open files. `handles`:
     shared with the Hierarchy, so that both together stay within the limit of open files. Raises
     CgroupError when `root` can't be listed."""
 
@@ -208,7 +208,7 @@ class Controllers:
         self._handles.close()
 
     def version(self, controller: Controller) -> Literal[1, 2] | None:
-        """None where the machine has the controller in neither."""
+        """None if the machine has the controller in neither version."""
         found = self._mounts.get(controller)
         return found and found[0]
 
@@ -255,13 +255,13 @@ _MAY_NOT: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class Handles:
-    """Reads and writes by path; those used last stay open, half as many as the process may have.
+    """Reads and writes by path. The files used last stay open, up to half of the process's limit.
 
-    Files of groups that were removed are closed each time that as many more are open as were before
-    it, so that pods that come and go leave none behind.
+    Each time that the number of open files has doubled, those of removed groups are closed, so that
+    deleted pods leave none behind.
 
-    Only files of the kernel are kept: those that have content and no size. Others may be replaced
-    by a file of the same name, and are opened each time. Not for several threads.
+    Only files of the kernel are kept: those that have content but size 0. Others may be replaced by
+    a file of the same name, and are opened each time. Not for several threads.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -305,7 +305,7 @@ class Handles:
             os.close(handle)
 
     def close(self) -> None:
-        """Closes what is open; the next use opens again."""
+        """Closes all files; the next use opens them again."""
         for path in list(self._kept):
             self._drop(path)
 
@@ -355,8 +355,8 @@ def _error(verb: str, path: str, exists: bool, error: OSError) -> CgroupError:
 
 
 def mounted(root: str, controller: str) -> tuple[Literal[1, 2], str] | None:
-    """The version of `cpu`, `cpuset` or `memory` and the folder of its group `/`. Of v1 and v2 next
-    to each other it is the one with the controller. Raises CgroupError."""
+    """The version of `cpu`, `cpuset` or `memory` and the folder of its group `/`. With both v1 and
+    v2 mounted it is the one with the controller. Raises CgroupError."""
     for path in _v1_mounts(root, controller):
         if os.path.exists(f"{path}/{_OF_V1[controller]}"):
             return 1, path
@@ -380,7 +380,7 @@ def _v1_mounts(root: str, controller: str) -> list[str]:
     return [f"{root}/{name}" for name in names if controller in name.split(",")]
 
 
-# A pass asks for the same few values and the same groups again and again.
+# Each pass needs the same few values and groups again.
 @lru_cache(maxsize=1_024)
 def _below(group: str) -> str:
     """The group's folder, relative to that of `/`. Raises CgroupError for an invalid group."""
@@ -388,7 +388,7 @@ def _below(group: str) -> str:
         return ""
     head, *parts = group.split("/")
     if head or "\0" in group or not parts or not {"", ".", ".."}.isdisjoint(parts):
-        raise CgroupError(f"{group!r} is no path of a cgroup (such as '/kubepods/podX')")
+        raise CgroupError(f"{group!r} is not a cgroup path (such as '/kubepods/podX')")
     return group
 
 

@@ -1,7 +1,7 @@
-"""What files of groups held before we changed them, on disk before the first write to each.
+"""The original values of cgroup files, on disk before topolet's first write to each.
 
-One JSON object a line, so that a damaged file still gives up its whole lines. The file belongs on
-a file system that a reboot empties (`/run`): groups don't outlive a boot, but their names return.
+One JSON object a line, so that the intact lines of a damaged file can be read. The file belongs on
+a file system that a reboot empties (`/run`): groups end with a boot, but their names are reused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Original(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class OriginalValue(msgspec.Struct, frozen=True):
-    """What another file than `cpuset.cpus` held: its text without the line's end."""
+    """The content of a file other than `cpuset.cpus`, without the line end."""
 
     group: str
     file: str
@@ -39,9 +39,9 @@ class JournalError(Exception):
 
 
 class Journal:
-    """The original values: of cpusets by group, of other files by group and file name. For one
-    thread and process at a time. Reading never fails: an invalid file is kept as `NAME.broken` and
-    reported in `problems`, and its valid lines are used."""
+    """The original values: cpusets by group, other files by group and file name. For one thread and
+    process at a time. Reading never fails: an invalid file is kept as `NAME.broken` and reported in
+    `problems`, and its valid lines are used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -98,7 +98,7 @@ class Journal:
         originals: Mapping[str, Original],
         values: Mapping[tuple[str, str], OriginalValue],
     ) -> None:
-        # Not msgspec: a group's name may hold bytes that are no UTF-8, and these must survive.
+        # Not msgspec: a group's name may have bytes that are not UTF-8, which must be kept.
         entries = (*_sorted(originals), *_sorted(values))
         lines = [json.dumps(msgspec.to_builtins(each)) + "\n" for each in entries]
         try:
@@ -118,7 +118,7 @@ class Journal:
             try:
                 os.replace(self.path, broken)
             except OSError as second:
-                self._problem(f"cannot be set aside ({second.strerror})")
+                self._problem(f"cannot be renamed ({second.strerror})")
             return
         bad = 0
         for number, line in enumerate(data.split(b"\n"), 1):
@@ -138,12 +138,12 @@ class Journal:
         if not bad:
             return
         kept = len({*self._originals, *(group for group, _ in self._values)})
-        self._problem(f"set aside as {broken.name!r}: {bad} lines unreadable, {kept} groups kept")
+        self._problem(f"renamed to {broken.name!r}: {bad} lines unreadable, {kept} groups kept")
         try:
             files.replace(str(broken), data, durable=True, mode=0o600)
             self._save(self._originals, self._values)
         except (OSError, JournalError) as error:
-            self._problem(f"cannot be set aside ({error})")
+            self._problem(f"cannot be renamed ({error})")
 
     def _problem(self, text: str) -> None:
         self.problems = (*self.problems, f"journal {str(self.path)!r}: {text}")
@@ -164,7 +164,7 @@ def _parse(line: bytes) -> Original | OriginalValue:
     kind: type[Original] | type[OriginalValue] = OriginalValue if other else Original
     entry: Original | OriginalValue = msgspec.convert(content, kind)
     if not entry.group.startswith("/"):
-        raise ValueError(f"{entry.group!r} is no group")
+        raise ValueError(f"{entry.group!r} is not a group")
     if isinstance(entry, Original):
         try:
             CpuSet.parse(entry.cpus)

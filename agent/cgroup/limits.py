@@ -1,5 +1,4 @@
-"""Limits of a group (CgroupLimits) as files of cgroup v1 and v2: which file, which text, and the
-meaning of a text.
+"""Limits of a group (CgroupLimits) in the files of cgroup v1 and v2: conversion to and from texts.
 
 | limit  | v1                                              | v2              |
 |--------|-------------------------------------------------|-----------------|
@@ -48,13 +47,13 @@ MIGRATE: Final = "cpuset.memory_migrate"
 _MEMORY: Final = (MEMORY, MEMORY_MAX)
 
 _ALL_MEMORY: Final = 2**63 - 2**20
-"""v1 has no value for no limit: it shows the largest number of whole pages, for any page size."""
+"""Without a limit v1 shows the largest number of whole pages, which is not below this."""
 _ENDLESS: Final = 2**64
 _MOST_WEIGHT: Final = 10_000
 
 
 class _Field(msgspec.Struct, frozen=True):
-    """One field of CgroupLimits and its file on each version; None where that has none."""
+    """One field of CgroupLimits and its file in each version; None if it does not have one."""
 
     name: str
     controller: Controller
@@ -72,8 +71,8 @@ _FIELDS: Final = (
 
 
 def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> CgroupLimits:
-    """The limits that these texts mean in files of the group; None for the others. Shares of a v2
-    weight are the fewest that it may stand for. Raises CgroupError, GroupGone."""
+    """The limits that these texts of the group's files mean; None for the others. The shares of a
+    v2 weight are the fewest that give it. Raises CgroupError, GroupGone."""
     values = {}
     for field in _FIELDS:
         for file in {field.v1, field.v2 or field.v1} & texts.keys():
@@ -85,7 +84,7 @@ def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> Cg
 
 
 def files(controllers: Controllers, limits: CgroupLimits) -> Iterator[str]:
-    """The files of the limits that are set; none of a missing controller."""
+    """The files of the limits that are set, without those of a missing controller."""
     for field in _FIELDS:
         version = controllers.version(field.controller)
         if version is not None and getattr(limits, field.name) is not None:
@@ -147,7 +146,7 @@ def _period(controllers: Controllers, group: str) -> str:
 
 
 def quota_text(quota_microseconds: int, period: str) -> str:
-    """For `cpu.cfs_quota_us`. Raises ValueError for a period that is none."""
+    """For `cpu.cfs_quota_us`. Raises ValueError for an invalid period."""
     scaled = _scaled(quota_microseconds, int(period))
     return str(UNLIMITED if scaled is None else scaled)
 
@@ -178,7 +177,7 @@ def weight(shares: int) -> int:
 
 
 def shares_of_weight(cpu_weight: int) -> int:
-    """The fewest shares that are this weight."""
+    """The fewest shares that give this weight."""
     steps = max(cpu_weight, 1) - 1
     return LEAST_SHARES - (-steps * (MOST_SHARES - LEAST_SHARES) // (_MOST_WEIGHT - 1))
 
@@ -198,7 +197,7 @@ def memory_of(text: str) -> int:
 
 
 def same(file: str, one: str, other: str) -> bool:
-    """Whether two texts mean the same in this file. Raises ValueError for one without meaning."""
+    """Whether two texts mean the same in this file. Raises ValueError for an invalid one."""
     if one == other:
         return True
     if file == MEMS:
@@ -207,8 +206,8 @@ def same(file: str, one: str, other: str) -> bool:
 
 
 def grows(file: str, old: str, new: str) -> bool:
-    """Whether the group gets more, so that its parent must be written first; of NUMA nodes any
-    further one, or the parent's (v2). Raises ValueError."""
+    """Whether the group gets more, so that its parent must be written first: for NUMA nodes, if any
+    is added, or if it inherits (v2). Raises ValueError."""
     if file == MEMS:
         return not new or not nodes(new) <= nodes(old)
     return _amount(file, new) > _amount(file, old)
@@ -230,7 +229,7 @@ def _amount(file: str, text: str) -> Fraction | int:
         return min(max(int(text), LEAST_SHARES), MOST_SHARES)
     if file in (WEIGHT, MIGRATE):
         return int(text)
-    raise ValueError(f"{file!r} is no file of limits")
+    raise ValueError(f"{file!r} is not a file of limits")
 
 
 @lru_cache(maxsize=256)

@@ -2,12 +2,12 @@
 drivers, and the host's names for a reader in a cgroup namespace.
 
 The cgroupfs driver names plain folders (`/kubepods/burstable/podX/ID`). The systemd driver names
-units: a slice's name spells out its whole path (`a-b.slice` lies in `a.slice`), and a container is
-a scope in its pod's slice (`cri-containerd-ID.scope`). The kubelet writes `_` for each `-` of a
-pod's uid there.
+units: a slice's name contains its whole path (`a-b.slice` is in `a.slice`), and a container is a
+scope in its pod's slice (`cri-containerd-ID.scope`). The kubelet replaces each `-` of a pod's uid
+by `_` there.
 
 `/proc/PID/cgroup` shows a group relative to the root of the reader's cgroup namespace: from
-`/kubepods/podA/x` the group `/kubepods/podB/y` is `/../../podB/y`, without the word kubepods
+`/kubepods/podA/x` the group `/kubepods/podB/y` is `/../../podB/y`, without `kubepods`
 (cgroup_namespaces(7)). Runtimes give pods such a namespace on v2.
 """
 
@@ -20,11 +20,11 @@ from typing import Final
 from agent.cgroup.hierarchy import Hierarchy
 
 SCOPE_PREFIXES: Final = ("cri-containerd", "crio", "docker")
-"""What containerd, CRI-O and Docker put before a container's id in a scope's name."""
+"""The prefixes of containerd, CRI-O and Docker before a container's id in a scope's name."""
 
 _SLICE: Final = ".slice"
 _KUBEPODS: Final = "kubepods"
-# Where a container goes whose pod names no parent; containerd's is its namespace.
+# The parent of containers whose pod does not name one; containerd's is its namespace.
 _DEFAULT_PARENTS: Final = {"cri-containerd": "/k8s.io", "crio": "/crio", "docker": "/docker"}
 _DEFAULT_SLICE: Final = "system.slice"
 # Not Docker's: kubelets run in its containers (RKE).
@@ -35,7 +35,7 @@ _CRI_SCOPES: Final = ("cri-containerd-", "crio-")
 def slice_group(unit: str) -> str | None:
     """The group of a systemd slice: `a-b.slice` is `/a.slice/a-b.slice`, `-.slice` the root.
 
-    None for what systemd would refuse as a slice.
+    None for a name that systemd refuses for a slice.
     """
     stem = unit.removesuffix(_SLICE)
     if stem == "-":
@@ -49,7 +49,7 @@ def slice_group(unit: str) -> str | None:
 def of_pods(group: str) -> bool:
     """Whether the group is at or below the root of the kubelet's pods under any --cgroup-root
     (`/a/kubepods`, `/a.slice/a-kubepods.slice`), or at or below a container of containerd's CRI or
-    of CRI-O: a kubelet with --cgroups-per-qos=false makes no such root."""
+    of CRI-O: a kubelet with --cgroups-per-qos=false does not create such a root."""
     return any(map(_of_pods, group.split("/")))
 
 
@@ -84,7 +84,7 @@ def container_groups(
 
 
 def from_cgroups_path(cgroups_path: str) -> str | None:
-    """The group that an OCI runtime makes of `linux.cgroupsPath`: a path, or `slice:prefix:name`
+    """The group that an OCI runtime creates for `linux.cgroupsPath`: a path, or `slice:prefix:name`
     for the systemd driver (no slice means `system.slice`, a name that is a slice needs no prefix).
     None for an empty or a relative path, which depends on the runtime's own group."""
     parts = cgroups_path.split(":")
@@ -128,8 +128,8 @@ def absolute(group: str, own: str) -> str | None:
 def own_root(hierarchy: Hierarchy, proc_self: str = "/proc/self") -> str | None:
     """The root of this process's cgroup namespace, as a group of the hierarchy: `/` outside of any.
 
-    A runtime mounts this root in each container. The inode number finds the same folder in the
-    host's mount. None where nothing mounts it.
+    A runtime mounts this root in each container. Its inode number identifies the same folder in the
+    host's mount. None if it is not mounted.
     """
     wanted = {
         (found.st_dev, found.st_ino)
@@ -146,7 +146,7 @@ def own_root(hierarchy: Hierarchy, proc_self: str = "/proc/self") -> str | None:
 
 
 def _roots(version: int, mountinfo: str) -> list[str]:
-    """The mount points of our namespace's root. A line of mountinfo: `ID PARENT MAJOR:MINOR ROOT
+    """The mount points of this namespace's root. A line of mountinfo: `ID PARENT MAJOR:MINOR ROOT
     MOUNTPOINT OPTIONS [TAG...] - TYPE SOURCE OPTIONS`."""
     found = []
     try:

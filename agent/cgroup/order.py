@@ -1,27 +1,29 @@
 """Which `cpuset.cpus` to write, and in which order.
 
 The rule of cgroup v1: the kernel refuses a cpuset that is not within the parent's (EACCES) or does
-not hold every child's (EBUSY). cgroup v2 refuses nothing, but a group uses only what its parent
-gives it (`effective`), and all of the parent's CPUs where its own value has none of them.
+not contain every child's (EBUSY). cgroup v2 refuses nothing. There a group uses only those of its
+CPUs that its parent has (`effective`), and all of the parent's CPUs if its own value has none of
+them.
 
-Where the values go:
+The final values:
 
-* a wanted group gets exactly what is wanted;
-* an ancestor that lacks some of it grows (own | wanted) and never shrinks;
-* a descendant that holds more is cut to (own & wanted), or to wanted where nothing would be left.
-  Only v1 needs that: on v2 the kernel cuts what is effective.
+* a wanted group gets exactly the wanted CPUs;
+* an ancestor that lacks some of them grows (own | wanted) and never shrinks;
+* a descendant with more CPUs is cut to (own & wanted), or to wanted if nothing would be left. Only
+  v1 needs that: on v2 the kernel cuts the effective CPUs.
 
-How they get there, so that after every single write each group is a non-empty part of its parent:
+The steps, after each write of which every group is a non-empty part of its parent:
 
-1. Shrink, bottom-up. A group gives up what it is to lose, as far as its children let it. One that
-   loses and gains does so only when another group is to gain what it loses; else its final value
-   is one write, later. One that keeps nothing can't shrink to nothing, and waits for step 2.
-2. Grow, top-down. The final value at once, or, where a child still holds CPUs that the group is to
-   lose, (old | new) first and the final value after the children.
+1. Shrink, bottom-up. A group gives up the CPUs that it loses, except those that its children still
+   have. A group that both loses and gains CPUs does so only if another group gains what it loses;
+   otherwise its final value is written once, in step 2. A group that keeps none of its CPUs waits
+   for step 2, as a cpuset can't be empty.
+2. Grow, top-down. The final value is written at once. If a child still has CPUs that the group
+   loses, (old | new) is written first and the final value after the children.
 
-So a CPU that changes hands leaves the old group before it enters the new one. The groups that step
-1 had to leave as they were are put before those that wait for their CPUs; only where groups wait
-for each other in a circle does one of them go first and share a CPU for some writes.
+So a CPU that moves leaves the old group before it enters the new one. Groups that step 1 could not
+change are written before those that wait for their CPUs. If groups wait for each other in a cycle,
+one of them is written first and shares a CPU for some writes.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class GroupTree(msgspec.Struct, frozen=True):
-    """Present own values by group path: `/` (its effective CPUs), every wanted group and what its
-    change depends on: the ancestors of each, and on v1 the descendants. There, one that only loses
-    CPUs needs no ancestors, and one that only gains them no descendants.
+    """Present own values by group path: `/` (its effective CPUs), every wanted group and the groups
+    on which its change depends: its ancestors, and on v1 its descendants. On v1 a group that only
+    loses CPUs needs no ancestors, and one that only gains them no descendants.
 
     `inherits` is cgroup v2: an empty value there means the parent's.
     """
@@ -55,13 +57,13 @@ class GroupTree(msgspec.Struct, frozen=True):
 
 
 def parent(group: str) -> str:
-    """The group above; the root is its own."""
+    """The parent group; that of the root is the root."""
     return group.rpartition("/")[0] or "/"
 
 
 @lru_cache(maxsize=1_024)
 def ancestors(group: str) -> tuple[str, ...]:
-    """From right below the root down to the group's parent; without the root."""
+    """The ancestors from the top down to the group's parent, without the root."""
     parts = group.split("/")
     return tuple("/".join(parts[:end]) for end in range(2, len(parts)))
 
@@ -124,7 +126,7 @@ def _grown(own: CpuSet, need: int) -> CpuSet:
 def _check(tree: GroupTree, wanted: Mapping[str, CpuSet], group: str) -> None:
     cpus = wanted[group]
     if group == "/" or not cpus:
-        raise ValueError(f"{group!r} can't be given the cpuset '{cpus}'")
+        raise ValueError(f"{group!r} can't get the cpuset '{cpus}'")
     loses = not tree.inherits and group in tree.cpus and cpus <= tree.cpus[group]
     for each in (*ancestors(group), group):
         if each not in tree.cpus and not loses:
@@ -134,8 +136,8 @@ def _check(tree: GroupTree, wanted: Mapping[str, CpuSet], group: str) -> None:
 
 
 class _Task(msgspec.Struct):
-    """A write of step 2, and the tasks before it: the required ones, and those that hold CPUs which
-    this one gains."""
+    """A write of step 2, and the tasks before it: the required ones, and those with CPUs that this
+    one gains."""
 
     write: Write
     after: set[int]
@@ -205,7 +207,7 @@ def _ordered(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str])
 
 
 def _sequence(tasks: list[_Task]) -> Iterator[Write]:
-    """Each task after those it follows; circles of waiting are cut at one task that may go."""
+    """Each task after those before it; a cycle is cut at a task without required predecessors."""
     followers: list[list[int]] = [[] for _ in tasks]
     for index, task in enumerate(tasks):
         for before in task.after | task.waits:
@@ -214,7 +216,7 @@ def _sequence(tasks: list[_Task]) -> Iterator[Write]:
     ready = [index for index in left if not tasks[index].after | tasks[index].waits]
     while left:
         if not ready:
-            stuck = _in_circle(tasks, next(iter(left)))
+            stuck = _in_cycle(tasks, next(iter(left)))
             tasks[stuck].waits.clear()
             ready.append(stuck)
         index = heapq.heappop(ready)
@@ -228,8 +230,8 @@ def _sequence(tasks: list[_Task]) -> Iterator[Write]:
                     heapq.heappush(ready, each)
 
 
-def _in_circle(tasks: list[_Task], start: int) -> int:
-    """A task that waits for itself, through others, and has nothing before it that must be."""
+def _in_cycle(tasks: list[_Task], start: int) -> int:
+    """A task that waits for itself, through others, and has no required tasks before it."""
     trail: dict[int, int] = {}
     at = start
     while at not in trail:

@@ -10,7 +10,7 @@ from agent.model.cpu.cpuset import CpuSet
 
 
 class WriteState(Enum):
-    """How one group ended."""
+    """The result for one group."""
 
     RIGHT = "right"
     WRITTEN = "written"
@@ -21,7 +21,7 @@ class WriteState(Enum):
 class GroupChange(msgspec.Struct, frozen=True):
     """`old` and `new` are own values as far as known; empty is a v2 group that inherits.
 
-    `note` is the reason of a failure, or why `new` is not what was asked for.
+    `note` is the reason of a failure, or why `new` is not the requested value.
     """
 
     group: str
@@ -32,22 +32,22 @@ class GroupChange(msgspec.Struct, frozen=True):
 
 
 class WriteOutcome(msgspec.Struct, frozen=True):
-    """A change for each group asked for, and `others`: ancestors and descendants that had to give
-    or make room. Both sorted by group.
+    """A change for each requested group, and `others`: ancestors that had to grow and descendants
+    that had to shrink. Both sorted by group.
 
-    `journal_error`: the values are right, but are missing in the journal."""
+    `journal_error`: the values are correct, but are missing in the journal."""
 
     changes: tuple[GroupChange, ...] = ()
     others: tuple[GroupChange, ...] = ()
     journal_error: str | None = None
 
     def having(self, state: WriteState) -> tuple[GroupChange, ...]:
-        """The groups asked for that ended so."""
+        """The requested groups with this result."""
         return tuple(each for each in self.changes if each.state is state)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed; groups that are gone count as served."""
+        """Whether nothing failed; groups that are gone are no failure."""
         return self.journal_error is None and all(
             each.state is not WriteState.FAILED for each in (*self.changes, *self.others)
         )
@@ -65,16 +65,16 @@ class ValueChange(msgspec.Struct, frozen=True):
 
 
 class ValueOutcome(msgspec.Struct, frozen=True):
-    """A change for each file of each group asked for, sorted; as WriteOutcome otherwise."""
+    """A change for each file of each requested group, sorted; as WriteOutcome otherwise."""
 
     changes: tuple[ValueChange, ...] = ()
     journal_error: str | None = None
 
     def having(self, state: WriteState) -> tuple[ValueChange, ...]:
-        """The files that ended so."""
+        """The files with this result."""
         return tuple(each for each in self.changes if each.state is state)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed; groups that are gone count as served."""
+        """Whether nothing failed; groups that are gone are no failure."""
         return self.journal_error is None and not self.having(WriteState.FAILED)

@@ -6,14 +6,14 @@ becomes part of the outcome, and a failed write does not end the pass: the kerne
 writes that depend on it.
 
 * A file whose value means the same already is not written.
-* On v1 a child's quota or memory nodes may not be beyond its parent's (EINVAL, EACCES, EBUSY). So
-  values that grow are written from the top, and then values that shrink from the bottom. Groups
-  that were not asked for are never written.
+* On v1 a child's quota or memory nodes can't exceed its parent's (EINVAL, EACCES, EBUSY). So values
+  that grow are written from the top, and then values that shrink from the bottom. Groups that were
+  not requested are never written.
 * A memory limit below the present use makes v2 kill processes; it is not written there, and the
-  outcome says so. v1 reclaims and refuses (EBUSY).
+  outcome reports it. v1 reclaims and refuses (EBUSY).
 * v2 moves pages whenever memory nodes change; v1 does with `migrate`, which is written first. v2
-  keeps nodes that the parent does not have, and they are not in force: the writer ignores that.
-* The groups that pods have in common belong to the kubelet (pkg/kubelet/cm,
+  accepts nodes that the parent does not have, without effect: the writer ignores them.
+* The groups that pods share belong to the kubelet (pkg/kubelet/cm,
   qos_container_manager_linux.go, UpdateCgroups): values for them are refused."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EFFECTIVE_MEMS = "cpuset.mems.effective"
 
 
 class ValueWrite(msgspec.Struct, frozen=True):
-    """One write, and the text that stood there before all of them."""
+    """One write, and the content of the file before all of them."""
 
     group: str
     file: str
@@ -55,8 +55,8 @@ class LimitsPass:
         self._notes: dict[tuple[str, str], str] = {}
 
     def request(self, group: str, file: str, limits: CgroupLimits) -> None:
-        """Asks for the value of the limits in the file. A group to which v2 does not hand the
-        controller down has no limit to lift."""
+        """Requests the value of the limits in the file. On v2 a group for which its parent does not
+        enable the controller does not have a limit to remove."""
         try:
             if files.lifts(limits, file) and self._controllers.read(group, file) is None:
                 self._settle(group, file, WriteState.RIGHT)
@@ -67,7 +67,7 @@ class LimitsPass:
             self.fail(group, file, error)
 
     def request_original(self, group: str, file: str, original: str) -> None:
-        """Give the file its original text."""
+        """Requests the original content of the file."""
         try:
             old = self._present(group, file)
             if file == MEMS and not original and self._controllers.version("cpuset") == 1:
@@ -79,11 +79,11 @@ class LimitsPass:
             self.fail(group, file, error)
 
     def steps(self) -> list[ValueWrite]:
-        """What is to be written, by group and file."""
+        """The writes to be done, by group and file."""
         return list(self._steps.values())
 
     def fail(self, group: str, file: str, reason: Exception | str) -> None:
-        """The file ended without its wanted content, and is not written any more."""
+        """Records that the file does not have its wanted content; it is not written any more."""
         step = self._steps.pop((group, file), None)
         state = WriteState.GONE if isinstance(reason, GroupGone) else WriteState.FAILED
         self._settle(group, file, state, step.old if step else None, None, str(reason))
@@ -164,10 +164,11 @@ class LimitsPass:
 
 
 def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite]:
-    """What decides how others act, what grows from the top, what shrinks from the bottom.
+    """First the files that others depend on, then values that grow, from the top, then values that
+    shrink, from the bottom.
 
-    `nested_nodes`: v1's rule, a group's memory nodes hold those of every group in it. One that
-    changes its nodes for others above one that changes too has both in between.
+    `nested_nodes`: v1's rule, a group's memory nodes contain those of every group in it. If a group
+    gets other nodes and a group below it changes too, it has both the old and the new in between.
     """
     top_down = sorted(steps, key=lambda each: (each.group.count("/"), each.group))
     above = {each for step in steps if step.file == MEMS for each in ancestors(step.group)}
@@ -193,8 +194,8 @@ def apply(
 ) -> ValueOutcome:
     """Give each group its limits; before a file is first written, its value is journalled.
 
-    Where all is right, this costs one read of each file (of a v1 quota a second, for its period)
-    and no write. A journal that can't be written stops every write.
+    If all values are correct, this costs one read of each file (for a v1 quota a second, of its
+    period) and no write. If the journal can't be written, nothing is.
     """
     pass_ = LimitsPass(controllers)
     lifts = set()
@@ -244,7 +245,7 @@ def _remember(
     pass_: LimitsPass,
     lifts: Collection[tuple[str, str]],
 ) -> None:
-    """When another process wrote a limit that was lifted for good, as a kubelet does with every
+    """If another process wrote a limit that was removed for good, as a kubelet does with every
     resize, that value becomes the original."""
     new = [
         OriginalValue(step.group, step.file, step.old)

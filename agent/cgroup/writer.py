@@ -3,8 +3,8 @@ and restores the original values.
 
 The state of the machine raises nothing: a group that vanished, a refused write or a full disk
 becomes part of the outcome. After a failed write only the writes that depend on it are skipped:
-those that take a CPU which the failed group still holds, and those that the kernel's rule now
-forbids."""
+those that take a CPU which the failed group still has, and those that the kernel would now
+refuse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CpusetPass:
         self._hierarchy = hierarchy
         self._inherits = hierarchy.version == 2
         self._own: dict[str, CpuSet] = {}  # as first read
-        self._values: dict[str, CpuSet] = {}  # the tree that is planned, as it stands
+        self._values: dict[str, CpuSet] = {}  # present values of the planned tree
         self._requested: dict[str, CpuSet] = {}
         self._right: dict[str, CpuSet] = {}
         self._notes: dict[str, str] = {}
@@ -35,7 +35,7 @@ class CpusetPass:
         self._others: dict[str, GroupChange] = {}
 
     def own(self, group: str) -> CpuSet:
-        """The own value, read once; of the root what the machine has. Raises CgroupError."""
+        """The own value, read once; for the root the machine's CPUs. Raises CgroupError."""
         own = self._own.get(group)
         if own is None:
             top = group == "/"  # on v2 the root has no own value
@@ -44,23 +44,23 @@ class CpusetPass:
         return own
 
     def target(self, group: str) -> CpuSet | None:
-        """The CPUs that the group is to hold at the end, if it was requested and did not fail."""
+        """The CPUs that the group gets, if it was requested and did not fail."""
         return self._requested.get(group) or self._right.get(group)
 
     def requested(self) -> list[str]:
-        """The groups that are not right yet, nor settled."""
+        """The groups that are neither correct yet nor settled."""
         return list(self._requested)
 
     def request(self, group: str, cpus: CpuSet, note: str | None = None) -> None:
-        """Give the group these CPUs, none of them beyond those of a requested group above it.
+        """Requests these CPUs for the group; a requested group above it must have all of them.
 
-        A group that has them costs one read (on v2 two) and no more.
+        A group that has them already costs only one read (on v2 two).
         """
         if note is not None:
             self._notes[group] = note
         try:
             if group == "/" or not cpus:
-                self.fail(group, f"{group!r} can't be given the cpuset '{cpus}'")
+                self.fail(group, f"{group!r} can't get the cpuset '{cpus}'")
             elif self.own(group) == cpus and self._is_effective(group, cpus):
                 self._right[group] = cpus
                 self.settle(group, WriteState.RIGHT)
@@ -81,16 +81,16 @@ class CpusetPass:
         self._changes[group] = GroupChange(group, state, old, old if new is None else new, note)
 
     def fail(self, group: str, reason: CgroupError | str) -> None:
-        """The group ended without its wanted CPUs, and is not written any more."""
+        """Records that the group does not have its wanted CPUs; it is not written any more."""
         self._requested.pop(group, None)
         self._changes[group] = self._failure(group, reason)
 
     def plan(self) -> list[Write]:
         """Reads the groups on which the requested ones depend, and returns the writes in order."""
-        for group in sorted(self._requested):  # what is above comes first, and reads all below it
+        for group in sorted(self._requested):  # parents first, which read all groups below
             try:
                 own = self._values[group] = self.own(group)
-                # On v1 what is above holds no less than the group, and what is below no more.
+                # On v1 the ancestors have all CPUs of the group, and the descendants no others.
                 if self._inherits or not self._requested[group] <= own:
                     for each in ancestors(group):
                         if each not in self._values:
@@ -108,7 +108,7 @@ class CpusetPass:
         return plan(GroupTree(self._values, self._inherits), targets)
 
     def before(self, writes: Sequence[Write]) -> dict[str, CpuSet]:
-        """The own values that the writes are going to replace, by group."""
+        """The own values that the writes replace, by group."""
         return {each.group: self._own[each.group] for each in writes}
 
     def run(self, writes: Sequence[Write]) -> None:
@@ -130,7 +130,7 @@ class CpusetPass:
         for group, goal in goals.items():
             if group in self._requested:
                 continue
-            if group in self._changes:  # failed before, and cut with what is above it
+            if group in self._changes:  # failed before, and cut together with its parent
                 if group not in errors:
                     failed = self._changes[group]
                     self._changes[group] = msgspec.structs.replace(failed, new=goal)
@@ -142,7 +142,7 @@ class CpusetPass:
             self.fail(group, errors[group])
 
     def read_back(self) -> None:
-        """Settles the requested groups by the values that the kernel made of theirs."""
+        """Settles the requested groups by the values that the kernel reports now."""
         for group, cpus in list(self._requested.items()):
             self._read_back(group, cpus)
 
@@ -157,7 +157,7 @@ class CpusetPass:
         return not self._inherits or self._hierarchy.effective_cpus(group) == cpus
 
     def _read_below(self, group: str) -> None:
-        """Skips groups that are removed in between: they hold nothing any more."""
+        """Skips groups that are removed meanwhile: they have no CPUs any more."""
         stack = list(self._hierarchy.children(group))
         while stack:
             each = stack.pop()
@@ -174,9 +174,9 @@ class CpusetPass:
             del self._values[each]
 
     def _check(self, write: Write, failed: Mapping[str, CpuSet]) -> None:
-        """Raises CgroupError if the write would rest on one that failed.
+        """Raises CgroupError if the write depends on one that failed.
 
-        `failed`: what the failed groups should hold by now, at most.
+        `failed`: the most CPUs that the failed groups should have by now.
         """
         now = GroupTree(self._values, self._inherits)
         group, cpus = write.group, write.cpus
@@ -215,8 +215,8 @@ class CpusetPass:
 def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) -> WriteOutcome:
     """Give each group its CPUs; before a group is first written, its value is journalled.
 
-    Where all is right, this costs one read of each group (on v2 two) and no write. A journal that
-    can't be written stops every write: no value is taken that could not be given back.
+    If all values are correct, this costs one read of each group (on v2 two) and no write. If the
+    journal can't be written, nothing is: every changed value must be restorable.
     """
     pass_ = write(hierarchy, journal, wanted)
     pass_.read_back()
@@ -251,11 +251,11 @@ def restore(
     only: Collection[str] | None = None,
 ) -> WriteOutcome:
     """Restores the original value of every journalled group, or of those in `only`, and removes the
-    restored entries. `chosen` adds groups whose value was ours from their creation on, and
-    overrides the journal; on v2 an empty set lets the group inherit; when the kernel refuses that,
-    it gets every CPU of the parent, and the note says so. On v1 a value beyond the parent's is cut
-    to the parent's, which the note says, and a group whose value was empty (so that it had no
-    process) keeps its value."""
+    restored entries. `chosen` adds groups that topolet's value was set for at their creation, and
+    overrides the journal. On v2 an empty set lets the group inherit; when the kernel refuses that,
+    it gets every CPU of the parent, with a note. On v1 a value beyond the parent's is cut to the
+    parent's, with a note, and a group whose value was empty (so that it had no process) keeps its
+    value."""
     values = {
         group: CpuSet.parse(each.cpus)
         for group, each in journal.originals.items()
@@ -302,7 +302,7 @@ def _vanished(hierarchy: Hierarchy, groups: Iterable[str]) -> list[str]:
 
 
 def _put(hierarchy: Hierarchy, pass_: CpusetPass, group: str, cpus: CpuSet) -> None:
-    """v2 refuses no order, and cuts what is effective by itself."""
+    """v2 accepts any order, and cuts the effective CPUs itself."""
     if pass_.own(group) == cpus:
         pass_.settle(group, WriteState.RIGHT)
         return
@@ -320,7 +320,7 @@ def _put(hierarchy: Hierarchy, pass_: CpusetPass, group: str, cpus: CpuSet) -> N
 
 
 def _request_original(pass_: CpusetPass, group: str, cpus: CpuSet) -> None:
-    """Called top-down: what is above has its target already."""
+    """Called top-down: the parent has its target already."""
     if not cpus:
         pass_.own(group)
         pass_.settle(group, WriteState.RIGHT, note="was empty, keeps what it has")

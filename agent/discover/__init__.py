@@ -1,8 +1,8 @@
-"""What the machine has: CPUs, NUMA nodes and devices, as values.
+"""Discovery of the machine's CPUs, NUMA nodes and devices.
 
 `cpus` reads the sysfs below a root path into a frozen `Topology`, with `sockets` for cores and
-caches and `sysfs` for single files. `pci`, `rdma` and `fpga` read devices; a broken one is a
-problem and does not hide the others. A child process (`gpuchild`) asks NVML about GPUs, because
-the library can hang and needs much memory: `gpuwatcher` starts and restarts it and takes its
-reports, in the messages of `gpumessages`. Only `nvml` loads pynvml; `gpureport` makes values of its
-answers."""
+caches and `sysfs` for single files. `pci`, `rdma` and `fpga` read devices; a broken one is reported
+as a problem and does not hide the others. A child process (`gpuchild`) reads GPUs through NVML,
+because the library can hang and needs much memory. `gpuwatcher` starts and restarts the child and
+receives its reports, in the messages of `gpumessages`. Only `nvml` loads pynvml; `gpureport` makes
+values of its answers."""

@@ -1,6 +1,5 @@
-"""The machine from sysfs: CPUs and what they share; NUMA nodes with their memory and huge pages.
-
-A file that a group of CPUs shares is read once per group, through the group's lowest CPU."""
+"""The machine from sysfs: CPUs with their cores and caches, NUMA nodes with their memory and huge
+pages. A file that a group of CPUs shares is read once per group, for the group's lowest CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _ISOLCPUS = re.compile(rb"(?:^|\s)isolcpus=(?:[a-z_]+,)*([0-9][0-9,:/-]*)")
 
 
 def read(root: str) -> Topology:
-    """The machine whose /sys and /proc lie below `root` (`/` is this one).
+    """The machine whose /sys and /proc are below `root` (`/` is this one).
 
     Raises DiscoveryError where the files do not describe a machine.
     """
@@ -42,7 +41,7 @@ def _topology(tree: Tree) -> Topology:
     folders = numbered(tree, CPU, "cpu")
     online = _online(tree, folders)
     if not online:
-        raise DiscoveryError(f"{tree.path(CPU)}: no online CPU here")
+        raise DiscoveryError(f"{tree.path(CPU)}: no online CPU")
     cores = sockets.cores(tree, online)
     core_of = {cpu: core for core, threads in cores.items() for cpu in threads}
     socket_of: dict[int, int] = {}
@@ -76,9 +75,8 @@ def _topology(tree: Tree) -> Topology:
 
 
 def _online(tree: Tree, folders: CpuSet) -> CpuSet:
-    """The CPUs that run. The kernel describes only those, so when some CPUs have a `topology`
-    folder and others have none, the others do not run, also where the list names them. Kernels
-    before 2.6.26 have no list."""
+    """The online CPUs. The kernel describes only those: if some CPUs have a `topology` folder, CPUs
+    without one are offline, even if the list names them. Kernels before 2.6.26 have no list."""
     listed = cpu_list(tree, f"{CPU}/online")
     if listed is None:
         listed = CpuSet(cpu for cpu in folders if tree.text(f"{CPU}/cpu{cpu}/online") != "0")
@@ -90,7 +88,7 @@ def _online(tree: Tree, folders: CpuSet) -> CpuSet:
 def _node_of(
     tree: Tree, nodes: tuple[NumaNode, ...], online: CpuSet
 ) -> tuple[tuple[NumaNode, ...], dict[int, int]]:
-    """Each CPU's node; those in no node's list go by their own link, else to the first node."""
+    """The node of each CPU: by the nodes' lists, by the CPU's own link, or else the first node."""
     node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
     strays = [cpu for cpu in online if cpu not in node_of]
     for cpu in strays:
@@ -111,7 +109,7 @@ def _node_of(
 
 
 def _isolated(tree: Tree) -> CpuSet:
-    """CPUs kept away from the scheduler; before 4.2 only the command line has them."""
+    """The CPUs of `isolcpus`; before Linux 4.2 only the kernel's command line has them."""
     if tree.exists(f"{CPU}/isolated"):
         return optional(cpu_list, tree, f"{CPU}/isolated") or CpuSet()
     match = _ISOLCPUS.search(tree.read("proc/cmdline") or b"")
@@ -125,7 +123,8 @@ _WATCHED = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
 
 
 class TopologyView:
-    """`root` is where the host's /sys is."""
+    """The topology, read again after CPUs or NUMA nodes went online or offline. `root`: the folder
+    with the host's /sys."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -154,13 +153,13 @@ _MEM_TOTAL = re.compile(rb"MemTotal:\s*([0-9]+)\s*kB")
 def _numa_nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...]:
     """The online nodes by id; a machine without node directories is node 0.
 
-    `cpus` are the online CPUs, and the only ones that nodes get. Of two nodes that claim a CPU
-    (broken firmware) the lower keeps it.
+    `cpus` are the online CPUs; nodes get no others. If two nodes list a CPU (broken firmware), the
+    lower one gets it.
     """
     folders = numbered(tree, NODE, "node")
     if not folders:
         return (_machine(tree, cpus),)
-    # Nodes without a directory are offline by now; a directory not in the list is on its way out.
+    # A node without a directory is offline; a directory that is not in the list is being removed.
     listed = optional(cpu_list, tree, f"{NODE}/online") or folders
     online = tuple(listed)
     ids = tuple(listed & folders or folders)
@@ -214,7 +213,7 @@ def _pools(tree: Tree, folder: str, meminfo: bytes, machine: bytes) -> tuple[Hug
 def _distances(
     tree: Tree, path: str, online: tuple[int, ...], ids: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The row of a node; the kernel prints one number per online node, in order of ids."""
+    """The distances from a node; the kernel prints one number per online node, in order of ids."""
     words = (tree.text(path) or "").split()
     if not all(word.isdecimal() and len(word) < 10 for word in words):
         return ()
@@ -248,7 +247,8 @@ def _pools_of_folder(tree: Tree, folder: str) -> tuple[HugePages, ...]:
 
 
 def _pool_of_meminfo(meminfo: bytes, machine: bytes) -> tuple[HugePages, ...]:
-    """The one pool of kernels before 2.6.31: counts of `meminfo`, page size of the machine's."""
+    """The only pool of kernels before 2.6.31: the counts are in the node's `meminfo`, the page size
+    in the machine's."""
     total = _TOTAL.search(meminfo)
     free = _FREE.search(meminfo)
     size = _SIZE.search(machine)

@@ -1,8 +1,8 @@
 """FPGAs: `fpga_region` of the kernel's DFL, `fpga` of Intel's OPAE driver
 (intel-device-plugins-for-kubernetes: pkg/fpga/dfl_linux.go and pkg/fpga/intel_fpga_linux.go).
 
-Below `region0` of DFL lie `dfl-port.0/{afu_id,dev}`, `dfl-fme.0/dev` and, for each region inside,
-`dfl-fme.0/dfl-fme-region.1/fpga_region/region1/compat_id`. Below `intel-fpga-dev.0` of OPAE lie
+`region0` of DFL has `dfl-port.0/{afu_id,dev}`, `dfl-fme.0/dev` and, for each region inside,
+`dfl-fme.0/dfl-fme-region.1/fpga_region/region1/compat_id`. `intel-fpga-dev.0` of OPAE has
 `intel-fpga-port.0/{afu_id,dev}` and `intel-fpga-fme.0/{dev,pr/interface_id}`.
 """
 
@@ -30,7 +30,7 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Where a driver puts what; the names of parts end with a number."""
+    """The folders and files of a driver; the names of parts end with a number."""
 
     driver: FpgaDriver
     folder: str
@@ -58,8 +58,8 @@ _LAYOUTS: Final = (
 
 
 def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
-    """The FPGAs among `functions`. One without a PCI function here is reported as a problem: it has
-    neither address nor place."""
+    """The FPGAs among `functions`. One whose PCI function is missing is reported as a problem: it
+    has neither an address nor a NUMA node."""
     reader = SysfsReader(Tree(root))
     found: dict[str, Fpga] = {}
     for layout in _LAYOUTS:
@@ -69,15 +69,15 @@ def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
             ports = [each for each in parts if layout.port.fullmatch(each)]
             managements = [each for each in parts if layout.management.fullmatch(each)]
             if not ports and not managements:
-                continue  # A region inside a card, which is listed beside the card's own.
+                continue  # A region inside a card, listed in addition to the card's own.
             address = _address(reader, path)
             if address not in functions:
-                where = f"PCI function {address!r} is not here" if address else "no PCI function"
+                where = f"PCI function {address!r} is missing" if address else "no PCI function"
                 reader.problems.append(f"{reader.tree.path(path)}: {where}")
                 continue
             before = found.get(address)
             fpga = _fpga(reader, layout, functions[address], path, ports, managements)
-            found[address] = _together(before, fpga) if before else fpga
+            found[address] = _merged(before, fpga) if before else fpga
     return Fpgas(
         tuple(found[address] for address in sorted(found, key=address_key)),
         tuple(reader.problems),
@@ -85,7 +85,7 @@ def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
 
 
 def _address(reader: SysfsReader, path: str) -> str:
-    """The innermost function on the way to the folder, else the one that it links to."""
+    """The innermost PCI function on the folder's path, else the one that it links to."""
     for way in (reader.link(path), reader.link(f"{path}/device")):
         address = next(filter(is_address, reversed(way.split("/"))), "")
         if address:
@@ -134,13 +134,13 @@ def _id(reader: SysfsReader, path: str) -> str:
     text = reader.text(path)
     digits = (text or "").lower().removeprefix("0x").replace("-", "")
     if text and not _ID.fullmatch(digits):
-        reader.problems.append(f"{reader.tree.path(path)}: {text[:80]!r} is no id of 32 digits")
+        reader.problems.append(f"{reader.tree.path(path)}: {text[:80]!r}: not an id of 32 digits")
         return ""
     return digits
 
 
-def _together(one: Fpga, other: Fpga) -> Fpga:
-    """Two regions of one function."""
+def _merged(one: Fpga, other: Fpga) -> Fpga:
+    """One FPGA of two regions of a function."""
     return msgspec.structs.replace(
         one,
         ports=tuple(sorted({*one.ports, *other.ports}, key=lambda each: each.name)),

@@ -1,6 +1,6 @@
-"""The child process with NVML: it answers requests and passes the driver's events on, until its
-parent ends. It is a process of its own because a driver can be replaced only under a process
-that ends, can hang, and is large: `python -P -m agent.discover.gpuchild [DRIVER_ROOT]`, with a
+"""The child process with NVML: it answers requests and forwards the driver's events, until its
+parent ends. It is a separate process because NVML can hang, needs much memory, and can't be
+unloaded, which a new driver requires. `python -P -m agent.discover.gpuchild [DRIVER_ROOT]`, with a
 socket as standard input."""
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.discover.gpumessages import BUFFER_BYTES, Answer, GpuSeen, Lines, Look, Over, Told, line
+from agent.discover.gpumessages import BUFFER_BYTES, Answer, End, Event, Lines, Query, Result, line
 from agent.discover.gpureport import InventoryReader, readings
 from agent.discover.nvml import DriverGoneError, Nvml, NvmlError
 from agent.model.devices.gpus import GpuEvent, GpuReport
 
 _XID: Final = 0x8
-_LOOK_AGAIN: Final = (
+_STATE_EVENTS: Final = (
     0x2  # an uncorrectable ECC error
-    | 0x100  # MIG was configured anew
+    | 0x100  # MIG was reconfigured
     | 0x400  # memory was retired
     | 0x800  # memory could not be retired
     | 0x4000  # a card can't be used
@@ -37,7 +37,7 @@ class EventReader:
 
     def __init__(self, nvml: Nvml, handles: dict[str, Any]) -> None:
         self._nvml = nvml
-        # A lost card no longer tells its UUID; the driver's handle of it stays what it was.
+        # The UUID of a lost card can't be read any more; the driver's handle stays the same.
         self._uuids = {_address(handle): uuid for uuid, handle in handles.items()}
         self._events = nvml.maybe("nvmlEventSetCreate") if handles else None
         registered = [self._register(handle) for handle in handles.values()]
@@ -64,7 +64,7 @@ class EventReader:
             return False
         try:
             known = self._nvml.must("nvmlDeviceGetSupportedEventTypes", handle)
-            wanted = known & (_XID | _LOOK_AGAIN)
+            wanted = known & (_XID | _STATE_EVENTS)
             self._nvml.must("nvmlDeviceRegisterEvents", handle, wanted, self._events)
         except DriverGoneError:
             raise
@@ -74,12 +74,12 @@ class EventReader:
 
 
 def _address(handle: Any) -> int:
-    """Of the driver's own object: handles themselves do not compare."""
+    """The address of the driver's object: handles themselves can't be compared."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
 _WAIT_MILLISECONDS: Final = 200
-"""For events, in one thread with the calls: a look waits for it, an event never."""
+"""For events, in the thread that answers requests: a request waits for it, an event does not."""
 
 _NVLINK_XIDS: Final = frozenset({74, *range(144, 151)})
 _MOST_FAILURES: Final = 5
@@ -99,9 +99,9 @@ class _Child:
         self._poll.register(connection, select.POLLIN)
 
     def run(self) -> None:
-        """Until the parent hangs up. Raises DriverGoneError."""
+        """Runs until the parent closes the socket. Raises DriverGoneError."""
         lines = Lines()
-        decoder = msgspec.json.Decoder(Look)
+        decoder = msgspec.json.Decoder(Query)
         while True:
             listening = self._events is not None and not self._events.silent
             if self._poll.poll(0 if listening else None):
@@ -109,16 +109,16 @@ class _Child:
                 if not received:
                     return
                 for each in lines.feed(received):
-                    self._say(GpuSeen(decoder.decode(each).number, self._report()))
+                    self._send(Result(decoder.decode(each).number, self._report()))
             else:
-                self._pass_events_on()
+                self._forward_events()
 
     def _report(self) -> GpuReport:
         inventory, handles = self._inventory.read()
         watched = tuple(handles)
         if watched != self._watched:
             if self._events is not None:
-                self._pass_last_events_on(self._events)
+                self._forward_last_events(self._events)
                 self._events.close()
             self._events, self._watched = EventReader(self._nvml, handles), watched
         indices = {gpu.uuid: gpu.index for gpu in inventory.gpus}
@@ -127,14 +127,14 @@ class _Child:
             inventory = msgspec.structs.replace(inventory, silent=inventory.silent + silent)
         return GpuReport(inventory=inventory, readings=found)
 
-    def _pass_events_on(self) -> None:
+    def _forward_events(self) -> None:
         assert self._events is not None
         try:
             event = self._events.within(_WAIT_MILLISECONDS)
         except DriverGoneError:
             raise
         except NvmlError as error:
-            # Some drivers say so here that a card is lost, and say it again at once.
+            # Some drivers report a lost card by this error, and repeat it at once.
             self._failures += 1
             if self._failures > _MOST_FAILURES:
                 raise DriverGoneError("nvmlEventSetWait", error.code, error.fault) from None
@@ -142,9 +142,9 @@ class _Child:
             return
         self._failures = 0
         if event is not None:
-            self._tell(event)
+            self._forward(event)
 
-    def _pass_last_events_on(self, events: EventReader) -> None:
+    def _forward_last_events(self, events: EventReader) -> None:
         """The last events of a lost card, at most as many as the driver keeps."""
         if events.silent:
             return
@@ -157,19 +157,19 @@ class _Child:
                 return
             if event is None:
                 return
-            self._tell(event)
+            self._forward(event)
 
-    def _tell(self, event: GpuEvent) -> None:
+    def _forward(self, event: GpuEvent) -> None:
         if event.xid in _NVLINK_XIDS:
-            self._inventory.look_at_links_again()
-        self._say(Told(event))
+            self._inventory.forget_links()
+        self._send(Event(event))
 
-    def _say(self, message: Answer) -> None:
+    def _send(self, message: Answer) -> None:
         self._connection.sendall(line(message))
 
 
 def main() -> None:
-    # Reading the end of its input is how it learns of the parent's end, unless a call hangs.
+    # The socket's end shows that the parent has ended, but not to a process that hangs in a call.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=os.dup(0))
@@ -177,8 +177,8 @@ def main() -> None:
         try:
             _Child(connection, Nvml(*sys.argv[1:2])).run()
         except NvmlError as error:
-            # Also of a question that is about no card: without its answer there is no look.
-            connection.sendall(line(Over(error.fault, str(error))))
+            # Also of a call that concerns no single card: without its answer there is no report.
+            connection.sendall(line(End(error.fault, str(error))))
     except (BrokenPipeError, ConnectionResetError):
         return
 

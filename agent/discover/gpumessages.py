@@ -10,38 +10,38 @@ from agent.model.devices.gpus import GpuEvent, GpuReport
 
 BUFFER_BYTES: Final = 1 << 16
 MOST_BYTES: Final = 16 << 20
-"""Of one line; a longer one is not a message."""
+"""Of one line; a longer one is an error."""
 
 
-class Look(msgspec.Struct, frozen=True, tag="look"):
-    """The agent asks for a GpuSeen with the same number."""
+class Query(msgspec.Struct, frozen=True, tag="look"):
+    """Request of the agent; the answer is a Result with the same number."""
 
     number: int
 
 
-class GpuSeen(msgspec.Struct, frozen=True, tag="seen"):
+class Result(msgspec.Struct, frozen=True, tag="seen"):
     number: int
     report: GpuReport
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
+class Event(msgspec.Struct, frozen=True, tag="told"):
     event: GpuEvent
 
 
-class Over(msgspec.Struct, frozen=True, tag="over"):
+class End(msgspec.Struct, frozen=True, tag="over"):
     """The child's last message: the reason why it can't use the driver."""
 
     fault: str
     message: str
 
 
-Answer = GpuSeen | Told | Over
+Answer = Result | Event | End
 
 _encoder = msgspec.json.Encoder()
 
 
-def line(message: Look | Answer) -> bytes:
-    """JSON has no line end of its own."""
+def line(message: Query | Answer) -> bytes:
+    """A message as a line. JSON text has no line end inside."""
     return _encoder.encode(message) + b"\n"
 
 

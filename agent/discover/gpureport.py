@@ -1,6 +1,5 @@
-"""What NVML reports about a machine's GPUs: their inventory, and their current readings.
-
-The readings are use, processes, and the counters that show a card's health."""
+"""The GPUs of a machine as NVML reports them: their inventory, and their current readings (use,
+processes, and the counters that show a card's health)."""
 
 from __future__ import annotations
 
@@ -30,24 +29,26 @@ from agent.model.devices.gpus import (
 _MOST_LINKS: Final = 36
 _ENDS: Final = {0: LinkEnd.GPU, 1: LinkEnd.NPU, 2: LinkEnd.SWITCH}
 _LINKS_LAST: Final = 60
-"""For how many reports links and pairs stay valid: links at NVSwitches come up with the fabric
-manager, without an event."""
+"""The number of reports for which links and pairs stay valid: the fabric manager activates links at
+NVSwitches without an event."""
 _MAY_READ: Final = 0
 """As a number, because pynvml's constant for it is a tuple."""
 
 
 class InventoryReader:
-    """Reads again and again; links and pairs, which are many calls, seldom for the same cards."""
+    """Reads the inventory; links and pairs, which need many calls, are cached for the same
+    cards."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
         self._links: dict[str, tuple[NvLink, ...]] = {}
         self._pairs: tuple[GpuPair, ...] = ()
         self._known: tuple[str, ...] | None = None
-        self._looks = 0
+        self._reports = 0
 
     def read(self) -> tuple[GpuInventory, dict[str, Any]]:
-        """With it the cards' handles by UUID, good for this session. Raises DriverGoneError."""
+        """Also returns the cards' handles by UUID, valid for this session. Raises
+        DriverGoneError."""
         gpus: list[Gpu] = []
         silent: list[SilentGpu] = []
         handles: dict[str, Any] = {}
@@ -67,21 +68,21 @@ class InventoryReader:
                 silent.append(SilentGpu(index, error.fault, uuid, bus))
         return self._inventory(gpus, silent, handles), handles
 
-    def look_at_links_again(self) -> None:
+    def forget_links(self) -> None:
         self._known = None
 
     def _inventory(
         self, gpus: list[Gpu], silent: list[SilentGpu], handles: dict[str, Any]
     ) -> GpuInventory:
         known = tuple(gpu.uuid for gpu in gpus)
-        self._looks += 1
-        anew = known != self._known or self._looks >= _LINKS_LAST
+        self._reports += 1
+        anew = known != self._known or self._reports >= _LINKS_LAST
         if anew:
             self._links = {uuid: self._links_of(handle) for uuid, handle in handles.items()}
         linked = tuple(structs.replace(gpu, links=self._links[gpu.uuid]) for gpu in gpus)
         if anew:
             self._pairs = pairs(linked, self._sharing(handles))
-            self._known, self._looks = known, 0
+            self._known, self._reports = known, 0
         return GpuInventory(
             self._nvml.must("nvmlSystemGetDriverVersion"),
             self._nvml.maybe("nvmlSystemGetCudaDriverVersion_v2"),
@@ -121,7 +122,7 @@ class InventoryReader:
         return tuple(each for each in told if each is not None)
 
     def _instance(self, index: int, handle: Any) -> MigInstance | None:
-        """None of one that is just being taken away."""
+        """None for an instance that is being removed."""
         ask = self._nvml.maybe
         uuid = ask("nvmlDeviceGetUUID", handle)
         gpu_instance = ask("nvmlDeviceGetGpuInstanceId", handle)
@@ -144,7 +145,7 @@ class InventoryReader:
                 if up:
                     links.append(self._link(handle, number))
             except GpuGoneError:
-                # The next look tells of the card itself.
+                # The next report has the state of the card itself.
                 break
         return tuple(links)
 
@@ -152,7 +153,7 @@ class InventoryReader:
         end = self._nvml.maybe("nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
         far = self._nvml.maybe("nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
         bus = "" if far is None else pci_address(far.busId)
-        # Drivers that can't tell what is there know GPUs only.
+        # Drivers without this call support only links to GPUs.
         kind = _ENDS.get(end, LinkEnd.UNKNOWN) if end is not None or not bus else LinkEnd.GPU
         version = self._nvml.maybe("nvmlDeviceGetNvLinkVersion", handle, number)
         return NvLink(number, version, kind, bus)
@@ -174,21 +175,20 @@ class InventoryReader:
 
 
 MB_PER_SECOND: Final = {1: 20_000, 2: 25_000, 3: 25_000, 4: 25_000, 5: 50_000}
-"""Of one link one way, by NVLink version (hwloc's topology-nvml.c)."""
+"""Bandwidth of one link in one direction, by NVLink version (hwloc's topology-nvml.c)."""
 
-_UNTOLD: Final = 2
+_UNKNOWN_VERSION: Final = 2
 _NEWEST: Final = 5
 
 Sharing = tuple[Ancestor | None, bool | None]
-"""What two cards share on the way to each other, and whether they may be peers."""
+"""The common ancestor of two cards, and whether they may be peers."""
 
 
 def pairs(gpus: Iterable[Gpu], sharing: Mapping[frozenset[str], Sharing]) -> tuple[GpuPair, ...]:
-    """Of every two cards, in order of index. `sharing`: by their two UUIDs.
+    """Every two cards, in order of index. `sharing`: by their two UUIDs.
 
-    Links straight between two cards are counted at both ends, and the lower count holds: an end
-    that is down carries nothing. Cards at switches reach all others there with all the links that
-    both have.
+    Direct links between two cards are counted at both ends, and the lower count is used: a link
+    with an inactive end carries nothing. Cards at switches reach each other over all their links.
     """
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     return tuple(_pair(one, two, sharing) for one, two in itertools.combinations(ordered, 2))
@@ -216,7 +216,7 @@ def _switched(gpu: Gpu) -> list[NvLink]:
 
 
 def _speed(links: list[NvLink]) -> int:
-    versions = (min(link.version or _UNTOLD, _NEWEST) for link in links)
+    versions = (min(link.version or _UNKNOWN_VERSION, _NEWEST) for link in links)
     return sum(MB_PER_SECOND[version] for version in versions)
 
 
@@ -231,7 +231,7 @@ _SAMPLED_MICROSECONDS: Final = 1_000_000
 def readings(
     nvml: Nvml, handles: dict[str, Any], indices: dict[str, int]
 ) -> tuple[tuple[GpuReading, ...], tuple[SilentGpu, ...]]:
-    """Of a card that stopped answering only that. Raises DriverGoneError."""
+    """Current readings, and the cards that stopped answering. Raises DriverGoneError."""
     found: list[GpuReading] = []
     silent: list[SilentGpu] = []
     for uuid, handle in handles.items():
@@ -246,7 +246,7 @@ def _reading(nvml: Nvml, uuid: str, handle: Any) -> GpuReading:
     ask = nvml.maybe
     rates = ask("nvmlDeviceGetUtilizationRates", handle)
     rows = ask("nvmlDeviceGetRemappedRows", handle)
-    # Before Ampere pages are retired where later cards remap rows.
+    # Cards before Ampere retire pages; later ones remap rows.
     pages = ask("nvmlDeviceGetRetiredPagesPendingStatus", handle) if rows is None else None
     return GpuReading(
         uuid,
@@ -282,8 +282,8 @@ def _recovery_action(nvml: Nvml, handle: Any) -> int | None:
 
 
 def _processes(nvml: Nvml, handle: Any) -> tuple[GpuProcess, ...] | None:
-    """A process that computes and draws is listed once, as computing."""
-    # The names without a version raise an error of their own where the driver is older.
+    """A process that uses both compute and graphics is listed once, as compute."""
+    # With an older driver, pynvml's names without a version raise another kind of error.
     compute = nvml.maybe("nvmlDeviceGetComputeRunningProcesses_v3", handle)
     graphics = nvml.maybe("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
     if compute is None and graphics is None:

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from agent.discover.gpumessages import BUFFER_BYTES, Answer, GpuSeen, Lines, Look, Over, Told, line
+from agent.discover.gpumessages import BUFFER_BYTES, Answer, End, Event, Lines, Query, Result, line
 from agent.model.devices.gpus import CHILD_ENDED, LET_GO, NO_ANSWER, NO_PROCESS, GpuEvent, GpuReport
 
 _END_SECONDS: Final = 1.0
@@ -33,7 +33,7 @@ class SessionError(Exception):
 
 class GpuSession:
     """Starts the child. One thread uses and closes it; the child ends with that thread. `events`:
-    those that came in between. After a SessionError only `close` is allowed."""
+    those received so far. After a SessionError only `close` is allowed."""
 
     def __init__(self, driver_root: str = "", environment: Mapping[str, str] | None = None) -> None:
         words = [sys.executable, "-P", "-m", "agent.discover.gpuchild", driver_root]
@@ -63,16 +63,16 @@ class GpuSession:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def look(self, seconds: float) -> GpuReport:
+    def report(self, seconds: float) -> GpuReport:
         """Requests a report. Raises SessionError, `DriverHung` without an answer in time."""
         self._asked += 1
-        # Of one that went, reading tells why it did.
+        # If the child has ended, the read below finds the reason.
         with contextlib.suppress(OSError):
-            self._socket.send(line(Look(self._asked)))
+            self._socket.send(line(Query(self._asked)))
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             for answer in self._answers(left):
-                if isinstance(answer, GpuSeen) and answer.number == self._asked:
+                if isinstance(answer, Result) and answer.number == self._asked:
                     return answer.report
         raise SessionError("DriverHung", f"NVML gave no answer within {seconds:g} s")
 
@@ -81,11 +81,11 @@ class GpuSession:
         self._answers(0)
 
     def interrupt(self) -> None:
-        """From another thread: what waits for an answer gets a SessionError."""
+        """From another thread: kills the child, which ends a wait with SessionError."""
         self._process.kill()
 
     def close(self) -> bool:
-        """Whether the child ended; one that hangs in the kernel does so when that lets it go."""
+        """Whether the child ended; one that hangs in a system call ends after it."""
         self._socket.close()
         self._process.kill()
         try:
@@ -98,7 +98,7 @@ class GpuSession:
         return self._process.poll() is not None
 
     def _answers(self, seconds: float) -> list[Answer]:
-        """The answers within the time; events go to `events`."""
+        """The messages received within the time; events are added to `events`."""
         if not self._poll.poll(seconds * 1000):
             return []
         try:
@@ -106,17 +106,17 @@ class GpuSession:
         except ConnectionError:
             received = b""
         if not received:
-            raise SessionError(CHILD_ENDED, "the process that asks NVML ended unexpectedly")
+            raise SessionError(CHILD_ENDED, "the process that calls NVML ended unexpectedly")
         try:
             answers: list[Answer] = [
                 self._decoder.decode(each) for each in self._lines.feed(received)
             ]
         except ValueError as error:
-            raise SessionError(CHILD_ENDED, f"no message from the child: {error}") from None
+            raise SessionError(CHILD_ENDED, f"invalid message of the child: {error}") from None
         for answer in answers:
-            if isinstance(answer, Told):
+            if isinstance(answer, Event):
                 self.events.append(answer.event)
-            elif isinstance(answer, Over):
+            elif isinstance(answer, End):
                 raise SessionError(answer.fault, answer.message)
         return answers
 
@@ -137,22 +137,22 @@ class GpuTiming(msgspec.Struct, frozen=True):
 TIMING: Final = GpuTiming()
 
 _KEPT: Final = 4
-"""News that wait to be taken."""
+"""Most entries that wait for `take`."""
 
 _MOST_ENDS: Final = 3
-"""Of children without an answer between. Somebody may kill one, and memory may lack; so often it is
-the driver's library that ends them."""
+"""Ends of children without an answer in between. A single end may have another cause, such as lack
+of memory; after this many the driver's library is the cause."""
 
 
 class GpuNews(msgspec.Struct, frozen=True):
-    """Events, and the report after them; None: there was none since."""
+    """Events, and the report after them; None: there is none yet."""
 
     events: tuple[GpuEvent, ...]
     report: GpuReport | None
 
 
 class GpuWatcher:
-    """`news` is called from the thread whenever there is something to take; it must not block."""
+    """`news` is called from the thread whenever `take` has a new entry; it must not block."""
 
     def __init__(
         self,
@@ -179,35 +179,36 @@ class GpuWatcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """The thread has ended when this returns, and the child unless the kernel holds it."""
+        """Ends the thread, and the child unless it hangs in a system call."""
         with self._lock:
             self._stopping = True
             if self._session is not None:
                 self._session.interrupt()
-        self.look_now()
+        self.request_report()
         self._thread.join()
         os.close(self._wake)
 
     def let_go(self) -> None:
-        """Ends the child, which keeps the driver from being unloaded and cards from being reset; a
-        report with the fault `LetGo` confirms it. The next child starts after `resume`."""
+        """Ends the child, so that the driver can be unloaded and cards can be reset. A report with
+        the fault `LetGo` confirms it. The next child starts after `resume`."""
         with self._lock:
             self._released = True
             if self._session is not None:
                 self._session.interrupt()
-        self.look_now()
+        self.request_report()
 
     def resume(self) -> None:
         self._released = False
-        self.look_now()
+        self.request_report()
 
-    def look_now(self) -> None:
-        """Requests a report after a change that came by another way; also ends the wait for a
+    def request_report(self) -> None:
+        """Requests a report after a change that has another source; also ends the wait for a
         driver."""
         os.eventfd_write(self._wake, 1)
 
     def take(self) -> tuple[GpuNews, ...]:
-        """The news since the last call, in order: a report proves nothing about a later event."""
+        """The entries since the last call, in order: a report may be older than an event after
+        it."""
         with self._lock:
             news, self._pending = tuple(self._pending), []
         return news
@@ -216,33 +217,33 @@ class GpuWatcher:
         pause, most = 0.0, self._timing.most_retry
         while not self._stopping:
             if self._stuck is not None and not self._stuck.ended():
-                # One child that hangs in the kernel is enough.
+                # No second child while one hangs in the kernel.
                 self._sleep(pause)
             elif self._released:
-                self._show(GpuReport(LET_GO, "asked to leave the driver alone"))
+                self._add(GpuReport(LET_GO, "the driver was released on request"))
                 while self._released and not self._stopping:
                     self._sleep(None)
             else:
                 saw = self._serve()
                 pause = self._timing.retry if saw else min(max(2 * pause, self._timing.retry), most)
-                # Who set these may have been heard already, while there was a session.
+                # The wake-up of these may have been read already, during the session.
                 if not self._stopping and not self._released:
                     self._sleep(pause)
 
     def _serve(self) -> bool:
-        """One child from its start to its end; whether it has seen anything."""
+        """Runs one child from its start to its end. Whether it made a report."""
         session, saw = None, False
         try:
             session = self._started()
-            self._show(session.look(self._timing.first_answer))
+            self._add(session.report(self._timing.first_answer))
             saw = True
             self._ends = 0
-            self._attend(session)
+            self._watch(session)
         except SessionError as error:
             if session is not None:
-                self._hear(session)
+                self._add_events(session)
             if not self._stopping and not self._released:
-                self._show(self._without(error))
+                self._add(self._without(error))
         if session is not None:
             with self._lock:
                 self._session = None
@@ -253,7 +254,7 @@ class GpuWatcher:
         self._ends = self._ends + 1 if error.fault == CHILD_ENDED else 0
         if self._ends < _MOST_ENDS:
             return GpuReport(error.fault, error.message)
-        return GpuReport(NO_ANSWER, "the process that asks NVML ends again and again")
+        return GpuReport(NO_ANSWER, "the process that calls NVML ends repeatedly")
 
     def _started(self) -> GpuSession:
         session = GpuSession(self._driver_root, self._environment)
@@ -263,15 +264,15 @@ class GpuWatcher:
                 session.interrupt()
         return session
 
-    def _attend(self, session: GpuSession) -> None:
-        """Until it is over. Raises SessionError."""
-        looked = time.monotonic()
-        due = looked + self._timing.period
+    def _watch(self, session: GpuSession) -> None:
+        """Reports and events of a session until its end. Raises SessionError."""
+        reported = time.monotonic()
+        due = reported + self._timing.period
         poll = select.poll()
         poll.register(session, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while not self._stopping and not self._released:
-            # Those that came with an answer are no longer in the socket.
+            # Events received together with an answer are no longer in the socket.
             if not session.events:
                 left = max(0.0, due - time.monotonic())
                 ready = {fd for fd, _ in poll.poll(left * 1000)}
@@ -279,32 +280,32 @@ class GpuWatcher:
                     session.listen()
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
-                    due = looked
-            if self._hear(session):
-                due = min(due, looked + self._timing.least)
+                    due = reported
+            if self._add_events(session):
+                due = min(due, reported + self._timing.least)
             if time.monotonic() >= due:
-                self._show(session.look(self._timing.answer))
-                looked = time.monotonic()
-                due = looked + self._timing.period
+                self._add(session.report(self._timing.answer))
+                reported = time.monotonic()
+                due = reported + self._timing.period
 
-    def _hear(self, session: GpuSession) -> bool:
+    def _add_events(self, session: GpuSession) -> bool:
         heard, session.events = session.events, []
         if heard:
             with self._lock:
                 before = self._open().events
-                # A card in trouble can say the same thousands of times.
+                # A failing card can repeat one event thousands of times.
                 self._pending.append(GpuNews(tuple(dict.fromkeys([*before, *heard])), None))
             self._news()
         return bool(heard)
 
-    def _show(self, report: GpuReport) -> None:
+    def _add(self, report: GpuReport) -> None:
         with self._lock:
             self._pending.append(GpuNews(self._open().events, report))
         self._news()
 
     def _open(self) -> GpuNews:
-        """Drops from the end news without a report yet, or more than may be kept for an agent that
-        does not take it."""
+        """Removes and returns the last entry if it has no report yet, or if _KEPT entries wait: the
+        new one is merged with it."""
         if self._pending and (self._pending[-1].report is None or len(self._pending) >= _KEPT):
             return self._pending.pop()
         return GpuNews((), None)

@@ -1,7 +1,7 @@
-"""NVML through pynvml, with its library, errors and traps in one module. The error policy: a value
-that the driver does not know is missing; a lost card is a fault of that card; a driver that was
-unloaded or replaced ends the session, as the old library stays mapped for the life of the process.
-Transient errors are retried. One thread makes the calls, as pynvml shares buffers."""
+"""NVML through pynvml: the only module that knows its library, errors and pitfalls. A value that
+the driver does not know is missing; a lost card is a fault of that card; a driver that was unloaded
+or replaced ends the session, as the old library stays mapped for the life of the process. Transient
+errors are retried. One thread makes the calls, as pynvml shares buffers."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _NO_SUCH_THING: Final = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
 )
-"""Each report asks again, which costs microseconds: MIG mode and new links change what a card
-supports while the driver stays."""
+"""Not cached: MIG mode and new links change what a card supports while the driver stays loaded, and
+each call costs microseconds."""
 
 _PASSING: Final = (
     pynvml.NVML_ERROR_TIMEOUT,
@@ -64,7 +64,7 @@ _PASSING: Final = (
 
 
 class NvmlError(Exception):
-    """No answer. `fault` as a Condition's reason, `code` as NVML numbers it; the text names the
+    """A failed call. `fault`: a Condition's reason; `code`: NVML's number; the text names the
     call."""
 
     def __init__(self, call: str, code: int, fault: str) -> None:
@@ -78,15 +78,15 @@ class DriverGoneError(NvmlError):
 
 
 class GpuGoneError(NvmlError):
-    """This card answers nothing any more; others may."""
+    """This card does not answer any more; others may."""
 
 
 class Nvml:
-    """An open session. `driver_root`: the driver's own tree, for a driver in a container; without a
-    library there, or with "", the linker's paths count. Raises DriverGoneError."""
+    """An open session. `driver_root`: the root of a driver in a container; without a library there,
+    or with "", the linker's paths are searched. Raises DriverGoneError."""
 
     def __init__(self, driver_root: str = "") -> None:
-        # pynvml asks for the library by its SONAME, and gets the one that is loaded already.
+        # pynvml loads the library by its SONAME, and gets the one that is loaded already.
         for path in _candidates(driver_root):
             try:
                 ctypes.CDLL(path)
@@ -115,8 +115,8 @@ class Nvml:
         raise _error(call, code)
 
     def known(self, call: str, *arguments: object) -> Any:
-        """None when the driver reports that the card has none; an unknown kind of card must not
-        count as another kind. Raises NvmlError."""
+        """None if the driver reports that the card does not support it; any other failure is an
+        error, so that a card is not taken for one of another kind. Raises NvmlError."""
         try:
             return self.must(call, *arguments)
         except NvmlError as error:
@@ -134,7 +134,7 @@ class Nvml:
             return None
 
     def cards(self) -> Iterable[tuple[int, Any]]:
-        """Index and handle of every card, or in its place why there is none."""
+        """Index and handle of every card, or the error in the handle's place."""
         for index in range(self.must("nvmlDeviceGetCount")):
             try:
                 yield index, self.must("nvmlDeviceGetHandleByIndex", index)
@@ -144,7 +144,7 @@ class Nvml:
                 yield index, error
 
     def event_within(self, events: Any, milliseconds: int) -> Any:
-        """The next event of the set, None when the time was over. Raises as `must`."""
+        """The next event of the set, None if there is none in time. Raises as `must`."""
         try:
             return pynvml.nvmlEventSetWait(events, milliseconds)
         except pynvml.NVMLError as error:

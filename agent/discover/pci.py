@@ -1,8 +1,8 @@
 """PCI functions: `sys/bus/pci/devices` (kernel: Documentation/ABI/testing/sysfs-bus-pci).
 
-An entry there is a link into the tree of buses, and its text the way to the function:
-`../../../devices/pci0000:17/0000:17:00.0/0000:18:00.0`. Bridges are taken from it: they may be
-missing from the listing.
+An entry there is a link into the tree of buses, and its text is the function's path:
+`../../../devices/pci0000:17/0000:17:00.0/0000:18:00.0`. Bridges are read from the path, because
+they may be missing from the listing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VIRTUAL: Final = re.compile(r"virtfn([0-9]{1,5})")
 
 
 class Functions(msgspec.Struct, frozen=True):
-    """All functions by address, ordered as numbers; `problems`: what could not be made out."""
+    """All functions by address, ordered as numbers; `problems`: invalid or unreadable files."""
 
     by_address: dict[str, Function] = {}
     problems: tuple[str, ...] = ()
@@ -50,14 +50,14 @@ def read(root: str, topology: Topology) -> Functions:
 
 
 class PciLocality:
-    """NUMA node and socket of a function, by the first source that knows:
+    """NUMA node and socket of a function, by the first source that has them:
 
-    1. `numa_node`; the kernel says -1 where the firmware does not tell;
-    2. the function's local CPUs, where they lie in one node and are not the whole machine;
-    3. the same of each bridge on the way up, then the CPUs of the bus at its root;
-    4. the only node, where the machine has one with CPUs.
+    1. `numa_node`; it is -1 if the firmware does not report it;
+    2. the function's local CPUs, if they are in one node and are not the whole machine;
+    3. the same of each bridge above it, then the CPUs of the root bus;
+    4. the only node, if the machine has only one with CPUs.
 
-    A node without CPUs is memory (HBM, CXL, a GPU's own): its nearest node with CPUs counts.
+    A node without CPUs is memory (HBM, CXL, a GPU's own): its nearest node with CPUs is used.
     """
 
     def __init__(self, reader: SysfsReader, topology: Topology) -> None:
@@ -84,7 +84,7 @@ class PciLocality:
         return node, self._socket(self._cpus.get(node, CpuSet()), local)
 
     def _read(self, path: str) -> tuple[int, CpuSet]:
-        """-1 for an unknown node; no CPUs where they do not show it."""
+        """Node and local CPUs; -1 for an unknown node, no CPUs if they do not determine it."""
         bus = _ROOT_BUS.fullmatch(path.rpartition("/")[2])
         if bus:
             folder = f"{path}/pci_bus/{bus[1]}"
@@ -101,7 +101,7 @@ class PciLocality:
         return (around[0] if around else -1), local
 
     def _socket(self, of_node: CpuSet, local: CpuSet) -> int:
-        """-1 where the CPUs are in several sockets."""
+        """-1 if the CPUs are in several sockets."""
         for cpus in (of_node, local):
             sockets = {self._socket_of[cpu] for cpu in cpus}
             if len(sockets) == 1:
@@ -110,8 +110,8 @@ class PciLocality:
 
 
 def root_and_bridges(parts: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Of the folders above a function: the innermost root bus, and the bridges below it. A bus may
-    hang from a function of another domain (VMD: `pci0000:64/0000:64:00.5/pci10000:00/...`)."""
+    """The innermost root bus of the folders above a function, and the bridges below it. A bus may
+    be below a function of another domain (VMD: `pci0000:64/0000:64:00.5/pci10000:00/...`)."""
     root = ""
     bridges: list[str] = []
     for part in parts:
@@ -125,7 +125,7 @@ def root_and_bridges(parts: Iterable[str]) -> tuple[str, tuple[str, ...]]:
 def _function(reader: SysfsReader, places: PciLocality, address: str) -> Function | None:
     path = f"{DEVICES}/{address}"
     if not reader.tree.exists(path):
-        return None  # It has left since the listing.
+        return None  # It was removed after the listing.
     *above, last = reader.link(path).split("/") or [""]
     if last != address:
         above = []

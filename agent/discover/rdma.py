@@ -1,8 +1,7 @@
 """RDMA devices: the PCI functions that have an `infiniband` folder (Mellanox/rdmamap: rdma_map.go).
 
-The class of a function does not show it: HCAs are Ethernet, InfiniBand, serial bus or other
-controllers by their class. A device without a PCI function (`scif0`, soft RoCE) is not
-allocated."""
+The class of the function does not identify them: HCAs are Ethernet, InfiniBand, serial bus or other
+controllers. A device without a PCI function (`scif0`, soft RoCE) is not allocated."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ _RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 
 
 def read(root: str, functions: Mapping[str, Function]) -> Rdma:
-    """The RDMA devices among `functions`; a virtual function is a device of its own only where
-    its physical one is not here (a virtual machine) or has no RDMA."""
+    """The RDMA devices among `functions`. A virtual function is a separate device only if its
+    physical function is missing (in a virtual machine) or does not have RDMA."""
     reader = SysfsReader(Tree(root))
     found = {
         address: RdmaFunction(function, links, _interfaces(reader, address))
@@ -117,20 +116,20 @@ def _port(reader: SysfsReader, path: str, number: int) -> RdmaPort:
     rate = reader.text(f"{path}/rate")
     gbps = _RATE.match(rate) if rate else None
     if rate and not gbps:
-        reader.problems.append(f"{reader.tree.path(path)}/rate: {rate[:80]!r} is no rate in Gb/sec")
+        reader.problems.append(f"{reader.tree.path(path)}/rate: {rate[:80]!r}: not a Gb/sec rate")
     return RdmaPort(
         number=number,
-        state=_word(reader, f"{path}/state"),
-        physical=_word(reader, f"{path}/phys_state"),
+        state=_state(reader, f"{path}/state"),
+        physical=_state(reader, f"{path}/phys_state"),
         link_layer=reader.text(f"{path}/link_layer") or "",
         rate_gbps=float(gbps[1]) if gbps else None,
     )
 
 
-def _word(reader: SysfsReader, path: str) -> str:
+def _state(reader: SysfsReader, path: str) -> str:
     """`ACTIVE` of `4: ACTIVE`."""
     text = reader.text(path)
     match = _STATE.fullmatch(text) if text else None
     if text and not match:
-        reader.problems.append(f"{reader.tree.path(path)}: {text[:80]!r} is no state")
+        reader.problems.append(f"{reader.tree.path(path)}: {text[:80]!r}: not a state")
     return match[1] if match else ""

@@ -1,10 +1,9 @@
 """CPUs that share a core, die, socket or L3 cache, and the core kinds of a hybrid machine.
 
-`cpuN/topology` has three generations of names: `core_cpus`, `package_cpus` (5.2 and later), before
-them `thread_siblings`, `core_siblings`; `die_id` came with the new names. `cpuN/cache/indexM`: the
-index is only a number, `level` and `type` describe the cache. Intel's kernels register one PMU for
-each core kind, with the CPUs that it counts; ARM's give each CPU a capacity relative to the
-strongest (1024).
+`cpuN/topology` has `core_cpus`, `package_cpus` and `die_id` since Linux 5.2; earlier kernels have
+`thread_siblings` and `core_siblings`. In `cpuN/cache/indexM` the index is only a number; `level`
+and `type` describe the cache. On Intel the kernel registers one PMU for each core kind, with the
+CPUs that it counts; on ARM each CPU has a capacity relative to the strongest (1024).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _COMPUTE_UNITS = re.compile(rb"cpu family\s*:\s*(21|22)\b")
 
 
 class Siblings:
-    """Reads one kind of sibling file, keeping to the name that the machine turned out to have."""
+    """Reads one kind of sibling file, by the first of `names` that the machine has."""
 
     def __init__(self, tree: Tree, names: tuple[str, ...]) -> None:
         self._tree = tree
@@ -62,11 +61,11 @@ def cores(tree: Tree, cpus: CpuSet) -> dict[int, CpuSet]:
 def sockets(tree: Tree, cores: dict[int, CpuSet]) -> dict[int, CpuSet]:
     """The CPUs of each socket, by the kernel's `physical_package_id`.
 
-    The sibling files decide which cores belong together, and the ids name the groups. Two groups of
-    one id are one socket (kernels that know no cluster-on-die list the siblings of a NUMA node),
-    unless they lie in different books (s390 counts anew in each); then the later one, like a group
-    whose id is unknown (-1 on many ARM and POWER machines), gets the lowest free number. Without
-    sibling files equal ids belong together, and a machine that knows no sockets is socket 0.
+    The sibling files determine the groups of cores, and the ids name them. Two groups with one id
+    are one socket (kernels without support of cluster-on-die list the siblings of a NUMA node),
+    unless they are in different books (on s390 the ids start again in each). Then the later group,
+    like one whose id is unknown (-1 on many ARM and POWER machines), gets the lowest free number.
+    Without sibling files cores with equal ids are a socket; without ids the machine is socket 0.
     """
     siblings = Siblings(tree, _SOCKET_NAMES)
     ids: dict[int, int | None] = {}
@@ -101,7 +100,7 @@ def sockets(tree: Tree, cores: dict[int, CpuSet]) -> dict[int, CpuSet]:
 
 
 def dies(tree: Tree, socket: CpuSet) -> dict[int, int]:
-    """The kernel's die id of each CPU of a socket; empty where the kernel knows no dies."""
+    """The kernel's die id of each CPU of a socket; empty if the kernel does not report dies."""
     known: dict[int, int] = {}
     first = socket.first()
     if first is None or _die_id(tree, first) is None:
@@ -114,7 +113,7 @@ def dies(tree: Tree, socket: CpuSet) -> dict[int, int]:
 
 
 def _package_id(tree: Tree, cpu: int) -> int | None:
-    # -1 is "unknown", which some kernels print unsigned.
+    # -1 means unknown; some kernels print it unsigned.
     found = integer(tree, f"{CPU}/cpu{cpu}/topology/physical_package_id")
     return found if found is not None and 0 <= found < 1 << 31 else None
 
@@ -133,7 +132,7 @@ def _has_compute_units(tree: Tree, groups: dict[int, CpuSet]) -> bool:
     pair = next((members for members in groups.values() if len(members) > 1), None)
     if pair is None:
         return False
-    # The first page of cpuinfo holds the first CPU, and is all that a live kernel need print.
+    # The first page of cpuinfo has the first CPU; the kernel does not have to print the others.
     cpuinfo = tree.read("proc/cpuinfo", limit=4096) or b""
     if b"AuthenticAMD" not in cpuinfo or not _COMPUTE_UNITS.search(cpuinfo):
         return False
@@ -154,7 +153,7 @@ def l3_groups(tree: Tree, cpus: CpuSet, cores: dict[int, CpuSet]) -> dict[int, i
             rest &= ~(threads | low)
             continue
         index, sharers = found
-        # Some ia64 kernels give empty maps: then the cache is the core's.
+        # Some ia64 kernels have empty maps: then the cache belongs to the core.
         members = CpuSet.from_int((sharers.mask if sharers else threads) & unclaimed | low)
         unclaimed &= ~members.mask
         rest &= unclaimed
@@ -188,7 +187,7 @@ _PMU_KINDS = ("core", "atom", "lowpower")
 
 
 def core_kinds(tree: Tree, cpus: CpuSet, cores: dict[int, CpuSet]) -> dict[int, str]:
-    """The kind of each CPU (`core`, `atom`, `capacity-446`); empty where all are alike."""
+    """The kind of each CPU (`core`, `atom`, `capacity-446`); empty if all are the same."""
     kinds: dict[int, str] = {}
     for kind in _PMU_KINDS:
         members = optional(cpu_list, tree, f"sys/devices/cpu_{kind}/cpus")

@@ -1,9 +1,9 @@
 """One sysfs file as one value.
 
-An absent or blank file gives None: kernels, architectures and snapshots differ in their files. An
-invalid text raises DiscoveryError, or gives None for values that the caller calls optional.
-SysfsReader is for many devices: one broken device must not hide the others, so that an unreadable
-or invalid file gives None and is reported as a problem."""
+An absent or blank file gives None, because kernels and architectures differ in their files. An
+invalid text raises DiscoveryError, or gives None for a value that the caller declares optional.
+SysfsReader is for many devices. One broken device must not hide the others, so an unreadable or
+invalid file gives None and is reported as a problem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 class DiscoveryError(Exception):
-    """The machine cannot be made out; the message names the file, and the text found in it."""
+    """The machine's files are invalid; the message names the file, and the text found in it."""
 
 
 def cpu_list(tree: Tree, path: str) -> CpuSet | None:
@@ -41,7 +41,7 @@ def integer(tree: Tree, path: str) -> int | None:
     if text is None:
         return None
     if not _INTEGER.fullmatch(text):
-        raise unclear(tree, path, text, "is no number")
+        raise unclear(tree, path, text, "is not a number")
     return int(text)
 
 
@@ -72,9 +72,9 @@ def numbered(tree: Tree, path: str, prefix: str) -> CpuSet:
 def partition(
     cpus: CpuSet, sharers: Callable[[int], CpuSet | None]
 ) -> Iterator[tuple[int, CpuSet]]:
-    """Splits `cpus` into groups; asks each group's lowest CPU, once, for the CPUs that share with
-    it. A CPU of an earlier group stays there, so the groups are disjoint even when the files
-    contradict each other. None: it shares with no other CPU."""
+    """Splits `cpus` into groups by the file of each group's lowest CPU, read once. A CPU of an
+    earlier group stays there, so the groups are disjoint even if the files contradict each other.
+    None: it shares with no other CPU."""
     rest = cpus.mask
     while rest:
         low = rest & -rest
@@ -86,7 +86,7 @@ def partition(
 
 
 def unclear(tree: Tree, path: str, text: str, problem: str) -> DiscoveryError:
-    """The error for a file whose text makes no sense."""
+    """The error for a file with an invalid text."""
     quoted = repr(text if len(text) <= 80 else text[:77] + "...")
     return DiscoveryError(f"{tree.path(path)}: {quoted} {problem}")
 
@@ -108,52 +108,52 @@ _NUMBER: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 
 
 class SysfsReader:
-    """`problems` grow while it reads."""
+    """`problems` has a sentence for each file that was unreadable or invalid."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.problems: list[str] = []
 
     def text(self, path: str) -> str | None:
-        return self._told(lambda: self.tree.text(path), path)
+        return self._checked(lambda: self.tree.text(path), path)
 
     def integer(self, path: str) -> int | None:
-        return self._told(lambda: integer(self.tree, path), path)
+        return self._checked(lambda: integer(self.tree, path), path)
 
     def hexadecimal(self, path: str) -> int | None:
         text = self.text(path)
         if text is None:
             return None
         if not _HEXADECIMAL.fullmatch(text):
-            self.problems.append(f"{self.tree.path(path)}: {text[:80]!r} is no hexadecimal number")
+            self.problems.append(f"{self.tree.path(path)}: {text[:80]!r}: not a hexadecimal number")
             return None
         return int(text, 16)
 
     def cpus(self, list_path: str, mask_path: str) -> CpuSet | None:
         """The list, otherwise the mask; an empty set is ignored."""
         return (
-            self._told(lambda: cpu_list(self.tree, list_path), list_path)
-            or self._told(lambda: cpu_map(self.tree, mask_path), mask_path)
+            self._checked(lambda: cpu_list(self.tree, list_path), list_path)
+            or self._checked(lambda: cpu_map(self.tree, mask_path), mask_path)
             or None
         )
 
     def names(self, path: str) -> list[str]:
-        """Sorted, so that the order of a directory decides nothing."""
-        return sorted(self._told(lambda: self.tree.names(path), path) or ())
+        """Sorted, so that the result does not depend on the directory's order."""
+        return sorted(self._checked(lambda: self.tree.names(path), path) or ())
 
     def link(self, path: str) -> str:
-        """Where a link points to, "" where there is none."""
-        return self._told(lambda: self.tree.link(path), path) or ""
+        """The target of a link, "" where there is none."""
+        return self._checked(lambda: self.tree.link(path), path) or ""
 
     def char_device(self, path: str, file: str) -> CharDevice:
         """`path`: of the device's folder."""
         text = self.text(f"{path}/dev")
         match = _NUMBER.fullmatch(text) if text else None
         if text and not match:
-            self.problems.append(f"{self.tree.path(path)}/dev: {text[:80]!r} is no device number")
+            self.problems.append(f"{self.tree.path(path)}/dev: {text[:80]!r}: not a device number")
         return CharDevice(file, (int(match[1]), int(match[2])) if match else None)
 
-    def _told(self, read: Callable[[], Value | None], path: str) -> Value | None:
+    def _checked(self, read: Callable[[], Value | None], path: str) -> Value | None:
         try:
             return read()
         except DiscoveryError as error:

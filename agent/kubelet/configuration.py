@@ -1,7 +1,7 @@
-"""What a kubelet is configured to do about CPUs, NUMA nodes and memory.
+"""The configuration of a kubelet for CPUs, NUMA nodes and memory.
 
-A running kubelet answers GET /configz on its own port with `{"kubeletconfig": {...}}`. The same
-object is in the file that `--config` names; flags of the command line win over the file
+A running kubelet answers GET /configz on its port with `{"kubeletconfig": {...}}`. The same object
+is in the file that `--config` names; flags of the command line override the file
 (KubeletConfiguration v1beta1).
 """
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 
 class ConfigurationError(ValueError):
-    """A configuration that can't be understood; the message names source and field."""
+    """An invalid configuration; the message names source and field."""
 
 
 class KubeletConfiguration(msgspec.Struct, frozen=True):
-    """`reserved_cpus`: named one by one; `reserved_milli`: kubeReserved and systemReserved
-    together, which count where none are named. Policies have the kubelet's names. `source`: for
-    people. `reserved_memory_bytes`: what the static memory manager reserves of each NUMA node."""
+    """`reserved_cpus`: reservedSystemCPUs; `reserved_milli`: the CPUs of kubeReserved and
+    systemReserved together, which count without reservedSystemCPUs. Policies have the kubelet's
+    names. `source`: for messages. `reserved_memory_bytes`: the memory that the static memory
+    manager reserves on each NUMA node."""
 
     source: str
     cpu_manager_policy: str = "none"
@@ -45,7 +46,7 @@ class KubeletConfiguration(msgspec.Struct, frozen=True):
 
     @property
     def static(self) -> bool:
-        """Whether the kubelet gives CPUs away."""
+        """Whether the kubelet assigns exclusive CPUs."""
         return self.cpu_manager_policy == "static"
 
 
@@ -95,7 +96,7 @@ _FLAGS: Final = {
 
 
 def of_object(content: object, source: str) -> KubeletConfiguration:
-    """Of a decoded KubeletConfiguration, or of what `/configz` answers. Raises
+    """From a decoded KubeletConfiguration, or from the answer of `/configz`. Raises
     ConfigurationError."""
     if isinstance(content, Mapping) and "kubeletconfig" in content:
         content = content["kubeletconfig"]
@@ -128,8 +129,8 @@ def to_object(configuration: KubeletConfiguration) -> dict[str, Any]:
 def of_command_line(
     words: Sequence[str], content: object | None, source: str
 ) -> KubeletConfiguration:
-    """Of a kubelet's command line and the object in the file that it names (None: no file). Raises
-    ConfigurationError."""
+    """From a kubelet's command line and the object in the file that it names (None: no file).
+    Raises ConfigurationError."""
     written = _decoded(content or {}, source)
     given = {_FLAGS[name]: value for name, value in flags(words).items() if name in _FLAGS}
     changed: dict[str, Any] = {
@@ -168,7 +169,7 @@ def _pairs(name: str, text: str, source: str) -> dict[str, str]:
     for pair in filter(None, text.split(",")):
         key, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigurationError(f"{source}: {name}: {pair[:60]!r} is no NAME=VALUE")
+            raise ConfigurationError(f"{source}: {name}: {pair[:60]!r} is not NAME=VALUE")
         pairs[key] = value
     return pairs
 
@@ -179,7 +180,7 @@ def _reserved_memory(text: str, source: str) -> list[_ReservedMemory]:
     for part in filter(None, text.split(";")):
         node, colon, limits = part.partition(":")
         if not colon or not node.strip().isdecimal():
-            raise ConfigurationError(f"{source}: reserved-memory: {part[:60]!r} is no NODE:LIMITS")
+            raise ConfigurationError(f"{source}: reserved-memory: {part[:60]!r} is not NODE:LIMITS")
         pairs = _pairs("reserved-memory", limits, source)
         found.append(_ReservedMemory(int(node), dict(pairs)))
     return found
@@ -225,7 +226,7 @@ def _max_numa_nodes(options: Mapping[str, str], source: str) -> int | None:
         return None
     if not text.isdecimal() or len(text) > 4:
         where = f"topologyManagerPolicyOptions.{_MAX_NUMA_NODES}"
-        raise ConfigurationError(f"{source}: {where}: {text[:40]!r} is no count")
+        raise ConfigurationError(f"{source}: {where}: {text[:40]!r} is not a count")
     return int(text)
 
 
@@ -246,10 +247,10 @@ CONFIGZ_BYTES: Final = 4 << 20
 
 
 def read_configz(url: str, token_file: str, ca_file: str) -> KubeletConfiguration | None:
-    """`url`: `https://NODE:10250/configz`, or a `file:` with such an answer. Kubelets mostly sign
+    """`url`: `https://NODE:10250/configz`, or a `file:` with such an answer. Most kubelets sign
     their own certificate, so it is verified only with a `ca_file`. None when nothing listens: the
     kubelet does not run. Raises ConfigurationError."""
-    import ssl  # with urllib 7 MB that few readers of a configuration need
+    import ssl  # with urllib 7 MB, which most configurations do not need
     import urllib.error
     import urllib.request
     from http.client import HTTPException
@@ -278,7 +279,7 @@ def read_configz(url: str, token_file: str, ca_file: str) -> KubeletConfiguratio
 
 
 def _body(answer: HTTPResponse) -> bytes:
-    """Raises TimeoutError after CONFIGZ_SECONDS, even if each single read was in time."""
+    """Raises TimeoutError after CONFIGZ_SECONDS in all, even if each read is in time."""
     end = time.monotonic() + CONFIGZ_SECONDS
     raw = b""
     while len(raw) < CONFIGZ_BYTES and (more := answer.read1(CONFIGZ_BYTES - len(raw))):

@@ -1,8 +1,8 @@
-"""The kubelet's cpu_manager_state file: which CPUs its static policy gave away (kubelet:
+"""The kubelet's cpu_manager_state file: the CPUs that its static policy assigned (kubelet:
 pkg/kubelet/cm/cpumanager/state/checkpoint.go).
 
 Version 1 has CPUs by container id, 2 by pod uid and container name, 3 those of whole pods too; 4
-has all of it a second time as a JSON text, and that one counts.
+repeats all of it as a JSON text, which is the valid one.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _DATA: Final = _CONTENT | {"originals"}
 
 
 class CpuManagerState(msgspec.Struct, frozen=True):
-    """`default` are the shared CPUs; `by_container_id` only version 1 has; `pods`: CPUs of whole
-    pods, by uid; `originals`: what containers had before they were resized.
+    """`default`: the shared CPUs; `by_container_id`: version 1 only; `pods`: CPUs of whole pods, by
+    uid; `originals`: the CPUs of containers before they were resized.
 
-    `version` is None of an unknown one, read as far as it is understood. `problems` name what could
-    not be read; all else is used.
+    `version` is None for an unknown one, whose known fields are read. `problems` name the entries
+    that can't be read; all others are used.
     """
 
     policy: str = "none"
@@ -64,12 +64,12 @@ class CpuManagerState(msgspec.Struct, frozen=True):
 
 
 def read(path: str) -> CpuManagerState:
-    """An absent file is a kubelet without a policy, or none. Raises StateFileError, also for a
-    checksum that is wrong."""
+    """An absent file means a kubelet without a policy, or no kubelet. Raises StateFileError, also
+    for a wrong checksum."""
     return statefile.read(path, decode, CpuManagerState())
 
 
-@functools.lru_cache(maxsize=1)  # the agent reads it often, the kubelet seldom writes it
+@functools.lru_cache(maxsize=1)  # the agent reads it often, the kubelet rarely writes it
 def decode(raw: bytes) -> CpuManagerState:
     """Raises StateFileError for a torn text or an unknown format; `checked` reports a wrong
     checksum."""
@@ -101,8 +101,8 @@ def decode(raw: bytes) -> CpuManagerState:
 
 
 def encode(state: CpuManagerState) -> bytes:
-    """The file as the kubelet writes it, of version 2, 3 or 4 without originals, with its checksum.
-    Raises ValueError for another."""
+    """The file as the kubelet writes it, with its checksum: version 2, 3, or 4 without originals.
+    Raises ValueError for any other."""
     if state.version not in (2, 3, 4) or state.originals or (state.version == 2 and state.pods):
         raise ValueError(f"no cpu_manager_state of version {state.version} can be written")
     content: dict[str, Any] = {"policyName": state.policy, "defaultCpuSet": str(state.default)}
@@ -127,7 +127,7 @@ def encode(state: CpuManagerState) -> bytes:
 
 def _forms(content: dict[str, Any]) -> Iterator[tuple[int, int]]:
     """The versions that this content may have, with their checksums, likeliest first: without
-    entries several are alike, and version 2 was written under two type names."""
+    entries several are equal, and version 2 was written with two type names."""
     by_pod, by_id = _split(content)
     unreadable: list[str] = []
     pods = _readable(_pod_texts(content), "podEntries", unreadable)
@@ -169,7 +169,7 @@ def _pod_entry(cpus: CpuSet) -> str:
 
 
 def _split(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries by pod uid, and those by container id: these are texts."""
+    """The entries by pod uid, and those by container id, whose values are strings."""
     entries = statefile.member(content, "entries", dict, {})
     by_id = {key: value for key, value in entries.items() if isinstance(value, str)}
     return {key: value for key, value in entries.items() if key not in by_id}, by_id
@@ -211,7 +211,7 @@ def _entries(by_pod: dict[str, Any], place: str, problems: list[str]) -> Entries
         if isinstance(containers, dict):
             entries[uid] = _readable(containers, f"{place}.{uid}", problems)
         else:
-            problems.append(f"{place}.{uid}: {containers!r:.80} is no object")
+            problems.append(f"{place}.{uid}: {containers!r:.80} is not an object")
     return entries
 
 
@@ -226,9 +226,9 @@ def _readable(texts: dict[str, Any], place: str, problems: list[str]) -> dict[st
 
 
 def _cpus(text: Any, place: str, problems: list[str]) -> CpuSet:
-    """Empty where the text can't be read, which is then among the problems."""
+    """Empty if the text is invalid, which is added to the problems."""
     if not isinstance(text, str):
-        problems.append(f"{place}: {text!r:.80} is no CPU list")
+        problems.append(f"{place}: {text!r:.80} is not a CPU list")
         return EMPTY
     try:
         return CpuSet.parse(text)

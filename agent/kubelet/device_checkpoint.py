@@ -1,8 +1,9 @@
-"""The kubelet's device checkpoint: which devices its plugins gave to which container (kubelet:
-pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
+"""The kubelet's device checkpoint: the devices that its device manager allocated to containers
+(kubelet: pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
 
-Only `Data` is covered by the checksum. The device ids name the devices; the answer of the plugin
-(v1beta1 ContainerAllocateResponse) adds the carriers of ids without a meaning.
+The checksum covers only `Data`. The device ids name the devices. For ids without a meaning the
+plugin's answer (v1beta1 ContainerAllocateResponse) names them: by environment, mounts, device
+nodes, annotations or CDI names (`carriers`).
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from agent.model.devices.holding import DeviceGrant, HoldingSource
 FILE_NAME: Final = "device-plugins/kubelet_internal_checkpoint"
 
 NO_NODE: Final = -1
-"""Where the kubelet puts devices that belong to no NUMA node."""
+"""The kubelet's key for devices without a NUMA node."""
 
 _KNOWN: Final = frozenset({"Data", "Checksum", "BootID"})
 _KNOWN_DATA: Final = frozenset({"PodDeviceEntries", "RegisteredDevices"})
 
 
 class DeviceEntry(msgspec.Struct, frozen=True):
-    """Devices of one resource that a container has: ids by NUMA node. `answer` is the device
-    plugin's ContainerAllocateResponse (protobuf); None where there was none."""
+    """The devices of one resource that a container has: ids by NUMA node. `answer`: the device
+    plugin's ContainerAllocateResponse (protobuf), None without one."""
 
     uid: str
     container: str
@@ -42,9 +43,9 @@ class DeviceEntry(msgspec.Struct, frozen=True):
 
 
 class DeviceCheckpoint(msgspec.Struct, frozen=True):
-    """`registered`: device ids by resource. `boot_id` is empty when the kubelet wrote none. Version
-    1 has device ids without NUMA nodes, which are under NO_NODE here; `version` None: unknown.
-    `problems` name what could not be read; the rest is used."""
+    """`registered`: device ids by resource. `boot_id` is empty if the kubelet wrote none. Version 1
+    has device ids without NUMA nodes, which are under NO_NODE here; `version` None: unknown.
+    `problems` name the entries that can't be read; all others are used."""
 
     entries: tuple[DeviceEntry, ...] = ()
     registered: dict[str, tuple[str, ...]] = {}
@@ -71,8 +72,8 @@ class _Entry(msgspec.Struct, rename="pascal"):
 
 
 def read(path: str) -> DeviceCheckpoint:
-    """An absent file is a kubelet that no device plugin has met. Raises StateFileError, also for a
-    checksum that is wrong."""
+    """An absent file means a kubelet where no device plugin has registered. Raises StateFileError,
+    also for a wrong checksum."""
     return statefile.read(path, decode, DeviceCheckpoint())
 
 
@@ -130,7 +131,7 @@ def _node(key: str) -> int:
     try:
         return int(key)
     except ValueError:
-        raise ValueError(f"DeviceIDs.{key}: is no NUMA node") from None
+        raise ValueError(f"DeviceIDs.{key}: is not a NUMA node") from None
 
 
 def _bytes(text: str | None) -> bytes | None:
@@ -141,7 +142,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _title(item: Any, position: int) -> str:
-    """Pod and container where they can be made out, else the place in the list."""
+    """Pod and container if they can be read, else the position in the list."""
     if isinstance(item, dict) and "PodUID" in item:
         return f"Data.PodDeviceEntries: pod {item['PodUID']}, {item.get('ContainerName', '')}"
     return f"Data.PodDeviceEntries[{position}]"
@@ -160,8 +161,8 @@ def _registered(data: dict[str, Any], problems: list[str]) -> dict[str, tuple[st
 def _text(
     entries: list[_Entry] | None, registered: dict[str, list[str] | None] | None, *, listed: bool
 ) -> str:
-    """An absent value and an empty one differ here, so the checksum is that of the file's own
-    values."""
+    """The text of the checksum. An absent and an empty value differ in it, so it is made of the
+    file's own values."""
     kind = "[]string" if listed else "checkpoint.DevicesPerNUMA"
 
     def entry_text(entry: _Entry) -> str:
@@ -227,8 +228,8 @@ def grants_of(
     checkpoint: DeviceCheckpoint, boot_id: str = ""
 ) -> tuple[tuple[DeviceGrant, ...], tuple[str, ...]]:
     """The grants, and problems. The ids name the devices; the plugin's answer adds the carriers of
-    ids without a meaning. After a reboot (`boot_id`: of this boot) a kubelet still gives a pod its
-    devices, so entries of the last boot count for pods that will run again."""
+    ids without a meaning. `boot_id`: of this boot. After a reboot a kubelet gives pods the same
+    devices again, so entries of the last boot count."""
     found: list[DeviceGrant] = []
     problems = list(checkpoint.problems)
     if boot_id and checkpoint.boot_id and checkpoint.boot_id != boot_id:

@@ -1,6 +1,6 @@
-"""The kubelet's memory_manager_state file: the memory of NUMA nodes that its static policy gave
-away (kubelet: pkg/kubelet/cm/memorymanager/state/checkpoint.go). Version 1 has the memory of
-containers, 2 that of whole pods too; 3 repeats all of it as a JSON text, which counts."""
+"""The kubelet's memory_manager_state file: the memory of NUMA nodes that its static policy assigned
+(kubelet: pkg/kubelet/cm/memorymanager/state/checkpoint.go). Version 1 has the memory of containers,
+2 that of whole pods too; 3 repeats all of it as a JSON text, which is the valid one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BLOCK_FIELDS: Final = {"nodes": "numaAffinity", "kind": "type", "size_bytes": "
 
 
 class MemoryTable(msgspec.Struct, frozen=True, rename=_TABLE_FIELDS):
-    """One kind of memory of a NUMA node; `reserved_bytes` are given to containers."""
+    """One kind of memory of a NUMA node; `reserved_bytes` are assigned to containers."""
 
     total_bytes: int
     system_reserved_bytes: int
@@ -70,8 +70,8 @@ class _PodEntry(msgspec.Struct, frozen=True, rename="camel"):
 class MemoryManagerState(msgspec.Struct, frozen=True):
     """`machine` by NUMA node, `entries` by pod uid and container name, `pods` by pod uid.
 
-    `version` is None of an unknown one, read as far as it is understood. `problems` name what could
-    not be read; all else is used.
+    `version` is None for an unknown one, whose known fields are read. `problems` name the entries
+    that can't be read; all others are used.
     """
 
     policy: str = "None"
@@ -88,8 +88,8 @@ class MemoryManagerState(msgspec.Struct, frozen=True):
 
 
 def read(path: str) -> MemoryManagerState:
-    """An absent file is a kubelet without a policy, or none. Raises StateFileError, also for a
-    checksum that is wrong."""
+    """An absent file means a kubelet without a policy, or no kubelet. Raises StateFileError, also
+    for a wrong checksum."""
     return statefile.read(path, decode, MemoryManagerState())
 
 
@@ -124,7 +124,7 @@ def decode(raw: bytes) -> MemoryManagerState:
 
 def _forms(state: MemoryManagerState) -> Iterator[tuple[int, int]]:
     """The versions that this state may have, with their checksums, likeliest first: without entries
-    of pods two are alike, and each was written under two type names."""
+    of pods two are equal, and each was written with two type names."""
     head = (
         ("PolicyName", "string", state.policy),
         ("MachineState", "state.NUMANodeMap", statefile.go_map(state.machine, _node)),
@@ -193,7 +193,7 @@ def _machine(content: dict[str, Any], problems: list[str]) -> dict[int, NodeMemo
         try:
             machine[int(node)] = memory
         except ValueError:
-            problems.append(f"machineState.{node:.80}: is no NUMA node")
+            problems.append(f"machineState.{node:.80}: is not a NUMA node")
     return machine
 
 
@@ -203,7 +203,7 @@ def _entries(content: dict[str, Any], problems: list[str]) -> dict[str, dict[str
         if isinstance(containers, dict):
             entries[uid] = _converted(containers, f"entries.{uid}", Blocks, problems)
         else:
-            problems.append(f"entries.{uid}: {containers!r:.80} is no object")
+            problems.append(f"entries.{uid}: {containers!r:.80} is not an object")
     return entries
 
 

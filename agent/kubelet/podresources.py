@@ -2,8 +2,8 @@
 socket of its node.
 
 The client returns its messages as values; the error for an impossible value names the field. The
-corrected lister passes the answers on to exporters, with the CPUs and devices that containers
-really have in the place of those that the kubelet gave them. It changes nothing else, and keeps the
+corrected lister forwards the kubelet's answers to exporters, and replaces the CPUs and devices that
+the kubelet assigned by those that containers really have. It changes nothing else, and keeps the
 fields of newer kubelets.
 """
 
@@ -40,8 +40,8 @@ MAX_SIZE_BYTES: Final = (1 << 63) - 1
 """The largest amount that Kubernetes can write."""
 
 _NO_NODE: Final = -1
-"""The number that the kernel gives for no NUMA node (Documentation/ABI/testing/sysfs-bus-pci,
-numa_node), which some device plugins hand on."""
+"""The kernel's number for no NUMA node (Documentation/ABI/testing/sysfs-bus-pci, numa_node), which
+some device plugins pass on."""
 
 
 MAX_REPLY_BYTES: Final = 16 << 20
@@ -65,7 +65,7 @@ class PodResourcesError(Exception):
         self.reason = reason
 
 
-class NobodyAnswersError(PodResourcesError):
+class KubeletDownError(PodResourcesError):
     """The kubelet does not run, is starting, or does not answer in time."""
 
 
@@ -74,11 +74,11 @@ class NotServedError(PodResourcesError):
 
 
 class RateLimitError(PodResourcesError):
-    """All clients of the kubelet together ask more often than it lets them."""
+    """All clients of the kubelet together exceed its rate limit."""
 
 
 class MalformedPodResourcesError(PodResourcesError):
-    """The answer can't be right; the message names pod, container and field too."""
+    """The answer is invalid; the message names pod, container and field too."""
 
 
 class PodResourcesClient:
@@ -90,12 +90,12 @@ class PodResourcesClient:
         self._channel = Channel(socket_path, MAX_REPLY_BYTES)
 
     def pods(self) -> tuple[PodResources, ...]:
-        """The kubelet's pods by name, also those that hold nothing; before 1.34 ended ones too."""
+        """The kubelet's pods by name, also those without resources; before 1.34 also ended ones."""
         request, kind = pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse
         return self._ask("List", request, kind, pods)
 
     def allocatable(self) -> Allocatable:
-        """What the kubelet could give."""
+        """The resources that the kubelet can allocate."""
         request, kind = pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
         return self._ask("GetAllocatableResources", request, kind, allocatable)
 
@@ -129,7 +129,7 @@ class PodResourcesClient:
         except RpcError as error:
             raise _error_of(error)(self._path, method, str(error)) from None
         except DecodeError as error:
-            text = f"the reply is no {kind.__name__}: {error}"
+            text = f"the reply is not a {kind.__name__}: {error}"
             raise MalformedPodResourcesError(self._path, method, text) from None
         except FieldError as error:
             raise MalformedPodResourcesError(self._path, method, str(error)) from None
@@ -140,10 +140,10 @@ class _NotFoundError(PodResourcesError):
 
 
 def _error_of(error: RpcError) -> type[PodResourcesError]:
-    """The kubelet reports in the message of an UNKNOWN that a pod does not exist or a feature gate
-    is off."""
+    """For a pod that does not exist or a feature gate that is off the kubelet answers UNKNOWN, with
+    the reason in the message."""
     if error.code in NO_ANSWER:
-        return NobodyAnswersError
+        return KubeletDownError
     if error.code == Code.UNIMPLEMENTED:
         return NotServedError
     if error.code == Code.RESOURCE_EXHAUSTED and "rate limit" in error.message:
@@ -160,7 +160,7 @@ class FieldError(ValueError):
 
 
 def pods(message: pb.ListPodResourcesResponse) -> tuple[PodResources, ...]:
-    """By name: the kubelet has them in another order each time. Raises FieldError."""
+    """Sorted by name: the kubelet's order changes each time. Raises FieldError."""
     return tuple(sorted(map(pod, message.pod_resources), key=lambda each: each.key))
 
 
@@ -205,7 +205,7 @@ def _cpus(ids: Sequence[int], of: str) -> CpuSet:
         raise FieldError(f"{of}: cpu_ids: {len(ids)} of them")
     for each in ids:
         if not 0 <= each <= MAX_ID:
-            raise FieldError(f"{of}: cpu_ids: {each} is no CPU")
+            raise FieldError(f"{of}: cpu_ids: {each} is not a CPU")
     return CpuSet(ids)
 
 
@@ -239,9 +239,9 @@ def _devices(messages: Iterable[pb.ContainerDevices], of: str) -> tuple[GivenDev
 
 
 def _claim(message: pb.DynamicResource, of: str) -> ResourceClaim:
-    """Up to 1.36 at least the kubelet gives each device of a driver the CDI names of those before
-    it, too (cm/container_manager_linux.go, GetDynamicResources): they are taken off again. The
-    drivers have another order each time."""
+    """Up to 1.36 at least, the kubelet lists for each device of a driver also the CDI names of the
+    devices before it (cm/container_manager_linux.go, GetDynamicResources); they are removed. The
+    order of the drivers changes each time."""
     if not message.claim_name:
         raise FieldError(f"{of}: dynamic_resources: a claim has no claim_name")
     devices: list[ClaimedDevice] = []
@@ -269,7 +269,7 @@ def _claim(message: pb.DynamicResource, of: str) -> ResourceClaim:
 
 def _node(node: int, field: str) -> int:
     if not 0 <= node <= MAX_NODE:
-        raise FieldError(f"{field}: topology: {node} is no NUMA node")
+        raise FieldError(f"{field}: topology: {node} is not a NUMA node")
     return node
 
 
@@ -280,7 +280,7 @@ RESOURCES: Final = {
     "rdma": "koordinator.sh/rdma",
     "fpga": "koordinator.sh/fpga",
 }
-"""The resource names that exporters know, for devices that no plugin of the kubelet gave."""
+"""The resource names that exporters know, for devices that no device plugin allocated."""
 
 Known = tuple[Corrections, Keys]
 """`Keys` has the types of the devices that the kubelet lists."""
@@ -288,7 +288,7 @@ Known = tuple[Corrections, Keys]
 
 class CorrectedLister:
     """Calls the kubelet for each answer, so that errors and rate limits are the kubelet's. `known`:
-    the corrections now, None before the first. Safe for threads."""
+    the present corrections, None before the first pass. Safe for threads."""
 
     def __init__(self, kubelet_socket: str, known: Callable[[], Known | None]) -> None:
         self._channel = Channel(kubelet_socket, MAX_REPLY_BYTES)
@@ -303,7 +303,7 @@ class CorrectedLister:
         return corrected(method, reply, *known)
 
     def close(self) -> None:
-        """After the call under way."""
+        """Closes the connection after the call in progress."""
         self._channel.close()
 
 
@@ -315,7 +315,7 @@ def corrected(method: str, reply: bytes, corrections: Corrections, keys: Keys) -
     try:
         message = kind.FromString(reply)
     except DecodeError as error:
-        text = f"{method}: the kubelet's reply is no {kind.__name__}: {error}"
+        text = f"{method}: the kubelet's reply is not a {kind.__name__}: {error}"
         raise RpcError(Code.INTERNAL, text) from None
     pods = (
         message.pod_resources
@@ -354,7 +354,7 @@ def _types(entry: pb.ContainerDevices, keys: Keys) -> set[str]:
 
 
 def _entry(resource: str, device: OwnDevice) -> pb.ContainerDevices:
-    """As the kubelet writes it: without topology where a device is near to no NUMA node."""
+    """As the kubelet writes it: without topology for a device without a NUMA node."""
     nodes = [pb.NUMANode(ID=node) for node in device.nodes]
     topology = pb.TopologyInfo(nodes=nodes) if nodes else None
     return pb.ContainerDevices(resource_name=resource, device_ids=[device.id], topology=topology)

@@ -21,7 +21,7 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class Checked(enum.Enum):
-    """UNKNOWN: the file has no checksum, or is of a version whose checksum is not known here."""
+    """UNKNOWN: the file has no checksum, or an unknown version."""
 
     VERIFIED = "verified"
     MISMATCH = "mismatch"
@@ -29,12 +29,12 @@ class Checked(enum.Enum):
 
 
 class StateFileError(ValueError):
-    """The file can't be read (torn, or of an unknown shape), or its checksum is wrong; the message
-    names the field, and the file where `read` of a module raised it."""
+    """The file can't be read (torn, or of an unknown format), or its checksum is wrong; the message
+    names the field, and the file if `read` of a module raised it."""
 
 
 class State(Protocol):
-    """What the value of every file has."""
+    """The common fields of all files' values."""
 
     @property
     def checked(self) -> Checked: ...
@@ -58,12 +58,12 @@ def read(path: str, decode: Callable[[bytes], Some], absent: Some) -> Some:
     except StateFileError as error:
         raise StateFileError(f"{path}: {error}") from None
     if state.checked is Checked.MISMATCH:
-        raise StateFileError(f"{path}: {state.checksum_field} is not that of the content")
+        raise StateFileError(f"{path}: {state.checksum_field} does not match the content")
     return state
 
 
 def load(path: str) -> bytes | None:
-    """None of a file that is absent. Raises StateFileError."""
+    """None for an absent file. Raises StateFileError."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -120,20 +120,19 @@ def member(content: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     if value is None:
         return default
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise StateFileError(f"{name}: is a {type(value).__name__}, no {kind.__name__}")
+        raise StateFileError(f"{name}: is a {type(value).__name__}, not a {kind.__name__}")
     return value
 
 
 def strange(content: dict[str, Any], known: Set[str], place: str = "") -> list[str]:
-    """A problem for each field that is not known."""
-    return [f"{place}{name}: not known here" for name in sorted(content.keys() - known)]
+    """A problem for each unknown field."""
+    return [f"{place}{name}: unknown field" for name in sorted(content.keys() - known)]
 
 
 Key = TypeVar("Key", int, str)
 
 NIL: Final = "<nil>"
-"""The form of a Go map, slice or pointer without a value, which differs from that of an empty
-one."""
+"""The text of a nil map, slice or pointer of Go, which differs from that of an empty one."""
 
 _OFFSET: Final = 0x811C9DC5
 _PRIME: Final = 0x01000193
@@ -158,7 +157,7 @@ def go_struct(*fields: tuple[str, str, str]) -> str:
 
 
 def go_map(entries: Mapping[Key, Any] | None, render: Callable[[Any], str] = str) -> str:
-    """Keys ascending: numbers by value, texts by their bytes."""
+    """Keys ascending: numbers by value, strings by their bytes."""
     if entries is None:
         return NIL
     return "map[" + " ".join(f"{key}:{render(entries[key])}" for key in sorted(entries)) + "]"
@@ -172,5 +171,5 @@ def go_slice(items: Iterable[Any] | None, render: Callable[[Any], str] = str) ->
 
 
 def go_pointer(rendered: str) -> str:
-    """What a pointer inside a map or list points to."""
+    """A pointer inside a map or list, with its target."""
     return f"<*>{rendered}"

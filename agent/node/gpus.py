@@ -64,7 +64,7 @@ class GpuView:
     def rescan(self) -> None:
         """Something was plugged in or out."""
         if self._watcher is not None:
-            self._watcher.look_now()
+            self._watcher.request_report()
 
     def close(self) -> None:
         """Ends the child."""

@@ -160,7 +160,7 @@ def test_an_error_names_file_value_and_reason(tmp_path: Path) -> None:
 )
 def test_a_path_that_is_no_group_is_refused(tmp_path: Path, name: str) -> None:
     v1(tmp_path)
-    with pytest.raises(CgroupError, match="is no path of a cgroup"):
+    with pytest.raises(CgroupError, match="is not a cgroup path"):
         Hierarchy(str(tmp_path)).own_cpus(name)
 
 

@@ -136,5 +136,5 @@ def test_a_text_without_meaning_is_an_error(file: str, text: str) -> None:
 
 
 def test_a_file_that_is_no_limit_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"'cpu\.idle' is no file of limits"):
+    with pytest.raises(ValueError, match=r"'cpu\.idle' is not a file of limits"):
         limits.same("cpu.idle", "0", "1")

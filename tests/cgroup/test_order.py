@@ -220,8 +220,8 @@ def test_v2_orders(tree: Values, wanted: Values, order: list[str]) -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"/": CpuSet([0])}, "'/' can't be given the cpuset '0'"),
-        ({"/a": EMPTY}, "'/a' can't be given the cpuset ''"),
+        ({"/": CpuSet([0])}, "'/' can't get the cpuset '0'"),
+        ({"/a": EMPTY}, "'/a' can't get the cpuset ''"),
         ({"/a/x": CpuSet([0])}, "the tree lacks '/a/x'"),
         ({"/x/y": CpuSet([0])}, "the tree lacks '/x'"),
         ({"/a": CpuSet([0]), "/a/b": CpuSet([0, 1])}, "'/a/b' wants '0-1', '/a' above it only '0'"),

@@ -120,8 +120,8 @@ def test_without_a_journal_nothing_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "group", "reason"),
     [
-        ({"/a": EMPTY}, "/a", "'/a' can't be given the cpuset ''"),
-        ({"/": CpuSet([0])}, "/", "'/' can't be given the cpuset '0'"),
+        ({"/a": EMPTY}, "/a", "'/a' can't get the cpuset ''"),
+        ({"/": CpuSet([0])}, "/", "'/' can't get the cpuset '0'"),
         ({"/a": CpuSet([3, 7])}, "/a", "CPUs '7' are not among the machine's '0-3'"),
         ({"/a": CpuSet([0]), "/a/b": CpuSet([1])}, "/a/b", "'1' is beyond '0', which '/a' is to g"),
     ],

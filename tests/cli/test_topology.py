@@ -117,7 +117,7 @@ def test_json_has_no_owners(flag: str) -> None:
 def test_root_without_a_machine(tmp_path: Path) -> None:
     done = run("--root", str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"topolet topology: {tmp_path}/{CPU}: no online CPU here\n"
+    assert done.stderr == f"topolet topology: {tmp_path}/{CPU}: no online CPU\n"
 
 
 def test_garbage(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_case(case: dict[str, Any]) -> None:
         (EMPTY | {"checksum": 0}, {"checksum": "unknown", "problems": []}),
         (
             CASE | {"content": CONTENT.replace(',"checksum', ',"later":1,"checksum')},
-            {"checksum": "unknown", "problems": ["later: not known here"]},
+            {"checksum": "unknown", "problems": ["later: unknown field"]},
         ),
     ],
 )

@@ -91,9 +91,9 @@ def test_what_is_torn_or_out_of_place_is_told(tmp_path: Path) -> None:
     put(tmp_path / "sys/class/fpga_region", {"other": "", "region9@": "gone"})
     found = read(tmp_path)
     assert [each.split("fpga_region/", 1)[1] for each in found.problems] == [
-        "region0/dfl-port.0/afu_id: 'nothing' is no id of 32 digits",
-        "region0/dfl-fme.0/dev: 'x:y' is no device number",
+        "region0/dfl-port.0/afu_id: 'nothing': not an id of 32 digits",
+        "region0/dfl-fme.0/dev: 'x:y': not a device number",
         "region7: no PCI function",
-        "region8: PCI function '0000:ff:00.0' is not here",
+        "region8: PCI function '0000:ff:00.0' is missing",
     ]
     assert [each.address for each in found.devices] == ["0000:3b:00.0"]

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.discover import gpumessages
-from agent.discover.gpumessages import Answer, GpuSeen, Lines, Look, Over, Told, line
+from agent.discover.gpumessages import Answer, End, Event, Lines, Query, Result, line
 from agent.model.devices.gpus import GpuEvent, GpuInventory, GpuReport, SilentGpu
 
 MESSAGES: list[Answer] = [
-    Told(GpuEvent("GPU-1", 79, 3)),
-    Over("DriverMismatch", 'a "text"\nof two lines\0'),
-    GpuSeen(7, GpuReport(inventory=GpuInventory("550", silent=(SilentGpu(1, "GpuLost"),)))),
+    Event(GpuEvent("GPU-1", 79, 3)),
+    End("DriverMismatch", 'a "text"\nof two lines\0'),
+    Result(7, GpuReport(inventory=GpuInventory("550", silent=(SilentGpu(1, "GpuLost"),)))),
 ]
 
 
@@ -40,4 +40,4 @@ def test_a_line_without_an_end_is_no_message(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_look_is_no_answer() -> None:
     with pytest.raises(ValueError, match="look"):
-        msgspec.json.decode(line(Look(1)), type=Answer)
+        msgspec.json.decode(line(Query(1)), type=Answer)

@@ -155,7 +155,7 @@ def test_an_agent_that_does_not_listen_costs_no_more_and_more(
 def test_who_asks_gets_a_look_before_its_time(watch: Callable[..., Watch]) -> None:
     here = watch(gpumachines.mixed(), ASKED)
     here.until(good)
-    here.watcher.look_now()
+    here.watcher.request_report()
     here.until(good)
 
 
@@ -164,7 +164,7 @@ def test_who_asks_ends_the_wait_for_a_driver(watch: Callable[..., Watch]) -> Non
     here = watch(machine.but(init=9), ASKED)
     here.until(fault("DriverNotLoaded"))
     here.driver.tell(machine)
-    here.watcher.look_now()
+    here.watcher.request_report()
     here.until(good)
 
 
@@ -200,7 +200,7 @@ def test_a_child_that_ends_again_and_again_before_it_answers_is_the_drivers_faul
     # The fake aborts its process where it finds nothing to answer from.
     here.driver.facts.unlink()
     report = here.until(fault("NoAnswer"))
-    assert report.message == "the process that asks NVML ends again and again"
+    assert report.message == "the process that calls NVML ends repeatedly"
     assert [card.healthy for card in on_report(health, report, 1, GpuActions({})).cards] == [
         False
     ] * 2

@@ -41,7 +41,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def look(session: GpuSession) -> GpuReport:
-    return session.look(DEADLINE_SECONDS)
+    return session.report(DEADLINE_SECONDS)
 
 
 def inventory(session: GpuSession) -> GpuInventory:
@@ -385,7 +385,7 @@ def test_a_hung_driver_costs_the_deadline_and_its_child_is_gone(start: Start) ->
     look(session)
     driver.tell(machine.but(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
     with pytest.raises(SessionError) as raised:
-        session.look(0.3)
+        session.report(0.3)
     assert raised.value.fault == "DriverHung"
     assert session.close()
     assert session.ended()
@@ -400,7 +400,7 @@ def test_a_late_answer_is_not_taken_for_the_next(start: Start) -> None:
     machine = gpumachines.mixed()
     driver, session = start(machine.but(**{"sleep.nvmlDeviceGetCount_v2": 500}))
     with pytest.raises(SessionError):
-        session.look(0.01)
+        session.report(0.01)
     driver.tell(Machine(machine.cards, enumerated=(1,)))
     # The first look may have seen two cards or one; the second is asked after the change.
     assert len(inventory(session).gpus) == 1
@@ -442,7 +442,7 @@ def test_the_xid_of_a_card_that_falls_off_while_somebody_looks_is_told(start: St
     rest = dataclasses.replace(machine, enumerated=(0, 1, 3, 4, 5, 6, 7))
     driver.tell(rest.but(**{"sleep.nvmlDeviceGetCount_v2": 1000}))
     with pytest.raises(SessionError):
-        session.look(0.01)
+        session.report(0.01)
 
     def begun() -> bool:
         unread = fcntl.ioctl(session.fileno(), termios.TIOCOUTQ, bytes(4))
@@ -522,7 +522,7 @@ def test_the_child_ends_with_its_parent(tmp_path: Path, hung: bool) -> None:
         "import os, signal\n"
         "from agent.discover.gpuwatcher import GpuSession, SessionError\n"
         f"session = GpuSession({str(driver.root)!r})\n"
-        "try:\n    session.look(1 if %s else 30)\n"
+        "try:\n    session.report(1 if %s else 30)\n"
         "except SessionError: pass\n"
         "print(session.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -236,8 +236,8 @@ def test_what_is_torn_is_told_and_hides_nothing_else(tmp_path: Path) -> None:
     found = pci.read(str(tmp_path), TWO_NODES)
     assert list(found.by_address) == [f"0000:00:0{n}.0" for n in (1, 2, 3)]
     assert [each.removeprefix(str(listing)) for each in found.problems] == [
-        "/0000:00:01.0/numa_node: 'many' is no number",
-        "/0000:00:01.0/class: '0xzz' is no hexadecimal number",
+        "/0000:00:01.0/numa_node: 'many' is not a number",
+        "/0000:00:01.0/class: '0xzz': not a hexadecimal number",
         "/0000:00:02.0/local_cpulist: CPU list '9-1': range '9-1' runs backwards",
         "/0000:00:02.0/vendor: Is a directory",
     ]

@@ -160,9 +160,9 @@ def test_what_is_torn_is_told_and_the_device_stays(tmp_path: Path) -> None:
     found = read(tmp_path)
     listed = f"{tmp_path}/sys/bus/pci/devices/0000:18:00.0/"
     assert [each.removeprefix(listed) for each in found.problems] == [
-        "infiniband_verbs/uverbs0/dev: 'c' is no device number",
+        "infiniband_verbs/uverbs0/dev: 'c': not a device number",
         "infiniband/mlx5_0/fw_ver: Is a directory",
-        "infiniband/mlx5_0/ports/1/rate: 'fast' is no rate in Gb/sec",
-        "infiniband/mlx5_0/ports/1/state: 'what' is no state",
+        "infiniband/mlx5_0/ports/1/rate: 'fast': not a Gb/sec rate",
+        "infiniband/mlx5_0/ports/1/state: 'what': not a state",
     ]
     assert found.devices[0].physical.down == ("mlx5_0/1",)

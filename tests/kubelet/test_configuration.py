@@ -129,7 +129,7 @@ def test_flags_of_a_command_line() -> None:
         ),
         (
             {"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "-1"}},
-            "topologyManagerPolicyOptions.max-allowable-numa-nodes: '-1' is no count",
+            "topologyManagerPolicyOptions.max-allowable-numa-nodes: '-1' is not a count",
         ),
     ],
 )
@@ -140,13 +140,13 @@ def test_a_fault_names_source_and_field(content: object, reason: str) -> None:
 
 
 def test_a_flag_that_is_no_pair_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="kube_reserved: 'cpu' is no NAME=VALUE"):
+    with pytest.raises(ConfigurationError, match="kube_reserved: 'cpu' is not NAME=VALUE"):
         of_command_line(["kubelet", "--kube-reserved=cpu"], None, "here")
 
 
 @pytest.mark.parametrize("text", ["memory=1Gi", "x:memory=1Gi"])
 def test_reserved_memory_without_its_node_is_named(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"reserved-memory: '{text}' is no NODE:LIMITS"):
+    with pytest.raises(ConfigurationError, match=f"reserved-memory: '{text}' is not NODE:LIMITS"):
         of_command_line(["kubelet", f"--reserved-memory={text}"], None, "here")
 
 

@@ -168,7 +168,7 @@ def test_fields_that_data_is_not_known_to_have_are_named() -> None:
     assert read_again == msgspec.structs.replace(
         state,
         checked=Checked.VERIFIED,
-        problems=("also: not known here", "data.later: not known here"),
+        problems=("also: unknown field", "data.later: unknown field"),
     )
 
 
@@ -218,7 +218,7 @@ def test_later_version_is_read_as_far_as_it_is_understood(tmp_path: Path) -> Non
     state = read(str(path))
     assert state.by_uid == {"u": CpuSet([1])}
     assert (state.version, state.checked) == (None, Checked.UNKNOWN)
-    assert state.problems == ("containerEntries: not known here",)
+    assert state.problems == ("containerEntries: unknown field",)
 
 
 def test_absent_file_is_no_policy(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from agent.kubelet import podresources
 from agent.kubelet.podresources import (
     MAX_REPLY_BYTES,
     FieldError,
+    KubeletDownError,
     MalformedPodResourcesError,
-    NobodyAnswersError,
     NotServedError,
     PodResourcesClient,
     PodResourcesError,
@@ -205,8 +205,8 @@ def test_another_drivers_cdi_names_are_its_own() -> None:
             pb.PodResources(namespace="ns", name="p", containers=[pb.ContainerResources()]),
             "pod ns/p: a container has no name",
         ),
-        (with_container(cpu_ids=[0, -1]), "pod ns/p, container c: cpu_ids: -1 is no CPU"),
-        (with_container(cpu_ids=[1 << 62]), f"container c: cpu_ids: {1 << 62} is no CPU"),
+        (with_container(cpu_ids=[0, -1]), "pod ns/p, container c: cpu_ids: -1 is not a CPU"),
+        (with_container(cpu_ids=[1 << 62]), f"container c: cpu_ids: {1 << 62} is not a CPU"),
         (with_container(cpu_ids=[1] * 70_000), "container c: cpu_ids: 70000 of them"),
         (pb.PodResources(namespace="ns", name="p", cpu_ids=[-3]), "pod ns/p: cpu_ids: -3"),
         (with_container(memory=[memory("", 1, 0)]), "container c: memory: a block has no"),
@@ -216,7 +216,7 @@ def test_another_drivers_cdi_names_are_its_own() -> None:
         ),
         (
             with_container(memory=[memory("memory", 1, -1)]),
-            "container c: memory memory: topology: -1 is no NUMA node",
+            "container c: memory memory: topology: -1 is not a NUMA node",
         ),
         (with_container(devices=[device("v/x", "d", -2)]), "devices v/x: topology: -2"),
         (with_container(devices=[device("v/x", "d", 1024)]), "devices v/x: topology: 1024"),
@@ -248,7 +248,7 @@ def test_what_cant_be_true_is_refused_by_name(
     [
         ((grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"), RateLimitError),
         ((grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled"), NotServedError),
-        ((grpc.StatusCode.UNAVAILABLE, "not yet"), NobodyAnswersError),
+        ((grpc.StatusCode.UNAVAILABLE, "not yet"), KubeletDownError),
         ((grpc.StatusCode.INTERNAL, "on fire"), PodResourcesError),
         (b"\xff\xff", MalformedPodResourcesError),
         (b"\x0a\x02\x0a\x01", MalformedPodResourcesError),
@@ -290,17 +290,17 @@ def test_pod_that_the_kubelet_does_not_have(client: PodResourcesClient, kubelet:
 
 def test_no_socket_and_one_that_nobody_answers(path: Path) -> None:
     client = PodResourcesClient(str(path), 0.05)
-    with pytest.raises(NobodyAnswersError, match=r"kubelet\.sock: List: .*No such file"):
+    with pytest.raises(KubeletDownError, match=r"kubelet\.sock: List: .*No such file"):
         client.pods()
     path.write_text("")
-    with pytest.raises(NobodyAnswersError, match=r"kubelet\.sock: List: .*Connection refused"):
+    with pytest.raises(KubeletDownError, match=r"kubelet\.sock: List: .*Connection refused"):
         client.pods()
     path.unlink()
     played = Kubelet()
     played.has()
     played.silent.set()
     with serving(path, played):
-        with pytest.raises(NobodyAnswersError, match="List: DEADLINE_EXCEEDED"):
+        with pytest.raises(KubeletDownError, match="List: DEADLINE_EXCEEDED"):
             client.pods()
         played.silent.clear()
         patient = PodResourcesClient(str(path))

@@ -160,7 +160,7 @@ def test_the_kubelets_errors_are_its_own(
         exporter.raw("Get")
     assert (failure.value.code(), failure.value.details()) == status
     kubelet.answers["List"] = b"\xff"
-    with pytest.raises(grpc.RpcError, match="the kubelet's reply is no List"):
+    with pytest.raises(grpc.RpcError, match="the kubelet's reply is not a List"):
         exporter.raw("List")
     with pytest.raises(grpc.RpcError) as failure:
         exporter.raw("GetAllocatableResources")

@@ -23,7 +23,7 @@ import pytest
 
 from agent.cri.client import Cri
 from agent.discover import cpus
-from agent.kubelet.podresources import NobodyAnswersError, PodResourcesClient, RateLimitError
+from agent.kubelet.podresources import KubeletDownError, PodResourcesClient, RateLimitError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pod_resources import PodResources
@@ -210,7 +210,7 @@ class Kubelet:
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, self.log[-3000:]
-        with contextlib.suppress(NobodyAnswersError, RateLimitError):
+        with contextlib.suppress(KubeletDownError, RateLimitError):
             self.client.pods()
             # The socket is there before the CPU manager has read its state.
             return bool(self.client.allocatable().cpus)
