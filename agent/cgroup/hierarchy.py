@@ -74,10 +74,6 @@ class Hierarchy:
         """The content of `cpuset.cpus`: on v2 empty for a group that inherits."""
         return self._own(group, CPUS)
 
-    def own_mems(self, group: str) -> CpuSet:
-        """The NUMA nodes in `cpuset.mems`: on v2 empty for a group that inherits."""
-        return self._own(group, MEMS)
-
     def effective_cpus(self, group: str) -> CpuSet:
         """The CPUs that the group's processes can use, online ones only."""
         return self._effective(group, CPUS)

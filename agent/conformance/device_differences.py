@@ -126,10 +126,10 @@ def _shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: _A
 
 
 def _switch_found(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
-    joint = request.wishes.joint
+    joint = request.preferences.joint
     if joint is None or joint.scope is not JointScope.SAME_PCIE or answers.theirs is not None:
         return False
-    kinds = partners(joint, request.wishes.hints, needs)
+    kinds = partners(joint, request.preferences.hints, needs)
     switches = []
     for kind in kinds:
         places = (
@@ -141,7 +141,7 @@ def _switch_found(request: DeviceRequest, needs: dict[str, Need], answers: _Answ
 
 def _as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     """Ours are the first of theirs."""
-    joint = request.wishes.joint
+    joint = request.preferences.joint
     if joint is None or joint.scope is not JointScope.PREFERRED:
         return False
     for kind, each in needs.items():
@@ -154,17 +154,17 @@ def _as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _
 
 
 def _gpu_beside(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
-    joint = request.wishes.joint
+    joint = request.preferences.joint
     if joint is None:
         return False
-    lead, *others = partners(joint, request.wishes.hints, needs) or [""]
+    lead, *others = partners(joint, request.preferences.hints, needs) or [""]
     return GPU in others and answers.minors(lead)[0] == answers.minors(lead)[1]
 
 
 def _unfit_take_turns(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
     """The leading devices are the same, and of those under their switches some do not fit."""
-    joint = request.wishes.joint
-    kinds = partners(joint, request.wishes.hints, needs) if joint else []
+    joint = request.preferences.joint
+    kinds = partners(joint, request.preferences.hints, needs) if joint else []
     if not kinds or answers.minors(kinds[0])[0] != answers.minors(kinds[0])[1]:
         return False
     leading = needs[kinds[0]].candidates.fleet
@@ -321,13 +321,13 @@ def declared(question: DeviceCase, theirs: dict[str, Any], ours: dict[str, Any])
 def _needs(question: DeviceCase, request: DeviceRequest) -> dict[str, Need]:
     found = {}
     for kind, ask in request.requests.items():
-        hint = request.wishes.hints.get(kind)
+        hint = request.preferences.hints.get(kind)
         each = need_of(
             question.node,
             kind,
             ask,
             hint,
-            request.wishes.partition,
+            request.preferences.partition,
             question.numa,
             question.strategy,
         )

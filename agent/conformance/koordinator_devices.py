@@ -47,12 +47,12 @@ from agent.model.devices.device_allocation import (
     GPU_PARTITION_SPEC,
     DeviceAllocateStrategy,
     DeviceHint,
-    DeviceWishes,
+    DevicePreferences,
     allocated,
+    device_preferences,
     functions_together,
     together,
     virtual_functions,
-    wishes,
 )
 from agent.model.devices.device_object import GPU_PARTITIONS, Device
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
@@ -76,7 +76,7 @@ def _requested(case: dict[str, Any]) -> dict[str, Any]:
         return {"error": error.reason.value}
     if not asked:
         return {"skip": True}
-    hints = _pod_wishes(case["pod"]).hints
+    hints = _preferences(case["pod"]).hints
     there = _devices(case["devices"])
     return {
         kind: _described(kind, ask, hints.get(kind), [each for each in there if each.type == kind])
@@ -139,7 +139,7 @@ def _reason(
     if kind == GPU:
         several = theirs.get("per", {}).get(GPU_CORE, 0) > FULL
         return CORE_OF_SEVERAL.name if several else None
-    hint = _pod_wishes(case["pod"]).hints.get(kind)
+    hint = _preferences(case["pod"]).hints.get(kind)
     there = [each for each in _devices(case["devices"]) if each.type == kind]
     ill = not all(each.healthy for each in _matching(hint, there))
     for_all = hint is not None and hint.strategy is DeviceAllocateStrategy.APPLY_FOR_ALL
@@ -174,7 +174,7 @@ def _question(case: dict[str, Any]) -> DeviceCase:
     request: DeviceRequest | RequestFault
     try:
         asked = type_requests(_amounts(case["pod"]["requests"]))
-        request = DeviceRequest(asked, _pod_wishes(case["pod"]))
+        request = DeviceRequest(asked, _preferences(case["pod"]))
     except RequestError as error:
         request = error.reason
     numa, strategy = case["numa"], case["strategy"]
@@ -252,9 +252,9 @@ def _devices(written: list[dict[str, Any]]) -> tuple[Device, ...]:
     return device_object.decode({"metadata": {"name": "node"}, "spec": {"devices": written}})
 
 
-def _pod_wishes(pod: Mapping[str, Any]) -> DeviceWishes:
+def _preferences(pod: Mapping[str, Any]) -> DevicePreferences:
     """The contents of the pod's annotations."""
-    return wishes(
+    return device_preferences(
         {key: msgspec.json.encode(pod[name]).decode() for name, key in _KEYS.items() if name in pod}
     )
 

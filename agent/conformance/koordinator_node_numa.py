@@ -112,18 +112,18 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     account = _account(asked, quirks)
     if refusal := next((quirk.refused for quirk in quirks if quirk.refused), ""):
         return {"error": "refused", "code": refusal}
-    found = offering.offer(asked.facts, account, asked.ask, trying=_trying(quirks))
+    found = offering.offer(asked.options, account, asked.ask, trying=_trying(quirks))
     if isinstance(found, Declined):
         return {
             "error": "; ".join(str(each.reason) for each in found.rejections),
             "code": _code(found.rejections),
         }
-    policies = in_force(asked.facts.policies, asked.facts.profile, asked.ask)
+    policies = in_force(asked.options.policies, asked.options.profile, asked.ask)
     assert not isinstance(policies, Rejection)
-    facts = asked.facts
+    options = asked.options
     if any(quirk.unamplified for quirk in quirks):
-        facts = msgspec.structs.replace(facts, cpu_ratio=1.0)
-    state = ScoreInput(facts, account, WholeNode(asked.allocatable, asked.requested))
+        options = msgspec.structs.replace(options, cpu_ratio=1.0)
+    state = ScoreInput(options, account, WholeNode(asked.allocatable, asked.requested))
     claim = found.claim
     if any(quirk.unaccounted for quirk in quirks):
         claim = msgspec.structs.replace(claim, amounts={})
@@ -140,7 +140,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
 
 def _account(asked: _NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
     recorded_only = any(quirk.recorded_only for quirk in quirks)
-    account = (RecordedAccount if recorded_only else NodeAllocation)(asked.facts)
+    account = (RecordedAccount if recorded_only else NodeAllocation)(asked.options)
     for claim in asked.claims:
         account.add(claim)
     return account
@@ -178,7 +178,7 @@ def _value(answer: Mapping[str, Any]) -> object:
 class _NodeCase(msgspec.Struct, frozen=True):
     """`allocatable` and `requested` of the whole node, the latter before CPU is amplified."""
 
-    facts: TopologyOptions
+    options: TopologyOptions
     claims: tuple[PodAllocation, ...]
     ask: ResourceRequest
     allocatable: dict[str, int]
@@ -191,7 +191,7 @@ def _question(case: Mapping[str, Any]) -> _NodeCase:
     allocatable = _amounts(case["allocatable"])
     allocatable["cpu"] = math.ceil(allocatable["cpu"] * ratio)
     notes = {AMPLIFICATION_RATIO: _text({"cpu": ratio})}
-    facts, faults = topology_options(
+    options, faults = topology_options(
         case.get("nodeLabels", {}), notes, _topology(case), allocatable["cpu"], _PROFILE
     )
     if faults:
@@ -214,7 +214,7 @@ def _question(case: Mapping[str, Any]) -> _NodeCase:
         _amounts(pod["requests"]),
         priority=pod.get("priority"),
     )
-    return _NodeCase(facts, tuple(claims), ask, allocatable, requested)
+    return _NodeCase(options, tuple(claims), ask, allocatable, requested)
 
 
 def _topology(case: Mapping[str, Any]) -> NodeTopology:

@@ -75,7 +75,7 @@ def _annotations_first(case: dict[str, Any]) -> dict[str, Any]:
     managed = {
         pod["uid"]
         for pod in case["pods"]
-        if pod.get("qos") in ("LS", "BE") or _wish(_pod(pod, checkpoint))
+        if pod.get("qos") in ("LS", "BE") or _claimed_cpus(_pod(pod, checkpoint))
     }
     theirs = {uid: of for uid, of in checkpoint.items() if uid not in managed}
     # Without a claim LSR is a class like any other.
@@ -91,7 +91,7 @@ def _judged(case: dict[str, Any], *, reserved: bool = True) -> CaseVerdict:
     pods = tuple(_pod(each, case.get("checkpoint", {})) for each in case["pods"])
     configured = _configured(case, topology)
     kubelet = _kubelet(case, static=configured.kubelet_policy == "static")
-    owned_before = {pod.uid: _wish(pod) for pod in pods}
+    owned_before = {pod.uid: _claimed_cpus(pod) for pod in pods}
     standing = rules(configured)
     if not reserved:
         standing = msgspec.structs.replace(standing, reserved=EMPTY)
@@ -205,15 +205,15 @@ def _claimed_twice(
     """Their pools are ours without the CPUs of claims that ours refuses since they overlap."""
     owned = union(owner.cpus for owner in decision.owners)
     refused = {each.uid for each in decision.refusals}
-    wishes: dict[QoS, CpuSet] = {}
+    claimed: dict[QoS, CpuSet] = {}
     for pod in pods:
-        if pod.uid in refused and (wish := _wish(pod)) & owned:
-            wishes[pod.qos] = wishes.get(pod.qos, EMPTY) | wish
-    lost = {"ls": union(wishes.values()), "be": wishes.get(QoS.LSE, EMPTY)}
-    return bool(wishes) and all(_all(expect[key]) == _all(ours[key]) - lost[key] for key in lost)
+        if pod.uid in refused and (cpus := _claimed_cpus(pod)) & owned:
+            claimed[pod.qos] = claimed.get(pod.qos, EMPTY) | cpus
+    lost = {"ls": union(claimed.values()), "be": claimed.get(QoS.LSE, EMPTY)}
+    return bool(claimed) and all(_all(expect[key]) == _all(ours[key]) - lost[key] for key in lost)
 
 
-def _wish(pod: Pod) -> CpuSet:
+def _claimed_cpus(pod: Pod) -> CpuSet:
     try:
         return resource_status(pod.annotations).cpus()
     except ValueError:

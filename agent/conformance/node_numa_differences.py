@@ -298,7 +298,7 @@ class TheirTrials(Trials):
 
     def __init__(
         self,
-        facts: TopologyOptions,
+        options: TopologyOptions,
         account: NodeAllocation,
         ask: ResourceRequest,
         policies: InForce,
@@ -309,8 +309,8 @@ class TheirTrials(Trials):
     ) -> None:
         self._loose = loose
         self._by_position = by_position
-        super().__init__(facts, account, ask, policies)
-        said = facts.policies
+        super().__init__(options, account, ask, policies)
+        said = options.policies
         forced = BindPolicy.FULL_PCPUS if said.full_pcpus_only else said.bind_label
         if unbound and policies.bind is None and forced is not None:
             self._keep_fitting(forced)

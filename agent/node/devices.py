@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.allocate.device_holders.holdings import existing, given, had_twice, taken, withheld
+from agent.allocate.device_holders.holdings import (
+    given,
+    had_twice,
+    resolve_holdings,
+    taken,
+    withheld,
+)
 from agent.allocate.device_holders.names import Keys, keys
 from agent.discover import fpga, pci, rdma
 from agent.discover.sysfs import DiscoveryError, SysfsReader
@@ -202,7 +208,7 @@ class DeviceView:
         )
         self.state = Published(made.devices, made.gone, self._gpus.facts, self._gpus.pairs)
         known = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
-        found = existing(
+        found = resolve_holdings(
             (*grants, *self._checkpoint.grants()),
             known,
             {uid: names(of_pod, made.devices) for uid, of_pod in allocations.items()},

@@ -12,7 +12,17 @@ from agent.discover import cpus
 from agent.discover.sysfs import DiscoveryError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import HugePages, Topology
-from tests.fixtures.trees import CPU, NODE, Files, machine, meminfo, offline, without, write
+from tests.fixtures.trees import (
+    CPU,
+    NODE,
+    Files,
+    machine,
+    mask_text,
+    meminfo,
+    offline,
+    without,
+    write,
+)
 
 Read = Callable[..., Topology]
 
@@ -141,7 +151,7 @@ def test_dies(read: Read) -> None:
     files = machine(2, 1, 1, 4)
     for cpu in range(8):
         first = cpu // 2 * 2
-        files[f"{CPU}/cpu{cpu}/topology/die_cpus"] = CpuSet((first, first + 1)).to_mask()
+        files[f"{CPU}/cpu{cpu}/topology/die_cpus"] = mask_text(CpuSet((first, first + 1)))
         files[f"{CPU}/cpu{cpu}/topology/die_id"] = str(cpu // 2 % 2)
     topology = read(files)
     assert [(cpu.socket, cpu.die) for cpu in topology.cpus] == [

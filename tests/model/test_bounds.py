@@ -46,9 +46,9 @@ READERS: list[tuple[str, Read, int]] = [
     (annotations.DEVICE_ALLOCATED, device_allocation.virtual_functions, LIST),
     (annotations.RESOURCE_SPEC, policies.resource_spec, WORD),
     (annotations.NUMA_TOPOLOGY_SPEC, policies.numa_spec, WORD),
-    (device_allocation.DEVICE_ALLOCATE_HINT, device_allocation.wishes, WORD),
-    (device_allocation.DEVICE_JOINT_ALLOCATE, device_allocation.wishes, WORD),
-    (device_allocation.GPU_PARTITION_SPEC, device_allocation.wishes, WORD),
+    (device_allocation.DEVICE_ALLOCATE_HINT, device_allocation.device_preferences, WORD),
+    (device_allocation.DEVICE_JOINT_ALLOCATE, device_allocation.device_preferences, WORD),
+    (device_allocation.GPU_PARTITION_SPEC, device_allocation.device_preferences, WORD),
     (node_annotations.SYSTEM_QOS, node_annotations.system_qos, OF_OBJECT),
     (node_annotations.RESERVATION, node_annotations.node_reservation, OF_OBJECT),
     (

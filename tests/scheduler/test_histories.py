@@ -322,7 +322,7 @@ def state_of(cluster: SchedulerCache) -> dict[str, Any]:
             state.devices,
             state.agent_ready,
             dict(state.place.holdings),
-            state.place.facts,
+            state.place.properties,
             [state.place.offer(each) for each in WISHES],
         )
         for name, state in cluster._states.items()

@@ -41,7 +41,7 @@ _CPU_DEVICE: Final = re.compile(r"cpudev(numa|socket|machine)?\d*")
 """The variable of dra-driver-cpu, which other drivers of CPUs also use."""
 
 
-class Existing(msgspec.Struct, frozen=True):
+class ResolvedHoldings(msgspec.Struct, frozen=True):
     """`holdings` by pod, container and device. `problems`: devices that are missing on this node;
     `notes`: names that do not stand for a device, with the reason."""
 
@@ -50,12 +50,12 @@ class Existing(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def existing(
+def resolve_holdings(
     grants: Iterable[DeviceGrant],
     keys: Keys,
     allocated: Mapping[str, Mapping[str, Set[str]]],
     present: Collection[str] | None,
-) -> Existing:
+) -> ResolvedHoldings:
     """`allocated`: the ids of devices or parts that a scheduler allocated, by pod uid and device
     type. For these types they replace the devices of the kubelet and of the pod's containers, which
     may be older than the allocation. `present`: the pods on this node, None if unknown; a kubelet
@@ -90,7 +90,9 @@ def existing(
             if not known or (known[0].source is holding.source and holding not in known):
                 known.append(holding)
     ordered = sorted((each for held in found.values() for each in held), key=_order)
-    return Existing(tuple(ordered), tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
+    return ResolvedHoldings(
+        tuple(ordered), tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes))
+    )
 
 
 def _quoted(name: str) -> str:

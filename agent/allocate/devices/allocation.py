@@ -54,7 +54,7 @@ def allocate(
 ) -> Allocation | DeviceRefusal:
     """`numa`: the NUMA nodes that devices may come from, as a mask; None for any. `strategy`: which
     devices are preferred; None: the lowest minors."""
-    wanted = request.wishes
+    wanted = request.preferences
     needs: dict[str, Need] = {}
     for kind, ask in request.requests.items():
         hint = wanted.hints.get(kind)
@@ -217,7 +217,7 @@ def node_score(
     for kind, chosen in allocation.devices.items():
         fleet, stock = node.inventory.fleets[kind], node.stocks[kind]
         total, free = fleet.sums, stock.sums
-        mask = allowed_devices(fleet, request.wishes.hints.get(kind), numa)
+        mask = allowed_devices(fleet, request.preferences.hints.get(kind), numa)
         if mask != fleet.everyone:
             allowed = list(members(mask))
             total = summed(fleet.totals[minor] for minor in allowed)
@@ -270,7 +270,7 @@ def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: ChosenDe
     for name, amount in chosen.resources.items():
         if name in free and free[name] < amount:
             return f"{title} has {free[name]} of {amount} {name} left"
-    hint = request.wishes.hints.get(kind)
+    hint = request.preferences.hints.get(kind)
     if not candidates_of(fleet, stock, {}, hint, None, None).fitting >> minor & 1:
         return f"{title} is not as the pod wants it any more"
     there = {each.bus for group in device.vf_groups for each in group.vfs}

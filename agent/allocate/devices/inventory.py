@@ -241,8 +241,8 @@ def links_of(
     minors = sorted({minor for pair in reported for minor in pair})
     if not 0 < len(minors) <= MOST:
         return None
-    values = {pair: pair_value(facts, objective) for pair, facts in reported.items()}
-    near = {pair: _nearness(facts) for pair, facts in reported.items()}
+    values = {pair: pair_value(link, objective) for pair, link in reported.items()}
+    near = {pair: _nearness(link) for pair, link in reported.items()}
     return linked(minors, _matrix(minors, values), objective, _matrix(minors, near))
 
 
@@ -267,8 +267,8 @@ def _matrix(minors: list[int], values: Mapping[tuple[int, int], int]) -> Matrix:
     )
 
 
-def _nearness(facts: GpuPair | Interlink) -> int:
-    return 0 if facts.ancestor is None else _BESTEFFORT_POINTS[facts.ancestor]
+def _nearness(link: GpuPair | Interlink) -> int:
+    return 0 if link.ancestor is None else _BESTEFFORT_POINTS[link.ancestor]
 
 
 def pair_value(pair: GpuPair | Interlink, objective: GpuObjective) -> int:

@@ -16,9 +16,9 @@ import msgspec
 from agent.model.devices.device_allocation import (
     DeviceAllocateStrategy,
     DeviceHint,
-    DeviceWishes,
+    DevicePreferences,
     Exclusion,
-    wishes,
+    device_preferences,
 )
 from agent.model.devices.device_object import DeviceType
 from agent.model.nrt.node_status import (
@@ -82,7 +82,7 @@ class DeviceRequest(msgspec.Struct, frozen=True):
     """A pod's requests by device type, and its preferences."""
 
     requests: dict[str, TypeRequest]
-    wishes: DeviceWishes = DeviceWishes()
+    preferences: DevicePreferences = DevicePreferences()
 
 
 class _Rule(enum.Enum):
@@ -131,7 +131,7 @@ def device_request(
     """Reads the pod's total requests; None if it requests no device. Raises RequestError,
     AnnotationError."""
     asked = type_requests(amounts)
-    return DeviceRequest(asked, wishes(annotations)) if asked else None
+    return DeviceRequest(asked, device_preferences(annotations)) if asked else None
 
 
 def type_requests(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:

@@ -41,7 +41,7 @@ from agent.allocate.offering import Declined, Offer
 from agent.allocate.reasons import Reason
 from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.devices.device_allocation import DeviceWishes, Holdings
+from agent.model.devices.device_allocation import DevicePreferences, Holdings
 from agent.model.devices.device_object import DeviceType
 
 
@@ -59,34 +59,36 @@ class Overlap(msgspec.Struct, frozen=True):
 class NodeAllocator:
     """Assigned pods by uid on a node with these properties. Not thread-safe."""
 
-    def __init__(self, facts: NodeProperties, holdings: Iterable[AssignedPod] = ()) -> None:
-        self._facts = facts
+    def __init__(self, properties: NodeProperties, holdings: Iterable[AssignedPod] = ()) -> None:
+        self._properties = properties
         self._holdings: dict[str, AssignedPod] = {}
         self._requested: Counter[str] = Counter()
-        self._account = NodeAllocation(facts.cpus) if facts.cpus else None
+        self._account = NodeAllocation(properties.cpus) if properties.cpus else None
         self._devices: NodeDevices | None = None
-        self._zones = Zones(facts.zones)
+        self._zones = Zones(properties.zones)
         for holding in holdings:
             self.record(holding)
 
     @property
-    def facts(self) -> NodeProperties:
-        return self._facts
+    def properties(self) -> NodeProperties:
+        return self._properties
 
     @property
     def holdings(self) -> Mapping[str, AssignedPod]:
         """A live view, by uid."""
         return MappingProxyType(self._holdings)
 
-    def with_facts(self, facts: NodeProperties, uncounted: Container[str] = ()) -> NodeAllocator:
+    def with_properties(
+        self, properties: NodeProperties, uncounted: Container[str] = ()
+    ) -> NodeAllocator:
         """The same pods on the node with new properties. `uncounted`: uids of pods that the node's
         report of its NUMA nodes does not count yet."""
-        if facts.cpus == self._facts.cpus:
+        if properties.cpus == self._properties.cpus:
             other = self.without(())
-            other._facts, other._devices = facts, None
+            other._properties, other._devices = properties, None
         else:
-            other = NodeAllocator(facts, self._holdings.values())
-        other._zones = self._zones.with_report(facts.zones, uncounted)
+            other = NodeAllocator(properties, self._holdings.values())
+        other._zones = self._zones.with_report(properties.zones, uncounted)
         return other
 
     def update_report(
@@ -94,7 +96,7 @@ class NodeAllocator:
     ) -> None:
         """The node's report of its NUMA nodes has changed, or the pods that it counts. `left`: the
         amounts that all pods but those of `uncounted` leave free; None: unknown."""
-        self._facts = msgspec.structs.replace(self._facts, zones=report)
+        self._properties = msgspec.structs.replace(self._properties, zones=report)
         self._zones.update_report(report, left, uncounted)
 
     def without(self, uids: Collection[str]) -> NodeAllocator:
@@ -112,18 +114,18 @@ class NodeAllocator:
 
     def offer(self, pod_request: PodRequest) -> Granted | Refused:
         """An offer in the current state. What the pod itself holds counts as free."""
-        facts = self._facts
-        if not pod_request.needs and not facts.binds_all:
+        properties = self._properties
+        if not pod_request.needs and not properties.binds_all:
             return self._by_zones(pod_request)
         if pod_request.uid in self._holdings:
             return self.without((pod_request.uid,)).offer(pod_request)
-        if facts.cpus is None and Needs.CPUS in pod_request.needs:
-            return refused(Missing(f"node {facts.name} has no usable NodeResourceTopology"))
-        if pod_request.unserved and facts.cpus is not None and facts.cpus.kubelet_static:
+        if properties.cpus is None and Needs.CPUS in pod_request.needs:
+            return refused(Missing(f"node {properties.name} has no usable NodeResourceTopology"))
+        if pod_request.unserved and properties.cpus is not None and properties.cpus.kubelet_static:
             reason = pod_request.unserved
             text = f"the kubelet's static CPU policy gives it no CPUs of its own: {reason}"
             return refused(Missing(text))
-        if not pod_request.needs and not facts.aligns_all:
+        if not pod_request.needs and not properties.aligns_all:
             by_zones = self._by_zones(pod_request)
             if isinstance(by_zones, Refused):
                 return by_zones
@@ -132,11 +134,11 @@ class NodeAllocator:
             if missing := self._unfit(pod_request):
                 return refused(missing)
             node = self._node_devices(excluding=pod_request.uid)
-            strategy = facts.rules.strategy_of(pod_request.devices)
+            strategy = properties.rules.strategy_of(pod_request.devices)
             devices = DeviceHintProvider(node, pod_request.devices, strategy)
         offer: Offer | None = None
-        if facts.cpus is not None and self._account is not None:
-            got = offering.offer(facts.cpus, self._account, pod_request.ask, devices)
+        if properties.cpus is not None and self._account is not None:
+            got = offering.offer(properties.cpus, self._account, pod_request.ask, devices)
             if isinstance(got, Declined):
                 return _declined(got, devices)
             offer = got
@@ -166,7 +168,7 @@ class NodeAllocator:
         holding = granted.holding()
         self.record(holding)
         claim = granted.offer.claim if granted.offer else None
-        self._zones.place(holding.uid, claim, pod_request.taken, self._facts.cpus)
+        self._zones.place(holding.uid, claim, pod_request.taken, self._properties.cpus)
         return holding
 
     def record(self, holding: AssignedPod) -> None:
@@ -188,11 +190,11 @@ class NodeAllocator:
 
     def overlaps(self) -> tuple[Overlap | DeviceOverlap, ...]:
         """The CPUs and devices that more pods hold than may share them."""
-        of_devices = device_overlaps(self._facts.inventory, self._holdings.values())
+        of_devices = device_overlaps(self._properties.inventory, self._holdings.values())
         return (*self._cpu_overlaps(), *of_devices)
 
     def _by_zones(self, pod_request: PodRequest) -> Granted | Refused:
-        found = self._zones.score(pod_request.uid, pod_request.zoned, self._facts.rules.zones)
+        found = self._zones.score(pod_request.uid, pod_request.zoned, self._properties.rules.zones)
         if isinstance(found, int):
             return Granted(pod_request, score=found)
         return Refused((found.misfit or Missing(_UNKNOWN_PODS),), found.unresolvable)
@@ -217,7 +219,7 @@ class NodeAllocator:
         if pod_request.zoned is not None and isinstance(found := self.offer(pod_request), Refused):
             return found.text()
         if granted.allocation is not None and pod_request.devices is not None:
-            if self._facts.inventory is None:
+            if self._properties.inventory is None:
                 return "the node has no Device object any more"
             devices = self._node_devices(excluding=pod_request.uid)
             if missing := gone(devices, pod_request.devices, granted.allocation):
@@ -231,7 +233,7 @@ class NodeAllocator:
         return self._gone(pod_request.ask, claim)
 
     def _gone(self, ask: ResourceRequest, claim: PodAllocation) -> str:
-        cpus, account = self._facts.cpus, self._account
+        cpus, account = self._properties.cpus, self._account
         if cpus is None or account is None:
             return ""
         held = self._holdings.get(claim.uid)
@@ -244,17 +246,17 @@ class NodeAllocator:
             account.add(held.claim)
 
     def _unfit(self, pod_request: PodRequest) -> Missing | None:
-        facts = self._facts
-        if facts.inventory is None:
-            return Missing(f"node {facts.name} has no Device object")
+        properties = self._properties
+        if properties.inventory is None:
+            return Missing(f"node {properties.name} has no Device object")
         gpu = pod_request.devices.requests.get(DeviceType.GPU) if pod_request.devices else None
         if gpu is not None and gpu.shared:
-            if pod_request.isolation and pod_request.isolation != facts.isolation:
-                there = facts.isolation or "none"
+            if pod_request.isolation and pod_request.isolation != properties.isolation:
+                there = properties.isolation or "none"
                 return Missing(
                     f"GPU isolation provider: asked {pod_request.isolation}, available {there}"
                 )
-            if not facts.shares_gpus:
+            if not properties.shares_gpus:
                 return Missing("parts of GPUs of this model are not given")
         return None
 
@@ -263,10 +265,10 @@ class NodeAllocator:
         if self._kinds(excluding):
             return self.without((excluding,))._node_devices("")
         if self._devices is None:
-            inventory = self._facts.inventory
+            inventory = self._properties.inventory
             if inventory is None:
-                raise ValueError(f"node {self._facts.name} has no Device object")
-            self._devices = held_devices(inventory, self._holdings, self._facts.imported)
+                raise ValueError(f"node {self._properties.name} has no Device object")
+            self._devices = held_devices(inventory, self._holdings, self._properties.imported)
         return self._devices
 
     def _forget(self, uid: str) -> AssignedPod | None:
@@ -282,10 +284,10 @@ class NodeAllocator:
         memory."""
         if offer is None or not ("cpu" in pod_request.requests or "memory" in pod_request.requests):
             return None
-        args, cpus = self._facts.rules.scoring, self._facts.cpus
+        args, cpus = self._properties.rules.scoring, self._properties.cpus
         if args is None or cpus is None or self._account is None:
             return offer.price.score
-        whole = WholeNode(self._facts.allocatable, self._requested)
+        whole = WholeNode(self._properties.allocatable, self._requested)
         state = ScoreInput(cpus, self._account, whole)
         return node_score.score(args, state, pod_request.ask, offer.claim)
 
@@ -305,7 +307,7 @@ class NodeAllocator:
 
     def _outside(self, pod_requests: Sequence[PodRequest]) -> Holdings:
         """The GPUs outside the best set for all pods; empty without such a set."""
-        inventory, request = self._facts.inventory, pod_requests[0].devices
+        inventory, request = self._properties.inventory, pod_requests[0].devices
         cards = request.requests.get(DeviceType.GPU) if request is not None else None
         if len(pod_requests) < 2 or inventory is None or cards is None or cards.shared:
             return {}
@@ -322,11 +324,11 @@ def _as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodReques
     size, first = len(pod_requests), pod_requests[0]
     total = {name: amount * size for name, amount in cards.total.items()}
     asks = {_GPU: TypeRequest(total, cards.count * size, cards.per)}
-    hints = first.devices.wishes.hints if first.devices else {}
+    hints = first.devices.preferences.hints if first.devices else {}
     return msgspec.structs.replace(
         first,
         ask=msgspec.structs.replace(first.ask, owner=False, requests={}),
-        devices=DeviceRequest(asks, DeviceWishes(hints=hints)),
+        devices=DeviceRequest(asks, DevicePreferences(hints=hints)),
     )
 
 

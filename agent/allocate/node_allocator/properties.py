@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate import layout as layouts
-from agent.allocate.device_holders.holdings import existing, functions_taken, taken
+from agent.allocate.device_holders.holdings import functions_taken, resolve_holdings, taken
 from agent.allocate.device_holders.names import keys
 from agent.allocate.devices import partitions
 from agent.allocate.devices.inventory import Inventory, LinkTable, inventory, links_of
@@ -177,7 +177,7 @@ def _imported(device: DeviceObject, faults: list[str]) -> dict[str, Imported]:
         return {}
     if not grants:
         return {}
-    told = existing(grants, keys(device.devices), {}, None)
+    told = resolve_holdings(grants, keys(device.devices), {}, None)
     faults.extend(f"Device {device.name}: {problem}" for problem in told.problems)
     by_pod: dict[str, list[Held]] = {}
     for each in told.holdings:
@@ -215,7 +215,7 @@ def topology_options(
     except AnnotationError as error:
         faults.append(str(error))
     policies, complaints = node_policies(labels, topology.policy, cpus.manager.static_options())
-    facts = TopologyOptions(
+    options = TopologyOptions(
         layout=cpus.layout,
         zones=_zones(topology, ratios),
         reserved=cpus.reserved,
@@ -226,7 +226,7 @@ def topology_options(
         cpu_milli=cpu_milli,
         kubelet_static=cpus.manager.static_options() is not None,
     )
-    return facts, (*faults, *complaints)
+    return options, (*faults, *complaints)
 
 
 class _Cpus(msgspec.Struct, frozen=True):

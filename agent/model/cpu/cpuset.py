@@ -134,16 +134,6 @@ class CpuSet:
     def __repr__(self) -> str:
         return f"CpuSet({str(self)!r})"
 
-    def to_mask(self) -> str:
-        """The kernel's mask format, as many words as the highest id needs (`0` for none)."""
-        words = []
-        rest = self.mask
-        while rest > 0xFFFFFFFF:
-            words.append(f"{rest & 0xFFFFFFFF:08x}")
-            rest >>= 32
-        words.append(f"{rest:x}")
-        return ",".join(reversed(words))
-
 
 EMPTY: Final = CpuSet.from_int(0)
 _DIGITS: Final = frozenset("0123456789")

@@ -89,7 +89,7 @@ class PartitionSpec(msgspec.Struct, frozen=True):
     bandwidth: int | None = None
 
 
-class DeviceWishes(msgspec.Struct, frozen=True):
+class DevicePreferences(msgspec.Struct, frozen=True):
     """By device type; without an entry there is no preference."""
 
     hints: dict[str, DeviceHint] = {}
@@ -97,12 +97,12 @@ class DeviceWishes(msgspec.Struct, frozen=True):
     partition: PartitionSpec | None = None
 
 
-def wishes(annotations: Mapping[str, str]) -> DeviceWishes:
+def device_preferences(annotations: Mapping[str, str]) -> DevicePreferences:
     """Raises AnnotationError."""
     hints = decoded(annotations, DEVICE_ALLOCATE_HINT, _hints) or {}
     joint = decoded(annotations, DEVICE_JOINT_ALLOCATE, _joint)
     spec = decoded(annotations, GPU_PARTITION_SPEC, _spec)
-    return DeviceWishes(
+    return DevicePreferences(
         {kind: hint for kind, hint in hints.items() if hint is not None},
         joint,
         None if spec is None else _partition(spec),

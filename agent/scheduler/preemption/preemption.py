@@ -86,7 +86,7 @@ class Preemption:
             snapshot = self._snapshots.take(node, pod_request)
             if snapshot is None:
                 continue
-            if pod_request.needs is Needs.NOTHING and not snapshot.place.facts.binds_all:
+            if pod_request.needs is Needs.NOTHING and not snapshot.place.properties.binds_all:
                 answers[node] = named
             elif found := self._select(args, requirements, snapshot, named):
                 answers[node] = _victims(found)

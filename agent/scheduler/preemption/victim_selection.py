@@ -121,7 +121,7 @@ def select_victims(
     if found is None:
         return None
     victims = sorted((by_uid[uid] for uid in found.uids), key=importance)
-    return PreemptionCandidate(place.facts.name, tuple(victims), found.violations)
+    return PreemptionCandidate(place.properties.name, tuple(victims), found.violations)
 
 
 class _Trial:

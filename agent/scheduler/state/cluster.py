@@ -148,7 +148,7 @@ class SchedulerCache:
         """The NUMA node of each CPU of the node."""
         with self.lock:
             state = self._states.get(name)
-            cpus = None if state is None else state.place.facts.cpus
+            cpus = None if state is None else state.place.properties.cpus
             areas = cpus.layout.nodes if cpus is not None and cpus.layout is not None else ()
             return {cpu: area.id for area in areas for cpu in CpuSet.from_int(area.cpus)}
 

@@ -98,9 +98,9 @@ class NodeInfo:
         if self._outdated:
             facts = msgspec.structs.replace(self._facts(), zones=self._zone_report())
             for fault in facts.faults:
-                if fault not in self._place.facts.faults:
+                if fault not in self._place.properties.faults:
                     log.warning("node %s: %s", self.name, fault)
-            self._place = self._place.with_facts(facts, self._reserved_uids())
+            self._place = self._place.with_properties(facts, self._reserved_uids())
         if self._outdated or self._recount:
             self._update_zones()
         self._outdated = self._recount = self._new_report = False
@@ -130,7 +130,7 @@ class NodeInfo:
         self._report_freshness.reported()
         both_known = isinstance(before, NodeTopology) and isinstance(topology, NodeTopology)
         if both_known and not self._outdated:
-            standing = self._place.facts
+            standing = self._place.properties
             if msgspec.structs.replace(self._facts(), zones=standing.zones) == standing:
                 return NodeChange.ZONE_REPORT if self._zones_matter() else NodeChange.NOTHING
         self._outdated = True
@@ -236,14 +236,14 @@ class NodeInfo:
 
     def _update_zones(self) -> None:
         """Subtracts the pods that the zone report does not count."""
-        found = self._place.facts.zones
+        found = self._place.properties.zones
         if self._new_report and not self._outdated:
             found = self._zone_report()
         if found is None:
             self._place.update_report(None, None)
             return
         pods = [self._pods[uid] for uid in self._place.holdings if uid in self._pods]
-        beside = remaining(found, self._report_freshness, pods, self._place.facts.cpus)
+        beside = remaining(found, self._report_freshness, pods, self._place.properties.cpus)
         self._place.update_report(found, beside, self._reserved_uids())
 
     def _zones_matter(self) -> bool:

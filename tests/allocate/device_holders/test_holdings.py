@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from agent.allocate.device_holders.coexistence import conflicts
 from agent.allocate.device_holders.grants import Carriers, of_carriers
 from agent.allocate.device_holders.holdings import (
-    Existing,
-    existing,
+    ResolvedHoldings,
     functions_taken,
     of_allocation,
+    resolve_holdings,
     taken,
     withheld,
 )
@@ -33,11 +33,11 @@ def look(
     *found: DeviceGrant,
     allocated: dict[str, dict[str, Set[str]]] | None = None,
     present: Collection[str] | None = None,
-) -> Existing:
-    return existing(found, KEYS, allocated or {}, present)
+) -> ResolvedHoldings:
+    return resolve_holdings(found, KEYS, allocated or {}, present)
 
 
-def whats(found: Existing) -> list[tuple[str, str, Form, str]]:
+def whats(found: ResolvedHoldings) -> list[tuple[str, str, Form, str]]:
     return [(each.uid, each.device, each.form, each.part) for each in found.holdings]
 
 

@@ -273,7 +273,7 @@ def test_a_pod_holds_the_card_that_it_was_given_whatever_its_number_is_now() -> 
     for uid, notes in given.items():
         place.record(holding_of(pod(uid, {CARDS: 1}, notes=notes)))
     assert cards(granted(place, pod("c", {CARDS: 2}))) == [0, 3]
-    place = place.with_facts(facts(devices=after))
+    place = place.with_properties(facts(devices=after))
     assert cards(granted(place, pod("c", {CARDS: 1}))) == [2]
     assert refusal(place, pod("c", {CARDS: 2})).reasons
     assert place.overlaps() == ()
@@ -372,11 +372,11 @@ def test_what_if_some_pods_were_not_there() -> None:
 def test_a_node_that_has_changed_keeps_its_holdings() -> None:
     place = NodeAllocator(facts(devices=CARDS_OF_BOTH))
     bind(place, pod("a", {"cpu": 2, CARDS: 2}, "LSR"))
-    other = place.with_facts(facts(policy=ONE, devices=CARDS_OF_BOTH[:3]))
+    other = place.with_properties(facts(policy=ONE, devices=CARDS_OF_BOTH[:3]))
     assert cards(granted(other, pod("b", {CARDS: 1}))) == [2]
-    bare = other.with_facts(NodeProperties("n"))
+    bare = other.with_properties(NodeProperties("n"))
     assert bare.holdings == place.holdings
-    back = bare.with_facts(facts(devices=CARDS_OF_BOTH))
+    back = bare.with_properties(facts(devices=CARDS_OF_BOTH))
     assert cards(granted(back, pod("b", {CARDS: 2}))) == [2, 3]
     found = granted(back, pod("c", {"cpu": 14}, "LSR"))
     assert found.offer is not None
@@ -470,7 +470,7 @@ def test_a_node_that_tells_something_new_has_accounts_of_its_own() -> None:
     place = NodeAllocator(facts(devices=CARDS_OF_BOTH))
     bind(place, pod("a", {"cpu": 2, CARDS: 2}, "LSR"))
     for new in (facts(devices=CARDS_OF_BOTH[2:]), facts(policy=ONE, devices=CARDS_OF_BOTH[2:])):
-        other = place.with_facts(new)
+        other = place.with_properties(new)
         assert cards(granted(other, pod("b", {CARDS: 2}))) == [2, 3]
         bind(other, pod("b", {"cpu": 8}, "LSR"))
         assert other.holdings.keys() == {"a", "b"}

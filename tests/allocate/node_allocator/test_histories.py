@@ -143,14 +143,14 @@ def named(of: ApiPod, uid: str) -> ApiPod:
 
 
 def rebuilt(place: NodeAllocator, api: dict[str, ApiPod]) -> NodeAllocator:
-    return NodeAllocator(place.facts, [holding_of(each) for each in reversed(api.values())])
+    return NodeAllocator(place.properties, [holding_of(each) for each in reversed(api.values())])
 
 
 def used(place: NodeAllocator) -> dict[tuple[str, int, str], int]:
     """Of every device."""
     sums: dict[tuple[str, int, str], int] = {}
     holders = [held.devices for held in place.holdings.values()]
-    for held in (*holders, *(each.devices for each in place.facts.imported.values())):
+    for held in (*holders, *(each.devices for each in place.properties.imported.values())):
         for (kind, minor), amounts in held.items():
             for name, amount in amounts.items():
                 sums[kind, minor, name] = sums.get((kind, minor, name), 0) + amount

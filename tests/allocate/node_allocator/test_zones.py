@@ -102,7 +102,7 @@ def test_an_offer_that_was_overtaken_is_stale() -> None:
 
 def test_a_node_of_whose_pods_nobody_knows_is_closed_to_those_that_take_of_it() -> None:
     there = place()
-    there.update_report(there.facts.zones, None)
+    there.update_report(there.properties.zones, None)
     refused = there.offer(request_of(plain(1)))
     assert isinstance(refused, Refused)
     assert refused.unresolvable
@@ -163,9 +163,9 @@ def test_a_new_word_counts_those_that_it_is_not_said_to_leave_out() -> None:
     put(there, plain(5, "a"))
     put(there, plain(2, "b"))
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
-    new = msgspec.structs.replace(there.facts, zones=word(left))
-    assert fits(there.with_facts(new), plain(3, "c"))
-    beside = there.with_facts(new, uncounted={"b"})
+    new = msgspec.structs.replace(there.properties, zones=word(left))
+    assert fits(there.with_properties(new), plain(3, "c"))
+    beside = there.with_properties(new, uncounted={"b"})
     assert fits(beside, plain(2, "c"))
     assert not fits(beside, plain(3, "c"))
 
@@ -176,7 +176,7 @@ def test_a_new_word_alone_is_heard_in_place() -> None:
     put(there, plain(2, "b"))
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
     there.update_report(word(left), left, uncounted={"b"})
-    assert there.facts.zones == word(left)
+    assert there.properties.zones == word(left)
     assert set(there.holdings) == {"a", "b"}
     assert fits(there, plain(2, "c"))
     assert not fits(there, plain(3, "c"))

@@ -51,5 +51,5 @@ def test_a_part_that_means_nothing_alone_is_not_known() -> None:
 
 
 def test_always_restarted_means_nothing_of_a_container_that_is_no_init_container() -> None:
-    wishes = container_device_requests(pod([container("a", {}, restartPolicy="Always")], []))
-    assert wishes == (ContainerDeviceRequest("a"),)
+    requests = container_device_requests(pod([container("a", {}, restartPolicy="Always")], []))
+    assert requests == (ContainerDeviceRequest("a"),)

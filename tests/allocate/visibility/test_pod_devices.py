@@ -420,8 +420,8 @@ def test_a_part_is_enforced_where_the_pod_asks() -> None:
 
 def test_two_containers_in_one_card_are_each_held_to_their_own_part() -> None:
     given = {"gpu": [entry(0, percent=80)]}
-    wishes = cards("a", percent=60), cards("b", percent=20), ContainerDeviceRequest("c")
-    it = one(pod("p", given, *wishes, labels=HAMI), LIBRARY)
+    requests = cards("a", percent=60), cards("b", percent=20), ContainerDeviceRequest("c")
+    it = one(pod("p", given, *requests, labels=HAMI), LIBRARY)
     limits = {
         name: dict(each.environment)["CUDA_DEVICE_MEMORY_LIMIT"]
         for name, each in it.containers.items()

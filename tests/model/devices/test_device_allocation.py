@@ -9,17 +9,17 @@ from agent.model.devices.device_allocation import (
     AllocatedDevice,
     DeviceAllocateStrategy,
     DeviceHint,
+    DevicePreferences,
     DeviceTopologyScope,
-    DeviceWishes,
     Exclusion,
     Holdings,
     Joint,
     JointScope,
     PartitionSpec,
     allocated,
+    device_preferences,
     given,
     together,
-    wishes,
 )
 from agent.model.devices.device_object import Device, DeviceTopology, Portion, portions
 from agent.model.objects import LabelSelector
@@ -105,14 +105,14 @@ def test_all_that_can_be_said() -> None:
         '"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}, '
         '"gpu": {"requiredTopologyScope": "NUMANode"}, "fpga": null}'
     )
-    found = wishes(
+    found = device_preferences(
         {
             DEVICE_ALLOCATE_HINT: hint,
             DEVICE_JOINT_ALLOCATE: '{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}',
             GPU_PARTITION_SPEC: '{"allocatePolicy": "Restricted", "ringBusBandwidth": "1Ki"}',
         }
     )
-    assert found == DeviceWishes(
+    assert found == DevicePreferences(
         {
             "rdma": DeviceHint(
                 LabelSelector({"type": "a"}),
@@ -128,10 +128,13 @@ def test_all_that_can_be_said() -> None:
 
 
 def test_nothing_said_and_the_least_that_can_be() -> None:
-    assert wishes({}) == DeviceWishes()
-    assert wishes({DEVICE_ALLOCATE_HINT: "", DEVICE_JOINT_ALLOCATE: "null"}) == DeviceWishes()
-    least = wishes({DEVICE_JOINT_ALLOCATE: "{}", GPU_PARTITION_SPEC: "{}"})
-    assert least == DeviceWishes({}, Joint(), PartitionSpec())
+    assert device_preferences({}) == DevicePreferences()
+    assert (
+        device_preferences({DEVICE_ALLOCATE_HINT: "", DEVICE_JOINT_ALLOCATE: "null"})
+        == DevicePreferences()
+    )
+    least = device_preferences({DEVICE_JOINT_ALLOCATE: "{}", GPU_PARTITION_SPEC: "{}"})
+    assert least == DevicePreferences({}, Joint(), PartitionSpec())
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,6 @@ def test_nothing_said_and_the_least_that_can_be() -> None:
 )
 def test_what_can_not_be_understood(key: str, text: str, reason: str) -> None:
     with pytest.raises(AnnotationError) as raised:
-        wishes({key: text})
+        device_preferences({key: text})
     assert raised.value.key == key
     assert reason in str(raised.value)

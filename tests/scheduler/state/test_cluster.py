@@ -288,7 +288,7 @@ def test_what_is_wrong_with_a_nodes_words_is_told_once(
         cluster.nodes_changed([objects.of_node(told)])
         state = cluster.node("n1")
         assert state is not None
-        assert state.place.facts.faults
+        assert state.place.properties.faults
     assert caplog.text.count("node n1: ") == 1
 
 
@@ -412,4 +412,4 @@ def test_every_node_gives_by_the_rules_of_the_cluster() -> None:
     assert isinstance(got, Granted)
     assert got.score == 50
     assert got.holding().claim.amounts == {0: {"cpu": 2000}}
-    assert state.place.facts.allocatable["cpu"] == 8000
+    assert state.place.properties.allocatable["cpu"] == 8000

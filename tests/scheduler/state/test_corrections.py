@@ -261,7 +261,7 @@ def test_both_choices_count_until_the_annotation_is_right(
     assert str(offer.offer.claim.cpus) == "2-3,6-7"
     state = cluster.node("n1")
     assert state is not None
-    cpus = state.place.facts.cpus
+    cpus = state.place.properties.cpus
     assert cpus is not None
     assert str(cpus.reserved) == "0", "the pod's CPUs are counted once, as the pod's"
     shown(cluster, body, ChangeKind.DELETED)

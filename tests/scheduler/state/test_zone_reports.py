@@ -181,7 +181,7 @@ def test_where_numa_nodes_are_counted_every_word_is_heard() -> None:
     tell(it, available_milli=2000, policy="none")
     state = it.node("n1")
     assert state is not None
-    assert state.place.facts.rules == rules
+    assert state.place.properties.rules == rules
     before = state.place.offer(THREE)
     assert changed(it, lambda: tell(it, available_milli=4000, policy="none")) == (True, False)
     after = state.place.offer(THREE)
