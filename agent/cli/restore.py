@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         if change.state in (WriteState.GONE, WriteState.RIGHT):
             continue
         print(_line(change), file=sys.stderr if change.state is WriteState.FAILED else sys.stdout)
-    if restored.unasked:
-        print(f"topolet: not every container is restored: {restored.unasked}", file=sys.stderr)
+    if restored.unchecked:
+        print(f"topolet: not every container is restored: {restored.unchecked}", file=sys.stderr)
     cpusets, others = (
         len(each.having(WriteState.WRITTEN)) for each in (restored.outcome, restored.values)
     )

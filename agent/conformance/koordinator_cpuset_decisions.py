@@ -31,7 +31,7 @@ from agent.conformance import koordinator_pools
 from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.conformance.koordinator_pools import CLAIMED_TWICE, KUBELET_DECIDES
 from agent.hooks import cpuset
-from agent.hooks.cpuset import Answer, Give
+from agent.hooks.cpuset import Answer, Override
 from agent.hooks.requests import CreateContainer, announced
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Cpu, Topology
@@ -199,7 +199,7 @@ def _machine(cpus: CpuSet) -> Topology:
 
 def _ours(answer: Answer, *, lifts_pod: bool) -> dict[str, Any]:
     """In the form of a case's `expect`; `wait`: why no container is created."""
-    given = answer.wanted if isinstance(answer, Give) else NOTHING
+    given = answer.wanted if isinstance(answer, Override) else NOTHING
     return {
         "cpuset": given.cpuset or None,
         "cfsQuota": -1 if given.exclusive else None,

@@ -39,13 +39,13 @@ def serves_all_callers(runtime_name: str, runtime_version: str) -> bool:
 
 
 class ContainerEvents:
-    """Calls `happened` from a thread of its own: after events, and when the runtime comes or goes.
+    """Calls `on_event` from a thread of its own: after events, and when the runtime comes or goes.
 
     `streaming`: the stream is open."""
 
-    def __init__(self, socket_path: str, happened: Callable[[], None]) -> None:
+    def __init__(self, socket_path: str, on_event: Callable[[], None]) -> None:
         self._path = socket_path
-        self._happened = happened
+        self._on_event = on_event
         self.streaming = False
         self._logged = ""
         self._closed = threading.Event()
@@ -87,20 +87,20 @@ class ContainerEvents:
                 return
             if self._asked(connection):
                 self._stream(connection)
-            self._happened()
+            self._on_event()
             connection.wait_for_end()
         finally:
             with self._lock:
                 self._connection = None
             connection.close()
-            self._happened()
+            self._on_event()
 
     def _stream(self, connection: Connection) -> None:
         """Returns when the runtime has no such call."""
         try:
             for _ in connection.messages(f"{_SERVICE}/GetContainerEvents", b""):
                 self.streaming = True
-                self._happened()
+                self._on_event()
         except RpcError as error:
             if error.code != Code.UNIMPLEMENTED:
                 raise

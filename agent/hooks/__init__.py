@@ -2,7 +2,7 @@
 
 A frontend (the relay's gate, the NRI plugin, Koordinator's hook server) translates its protocol to
 the values of `requests` and calls `admission`. That reads the agent's decisions from its snapshot
-(`agent_link`), and answers with changes, Wait or Refuse:
+(`agent_client`), and answers with changes, Wait or Refuse:
 
 1. `cpuset` decides which CPUs, memory nodes and limits the container gets, by the snapshot and by
    the grants, which are the CPUs of creations that the agent has not seen yet.

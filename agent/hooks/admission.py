@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from agent.hooks import cpuset
-from agent.hooks.agent_link import Notifier, SnapshotFile
-from agent.hooks.cpuset import Answer, CpuGrant, Give, Grants, Keep, requested_cpus
+from agent.hooks.agent_client import Notifier, SnapshotFile
+from agent.hooks.cpuset import Answer, CpuGrant, Grants, Keep, Override, requested_cpus
 from agent.hooks.requests import (
     UNCHANGED,
     Changes,
@@ -93,7 +93,7 @@ class Admission:
             creation.waiting.notify(self._notifier.notify, notification)
             return Wait()
         if isinstance(answer, Wait):
-            answer = self._last_resort(creation, snapshot, grants, answer.reason)
+            answer = self._fallback(creation, snapshot, grants, answer.reason)
         if isinstance(answer, Wait):
             return self._refused(creation, answer.reason)
         shown = UNCHANGED
@@ -157,7 +157,7 @@ class Admission:
         if creation.announced:
             self._notifier.notify(creation.failed())
 
-    def missed(self) -> None:
+    def creations_missed(self) -> None:
         """Containers may have been created without a hook: until the agent's next pass they may
         hold any CPU."""
         self._grants.failed(self._grants.open(CpuGrant("", "a time without us", None)))
@@ -198,11 +198,11 @@ class Admission:
             self._notifier.notify(Resized(request.container_id, request.asked))
 
     def _granted(
-        self, creation: Creation, answer: Keep | Give, snapshot: Snapshot | None
+        self, creation: Creation, answer: Keep | Override, snapshot: Snapshot | None
     ) -> Changes:
         """Grants the CPUs and limits of the answer to the container."""
         request = creation.request
-        given = answer.wanted if isinstance(answer, Give) else NOTHING
+        given = answer.wanted if isinstance(answer, Override) else NOTHING
         cpus = requested_cpus(request.asked.cpuset if given.cpuset is None else given.cpuset)
         creation.grant = self._grants.open(
             CpuGrant(request.pod.uid, creation.pod_title, cpus, given)
@@ -220,7 +220,7 @@ class Admission:
             self._notifier.notify(creation.failed())
         return Refuse(Code.UNAVAILABLE, why)
 
-    def _last_resort(
+    def _fallback(
         self,
         creation: Creation,
         snapshot: Snapshot | None,
@@ -233,7 +233,7 @@ class Admission:
         waited = f"{creation.pod_title}: no CPUs after {creation.waiting.patience_seconds:g} s"
         if self.outcomes.fails(CREATE, creation.qos, "late", f"{waited}: {reason}"):
             return Wait(f"{waited}: {reason}")
-        answer = cpuset.last_resort(creation.request, snapshot, grants)
+        answer = cpuset.fallback(creation.request, snapshot, grants)
         if isinstance(answer, Wait):
             answer = Wait(f"{waited}: {answer.reason}")
             self.outcomes.refused(CREATE, creation.qos, "no_cpu", answer.reason)

@@ -81,7 +81,7 @@ class Keep(msgspec.Struct, frozen=True):
     """The request stays unchanged."""
 
 
-class Give(msgspec.Struct, frozen=True):
+class Override(msgspec.Struct, frozen=True):
     """These values replace those of the request. A container with CPUs of its own also loses its
     CPU quota, which would keep it from them."""
 
@@ -93,7 +93,7 @@ class Give(msgspec.Struct, frozen=True):
         return None if self.wanted.cpuset is None else CpuSet.parse(self.wanted.cpuset)
 
 
-Answer = Keep | Give | Wait
+Answer = Keep | Override | Wait
 
 
 def create(
@@ -127,10 +127,10 @@ def create(
             own = grant.uid == pod.uid and grant.exclusive
             if not own and not grant.seen_by(snapshot) and grant.may_hold(cpus):
                 return Wait(f"a new container of {grant.title} may hold one of CPUs {cpus}")
-    return _give(wanted, request.asked)
+    return _override(wanted, request.asked)
 
 
-def last_resort(
+def fallback(
     request: CreateContainer, snapshot: Snapshot | None, grants: Collection[CpuGrant]
 ) -> Answer:
     """The answer for a creation without a decision of the agent: the pool without the CPUs of every
@@ -141,8 +141,8 @@ def last_resort(
     if snapshot is None or _given_by_kubelet(request, snapshot):
         return Keep()
     if snapshot.kubelet_static and kubelet_may_own(pod) and request.asked.cpuset:
-        answer = _less_owned(request.asked.cpuset, snapshot)
-        if isinstance(answer, Give) and not answer.cpus:
+        answer = _without_owned(request.asked.cpuset, snapshot)
+        if isinstance(answer, Override) and not answer.cpus:
             return Wait("others own all the CPUs that it asks for")
         return answer
     return _share(pod, request.container_name, snapshot, grants)
@@ -172,9 +172,9 @@ def update(request: UpdateContainer, snapshot: Snapshot | None, granted: CpuGran
     request without other pods' CPUs. A request without cpuset gets one too: the runtime would
     restore the cpuset that it remembers from the creation."""
     if snapshot is not None and request.container_id in snapshot.containers:
-        return _give(snapshot.containers[request.container_id], request.asked)
+        return _override(snapshot.containers[request.container_id], request.asked)
     if granted is not None:
-        return _give(granted.given, request.asked)
+        return _override(granted.given, request.asked)
     if snapshot is None or not request.asked.cpuset:
         return Keep()
     return Wait("the agent does not know this container")
@@ -183,11 +183,11 @@ def update(request: UpdateContainer, snapshot: Snapshot | None, granted: CpuGran
 def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answer:
     """The answer for an unknown container: the CPUs of its request without those of other
     owners."""
-    return _less_owned(request.asked.cpuset, snapshot) if snapshot else Keep()
+    return _without_owned(request.asked.cpuset, snapshot) if snapshot else Keep()
 
 
 def changes(
-    request: CreateContainer | UpdateContainer, answer: Keep | Give, cpus_folder: str = ""
+    request: CreateContainer | UpdateContainer, answer: Keep | Override, cpus_folder: str = ""
 ) -> Changes:
     """The values that differ from the request. `cpus_folder`: the host's folder with the file of
     the container's CPUs."""
@@ -203,11 +203,13 @@ def missing(wanted: Wanted, asked: RequestedResources) -> Changes:
     lifted = UNLIMITED if wanted.lifts_quota and asked.quota_microseconds > 0 else None
     mems = None if limits.mems is None else str(limits.mems)
     return Changes(
-        cpuset=_other(wanted.cpuset, asked.cpuset),
-        mems=_other(mems, asked.mems),
-        shares=_other(limits.shares, asked.shares),
-        quota_microseconds=_other(limits.quota_microseconds or lifted, asked.quota_microseconds),
-        memory_limit_bytes=_other(limits.memory_limit_bytes, asked.memory_limit_bytes),
+        cpuset=_if_different(wanted.cpuset, asked.cpuset),
+        mems=_if_different(mems, asked.mems),
+        shares=_if_different(limits.shares, asked.shares),
+        quota_microseconds=_if_different(
+            limits.quota_microseconds or lifted, asked.quota_microseconds
+        ),
+        memory_limit_bytes=_if_different(limits.memory_limit_bytes, asked.memory_limit_bytes),
     )
 
 
@@ -225,26 +227,26 @@ def _given_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet:
     return cpus if len(cpus) == whole else EMPTY
 
 
-def _give(wanted: Wanted, asked: RequestedResources) -> Keep | Give:
+def _override(wanted: Wanted, asked: RequestedResources) -> Keep | Override:
     """The kubelet's CPUs in the request are never older than the agent's decision."""
     if wanted.kubelet and asked.cpuset:
         wanted = msgspec.structs.replace(wanted, cpuset=None)
     keeps = wanted.hands_off and not wanted.exclusive
-    return Keep() if keeps else Give(wanted)
+    return Keep() if keeps else Override(wanted)
 
 
-def _other(value: Value | None, present: Value) -> Value | None:
+def _if_different(value: Value | None, present: Value) -> Value | None:
     return None if value == present else value
 
 
-def _less_owned(requested: str, snapshot: Snapshot) -> Answer:
+def _without_owned(requested: str, snapshot: Snapshot) -> Answer:
     try:
         asked = CpuSet.parse(requested)
     except ValueError:
         return Keep()
     # The kubelet requests the CPUs that it gave away for their containers only.
     free = asked - union(owner.claimed for owner in snapshot.owners if not owner.kubelet)
-    return Give(Wanted(str(free))) if free != asked else Keep()
+    return Override(Wanted(str(free))) if free != asked else Keep()
 
 
 def _share(
@@ -263,7 +265,7 @@ def _share(
     cpus = shared_cpus(pod, snapshot.ls_pools, snapshot.be_pools, system) - owned
     if not cpus:
         return Wait("its pool has no CPU")
-    return Give(Wanted(str(cpus), limits=_batch(pod, container_name)))
+    return Override(Wanted(str(cpus), limits=_batch(pod, container_name)))
 
 
 def _batch(pod: Pod, container_name: str) -> CgroupLimits:

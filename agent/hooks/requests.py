@@ -263,7 +263,7 @@ class Outcomes:
         if self._policies.fails(hook, class_):
             self.refused(hook, class_, reason, detail)
             return True
-        self.goes_on(hook, class_, reason, detail)
+        self.continued(hook, class_, reason, detail)
         return False
 
     def strictest(self, hook: str, *classes: str) -> str:
@@ -274,7 +274,7 @@ class Outcomes:
         """The call fails under every policy."""
         self._note(self.failed, hook, class_, reason, f"fails: {detail}")
 
-    def goes_on(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
+    def continued(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
         """The call continues under every policy."""
         self._note(self.failed_open, hook, class_, reason, f"goes on: {detail}")
 

@@ -111,7 +111,7 @@ def _decided(
     found = carried()
     if found.privileged and visible.gpus is not None:
         why = f"{creation.pod_title}: is privileged, and reaches every device"
-        outcomes.goes_on(CREATE, DEVICES, "privileged", why)
+        outcomes.continued(CREATE, DEVICES, "privileged", why)
     changes = device_changes(creation.request.pod.uid, found, visible, node)
     if lacking := beyond(changes, settable):
         raise _FrontendError(f"this way into the runtime can't change {', '.join(lacking)}")
@@ -148,7 +148,7 @@ def device_changes(uid: str, carried: Carried, visible: Visible, node: VisibleDe
         go, come = replaced(present, nodes, carried.nodes)
         removed += go
         added += come
-    _keeps_off(uid, carried, node, removed)
+    _refuse_nodes_of_others(uid, carried, node, removed)
     return msgspec.structs.replace(
         own,
         mounts=(*own.mounts, *visible.mounts),
@@ -176,7 +176,7 @@ def unallocated(
                 carriers.refers(name, each.uuid, each.index) for each in whole_and_parts
             ):
                 raise TakenError(f"{name} of its request is {device.uuid}, another pod's")
-    _keeps_off(uid, carried, node)
+    _refuse_nodes_of_others(uid, carried, node)
     if not given and (
         node.unasked == "leave"
         or (node.unasked == "hide" and (carried.serving or carried.privileged))
@@ -201,7 +201,7 @@ def _related(device: HeldDevice, held: Iterable[HeldDevice]) -> list[HeldDevice]
     ]
 
 
-def _keeps_off(
+def _refuse_nodes_of_others(
     uid: str, carried: Carried, node: VisibleDevices, removed: Collection[CarriedNode] = ()
 ) -> None:
     """Raises TakenError for a device node, or a card of a claim, of another pod. A card's own node

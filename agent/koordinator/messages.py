@@ -49,7 +49,9 @@ def sandbox(request: pb.PodSandboxHookRequest) -> PodAnnounced:
 def create(request: pb.ContainerResourceHookRequest) -> CreateContainer:
     """A container that is about to be made: it has no id yet."""
     return CreateContainer(
-        _pod_of(request), request.container_meta.name, _asked(request.container_resources)
+        _pod_of(request),
+        request.container_meta.name,
+        _requested_resources(request.container_resources),
     )
 
 
@@ -67,10 +69,12 @@ def carried(request: pb.ContainerResourceHookRequest) -> Carried:
 def update(request: pb.ContainerResourceHookRequest) -> UpdateContainer:
     """The requested values are the caller's over all values that the container got before, our
     changes included; empty for a container older than koord-runtime-proxy."""
-    return UpdateContainer(request.container_meta.id, _asked(request.container_resources))
+    return UpdateContainer(
+        request.container_meta.id, _requested_resources(request.container_resources)
+    )
 
 
-def place(request: pb.ContainerResourceHookRequest) -> ContainerRef:
+def container_ref(request: pb.ContainerResourceHookRequest) -> ContainerRef:
     """Which container starts or stops."""
     return ContainerRef(
         _pod_of(request).uid, request.container_meta.name, request.container_meta.id
@@ -124,7 +128,7 @@ def _pod(
     return announced_pod(meta.uid, meta.namespace, meta.name, labels, annotations, cgroup_parent)
 
 
-def _asked(resources: pb.LinuxContainerResources) -> RequestedResources:
+def _requested_resources(resources: pb.LinuxContainerResources) -> RequestedResources:
     return RequestedResources(
         resources.cpuset_cpus,
         resources.cpuset_mems,

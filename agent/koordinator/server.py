@@ -21,7 +21,7 @@ import grpc
 import msgspec
 
 from agent.hooks.admission import Admission
-from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.host import files, locks
 from agent.host.files import boot_id

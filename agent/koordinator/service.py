@@ -86,7 +86,7 @@ class HookService:
         self._hooks = hooks
         self._lock = threading.Lock()
         self._answers: dict[str, Callable[[bytes, RuntimeHookCall, Caller], bytes | Refuse]] = {
-            "PreRunPodSandbox": self._sandbox_comes,
+            "PreRunPodSandbox": self._sandbox_announced,
             "PostStopPodSandbox": self._sandbox_stopped,
             "PreCreateContainer": self._create,
             "PreUpdateContainerResources": self._update,
@@ -131,7 +131,7 @@ class HookService:
             return b""
         return b"" if refusal is None else refusal
 
-    def _sandbox_comes(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
+    def _sandbox_announced(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
         pod = messages.sandbox(pb.PodSandboxHookRequest.FromString(message))
         with self._lock:
             self._hooks.pod_announced(pod)
@@ -144,15 +144,15 @@ class HookService:
         return b""
 
     def _exists(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
-        place = messages.place(pb.ContainerResourceHookRequest.FromString(message))
+        container_ref = messages.container_ref(pb.ContainerResourceHookRequest.FromString(message))
         with self._lock:
-            self._hooks.exists(place)
+            self._hooks.exists(container_ref)
         return b""
 
     def _stopped(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
-        place = messages.place(pb.ContainerResourceHookRequest.FromString(message))
+        container_ref = messages.container_ref(pb.ContainerResourceHookRequest.FromString(message))
         with self._lock:
-            self._hooks.stopped(place)
+            self._hooks.stopped(container_ref)
         return b""
 
     def _create(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes | Refuse:
@@ -200,7 +200,7 @@ class HookService:
                 self.held -= 1
 
 
-class _Making(NamedTuple):
+class _InProgress(NamedTuple):
     creation: Creation
     over_at: float
 
@@ -213,7 +213,7 @@ class KoordinatorHooks:
     def __init__(self, admission: Admission, deadlines: Deadlines) -> None:
         self._admission = admission
         self._deadlines = deadlines
-        self._making: dict[tuple[str, str], _Making] = {}
+        self._in_progress: dict[tuple[str, str], _InProgress] = {}
 
     def pod_announced(self, pod: PodAnnounced) -> None:
         """Its sandbox is about to be made."""
@@ -224,12 +224,12 @@ class KoordinatorHooks:
         self._settle()
         if not isinstance(call.state, Creation):
             call.state = Creation(request, self._waiting(call, failure_policy.CREATE))
-            self._over(request.pod.uid, request.container_name)
+            self._ended(request.pod.uid, request.container_name)
         answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Changes):
             key = request.pod.uid, request.container_name
-            self._over(*key)
-            self._making[key] = _Making(call.state, time.monotonic() + SETTLE_SECONDS)
+            self._ended(*key)
+            self._in_progress[key] = _InProgress(call.state, time.monotonic() + SETTLE_SECONDS)
         return answer
 
     def update(self, call: RuntimeHookCall, request: UpdateContainer) -> Verdict:
@@ -244,7 +244,7 @@ class KoordinatorHooks:
 
     def exists(self, container: ContainerRef) -> None:
         """It was created, and is about to start or has started."""
-        making = self._making.pop((container.pod_uid, container.name), None)
+        making = self._in_progress.pop((container.pod_uid, container.name), None)
         if making is None:
             self._admission.request_snapshot()
         else:
@@ -257,8 +257,8 @@ class KoordinatorHooks:
 
     def pod_stopped(self, uid: str) -> None:
         """Its sandbox ended."""
-        for key in [key for key in self._making if key[0] == uid]:
-            self._over(*key)
+        for key in [key for key in self._in_progress if key[0] == uid]:
+            self._ended(*key)
         self._admission.request_snapshot()
 
     def abandoned(self, call: RuntimeHookCall) -> None:
@@ -278,12 +278,12 @@ class KoordinatorHooks:
 
     def _settle(self) -> None:
         now = time.monotonic()
-        for key in [key for key, making in self._making.items() if making.over_at <= now]:
-            self._over(*key)
+        for key in [key for key, making in self._in_progress.items() if making.over_at <= now]:
+            self._ended(*key)
 
-    def _over(self, uid: str, name: str) -> None:
+    def _ended(self, uid: str, name: str) -> None:
         """The container may exist, or was never made."""
-        making = self._making.pop((uid, name), None)
+        making = self._in_progress.pop((uid, name), None)
         if making is not None:
             self._admission.created(making.creation, "")
 

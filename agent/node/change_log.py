@@ -23,7 +23,7 @@ from agent.telemetry.metrics import AgentMetrics
 log = logging.getLogger(__name__)
 
 # A container that ends loses its cgroup before the runtime lists it as ended.
-_UNPLACED_SECONDS = 1.0
+_NO_CGROUP_SECONDS = 1.0
 
 
 class ChangeRecorder:
@@ -36,8 +36,8 @@ class ChangeRecorder:
         self._failed: frozenset[str] = frozenset()
         self._short: frozenset[Shortfall] = frozenset()
         self._vanished: dict[str, str] = {}
-        self._unplaced: dict[str, float] = {}
-        self._logged_unplaced: frozenset[str] = frozenset()
+        self._no_cgroup: dict[str, float] = {}
+        self._logged_without_cgroup: frozenset[str] = frozenset()
 
     def decided(
         self,
@@ -47,7 +47,7 @@ class ChangeRecorder:
         holds: Mapping[str, CpuSet],
     ) -> None:
         """Logs refused claims, owners of offline CPUs, moved CPUs, and containers on the CPUs of
-        `owners` whose containers run."""
+        owners that run. `owners`: those to check."""
         refused = frozenset(decision.refusals)
         for each in sorted(refused - self._refused, key=lambda each: each.uid):
             self._metrics.refusals.inc()
@@ -66,7 +66,7 @@ class ChangeRecorder:
             if vanished[title] != self._vanished.get(title):
                 log.error("pod %s: CPUs %s of its own are offline", title, vanished[title])
         for title in sorted(self._vanished.keys() - vanished.keys()):
-            log.info("pod %s: its CPUs are online again, or it has gone", title)
+            log.info("pod %s: its CPUs are online again, or its pod has ended", title)
         self._vanished = vanished
 
         running = started(pods)
@@ -83,27 +83,27 @@ class ChangeRecorder:
             )
         self._overlapping = frozenset(found)
 
-    def shown(self, decision: Decision) -> None:
-        """Shows the decision in the metrics until the next."""
+    def export(self, decision: Decision) -> None:
+        """Exports the decision as metrics."""
         self._metrics.decided(
             {"ls": decision.ls_pools, "be": decision.be_pools},
             decision.owners,
             tuple((each.title, each.key, each.reason) for each in decision.refusals),
         )
 
-    def unplaced(self, titles: Mapping[str, str], now: float) -> None:
-        """Logs running containers, by id, whose cgroup stays unknown: they can't be pinned.
+    def without_cgroup(self, titles: Mapping[str, str], now: float) -> None:
+        """Logs running containers, by id, whose cgroup stays unknown: their CPUs can't be set.
         `now`: monotonic seconds."""
-        self._unplaced = {each: self._unplaced.get(each, now) for each in titles}
+        self._no_cgroup = {each: self._no_cgroup.get(each, now) for each in titles}
         staying = frozenset(
-            each for each, since in self._unplaced.items() if now - since >= _UNPLACED_SECONDS
+            each for each, since in self._no_cgroup.items() if now - since >= _NO_CGROUP_SECONDS
         )
-        for each in sorted(staying - self._logged_unplaced):
+        for each in sorted(staying - self._logged_without_cgroup):
             log.error("%s: its cgroup can't be found, its CPUs are not known", titles[each])
-        self._logged_unplaced = staying
+        self._logged_without_cgroup = staying
         self._metrics.containers_without_group.set(len(staying))
 
-    def short(self, shortfalls: tuple[Shortfall, ...]) -> None:
+    def shortfalls(self, shortfalls: tuple[Shortfall, ...]) -> None:
         """Logs containers with fewer CPUs than promised."""
         for each in sorted(frozenset(shortfalls) - self._short, key=lambda each: each.title):
             log.error("pod %s: %s", each.title, each.text)
@@ -144,7 +144,7 @@ AGAIN_SECONDS: Final = 1800.0
 """The API server keeps an Event for an hour: a lasting cause is recorded again."""
 
 
-class Records(Protocol):
+class EventRecorder(Protocol):
     """Delivers Events."""
 
     def record(self, pod: Regarding, reason: str, note: str) -> None: ...
@@ -155,7 +155,7 @@ class PodEvents:
     cause appears, and every AGAIN_SECONDS while it lasts. Without `records` it does nothing."""
 
     def __init__(
-        self, records: Records | None, clock: Callable[[], float] = time.monotonic
+        self, records: EventRecorder | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._records = records
         self._clock = clock

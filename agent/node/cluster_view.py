@@ -1,8 +1,8 @@
 """The node's connection to the cluster: it watches the Node, its pods and the Device object, and
 delivers the node's reports.
 
-The last known state is kept in a file: decisions stay as they were while no server answers, also
-after a restart of the agent.
+The last known state is kept in a file: decisions do not change while no server answers, also after
+a restart of the agent.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class ClusterState(msgspec.Struct, frozen=True):
 
 
 class ClusterView:
-    """Watches what concerns this node, and delivers its reports: to an API server by an outbox, to
-    a folder of files (standalone) at once."""
+    """Watches the objects of this node, and delivers its reports: to an API server through an
+    outbox, to a folder of files (standalone) at once."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ClusterView:
         self.events: Recorder | None = None
         if isinstance(objects, Cluster):
             if self._outbox is not None:
-                objects.reachability.listen(self._outbox.server_answers)
+                objects.reachability.listen(self._outbox.server_available)
             results = metrics.events
             self.events = objects.recorder(
                 EVENT_CONTROLLER,
@@ -113,7 +113,7 @@ class ClusterView:
         return found
 
     def start(self) -> None:
-        """Raises StoreError where a folder can't be read."""
+        """Raises StoreError when a folder can't be read."""
         if self._outbox is None:
             self._read_devices()
         self._watches.start()
@@ -134,7 +134,7 @@ class ClusterView:
         except (ObjectError, ForbiddenError) as error:
             devices, problems = Published(), (str(error),)
         for problem in problems:
-            log.error("numbers of devices may change: %s", problem)
+            log.error("the numbers of devices may change: %s", problem)
         self._devices = devices
         self.news.set()
         self._wake()
@@ -151,7 +151,7 @@ class ClusterView:
         if node is not None and not self._labels.items() <= node.labels.items():
             self._objects.forget(apiobjects.NODE_KIND, self._name)
             if self._outbox is not None:
-                self._outbox.again()
+                self._outbox.resync()
         self.news.set()
         self._wake()
 
@@ -161,8 +161,7 @@ class ClusterWatches:
     unavailable server changes nothing."""
 
     def __init__(self, objects: Objects, node_name: str, changed: Callable[[], None]) -> None:
-        """`changed` is called on any thread after a change of something that decisions or reports
-        depend on."""
+        """`changed` is called on any thread after a change that affects decisions or reports."""
         self._changed = changed
         self._lock = threading.Lock()
         self._node: ApiNode | None = None
@@ -236,20 +235,20 @@ def cluster_objects(settings: AgentSettings, node_name: str, *, standalone: bool
 
 
 MOST_BYTES: Final = 32 << 20
-"""The largest file: the annotations of 370 pods, each as long as it may be."""
+"""The largest file: the annotations of 370 pods, each of the greatest length."""
 _NODE_KEYS = ("node.koordinator.sh/", "topolet.io/")
 
 
 class ClusterStateSource(Protocol):
-    """Knows the state of the cluster, as far as it concerns this node."""
+    """A source of the cluster's state, as far as it concerns this node."""
 
     def now(self) -> ClusterState: ...
 
 
 class CachedState(msgspec.Struct, frozen=True, omit_defaults=True):
     """`pods` by uid of the runtime's pods; `devices`: the Device object, which numbers them, None
-    before it was read once. `files`: how containers reach the devices: some can't be seen while
-    pods have them. `kubelet`: the last whole configuration of the kubelet
+    before it was read once. `files`: how containers reach the devices. Some are not visible while
+    pods hold them. `kubelet`: the last whole configuration of the kubelet
     (`kubelet.configuration.to_object`)."""
 
     node: ApiNode = ApiNode()
@@ -271,7 +270,7 @@ class CachedState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class ClusterCache:
     """A source of the cluster's state, and the file with its last state, which is written when it
-    changes. A lost file costs nothing while a server answers."""
+    changes. The file is not needed while a server answers."""
 
     def __init__(
         self, source: ClusterStateSource, path: str, sources: Sources | None = None
@@ -353,9 +352,9 @@ _MIRROR_KEYS: Final = {CONFIG_MIRROR: 256, CONFIG_HASH: 256}
 
 
 def _pod_of_node(text: bytes) -> ApiPod:
-    """What an agent keeps of a pod of its node, from an object's JSON: what `pod_metadata`
-    keeps, what marks a mirror pod, and MOST_CONTAINERS of its containers. Leaves out the resource
-    version, which changes with every write of the status. Raises ObjectError."""
+    """The part of a pod of this node that the agent keeps, from an object's JSON: what
+    `pod_metadata` keeps, the keys of a mirror pod, and MOST_CONTAINERS of its containers. Omits the
+    resource version, which changes with every write of the status. Raises ObjectError."""
     pod = apiobjects.decode(text)
     read = pod_metadata(pod.labels, pod.annotations)
     containers = pod.containers[: bounds.MOST_CONTAINERS]

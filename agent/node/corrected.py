@@ -1,9 +1,10 @@
-"""The kubelet's PodResources API on a socket of ours, corrected by our decisions, for exporters.
+"""The kubelet's PodResources API on a socket of the agent, corrected by its decisions, for
+exporters.
 
-The kubelet lists the devices of its plugins and the CPUs of its own static policy. Where a
-scheduler allocated devices, hooks replaced those of the plugin. Where a pod owns CPUs, or its class
-restricts it to a pool, the kubelet's CPUs do not apply. A pod whose devices were refused keeps its
-plugin's.
+The kubelet lists the devices of its plugins and the CPUs of its own static policy. When a scheduler
+allocated devices, the hooks replaced those of the plugin. When a pod owns CPUs, or its class
+restricts it to a pool, the kubelet's CPUs do not apply. A pod whose allocation was refused keeps
+the devices of the plugin.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ _GRACE_SECONDS = 2.0
 
 
 class PodResourcesServer(Protocol):
-    """A server that listens already."""
+    """A server whose socket listens."""
 
     def start(self) -> None:
-        """Answers from now on."""
+        """Starts to answer."""
         ...
 
     def stop(self, grace_seconds: float) -> None:
@@ -42,11 +43,11 @@ class PodResourcesServer(Protocol):
 
 
 Serve = Callable[[Callable[[str, bytes], bytes]], PodResourcesServer]
-"""Makes a server of a function of method and request, which raises RpcError. Raises OSError."""
+"""Creates a server from a function of method and request, which raises RpcError. Raises OSError."""
 
 
 class CorrectedPodResources:
-    """Before the first `update` callers get UNAVAILABLE."""
+    """Serves the corrected answers. Before the first `update` callers get UNAVAILABLE."""
 
     def __init__(self, kubelet_socket: str, serve: Serve) -> None:
         self._lister = CorrectedLister(kubelet_socket, lambda: self._known)
@@ -67,7 +68,7 @@ class CorrectedPodResources:
         devices: DeviceState,
         visibility: DeviceVisibility | None,
     ) -> None:
-        """Answers with this from now on."""
+        """Replaces the corrections in force."""
         shown = visibility.pods if visibility else {}
         seeing = {
             uid: each.seeing(shown[uid].each, shown[uid].containers) if uid in shown else each
@@ -89,8 +90,8 @@ def corrections(
     files: DeviceFiles,
     devices: Iterable[Device],
 ) -> Corrections:
-    """`wanted` by pod uid, with the visible devices. Omits pods of one name: the kubelet's list has
-    no uids."""
+    """`wanted` by pod uid, with the visible devices. Omits pods that share a name: the kubelet's
+    list has no uids."""
     pods = tuple(pods)
     of_name = Counter((pod.namespace, pod.name) for pod in pods)
     own = _Devices(files, devices)
@@ -108,14 +109,14 @@ def corrections(
 
 
 def _cpus(wanted: Wanted) -> CpuSet | None:
-    """To a kubelet, CPUs that are shared are none."""
+    """The CPUs of an owner. PodResources lists exclusive CPUs only."""
     if wanted.cpuset is None:
         return None
     return CpuSet.parse(wanted.cpuset) if wanted.exclusive else EMPTY
 
 
 class _Devices:
-    """From what a container sees to the devices themselves."""
+    """Maps what a container sees to devices."""
 
     def __init__(self, files: DeviceFiles, devices: Iterable[Device]) -> None:
         self._nodes: dict[str, tuple[int, ...]] = {
@@ -135,7 +136,7 @@ class _Devices:
                 self._by_path |= {node.path: OwnDevice(bus, near) for node in nodes}
 
     def seen(self, visible: Visible) -> dict[str, tuple[OwnDevice, ...]]:
-        """By type, the decided devices; none of a refused pod."""
+        """By type, the devices of the decision; none for a refused pod."""
         if visible.refused:
             return {}
         found: dict[str, tuple[OwnDevice, ...]] = {}

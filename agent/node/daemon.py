@@ -55,7 +55,7 @@ from agent.node.report import ClusterReporter, Reporter
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
-from agent.node.triggers import Trigger, Triggers, rest
+from agent.node.triggers import Trigger, Triggers, cooldown
 from agent.rpc.grpc import RpcError
 from agent.telemetry.http import Health, HttpResponse, HttpServer
 from agent.telemetry.metrics import AgentMetrics
@@ -67,14 +67,14 @@ log = logging.getLogger(__name__)
 
 OPEN_FILES = 16_384
 _PODS_CHANGED = frozenset({Trigger.TREE, Trigger.RUNTIME, Trigger.KUBELET})
-"""Triggers that may come with devices or CPUs that the kubelet gave or took."""
+"""Triggers after which the kubelet may have assigned or released devices or CPUs."""
 
 
 class Frontend(Protocol):
-    """A server in this process that a runtime or proxy asks before it creates a container."""
+    """A server in this process that a runtime or proxy calls before it creates a container."""
 
     def start(self) -> None:
-        """Called when the agent takes notifications. Raises OSError."""
+        """Called when the agent receives notifications. Raises OSError."""
         ...
 
     def page(self) -> str:
@@ -94,11 +94,11 @@ def run(
     *,
     standalone: bool,
 ) -> None:
-    """Runs until SIGTERM or SIGINT, and leaves every cpuset as it is. SIGHUP reads the settings
-    again. `serve` makes the server of corrected PodResources; None: they are not served.
+    """Runs until SIGTERM or SIGINT. Does not change any cpuset at its end. SIGHUP reads the
+    settings again. `serve` makes the server of corrected PodResources; None: they are not served.
     `standalone`: without a cluster. Raises LockedError, HttpError, CgroupError, SettingsError,
     ConfigurationError, StoreError or OSError when it can't start, OSError when its state folder is
-    taken away."""
+    removed."""
     one_arena()
     return_large_blocks()
     exclude = excluded(settings)
@@ -215,10 +215,10 @@ class _Agent:
     ) -> Enforcement:
         controllers = Controllers(settings.cgroup_root, hierarchy.handles)
         for missing in controllers.missing():
-            log.warning("this machine has no %s controller: nothing is limited by it", missing)
+            log.warning("this machine has no %s controller: its limits are not set", missing)
         journal = Journal(Path(settings.state_dir) / "journal")
         self.sources.report(SourceName.JOURNAL, journal.problems)
-        # A slow update must not delay what a pass asks the runtime.
+        # A slow update must not delay the calls of a pass.
         own = Cri(options.socket_path(settings.runtime_endpoint))
         updater = RuntimeUpdater(own, hierarchy.exists)
         closing.callback(updater.close)
@@ -264,11 +264,11 @@ class _Loop:
         self._agent.notification_socket.wake()
 
     def run(self) -> None:
-        """Raises OSError when the state folder is taken away."""
+        """Raises OSError when the state folder is removed."""
         socket = self._agent.notification_socket
-        next_pass = resting = 0.0
+        next_pass = pause_seconds = 0.0
         while not self._stopping:
-            received = socket.wait(next_pass - time.monotonic(), resting)
+            received = socket.wait(next_pass - time.monotonic(), pause_seconds)
             self._agent.reconciler.notified(received)
             began = time.monotonic()
             triggers = self.triggers.take() | ({Trigger.NOTIFICATION} if received else set())
@@ -276,13 +276,13 @@ class _Loop:
                 triggers = {Trigger.CLOCK}
             self._prepare(triggers)
             next_pass = began + self._pass(triggers, began)
-            resting = rest(self._settings, time.monotonic() - began)
+            pause_seconds = cooldown(self._settings, time.monotonic() - began)
             if socket.lost():
                 folder = self._settings.state_dir
                 raise OSError(f"{folder} was removed or given to another agent")
 
     def _prepare(self, triggers: Set[Trigger]) -> None:
-        """Asks the sources that a trigger concerns, and reads the settings again."""
+        """Refreshes the sources that a trigger concerns, and reads the settings again."""
         agent = self._agent
         for each in triggers:
             agent.metrics.triggers.labels(each.value).inc()
@@ -319,7 +319,8 @@ def _metrics(metrics: AgentMetrics, frontend: Frontend | None) -> str:
 
 
 def _keep_files_open() -> None:
-    """As many as the limit allows: a pass reads the same few files of every container."""
+    """Keeps as many files open as the limit allows: a pass reads the same few files of every
+    container."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(OPEN_FILES, hard)), hard))
 
@@ -360,13 +361,13 @@ def excluded(settings: AgentSettings) -> Patterns:
 def reloaded(
     old: AgentSettings, read_again: Callable[[], AgentSettings], node: Reconciler
 ) -> AgentSettings:
-    """The settings from now on. An invalid file leaves the old ones; a changed option that needs a
-    restart is logged."""
+    """Returns the settings to use. An invalid file leaves the old ones in force; a changed option
+    that needs a restart is logged."""
     try:
         new = read_again()
         node.exclude = excluded(new)
     except SettingsError as error:
-        log.error("the settings stay as they were: %s", error)
+        log.error("the old settings stay in force: %s", error)
         return old
     logging.getLogger().setLevel(new.log_level.upper())
     now = msgspec.structs.replace(old, **{name: getattr(new, name) for name in LIVE})
@@ -376,6 +377,6 @@ def reloaded(
         if getattr(now, field.name) != getattr(new, field.name)
     ]
     if fixed:
-        log.warning("changed, but only with a restart: %s", ", ".join(fixed))
+        log.warning("these changed options need a restart: %s", ", ".join(fixed))
     log.info("the settings were read again")
     return now

@@ -51,15 +51,15 @@ def policy(settings: AgentSettings) -> VisibilityPolicy:
 
 
 def prepare(by: VisibilityPolicy) -> None:
-    """Makes the folder that containers mount: a runtime makes none for NRI, and otherwise one in
-    which only root can make a lock. Raises OSError."""
+    """Creates the folder that containers mount. A runtime does not create it for NRI, and otherwise
+    creates one in which only root can create a lock. Raises OSError."""
     if by.isolation.library:
         os.makedirs(by.isolation.lock_folder, exist_ok=True)
         os.chmod(by.isolation.lock_folder, 0o1777)
 
 
 class DeviceVisibility(msgspec.Struct, frozen=True):
-    """`pods` by uid: those that a scheduler gave devices to."""
+    """`pods` by uid: those to which a scheduler gave devices."""
 
     pods: Mapping[str, PodVisibility]
     node: VisibleDevices
@@ -96,7 +96,7 @@ def visibility(
         ],
         files,
         by.isolation,
-        _elsewhere(existing, {pod.uid: pod.title for pod in ordered}),
+        _held_otherwise(existing, {pod.uid: pod.title for pod in ordered}),
         before,
         {pod.uid for pod in ordered if pod.containers},
     )
@@ -105,8 +105,8 @@ def visibility(
 
 
 class DeviceVisibilityView:
-    """The devices of the node and who sees them. `devices` is None when the settings switch devices
-    off: then nothing is decided about them."""
+    """The devices of the node and the containers that see them. `devices` is None when the settings
+    switch devices off: then there are no decisions about them."""
 
     def __init__(self, devices: DeviceView | None, policy: VisibilityPolicy | None = None) -> None:
         self._devices = devices
@@ -121,9 +121,9 @@ class DeviceVisibilityView:
         grants: tuple[DeviceGrant, ...],
         before: Holders,
     ) -> tuple[DeviceState, DeviceVisibility | None]:
-        """The devices, and who sees them: UNDECIDED before PCI could be listed and the numbers of
-        the devices are known, from the Device object or from `cache`. `before`: the holders at the
-        last call."""
+        """The devices and their visibility. It is UNDECIDED until PCI could be listed and the
+        numbers of the devices are known, from the Device object or from `cache`. `before`: the
+        holders at the last call."""
         if self._devices is None:
             return DeviceState(), None
         known = cache.known
@@ -153,10 +153,11 @@ def holders(now: DeviceVisibility | None, before: Holders, present: Collection[s
     return found
 
 
-def _elsewhere(
+def _held_otherwise(
     existing: Iterable[DeviceHolding], titles: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """A part of a card is held by its own name: then nobody else can hold the whole card."""
+    """Devices that pods hold without an allocation. A part of a card is listed under its own name:
+    then no other pod can hold the whole card."""
     found: dict[str, dict[str, str]] = {}
     for each in existing:
         if each.source is HoldingSource.ALLOCATION or each.form in _TAKES_NOTHING:

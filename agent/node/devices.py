@@ -1,5 +1,5 @@
 """The node's devices: PCI, RDMA and FPGAs from sysfs, GPUs from a child process with NVML, and
-those that device plugins of the kubelet gave to pods.
+devices that the kubelet's device plugins gave to pods.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 
 RESCAN_SECONDS: Final = 60.0
-"""No event comes when the port of a network card goes up or down."""
+"""No event reports that the port of a network card goes up or down."""
 
 
 class SysfsDevices:
-    """`functions` of PCI by address, `known` once they could be listed; `problems`: what could not
-    be read."""
+    """`functions` of PCI by address; `known`: they could be listed; `problems`: what could not be
+    read."""
 
     def __init__(self, root: str) -> None:
         """`root` is where the host's /sys is."""
@@ -76,7 +76,7 @@ class SysfsDevices:
         self._scanned = None
 
     def update(self, topology: Topology) -> None:
-        """Reads sysfs when that is due. Without a list of PCI functions the last one stays."""
+        """Reads sysfs when it is due. When PCI can't be listed, the last list stays in force."""
         now = time.monotonic()
         if self._scanned is not None:
             of, at = self._scanned
@@ -96,9 +96,9 @@ class SysfsDevices:
 
 class DeviceState(msgspec.Struct, frozen=True):
     """`report` for the cluster; `files` that reach the devices; `existing`: devices that pods hold
-    without an allocation of a scheduler; `readings` of the GPUs, the last ones; `keys`: the devices
-    by every name of theirs. `missing`: PCI addresses of GPUs that the driver never reported;
-    `fault`: why the driver could not be asked."""
+    without an allocation of a scheduler; `readings`: the last ones of the GPUs; `keys`: the devices
+    by each of their names. `missing`: PCI addresses of GPUs that the driver never reported;
+    `fault`: why the driver could not be queried."""
 
     report: DeviceReport = DeviceReport()
     files: DeviceFiles = DeviceFiles()
@@ -110,7 +110,8 @@ class DeviceState(msgspec.Struct, frozen=True):
 
 
 class DeviceView:
-    """Continues from the last state of the Device object, which it gets once."""
+    """The devices of the node. It continues from the last state of the Device object, which it
+    reads once."""
 
     def __init__(
         self,
@@ -126,8 +127,8 @@ class DeviceView:
         sources: Sources | None = None,
     ) -> None:
         """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs;
-        `withhold`: the Device object omits devices that a device plugin gave away; `files`: those
-        that the last agent knew in this boot."""
+        `withhold`: the Device object omits devices that a device plugin gave to pods; `files`:
+        those that the last agent knew in this boot."""
         self._checkpoint = checkpoint
         self._root = root
         self._gfd_labels = gfd_labels
@@ -144,7 +145,7 @@ class DeviceView:
         self.state = Published()
         """The next state of the Device object."""
         self._sources = sources or Sources()
-        self._plugins_gave: frozenset[tuple[str, str]] = frozenset()
+        self._plugin_devices: frozenset[tuple[str, str]] = frozenset()
         """Type and id of whole devices, at the last call of `observe`."""
 
     def rescan(self) -> None:
@@ -164,11 +165,11 @@ class DeviceView:
         pods: Collection[Pod],
         grants: Iterable[DeviceGrant] = (),
     ) -> DeviceState | None:
-        """`published`: the Device object when the agent started, None while it is not known:
-        devices have their numbers and conditions from it, so a node with devices has no state
-        before. Nor has any node before PCI could be listed once. `grants`: devices that the kubelet
-        gave to pods by PodResources, and those that containers show. Logs what can't be read once,
-        and never fails."""
+        """None before PCI could be listed, and on a node with devices before `published` is known.
+        `published`: the Device object when the agent started, which has the numbers and conditions
+        of devices; None while it is unknown. `grants`: devices that the kubelet gave to pods
+        according to PodResources, and those that containers show. Logs once what can't be read, and
+        never fails."""
         plugged = self._plugged
         plugged.update(topology)
         if not plugged.known:
@@ -199,7 +200,7 @@ class DeviceView:
             ),
             self.state,
             gpu_devices.rfc3339(int(self._clock())),
-            self._plugins_gave.union(
+            self._plugin_devices.union(
                 (kind, name)
                 for of_pod in allocations.values()
                 for kind, of_kind in names(of_pod, self.state.devices).items()
@@ -214,7 +215,7 @@ class DeviceView:
             {uid: names(of_pod, made.devices) for uid, of_pod in allocations.items()},
             {pod.uid for pod in pods},
         )
-        self._plugins_gave = frozenset(
+        self._plugin_devices = frozenset(
             (each.type, each.device) for each in found.holdings if each.form is Form.WHOLE
         )
         held = {
@@ -235,7 +236,7 @@ class DeviceView:
         )
         links = interconnect.link_matrix(made.devices, self._gpus.pairs)
         if links != self._links:
-            # Of sixteen cards this takes 50 ms.
+            # This takes 50 ms with sixteen cards.
             self._links, self._table = links, interconnect.gpu_partitions(links)
         report = DeviceReport(
             made.devices,
@@ -273,7 +274,7 @@ class DeviceView:
         )
         if not found.cards or self._gpus.answered:
             return found
-        # What was published of cards has neither numbers nor instances.
+        # The published state of cards has neither numbers nor instances.
         before = {each.gpu.uuid: each for each in self._cards_before}
         return msgspec.structs.replace(
             found, cards=tuple(before.get(each.gpu.uuid, each) for each in found.cards)
@@ -285,7 +286,7 @@ class DeviceView:
             yield f"GPUs: {self._gpus.fault}: {self._gpus.message}"
         else:
             for bus in health.unclaimed:
-                yield f"GPU at {bus}: PCI lists it, its driver does not"
+                yield f"GPU at {bus}: PCI lists it, its driver does not list it"
         if cards:
             for each in gpu_devices.cordons_of_none(node.annotations, cards):
                 yield f"Node: {each}"
@@ -305,7 +306,8 @@ def device_view(
     files: DeviceFiles = NO_FILES,
     sources: Sources | None = None,
 ) -> DeviceView | None:
-    """Configured by the settings; None when they switch it off. Raises SettingsError."""
+    """The view that the settings configure; None when they switch devices off. Raises
+    SettingsError."""
     try:
         actions = gpu_actions.parse(settings.gpu_actions)
     except GpuActionError as error:
@@ -332,7 +334,7 @@ def device_view(
 
 
 def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
-    """Whether to release the GPUs' driver, and the problems of the annotation that asks for it."""
+    """Whether to release the GPUs' driver, and the problems of the annotation that requests it."""
     try:
         return gpu_devices.release_asked(node.annotations), ()
     except AnnotationError as error:

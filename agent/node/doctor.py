@@ -60,8 +60,8 @@ class DriftKind(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`expected` and `found`: CPU lists, where there are two to compare; `detail`: in words, such
-    as the owner of the CPUs that overlap."""
+    """`expected` and `found`: CPU lists, when there are two to compare; `detail`: an explanation,
+    such as the owner of the CPUs that overlap."""
 
     kind: DriftKind
     container: str
@@ -71,8 +71,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Examination(msgspec.Struct, frozen=True):
-    """`seen` sorted by title; `remarks`: what could not be asked, such as an agent that has written
-    no snapshot."""
+    """`seen` sorted by title; `remarks`: sources that could not be read, such as the missing
+    snapshot of an agent."""
 
     seen: tuple[ObservedContainer, ...]
     findings: tuple[Finding, ...]
@@ -143,7 +143,7 @@ def _of_container(seen: ObservedContainer, owners: Sequence[Owner]) -> list[Find
     for owner in owners:
         common = seen.group & owner.cpus
         if common and not may_hold(seen.pod_uid, seen.qos, owner):
-            add(DriftKind.OVERLAP, None, common, f"they are {owner.title}'s own")
+            add(DriftKind.OVERLAP, None, common, f"{owner.title} owns them")
     return found
 
 
@@ -151,7 +151,7 @@ def _snapshot(path: Path) -> tuple[Snapshot | None, tuple[str, ...]]:
     try:
         return snapshots.decode(path.read_bytes()), ()
     except (OSError, SnapshotError) as error:
-        return None, (f"no decisions of an agent: {error}",)
+        return None, (f"the agent's decisions can't be read: {error}",)
 
 
 def _seen(

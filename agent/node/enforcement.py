@@ -1,5 +1,5 @@
-"""Enforces a decision: it writes the cgroups first, then updates the runtime, which would otherwise
-restore the values that it remembers of a container."""
+"""Enforces a decision: writes the cgroups first, then updates the runtime, which would otherwise
+restore the values that it stores of a container."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """The cpusets of running containers were written; `holds`: by container id, the CPUs that it
-    runs on afterwards, or will start on."""
+    """The result of writing the cpusets of running containers. `holds`: by container id, the CPUs
+    that it runs on afterwards, or will start on."""
 
     outcome: WriteOutcome
     holds: dict[str, CpuSet]
@@ -49,8 +49,8 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class Enforcement:
-    """Without an updater the runtime is not updated; without notices no container gets a file with
-    its CPUs."""
+    """Writes cgroups and updates the runtime. Without an updater the runtime is not updated.
+    Without notices no container gets a file with its CPUs."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Enforcement:
 
     def pause(self) -> bool:
         """Drops the queued updates of the runtime, which the next decision may contradict. Returns
-        whether a call is in progress, which may still apply one."""
+        whether a call is in progress, which may still take effect."""
         return self._updater is not None and self._updater.pause()
 
     def holds(self, runtime: RuntimeState, topology: Topology) -> dict[str, CpuSet]:
@@ -106,12 +106,12 @@ class Enforcement:
         pending: bool,
         dynamic: bool,
     ) -> Freed:
-        """Moves containers off the CPUs that the decision gives to others. `unmanaged` containers
-        get their original values back. `holds`: before; `pending`: an update of the runtime was in
-        progress. `dynamic`: the containers of a dynamic policy read their CPUs in a file, before a
-        snapshot gives them to others."""
+        """Moves containers off the CPUs that the decision gives to others. Restores the original
+        values of `unmanaged` containers. `holds`: the CPUs before; `pending`: an update of the
+        runtime was in progress. `dynamic`: containers read their CPUs in a file, which is written
+        before a snapshot gives the CPUs to others."""
         failures = self.originals.record(_containers(runtime))
-        failures += self.originals.give_back(unmanaged)
+        failures += self.originals.restore_excluded(unmanaged)
         cpusets = wanted_cpusets(runtime.pods, decision)
         outcome = writer.apply(self._hierarchy, self._journal, cpusets)
         if pending or outcome.having(WriteState.WRITTEN):
@@ -122,8 +122,8 @@ class Enforcement:
         return Freed(outcome, holds, tuple(failures))
 
     def apply(self, runtime: RuntimeState, decision: Decision, freed: WriteOutcome) -> Applied:
-        """Writes what no container waits for, the cpusets of sandboxes and the limits, and updates
-        the runtime. The result includes `freed`."""
+        """Writes the values that no container waits for (the cpusets of sandboxes and the limits),
+        and updates the runtime. The result includes `freed`."""
         sandboxes = sandbox_cpusets(runtime.pods, decision)
         outcome = writer.apply(self._hierarchy, self._journal, sandboxes)
         limits = wanted_limits(runtime.pods, decision)
@@ -157,7 +157,7 @@ class Enforcement:
     def _restore_limits(
         self, runtime: RuntimeState, wanted: Mapping[str, CgroupLimits]
     ) -> list[str]:
-        """Groups without a wanted limit get their original value back. Returns the failures."""
+        """Restores the original limits of groups without a wanted limit. Returns the failures."""
         present = {
             group
             for pod in runtime.pods
@@ -176,14 +176,14 @@ class Enforcement:
             return []
         outcome = values.restore(self._controllers, self._journal, over)
         for change in outcome.having(WriteState.WRITTEN):
-            log.info("%s: %s back to %s", change.group, change.file, change.new)
+            log.info("%s: %s restored to %s", change.group, change.file, change.new)
             self._returned.setdefault(change.group, {})[change.file] = change.new or ""
         return [
             f"{each.group} {each.file}: {each.note}" for each in outcome.having(WriteState.FAILED)
         ]
 
     def _update_runtime(self, runtime: RuntimeState, decision: Decision) -> None:
-        """Queues an update for running containers of which the runtime remembers other values."""
+        """Queues an update for running containers of which the runtime stores other values."""
         if self._updater is None:
             return
         groups = {each.id: each.group for each in _containers(runtime) if each.group is not None}
@@ -203,8 +203,8 @@ class Enforcement:
         )
 
     def _with_returned(self, group: str | None, wanted: Wanted) -> Wanted:
-        """Adds the limits that were restored: the runtime remembers ours, and every update would
-        write them again."""
+        """Adds the limits that were restored: the runtime still stores the agent's values, and
+        every update would write those again."""
         texts = self._returned.get(group or "")
         if not texts or wanted.hands_off:
             return wanted
@@ -226,8 +226,8 @@ class Enforcement:
     def _update_created(
         self, runtime: RuntimeState, decision: Decision, holds: Mapping[str, CpuSet]
     ) -> dict[str, CpuSet]:
-        """A created container has no cgroup yet: the runtime changes what it starts with. Returns
-        `holds` with the changes."""
+        """A created container has no cgroup yet: the runtime changes the values with which it
+        starts. Returns `holds` with the changes."""
         after = dict(holds)
         for pod in runtime.pods:
             for container in pod.containers:
@@ -237,7 +237,7 @@ class Enforcement:
                 if remembers(runtime.starts_with[container.id], of_container):
                     continue
                 try:
-                    # Not of a removed one: see agent.node.runtime_updater.
+                    # Skips a removed container: see agent.node.runtime_updater.
                     self._cri.container_placement(container.id)
                     self._cri.update(container.id, of_container)
                     remembered = self._cri.container_placement(container.id)
@@ -249,7 +249,7 @@ class Enforcement:
                         error,
                     )
                     continue
-                # An NRI plugin applies the last snapshot until it has the next.
+                # An NRI plugin applies the last snapshot until it reads the next.
                 if of_container.cpuset is not None and of_container.cpuset == remembered.cpuset:
                     after[container.id] = CpuSet.parse(of_container.cpuset)
                     where = of_container.cpuset
@@ -270,7 +270,7 @@ def _starting(runtime: RuntimeState, container: Container, topology: Topology) -
 
 
 def wanted_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
-    """By group: the cpusets of running containers, without hands-off ones."""
+    """By group: the cpusets of running containers that the agent sets."""
     wanted = {}
     for pod in pods:
         of_pod = decision.pods[pod.uid]
@@ -316,5 +316,5 @@ def wanted_limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, Cgroup
 
 @lru_cache(maxsize=1_024)  # hundreds of containers share a handful of cpusets
 def _parsed(cpuset: str | None) -> CpuSet | None:
-    """None for hands off."""
+    """None when the agent does not set the cpuset."""
     return None if cpuset is None else CpuSet.parse(cpuset)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuView:
-    """Starts the child process once PCI has a card of NVIDIA's."""
+    """Starts the child process when PCI lists an NVIDIA card."""
 
     def __init__(
         self,
@@ -44,25 +44,25 @@ class GpuView:
         self.answered = False
         """Whether the driver has listed its cards since the agent started."""
         self.let_go = False
-        """Whether the child closed the driver because the Node asks for that."""
+        """Whether the child closed the driver because an annotation of the Node requests it."""
         self.pairs: tuple[GpuPair, ...] = ()
-        """Of the cards that the driver listed last."""
+        """The links between the cards that the driver listed last."""
         self.facts = GpuFacts()
         self.fault = ""
-        """Why the last try to ask the driver failed, as a Condition's reason."""
+        """Why the last query of the driver failed, as a Condition's reason."""
         self.message = ""
         self.readings: tuple[GpuReading, ...] = ()
-        """The last ones that the driver answered."""
+        """The last readings that the driver returned."""
 
     def begin(self, published: Published) -> None:
-        """Continues from what the last agent published, until the driver answers."""
+        """Restores the published state, which stays in force until the driver answers."""
         driver = published.gpus.driver_version
         self._health = gpu_devices.restored(published.devices, self._actions, driver)
         self.facts = published.gpus
         self.pairs = published.pairs
 
     def rescan(self) -> None:
-        """Something was plugged in or out."""
+        """A device was plugged in or removed."""
         if self._watcher is not None:
             self._watcher.request_report()
 

@@ -1,6 +1,6 @@
-"""The configuration of this node's kubelet, read periodically: its own answer to /configz, a
-declared file, or its command line and files. A source that can't be read has a problem and raises
-no error.
+"""The configuration of this node's kubelet, read periodically: from its /configz, from a declared
+file, or from its command line and files. A source that can't be read is reported as a problem and
+raises no error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 PERIOD_SECONDS: Final = 60.0
 """A kubelet may start after the agent, or restart with another configuration."""
 LEAST_SECONDS: Final = 1.0
-"""Between two reads: a kubelet that gives CPUs writes its state often."""
+"""The shortest interval of two reads: a kubelet with a static policy writes its state often."""
 FIRST_SECONDS: Final = 15.0
 """The agent's start waits this long for the first read: the kubelet may hang."""
 
@@ -99,8 +99,9 @@ class KubeletConfigurationView:
         return self._known
 
     def start(self) -> None:
-        """Reads it now, every PERIOD_SECONDS, and soon after `ask`. Returns after the first read or
-        FIRST_SECONDS. Raises CombinationError when it contradicts the settings."""
+        """Reads the configuration now, every PERIOD_SECONDS, and soon after `ask`. Returns after
+        the first read or FIRST_SECONDS. Raises CombinationError when it contradicts the
+        settings."""
         self._reader.start()
         self._was_read.wait(FIRST_SECONDS)
         if self._refused is not None:
@@ -109,7 +110,7 @@ class KubeletConfigurationView:
         log.info("kubelet: %s", self._reading.source or "no configuration was read")
 
     def ask(self) -> None:
-        """Reads it soon: the kubelet may have restarted."""
+        """Reads the configuration soon: the kubelet may have restarted."""
         self._reader.hurry()
 
     def close(self) -> None:
@@ -117,7 +118,7 @@ class KubeletConfigurationView:
         self._reader.stop(0.0)
 
     @property
-    def gives_no_cpus(self) -> bool:
+    def has_no_static_policy(self) -> bool:
         """Whether the kubelet's configuration, read as a whole, has no static CPU manager
         policy."""
         whole = self._reading.whole
@@ -169,7 +170,7 @@ class KubeletConfigurationView:
 
     def _in_force(self, status: CpuManagerStatus) -> KubeletConfiguration | None:
         """The last known configuration, unless the state of the kubelet's CPU manager has another
-        policy: a kubelet starts a new state when its policy changes."""
+        policy: a kubelet starts a new state file when its policy changes."""
         reading, known = self._reading, self._known
         if reading.whole is not None or (known and status.policy in ("", known.cpu_manager_policy)):
             return known
@@ -216,7 +217,7 @@ class _Files:
 
     def sees(self, path: str) -> bool:
         """Whether a missing file is missing on the host too: an agent in a container mounts only
-        some folders of the host."""
+        some of the host's folders."""
         top = path.lstrip("/").partition("/")[0]
         return os.path.isdir(self.path(top))
 
@@ -261,8 +262,8 @@ def _reason(error: Exception) -> str:
 
 
 def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Reading:
-    """Reads the first that applies of the kubelet's own answer, the declared file, and the files
-    that its process names. `own_group`: the root of the agent's cgroup namespace."""
+    """Reads the first available source: the kubelet's /configz, the declared file, or the command
+    line and the files of its process. `own_group`: the root of the agent's cgroup namespace."""
     troubles: dict[SourceName, tuple[str, ...]] = dict.fromkeys(_SOURCES, ())
     memory_policy = _memory_policy(settings, troubles)
     if settings.kubelet_configz:
@@ -294,19 +295,19 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
 
 
 def _unclear(found: FoundKubelets) -> tuple[str, ...]:
-    """Why no process, or none of several, is known to be the node's kubelet."""
+    """Why no process, or none of several processes, can be identified as the node's kubelet."""
     several = ", ".join(each.title for each in found.kubelets)
     if len(found.kubelets) < 2:
         return found.doubts
     return (
         *found.doubts,
-        f"several run, and not exactly one of them has our kubelet-dir: {several}",
+        f"several run, and not exactly one of them uses the agent's kubelet-dir: {several}",
     )
 
 
 def _of_files(settings: AgentSettings, kubelet: KubeletProcess | None, files: _Files) -> Reading:
-    """The content of the command line and of the readable files."""
-    words = _words(kubelet, files) if kubelet else [kubelet_process.KUBELET]
+    """The settings in the command line and in the readable files."""
+    words = _arguments(kubelet, files) if kubelet else [kubelet_process.KUBELET]
     named = flags(words)
     content = {}
     if settings.kubelet_config:
@@ -319,25 +320,25 @@ def _of_files(settings: AgentSettings, kubelet: KubeletProcess | None, files: _F
     return Reading(words=tuple(words), content=content, source=source)
 
 
-def _words(kubelet: KubeletProcess, files: _Files) -> list[str]:
+def _arguments(kubelet: KubeletProcess, files: _Files) -> list[str]:
     """The kubelet's command line, with the flags that its program reads from files."""
-    words = kubelet_process.own_words(kubelet.words)
+    words = kubelet_process.own_arguments(kubelet.words)
     named = flags(kubelet.words)
     if kubelet_process.hides_flags(kubelet.words):
-        files.troubles.append("it hides its flags; --kubelet-configz reads them from the kubelet")
+        files.troubles.append("it hides its flags: --kubelet-configz reads them from the kubelet")
     if kubelet.program == kubelet_process.KUBELITE:
         if path := named.get(kubelet_process.KUBELITE_ARGS_FLAG):
-            words[1:1] = kubelet_process.words_of_file(files.text(path))
+            words[1:1] = kubelet_process.arguments_of_file(files.text(path))
     elif kubelet.program == kubelet_process.K3S and len(words) == 1:
         # A kubelet-arg on the command line replaces those in the files.
         path = named.get("config") or named.get("c") or kubelet_process.K3S_CONFIG
-        words += _k3s_words(path, files)
+        words += _k3s_arguments(path, files)
     return words
 
 
-def _k3s_words(path: str, files: _Files) -> list[str]:
+def _k3s_arguments(path: str, files: _Files) -> list[str]:
     if not files.sees(path):
-        files.troubles.append(f"{path}: the agent does not see its folder")
+        files.troubles.append(f"{path}: its folder is not mounted in the agent's container")
         return []
     folder = f"{path}.d"
     paths = [path] if os.path.lexists(files.path(path)) else []
@@ -348,14 +349,14 @@ def _k3s_words(path: str, files: _Files) -> list[str]:
             if name.lower().endswith(_K3S_FILES) and not is_folder
         ]
     try:
-        return kubelet_process.words_of_k3s([files.object(each) for each in paths], path)
+        return kubelet_process.arguments_of_k3s([files.object(each) for each in paths], path)
     except ConfigurationError as error:
         files.troubles.append(str(error))
         return []
 
 
 def _drop_ins(kubelet: KubeletProcess, named: Mapping[str, str], files: _Files) -> Iterable[str]:
-    """Files that the kubelet merges into the first one, in its order."""
+    """The files that the kubelet merges into its configuration file, in its order."""
     folder = named.get("config-dir", "")
     if not folder and kubelet.program == kubelet_process.K3S:
         data_dir = flags(kubelet.words).get("data-dir") or _K3S_DATA_DIR
@@ -396,7 +397,7 @@ def inferred(
 ) -> KubeletConfiguration | None:
     """The known part of the configuration; None when nothing is known. Flags override the kubelet's
     state and its PodResources (`cpu_policy`, `reserved` CPUs, `strict`: no pod runs on them; empty
-    when unknown); these override the files, of which some could not be read."""
+    when unknown). These override the files, some of which could not be read."""
     known: dict[str, Any] = {}
     if cpu_policy:
         known["cpuManagerPolicy"] = cpu_policy

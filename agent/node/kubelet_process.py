@@ -1,10 +1,10 @@
 """The process that is this node's kubelet, and its command line.
 
 Any process may call itself `kubelet`. The node's kubelet runs as uid 0 in the PID namespace of the
-host's procfs, and neither it nor any of its ancestors belongs to a pod. `/proc/PID/exe` can't help:
-an agent without capabilities may not read it (ptrace(2)), and the file behind a link named kubelet
-may have any name. comm is the name of the executed file, so it shows a process that only set the
-first word of its command line.
+host's procfs, and neither it nor any of its ancestors belongs to a pod. `/proc/PID/exe` is not
+used: an agent without capabilities may not read it (ptrace(2)), and a link named kubelet may point
+to a file of any name. comm is the name of the executed file, so it exposes a process that only set
+the first word of its command line.
 
 Some programs contain a kubelet and take its flags from elsewhere. k3s passes on the values of
 `--kubelet-arg`, or of `kubelet-arg` in its own files (docs.k3s.io, Configuration Options); the
@@ -40,20 +40,20 @@ _ARG_FLAG: Final = f"--{_ARG}"
 _K3S_COMMANDS: Final = frozenset({"server", "agent"})
 _K3S_TITLES: Final = frozenset(f"{K3S} {command}" for command in _K3S_COMMANDS)
 _ANSWERS: Final = frozenset({"version", "help", "h"})
-"""Flags with which a kubelet only prints something."""
+"""Flags with which a kubelet only prints text and exits."""
 
 
 _ROOT_UIDS: Final = (0, 0, 0, 0)
 _MOST_ABOVE: Final = 64
 """Ancestors of a kubelet."""
 _MOST_DOUBTS: Final = 8
-"""Of one search: a pod may have thousands of processes that call themselves kubelet."""
+"""Reported by one search: a pod may have thousands of processes that call themselves kubelet."""
 _TRIES: Final = 3
-"""When an ancestor ends, its child gets another parent."""
+"""Attempts: when an ancestor ends, its child gets another parent."""
 
 
 class KubeletProcess(msgspec.Struct, frozen=True):
-    """`program`: `kubelet`, or the one that has a kubelet inside; `words`: its command line."""
+    """`program`: `kubelet`, or the program that contains the kubelet; `words`: its command line."""
 
     pid: int
     program: str
@@ -89,7 +89,7 @@ def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
             continue
         except UnreadableError as error:
             doubts.append(str(error))
-    # A kubelet that starts a program is there twice until its child executes it.
+    # A kubelet that starts a program appears twice until its child executes it.
     alike = {(each.pid, each.words) for each in found}
     kubelets = [each for each in found if (each.parent, each.words) not in alike]
     return FoundKubelets(tuple(kubelets), tuple(doubts[:_MOST_DOUBTS]))
@@ -110,7 +110,7 @@ def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProce
     if status.uids != _ROOT_UIDS or len(status.pids) > 1:
         return None
     if not status.pids:
-        raise UnreadableError(f"{program} {process.pid}: the kernel tells no NSpid")
+        raise UnreadableError(f"{program} {process.pid}: its status has no NSpid")
     words = tuple(process.argv())
     if not runs_kubelet(words) or _below_pods(proc, process, own_group):
         return None
@@ -125,7 +125,7 @@ def _below_pods(proc: str, process: Process, own_group: str | None) -> bool:
             return _one_of_pods(proc, parent, own_group)
         except ProcessGoneError:
             continue
-    raise UnreadableError(f"process {process.pid}: its ancestors come and go")
+    raise UnreadableError(f"process {process.pid}: its ancestors keep changing")
 
 
 def _one_of_pods(proc: str, pid: int, own_group: str | None) -> bool:
@@ -154,8 +154,8 @@ def _of_pods(process: Process, own_group: str | None) -> bool:
     if own_group is None:
         if group.startswith("/.."):
             raise UnreadableError(
-                f"process {process.pid}: its cgroup {group} is outside of our cgroup namespace, "
-                "whose root is not known"
+                f"process {process.pid}: its cgroup {group} is outside of the "
+                "agent's cgroup namespace, whose root is not known"
             )
         own_group = "/"
     full = absolute(group.removesuffix(" (deleted)"), own_group)
@@ -173,7 +173,7 @@ def _of_cpuset(groups: Mapping[str, str]) -> str | None:
 def ours(
     kubelets: tuple[KubeletProcess, ...], root: str, kubelet_dir: str
 ) -> KubeletProcess | None:
-    """The only kubelet, or of several the only one whose --root-dir below `root` is
+    """The only kubelet, or the only one of several whose --root-dir below `root` is
     `kubelet_dir`."""
     if len(kubelets) == 1:
         return kubelets[0]
@@ -187,7 +187,7 @@ def ours(
 
 def keeps_state_elsewhere(proc: str, kubelet: KubeletProcess, kubelet_dir: str) -> bool:
     """Whether the kernel shows that this kubelet keeps its state in another folder than
-    `kubelet_dir`. False where that is not certain: programs with a kubelet inside have more sources
+    `kubelet_dir`. False when that is not certain: programs that contain a kubelet have more sources
     of flags than their command line."""
     folder = _root_dir(kubelet)
     if kubelet.program != KUBELET or not os.path.isabs(folder):
@@ -200,7 +200,7 @@ def keeps_state_elsewhere(proc: str, kubelet: KubeletProcess, kubelet_dir: str) 
 
 
 def _root_dir(kubelet: KubeletProcess) -> str:
-    named = flags(own_words(kubelet.words)).get("root-dir", "")
+    named = flags(own_arguments(kubelet.words)).get("root-dir", "")
     return named or DEFAULT_ROOT_DIR
 
 
@@ -213,13 +213,13 @@ def program_of(word: str) -> str | None:
 
 
 def hides_flags(words: Sequence[str]) -> bool:
-    """k3s writes its name and its command, as one word, over its command line: flags may hold
-    secrets (k3s pkg/cli/server/server.go and agent/agent.go, SetProcTitle)."""
+    """Whether k3s has replaced its command line by its name and command, as one word: flags may
+    contain secrets (k3s pkg/cli/server/server.go and agent/agent.go, SetProcTitle)."""
     return os.path.basename(words[0]) in _K3S_TITLES
 
 
 def runs_kubelet(words: Sequence[str]) -> bool:
-    """Whether such a program runs a kubelet: k3s has many commands."""
+    """Whether the program runs a kubelet: k3s has many commands."""
     if hides_flags(words):
         return True
     if program_of(words[0]) == K3S:
@@ -228,8 +228,8 @@ def runs_kubelet(words: Sequence[str]) -> bool:
     return not _ANSWERS & flags(words).keys()
 
 
-def own_words(words: Sequence[str]) -> list[str]:
-    """The kubelet's command line, as far as its program's command line contains it."""
+def own_arguments(words: Sequence[str]) -> list[str]:
+    """The kubelet's arguments in the command line of its program."""
     if program_of(words[0]) == KUBELET:
         return list(words)
     handed = [
@@ -240,13 +240,13 @@ def own_words(words: Sequence[str]) -> list[str]:
     return [words[0], *map(_flag, handed)]
 
 
-def words_of_file(text: str) -> list[str]:
-    """The flags in a kubelite's file: one a line; blank lines and lines with `#` are comments."""
+def arguments_of_file(text: str) -> list[str]:
+    """The flags in a kubelite's file, one a line; blank lines and lines with `#` are ignored."""
     lines = (line.strip() for line in text.splitlines())
     return [word for line in lines if line and line[0] != "#" for word in line.split(None, 1)]
 
 
-def words_of_k3s(contents: Sequence[Mapping[str, Any]], source: str) -> list[str]:
+def arguments_of_k3s(contents: Sequence[Mapping[str, Any]], source: str) -> list[str]:
     """The kubelet's flags in the files of k3s, in their order: a later `kubelet-arg` replaces the
     earlier ones, a `kubelet-arg+` appends to them. Raises ConfigurationError."""
     handed: list[str] = []
@@ -260,7 +260,7 @@ def words_of_k3s(contents: Sequence[Mapping[str, Any]], source: str) -> list[str
 def _args(value: Any, source: str) -> list[str]:
     many = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(each, str) for each in many):
-        raise ConfigurationError(f"{source}: {_ARG}: must be a list of texts")
+        raise ConfigurationError(f"{source}: {_ARG}: must be a list of strings")
     return list(many)
 
 

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 10.0
 LEAST_SECONDS: Final = 1.0
-"""Between two polls: all clients of a kubelet share its 100 calls a second."""
+"""The shortest interval of two polls: all clients of a kubelet share its 100 calls a second."""
 ANSWER_SECONDS: Final = 10.0
 """How long other clients wait for an answer (resource-topology-exporter: pkg/podres/client.go,
 DefaultTimeout)."""
@@ -76,12 +76,12 @@ class KubeletView:
     def state(
         self, topology: Topology, pods: tuple[Pod, ...], shown: tuple[DeviceGrant, ...]
     ) -> KubeletState:
-        """The state of these pods; `shown`: what their containers show of devices and CPUs. Call it
-        after the runtime was listed: then the CPU manager's state names every listed container.
+        """The state of these pods. `shown`: the devices and CPUs that their containers show. Call
+        it after the runtime was listed: then the CPU manager's state names every listed container.
         Raises StateFileError before the first readable answer."""
         resources = self._pod_resources.now(topology, pods)
         grants = (*resources.grants, *shown)
-        none = KubeletCpus() if self._configuration.gives_no_cpus else None
+        none = KubeletCpus() if self._configuration.has_no_static_policy else None
         cpus = self._cpu_manager.cpus(resources.cpus or none)
         return KubeletState(resources, self._claims.with_claims(cpus, grants), grants)
 
@@ -110,9 +110,9 @@ class PodResourcesAnswer(msgspec.Struct, frozen=True):
 class PodResourcesView:
     """Polls every `period_seconds`, and `least_seconds` after the last poll when `ask` is called.
 
-    `last_answer` never waits: None before the first answer, then the last valid one, also while the
-    kubelet is away: its pods keep what it gave them. `changed` is called on the thread after an
-    answer that differs from the last. An empty `socket_path` is never polled, and has no thread.
+    `last_answer` never waits: None before the first answer, then the last valid one, also while no
+    kubelet answers: its pods keep their resources. `changed` is called on the thread after an
+    answer that differs from the last. With an empty `socket_path` there is no poll and no thread.
     """
 
     def __init__(
@@ -130,7 +130,8 @@ class PodResourcesView:
         self._answer: PodResourcesAnswer | None = None
         self._sources = sources or Sources()
         self._troubles: dict[tuple[type[PodResourcesError], str], str] = {}
-        """The first of each kind since the last valid answer: texts may differ each time."""
+        """The first error of each kind since the last valid answer: the texts may differ each
+        time."""
         self._asking = Periodic("pod-resources", period_seconds, self._poll, least_seconds)
         if socket_path:
             self._asking.start()
@@ -183,8 +184,8 @@ class PodResourcesView:
 class PodResourcesState(msgspec.Struct, frozen=True):
     """`held` by pod uid; `portions` of devices that plugins gave to the kubelet;
     `reserved_memory_bytes` by NUMA node; `grants`: devices by plugin or driver; `reserved_cpus`:
-    those that no pod gets exclusively; `cpus`: the content of the CPU manager's state as far as
-    PodResources has it, None when the kubelet does not serve its allocatable CPUs."""
+    those that no pod gets exclusively; `cpus`: the part of the CPU manager's state that
+    PodResources has, None when the kubelet does not serve its allocatable CPUs."""
 
     held: Mapping[str, Held] = {}
     portions: tuple[Portion, ...] = ()
@@ -201,7 +202,7 @@ class PodResourcesSource(Protocol):
 
 
 class PodResourcesStateView:
-    """Keeps the resources of pods that the kubelet has forgotten while the runtime still runs
+    """Keeps the resources of pods that the kubelet no longer lists while the runtime still runs
     them."""
 
     def __init__(self, view: PodResourcesSource, sources: Sources | None = None) -> None:
@@ -247,7 +248,7 @@ class PodResourcesStateView:
 def _containers(
     pods: Iterable[PodResources], uids: Mapping[PodName, str], allocatable: CpuSet
 ) -> dict[str, dict[str, CpuSet]]:
-    """By pod uid, the exclusive CPUs of containers, without pods that hold CPUs as a whole."""
+    """By pod uid, the exclusive CPUs of containers. Omits pods that hold CPUs as a whole."""
     return {
         uids[pod.key]: {
             each.name: each.cpus
@@ -260,7 +261,7 @@ def _containers(
 
 
 def _only_one(names: Mapping[str, PodName]) -> dict[PodName, str]:
-    """Uids by name, of names with one pod: the API reports names without uids."""
+    """Uids by name, for names with one pod: the API reports names without uids."""
     uids: dict[PodName, list[str]] = {}
     for uid, name in names.items():
         uids.setdefault(name, []).append(uid)
@@ -279,9 +280,9 @@ class CpuManagerStateView:
         """The last valid content; None without a file, and before the first valid one."""
 
     def cpus(self, instead: KubeletCpus | None = None) -> KubeletCpus:
-        """Logs an error, and the entries that can't be read, once. Until the file could be read
-        once it returns `instead`, the answer of another source, or raises StateFileError without
-        one: containers with CPUs of the kubelet can't be distinguished from the others."""
+        """Logs an error, and the entries that can't be read, once. Before the file could be read it
+        returns `instead`, the answer of another source. Without that it raises StateFileError,
+        because containers with CPUs of the kubelet can't be distinguished from the others."""
         try:
             state = cpu_manager_state.read(self._path)
         except StateFileError as error:
@@ -293,8 +294,9 @@ class CpuManagerStateView:
             self._report(f"keeping the kubelet's last CPUs: {error}")
             return self._last
         problems = "; ".join(state.problems)
-        self._report(f"{self._path}: not used: {problems}" if problems else "")
-        # A container whose entry can't be read has no entry, and yet it is not in the shared pool.
+        self._report(f"{self._path}: ignored: {problems}" if problems else "")
+        # A container whose entry can't be read is missing in the state, but it does not use the
+        # shared pool.
         containers = {
             uid: of_pod
             for uid, of_pod in state.entries.items()
@@ -338,7 +340,8 @@ class DeviceCheckpointView:
 
 
 class ResourceClaimView:
-    """CPUs of resource claims (DRA). It logs once what it can't use, and CPUs of two pods."""
+    """CPUs of resource claims (DRA). Logs once the claims that it can't use, and CPUs that two pods
+    have."""
 
     def __init__(self) -> None:
         self._logged: frozenset[tuple[int, str]] = frozenset()
@@ -350,7 +353,7 @@ class ResourceClaimView:
             f"pod {each.refused.uid} has CPUs {each.refused.part}, which pod {each.kept.uid} has"
             for each in conflicts(found.holdings, {})
         )
-        # PodResources lists a container some moments after the runtime does.
+        # PodResources lists a container shortly after the runtime does.
         now = frozenset(
             [(logging.INFO, each) for each in found.problems]
             + [(logging.WARNING, each) for each in overlapping]

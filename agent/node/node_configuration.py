@@ -51,7 +51,7 @@ class NodeObject:
         self._read: tuple[Topology, ApiNode] | None = None
 
     def configuration(self, node: ApiNode, topology: Topology) -> NodeConfiguration:
-        """Logs an annotation that can't be read once, and never fails."""
+        """Logs once an annotation that can't be read, and never fails."""
         if self._read != (topology, node):
             self._read = topology, node
             annotated, troubles = from_annotations(self._last, node.annotations, topology)
@@ -67,8 +67,8 @@ class NodeObject:
 def from_annotations(
     last: NodeConfiguration, annotations: Mapping[str, str], topology: Topology
 ) -> tuple[NodeConfiguration, frozenset[str]]:
-    """The configuration from a Node's annotations, and the reasons why some can't be read, which
-    keep their value in `last`. A reservation of an amount of CPU names the CPUs for it, and none
+    """The configuration from a Node's annotations, and why some can't be read: those keep their
+    value in `last`. When an amount of CPU is reserved, the configuration names the CPUs, and none
     when the machine has fewer."""
     system, reservation = last.system_qos, last.reservation
     troubles = []
@@ -134,19 +134,19 @@ def check_combination(settings: AgentSettings, kubelet: KubeletConfiguration) ->
     policy, declared = kubelet.cpu_manager_policy, settings.kubelet_cpu_manager
     if declared != "detect" and policy != declared:
         raise CombinationError(
-            f"kubelet-cpu-manager is {declared}, and the kubelet's cpuManagerPolicy is {policy} "
-            f"({kubelet.source}): declare what it is, or reconfigure it (drain the node, stop it, "
+            f"kubelet-cpu-manager is {declared}, but the kubelet's cpuManagerPolicy is {policy} "
+            f"({kubelet.source}): declare its policy, or reconfigure it (drain the node, stop it, "
             "remove its cpu_manager_state, start it)"
         )
     strict = kubelet.cpu_manager_options.get(STRICT_CPU_RESERVATION) == "true"
     if settings.be_on_reserved and kubelet.static and strict:
         raise CombinationError(
-            "be-on-reserved is on, and the kubelet keeps its reserved CPUs from every pod "
+            "be-on-reserved is on, but the kubelet lets no pod run on its reserved CPUs "
             f"({STRICT_CPU_RESERVATION} in {kubelet.source}): switch one of them off"
         )
     if settings.be_on_reserved and not (kubelet.reserved_cpus or kubelet.reserved_milli):
         raise CombinationError(
-            f"be-on-reserved is on, and the kubelet reserves no CPU ({kubelet.source}): set its "
+            f"be-on-reserved is on, but the kubelet reserves no CPU ({kubelet.source}): set its "
             "reservedSystemCPUs, or switch be-on-reserved off"
         )
     if settings.bind_memory and kubelet.memory_manager_policy == "Static":

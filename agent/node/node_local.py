@@ -1,7 +1,7 @@
-"""The node-local CPU policy: it makes CPU claims from the settings and the requests of containers.
+"""The node-local CPU policy: derives CPU claims from the settings and the requests of containers.
 
-Under the dynamic policy a container reads its CPUs in a file, in a folder of its own that a
-frontend mounts (agent.model.notice).
+Under the dynamic policy a container reads its CPUs from a file in a folder that a frontend mounts
+for it alone (agent.model.notice).
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class NodeLocalCpus:
     def policy(self, kubelet_static: bool) -> CpuPolicy:
         """The policy in force."""
         if kubelet_static and self._policy is not LocalPolicy.NONE and not self._yielding:
-            log.error("%s; until then the policy is suspended", _two_masters(self._policy.value))
+            log.error(
+                "%s; until then the policy is suspended",
+                _static_kubelet_conflict(self._policy.value),
+            )
         self._yielding = kubelet_static
         return "none" if kubelet_static else self._policy.value
 
@@ -78,7 +81,7 @@ class NodeLocalCpus:
     ) -> Demand:
         """`holds`: by container id, the CPUs of its cgroup; `last`: by pod uid and container name,
         the last decision; `by_claim`: by pod uid, the containers with CPUs of a resource claim
-        (DRA), which get no others."""
+        (DRA); they get no other CPUs."""
         if self._layout is None or self._layout[0] != topology:
             self._layout = topology, layouts.of_topology(topology)
         rules = LocalRules(self._policy, self._layout[1], self._options, self._reserved)
@@ -114,8 +117,8 @@ def _claims(
     holds: Mapping[str, CpuSet],
     last: Mapping[tuple[str, str], LocalOwner],
 ) -> Iterator[tuple[LocalRequest, str]]:
-    """Claims with the id of their container, "" without one. Of several containers with one name
-    the newest claims; an announced one is newer than an ended one."""
+    """Claims with the id of their container, "" for a container without one. Among several
+    containers of one name the newest has the claim; an announced one is newer than an ended one."""
 
     def claim(
         name: str, created_at: int, shares: int, held: CpuSet | None, ended: bool
@@ -123,7 +126,7 @@ def _claims(
         before = last.get((pod.uid, name))
         owned = CpuSet.parse(before.cpuset) if before else None
         original = CpuSet.parse(before.original) if before else EMPTY
-        # Without the request of a container from the runtime it keeps its CPUs.
+        # A container whose request is unknown keeps its CPUs.
         cpus = whole_cpus(shares) if shares else len(owned or EMPTY)
         return LocalRequest(pod.uid, name, created_at, cpus, held, owned, original, ended)
 
@@ -182,8 +185,8 @@ def configured(settings: AgentSettings, machine: TopologyView) -> NodeLocalCpus:
 
 
 def check_kubelet(settings: AgentSettings) -> None:
-    """Raises SettingsError when the kubelet has the static policy: each would give away the CPUs of
-    the other. An unreadable state is ignored."""
+    """Raises SettingsError when the kubelet has the static policy: each would assign CPUs of the
+    other. An unreadable state is ignored."""
     if settings.cpu_policy == "none":
         return
     path = os.path.join(settings.kubelet_dir, cpu_manager_state.FILE_NAME)
@@ -193,12 +196,12 @@ def check_kubelet(settings: AgentSettings) -> None:
         log.error("%s", error)
         return
     if state.static:
-        raise SettingsError(f"{_two_masters(settings.cpu_policy)} ({path})")
+        raise SettingsError(f"{_static_kubelet_conflict(settings.cpu_policy)} ({path})")
 
 
-def _two_masters(policy: str) -> str:
+def _static_kubelet_conflict(policy: str) -> str:
     return (
-        f"cpu-policy is {policy}, and the kubelet's cpuManagerPolicy is static: set cpu-policy to "
+        f"cpu-policy is {policy}, but the kubelet's cpuManagerPolicy is static: set cpu-policy to "
         "none, or drain the node, stop the kubelet, set its cpuManagerPolicy to none, remove its "
         f"{cpu_manager_state.FILE_NAME} and start it"
     )
@@ -213,23 +216,23 @@ def _options(names: str) -> StaticOptions:
             continue
         if name not in known:
             raise SettingsError(
-                f"cpu-policy-options: {name[:60]!r} is none of {', '.join(sorted(known))}"
+                f"cpu-policy-options: {name[:60]!r} is not one of {', '.join(sorted(known))}"
             )
         chosen[known[name]] = True
     return StaticOptions(**chosen)
 
 
 class CpuNotices:
-    """Replaces a file by a rename, which a watch of its folder reports as IN_MOVED_TO. Generations
-    continue those of the last agent."""
+    """Writes the files with the CPUs of containers. A file is replaced by a rename, which a watch
+    of its folder reports as IN_MOVED_TO. Generations continue those of the last agent."""
 
     def __init__(self, state_dir: str) -> None:
         self._tree = files.Tree(state_dir)
         self._written: dict[tuple[str, str], Notice] | None = None
 
     def write(self, decision: Decision, *, dynamic: bool) -> list[str]:
-        """Writes the changed files, and returns the failures. A container that once owned CPUs
-        under a dynamic policy has a file as long as its pod exists."""
+        """Writes the changed files, and returns the failures. A container that has owned CPUs under
+        a dynamic policy keeps its file as long as its pod exists."""
         if self._written is None:
             self._written = self._found(decision)
         written = {key: last for key, last in self._written.items() if key[0] in decision.pods}

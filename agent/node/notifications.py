@@ -26,13 +26,15 @@ from agent.model.pod.pods import Pod
 LARGEST_BYTES = 1 << 18
 MOST_NOTIFICATIONS = 1024
 MOST_BYTES = 1 << 20
-"""Of one wait: endless notifications neither keep the agent from its work nor fill its memory."""
+"""The most that one wait returns: a flood of notifications must neither block the agent nor fill
+its memory."""
 
 log = logging.getLogger(__name__)
 
 
 class NotificationSocket:
-    """Replaces a socket that an earlier agent left. `wake` may be called from a signal handler."""
+    """The socket for notifications. It replaces one that an earlier agent left. `wake` may be
+    called from a signal handler."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -49,11 +51,11 @@ class NotificationSocket:
         self._poll.register(self._socket, select.POLLIN)
         self._poll.register(self._woken, select.POLLIN)
 
-    def wait(self, timeout_seconds: float, rest_seconds: float = 0.0) -> list[Notification]:
-        """The notifications that have come, once there is one, `wake` was called or the time is up;
-        for the first `rest_seconds` only a notification ends the wait."""
-        if not self._notified.poll(rest_seconds * 1000):
-            self._poll.poll(max(timeout_seconds - rest_seconds, 0) * 1000)
+    def wait(self, timeout_seconds: float, cooldown_seconds: float = 0.0) -> list[Notification]:
+        """Waits for a notification, `wake` or the timeout, and returns the received notifications.
+        During the first `cooldown_seconds` only a notification ends the wait."""
+        if not self._notified.poll(cooldown_seconds * 1000):
+            self._poll.poll(max(timeout_seconds - cooldown_seconds, 0) * 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         received: list[Notification] = []
@@ -73,11 +75,12 @@ class NotificationSocket:
         return received
 
     def also_wake_on(self, descriptor: int) -> None:
-        """A wait also ends when this descriptor is readable; its owner reads it."""
+        """A wait also ends when this descriptor is readable; the caller reads it."""
         self._poll.register(descriptor, select.POLLIN)
 
     def lost(self) -> bool:
-        """Whether the socket's name is gone, or another's: no notification arrives any more."""
+        """Whether the socket's path was removed or belongs to another socket: no notification
+        arrives any more."""
         try:
             return os.stat(self._path).st_ino != self._inode
         except OSError:
@@ -98,9 +101,10 @@ class NotificationSocket:
 
 
 PATIENCE_SECONDS = 300.0
-"""An announced pod keeps its claim for so long: a kubelet gives RunPodSandbox 4 minutes."""
+"""How long an announced pod keeps its claim: a kubelet allows 4 minutes for RunPodSandbox."""
 MOST = 256
-"""Kept pods, and containers: a kubelet makes a few at a time. The oldest are dropped first."""
+"""The most announced pods, and containers, that are kept: a kubelet creates a few at a time. The
+oldest are dropped first."""
 
 
 class Announced:
@@ -111,8 +115,8 @@ class Announced:
         self._pods: dict[str, tuple[Pod, float]] = {}
 
     def add(self, notification: PodAnnounced, now_seconds: float, wall_nanoseconds: int) -> None:
-        """A repeated notification keeps the first time, so that the pod's order among others
-        stays."""
+        """A repeated notification keeps the time of the first one, so that the order of pods does
+        not change."""
         known = self._pods.get(notification.uid)
         created_at = known[0].created_at if known else wall_nanoseconds
         self._pods[notification.uid] = (
@@ -127,8 +131,8 @@ class Announced:
         self._pods.pop(uid, None)
 
     def missing_from(self, listed: Collection[str], now_seconds: float) -> tuple[Pod, ...]:
-        """The announced pods that are not listed. Drops the others, and those that took too
-        long."""
+        """The announced pods that are not listed. Drops the others, and those whose time has
+        expired."""
         self._pods = {
             uid: (pod, until)
             for uid, (pod, until) in self._pods.items()
@@ -156,7 +160,7 @@ class AnnouncedContainers:
     def add(
         self, notification: ContainerAnnounced, now_seconds: float, wall_nanoseconds: int
     ) -> None:
-        """A repeated notification keeps the first time."""
+        """A repeated notification keeps the time of the first one."""
         key = notification.pod.uid, notification.name
         known = self._containers.get(key)
         created_at = known[0].created_at if known else wall_nanoseconds
@@ -172,8 +176,8 @@ class AnnouncedContainers:
     def missing_from(
         self, pods: Collection[Pod], now_seconds: float
     ) -> tuple[AnnouncedContainer, ...]:
-        """The announced containers of these pods that none of them has. Drops the others, and those
-        that took too long."""
+        """The announced containers of these pods that are not listed. Drops the others, and those
+        whose time has expired."""
         present = {(pod.uid, each.name) for pod in pods for each in pod.containers}
         uids = {pod.uid for pod in pods}
         self._containers = {

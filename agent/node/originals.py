@@ -53,10 +53,10 @@ class OriginalValues:
         self._replaced[notification.container_id] = notification
 
     def resized(self, container_id: str, asked: RequestedResources) -> None:
-        """A frontend let an update of a container pass that requested these values."""
+        """A frontend forwarded an update of a container that requested these values."""
         self._resized[container_id] = asked
 
-    def give_back(self, unmanaged: tuple[Container, ...]) -> list[str]:
+    def restore_excluded(self, unmanaged: tuple[Container, ...]) -> list[str]:
         """Restores the original values of containers that are excluded. Returns the failures."""
         failures: list[str] = []
         groups = {each.group for each in unmanaged if each.group is not None}
@@ -81,7 +81,7 @@ class OriginalValues:
         return failures
 
     def record(self, containers: Iterable[Container]) -> list[str]:
-        """Records the values that a frontend replaced, of containers that have a cgroup by now: a
+        """Records the values that a frontend replaced, for containers that have a cgroup now: a
         restore writes them back. `containers`: all that are listed. Returns the failures."""
         groups = {each.id: each.group for each in containers}
         for unlisted in self._replaced.keys() - groups.keys():
@@ -174,19 +174,20 @@ def _values(
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """`outcome` of cpusets, `values` of other files. `unasked`: why a container that was created on
-    our CPUs could not be looked after, or ""."""
+    """`outcome` of cpusets, `values` of other files. `unchecked`: why a container that was created
+    on CPUs of the agent's choice could not be checked, or ""."""
 
     outcome: WriteOutcome
     values: ValueOutcome
-    unasked: str
+    unchecked: str
 
 
 def restore(settings: RestoreSettings) -> Restored:
-    """Updates the runtime with the original values of its containers, so that it does not write
-    ours again; restores every journalled file; a container that the proxy created on CPUs of ours,
-    which is in no journal, gets its parent's. Then removes the snapshot, so that the proxy rewrites
-    nothing more. Raises LockedError while an agent or an NRI plugin runs, CgroupError, OSError."""
+    """Updates the runtime with the original values of its containers, so that it does not write the
+    agent's values again, and restores every journalled file. A container that the proxy created
+    with CPUs of the agent's choice is not in the journal: it gets the CPUs of its parent. Then
+    removes the snapshot, so that the proxy rewrites no more requests. Raises LockedError while an
+    agent or an NRI plugin runs, CgroupError, OSError."""
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
     try:
@@ -198,23 +199,25 @@ def restore(settings: RestoreSettings) -> Restored:
     controllers = Controllers(settings.cgroup_root, hierarchy.handles)
     journal = Journal(state / "journal")
     path = state / "snapshot.json"
-    unasked = ""
+    unchecked = ""
     chosen: dict[str, CpuSet] = {}
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     try:
         managed = _managed(path, cri, hierarchy)
     except RpcError as error:
-        managed, unasked = [], str(error)
+        managed, unchecked = [], str(error)
     for container in managed:
         try:
             if container.group is not None:
-                cri.update(container.id, _before_us(hierarchy, controllers, journal, container))
+                cri.update(
+                    container.id, _original_values(hierarchy, controllers, journal, container)
+                )
             if container.state is ContainerState.CREATED:
                 cri.update(container.id, Wanted(str(hierarchy.effective_cpus("/"))))
             elif container.group is not None and container.group not in journal:
-                chosen[container.group] = _of_parent(hierarchy, container.group)
+                chosen[container.group] = _parent_cpus(hierarchy, container.group)
         except (RpcError, CgroupError) as error:
-            unasked = f"container {container.id}: {error}"
+            unchecked = f"container {container.id}: {error}"
     cri.close()
     outcome = writer.restore(hierarchy, journal, chosen)
     others = values.restore(controllers, journal)
@@ -223,7 +226,7 @@ def restore(settings: RestoreSettings) -> Restored:
         path.unlink()
     no_plugin.release()
     lock.release()
-    return Restored(outcome, others, unasked)
+    return Restored(outcome, others, unchecked)
 
 
 def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
@@ -241,10 +244,11 @@ def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
     ]
 
 
-def _before_us(
+def _original_values(
     hierarchy: Hierarchy, controllers: Controllers, journal: Journal, container: Container
 ) -> Wanted:
-    """What the runtime is to remember; where a group inherited, the CPUs that it got so."""
+    """The values with which the runtime is updated. A group that inherited its CPUs gets the
+    effective ones."""
     group = container.group or "/"
     original = journal.originals.get(group)
     cpuset = original.cpus if original else ""
@@ -253,8 +257,8 @@ def _before_us(
     return Wanted(cpuset or str(hierarchy.effective_cpus("/")), limits=limits)
 
 
-def _of_parent(hierarchy: Hierarchy, group: str) -> CpuSet:
-    """On v2 empty: the group inherits."""
+def _parent_cpus(hierarchy: Hierarchy, group: str) -> CpuSet:
+    """Empty on v2: the group inherits."""
     if hierarchy.version == 2:
         return EMPTY
     return hierarchy.own_cpus(group.rpartition("/")[0] or "/")

@@ -1,5 +1,5 @@
-"""Delivery of reports to the cluster: delayed so that they are few, on a thread of its own, so that
-a slow server delays no decision."""
+"""Delivery of reports to the cluster. Reports are delayed and merged, so that there are few. A
+thread of their own delivers them, so that a slow server does not delay decisions."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ AGAIN_SECONDS = 30.0
 
 
 class ReportPace(msgspec.Struct, frozen=True):
-    """A report waits until no newer one came for `settle_seconds`, at most `most_seconds`, and is
-    delivered again after `recheck_seconds`, to be compared with the stored object."""
+    """A report is delivered when there was no newer one for `settle_seconds`, at the latest after
+    `most_seconds`. After `recheck_seconds` it is delivered again, to compare it with the stored
+    object."""
 
     settle_seconds: float = 1.0
     most_seconds: float = 10.0
@@ -84,23 +85,23 @@ class Outbox:
                 self._thread.start()
 
     def put(self, report: Report) -> bool:
-        """Replaces the waiting report. Returns False: whether anything is written is not known
-        yet."""
+        """Replaces the queued report. Returns False: it is not known yet whether anything is
+        written."""
         with self._news:
             self._report = report
-            self._pend()
+            self._schedule()
         return False
 
-    def again(self) -> None:
-        """Another client changed our objects. They are written again soon, but a client that
-        repeats this does not cause endless writes."""
+    def resync(self) -> None:
+        """Another client changed the agent's objects. They are written again soon, but a client
+        that does so repeatedly does not cause endless writes."""
         with self._news:
             self._taken = True
             self._news.notify()
 
-    def server_answers(self) -> None:
-        """The server answers again. All nodes notice this at about the same time, so each delays
-        its report by a random part of SPREAD_SECONDS."""
+    def server_available(self) -> None:
+        """The server is available again. All nodes notice this at about the same time, so each
+        delays its report by a random part of SPREAD_SECONDS."""
         with self._news:
             if self.trouble:
                 self._backoff.reset()
@@ -116,7 +117,7 @@ class Outbox:
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
 
-    def _pend(self) -> None:
+    def _schedule(self) -> None:
         self._last_put = self._clock()
         if self._pending_since is None:
             self._pending_since = self._last_put
@@ -150,7 +151,7 @@ class Outbox:
         return True
 
     def _paused(self) -> bool:
-        """Waits for the next try. False after `close`."""
+        """Waits for the next attempt. False after `close`."""
         with self._news:
             while not self._closed.is_set():
                 left = self._not_before - self._clock()
@@ -207,8 +208,8 @@ _JOIN_SECONDS = 2.0
 
 
 def deliver(objects: Objects, report: Report) -> bool:
-    """Whether anything was written. An object that can't be written does not stop the others; then
-    raises a KubeError that names all of them. Raises the error of a server that is unavailable at
+    """Whether anything was written. If some objects can't be written, writes the others and then
+    raises a KubeError that names all failures. Raises the error of an unavailable server at
     once."""
     name = report.topology.name
     parts: tuple[Callable[[], bool], ...] = (

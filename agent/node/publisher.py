@@ -1,4 +1,4 @@
-"""The snapshot file: written when its content changes, or when a frontend asks for a fresh one."""
+"""The snapshot file: written when its content changes, or when a frontend requests a fresh one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ from agent.node.sources import SourceName, Sources
 
 
 class Publisher:
-    """Generations continue across restarts, so that none comes twice in one boot unless the file
-    was lost. A removed file is written again.
+    """Generations continue across restarts, so that each occurs once in a boot unless the file was
+    lost. A removed file is written again.
 
-    `owners` are those of the last snapshot, also of an earlier agent in this boot: a frontend may
-    have given CPUs away by it. Without a snapshot the owners follow from cgroups, except for
-    conflicts.
+    `owners` are those of the last snapshot, also of an earlier agent in this boot: frontends may
+    have used it. Without a snapshot the cgroups show the owners, except in conflicts.
     """
 
     def __init__(self, path: str, boot_id: str, sources: Sources | None = None) -> None:
@@ -86,16 +85,17 @@ class Publisher:
         *,
         fresh: bool,
         excluded: Patterns = (),
-        left_alone: Collection[str] = (),
+        excluded_ids: Collection[str] = (),
         memory_stays: bool = False,
         cpu_policy: CpuPolicy = "none",
         visibility: DeviceVisibility | None = None,
     ) -> None:
-        """Writes if something changed or `fresh` asks for it. Raises OSError.
+        """Writes the snapshot if something changed, or if `fresh` is set. Raises OSError.
 
-        `blocked`: by pod uid, why its containers must not be created yet. `left_alone`: ids of
+        `blocked`: by pod uid, why its containers must not be created yet. `excluded_ids`: ids of
         containers that a pattern of `excluded` names. `memory_stays`: no update changes the memory
-        nodes of a container that runs. `visibility` None: the snapshot says nothing of devices.
+        nodes of a container that runs. `visibility` None: the snapshot has no decisions about
+        devices.
         """
         wanted = {
             uid: _blocked(each, blocked[uid]) if uid in blocked else each
@@ -116,7 +116,7 @@ class Publisher:
             pods=wanted,
             containers={
                 **by_container,
-                **dict.fromkeys(left_alone, NOTHING),
+                **dict.fromkeys(excluded_ids, NOTHING),
             },
             excluded=excluded,
             system=str(decision.system),
@@ -137,7 +137,7 @@ class Publisher:
         except FileNotFoundError:
             return None
         except (OSError, snapshots.SnapshotError) as error:
-            trouble = f"the last one is lost, its numbers begin again: {error}"
+            trouble = f"the last one can't be read, generations start again: {error}"
             self._sources.report(SourceName.SNAPSHOT, (trouble,))
             return None
 

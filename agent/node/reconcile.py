@@ -1,21 +1,22 @@
 """The reconcile loop of a node: one pass brings cgroups, runtime, snapshot and reports in line with
-what the cluster, the kubelet and the runtime say.
+the state of the cluster, the kubelet and the runtime.
 
 A pass is a pipeline. Each stage takes values and returns one:
 
 1. observe: list the runtime; read topology and cluster state.
-2. resolve: the pods of this node, the CPUs that the kubelet gave away, the node's configuration,
-   and the CPUs that containers hold. The kubelet is read after the runtime was listed, so that its
+2. resolve: the pods of this node, the CPUs that the kubelet assigned, the node's configuration, and
+   the CPUs that containers hold. The kubelet is read after the runtime was listed, so that its
    state names every listed container.
-3. decide: who owns which CPUs, and what the shared pools are (`allocate.pools`); changes nothing.
+3. decide: the owners of CPUs, and the shared pools (`allocate.pools`); changes nothing.
 4. make room: write the cpusets of running containers, so that the CPUs of new owners become free.
-5. publish: replace the snapshot. Only now frontends may start containers on CPUs that were given
-   away. Pods on whose CPUs another container still runs are blocked in it.
-6. apply: write what no container waits for: cpusets of sandboxes, limits, and the runtime's values.
+5. publish: replace the snapshot. Only from now on frontends may start containers on the CPUs of new
+   owners. A pod is blocked in it while another container still runs on its CPUs.
+6. apply: write the values that no container waits for: cpusets of sandboxes, limits, and the
+   runtime's values.
 7. report: log, metrics, Events, PodResources, and the objects of the cluster.
 
 A fault in stages 1 to 3 ends the pass, and the last snapshot stays in force. Later faults are
-collected: the other stages run all the same.
+collected, and the other stages still run.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ class ReconcileError(RuntimeError):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """`began_nanoseconds` on the monotonic clock. `listed`: all that the runtime lists; `managed`
-    without what `exclude` names, `unmanaged` the containers that it names. `update_pending`: an
-    update of the runtime is in progress, which may still apply CPUs of the last decision."""
+    """`began_nanoseconds` on the monotonic clock. `listed`: all pods of the runtime; `managed`:
+    without those that `exclude` names; `unmanaged`: the containers that it names. `update_pending`:
+    an update of the runtime is in progress, which may still apply CPUs of the last decision."""
 
     began_nanoseconds: int
     listed: RuntimeState
@@ -81,8 +82,8 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """`pods` to decide about, `all_pods` with excluded ones, which hold devices and CPUs of claims
-    too. `holds`: by container id, the CPUs that it runs on or will start on."""
+    """`pods`: those to decide about; `all_pods`: with excluded ones, which hold devices and CPUs of
+    claims too. `holds`: by container id, the CPUs that it runs on or will start on."""
 
     pods: tuple[Pod, ...]
     all_pods: tuple[Pod, ...]
@@ -93,8 +94,8 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class Reconciler:
-    """Its state between passes only keeps decisions steady. A restart loses nothing that the
-    runtime and the cgroups do not show again."""
+    """Runs passes. Its state between passes only keeps decisions stable: after a restart the
+    runtime and the cgroups show everything else again."""
 
     def __init__(
         self,
@@ -109,7 +110,8 @@ class Reconciler:
         node_local: NodeLocalCpus | None = None,
         devices: DeviceVisibilityView | None = None,
     ) -> None:
-        """Without `node_local` there is no node-local policy, without `devices` there are none."""
+        """`node_local` None: there is no node-local policy; `devices` None: there are no
+        devices."""
         self._topology = topology
         self._runtime = runtime
         self._cluster = cluster
@@ -129,7 +131,7 @@ class Reconciler:
         """Pods and containers that the agent does not manage. It may change between passes."""
 
     def notified(self, notifications: list[Notification]) -> None:
-        """Takes the notifications of frontends; the next pass answers them with a snapshot."""
+        """Handles the notifications of frontends; the next pass answers them with a snapshot."""
         for notification in notifications:
             self._notified = True
             kind = type(notification).__struct_config__.tag
@@ -203,7 +205,7 @@ class Reconciler:
         self.again = decision.again
         owners = settled(decision, self._publisher.all_owners)
         self._reporter.changes.decided(node.pods, decision, owners, node.holds)
-        self._reporter.changes.unplaced(_unplaced(seen.managed.pods), time.monotonic())
+        self._reporter.changes.without_cgroup(_without_cgroup(seen.managed.pods), time.monotonic())
         return decision
 
     def _make_room(self, seen: Observation, node: Resolved, decision: Decision) -> Freed:
@@ -237,7 +239,7 @@ class Reconciler:
             seen.began_nanoseconds,
             fresh=self._notified,
             excluded=self.exclude,
-            left_alone=[each.id for each in seen.unmanaged],
+            excluded_ids=[each.id for each in seen.unmanaged],
             memory_stays=self._enforcement.memory_stays,
             cpu_policy=node.cpu_policy,
             visibility=visibility,
@@ -276,8 +278,8 @@ class Reconciler:
     def _pods(
         self, managed: tuple[Pod, ...], cluster: ClusterState
     ) -> tuple[tuple[Pod, ...], frozenset[str]]:
-        """The pods that the runtime has or is about to get (the uids of both), and those that the
-        cluster assigned to this node."""
+        """The pods that the runtime has or that were announced (with their uids), and those that
+        the cluster assigned to this node."""
         listed = {pod.uid for pod in managed}
         here = managed + self._announced.missing_from(listed, time.monotonic())
         known = self._cluster.update(cluster, [pod.uid for pod in here])
@@ -289,7 +291,7 @@ class Reconciler:
         return excludes(self.exclude, pod.namespace, pod.name)
 
 
-def _unplaced(pods: tuple[Pod, ...]) -> dict[str, str]:
+def _without_cgroup(pods: tuple[Pod, ...]) -> dict[str, str]:
     """Running containers without a known cgroup: their title by id."""
     return {
         each.id: f"{pod.title} {each.name}"

@@ -36,8 +36,8 @@ UpdatePodResources = Callable[
 
 
 class ReportInput(msgspec.Struct, frozen=True):
-    """The input of the cluster's objects. `kubelet` has the policy of the CPU manager, `resources`
-    everything else that the kubelet gave to pods."""
+    """The input of the cluster's objects. `kubelet` has the policy and CPUs of the CPU manager,
+    `resources` everything else that the kubelet gave to pods."""
 
     topology: Topology
     decision: Decision
@@ -56,7 +56,8 @@ class ClusterReporter:
         self, node_name: str, deliver: Callable[[Report], bool], *, waits: bool = False
     ) -> None:
         """`deliver` returns whether it wrote anything. `waits`: there is no report before the Node,
-        the pods and the Device object are known, as readers take a part for the whole."""
+        the pods and the Device object are known, because readers would take a partial report for a
+        complete one."""
         self._name = node_name
         self._deliver = deliver
         self._waits = waits
@@ -76,7 +77,7 @@ class ClusterReporter:
 
 
 class Reporter:
-    """Reports a pass where people and other programs read it."""
+    """Reports a pass in log, metrics, Events, PodResources and the cluster's objects."""
 
     def __init__(
         self,
@@ -86,8 +87,8 @@ class Reporter:
         correct: UpdatePodResources | None = None,
         group_of: Callable[[int], str | None] = lambda pid: None,
     ) -> None:
-        """`correct` gets what corrected PodResources have to answer; without `pod_events` no Event
-        is recorded. `group_of`: the cgroup of a process."""
+        """`correct` gets the input of corrected PodResources; without `pod_events` no Event is
+        recorded. `group_of`: the cgroup of a process."""
         self.metrics = metrics
         self.changes = ChangeRecorder(metrics)
         self._cluster = cluster
@@ -105,14 +106,14 @@ class Reporter:
         visibility: DeviceVisibility | None,
         listed: tuple[Pod, ...],
     ) -> None:
-        """`listed`: the pods of the runtime, also excluded ones. There is no report to the cluster
+        """`listed`: the pods of the runtime, also excluded ones. Nothing is reported to the cluster
         while the visibility is UNDECIDED. Raises StoreError."""
-        self.changes.short(shortfalls)
+        self.changes.shortfalls(shortfalls)
         unread = _unread(moment.pods, moment.decision.refusals, shortfalls)
         self._pod_events.record(shortfalls, unread, moment.cluster.pods)
         if self._correct is not None:
             self._correct(moment.pods, moment.decision.pods, devices, visibility)
-        self.changes.shown(moment.decision)
+        self.changes.export(moment.decision)
         if devices.readings is not self._readings:
             self._readings = devices.readings
             self._users = users(devices.readings, listed, self._group_of)
@@ -126,7 +127,7 @@ class Reporter:
 def _unread(
     pods: tuple[Pod, ...], refusals: tuple[ClaimRefusal, ...], shortfalls: tuple[Shortfall, ...]
 ) -> tuple[ClaimRefusal, ...]:
-    """Refusals of annotations that can't be read, which promise no CPUs."""
+    """Refusals of annotations that can't be read and so promise no CPUs."""
     there = {pod.uid for pod in pods if pod.containers} - {each.uid for each in shortfalls}
     return tuple(each for each in refusals if each.uid in there and each.key and not each.claimed)
 
@@ -159,8 +160,8 @@ def held(
     kubelet: KubeletCpus,
     granted: Mapping[str, Held],
 ) -> tuple[Held, ...]:
-    """What each pod holds: its own CPUs, and its amounts of NUMA nodes, which the kubelet
-    (`granted`, by uid) or else the scheduler gave it."""
+    """The resources that each pod holds: the CPUs that it owns, and its amounts by NUMA node, as
+    assigned by the kubelet (`granted`, by uid) or else by the scheduler."""
     cpus: dict[str, CpuSet] = {owner.uid: owner.cpus for owner in decision.owners}
     for uid, given in given_away(pods, kubelet).items():
         cpus[uid] = cpus.get(uid, EMPTY) | given
@@ -197,7 +198,7 @@ def _reserved(configuration: NodeConfiguration, resources: PodResourcesState) ->
 
 
 def _fingerprint(pods: Iterable[ApiPod]) -> str:
-    """The fingerprint of the pods that a scheduler counts: all that are not pending
+    """The fingerprint of the pods that a scheduler counts: all pods that are not pending
     (scheduler-plugins, pkg/noderesourcetopology/podprovider, IsPodRelevantDedicated)."""
     return fingerprint.of(
         (pod.namespace, pod.name) for pod in pods if pod.phase is not Phase.PENDING
@@ -205,8 +206,8 @@ def _fingerprint(pods: Iterable[ApiPod]) -> str:
 
 
 def _allocs(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> tuple[PodCpuAlloc, ...]:
-    """Koordinator's list of the CPUs that the kubelet gave away, which include claims. It knows our
-    owners by their annotation."""
+    """Koordinator's list of the CPUs that the kubelet assigned, claims included. Koordinator finds
+    other owners by their annotation."""
     by_uid = {pod.uid: pod for pod in pods}
     return tuple(
         PodCpuAlloc(

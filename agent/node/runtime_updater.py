@@ -1,8 +1,8 @@
 """Updates the runtime, in the background, with the values that the agent wrote to cgroups.
 
-A runtime writes all values that it remembers of a container whenever a client updates one of them.
-The updater makes one call at a time, with the newest values only. The CPUs of a call in progress
-count as held (`in_progress`), as the runtime may apply them at any moment.
+A runtime writes all values that it stores of a container whenever a client updates one of them. The
+updater makes one call at a time, with the newest values only. The CPUs of a call in progress count
+as held (`in_progress`), as the runtime may apply them at any moment.
 
 The updater skips a container that has ended: containerd 2.4.2 with NRI, its default, crashes with a
 nil pointer when it removes a container during an update of it (internal/cri/nri,
@@ -48,9 +48,9 @@ class RuntimeUpdater:
         remembered: Mapping[str, Placement],
         groups: Mapping[str, str],
     ) -> None:
-        """Queues what the runtime does not remember. `containers`: all that run, with their wanted
-        values; `remembered`: the runtime's values, of the containers that were inspected in this
-        pass; `groups`: their cgroups, as far as they are known."""
+        """Queues the wanted values that the runtime does not store. `containers`: all that run,
+        with their wanted values; `remembered`: the runtime's values, of the containers that were
+        inspected in this pass; `groups`: their cgroups, as far as they are known."""
         with self._changed:
             self._groups = groups
             for gone in self._sent.keys() - containers.keys():
@@ -69,15 +69,15 @@ class RuntimeUpdater:
                 self._changed.notify_all()
 
     def pause(self) -> bool:
-        """Clears the queue until the next `update`. Returns whether a call is in progress or had no
-        answer."""
+        """Clears the queue until the next `update`. Returns whether a call is in progress, or has
+        had no answer."""
         with self._changed:
             self._queue = {}
             return self._calling is not None or bool(self._unanswered)
 
     def in_progress(self) -> dict[str, CpuSet]:
-        """By container id, the CPUs of the call in progress, and of calls without an answer, which
-        a runtime that hung may still apply, until it answers a later one."""
+        """By container id, the CPUs of the call in progress, and of calls without an answer: a
+        runtime that hung may still apply those, until it answers a later call."""
         with self._changed:
             cpus_by_id = dict(self._unanswered)
             if self._calling is not None:
@@ -131,8 +131,8 @@ class RuntimeUpdater:
                 self._changed.wait_for(lambda: self._closing, RETRY_SECONDS)
 
     def _call(self, container_id: str, wanted: Wanted) -> int:
-        """The status of the call. An update that the runtime refuses is not repeated: the cgroups
-        are right without it."""
+        """Returns the status of the call. An update that the runtime refuses is not repeated: the
+        cgroups are correct without it."""
         try:
             self._cri.update(container_id, wanted)
         except RpcError as error:
@@ -147,7 +147,7 @@ def _cpus(wanted: Wanted) -> CpuSet:
 
 
 def remembers(placement: Placement, wanted: Wanted) -> bool:
-    """Whether the runtime remembers the wanted values of a container."""
+    """Whether the runtime stores the wanted values of a container."""
     limits = wanted.limits
     quota = limits.quota_microseconds
     if wanted.lifts_quota and placement.quota_microseconds > 0:

@@ -23,14 +23,14 @@ from agent.rpc.grpc import NO_ANSWER, RpcError
 
 
 class CgroupLocator:
-    """Finds the cpuset cgroup of a container: where its spec says, else by the names that runtimes
-    give, else where its process is, if that group bears its name."""
+    """Finds the cpuset cgroup of a container: the path in its spec, else a name that runtimes use,
+    else the group of its process, if the container's id is in that group's name."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
 
     def group_of(self, container_id: str, placement: Placement, cgroup_parent: str) -> str | None:
-        """None while the container has no group, or none that can be found."""
+        """None while the container has no group, or its group can't be found."""
         named = names.from_cgroups_path(placement.cgroups_path)
         groups = [named] if named else []
         groups += names.container_groups(cgroup_parent, container_id)
@@ -54,16 +54,16 @@ _VIRTUAL = "kata"
 """Prefix of the handlers of Kata Containers (`kata`, `kata-qemu`, `kata-clh`, ...)."""
 
 
-_LEFT_ALONE_SECONDS = 60.0
-"""For how long a container whose inspection timed out is not inspected again."""
+_SKIP_SECONDS = 60.0
+"""How long a container whose inspection timed out is not inspected again."""
 
 
 class RuntimeState(msgspec.Struct, frozen=True):
     """`pods` sorted by uid: those with a ready sandbox or a container that has not ended.
 
-    `starts_with`: the values that the runtime remembers of containers, by id: always of those that
-    are created and not running, which start with them (cpuset "": every CPU of the parent).
-    `grants`: the devices and CPUs that containers show.
+    `starts_with`: the values that the runtime stores of containers, by id. It always has those of
+    created containers, which start with them (cpuset "": every CPU of the parent). `grants`: the
+    devices and CPUs that containers show.
     """
 
     pods: tuple[Pod, ...]
@@ -72,11 +72,13 @@ class RuntimeState(msgspec.Struct, frozen=True):
 
 
 class RuntimeView:
-    """Lists the runtime's pods, and inspects each container once for what can't change.
+    """Lists the runtime's pods, and inspects each container once for the properties that can't
+    change.
 
-    `grants`: inspect what containers show of devices; the answer with their cgroup has it.
-    `requests`: inspect what containers request, also those that have ended. A request is inspected
-    again after a notification of its change, and one container in every pass, as a safety net.
+    `grants`: read the devices that containers show, from the same answer as their cgroup.
+    `requests`: read the requests of containers, also of those that have ended. A request is
+    inspected again after a notification of its change, and one container in every pass, as a safety
+    net.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class RuntimeView:
         self._sandboxes: dict[str, Placement] = {}
         self._groups: dict[str, str] = {}
         self._unanswered: set[str] = set()
-        self._left_alone: dict[str, float] = {}  # by id, the end on the monotonic clock
+        self._skipped_until: dict[str, float] = {}  # by id, the end on the monotonic clock
         self._late = False
 
     def observe(self) -> RuntimeState:
@@ -101,7 +103,7 @@ class RuntimeView:
         sandboxes = self._cri.sandboxes()
         containers = self._cri.containers()
         self._forget({each.id for each in sandboxes}, {each.id for each in containers})
-        self._doubt_one()
+        self._reinspect_oldest()
         living = [each for each in containers if each.state is not ContainerState.ENDED]
         by_sandbox: dict[str, list[Container]] = {}
         starts_with: dict[str, Placement] = {}
@@ -135,8 +137,8 @@ class RuntimeView:
     def _container(
         self, each: RuntimeContainer, starts_with: dict[str, Placement], uid: str
     ) -> Container | None:
-        """None for one that has just ended. `uid`: of its pod, "" for a pod that appeared in
-        between."""
+        """None for a container that has just ended. `uid`: of its pod, "" for a pod that appeared
+        after the sandboxes were listed."""
         group = self._groups.get(each.id)
         stale = self._requests and (each.id in self._stale or each.id not in self._shares)
         unread = self._grants is not None and uid != "" and each.id not in self._grants
@@ -161,7 +163,7 @@ class RuntimeView:
             each.id, each.name, each.state, group, created_at=each.created_at, shares=shares
         )
 
-    def _doubt_one(self) -> None:
+    def _reinspect_oldest(self) -> None:
         """Inspects again the container that was inspected longest ago."""
         if self._requests and self._shares:
             oldest = next(iter(self._shares))
@@ -242,10 +244,10 @@ class RuntimeView:
         return placement
 
     def _inspect(self, which: str, ask: Callable[[str], Placement]) -> Placement | None:
-        """None for one that does not exist any more; an empty placement when the runtime fails on
+        """None when it does not exist any more; an empty placement when the runtime can't inspect
         this one only, for example because its shim died or hangs. Raises RpcError when the runtime
         does not answer: at the second timeout of a pass."""
-        if time.monotonic() < self._left_alone.get(which, 0.0):
+        if time.monotonic() < self._skipped_until.get(which, 0.0):
             return Placement()
         try:
             placement = ask(which)
@@ -253,7 +255,7 @@ class RuntimeView:
             alone = error.code == Code.DEADLINE_EXCEEDED and not self._late
             if error.code == Code.DEADLINE_EXCEEDED:
                 self._late = True
-                self._left_alone[which] = time.monotonic() + _LEFT_ALONE_SECONDS
+                self._skipped_until[which] = time.monotonic() + _SKIP_SECONDS
             if error.code in NO_ANSWER and not alone:
                 raise
             if error.code == Code.NOT_FOUND:
@@ -273,8 +275,8 @@ class RuntimeView:
         _keep(self._grants or {}, containers)
         self._stale &= containers
         self._unanswered &= sandboxes | containers
-        for gone in self._left_alone.keys() - sandboxes - containers:
-            del self._left_alone[gone]
+        for gone in self._skipped_until.keys() - sandboxes - containers:
+            del self._skipped_until[gone]
 
 
 def _keep(known: dict[str, Any], present: set[str]) -> None:

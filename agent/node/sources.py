@@ -48,10 +48,11 @@ LEVELS: Final[Mapping[SourceName, int]] = {
 
 
 class Sources:
-    """Logs each problem once, and the end of the last. Safe to call from any thread."""
+    """Logs each problem once, and when a source has no problem any more. Safe to call from any
+    thread."""
 
     def __init__(self, count: Callable[[str, int], None] | None = None) -> None:
-        """`count` gets a source's name and its number of problems, when they change."""
+        """`count` is called with a source's name and its number of problems when they change."""
         self._count = count
         self._lock = threading.Lock()
         self._problems: dict[SourceName, frozenset[str]] = {}

@@ -1,5 +1,5 @@
-"""Writes the CPUs that a scheduler chose into the CPU manager's state of a stopped kubelet, in the
-place of those that its static policy gave. The kubelet keeps its checkpoint, with other CPUs in it.
+"""Writes the CPUs that a scheduler chose into the CPU manager state of a stopped kubelet, in place
+of those that its static policy assigned. The rest of the checkpoint stays.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BACKUP_SUFFIX = ".topolet-backup"
 
 
 class TakeoverError(ValueError):
-    """What must not be written; the message names pod, container and CPUs."""
+    """The state must not be written; the message names pod, container and CPUs."""
 
 
 class TakenOver(msgspec.Struct, frozen=True):
-    """`nothing` says why nothing was written; else `backup` is where the old file is now.
+    """`nothing`: why nothing was written; otherwise `backup` is the path of the old file.
 
     `remarks`: what could not be taken into account.
     """
@@ -59,7 +59,7 @@ def take_over(settings: DoctorSettings) -> TakenOver:
     path = f"{settings.kubelet_dir}/{cpu_manager_state.FILE_NAME}"
     before = cpu_manager_state.read(path)
     if not before.static:
-        why = f"the kubelet's CPU manager policy is {before.policy}: it gives no CPUs away"
+        why = f"the kubelet's CPU manager policy is {before.policy}: it assigns no CPUs"
         return TakenOver(before, before, why)
     proc = os.path.join(settings.root, "proc")
     own_group = _own_group(settings, proc)
@@ -79,9 +79,9 @@ def take_over(settings: DoctorSettings) -> TakenOver:
 
 
 def chosen(snapshot: Snapshot, pods: Sequence[Pod]) -> Entries:
-    """The CPUs that a scheduler gave to pods, and the agent to their containers: each has all CPUs
-    of its pod. Omits excluded and unseen containers. Raises CpuSetError for an invalid cpuset in
-    the snapshot."""
+    """The CPUs that a scheduler gave to pods, by container: each container has all CPUs of its pod.
+    Omits excluded containers, and those that the agent has not seen. Raises CpuSetError for an
+    invalid cpuset in the snapshot."""
     own = {owner.uid: owner.cpus for owner in snapshot.owners if not owner.kubelet}
     found: Entries = {}
     for pod in pods:
@@ -97,12 +97,12 @@ def with_chosen(
     chosen: Mapping[str, Mapping[str, CpuSet]],
     reserved: CpuSet = EMPTY,
 ) -> CpuManagerState:
-    """The state with the chosen CPUs by pod uid and container name, and with the rest of the
-    machine as its shared CPUs.
+    """Replaces the CPUs in the state by the chosen ones, by pod uid and container name. The rest of
+    the machine becomes its shared CPUs.
 
-    `reserved` are the kubelet's, without which among the shared CPUs it does not start. Containers
-    of one pod may have the same CPUs, as the kubelet's own init containers do. Raises
-    TakeoverError.
+    `reserved`: by the kubelet. It does not start when they are not among the shared CPUs.
+    Containers of one pod may have the same CPUs, as init containers have under the static policy.
+    Raises TakeoverError.
     """
     _require_whole(state)
     machine = state.default | union(state.by_uid.values())
@@ -113,7 +113,9 @@ def with_chosen(
             if not cpus:
                 raise TakeoverError(f"{title}: no CPUs")
             if foreign := cpus - machine:
-                raise TakeoverError(f"{title}: CPUs {foreign} are not the kubelet's ({machine})")
+                raise TakeoverError(
+                    f"{title}: the kubelet's state does not have CPUs {foreign} (only {machine})"
+                )
             if kept := cpus & reserved:
                 raise TakeoverError(f"{title}: the kubelet reserves CPUs {kept}")
             if uid in state.pods:
@@ -123,7 +125,7 @@ def with_chosen(
     for uid, title, cpus in _holdings(entries, state.pods):
         if other := next((owner[cpu] for cpu in cpus if owner.get(cpu, uid) != uid), None):
             both = CpuSet(cpu for cpu in cpus if owner.get(cpu) == other)
-            raise TakeoverError(f"{title}: CPUs {both} are those of pod {other} too")
+            raise TakeoverError(f"{title}: CPUs {both} also belong to pod {other}")
         owner |= dict.fromkeys(cpus, uid)
     default = machine - CpuSet(owner)
     if not default:
@@ -139,7 +141,7 @@ def _require_whole(state: CpuManagerState) -> None:
     if state.checked is Checked.MISMATCH:
         raise TakeoverError("the checksum is not that of the content")
     if state.problems:
-        raise TakeoverError(f"not all can be read: {state.problems[0]}")
+        raise TakeoverError(f"a part of it can't be read: {state.problems[0]}")
     if state.originals:
         raise TakeoverError(f"pod {min(state.originals)} has been resized in place")
 
@@ -155,8 +157,8 @@ def _holdings(
 
 
 def write(path: str, state: CpuManagerState) -> str:
-    """Replaces the file, with its mode and owner; the path of the old one, which gets a number
-    where there are older ones. Raises OSError."""
+    """Replaces the file, and keeps its mode and owner. Returns the path of the backup, which gets a
+    number when there are older ones. Raises OSError."""
     old = os.stat(path)
     backup = _keep(path)
     files.replace(path, cpu_manager_state.encode(state), durable=True, mode=old.st_mode & 0o7777)
@@ -166,7 +168,7 @@ def write(path: str, state: CpuManagerState) -> str:
 
 
 def _keep(path: str) -> str:
-    """A second name for the present file, before another file replaces it."""
+    """Links the present file to a second name, before another file replaces it."""
     number = 0
     while True:
         backup = f"{path}{BACKUP_SUFFIX}{f'.{number}' if number else ''}"
@@ -177,7 +179,7 @@ def _keep(path: str) -> str:
 
 
 def _require_stopped(proc: str, own_group: str | None, kubelet_dir: str) -> None:
-    """Raises TakeoverError where a process is the kubelet of this folder, or may be it."""
+    """Raises TakeoverError when a process is, or may be, the kubelet of this folder."""
     found = kubelet_process.find(proc, own_group)
     for each in found.kubelets:
         if kubelet_process.keeps_state_elsewhere(proc, each, kubelet_dir):
@@ -192,9 +194,9 @@ def _snapshot(path: Path) -> Snapshot:
     try:
         snapshot = snapshots.decode(path.read_bytes())
     except (OSError, SnapshotError) as error:
-        raise TakeoverError(f"no decisions of an agent: {error}") from error
+        raise TakeoverError(f"the agent's decisions can't be read: {error}") from error
     if snapshot.boot_id != files.boot_id():
-        raise TakeoverError(f"no decisions of an agent: {path} is of before the machine's start")
+        raise TakeoverError(f"the agent's snapshot {path} is older than the last boot")
     return snapshot
 
 
@@ -222,13 +224,13 @@ def _wanted(snapshot: Snapshot, container_id: str) -> CpuSet | None:
 
 
 def reserved(settings: DoctorSettings) -> tuple[CpuSet, tuple[str, ...]]:
-    """What the kubelet keeps, by the configuration file in its folder: it has no command line while
-    it is stopped."""
+    """The CPUs that the kubelet reserves according to the configuration file in its folder: a
+    stopped kubelet has no command line."""
     path = f"{settings.kubelet_dir}/config.yaml"
     try:
         kubelet = configuration.of_object(documents.read(path), path)
     except FileNotFoundError:
-        return EMPTY, (f"{path} is absent: CPUs that the kubelet reserves are not known",)
+        return EMPTY, (f"{path} does not exist: the CPUs that the kubelet reserves are not known",)
     except DocumentError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     static = msgspec.structs.replace(kubelet, cpu_manager_policy="static")

@@ -29,10 +29,10 @@ from agent.node.sources import SourceName, Sources
 
 SETTLE_SECONDS: Final = 5.0
 """A container's cgroup exists before the runtime lists it as running, and some runtimes have no
-events for the agent: for this long after any event the passes repeat, after pauses that double from
+events for the agent: for this long after any event the passes repeat, with pauses that double from
 FIRST_PAUSE_SECONDS to the period."""
 FIRST_PAUSE_SECONDS: Final = 0.02
-LEAST_REST_SECONDS: Final = 0.02
+LEAST_COOLDOWN_SECONDS: Final = 0.02
 
 SUBSYSTEMS: Final = frozenset({"pci", "infiniband", "fpga_region", "fpga", "dfl"})
 """Subsystems whose uevents report devices. `pci`: functions that are plugged in or out, virtual
@@ -55,7 +55,7 @@ class Trigger(enum.Enum):
 
 
 class Triggers:
-    """Ends the wait for notifications on an event. A source that this machine does not have is
+    """Ends the wait for notifications on an event. A source that is missing on this machine is
     reported once.
 
     Events during a pass trigger one pass together.
@@ -88,11 +88,11 @@ class Triggers:
         self._cluster_news = cluster_news
         self._runtime_event = threading.Event()
 
-        def happened() -> None:
+        def on_event() -> None:
             self._runtime_event.set()
             notification_socket.wake()
 
-        self._runtime = ContainerEvents(runtime_socket, happened)
+        self._runtime = ContainerEvents(runtime_socket, on_event)
 
     def take(self) -> set[Trigger]:
         """The triggers since the last call."""
@@ -152,14 +152,14 @@ class Triggers:
             self._kubelet.try_again()
 
 
-def rest(settings: AgentSettings, took_seconds: float) -> float:
-    """For how many seconds after a pass of this length only a notification triggers another:
-    endless cgroup changes keep the agent busy for half of the time at most."""
-    return min(max(took_seconds, LEAST_REST_SECONDS), settings.period_seconds)
+def cooldown(settings: AgentSettings, took_seconds: float) -> float:
+    """The seconds after a pass in which only a notification triggers another one, by the length of
+    the pass: endless cgroup changes keep the agent busy at most half of the time."""
+    return min(max(took_seconds, LEAST_COOLDOWN_SECONDS), settings.period_seconds)
 
 
 class GroupKind(enum.Enum):
-    """The kinds of groups. The kubelet's own root may lie one level down (its --cgroup-root)."""
+    """The kinds of groups. The kubelet's own root may be one level down (its --cgroup-root)."""
 
     TOP = "top"
     OTHER = "other"
@@ -184,7 +184,8 @@ _MASKS: Final = {
 
 
 class CgroupWatch:
-    """`root` is where the hierarchy is mounted. Raises OSError when the kernel has no inotify left.
+    """`root` is where the hierarchy is mounted. Raises OSError when the limit of inotify instances
+    is reached.
 
     `complete` is False while some group is not watched, because the kernel allows no more watches.
     The kernel keeps the watch of a cgroup that was removed (its inode still has links), so this
@@ -247,7 +248,7 @@ class CgroupWatch:
         self._watched.pop(number, None)
 
     def _enter(self, directory: str, place: GroupKind) -> None:
-        """Watches first and lists then: changes in between are reported twice, never missed."""
+        """Watches before it lists: changes in between are reported twice, never missed."""
         try:
             number = self._queue.watch(directory, _MASKS[place])
             if (before := self._numbers.get(directory, number)) != number:

@@ -1,6 +1,6 @@
-"""Violations of the ownership of CPUs: containers that run on CPUs of another pod's, and containers
-that own fewer CPUs than the annotation of their pod, or the checkpoint of a static kubelet,
-promises.
+"""Violations of the ownership of CPUs: containers that run on another pod's CPUs, and containers
+that own fewer CPUs than the annotation of their pod, or the checkpoint of a kubelet with the static
+policy, promises.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def find_shortfalls(
     kubelet: KubeletCpus,
     holds: Mapping[str, CpuSet],
 ) -> tuple[Shortfall, ...]:
-    """Of containers that exist, in the order of `pods`. `holds`: by container id, the CPUs that it
-    holds or will start with."""
+    """Shortfalls of existing containers, in the order of `pods`. `holds`: by container id, the CPUs
+    that it holds or will start with."""
     refused = {each.uid: each.reason for each in decision.refusals}
     offline = {each.uid: each.offline for each in decision.owners if each.offline}
     owned = {each.uid: each.cpus for each in decision.owners}
@@ -144,7 +144,7 @@ def find_shortfalls(
                 continue
             own = CpuSet.parse(wanted.cpuset or "") if wanted.exclusive else EMPTY
             if wanted.hands_off:
-                # The kubelet gave CPUs to unknown containers of the pod.
+                # The state does not show to which containers of the pod the kubelet gave CPUs.
                 own = owned.get(pod.uid, EMPTY)
             held = own & holds.get(container.id, own)
             if len(held) >= len(promised):

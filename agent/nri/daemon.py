@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from agent.hooks.admission import Admission
-from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.hooks.requests import Outcomes
 from agent.host import locks

@@ -11,7 +11,7 @@ import msgspec
 
 from agent.hooks import cpuset
 from agent.hooks.admission import Admission
-from agent.hooks.agent_link import SnapshotFile
+from agent.hooks.agent_client import SnapshotFile
 from agent.hooks.requests import (
     UNCHANGED,
     Changes,
@@ -41,7 +41,7 @@ _HOOKS = {
 }
 
 
-class _Making(NamedTuple):
+class _InProgress(NamedTuple):
     """A container between our answer and what came of it; `adjusted`: what we changed."""
 
     creation: Creation | Unread
@@ -65,18 +65,18 @@ class NriHooks:
         self._snapshots = snapshots
         self._containers = containers
         self._conflicts = conflicts
-        self._making: dict[str, _Making] = {}
+        self._in_progress: dict[str, _InProgress] = {}
         self._changing: dict[str, Update] = {}
 
     def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
         """The calls in progress have ended: each container exists or was not created. Others may
         have been created without a hook."""
         present = {each.id for each in containers}
-        for container_id, making in self._making.items():
+        for container_id, making in self._in_progress.items():
             made = container_id if container_id in present else ""
             self._admission.created(making.creation, made)
-        self._making, self._changing = {}, {}
-        self._admission.missed()
+        self._in_progress, self._changing = {}, {}
+        self._admission.creations_missed()
         self._containers.replace(containers)
         snapshot = self._snapshots.current()
         differing = list(self._containers.differing(snapshot)) if snapshot else []
@@ -93,7 +93,7 @@ class NriHooks:
             call.state = Creation(call.request, self._waiting(call, failure_policy.CREATE))
         answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Changes):
-            self._making[call.container.id] = _Making(call.state, answer)
+            self._in_progress[call.container.id] = _InProgress(call.state, answer)
             if answer.cpuset is not None:
                 self._containers.expect(call.container.id, answer.cpuset)
         return answer
@@ -119,7 +119,7 @@ class NriHooks:
         if isinstance(answer, Refuse):
             return answer
         if answer is not None and call is not None:
-            self._making[call.container.id] = _Making(answer, UNCHANGED)
+            self._in_progress[call.container.id] = _InProgress(answer, UNCHANGED)
         elif answer is not None:
             self._admission.created(answer, "")
         return None
@@ -129,7 +129,7 @@ class NriHooks:
             self._admission.abandoned(call.state)
 
     def created(self, container: NriContainer) -> None:
-        making = self._making.pop(container.id, None)
+        making = self._in_progress.pop(container.id, None)
         if making is not None:
             self._admission.created(making.creation, container.id)
             if making.adjusted.cpuset is not None:
@@ -143,7 +143,7 @@ class NriHooks:
             self._admission.updated(update, may_be_ours=True)
 
     def ended(self, container: NriContainer) -> None:
-        making = self._making.pop(container.id, None)
+        making = self._in_progress.pop(container.id, None)
         if making is not None:
             self._admission.created(making.creation, "")
             if making.adjusted != UNCHANGED:

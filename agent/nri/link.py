@@ -55,8 +55,8 @@ class _PluginConnection:
         loop.register(it.fileno(), READ, self._on_ready)
 
     @property
-    def takes_updates(self) -> bool:
-        return self.ready and self._service.takes_updates
+    def accepts_updates(self) -> bool:
+        return self.ready and self._service.accepts_updates
 
     def register(self, name: str, index: str) -> None:
         """A runtime that refuses gives the reason; the session then ends."""
@@ -117,7 +117,7 @@ class _PluginConnection:
             timer.cancel()
             done(reply)
 
-        timer = self._loop.after(seconds, lambda: self._session.give_up(stream))
+        timer = self._loop.after(seconds, lambda: self._session.cancel_call(stream))
         try:
             stream = self._session.call(SERVICE, method, payload, seconds, finished)
         except MuxError as error:
@@ -154,9 +154,9 @@ class _PluginConnection:
             return
         self._flush()
         if self._open and self._service.holds and self._again is None:
-            self._again = self._loop.after(_ASK_AGAIN_SECONDS, self._ask_again)
+            self._again = self._loop.after(_ASK_AGAIN_SECONDS, self._retry_held)
 
-    def _ask_again(self) -> None:
+    def _retry_held(self) -> None:
         self._again = None
         self._service.again()
         self._settle()
@@ -238,9 +238,9 @@ class PluginLink:
         return self._connection is not None and self._connection.ready
 
     @property
-    def takes_updates(self) -> bool:
+    def accepts_updates(self) -> bool:
         """Whether it is ready, and an update can't lock up the runtime."""
-        return self._connection is not None and self._connection.takes_updates
+        return self._connection is not None and self._connection.accepts_updates
 
     def start(self) -> None:
         """Connects now, or later."""

@@ -57,14 +57,14 @@ def pod(sandbox: pb.PodSandbox) -> PodAnnounced:
     )
 
 
-def names_alone(sandbox: pb.PodSandbox) -> pb.PodSandbox:
+def trimmed_sandbox(sandbox: pb.PodSandbox) -> pb.PodSandbox:
     """The pod with nothing but what `seen` reads."""
     return pb.PodSandbox(
         id=sandbox.id, uid=sandbox.uid, namespace=sandbox.namespace, name=sandbox.name
     )
 
 
-def resources_alone(container: pb.Container) -> pb.Container:
+def trimmed_container(container: pb.Container) -> pb.Container:
     """The container with nothing but what `seen` reads: its environment may be large."""
     kept = pb.Container(
         id=container.id,

@@ -136,7 +136,7 @@ class PluginService:
         self._plugin = plugin
         self._stats = stats
         self._synchronized = synchronized
-        self.takes_updates = False
+        self.accepts_updates = False
         """Whether the runtime accepts updates of containers that it did not ask about."""
         self._budget_seconds = _DEFAULT_TIMEOUT_SECONDS / 2
         self._pods: dict[str, pb.PodSandbox] = {}
@@ -202,7 +202,7 @@ class PluginService:
             asked = pb.ConfigureRequest.FromString(incoming.payload)
             timeout = asked.request_timeout / 1000 or _DEFAULT_TIMEOUT_SECONDS
             self._budget_seconds = timeout / 2
-            self.takes_updates = _takes_updates(asked.NRI_version)
+            self.accepts_updates = _accepts_updates(asked.NRI_version)
             log.info(
                 "%s %s configures the plugin (NRI %s, %g s for a call)",
                 asked.runtime_name,
@@ -222,8 +222,8 @@ class PluginService:
         """The runtime sends the whole node in pieces of 4 MiB; only the fields of `seen` are
         kept."""
         piece = pb.SynchronizeRequest.FromString(incoming.payload)
-        self._pods |= {each.id: messages.names_alone(each) for each in piece.pods}
-        self._containers += map(messages.resources_alone, piece.containers)
+        self._pods |= {each.id: messages.trimmed_sandbox(each) for each in piece.pods}
+        self._containers += map(messages.trimmed_container, piece.containers)
         if piece.more:
             incoming.answer(pb.SynchronizeResponse(more=True).SerializeToString())
             return
@@ -317,7 +317,7 @@ def _response(call: PluginCall, changes: Changes) -> Message:
     return pb.UpdateContainerResponse(update=updates)
 
 
-def _takes_updates(nri_version: str) -> bool:
+def _accepts_updates(nri_version: str) -> bool:
     """Before NRI 0.12.1 a plugin's own update can meet another event in the runtime so that each
     waits for the other's lock, and no pod can be made or removed from then on."""
     numbers = re.match(r"v?(\d+)\.(\d+)\.(\d+)", nri_version)

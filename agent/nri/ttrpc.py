@@ -107,8 +107,8 @@ class Session:
                     done(_reply(message.payload))
 
     def call(self, service: str, method: str, payload: bytes, seconds: float, done: _Done) -> int:
-        """The number of the call, for `give_up`. Raises MuxError for a payload that is too large,
-        RpcError once the session is closed."""
+        """Returns the number of the call, for `cancel_call`. Raises MuxError for a payload that is
+        too large, RpcError after the session was closed."""
         if self._closed:
             raise RpcError(Code.UNAVAILABLE, self._closed)
         request = pb.Request(
@@ -120,7 +120,7 @@ class Session:
         self._pending[stream] = done
         return stream
 
-    def give_up(self, stream: int) -> None:
+    def cancel_call(self, stream: int) -> None:
         """A late reply is left out; without effect for a call that has its reply."""
         done = self._pending.pop(stream, None)
         if done is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import CpuGrant, Grants, requested_cpus
 from agent.hooks.requests import Changes
 from agent.host import processes
@@ -75,7 +75,7 @@ class Updater:
         snapshot = self._snapshots.current()
         if self._under_way or snapshot is None or self._link.stats.held_now:
             return
-        if not self._link.takes_updates:
+        if not self._link.accepts_updates:
             return
         state = (self._containers.version, self._link.sessions)
         if snapshot is self._applied and state == self._settled:

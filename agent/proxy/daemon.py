@@ -8,7 +8,7 @@ import socket
 from typing import Final
 
 from agent.hooks.admission import Admission
-from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.hooks.requests import DeviceFields, Outcomes
 from agent.host import locks

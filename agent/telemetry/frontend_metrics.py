@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import msgspec
 
-from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.requests import Outcomes
 
 

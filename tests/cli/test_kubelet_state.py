@@ -104,7 +104,7 @@ def test_refusal_and_nothing_to_write(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     done = run(folder, *words)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("topolet: no decisions of an agent: ")
+    assert done.stderr.startswith("topolet: the agent's decisions can't be read: ")
     assert (folder / "cpu_manager_state").read_text() == CPUS
     (folder / "cpu_manager_state").write_text('{"policyName":"none"}')
     done = run(folder, *words)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.hooks import cpuset, cri
-from agent.hooks.cpuset import CpuGrant, Give, Keep
+from agent.hooks.cpuset import CpuGrant, Keep, Override
 from agent.hooks.cri import create_container, update_container
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpu.cpuset import CpuSet
@@ -52,8 +52,8 @@ def snapshot(**changes: object) -> Snapshot:
     return Snapshot(**values)  # type: ignore[arg-type]
 
 
-def give(*cpus: int, own: bool = False) -> Give:
-    return Give(Wanted(str(CpuSet(cpus)), exclusive=own))
+def give(*cpus: int, own: bool = False) -> Override:
+    return Override(Wanted(str(CpuSet(cpus)), exclusive=own))
 
 
 UNSEEN = CpuGrant("other", "pod ns/other", CpuSet([1, 2]), answered_at=100)
@@ -224,7 +224,7 @@ def test_what_a_static_kubelet_gave_passes_once_the_agent_has_read_it(
         assert cpuset.changes(asks, answer).cpuset is None
     else:
         # Whoever goes on without the agent's word has it too.
-        assert cpuset.last_resort(asks, snap, []) == Keep()
+        assert cpuset.fallback(asks, snap, []) == Keep()
 
 
 some_cpus = st.frozensets(st.integers(0, 7), min_size=1, max_size=3).map(CpuSet)
@@ -255,7 +255,7 @@ def test_no_snapshot_makes_the_hook_replace_what_a_static_kubelet_gave(
     grants = [CpuGrant("other", "pod ns/other", cpus) for cpus in flying]
     answer = cpuset.create(asks, snap, grants)
     if isinstance(answer, Wait):
-        answer = cpuset.last_resort(asks, snap, grants)
+        answer = cpuset.fallback(asks, snap, grants)
     assert not isinstance(answer, Wait)
     assert cpuset.changes(asks, answer).cpuset is None
 
@@ -268,14 +268,14 @@ def test_container_that_the_kubelet_gave_cpus_waits_while_another_may_hold_them(
 
 def test_part_of_a_cpu_is_no_gift_of_the_kubelet() -> None:
     shares = CreateContainer(whole("").pod, "main", RequestedResources("0,2-3", shares=512))
-    assert cpuset.create(shares, static(Wanted("0,2")), []) == Give(Wanted("0,2"))
+    assert cpuset.create(shares, static(Wanted("0,2")), []) == Override(Wanted("0,2"))
 
 
 @pytest.mark.parametrize(("asked", "cpus"), [("2-5", None), ("", "2-3")])
 def test_update_of_what_the_kubelet_gave_is_its_own_word(asked: str, cpus: str | None) -> None:
     update = UpdateContainer("c", RequestedResources(asked))
     answer = cpuset.update(update, snapshot(containers={"c": GIVEN}), None)
-    assert isinstance(answer, Give)
+    assert isinstance(answer, Override)
     assert cpuset.changes(update, answer).cpuset == cpus
 
 
@@ -328,7 +328,7 @@ def test_update_of_a_container_nobody_knows_keeps_what_the_kubelet_gave_its_pod(
 def test_a_creation_that_goes_on_alone_gets_no_cpu_of_an_owner(
     asks: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
 ) -> None:
-    assert cpuset.last_resort(asks, snap, grants) == answer
+    assert cpuset.fallback(asks, snap, grants) == answer
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_what_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]) -> No
     message = pb.CreateContainerRequest()
     message.config.linux.resources.cpu_shares = 512
     parsed = create_container(message.SerializeToString())
-    assert cpuset.changes(parsed, Give(Wanted("1", limits=limits))).kept == kept
+    assert cpuset.changes(parsed, Override(Wanted("1", limits=limits))).kept == kept
     assert cpuset.changes(parsed, Keep()).kept == (
         "mems",
         "shares",
@@ -424,7 +424,7 @@ def test_quota_is_for_a_period_of_its_own(
     update = pb.UpdateContainerResourcesRequest()
     update.linux.cpu_quota, update.linux.cpu_period = asked
     raw = update.SerializeToString()
-    answer = Give(Wanted("1", limits=CgroupLimits(quota_microseconds=wanted)))
+    answer = Override(Wanted("1", limits=CgroupLimits(quota_microseconds=wanted)))
     updated = cri.update_request_with(raw, cpuset.changes(update_container(raw), answer))
     linux = pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux
     assert (linux.cpu_quota, linux.cpu_period) == left

@@ -6,7 +6,7 @@ import pytest
 
 from agent.allocate.shares import whole_cpus
 from agent.hooks import cpuset, cri
-from agent.hooks.cpuset import Give, Keep
+from agent.hooks.cpuset import Keep, Override
 from agent.hooks.cri import create_container, mounted
 from agent.hooks.requests import CreateContainer
 from agent.model.notifications import PodAnnounced, RequestedResources
@@ -56,23 +56,23 @@ UNDECIDED = Wait("the agent has not decided about this container")
 @pytest.mark.parametrize(
     ("asks", "snap", "answer"),
     [
-        pytest.param(request(2048), snapshot(main=TWO), Give(TWO), id="decided"),
+        pytest.param(request(2048), snapshot(main=TWO), Override(TWO), id="decided"),
         pytest.param(request(2048), snapshot(), UNDECIDED, id="not decided"),
         pytest.param(request(2048, "b"), snapshot(main=TWO), UNDECIDED, id="another container"),
         pytest.param(request(2048, uid="new"), snapshot(), UNDECIDED, id="unknown pod"),
         pytest.param(request(3072), snapshot(main=TWO), UNDECIDED, id="resized since it ran"),
-        pytest.param(request(2048), snapshot(main=POOL), Give(POOL), id="decided to share"),
+        pytest.param(request(2048), snapshot(main=POOL), Override(POOL), id="decided to share"),
         pytest.param(
             request(2048), snapshot(main=Wanted("0,3", blocked="why")), Wait("why"), id="refused"
         ),
-        pytest.param(request(2048), snapshot("none"), Give(POOL), id="no policy"),
-        pytest.param(request(1536), snapshot(), Give(POOL), id="a part of a CPU"),
-        pytest.param(request(2), snapshot(), Give(POOL), id="no request of its own"),
-        pytest.param(request(2048, qos="LS"), snapshot(), Give(POOL), id="label of a pool"),
-        pytest.param(request(2048, kube="/burstable"), snapshot(), Give(POOL), id="burstable"),
+        pytest.param(request(2048), snapshot("none"), Override(POOL), id="no policy"),
+        pytest.param(request(1536), snapshot(), Override(POOL), id="a part of a CPU"),
+        pytest.param(request(2), snapshot(), Override(POOL), id="no request of its own"),
+        pytest.param(request(2048, qos="LS"), snapshot(), Override(POOL), id="label of a pool"),
+        pytest.param(request(2048, kube="/burstable"), snapshot(), Override(POOL), id="burstable"),
         pytest.param(request(2048), None, Keep(), id="no snapshot"),
         pytest.param(
-            request(2048, claim="1-2"), snapshot(), Give(POOL), id="a scheduler chose its CPUs"
+            request(2048, claim="1-2"), snapshot(), Override(POOL), id="a scheduler chose its CPUs"
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_folder_is_mounted_read_only_unless_something_is_there(taken: bool) -> N
     message.config.metadata.name = "main"
     message.config.mounts.add(container_path="/run/topolet" if taken else "/x", host_path="/y")
     raw = message.SerializeToString()
-    changes = cpuset.changes(create_container(raw), Give(TWO), "/state/g/main")
+    changes = cpuset.changes(create_container(raw), Override(TWO), "/state/g/main")
     changed = cri.create_request_with(raw, changes)
     assert changed is not None
     config = pb.CreateContainerRequest.FromString(changed).config

@@ -51,7 +51,7 @@ def test_without_an_agent_claims_are_seen_by_nobody(node: TestNode) -> None:
     run_pod(node.direct, node.spec("lse", "LSE", "1"))
     (unseen,) = findings(node)
     assert (unseen["kind"], unseen["expected"]) == ("claim-not-seen-by-agent", "1")
-    assert "no decisions of an agent" in doctor(node).stdout
+    assert "the agent's decisions can't be read" in doctor(node).stdout
 
 
 def test_a_runtime_that_is_not_there_is_no_drift(node: TestNode) -> None:

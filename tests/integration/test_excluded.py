@@ -30,7 +30,7 @@ def test_settings_read_again_leave_a_pod_alone_and_move_no_other(node: TestNode)
 
     config.write_text('exclude = "a/b/c/d"\n')
     os.kill(node.agent_pid, signal.SIGHUP)
-    eventually("the fault is told", lambda: "settings stay as they were" in node.log("agent"))
+    eventually("the fault is told", lambda: "old settings stay in force" in node.log("agent"))
     assert node.get("/readyz")[0] == 200
 
     config.write_text("")

@@ -152,4 +152,4 @@ def test_agent_refuses_to_start_beside_a_static_kubelet(node: TestNode) -> None:
         "--http=",
     )
     assert done.returncode == 1
-    assert "cpu-policy is static, and the kubelet's cpuManagerPolicy is static" in done.stderr
+    assert "cpu-policy is static, but the kubelet's cpuManagerPolicy is static" in done.stderr

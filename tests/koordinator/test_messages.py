@@ -121,6 +121,10 @@ def test_a_sandbox_and_its_containers_are_of_one_pod(uid: str) -> None:
     )
     of_container = request()
     of_container.pod_meta.uid = uid
-    place = messages.place(of_container)
-    assert place.pod_uid == messages.sandbox(sandbox).uid == messages.create(of_container).pod.uid
-    assert msgspec.structs.astuple(place)[1:] == ("main", "c1")
+    container_ref = messages.container_ref(of_container)
+    assert (
+        container_ref.pod_uid
+        == messages.sandbox(sandbox).uid
+        == messages.create(of_container).pod.uid
+    )
+    assert msgspec.structs.astuple(container_ref)[1:] == ("main", "c1")

@@ -19,7 +19,7 @@ def test_container_without_a_cgroup_is_told_once_and_only_if_it_stays_so(
     def told(titles: dict[str, str], now: float) -> tuple[int, bool]:
         """How many lines this look logs, and whether the metric counts somebody."""
         caplog.clear()
-        witness.unplaced(titles, now)
+        witness.without_cgroup(titles, now)
         lines = [each for each in caplog.records if each.levelno == logging.ERROR]
         return len(lines), "topolet_unplaced_containers 1.0" in metrics.render()
 
@@ -39,7 +39,7 @@ def test_owner_of_a_cpu_that_went_offline_is_told_once(caplog: pytest.LogCapture
     for offline in ("2", "2", ""):
         topology = machine(offline=offline)
         decision = decide(topology, (owner,), KubeletCpus(), {"a": CpuSet([1, 2])}, {})
-        witness.shown(decision)
+        witness.export(decision)
         witness.decided((owner,), decision, decision.owners, {})
         assert ('topolet_owned_cpus_offline{pod="ns/a"} 1.0' in metrics.render()) == bool(offline)
     errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
@@ -53,7 +53,7 @@ def test_owner_without_any_cpu_left_is_told_with_what_becomes_of_it(
     pods = pod("a", "LSE", "1-2"), pod("b")
     decision = decide(machine(offline="1-2"), pods, KubeletCpus(), {"a": CpuSet([1, 2])}, {})
     recorder = ChangeRecorder(metrics)
-    recorder.shown(decision)
+    recorder.export(decision)
     recorder.decided(pods, decision, decision.owners, {})
     assert 'topolet_owned_cpus_offline{pod="ns/a"} 2.0' in metrics.render()
     told = "\n".join(each.getMessage() for each in caplog.records)

@@ -144,7 +144,7 @@ def test_a_card_that_pci_has_and_the_driver_does_not_is_told(
     mixed.card("00000000:AF:00.0")
     mixed.until(lambda it: it.devices)
     assert mixed.seen.missing == ("0000:af:00.0",)
-    told = "devices: GPU at 0000:af:00.0: PCI lists it, its driver does not"
+    told = "devices: GPU at 0000:af:00.0: PCI lists it, its driver does not list it"
     assert told in caplog.text
     cards = gpumachines.mixed().cards
     third = dataclasses.replace(cards[0], uuid=gpumachines.uuid(2), minor=2, bus="00000000:AF:00.0")

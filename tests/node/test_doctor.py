@@ -54,8 +54,8 @@ def test_no_drift(container: ObservedContainer) -> None:
             "2-3",
             "CPUs 8 are not online",
         ),
-        (seen("a", group="1-2"), DriftKind.OVERLAP, "", "2", "they are ns/lse's own"),
-        (seen("be", QoS.BE, group="3-4"), DriftKind.OVERLAP, "", "3", "they are ns/lse's own"),
+        (seen("a", group="1-2"), DriftKind.OVERLAP, "", "2", "ns/lse owns them"),
+        (seen("be", QoS.BE, group="3-4"), DriftKind.OVERLAP, "", "3", "ns/lse owns them"),
     ],
 )
 def test_drift(

@@ -44,7 +44,7 @@ def read(settings: AgentSettings, sources: Sources | None = None) -> KubeletConf
         pytest.param(
             AgentSettings(kubelet_cpu_manager="static"),
             KubeletConfiguration("kubelet 7"),
-            "declare what it is",
+            "declare its policy",
             id="declared static",
         ),
         pytest.param(
@@ -146,7 +146,7 @@ def gone(root: Path) -> None:
     [
         (
             another_one,
-            "kubelet-process: several run, and not exactly one of them has our kubelet-dir: ",
+            "kubelet-process: several run, and not exactly one of them uses the agent's kubelet",
         ),
         (doubtful, "kubelet-process: process 5: /proc names no cgroup"),
         (file_taken_away, "kubelet-config: kubelet 9: /etc/kubernetes/kubelet/config.json: "),

@@ -197,7 +197,7 @@ def test_kubelet_within_k3s(tmp_path: Path) -> None:
 def test_files_of_k3s(tmp_path: Path) -> None:
     process(tmp_path, 9, "k3s", "agent", name="k3s-agent")
     (trouble,) = read(tmp_path).troubles[SourceName.KUBELET_CONFIG]
-    assert "/etc/rancher/k3s/config.yaml: the agent does not see its folder" in trouble
+    assert "/etc/rancher/k3s/config.yaml: its folder is not mounted in" in trouble
     (tmp_path / "etc").mkdir()
     assert not whole(read(tmp_path)).static
     put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: cpu-manager-policy=static")

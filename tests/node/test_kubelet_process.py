@@ -95,7 +95,7 @@ def test_where_our_namespace_is_must_be_known(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", groups="0::/../../../system.slice/kubelet.service\n")
     it = found(tmp_path, None)
     assert it.kubelets == ()
-    assert "kubelet.service is outside of our cgroup namespace" in it.doubts[0]
+    assert "kubelet.service is outside of the agent's cgroup namespace" in it.doubts[0]
     process(tmp_path, 70, "kubelet", groups="0::/../../../../../x\n")
     (doubt,) = found(tmp_path, OWN).doubts
     assert "is not on the host" in doubt
@@ -127,7 +127,7 @@ def itself_above(folder: Path) -> None:
     ("spoil", "doubt"),
     [
         (no_status, "its status: KeyError('PPid')"),
-        (no_namespaces, "tells no NSpid"),
+        (no_namespaces, "its status has no NSpid"),
         (no_cpuset, "names no cgroup of the cpuset hierarchy"),
         (no_end, "its command line is longer than 262144 bytes"),
         (itself_above, "it has more than 64 ancestors"),
@@ -253,7 +253,7 @@ def test_a_pod_of_many_kubelets_is_told_of_in_a_few_doubts(tmp_path: Path) -> No
 def test_processes_above_that_come_and_go_without_end_are_a_doubt(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", parent=50)
     (doubt,) = found(tmp_path).doubts
-    assert "come and go" in doubt
+    assert "keep changing" in doubt
 
 
 def test_of_several_the_one_with_our_folder(tmp_path: Path) -> None:

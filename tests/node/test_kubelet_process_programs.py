@@ -6,11 +6,11 @@ import pytest
 
 from agent.kubelet.configuration import ConfigurationError
 from agent.node.kubelet_process import (
-    own_words,
+    arguments_of_file,
+    arguments_of_k3s,
+    own_arguments,
     program_of,
     runs_kubelet,
-    words_of_file,
-    words_of_k3s,
 )
 
 
@@ -58,17 +58,17 @@ def test_which_command_lines_run_a_kubelet(words: list[str], runs: bool) -> None
 def test_words_that_k3s_hands_on() -> None:
     words = ["/usr/bin/k3s", "server", "--kubelet-arg=cpu-manager-policy=static"]
     words += ["--kubelet-arg", "reserved-cpus=0-1", "--node-name", "n"]
-    assert own_words(words) == [
+    assert own_arguments(words) == [
         "/usr/bin/k3s",
         "--cpu-manager-policy=static",
         "--reserved-cpus=0-1",
     ]
-    assert own_words(["kubelet", "--a"]) == ["kubelet", "--a"]
+    assert own_arguments(["kubelet", "--a"]) == ["kubelet", "--a"]
 
 
 def test_flags_in_the_file_of_a_kubelite() -> None:
     text = "# mine\n--cpu-manager-policy=static\n\n  --reserved-cpus 0-1\n--v=2"
-    assert words_of_file(text) == [
+    assert arguments_of_file(text) == [
         "--cpu-manager-policy=static",
         "--reserved-cpus",
         "0-1",
@@ -82,12 +82,12 @@ def test_later_files_of_k3s_replace_or_go_on() -> None:
         {},
         {"kubelet-arg+": "c=3"},
     ]
-    assert words_of_k3s(contents, "here") == ["--a=1", "--b=2", "--c=3"]
+    assert arguments_of_k3s(contents, "here") == ["--a=1", "--b=2", "--c=3"]
     contents.append({"kubelet-arg": ["d=4"]})
-    assert words_of_k3s(contents, "here") == ["--d=4"]
+    assert arguments_of_k3s(contents, "here") == ["--d=4"]
 
 
 @pytest.mark.parametrize("content", [{"kubelet-arg": [1]}, {"kubelet-arg+": {}}])
 def test_files_of_k3s_that_say_nothing_of_it(content: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="here: "):
-        words_of_k3s([content], "here")
+        arguments_of_k3s([content], "here")

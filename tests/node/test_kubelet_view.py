@@ -51,7 +51,7 @@ def test_unreadable_container_and_wrong_checksum(
     file.write_text(TEXT.replace('"u"', '"w"')[:-1] + ',"checksum":1}')
     assert [view.cpus(), view.cpus()] == [UNSURE, UNSURE]
     unreadable, wrong = caplog.messages
-    assert unreadable.startswith(f"cpu-manager-state: {file}: not used: entries.u.b: ")
+    assert unreadable.startswith(f"cpu-manager-state: {file}: ignored: entries.u.b: ")
     assert wrong.startswith(f"cpu-manager-state: keeping the kubelet's last CPUs: {file}: checksum")
 
 

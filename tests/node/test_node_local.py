@@ -350,7 +350,7 @@ def test_policy_rests_while_the_kubelet_has_its_own(
         agent.reconcile()
     assert world.snapshot().cpu_policy == "none"
     assert world.cpus(group) == "0-3"
-    assert caplog.text.count("cpu-policy is static, and the kubelet's cpuManagerPolicy is") == 1
+    assert caplog.text.count("cpu-policy is static, but the kubelet's cpuManagerPolicy is") == 1
 
 
 # what containers are told under a dynamic policy
@@ -426,7 +426,7 @@ def test_notice_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> N
 @pytest.mark.parametrize(
     ("options", "reserved", "reason"),
     [
-        ("full-pcpus", "", "cpu-policy-options: 'full-pcpus' is none of align-by-socket, "),
+        ("full-pcpus", "", "cpu-policy-options: 'full-pcpus' is not one of align-by-socket, "),
         (
             "full-pcpus-only, distribute-cpus-across-cores",
             "",

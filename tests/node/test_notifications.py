@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.hooks.agent_link import Notifier
+from agent.hooks.agent_client import Notifier
 from agent.hooks.requests import announced_pod
 from agent.model.notifications import (
     Created,

@@ -84,10 +84,10 @@ def test_limits_are_given_back_too(tmp_path: Path, whole: bool) -> None:
     alone = [Container("one", "one", state, groups[2])]
     if whole:
         alone += [Container("two", "two", state, groups[3]), Container("s", "", state, groups[1])]
-    assert originals.give_back(tuple(alone)) == []
+    assert originals.restore_excluded(tuple(alone)) == []
     shares = [(root / f"cpu{group}/cpu.shares").read_text() for group in groups]
     assert shares == (["2\n"] * 4 if whole else ["1024\n", "1024\n", "2\n", "1024\n"])
-    assert originals.give_back(tuple(alone)) == []
+    assert originals.restore_excluded(tuple(alone)) == []
 
 
 def test_a_pod_that_rings_and_is_left_alone_takes_no_cpus(world: World) -> None:
@@ -108,7 +108,7 @@ def test_settings_read_again_change_what_may_change(
     now = daemon.reloaded(old, lambda: new, agent)
     assert (now.exclude, now.period_seconds, now.http) == ("kube-system", 2.0, old.http)
     assert agent.exclude == ("kube-system",)
-    assert "changed, but only with a restart: http" in caplog.text
+    assert "these changed options need a restart: http" in caplog.text
 
 
 @pytest.mark.parametrize("fault", ["exclude", "file"])
@@ -125,4 +125,4 @@ def test_settings_that_can_not_be_read_change_nothing(
 
     assert daemon.reloaded(old, read_again, agent) == old
     assert agent.exclude == ("prod",)
-    assert "the settings stay as they were" in caplog.text
+    assert "the old settings stay in force" in caplog.text

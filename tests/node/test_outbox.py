@@ -138,7 +138,7 @@ def test_who_takes_our_fields_makes_us_write_seldom(
     time.passes(1)
     assert server.tried == 1
     for _ in range(10):
-        outbox.again()
+        outbox.resync()
         time.passes(1)
     assert server.tried == 1
     time.passes(AGAIN_SECONDS)
@@ -186,7 +186,7 @@ def test_a_report_is_delivered_soon_after_a_server_that_was_away_answers_anybody
         time.passes(60)
     server.failing = None
     tried = server.tried
-    outbox.server_answers()
+    outbox.server_available()
     time.passes(SPREAD_SECONDS)
     assert (server.delivered, server.tried) == (["a"], tried + 1)
 
@@ -195,7 +195,7 @@ def test_a_server_that_answers_changes_nothing_for_a_report_that_waits_to_settle
     outbox: Outbox, server: Server, time: Time
 ) -> None:
     outbox.put(report("a"))
-    outbox.server_answers()
+    outbox.server_available()
     time.passes(0.5)
     assert server.tried == 0
     time.passes(0.5)
@@ -240,7 +240,7 @@ def test_what_comes_first_is_tried_until_it_succeeds_and_at_its_own_pace(
     eventually("asked", lambda: asked == 1)
     for number in range(20):
         it.put(report(str(number)))
-        it.again()
+        it.resync()
     time.now += 100
     assert asked <= 2
     it.close()

@@ -76,8 +76,8 @@ def test_chosen_are_the_containers_that_the_agent_gave_their_claim(
         "lse": {"main": CpuSet([3]), "side": CpuSet([3])},
         "in-a-vm": {"main": CpuSet([0])},
     }
-    for left_alone in ("c-lse-main", "c-in-a-vm-main"):
-        snapshot.containers[left_alone] = NOTHING
+    for excluded_ids in ("c-lse-main", "c-in-a-vm-main"):
+        snapshot.containers[excluded_ids] = NOTHING
     assert takeover.chosen(snapshot, pods(world)) == {"lse": {"side": CpuSet([3])}}
 
 
@@ -153,7 +153,7 @@ def test_kubelet_of_another_folder_does_not_prevent_the_write(
     (folder / "root/var/lib/kubelet").symlink_to(world.kubelet)
     (folder / "root/link").symlink_to(world.kubelet)
     # Past this check, a world without an agent has nothing to write.
-    why = "no decisions of an agent" if written else r"runs \(process 77\)"
+    why = "the agent's decisions can't be read" if written else r"runs \(process 77\)"
     with pytest.raises(TakeoverError, match=why):
         takeover.take_over(settings(world))
 
@@ -166,19 +166,21 @@ def test_what_may_be_a_kubelet_is_not_written_over_and_that_of_a_pod_is_none(
     with pytest.raises(TakeoverError, match="a kubelet may run and would write over it: process"):
         takeover.take_over(settings(world))
     process(Path(world.root), 77, "kubelet", groups=POD)
-    with pytest.raises(TakeoverError, match="no decisions of an agent"):
+    with pytest.raises(TakeoverError, match="the agent's decisions can't be read"):
         takeover.take_over(settings(world))
 
 
 def test_without_decisions_nothing_is_written(world: World, file: Path) -> None:
-    with pytest.raises(TakeoverError, match=r"no decisions of an agent: .*snapshot.json"):
+    with pytest.raises(
+        TakeoverError, match=r"the agent's decisions can't be read: .*snapshot.json"
+    ):
         takeover.take_over(settings(world))
     world.agent().reconcile()
-    with pytest.raises(TakeoverError, match="before the machine's start"):
+    with pytest.raises(TakeoverError, match="older than the last boot"):
         takeover.take_over(settings(world))
     snapshot = msgspec.structs.replace(world.snapshot(), boot_id="another")
     (world.state / "snapshot.json").write_bytes(snapshots.encode(snapshot))
-    with pytest.raises(TakeoverError, match="before the machine's start"):
+    with pytest.raises(TakeoverError, match="older than the last boot"):
         takeover.take_over(settings(world))
 
 
@@ -204,7 +206,7 @@ def test_what_the_kubelet_reserves(world: World, text: str, reserved: str) -> No
 
 def test_configuration_that_is_absent_or_torn(world: World) -> None:
     found, (remark,) = takeover.reserved(settings(world))
-    assert (found, "config.yaml is absent" in remark) == (CpuSet(), True)
+    assert (found, "config.yaml does not exist" in remark) == (CpuSet(), True)
     (world.kubelet / "config.yaml").write_text("{")
     with pytest.raises(ConfigurationError, match=r"config\.yaml"):
         takeover.reserved(settings(world))

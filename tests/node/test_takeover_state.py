@@ -60,13 +60,17 @@ def changed(**fields: object) -> CpuManagerState:
 @pytest.mark.parametrize(
     ("state", "chosen", "reason"),
     [
-        (STATE, {"u": {"a": cpus("3-4")}}, "pod v, container a: CPUs 3 are those of pod u too"),
+        (STATE, {"u": {"a": cpus("3-4")}}, "pod v, container a: CPUs 3 also belong to pod u"),
         (
             STATE,
             {"w": {"x": cpus("4")}, "x": {"y": cpus("4-5")}},
-            "pod x, container y: CPUs 4 are those of pod w too",
+            "pod x, container y: CPUs 4 also belong to pod w",
         ),
-        (STATE, {"u": {"a": cpus("7-9")}}, "pod u, container a: CPUs 8-9 are not the kubelet's"),
+        (
+            STATE,
+            {"u": {"a": cpus("7-9")}},
+            "pod u, container a: the kubelet's state does not have CPUs 8-9",
+        ),
         (STATE, {"u": {"a": EMPTY}}, "pod u, container a: no CPUs"),
         (STATE, {"u": {"a": cpus("6-7")}}, "pod u, container a: the kubelet reserves CPUs 6"),
         (STATE, {"u": {"a": cpus("0-2,4-7")}}, "reserves CPUs 0,6"),
@@ -78,7 +82,7 @@ def changed(**fields: object) -> CpuManagerState:
         (
             changed(version=3, pods={"w": cpus("8-9")}),
             {"u": {"a": cpus("8")}},
-            "pod u, container a: CPUs 8 are those of pod w too",
+            "pod u, container a: CPUs 8 also belong to pod w",
         ),
         (changed(policy="none"), {}, "policy is none"),
         (changed(version=1), {}, "version 1 is not"),

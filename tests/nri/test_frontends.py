@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.hooks import cpuset, cri, visibility
-from agent.hooks.cpuset import Give
+from agent.hooks.cpuset import Override
 from agent.hooks.cri import carried
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.hooks.visibility import UnhonouredError
@@ -80,7 +80,7 @@ def test_both_doors_make_the_same_container(wanted: Wanted, asked: RequestedReso
     by_relay = cri.create_container(raw)
     by_plugin = CreateContainer(messages.pod(pod("p", "LS", "1")), "main", asked)
     assert by_relay == by_plugin, "the hooks are asked the same"
-    changes = cpuset.changes(by_plugin, Give(wanted))
+    changes = cpuset.changes(by_plugin, Override(wanted))
     rewritten = cri.create_request_with(raw, changes) or raw
     adjustment = messages.adjustment(changes, ()) or nri_pb2.ContainerAdjustment()
     assert cri.create_container(rewritten).asked == changes.over(asked)
@@ -95,7 +95,7 @@ def test_both_doors_change_a_container_in_the_same_way(
     raw = message.SerializeToString()
     by_plugin = UpdateContainer("c", messages.asked(in_nri(asked)))
     assert cri.update_container(raw) == by_plugin
-    changes = cpuset.changes(by_plugin, Give(wanted))
+    changes = cpuset.changes(by_plugin, Override(wanted))
     rewritten = cri.update_request_with(raw, changes) or raw
     update = messages.update("c", changes)
     assert update.container_id == "c"

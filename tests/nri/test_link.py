@@ -163,9 +163,9 @@ def test_a_runtime_that_an_update_may_lock_up_is_never_sent_one(
 ) -> None:
     world.runtime.accept()
     world.runtime.configure(NRI_version=version)
-    assert not world.link.takes_updates
+    assert not world.link.accepts_updates
     world.runtime.synchronize()
-    assert world.link.takes_updates is takes
+    assert world.link.accepts_updates is takes
 
 
 def test_what_is_kept_of_a_piece_does_not_grow_with_environments(world: World) -> None:

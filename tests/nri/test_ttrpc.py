@@ -206,8 +206,8 @@ def test_a_call_that_is_given_up_has_its_answer_and_drops_a_late_one() -> None:
     session = Session(echo)
     replies: list[bytes | RpcError] = []
     stream = session.call("s", "m", b"", 1.0, replies.append)
-    session.give_up(stream)
-    session.give_up(stream)
+    session.cancel_call(stream)
+    session.cancel_call(stream)
     session.receive(ttrpc.encode(Message(RUNTIME, stream, ttrpc.RESPONSE, 0, b"")))
     (error,) = replies
     assert isinstance(error, RpcError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.hooks.admission import Admission
-from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.host.loop import Loop
 from agent.model.pod.annotations import RESOURCE_STATUS

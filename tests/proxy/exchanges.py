@@ -9,7 +9,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from agent.hooks.admission import Admission
-from agent.hooks.agent_link import Notifier, SnapshotFile
+from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.hooks.requests import DeviceFields
 from agent.model.devices.visible import DeviceNode, HeldDevice, Visible, VisibleDevices, VisibleGpu

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.hooks.agent_link import SnapshotFile
+from agent.hooks.agent_client import SnapshotFile
 from agent.host.loop import Loop
 from agent.model.settings.failure_policy import CREATE
 from agent.proxy import daemon

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.hooks.agent_link import MOST_KEPT, Notifier, SnapshotFile
+from agent.hooks.agent_client import MOST_KEPT, Notifier, SnapshotFile
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.notifications import (
