@@ -1,16 +1,16 @@
-"""Decisions about CPUs and NUMA nodes, beside the kubelet's own code on the same input.
+"""Decisions about CPUs and NUMA nodes, with the kubelet's own code on the same input as base.
 
-CPUs: machines of 64, 256 and 512 CPUs, a few sizes of request, a few ways in which CPUs are taken.
+CPUs: machines of 64, 256 and 512 CPUs, several sizes of request and patterns of taken CPUs.
 `take_cpus_N` is the sum over all of them. The base is the packed algorithm of the static CPU
-manager policy. Koordinator's rule has nothing beside it here: microseconds of a decision, the mean
-and the slowest.
+manager policy. For Koordinator's rule there is no base: microseconds of a decision, the mean and
+the slowest.
 
 NUMA: `merge_NxR` merges the hints of R resources under the policy restricted. Each resource has all
 masks of N nodes and prefers those of one node; in `apart` the last prefers those of two, so that
 no choice suits all.
 
-A time is the median of single calls, what is made once a machine (our layout, the kubelet's
-topology) left out. Both sides take turns in batches, and must give the same answer.
+A time is the median of single calls, without work that is done once for each machine (the layout,
+the kubelet's topology). Both sides take turns in batches, and must give the same answer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ OPTIONS = StaticOptions()
 BASE = "kubelet"
 UNIT = "us"
 ONCE_SECONDS = 1.0
-"""What takes longer is not repeated."""
+"""Calls that take longer are not repeated."""
 ANSWER_SECONDS = 120.0
 
 
@@ -74,7 +74,7 @@ class Turns(msgspec.Struct, frozen=True):
     batch_seconds: float
 
     def fitting(self, nanoseconds: int) -> int:
-        """Calls of a batch where one takes so long; at least one."""
+        """Calls of a batch if one takes this long; at least one."""
         return max(1, int(self.batch_seconds * 1e9) // max(1, nanoseconds))
 
 
@@ -83,15 +83,15 @@ QUICK = Turns(rounds=2, batch_seconds=0.004)
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Microseconds of one decision; `base` None where the other side can't be asked."""
+    """Microseconds of one decision; `base` is None if the other side is missing."""
 
     ours: float
     base: float | None
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One decision for both sides: `ours` makes it, `asked` is what the other one is told, `same`
-    compares the two answers."""
+    """One decision for both sides: `ours` makes it, `asked` is the request to the other side,
+    `same` compares the two answers."""
 
     case: str
     ours: Callable[[], Any]
@@ -100,7 +100,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Rivals:
-    """Asks both sides in turns. `peer`: the other side, or why there is none."""
+    """Calls both sides in turns. `peer`: the other side, or the reason why it is missing."""
 
     def __init__(self, peer: GoPeer | str, turns: Turns) -> None:
         self._peer = peer
@@ -149,7 +149,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def points(machine: Layout) -> Iterator[Point]:
-    """Every size and way of being taken where there is room, and never all that is free: that is no
+    """Every size and pattern with enough free CPUs, except requests for all of them, which need no
     decision. The same points every time."""
     everything = list(CpuSet.from_int(machine.cpus))
     sizes = (2, 8, len(everything) // 4 - 2, len(everything) // 2 - 2)

@@ -1,4 +1,4 @@
-"""What every benchmark shares: interleaved samples, the table, `--output json`, `--quick`."""
+"""Shared by all benchmarks: interleaved samples, the table, `--output json`, `--quick`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def median_ms(nanoseconds: Sequence[int]) -> float:
 
 
 def compared(case: str, ours: float, base: float, base_name: str, unit: str, **more: float) -> Row:
-    """A row with a base beside it; `ratio` is ours / base."""
+    """A row with a base; `ratio` is ours / base."""
     return {
         "case": case,
         "ours": ours,
@@ -65,12 +65,12 @@ def compared(case: str, ours: float, base: float, base_name: str, unit: str, **m
 
 
 def alone(case: str, value: float, unit: str) -> Row:
-    """A row with nothing beside it, as for memory."""
+    """A row without a base, as for memory."""
     return {"case": case, "value": value, "unit": unit}
 
 
 def skipped(case: str, ours: float, unit: str, reason: str) -> Row:
-    """A row whose base can't be had here."""
+    """A row whose base is missing on this machine."""
     return {"case": case, "ours": ours, "unit": unit, "skipped": reason}
 
 
@@ -82,7 +82,7 @@ def percentile(samples: Sequence[float], percent: int) -> float:
 
 
 def report(rows: Sequence[Row], output: str) -> None:
-    """Prints the rows, as JSON alone if asked. Raises ValueError for a case met twice."""
+    """Prints the rows, as JSON if requested. Raises ValueError for a repeated case."""
     names = [row["case"] for row in rows]
     if len(set(names)) < len(names):
         raise ValueError(f"a case occurs twice: {names}")

@@ -1,13 +1,13 @@
-"""The CRI proxy beside the direct call, socat (two socket hops, nothing else), a grpcio proxy, and
-any proxy in front of `--backend` that `--proxy` gives: it is started by somebody else, once the
-backend listens, and waited for.
+"""The CRI proxy compared with the direct call, socat (two socket hops, nothing else), a grpcio
+proxy, and any proxy in front of `--backend` that `--proxy` names. Start that one after the backend
+listens; the program waits for it.
 
 The backend is a trivial grpcio server, for `create_container` and the rows that end in
 `_containerd` a private containerd; the client speaks raw HTTP/2. A call is its p50 in microseconds,
-`cpu_us` our process's CPU time a call. The paths take turns in batches, in another order every
-time; a ratio is the median of the turns' ratios, so that what slows the machine for a while slows
-both of its sides. `added_vs_grpcio` compares what each proxy adds to the small call; `rss_mb` is
-taken after 1,000 hooked creations; `accept_seconds` is exec to the first accepted connection.
+`cpu_us` the CPU time of topolet's proxy for each call. The paths take turns in batches, in another
+order every time; a ratio is the median of the turns' ratios, so that other load affects both sides.
+`added_vs_grpcio` compares what each proxy adds to the small call; `rss_mb` is taken after 1,000
+hooked creations; `accept_seconds` is exec to the first accepted connection.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ Calls = Callable[[Client], list[float]]
 class Measured:
     """`turns`: microseconds by path, the median of every batch; `ours`: of all our calls.
 
-    A path whose replies carry other bytes than the direct ones does not do the work: it is left
-    out, in `unlike`.
+    A path whose replies differ from the direct ones does not do the work: it is left out, in
+    `unlike`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Measured:
         self.cpu_us = spent * 1e6 / len(self.ours)
 
     def rows(self, case: str, suffix: str = "") -> list[Row]:
-        """Beside the direct call, and beside every other path."""
+        """Compared with the direct call, and with every other path."""
         p99 = percentile(self.ours, 99)
         table = [self._beside(case + suffix, "direct", p99=p99, cpu_us=self.cpu_us)]
         table += [
@@ -88,7 +88,7 @@ class Measured:
             for path in sorted(self.turns)
             if path not in ("direct", "ours")
         ]
-        absent = dict.fromkeys(self.unlike, "its replies carry other bytes")
+        absent = dict.fromkeys(self.unlike, "its replies differ")
         if "socat" not in {*self.turns, *absent}:
             absent["socat"] = "socat is not installed"
         for path, reason in absent.items():
@@ -96,7 +96,7 @@ class Measured:
         return table
 
     def added(self, path: str) -> float:
-        """What `path` adds to the direct call."""
+        """The time that `path` adds to the direct call."""
         pairs = zip(self.turns[path], self.turns["direct"], strict=True)
         return statistics.median(each - direct for each, direct in pairs)
 
@@ -115,7 +115,7 @@ def _carried_bytes(client: Client, make: Calls) -> int:
 
 
 def create_request() -> bytes:
-    """A CreateContainer request of 4 KB, by hand: this program knows no protobuf."""
+    """A CreateContainer request of 4 KB, by hand: this program does not use protobuf."""
 
     def field(number: int, content: bytes) -> bytes:
         size, length = len(content), bytearray()
@@ -132,7 +132,7 @@ def create_request() -> bytes:
 
 
 def passing(method: str, batch: int, together: int) -> Calls:
-    """Calls without content that no hook looks at."""
+    """Calls without content, without a hook."""
 
     def make(client: Client) -> list[float]:
         client.prepare(SERVICE + method, batch)
@@ -162,7 +162,7 @@ def trivial_rows(stage: Stage, part: float, backend: str, given: dict[str, str])
 
 
 def containerd_rows(stage: Stage, part: float) -> list[Row]:
-    """Against a real one, where it can run."""
+    """Against a real runtime, if it can run."""
     try:
         runtime = Runtime()
     except NoRuntimeError as error:
@@ -198,7 +198,7 @@ def rows(part: float, backend: str, given: dict[str, str]) -> list[Row]:
 
 
 def hooked_rss(client: Client, proxy: Process) -> float:
-    """Megabytes of the proxy when the client has made it look at 1,000 creations."""
+    """Megabytes of the proxy after 1,000 creations."""
     client.prepare(CREATE, CREATES)
     client.calls(CREATE, create_request(), CREATES, 1)
     return proxy.rss_mb()

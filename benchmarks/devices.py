@@ -1,15 +1,15 @@
 """Choices of devices: the best set of linked GPUs, and all devices of a pod.
 
 `best_gpu_set_N`: of N GPUs, the best set by the objective `bandwidth` for random sizes and sets of
-free GPUs, never asked before, once the tables of the matrix are made (`_setup`); over three
-matrices: PCIe alone, a mesh of NVLinks, one switch for all. Beside it a search of all sets by the
-definition, in Python, over the same matrix and questions. `_again`: the same questions once more.
+free GPUs, all for the first time, after the tables of the matrix are made (`_setup`); over three
+matrices: PCIe alone, a mesh of NVLinks, one switch for all. The base is a search of all sets by the
+definition, in Python, over the same matrix and requests. `_again`: the same requests once more.
 `_besteffort`: by that objective, over the mesh; its definition has too many partitions to search.
 
 `allocate_N`: a pod's devices on a node of N GPUs, the mean over pods of whole cards, shares, and
-cards with NICs under the same switches, as when the scheduler reserves them. Beside it the code of
-Koordinator's plugin DeviceShare on the same node and pods; both must give as many devices.
-`_linked`: ours where the node's links are known. `hints_8_nodes`: the hints of a pod for all sets
+cards with NICs under the same switches, as when the scheduler reserves them. The base is the code
+of Koordinator's plugin DeviceShare on the same node and pods; both must allocate as many devices.
+`_linked`: ours with known links. `hints_8_nodes`: the hints of a pod for all sets
 of 8 NUMA nodes; `hints_N_linked`: the mean over the same pods for 2 NUMA nodes and N linked GPUs.
 
 A time is microseconds of a single call: the median of the rounds, and the mean over questions or
@@ -81,7 +81,7 @@ class Amount(msgspec.Struct, frozen=True):
     rounds: int
     calls: int
     parted: tuple[int, ...]
-    """Sizes of sets that besteffort is asked for."""
+    """Sizes of sets for besteffort."""
 
 
 FULL = Amount(questions=60, rounds=5, calls=300, parted=(2, 4, 8))
@@ -99,7 +99,7 @@ def matrix(size: int, value: Callable[[int, int], int]) -> Matrix:
 
 
 def questions(size: int, count: int) -> list[Question]:
-    """The same every time, all different; what is no choice is left out."""
+    """The same every time, all different, without those that leave no choice."""
     lot = random.Random(size)
     found: set[Question] = set()
     while len(found) < count:
@@ -109,7 +109,7 @@ def questions(size: int, count: int) -> list[Question]:
 
 
 def by_definition(links: Matrix, free: int, count: int) -> int:
-    """Of all sets the best by `bandwidth`."""
+    """The best set of all by `bandwidth`."""
     places = tuple(members(free))
 
     def key(chosen: tuple[int, ...]) -> tuple[int, int, int]:
@@ -164,7 +164,7 @@ class Queries:
         asked: list[Question],
         rounds: int,
     ) -> GpuTable:
-        """Every round asks a table of its own, prepared for sets of these sizes. The last."""
+        """Every round uses a new table, prepared for sets of these sizes. Returns the last."""
         first: list[list[float]] = []
         again: list[list[float]] = []
         for _ in range(rounds):
@@ -227,7 +227,7 @@ def node(there: list[Device], links: LinkTable | None = None) -> NodeDevices:
 
 
 def told(there: list[Device], name: str) -> dict[str, Any]:
-    """One pod's question, for the other side."""
+    """One pod's request, for the other side."""
     amounts, annotations = PODS[name]
     requests = {resource: str(amount) for resource, amount in amounts.items()}
     container = {"name": "main", "resources": {"requests": requests, "limits": requests}}
@@ -279,7 +279,7 @@ def allocations(size: int, peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
 
 
 def allocating(free: NodeDevices, name: str) -> Callable[[], dict[str, int]]:
-    """Gives how many devices of each type there are."""
+    """Returns the number of devices of each type."""
     request = device_request(*PODS[name])
     assert request is not None
 

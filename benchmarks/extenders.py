@@ -1,6 +1,6 @@
-"""Processes that a benchmark of the scheduler talks to. `python -m benchmarks.extenders API` serves
-the verbs as `topolet scheduler` does, over plain HTTP, with the API server at that port; without a
-port it serves bare exchanges: whatever comes, it answers what it was told by /told."""
+"""Server processes for the benchmark of the scheduler. `python -m benchmarks.extenders API` serves
+the verbs as `topolet scheduler` does, over plain HTTP, with the API server at that port. Without a
+port it serves bare exchanges: it answers every request with the bytes that /told sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERBS: Final = ("filter", "prioritize", "bind")
 
 
 def ours(api: int, port: int) -> None:
-    """Until SIGTERM. All is as in production but for how the API server is found."""
+    """Runs until SIGTERM, as in production except for the address of the API server."""
     auth.access = lambda *_: FileAccess(f"http://127.0.0.1:{api}")
     process.run(
         SchedulerSettings(

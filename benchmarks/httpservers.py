@@ -1,8 +1,8 @@
 """HTTP servers for the scheduler's extender: the exchange of the bytes of a filter request.
 
-Each server is a process of its own and answers without deciding anything; the callers take turns
-over the servers, on one connection that stays open and on four at once. gunicorn is no dependency:
-`pip install gunicorn` for its rows.
+Each server is a separate process and answers without a decision; the callers take turns over the
+servers, on one connection that stays open and on four at once. gunicorn is not a dependency: `pip
+install gunicorn` for its rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 10
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A server that runs; `pid` of the process that answers."""
+    """A running server; `pid`: of the process that answers."""
 
     name: str
     port: int
@@ -46,7 +46,7 @@ class Caller:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def exchange(self, request: bytes) -> int:
-        """The answer's size. Raises RuntimeError for an answer that is none."""
+        """The answer's size. Raises RuntimeError for an invalid answer."""
         self._socket.sendall(request)
         got = b""
         while (end := got.find(b"\r\n\r\n")) < 0:

@@ -2,8 +2,8 @@
 
 The agent: 100 real pods of one container each in a private containerd 2, the same pods in a real
 API server and in the answers of a PodResources API; the runtime's event stream, both watches and
-PodResources are open. `--quick` starts one pod and shows it to the agent as 100. Beside it stands
-what a bare interpreter has.
+PodResources are open. `--quick` starts one pod and shows it to the agent as 100. The base is a bare
+interpreter.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def shown_as_many(folder: Path, runtime: Runtime, uids: dict[str, str]) -> Itera
 
 
 def settled(agent: Agent, cluster: Cluster, asked: Callable[[], int]) -> float:
-    """What it has when all is known, reported, and was compared a few times."""
+    """The agent's memory after it has read and reported everything, and some passes."""
     agent.until("reporting", cluster.reported)
     agent.until("asking the kubelet", lambda: asked() >= 3)
     agent.until("comparing", lambda: agent.metric('topolet_reports_total{result="unchanged"}') >= 5)

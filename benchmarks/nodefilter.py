@@ -1,11 +1,11 @@
-"""The filter of a pod that NUMA nodes concern, on one node, nothing cached.
+"""The filter of a pod that needs CPUs of certain NUMA nodes, on one node, without caches.
 
-`filter_bind_single`: a pod of 8 CPUs of its own, under SingleNUMANode on 2 NUMA nodes of 64 CPUs.
+`filter_bind_single`: a pod with 8 exclusive CPUs, under SingleNUMANode on 2 NUMA nodes of 64 CPUs.
 `filter_share_restricted_8`: a pod that shares CPUs, under Restricted on 8 NUMA nodes of 32 CPUs;
-`_wide`: one that needs five of them. On each node are pods of either sort already. Ours is a
-place's offer; the base is the filter of Koordinator's plugin NodeNUMAResource, with its objects in
-memory. What is read of the pod once for all nodes is not timed on either side; ours has it as
-`_pod`. Both must choose the same NUMA nodes. Go was measured at 2.2 ms and, for the second, 43 ms.
+`_wide`: one that needs five of them. Each node has pods of both kinds already. Ours is the offer of
+a node allocator; the base is the filter of Koordinator's plugin NodeNUMAResource, with its objects
+in memory. The work that is done once for each pod is not timed on either side; `_pod` is ours. Both
+must choose the same NUMA nodes. Go was measured at 2.2 ms and, for the second, 43 ms.
 
 A time is the median of single calls. Both sides take turns in batches.
 """
@@ -49,7 +49,7 @@ ZONE_BYTES = 128 << 30
 
 class Case(msgspec.Struct, frozen=True):
     """A machine's shape (see `conformance.machines`), the node's policy, the pod's class, CPU and
-    memory, and how many pods of each class were given a place before."""
+    memory, and how many pods of each class were allocated before."""
 
     name: str
     shape: tuple[int, int, int, int]
@@ -142,12 +142,12 @@ def pod(name: str, qos: QoS, cpu: int, memory_gib: int) -> dict[str, Any]:
 
 
 def _placed(case: Case, place: NodeAllocator, number: int) -> Any:
-    """A pod of 4 CPUs that is given its place: the resource-status."""
+    """The resource-status of a pod of 4 CPUs, after its allocation."""
     qos = QoS.LSR if number % 2 else QoS.LS
     pod_request = request_of(apiobjects.from_object(pod(f"pod-{number}", qos, 4, 8)))
     got = place.offer(pod_request)
     if not isinstance(got, Granted):
-        raise SystemExit(f"{case.name}: no place for pod {number}")
+        raise SystemExit(f"{case.name}: no offer for pod {number}")
     place.commit(got)
     return msgspec.json.decode(got.annotations()[RESOURCE_STATUS])
 
@@ -163,7 +163,7 @@ def _zone(node: int, cpus: int) -> Zone:
 
 
 def rows(peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
-    """`peer`: the other side, or why there is none. Ends the program where it answers otherwise."""
+    """`peer`: the other side, or the reason why it is missing. Ends the program if it differs."""
     for case in CASES:
         about = question(case)
         chosen = about.numa_nodes()
@@ -188,7 +188,7 @@ def rows(peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
 
 
 def table(stack: ExitStack, *, quick: bool) -> list[Row]:
-    """With the other side beside ours, where it is built or, unless `quick`, can be."""
+    """With the other side as base, if it is built or, unless `quick`, can be built."""
     peer = beside(stack, KOORDINATOR, build=not quick)
     return list(rows(peer, QUICK if quick else FULL))
 

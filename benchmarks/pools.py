@@ -1,11 +1,11 @@
-"""A node whose pool shrinks and grows, beside raw writes of the same bytes to the same files.
+"""A node whose pool shrinks and grows, with raw writes of the same bytes to the same files as base.
 
-An owner of one CPU comes to 250 pods of one or two containers, or goes. `pools_250_pods` is the
-decision, the plan and every write, on this kernel's cpusets, in groups of the benchmark's own; its
-base are the writes alone: the same bytes to the same files in the same order, opened before the
-clock starts. `pools_250_sandboxes` writes a sandbox a pod too. `pools_readback` reads the values
-back, beside one read of each file, opened as well. The sides take turns, each in both directions; a
-time is that of one round, a ratio the median of the turns' ratios.
+An owner of one CPU starts or ends next to 250 pods of one or two containers. `pools_250_pods` is
+the decision, the plan and every write, on this kernel's cpusets, in the benchmark's own groups; the
+base is the writes alone: the same bytes to the same files in the same order, opened before the
+clock starts. `pools_250_sandboxes` also writes a sandbox for each pod. `pools_readback` reads the
+values back; its base is one read of each open file. The sides take turns, each in both directions;
+a time is that of one round, a ratio the median of the turns' ratios.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PODS = 250
 NEEDED_FILES = 4_096
 CASES = ("pools_250_pods", "pools_readback", "pools_250_sandboxes")
 FREE, OWNED = 0, 1
-"""The two moments between which the node goes back and forth."""
+"""The two states between which the node alternates."""
 
 
 def main() -> None:

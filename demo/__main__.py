@@ -1,7 +1,7 @@
-"""The whole thing on this machine: a real runtime, our proxy and agent, pods that come and go.
+"""Topolet on this machine: a real runtime, proxy and agent, and pods that start and end.
 
-Shows the machine with the owners of its CPUs, live; Ctrl-C ends what was started and gives every
-cpuset back.
+Shows the machine with the owners of its CPUs, live. Ctrl-C ends all processes and restores every
+cpuset.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVENTS = 8
 
 
 class Show:
-    """The screen's content and the little play: an LSE pod comes and goes beside LS and BE."""
+    """The screen's content and the events: an LSE pod starts and ends next to an LS and a BE pod."""
 
     def __init__(self, stage: Stage, topology: Topology) -> None:
         self._stage = stage
@@ -59,11 +59,11 @@ class Show:
         """The LS and the BE pod."""
         for name, kube_class in (("ls", "burstable"), ("be", "besteffort")):
             run_pod(self._stage.cri, self._stage.pod(name, kube_class))
-            self.tell(f"{name.upper()} pod {NAMESPACE}/{name} came, asking for no CPUs")
+            self.tell(f"{name.upper()} pod {NAMESPACE}/{name} started, without CPUs of its own")
         self._next_turn = time.monotonic() + 2
 
     def turn(self) -> None:
-        """What the moment asks for: the LSE pod comes or goes; the dead are raised."""
+        """Starts or ends the LSE pod when it is due, and restarts processes that died."""
         for told in self._stage.revive():
             self.tell(told)
         if time.monotonic() < self._next_turn:
@@ -73,15 +73,15 @@ class Show:
             if self._lse_sandbox:
                 remove_pod(self._stage.cri, self._lse_sandbox)
                 self._lse_sandbox = ""
-                self.tell(f"LSE pod {NAMESPACE}/lse went; its CPU goes back to the pools")
+                self.tell(f"LSE pod {NAMESPACE}/lse ended; its CPU returns to the pools")
             else:
                 self._lse_sandbox, _ = run_pod(self._stage.cri, self._lse)
-                self.tell(f"LSE pod {NAMESPACE}/lse came; CPU {self._lse.cpuset} is its own")
+                self.tell(f"LSE pod {NAMESPACE}/lse started; it owns CPU {self._lse.cpuset}")
         except RpcError as error:
             self.tell(f"LSE pod: {error}")
 
     def picture(self, width: int, height: int, *, colour: bool) -> str:
-        """The whole screen as text, with as many of the last events as there is room for."""
+        """The whole screen as text, with the last events that fit."""
         words = (
             f"Topolet on {self._runtime} · pods created through {self._stage.listen}",
             f"http://{self._stage.http}/metrics /healthz /readyz",
@@ -107,7 +107,7 @@ class Show:
             return None
 
     def _kernel(self) -> str:
-        """What cgroupfs says, whatever we believe."""
+        """The cpusets in cgroupfs, whatever the agent reports."""
         found = []
         with contextlib.suppress(RpcError):
             for pod in self._observer.observe().pods:
@@ -120,7 +120,7 @@ class Show:
 
 
 def play(stage: Stage, seconds: float | None) -> None:
-    """Until `seconds` are over or Ctrl-C."""
+    """Runs until `seconds` are over or Ctrl-C."""
     show = Show(stage, cpus.read("/"))
     end = time.monotonic() + seconds if seconds is not None else None
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -137,8 +137,8 @@ def main() -> int:
     """Exit code 1 when something did not start."""
     parser = argparse.ArgumentParser(prog="make run", description=__doc__)
     parser.add_argument("--dir", default="var", help="folder for all that the demo writes")
-    parser.add_argument("--runtime", default="", help="unix:///... of a containerd that runs")
-    parser.add_argument("--seconds", type=float, help="end by itself after so many seconds")
+    parser.add_argument("--runtime", default="", help="unix:///... of a running containerd")
+    parser.add_argument("--seconds", type=float, help="end by itself after this number of seconds")
     arguments = parser.parse_args()
     if os.geteuid():
         print("make run: needs root: containers and cgroups are real", file=sys.stderr)
@@ -164,7 +164,7 @@ def main() -> int:
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         runtime = "" if arguments.runtime else " and runtime"
-        print(f"ending the agent, giving every cpuset back, ending pods{runtime}", flush=True)
+        print(f"ending the agent, restoring every cpuset, ending pods{runtime}", flush=True)
         print(stage.stop())
         lock.release()
     return code

@@ -1,4 +1,4 @@
-"""The processes of a demo: started again when they die, found again when the demo itself died."""
+"""The processes of a demo: restarted when they die, found again after the demo itself died."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 
 
 class Child:
-    """One process with its own log file; `command` is what runs."""
+    """One process with its own log file; `command` starts it."""
 
     def __init__(self, name: str, command: list[str], folder: pathlib.Path) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class Child:
         self._mark.write_text(json.dumps([pid, started_at(pid)]))
 
     def death(self) -> str:
-        """How it ended, "" while it runs."""
+        """The signal or exit code of its end, "" while it runs."""
         code = self._process.poll() if self._process else None
         if code is None:
             return ""
@@ -52,7 +52,7 @@ class Child:
         self._mark.unlink(missing_ok=True)
 
     def end_leftover(self) -> None:
-        """Kills what a demo that was killed left running under this name."""
+        """Kills a process of this name that a killed demo left running."""
         try:
             pid, start = json.loads(self._mark.read_text())
         except (OSError, ValueError):
@@ -75,7 +75,7 @@ def topolet(*words: str) -> list[str]:
 
 
 def started_at(pid: int) -> str:
-    """When the process began, in the kernel's ticks; "" for one that is gone or a zombie."""
+    """The start time of the process, in the kernel's ticks; "" if it has ended or is a zombie."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:

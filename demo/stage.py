@@ -1,4 +1,4 @@
-"""Everything a demo runs, below one folder: containerd, proxy, agent; and the way back."""
+"""The processes of a demo, below one folder: containerd, proxy and agent; and their removal."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ START_SECONDS = 20.0
 
 
 class StageError(RuntimeError):
-    """Something did not start; the message names it and shows the end of its log."""
+    """A process did not start; the message names it and shows the end of its log."""
 
 
 class Stage:
-    """`runtime` names a containerd that runs already; without it a private one is started."""
+    """`runtime` names a running containerd; without it a private one is started."""
 
     def __init__(self, folder: pathlib.Path, runtime: str | None) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Stage:
         self.start_agent()
 
     def pod(self, name: str, kube_class: str, cpuset: str = "") -> PodSpec:
-        """One of this demo, of the QoS class that its name says."""
+        """A pod of this demo; its name is its QoS class."""
         return PodSpec(
             name,
             name.upper(),
@@ -100,7 +100,7 @@ class Stage:
         self._wait_for(self.agent, self._ready)
 
     def revive(self) -> list[str]:
-        """Starts again what died; what happened, as texts."""
+        """Restarts processes that died; returns a text for each."""
         told = []
         if self.private and (how := self.private.death()):
             self.private.start()
@@ -114,7 +114,7 @@ class Stage:
         return told
 
     def stop(self) -> str:
-        """Ends what was started and gives every value back; what `topolet restore` said."""
+        """Ends all processes and restores every value; returns the output of `topolet restore`."""
         self.agent.stop()
         said = self._give_back()
         for sandbox in self._own_sandboxes():
@@ -128,7 +128,7 @@ class Stage:
         return said
 
     def _clear(self) -> None:
-        """What a demo that was killed left: pods, changed values, cgroups."""
+        """Removes the pods, changed values and cgroups of a demo that was killed."""
         for sandbox in self._own_sandboxes():
             remove_pod(self.direct, sandbox)
         if self.state.exists():
@@ -171,7 +171,7 @@ class Stage:
 
 
 def identity(folder: pathlib.Path) -> str:
-    """A short text for names that the whole machine shares: another for each folder."""
+    """A short text for machine-wide names, different for each folder."""
     return hashlib.sha256(bytes(folder.resolve())).hexdigest()[:8]
 
 
