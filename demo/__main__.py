@@ -37,7 +37,7 @@ EVENTS = 8
 
 
 class Show:
-    """The screen's content and the events: an LSE pod starts and ends next to an LS and a BE pod."""
+    """The screen: an LSE pod starts and ends next to an LS and a BE pod, with the events."""
 
     def __init__(self, stage: Stage, topology: Topology) -> None:
         self._stage = stage

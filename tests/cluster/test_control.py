@@ -58,7 +58,7 @@ def test_pods_keep_their_cpus_while_the_api_server_is_away(installed: Cluster) -
 
 
 @pytest.mark.usefixtures("nothing_reserved")
-def test_cpu_reserved_after_an_outage_is_given_to_nobody(installed: Cluster) -> None:
+def test_cpu_reserved_after_an_outage_is_not_allocated(installed: Cluster) -> None:
     """The decision after an outage is made from what the server says then, not from before."""
     cluster = installed
     cluster.api_server_away_for(OUTAGE_SECONDS)
@@ -90,7 +90,7 @@ def test_pods_without_our_keys_come_whatever_is_done_to_the_policies(installed: 
         cluster.delete_pod(f"without-{number}", f"with-{number}")
 
 
-def test_scheduler_that_is_gone_holds_up_nobody_else(installed: Cluster) -> None:
+def test_a_missing_scheduler_delays_no_other_pods(installed: Cluster) -> None:
     cluster = installed
     words = ("-n", NAMESPACE, "scale", "deployment", "topolet-scheduler")
     cluster.kubectl(*words, "--replicas=0")

@@ -53,7 +53,7 @@ def _configure(cluster: Cluster, policy: str, reserved: str | None) -> None:
     )
 
 
-def test_both_kinds_coming_at_once_have_what_they_asked_for(static: Cluster) -> None:
+def test_both_kinds_at_once_get_what_they_request(static: Cluster) -> None:
     """What our scheduler chooses for lse-2 is corrected: it is asked for halves of two cores, and
     the kubelet gives a whole one."""
     cluster = static

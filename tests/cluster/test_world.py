@@ -84,7 +84,7 @@ def test_world_of_a_killed_session_ends_and_the_next_one_sweeps_it() -> None:
         assert not groups(folder.name)
 
 
-def test_failures_are_told() -> None:
+def test_failures_are_reported() -> None:
     with world.made("") as place:
         with pytest.raises(ProgramError, match="exit code 3: so it ends"):
             place.run("sh", "-c", "echo so it ends >&2; exit 3")

@@ -7,7 +7,7 @@ from pathlib import Path
 from demo.stage import identity
 
 
-def test_two_checkouts_are_told_apart(tmp_path: Path) -> None:
+def test_two_checkouts_are_distinguished(tmp_path: Path) -> None:
     one, other = (tmp_path / name / "var" for name in ("one", "other"))
     assert identity(one) != identity(other)
     assert identity(one) == identity(one / ".." / "var")

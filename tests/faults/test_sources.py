@@ -357,14 +357,14 @@ def test_a_server_that_is_away_keeps_no_node_from_being_right(place: Place, tmp_
 
 
 @pytest.mark.parametrize("path", ["sys/devices/system/node", "sys/devices/system/cpu/cpu0/cache"])
-def test_a_machine_that_tells_less(place: Place, path: str) -> None:
+def test_a_machine_with_fewer_files(place: Place, path: str) -> None:
     """Neither NUMA nodes nor caches are needed to keep owners apart."""
     shutil.rmtree(place.root / path, ignore_errors=True)
     place.start()
     place.right()
 
 
-def test_what_comes_back_is_told_and_used(place: Place) -> None:
+def test_a_source_that_comes_back_is_reported_and_used(place: Place) -> None:
     place.config.unlink()
     place.start()
     eventually("it is named", lambda: place.named(SourceName.KUBELET_CONFIG))

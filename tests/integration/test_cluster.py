@@ -84,7 +84,7 @@ def test_a_claim_that_changes_in_the_cluster_moves_a_running_container(
         place.api.start_server()
 
 
-def test_an_agent_that_lacks_a_right_says_which_and_does_the_rest(
+def test_an_agent_that_lacks_a_permission_names_it_and_does_the_rest(
     definitions: ApiServer, node: TestNode
 ) -> None:
     nodes_only = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}
@@ -102,7 +102,7 @@ def test_an_agent_that_lacks_a_right_says_which_and_does_the_rest(
     assert labels["topology.topolet.io/cpus"]
 
 
-def test_without_a_server_the_node_is_looked_after(node: TestNode) -> None:
+def test_the_agent_manages_the_node_without_a_server(node: TestNode) -> None:
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     _, own = run_pod(node.direct, node.spec("own", "LSE", "1"))
     folder = node.folder / "account"
@@ -120,7 +120,7 @@ def test_without_a_server_the_node_is_looked_after(node: TestNode) -> None:
     node.stop_agent()
 
 
-def test_pod_that_loses_its_cpus_to_a_static_kubelet_is_told_by_an_event(
+def test_pod_that_loses_its_cpus_to_a_static_kubelet_gets_an_event(
     definitions: ApiServer, node: TestNode
 ) -> None:
     events = {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}

@@ -245,7 +245,7 @@ def test_what_a_pod_has_is_not_changed_by_others_either(cluster: Cluster, subres
     assert cluster.change_pod(beside, ALICE, subresource)
 
 
-def test_the_mirror_of_a_static_pod_says_what_its_file_says(cluster: Cluster) -> None:
+def test_the_mirror_of_a_static_pod_may_have_the_annotations_of_its_file(cluster: Cluster) -> None:
     marks = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "h", **CPUS}
     owners = [{"apiVersion": "v1", "kind": "Node", "name": "node-1", "controller": True}]
     body = pod(annotations=marks, nodeName="node-1")
@@ -301,7 +301,7 @@ def test_an_agent_writes_objects_of_its_own_node(cluster: Cluster) -> None:
             cluster.api.apply(body, AGENT_1, "topolet")
 
 
-def test_an_agent_changes_of_its_node_what_is_ours(cluster: Cluster) -> None:
+def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
     def change(body: Object, subresource: str = "") -> Object:
         return cluster.api.apply({**node("node-1"), **body}, AGENT_1, "topolet", subresource)
 
@@ -519,7 +519,7 @@ ODD: dict[str, Object] = {
 
 @pytest.mark.parametrize("namespace", ["default", "gpu"])
 @pytest.mark.parametrize("kind", ODD)
-def test_of_other_pods_nothing_is_said(cluster: Cluster, kind: str, namespace: str) -> None:
+def test_other_pods_are_not_checked(cluster: Cluster, kind: str, namespace: str) -> None:
     body = {**ODD[kind], "apiVersion": "v1", "kind": "Pod"}
     body["metadata"] = {**body["metadata"], "namespace": namespace}
     assert cluster.try_pod(body)
@@ -527,7 +527,7 @@ def test_of_other_pods_nothing_is_said(cluster: Cluster, kind: str, namespace: s
 
 
 @pytest.mark.parametrize("subresource", ["", "/status"])
-def test_a_pod_with_keys_of_ours_is_changed_beside_them(cluster: Cluster, subresource: str) -> None:
+def test_other_fields_of_a_pod_with_our_keys_can_change(cluster: Cluster, subresource: str) -> None:
     body = {"metadata": {"annotations": {"example.com/a": "x" * 200_000}}}
     assert cluster.change_pod(body, ALICE, subresource)
 
@@ -630,7 +630,7 @@ def test_the_version_may_change_under_the_same_writer(
     assert patch(wanted, seen, "topolet", resource_topology.ours) is None
 
 
-def test_a_rebind_is_asked_for_once(cluster: Cluster) -> None:
+def test_a_rebind_is_requested_once(cluster: Cluster) -> None:
     body: Object = {
         "apiVersion": "scheduling.koordinator.sh/v1alpha1",
         "kind": "RebindResource",

@@ -370,7 +370,7 @@ def test_or_keeps_the_plugins_choice_by_policy(containerd: Containerd) -> None:
             relay.run(spec, by_variable(TWO))
 
 
-def test_who_asked_for_nothing_sees_nothing(frontend: DeviceTest) -> None:
+def test_a_container_without_a_request_sees_no_devices(frontend: DeviceTest) -> None:
     frontend.unasked = "hide"
     spec = frontend.pod("p", None)
     assert frontend.run(spec, nothing).environment[VISIBLE_DEVICES] == "void"
@@ -381,7 +381,7 @@ PRIVILEGED_SANDBOX = b"\x30\x01"
 """Field 6 of the sandbox's security context."""
 
 
-def test_a_privileged_container_starts_beside_other_pods_cards(frontend: DeviceTest) -> None:
+def test_a_privileged_container_starts_while_other_pods_have_cards(frontend: DeviceTest) -> None:
     """Its nodes are all of the host's, and it asked for none: kube-proxy, a network's agent."""
     frontend.pod("owner", {"gpu": [entry(242)]})
     spec = frontend.pod("proxy", None)
@@ -464,7 +464,7 @@ def test_what_cdi_put_in_can_be_checked_by_a_plugin_and_not_undone(
     assert plugin.run(spec, by_cdi(TWO)).nodes == {"/dev/nvidia242": 242}
 
 
-def test_what_the_agent_cannot_give_is_told_by_the_door(node: TestNode) -> None:
+def test_a_pod_with_devices_that_the_agent_cannot_give_is_refused(node: TestNode) -> None:
     """This machine has no card: whoever was allocated one of NVIDIA's is refused; others come, with
     other vendors' devices too."""
     node.start_agent("--hami-core-library=/opt/libvgpu.so")

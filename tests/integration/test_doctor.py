@@ -26,7 +26,7 @@ def findings(node: TestNode) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_cgroup_that_somebody_changed_is_found_and_scripts_can_tell(node: TestNode) -> None:
+def test_a_changed_cgroup_is_found_and_sets_the_exit_code(node: TestNode) -> None:
     node.start_agent()
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
@@ -47,7 +47,7 @@ def test_a_cgroup_that_somebody_changed_is_found_and_scripts_can_tell(node: Test
     assert "2 containers, 2 findings" in text
 
 
-def test_without_an_agent_claims_are_seen_by_nobody(node: TestNode) -> None:
+def test_doctor_without_an_agent_has_no_claims(node: TestNode) -> None:
     run_pod(node.direct, node.spec("lse", "LSE", "1"))
     (unseen,) = findings(node)
     assert (unseen["kind"], unseen["expected"]) == ("claim-not-seen-by-agent", "1")

@@ -53,7 +53,7 @@ def test_a_start_is_followed_by_its_cpuset_without_the_clock(told: TestNode) -> 
     assert wakes(told, "clock") == before["clock"]
 
 
-def test_runtime_that_restarts_is_heard_again(told: TestNode) -> None:
+def test_events_of_a_restarted_runtime_are_received(told: TestNode) -> None:
     told.containerd.kill()
     told.containerd.start()
     eventually("the agent sees it", lambda: told.get("/readyz")[0] == 200)

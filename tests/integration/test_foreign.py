@@ -42,7 +42,7 @@ def allocation(minor: int) -> dict[str, str]:
     return {DEVICE_ALLOCATED: json.dumps({"gpu": [{"minor": minor, "resources": amounts}]})}
 
 
-def test_what_a_container_shows_is_held_and_given_to_nobody_else(gpus: GpuNode) -> None:
+def test_devices_that_a_container_shows_are_held_and_not_allocated_again(gpus: GpuNode) -> None:
     node, card = gpus.node, gpus.machine.cards[2]
     spec = node.spec("theirs", "LS")
     gpus.run(spec, card.uuid)
@@ -72,7 +72,7 @@ def test_what_a_container_shows_is_held_and_given_to_nobody_else(gpus: GpuNode) 
     eventually("let go", lambda: held(gpus) == {mounted.uid: [other.uuid]})
 
 
-def test_pods_that_are_left_alone_hold_theirs_all_the_same(gpus: GpuNode) -> None:
+def test_excluded_pods_hold_their_devices(gpus: GpuNode) -> None:
     card = gpus.machine.cards[0]
     spec = gpus.node.spec("theirs", "LS", namespace="kube-system")
     gpus.run(spec, card.uuid)

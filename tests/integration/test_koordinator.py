@@ -85,7 +85,7 @@ def test_what_can_not_be_given_is_no_container(koordinator: KoordinatorNode) -> 
         create_container(koordinator.cri, request)
 
 
-def test_an_agent_that_stops_is_asked_no_more(koordinator: KoordinatorNode) -> None:
+def test_a_stopped_agent_gets_no_more_hook_calls(koordinator: KoordinatorNode) -> None:
     """And one that comes later is found, without a restart of the proxy."""
     node = koordinator.node
     koordinator.start_proxy()

@@ -173,7 +173,7 @@ def topology(name: str, *zones: dict[str, Any], **metadata: Any) -> dict[str, An
     }
 
 
-def test_our_fields_are_ours_and_those_of_others_survive(
+def test_apply_owns_its_fields_and_keeps_those_of_others(
     apiserver: ApiServer, cluster: Cluster, topologies: str, place: str
 ) -> None:
     def stored() -> dict[str, Any]:
@@ -297,7 +297,7 @@ def test_nodes_are_added_to_and_not_made(
     assert stored["status"]["capacity"] == {**capacity, "other.io/x": "1"}
 
 
-def test_watch_tells_pods_of_this_node_only_and_survives_a_killed_server(
+def test_watch_has_pods_of_this_node_only_and_survives_a_killed_server(
     restored: ApiServer, cluster: Cluster, place: str
 ) -> None:
     server = restored

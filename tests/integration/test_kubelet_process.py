@@ -163,7 +163,7 @@ def test_one_of_the_host_is_taken_for_one(impostors: Impostors) -> None:
     eventually("it is found", lambda: pid in found())
 
 
-def test_the_kubelet_is_found_beside_all_of_them(impostors: Impostors, kubelet: Kubelet) -> None:
+def test_the_kubelet_is_found_among_all_of_them(impostors: Impostors, kubelet: Kubelet) -> None:
     strangers = {stranger(impostors) for stranger in STRANGERS}
     for pid in strangers:
         eventually("it calls itself kubelet", lambda pid=pid: _calls_itself_kubelet(pid))
@@ -181,9 +181,7 @@ def test_the_kubelet_is_found_beside_all_of_them(impostors: Impostors, kubelet: 
     assert reading.whole.source == f"kubelet {kubelet.pid}, {kubelet.folder / 'config.json'}"
 
 
-def test_an_agent_beside_them_starts_and_gives_nothing_away(
-    impostors: Impostors, node: TestNode
-) -> None:
+def test_an_agent_starts_with_them_and_gives_no_cpus(impostors: Impostors, node: TestNode) -> None:
     for stranger in STRANGERS:
         stranger(impostors)
     node.start_agent("--node-name=node-a")

@@ -140,7 +140,7 @@ def test_dynamic_container_reads_its_cpus_in_a_file(node: TestNode) -> None:
     assert "ro" in mount[5].split(",")
 
 
-def test_agent_refuses_to_start_beside_a_static_kubelet(node: TestNode) -> None:
+def test_agent_refuses_to_start_with_a_static_kubelet(node: TestNode) -> None:
     (node.folder / "kubelet").mkdir()
     (node.folder / "kubelet" / "cpu_manager_state").write_text('{"policyName":"static"}')
     done = node.run_cli(

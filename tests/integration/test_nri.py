@@ -104,7 +104,7 @@ def test_pools_shrink_before_an_owner_starts_and_the_runtime_knows(both: Plugged
     eventually("the runtime remembers", lambda: node.direct.container_placement(ls).cpuset == "0")
 
 
-def test_no_owner_starts_beside_a_container_that_is_created_and_not_started(
+def test_no_owner_starts_while_a_created_container_has_its_cpu(
     both: PluggedNode,
 ) -> None:
     """What the agent asks the runtime for passes the plugin, which may not know yet that it is
@@ -128,7 +128,7 @@ def test_no_owner_starts_beside_a_container_that_is_created_and_not_started(
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_no_owner_starts_beside_a_container_on_its_cpu(both: PluggedNode) -> None:
+def test_no_owner_starts_while_a_container_is_on_its_cpu(both: PluggedNode) -> None:
     """Owners and sharers are created at the same time."""
     node = both.node
     failures: list[str] = []
@@ -174,7 +174,7 @@ def test_an_update_keeps_our_cpus(both: PluggedNode) -> None:
     assert (placement.cpuset, placement.shares) == ("1", 300)
 
 
-def test_what_the_agent_changes_is_told_without_being_asked(plugged: PluggedNode) -> None:
+def test_changes_of_the_agent_are_unsolicited_updates(plugged: PluggedNode) -> None:
     plugged.publish()
     plugged.start_plugin("--nri-updates=true")
     _, ls = run_pod(plugged.node.direct, plugged.node.spec("ls", "LS"))
@@ -218,7 +218,7 @@ def test_a_runtime_that_restarts_is_synchronised_with_again(plugged: PluggedNode
     assert plugged.metric("topolet_nri_sessions_total") >= 2
 
 
-def test_a_plugin_that_stands_still_comes_back(
+def test_a_plugin_that_was_stopped_recovers(
     plugged: PluggedNode,
 ) -> None:
     node = plugged.node

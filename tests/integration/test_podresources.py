@@ -84,7 +84,7 @@ def test_cpus_and_memory_of_an_integer_guaranteed_pod(kubelet: Kubelet) -> None:
     assert kubelet.client.pods() == ()
 
 
-def test_memory_of_more_than_one_numa_node_is_where_the_kubelet_says(kubelet: Kubelet) -> None:
+def test_memory_of_several_numa_nodes_is_where_the_kubelet_allocates_it(kubelet: Kubelet) -> None:
     sizes = [
         each.size_bytes for each in kubelet.client.allocatable().memory if "huge" not in each.kind
     ]
@@ -107,7 +107,7 @@ def test_memory_of_more_than_one_numa_node_is_where_the_kubelet_says(kubelet: Ku
         assert held.amounts == given
 
 
-def test_what_is_reserved_is_what_the_kubelet_was_told_to_keep(kubelet: Kubelet) -> None:
+def test_reserved_memory_is_as_the_kubelet_is_configured(kubelet: Kubelet) -> None:
     nodes = {node.id: 0 for node in kubelet.topology.numa_nodes if node.memory_bytes}
     assert reserved(kubelet.topology, kubelet.client.allocatable()) == Reserved(
         kubelet.reserved, nodes | {0: RESERVED_BYTES}
@@ -166,7 +166,7 @@ def test_devices_of_a_plugin_near_a_numa_node_and_near_none(kubelet: Kubelet) ->
         plugin.stop()
 
 
-def test_who_asks_too_often_is_told_so(kubelet: Kubelet) -> None:
+def test_too_frequent_calls_are_a_rate_limit_error(kubelet: Kubelet) -> None:
     def too_often() -> bool:
         try:
             kubelet.client.allocatable()

@@ -248,7 +248,7 @@ def test_agent_killed_while_pods_come_and_go_leaves_no_trace(both: TestNode) -> 
     eventually("LS has all", lambda: both.cpus(ls) == "0-1")
 
 
-def test_no_owner_starts_beside_a_container_on_its_cpu(both: TestNode) -> None:
+def test_no_owner_starts_while_a_container_is_on_its_cpu(both: TestNode) -> None:
     """Owners and sharers are created at the same time, from several connections."""
     seen: list[str] = []
     failures: list[str] = []

@@ -191,7 +191,7 @@ def test_update_of_another_field_by_the_runtime_does_not_bring_old_cpus_back(
     eventually("counted", lambda: node.metric("topolet_cpu_overlaps_total") == 1)
 
 
-def test_agent_whose_state_folder_is_taken_away_ends_and_says_why(node: TestNode) -> None:
+def test_agent_whose_state_folder_is_removed_ends_with_an_error(node: TestNode) -> None:
     """It could not be rung any more, and a second agent could start beside it."""
     node.start_agent()
     shutil.rmtree(node.state)
@@ -201,7 +201,7 @@ def test_agent_whose_state_folder_is_taken_away_ends_and_says_why(node: TestNode
 
 
 @pytest.mark.timeout(600)
-def test_events_tell_of_containers_long_before_the_full_pass(node: TestNode) -> None:
+def test_events_report_containers_long_before_the_full_pass(node: TestNode) -> None:
     node.start_agent(NO_PASS)
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     eventually("at rest", lambda: at_rest(node), REST_SECONDS)

@@ -172,7 +172,7 @@ def test_a_pod_with_gpus_is_bound_by_configured_accounts_only(cluster: Cluster, 
     assert cluster.bind("gpu", OURS, old=old)
 
 
-def test_other_pods_and_other_namespaces_are_nobodys_business(cluster: Cluster) -> None:
+def test_other_pods_and_other_namespaces_are_not_affected(cluster: Cluster) -> None:
     assert cluster.bind("plain", ALICE)
     assert cluster.bind("gpu", ALICE, "unhooked")
 
@@ -192,7 +192,7 @@ def test_a_pod_that_is_not_there_is_not_bound(cluster: Cluster) -> None:
     assert refused.value.code == 404
 
 
-def test_the_account_of_the_webhook_may_look_at_pods_and_no_more(cluster: Cluster) -> None:
+def test_the_account_of_the_webhook_may_only_read_pods(cluster: Cluster) -> None:
     pods = "/api/v1/namespaces/hooked/pods"
     assert cluster.api.request("GET", f"{pods}/gpu", None, WEBHOOK)
     for method, path in (
@@ -263,9 +263,7 @@ def without_role(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
-def test_a_pod_that_cannot_be_looked_up_is_left_to_the_policy(
-    cluster: Cluster, policy: str
-) -> None:
+def test_the_policy_decides_about_a_pod_that_cannot_be_read(cluster: Cluster, policy: str) -> None:
     cluster.webhook.end()
     cluster.webhook.start(f"--webhook-failure-policy={policy}")
     try:
@@ -321,7 +319,7 @@ def expired(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("trouble", [down, slow, expired])
-def test_a_webhook_in_trouble_stops_nobody_whom_it_would_let_pass_unasked(
+def test_a_failing_webhook_does_not_affect_requests_that_it_does_not_get(
     cluster: Cluster,
     apiserver: ApiServer,
     trouble: Callable[[Cluster], contextlib.AbstractContextManager[None]],

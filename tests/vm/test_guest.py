@@ -92,7 +92,7 @@ def test_limits_kills_and_an_agent_alone_on_four_numa_nodes_with_cgroup_v2(
 @pytest.mark.long
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
 @pytest.mark.timeout(KUBELET_LIMIT_SECONDS + TURN_SECONDS)
-def test_what_a_kubelet_tells_on_four_numa_nodes_with_cgroup_v2(
+def test_podresources_on_four_numa_nodes_with_cgroup_v2(
     share: pathlib.Path, record_property: Callable[[str, object], None]
 ) -> None:
     kubelet = tools.kubernetes("kubelet")
@@ -104,7 +104,7 @@ def test_what_a_kubelet_tells_on_four_numa_nodes_with_cgroup_v2(
 @pytest.mark.long
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
 @pytest.mark.timeout(STATIC_LIMIT_SECONDS + TURN_SECONDS)
-def test_owners_beside_a_static_kubelet_have_what_its_checkpoint_names(
+def test_owners_with_a_static_kubelet_have_the_cpus_of_its_checkpoint(
     share: pathlib.Path, record_property: Callable[[str, object], None]
 ) -> None:
     kubelet = tools.kubernetes("kubelet")

@@ -177,7 +177,7 @@ def test_budget_keeps_a_pod(here: Yard, apiserver: ApiServer, allowed: int) -> N
     here.wait_bound("high")
 
 
-def test_nobody_ends_whom_a_budget_keeps_or_who_is_as_important(
+def test_no_pod_is_evicted_that_a_budget_protects_or_has_the_same_priority(
     here: Yard, apiserver: ApiServer
 ) -> None:
     guard(apiserver, here, 0)

@@ -205,7 +205,7 @@ def test_budget_that_is_tighter_than_we_know(world: World) -> None:
         "room",
     ],
 )
-def test_nobody_ends_in_vain(world: World, spoil: Callable[[World], object]) -> None:
+def test_no_pod_is_evicted_in_vain(world: World, spoil: Callable[[World], object]) -> None:
     spoil(world)
     world.evictor.round()
     assert world.evictor.plans == ()
@@ -230,7 +230,7 @@ def test_who_leaves_already_is_waited_for(world: World) -> None:
     assert world.ending() == {"b"}
 
 
-def test_who_does_not_lead_evicts_nobody(world: World) -> None:
+def test_a_replica_that_is_not_the_leader_evicts_no_pod(world: World) -> None:
     world.leading = False
     world.evictor.round()
     assert world.ending() == set()
@@ -242,7 +242,7 @@ def test_who_does_not_lead_evicts_nobody(world: World) -> None:
     assert world.evictor.plans == ()
 
 
-def test_who_ceases_to_lead_while_the_api_server_is_asked_evicts_nobody(world: World) -> None:
+def test_a_leader_that_loses_the_lease_during_an_api_call_evicts_no_pod(world: World) -> None:
     """Another may have chosen other victims for the same pod by then."""
     asked = itertools.count()
     slow = Evictor(

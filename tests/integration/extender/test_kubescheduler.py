@@ -36,7 +36,7 @@ def only(pod: str, node: str) -> str | None:
     return None if node == "only" else "not of this test"
 
 
-def test_pod_is_bound_where_the_extender_says(apiserver: ApiServer, stub: Stub) -> None:
+def test_pod_is_bound_to_the_node_of_the_extender(apiserver: ApiServer, stub: Stub) -> None:
     stub.refusal = only
     objects.create(apiserver, objects.pending(NAMESPACE, "a", {"cpu": "1"}, scheduler=PROFILE))
     eventually(
@@ -69,9 +69,7 @@ TOUCHES: dict[str, Callable[[ApiServer, str], None]] = {
 
 
 @pytest.mark.parametrize("touch", TOUCHES)
-def test_refused_pod_is_asked_about_again_after(
-    touch: str, apiserver: ApiServer, stub: Stub
-) -> None:
+def test_refused_pod_is_filtered_again_after(touch: str, apiserver: ApiServer, stub: Stub) -> None:
     stub.refusal = lambda pod, node: "no"
     name = touch.replace(" ", "-")
     objects.create(apiserver, objects.pending(NAMESPACE, name, {"cpu": "1"}, scheduler=PROFILE))

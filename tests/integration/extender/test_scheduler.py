@@ -126,7 +126,7 @@ def test_retried_when_a_device_comes(here: Yard) -> None:
     here.wait_bound("second", seconds=PROMISED_SECONDS)
 
 
-def test_no_eviction_unless_it_is_asked_for(here: Yard, apiserver: ApiServer) -> None:
+def test_no_eviction_unless_it_is_switched_on(here: Yard, apiserver: ApiServer) -> None:
     """Six CPUs are free, three on each NUMA node."""
     here.hosts.add(SHAPE)
     objects.priority(apiserver, "never-mind", 1000)

@@ -180,7 +180,7 @@ def test_who_comes_after_knows_what_was_given(
         cluster.delete({"metadata": {"name": name}})
 
 
-def test_nobody_leads_while_a_request_of_the_last_leader_is_under_way(
+def test_no_replica_leads_while_a_request_of_the_last_leader_is_in_progress(
     cluster: Cluster, scheduler: Scheduler, tmp_path: Path
 ) -> None:
     """It may be a bind, of which the next leader would know nothing."""
@@ -243,7 +243,7 @@ def test_a_pod_that_is_gone_is_not_bound(cluster: Cluster, scheduler: Scheduler)
 @pytest.mark.parametrize(
     ("strategy", "together"), [("MostAllocated", True), ("LeastAllocated", False)]
 )
-def test_the_file_says_which_node_is_better(
+def test_the_file_determines_which_node_is_better(
     cluster: Cluster, tmp_path: Path, strategy: str, together: bool
 ) -> None:
     wanted = {"kind": "CPUOrchestrationPluginArgs", "scoringStrategy": {"type": strategy}}
@@ -334,14 +334,14 @@ def test_broken_callers_cost_a_good_one_nothing(cluster: Cluster, scheduler: Sch
         ("bind", {"PodName": "../x", "PodNamespace": "n", "PodUID": "u", "Node": "n"}, "PodName"),
     ],
 )
-def test_what_is_wrong_with_a_body_is_said(
+def test_the_error_of_an_invalid_body_is_returned(
     scheduler: Scheduler, verb: str, body: object, said: str
 ) -> None:
     status, text = scheduler.reply(verb, body)
     assert (status, said in text) == (400, True), text
 
 
-def test_metrics_tell_of_verbs(cluster: Cluster, scheduler: Scheduler) -> None:
+def test_metrics_count_verbs(cluster: Cluster, scheduler: Scheduler) -> None:
     pod = cluster.pod(owner(4), "f-counted")
     scheduled(scheduler, pod)
     page = scheduler.page("metrics")

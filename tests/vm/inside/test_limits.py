@@ -77,7 +77,7 @@ def switch(cpus: str, on: str) -> None:
         pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text(on)
 
 
-def test_memory_and_limits_are_set_and_given_back(containerd: Containerd) -> None:
+def test_memory_and_limits_are_set_and_restored(containerd: Containerd) -> None:
     with fresh_node(containerd) as node:
         objects = pathlib.Path(node.state, "objects/node")
         objects.mkdir(parents=True)

@@ -94,7 +94,7 @@ def test_pools_shrink_before_an_owner_starts_and_grow_when_it_leaves(settled: Se
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_pools_are_told_by_numa_node(settled: Settled) -> None:
+def test_pools_are_reported_by_numa_node(settled: Settled) -> None:
     path = pathlib.Path(settled.node.state, "objects/noderesourcetopology/node-a.yaml")
     topology: dict[str, Any] = {}
 

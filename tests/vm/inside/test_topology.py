@@ -40,7 +40,7 @@ def test_cpus_are_lscpus(seen: Any) -> None:
     assert [{key: cpu[key] for key in wanted[0]} for cpu in seen["cpus"]] == wanted
 
 
-def test_siblings_sockets_and_nodes_are_those_that_were_asked_for(seen: Any) -> None:
+def test_siblings_sockets_and_nodes_are_as_requested(seen: Any) -> None:
     shape = [(cpu["core"], cpu["socket"], cpu["node"]) for cpu in seen["cpus"]]
     assert shape == [(cpu // 2 * 2, cpu // 8, cpu // 4) for cpu in range(16)]
     assert seen["smt"] is True
