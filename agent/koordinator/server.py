@@ -124,14 +124,14 @@ class HookServer:
                 Metric(
                     "topolet_hook_server_failed_open_total",
                     "counter",
-                    "Calls that went on though their hook could not do its work, and why.",
+                    "Calls that passed unchanged or restricted because their hook failed, by reason.",
                     dict(outcomes.failed_open),
                     ("hook", "qos", "reason"),
                 ),
                 Metric(
                     "topolet_hook_server_failed_total",
                     "counter",
-                    "Calls that failed because their hook could not do its work, and why.",
+                    "Calls that failed because their hook failed, by reason.",
                     dict(outcomes.failed),
                     ("hook", "qos", "reason"),
                 ),

@@ -294,7 +294,7 @@ def test_only_one_kind_of_door_is_on(plugged: PluggedNode) -> None:
     proxy = node.run_cli("proxy", *common, f"--listen={node.cri_socket}", "--proxy-http=")
     assert proxy.returncode == 1
     assert "door.lock is held by topolet nri (process" in proxy.stderr
-    assert "only one of relay, NRI plugin and hook server" in proxy.stderr
+    assert "only one of proxy, NRI plugin and hook server" in proxy.stderr
     second = node.run_cli("nri", *common, "--nri-http=")
     assert second.returncode == 1
     assert "held by topolet nri" in second.stderr
