@@ -124,7 +124,7 @@ class HookServer:
                 Metric(
                     "topolet_hook_server_failed_open_total",
                     "counter",
-                    "Calls that passed unchanged or restricted because their hook failed, by reason.",
+                    "Calls let through though their hook failed, by reason.",
                     dict(outcomes.failed_open),
                     ("hook", "qos", "reason"),
                 ),
