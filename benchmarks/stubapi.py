@@ -77,7 +77,7 @@ class Cluster:
 
 
 class Server:
-    """Threads over sockets: what it costs is to be small beside what is measured."""
+    """Threads over sockets: its cost has to be small compared with the measured times."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

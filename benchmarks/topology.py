@@ -1,4 +1,4 @@
-"""One discovery of the CPU topology in a running interpreter, beside whole tools on the same tree.
+"""A discovery of the CPU topology in a running interpreter, compared with tools on the same tree.
 
 The trees are machines of 128, 256 and 512 CPUs built for the purpose, and the largest snapshots of
 real ones in tests/data/sysfs.
@@ -86,7 +86,7 @@ def compare(suffix: str, root: str, rounds: int) -> Iterator[common.Row]:
 
 
 def unusable(command: list[str]) -> str | None:
-    """Why the tool has no answer for the tree, None if it has one."""
+    """Why the tool can't read the tree, None if it can."""
     if shutil.which(command[0]) is None:
         return f"no {command[0]} here"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -96,7 +96,7 @@ def unusable(command: list[str]) -> str | None:
 
 
 def silently(command: list[str]) -> None:
-    """Runs a tool to its end; its output goes nowhere."""
+    """Runs a tool to its end and discards its output."""
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
 
 

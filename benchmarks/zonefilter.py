@@ -94,7 +94,7 @@ def questions() -> Iterator[Question]:
 
 
 def topology_object(count: int, scope: str) -> dict[str, Any]:
-    """The later half of the NUMA nodes has more CPUs left, and the GPUs."""
+    """The second half of the NUMA nodes has more free CPUs, and the GPUs."""
     zones = []
     for zone in range(count):
         later = zone >= count // 2
@@ -142,7 +142,7 @@ def pod_object(containers: list[dict[str, str]], sidecars: list[dict[str, str]])
 
 
 def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
-    """`peer`: the other side, or why there is none. Ends the program where it answers otherwise."""
+    """`peer`: the other side, or the reason why it is missing. Ends the program if it differs."""
     mine: list[float] = []
     theirs: list[float] = []
     known: list[float] = []
@@ -186,7 +186,7 @@ def _made(question: Question) -> Callable[[], object]:
 
 
 def table(stack: ExitStack, *, quick: bool) -> list[Row]:
-    """With the other side beside ours, where it is built or, unless `quick`, can be."""
+    """With the other side as base, if it is built or, unless `quick`, can be built."""
     peer = beside(stack, SCHEDULER_PLUGINS, build=not quick)
     return rows(peer, QUICK if quick else FULL)
 

@@ -1,4 +1,4 @@
-"""The words of scenarios: what a user does to a cluster, and what the kernel's files show then."""
+"""The functions of scenarios: a user's actions on a cluster, and reads of the kernel's files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Cluster:
         return self.control.kubectl(*words, stdin=stdin)
 
     def apply(self, folder: str) -> None:
-        """A kustomization below deploy/, as the README says."""
+        """Applies a kustomization below deploy/, as in the README."""
         self.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(DEPLOY / folder))
 
     def delete(self, folder: str) -> None:
@@ -95,7 +95,7 @@ class Cluster:
         self.kubectl("delete", "pods", "-n", NAMESPACE, *_selector(name))
 
     def install_scheduler(self) -> None:
-        """As docs/scheduler.md says; our own parts come with it, in the mode reconcile."""
+        """As in docs/scheduler.md; installs Topolet's other parts too, in the mode reconcile."""
         self.kubectl("apply", "-f", str(DEPLOY / "base" / "namespace.yaml"))
         self.create(serving_secret(NAMESPACE, "topolet-scheduler"))
         self.apply("overlays/scheduler")
@@ -124,7 +124,7 @@ class Cluster:
             )
 
     def wait_ready(self, component: str, count: int = 1, seconds: float = START_SECONDS) -> None:
-        """Until that many pods of a component of ours are Ready."""
+        """Waits until this number of pods of a Topolet component are Ready."""
 
         def ready() -> bool:
             found = self.objects("pods", *_selector(component), namespace=NAMESPACE)
@@ -169,13 +169,13 @@ class Cluster:
         eventually(what, held, seconds)
 
     def allocated(self, name: str) -> CpuSet:
-        """The CPUs that the pod's annotation says; none without it."""
+        """The CPUs in the pod's annotation; none without it."""
         pod = self.get("pod", name)
         text = (pod or {}).get("metadata", {}).get("annotations", {}).get(RESOURCE_STATUS, "{}")
         return CpuSet.parse(json.loads(text).get("cpuset", ""))
 
     def refused(self, name: str) -> str:
-        """Why a scheduler finds no node for the pod; "" where it has not said so."""
+        """Why a scheduler finds no node for the pod; "" if it has not reported that."""
         pod = self.get("pod", name)
         for each in (pod or {}).get("status", {}).get("conditions", ()):
             if each["type"] == "PodScheduled" and each["status"] == "False":

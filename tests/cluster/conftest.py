@@ -14,7 +14,7 @@ from tests.vm.guest import turn
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
-    """Control plane and node `n1`, with our proxy and nothing else of ours."""
+    """Control plane and node `n1`, with Topolet's proxy only."""
     with host.running() as it:
         yield it
 

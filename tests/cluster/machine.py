@@ -19,7 +19,7 @@ TERMINATION_SECONDS = 10.0
 
 
 class MachineError(RuntimeError):
-    """The machine could not carry out a request; the text says why."""
+    """The machine could not carry out a request; the text has the reason."""
 
 
 class Machine:

@@ -59,7 +59,7 @@ def test_pods_keep_their_cpus_while_the_api_server_is_away(installed: Cluster) -
 
 @pytest.mark.usefixtures("nothing_reserved")
 def test_cpu_reserved_after_an_outage_is_not_allocated(installed: Cluster) -> None:
-    """The decision after an outage is made from what the server says then, not from before."""
+    """The decision after an outage uses the server's present state, not the old one."""
     cluster = installed
     cluster.api_server_away_for(OUTAGE_SECONDS)
     cluster.annotate("node", HOST, **{RESERVATION: json.dumps({"reservedCPUs": "1"})})

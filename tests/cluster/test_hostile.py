@@ -1,4 +1,4 @@
-"""Pods that are made to mislead the agent or to wear it out, beside an owner on two CPUs."""
+"""Pods that try to mislead or overload the agent, next to an owner on two CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners and plain Guaranteed pods beside a kubelet of the policy static with one reserved CPU."""
+"""Owners and plain Guaranteed pods with a kubelet of the policy static and one reserved CPU."""
 
 from __future__ import annotations
 

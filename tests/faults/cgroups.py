@@ -23,7 +23,7 @@ class PlainCgroups:
     def __init__(self, root: Path, version: int, cpus: CpuSet) -> None:
         self.version = version
         self.root = root
-        """What the agent is told to be the mount."""
+        """The agent's setting for the mount."""
         self.path = root / "cpuset" if version == 1 else root
         self.top = ""
         self.path.mkdir(parents=True)
@@ -45,7 +45,7 @@ class PlainCgroups:
         return own
 
     def set(self, group: str, cpus: CpuSet) -> None:
-        """As a runtime does when it is told; nothing where it would fail."""
+        """As a runtime does on an update; nothing where that would fail."""
         with contextlib.suppress(OSError), open(self.path / group[1:] / CPUS, "r+b", 0) as file:
             file.write(padded(f"{cpus}\n".encode()))
 
@@ -84,7 +84,7 @@ class PlainCgroups:
 
 
 class RealCgroups:
-    """This machine's, below one group of ours, with a process that sleeps in each container."""
+    """Real cgroups below one group of the tests, with a sleeping process in each container."""
 
     def __init__(self, name: str) -> None:
         self._kernel = Hierarchy()

@@ -1,4 +1,4 @@
-"""A process that has everything imported and forks a `topolet` command whenever it is told to.
+"""A process with all imports done, which forks a `topolet` command on request.
 
 `python -m tests.faults.child DESCRIPTOR`, a stream socket of JSON lines: an order, then an answer.
 The command is the real one. Before each of its system calls that change something it counts a step

@@ -1,4 +1,4 @@
-"""A node whose faults a test chooses: in one process with the agent's rounds, or around it."""
+"""A node with faults of a test's choice: in the process of the agent's passes, or around it."""
 
 from __future__ import annotations
 

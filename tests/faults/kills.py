@@ -141,7 +141,7 @@ class Life:
         self._accept_published()
 
     def _accept_published(self) -> None:
-        """Who was an owner to the agent that died, by the claim that still stands."""
+        """The owners of the agent that died whose claims are unchanged."""
         node = self._node
         snapshot = node.snapshot()
         for owner in snapshot.owners if snapshot else ():
@@ -151,7 +151,7 @@ class Life:
                 node.touched.discard(owner.uid)
 
     def _check_settled(self) -> None:
-        """After a look at which nothing changed."""
+        """After a pass without changes."""
         node = self._node
         snapshot = node.snapshot()
         assert snapshot is not None

@@ -80,7 +80,7 @@ def this_machine(folder: Path, name: str) -> PlayedNode:
 
 
 class PlayedNode:
-    """Its last CPU is claimed by nobody, so that the pools are never empty.
+    """No pod claims its last CPU, so that the pools are never empty.
 
     `touched`: uids of pods whose claim or class is new since somebody cleared it. `originals`: by
     group, the values that a restore may give back.
@@ -134,7 +134,7 @@ class PlayedNode:
             return None
 
     def notify(self, notification: Notification) -> bool:
-        """Whether the agent heard it."""
+        """Whether the agent received it."""
         try:
             self._notifier.sendto(
                 notifications.encode(notification), str(self.state / "doorbell.sock")
@@ -144,7 +144,7 @@ class PlayedNode:
         return True
 
     def looked(self, since: int, still: Callable[[], bool], seconds: float = 30.0) -> bool:
-        """Waits for a snapshot of a look that began later; False when `still` turns false."""
+        """Waits for a snapshot of a pass that began later; False when `still` turns false."""
         deadline = time.monotonic() + seconds
         while True:
             snapshot = self.snapshot()
@@ -287,7 +287,7 @@ class PlayedNode:
         return container
 
     def _start(self, pod: Pod, container: Container) -> None:
-        """On what the runtime's record says, which the agent may have changed."""
+        """On the CPUs of the runtime's record, which the agent may have changed."""
         group = f"{pod.parent}/{container.id}"
         with self.runtime.lock:
             prepared = self.runtime.placements[container.id].cpuset

@@ -1,4 +1,4 @@
-"""A container runtime as far as the agent asks: CRI over a real socket, its answers are values."""
+"""A container runtime with the calls of the agent: CRI over a real socket, answers from values."""
 
 from __future__ import annotations
 

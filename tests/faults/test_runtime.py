@@ -23,7 +23,7 @@ CALL_SECONDS = 2.0
 
 
 def page(port: int, name: str) -> tuple[int, str]:
-    """Status and text; status 0 when nobody answers."""
+    """Status and text; status 0 without an answer."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=5) as reply:
             return reply.status, reply.read().decode()

@@ -58,7 +58,7 @@ class Place:
         self.around.start(*flags, refused=self.refused)
 
     def poke(self) -> None:
-        """The kubelet writes its state, which wakes who reads what it says."""
+        """The kubelet writes its state, which triggers its readers."""
         file = self.kubelet / "cpu_manager_state"
         if file.is_file():
             file.write_bytes(file.read_bytes())
@@ -319,7 +319,7 @@ def test_it_goes_while_the_agent_runs(place: Place, take: Take, source: SourceNa
 
 
 def test_a_server_that_is_away_keeps_no_node_from_being_right(place: Place, tmp_path: Path) -> None:
-    """The API server, at an address where nobody listens."""
+    """The API server, at an address without a listener."""
     account = tmp_path / "account"
     account.mkdir()
     (account / "token").write_text("x")

@@ -11,7 +11,7 @@ ALL = "0-15"
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_torn_snapshot_costs_no_owner_its_cpus(around: Around, share: float) -> None:
-    """Not even to an older pod that claims them too: the cgroups tell who has them."""
+    """Not even to an older pod that claims them too: the cgroups show which pod has them."""
     rival = around.node.add("LSE")
     own, ls = around.running("LSE", "1-2"), around.running("LS")
     around.start()

@@ -1,4 +1,4 @@
-"""Writes that fail in a round: the kernel says no, the group is gone, the disk is full."""
+"""Writes that fail in a pass: the kernel refuses, the group is gone, the disk is full."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def small_disk(three: World) -> Iterator[Path]:
 
 
 def test_full_disk_stops_writes_and_not_the_agent(three: World, small_disk: Path) -> None:
-    """No value is taken that could not be given back; what stands, stands."""
+    """No value is changed that could not be restored; earlier writes stay."""
     spared = three.runtime.listed_sandboxes.pop(0)
     agent = three.agent()
     agent.reconcile()

@@ -19,11 +19,11 @@ NODE = "bystanding"
 KUBELET = Who(f"system:node:{NODE}", "system:nodes")
 
 HANG_SECONDS = 10.0
-"""A request that takes longer waits for somebody who does not answer."""
+"""A request that takes longer waits for a server that does not answer."""
 
 
 _PAUSE_SECONDS = 0.1
-"""Between rounds: others want the machine too."""
+"""Between rounds, so that other tests get the machine too."""
 
 
 class Bystanders:
@@ -47,7 +47,7 @@ class Bystanders:
         self._thread.join()
 
     def round(self, rounds: int = 3) -> None:
-        """Returns when so many whole rounds were made, of which none failed."""
+        """Returns after this number of complete rounds without a failure."""
         before = len(self.seconds)
         eventually(
             "pods come", lambda: self.failures or len(self.seconds) > before + rounds, 3 * 60
@@ -89,7 +89,7 @@ class Bystanders:
 
 
 def pod(name: str) -> Object:
-    """Without anything of ours."""
+    """Without keys of Topolet."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

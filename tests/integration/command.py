@@ -1,4 +1,4 @@
-"""A subcommand as a process that says in its log when it listens."""
+"""A subcommand as a process that logs when it listens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Command:
     """Its log goes on over restarts."""
 
     def __init__(self, name: str, log: Path, listens: str) -> None:
-        """`listens`: what it says then."""
+        """`listens`: the text of that log line."""
         self._name = name
         self._log = log
         self._listens = listens

@@ -22,7 +22,7 @@ EVERYTHING_ALLOWED = [
 ]
 
 _NOT_YET = (404, 429)
-"""What is said of a kind just made: at first that it is none, then that its storage begins."""
+"""Errors of a new kind: first it is unknown, then its storage is not ready."""
 
 
 def administrator(server: ApiServer, name: str, timeout_seconds: float = 60.0) -> Api:
@@ -38,7 +38,7 @@ def changes_pods(server: ApiServer) -> bool:
 
 
 def components(server: ApiServer) -> tuple[str, ...]:
-    """What a kustomization for this server names beside our folders."""
+    """The resources of this server's kustomization in addition to those in deploy/."""
     return () if changes_pods(server) else ("before-1.36",)
 
 

@@ -1,4 +1,4 @@
-"""A real node for tests: a private containerd, our processes in front and beside, real cgroups."""
+"""A real node for tests: a private containerd, Topolet's processes, real cgroups."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ NO_PASS = "--full-pass-seconds=600"
 
 
 HOLD = "--hold-seconds=2"
-"""Flag of a frontend that waits for the agent's word: it takes long on a busy machine."""
+"""Flag of a frontend that waits for the agent, which takes long on a busy machine."""
 
 
 def kernel_cpus(pid: int) -> str:
-    """What the kernel says of the process's cgroup: on v2 what is effective."""
+    """The CPUs in the kernel's file of the process's cgroup: on v2 the effective ones."""
     folder = kernel_group(pid, "cpuset")
     effective = folder / "cpuset.cpus.effective"
     return (effective if effective.exists() else folder / "cpuset.cpus").read_text().strip()
@@ -157,7 +157,7 @@ class TestNode:
         return (self.folder / f"{name}.log").read_text()
 
     def get(self, page: str) -> tuple[int, str]:
-        """Status and text of a page of the agent; status 0 when nobody answers."""
+        """Status and text of a page of the agent; status 0 without an answer."""
         try:
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{self.http_port}{page}", timeout=5
@@ -277,7 +277,7 @@ def private_containerd(
 
 @contextlib.contextmanager
 def fresh_node(containerd: Containerd) -> Iterator[TestNode]:
-    """A node of which nothing runs yet, and nothing is left."""
+    """A node without running processes and without remains of earlier ones."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
     node = TestNode(folder, containerd)
     try:

@@ -250,7 +250,7 @@ class _Builder:
 
 
 def _wheels(cache: Path) -> Path:
-    """What pyproject.toml asks for, for the Python of the base."""
+    """The dependencies in pyproject.toml, for the Python of the base."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [
         *project["build-system"]["requires"],

@@ -20,7 +20,7 @@ sys.exit(main())
 
 
 class Manager:
-    """Holds the socket, starts the proxy and hears what it says."""
+    """Holds the socket, starts the proxy and receives its notifications."""
 
     def __init__(self, node: TestNode) -> None:
         self._node = node
@@ -59,7 +59,7 @@ class Manager:
         assert self._proxy.wait(DEADLINE_SECONDS) == 0
 
     def kill(self) -> None:
-        """SIGKILL; whoever connects meanwhile waits for the next."""
+        """SIGKILL; clients that connect meanwhile wait for the next proxy."""
         assert self._proxy is not None
         self._proxy.kill()
         self._proxy.wait()

@@ -40,7 +40,7 @@ class PluggedNode:
         self._plugin: subprocess.Popen[bytes] | None = None
 
     def start_plugin(self, *flags: str) -> None:
-        """Returns when the runtime asks it about containers."""
+        """Returns when the runtime calls it for containers."""
         self._port = free_port()
         self._plugin = self.node._start(
             "nri",
@@ -70,7 +70,7 @@ class PluggedNode:
         return code
 
     def metric(self, name: str) -> float:
-        """The sum of the series of that name; -1 when nobody answers."""
+        """The sum of the series of that name; -1 without an answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=5) as it:
                 lines = it.read().decode().splitlines()

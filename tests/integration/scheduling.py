@@ -1,4 +1,4 @@
-"""`topolet scheduler` as a process, and who calls it in kube-scheduler's place."""
+"""`topolet scheduler` as a process, and a client in the place of kube-scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent beside a real API server and a real runtime."""
+"""The agent with a real API server and a real runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exporter is told, beside what a real kubelet thinks."""
+"""The answers to an exporter, compared with those of a real kubelet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gpus(kubelet: Kubelet) -> Iterator[GpuNode]:
 
 
 def main_of(client: PodResourcesClient, pod: str) -> ContainerResources | None:
-    """Slower than the kubelet's limit, also for who asks again and again."""
+    """Slower than the kubelet's rate limit, also for a client that repeats its calls."""
     time.sleep(0.05)
     told = client.pod("default", pod)
     return told.containers[0] if told and told.containers else None

@@ -99,7 +99,7 @@ class Day:
         return items
 
     def come(self, count: int) -> None:
-        """Pods, half of them with CPUs that nobody has."""
+        """Pods, half of them with free CPUs."""
         free = sorted(CpuSet(range(CPUS)) - self._claimed() - CpuSet([0]))
         self.luck.shuffle(free)
         for number in range(count):

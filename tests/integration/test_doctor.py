@@ -1,4 +1,4 @@
-"""`topolet doctor` beside a real agent, a real runtime and the kernel's own files."""
+"""`topolet doctor` with a real agent, a real runtime and the kernel's own files."""
 
 import json
 import subprocess

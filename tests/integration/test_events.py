@@ -1,4 +1,4 @@
-"""containerd 2 tells the agent what happens, without taking a word from another listener."""
+"""containerd 2 sends events to the agent without taking any from another listener."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 @pytest.fixture
 def told(containerd2: Containerd) -> Iterator[TestNode]:
-    """A node whose agent has heard the runtime, and looks by the clock at long intervals only."""
+    """A node whose agent has received events, and makes full passes at long intervals only."""
     with fresh_node(containerd2) as node:
         node.start_agent(NO_PASS)
         hear(node)
@@ -32,7 +32,7 @@ def wakes(node: TestNode, source: str) -> float:
 
 
 def hear(node: TestNode) -> None:
-    """Returns when the agent was told of a pod and waits for the next word."""
+    """Returns when the agent got an event of a pod and waits for the next."""
     before = wakes(node, "runtime")
     remove_pod(node.direct, run_sandbox(node.direct, node.spec("heard")))
     eventually("the agent is told", lambda: wakes(node, "runtime") > before)

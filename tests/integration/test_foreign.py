@@ -32,7 +32,7 @@ def gpus(node: TestNode) -> GpuNode:
 
 
 def held(gpus: GpuNode) -> dict[str, list[str]]:
-    """By pod uid, as the Device object says it."""
+    """By pod uid, from the Device object."""
     text = gpus.device()["metadata"].get("annotations", {}).get(DEVICES_CHECKPOINTS, "[]")
     return {each["podUID"]: each["deviceIDs"] for each in json.loads(text)}
 

@@ -1,4 +1,4 @@
-"""What /metrics tells of GPUs, from a driver's answers to the names of pods and containers."""
+"""Metrics of GPUs, from a driver's answers to the names of pods and containers."""
 
 from __future__ import annotations
 

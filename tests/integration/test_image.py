@@ -100,7 +100,7 @@ def test_bytecode_exists_and_is_not_checked_against_its_source(image: Image) -> 
     "words", [("--help",), ("agent", "--help"), ("topology", "--root", "/host")]
 )
 def test_a_start_compiles_nothing(image: Image, words: tuple[str, ...]) -> None:
-    """The command's own file of five lines is no module, and has no bytecode."""
+    """The command's own file of five lines is not a module, and does not have bytecode."""
     done = image.run("topolet", *words, env={"PYTHONVERBOSE": "1"}, mounts=MACHINE)
     good(done)
     read = re.findall(r"# code object from '?([^'\n]+)", done.stderr)

@@ -38,14 +38,14 @@ NAME = "koord-runtime-proxy"
 
 
 def asked_for(koordinator: KoordinatorNode, container_id: str) -> str:
-    """The cpuset that the runtime was asked for at the creation."""
+    """The cpuset in the request of the creation to the runtime."""
     info = json.loads(koordinator.node.containerd.ctr("containers", "info", container_id))
     cpus: str = info["Spec"]["linux"]["resources"]["cpu"].get("cpus", "")
     return cpus
 
 
 def test_containers_come_on_their_cpus(koordinator: KoordinatorNode) -> None:
-    """From their first moment: what the runtime is asked for says so, not a later correction."""
+    """From their start: by the request to the runtime, not by a later correction."""
     node = koordinator.node
     koordinator.start_agent()
     koordinator.start_proxy()
@@ -74,7 +74,7 @@ def test_an_update_brings_nothing_else_back(koordinator: KoordinatorNode) -> Non
 
 
 def test_what_can_not_be_given_is_no_container(koordinator: KoordinatorNode) -> None:
-    """More CPUs than the machine has: the caller hears it, through the proxy, in our words."""
+    """More CPUs than the machine has: the proxy returns Topolet's error to the caller."""
     node = koordinator.node
     koordinator.start_agent("--hold-seconds=0.3", "--cpu-policy=static", "--reserved-cpus=0")
     koordinator.start_proxy()

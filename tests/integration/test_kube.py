@@ -51,7 +51,7 @@ class Named(msgspec.Struct):
 
 
 class Follower:
-    """What a watch told, checked for sense."""
+    """The events of a watch, checked for consistency."""
 
     def __init__(self) -> None:
         self.known: dict[str, str] = {}
@@ -515,7 +515,7 @@ def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) 
 
 
 def test_kubeconfig_with_an_exec_plugin(apiserver: ApiServer, place: str, tmp_path: Path) -> None:
-    """The plugin's answer is counted, to see that it is asked again after a refusal."""
+    """The plugin's answers are counted, to see that it runs again after a refusal."""
     apiserver.account(
         place, "person", [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
     )

@@ -1,4 +1,4 @@
-"""Processes that call themselves kubelet, beside a real one."""
+"""Processes that call themselves kubelet, in addition to a real one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Impostors:
         return self.start(*self.words("kubelet"), executable="/bin/sh")
 
     def of_the_host(self) -> int:
-        """Which nothing tells from a kubelet."""
+        """A process that can't be distinguished from a kubelet."""
         return self.start(*self.words(str(self.file)))
 
     def _folder(self, group: str) -> str:
@@ -96,7 +96,7 @@ def _name(pid: int) -> str:
 
 
 def _calls_itself_kubelet(pid: int) -> bool:
-    """A program has no words for a moment while it is executed."""
+    """A process has no arguments for a moment during execve."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"kubelet")
 
 

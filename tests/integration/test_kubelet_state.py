@@ -1,4 +1,4 @@
-"""`topolet kubelet-state --write-kubelet-state` beside a real agent and a real runtime."""
+"""`topolet kubelet-state --write-kubelet-state` with a real agent and a real runtime."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A node-local CPU policy on real containers: the kubelet's requests alone say who owns CPUs."""
+"""A node-local CPU policy on real containers: the kubelet's requests determine the owners."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def started(node: TestNode, policy: CpuPolicy) -> TestNode:
 
 
 def whole_cpus(spec: PodSpec, sandbox: str, cpus: int) -> pb.CreateContainerRequest:
-    """As a kubelet asks for a container of a Guaranteed pod."""
+    """As a kubelet creates a container of a Guaranteed pod."""
     request = create_request(spec, sandbox)
     resources = request.config.linux.resources
     resources.cpu_shares = 1024 * cpus

@@ -63,7 +63,7 @@ def kubelets_seen() -> Iterator[Callable[[], bool]]:
 
 @pytest.mark.timeout(600)
 def test_budget() -> None:
-    """Of an agent beside no kubelet: one that was there meanwhile makes the measurement void."""
+    """Without a kubelet: one that runs meanwhile makes the measurement invalid."""
     void = True
     while void:
         eventually("no other test has a kubelet", lambda: not find("/proc").kubelets, 300)

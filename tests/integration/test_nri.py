@@ -37,7 +37,7 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 
 @pytest.fixture
 def plugged(containerd2: Containerd) -> Iterator[PluggedNode]:
-    """Nothing of ours runs yet."""
+    """No process of Topolet runs yet."""
     with plugged_node(containerd2) as it:
         yield it
 

@@ -1,4 +1,4 @@
-"""What the agents of many nodes are told after the API server was away, with a real one."""
+"""The events to the agents of many nodes after an outage of a real API server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Labelled(msgspec.Struct):
 
 
 class Agent:
-    """The watches of one node's agent. `told_at`, by kind: when it was told of the new label."""
+    """The watches of one node's agent. `told_at`, by kind: when the new label arrived."""
 
     def __init__(self, server: ApiServer, node: str) -> None:
         self._transport = Transport(server.access())

@@ -1,4 +1,4 @@
-"""A real kubelet's PodResources API, beside its state files and the kernel."""
+"""A real kubelet's PodResources API, compared with its state files and the kernel."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_update_of_another_field_by_the_runtime_does_not_bring_old_cpus_back(
 
 
 def test_agent_whose_state_folder_is_removed_ends_with_an_error(node: TestNode) -> None:
-    """It could not be rung any more, and a second agent could start beside it."""
+    """It would get no notifications any more, and a second agent could start."""
     node.start_agent()
     shutil.rmtree(node.state)
     assert node.agent_exit_code() == 1
@@ -218,5 +218,5 @@ def test_events_report_containers_long_before_the_full_pass(node: TestNode) -> N
 
 
 def at_rest(node: TestNode) -> bool:
-    """Whether nothing but an event or its full pass makes the agent look."""
+    """Whether only an event or its full pass makes the agent reconcile."""
     return node.metric("topolet_pause_seconds") == 600

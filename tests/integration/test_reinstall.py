@@ -147,7 +147,7 @@ class Cluster:
         return self._refuses(f"{PLAIN}/pods", body, who, "may not set")
 
     def takes_pods(self) -> bool:
-        """Whether a pod without anything of ours is taken."""
+        """Whether the API server accepts a pod without keys of Topolet."""
         try:
             path = f"/api/v1/namespaces/{PLAIN}/pods?dryRun=All"
             self.api.request("POST", path, bystanders.pod("p"))
@@ -176,7 +176,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Of its own: a server that was damaged serves nobody else."""
+    """A separate server: other tests can't use one that was damaged."""
     with apiservers.running(tmp_path_factory.mktemp("reinstall")) as server:
         api = deployed.administrator(server, "administrator")
         server.node(bystanders.NODE)

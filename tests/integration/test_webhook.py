@@ -1,4 +1,4 @@
-"""A real API server asks the webhook, which runs as its own process with its own account."""
+"""A real API server calls the webhook, which runs as a process with its own account."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GPU: Object = {"cpu": "1", "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-
 
 
 class Webhook(Command):
-    """Its certificate lies in `folder`."""
+    """Its certificate is in `folder`."""
 
     def __init__(self, folder: Path, kubeconfig: Path) -> None:
         super().__init__("webhook", folder / "webhook.log", "webhook listens")
@@ -112,7 +112,7 @@ def kubeconfig(server: ApiServer, token: str) -> Object:
 
 
 def configuration(webhook: Webhook) -> Object:
-    """The manifest, with a URL in the place of the Service, which nobody serves here."""
+    """The manifest, with a URL in the place of the Service, which does not exist here."""
     made = json.loads(json.dumps(of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]))
     (asked,) = made["webhooks"]
     asked["clientConfig"] = {
@@ -228,7 +228,7 @@ def _connected_anew(cluster: Cluster, before: int) -> bool:
 def test_the_certificate_that_the_document_makes_is_trusted(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """For another name than the Service's, which nobody can find here."""
+    """For another name than the Service's, which does not resolve here."""
     page = (ROOT / "docs" / "webhook.md").read_text()
     found = re.search(r"^name=(\S+)\n(openssl (?:.*\\\n)*.*)$", page, re.MULTILINE)
     assert found is not None
@@ -296,14 +296,14 @@ def down(cluster: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def slow(cluster: Cluster) -> Iterator[None]:
-    """Connections are made, and nothing is ever said on them."""
+    """Connections are accepted, and nothing is ever sent on them."""
     with down(cluster), socket.create_server(("127.0.0.1", cluster.webhook.port)):
         yield
 
 
 @contextlib.contextmanager
 def expired(cluster: Cluster) -> Iterator[None]:
-    """As if nobody had renewed its certificate."""
+    """As if its certificate had not been renewed."""
     webhook = cluster.webhook
     webhook.authority = Authority(webhook.folder)
     webhook.authority.server("tls", left=datetime.timedelta(minutes=-1))
@@ -324,7 +324,7 @@ def test_a_failing_webhook_does_not_affect_requests_that_it_does_not_get(
     apiserver: ApiServer,
     trouble: Callable[[Cluster], contextlib.AbstractContextManager[None]],
 ) -> None:
-    """kube-scheduler and ours bind any pod, other namespaces and other requests don't notice."""
+    """kube-scheduler and Topolet's bind any pod; other namespaces and requests are not affected."""
     api = deployed.administrator(apiserver, trouble.__name__, bystanders.HANG_SECONDS)
     api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": bystanders.NODE}})
     with trouble(cluster), bystanders.Bystanders(api, "hooked", "unhooked") as others:

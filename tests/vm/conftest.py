@@ -1,4 +1,4 @@
-"""What lies in these folders runs in a guest only; `test_guest.py` starts it."""
+"""The tests in these folders run in a guest only; `test_guest.py` starts them."""
 
 import os
 

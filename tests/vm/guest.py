@@ -50,7 +50,7 @@ _DEVICES = (
 
 
 class GuestError(RuntimeError):
-    """The guest came to no result; the text ends with what it said."""
+    """The guest returned no result; the text ends with its output."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ def command(share: pathlib.Path, paths: list[str]) -> list[str]:
 def emulator(
     share: pathlib.Path, words: list[str], memory_gb: int, options: Sequence[str]
 ) -> list[str]:
-    """What boots a guest that runs `words`; `memory_gb` is that of each NUMA node."""
+    """The command that boots a guest and runs `words` in it; `memory_gb`: of each NUMA node."""
     image = kernel()
     assert image is not None
     numa = [f"--numa={memory_gb}G,cpus={cpus}" for cpus in NODES]
