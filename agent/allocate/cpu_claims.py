@@ -158,10 +158,10 @@ def _read(
         if (owner := served.get(pod.uid)) is not None:
             named = found.named.get(pod.uid)
             if named and named != owner.claimed:
-                found.refuse(pod, f"the kubelet gave it CPUs {owner.claimed}")
+                found.refuse(pod, f"the kubelet assigned it CPUs {owner.claimed}")
             continue
         if taken := requested & assigned.named:
-            found.refuse(pod, f"CPUs {taken} were given away by the kubelet")
+            found.refuse(pod, f"CPUs {taken} are assigned by the kubelet")
             requested = requested - taken or owned
         if requested:
             found.claims.append((pod, requested))
@@ -296,11 +296,11 @@ class ClaimAdmission:
         if missing := requested - self._online - self._offline:
             return f"CPUs {missing} do not exist"
         if taken := requested & self._kubelets:
-            return f"CPUs {taken} were given away by the kubelet"
+            return f"CPUs {taken} are assigned by the kubelet"
         if reason := self.conflict(pod, requested):
             return reason
         if not claim.keeps and (taken := requested & self._claimed):
-            return f"CPUs {taken} were given away with a claim"
+            return f"CPUs {taken} are allocated by a ResourceClaim"
         if requested & self._online and requested & self._online <= self._never_alone:
             return f"CPUs {requested & self._online} are reserved by the kubelet"
         if not claim.keeps_reserved:

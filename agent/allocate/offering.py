@@ -127,7 +127,7 @@ def gone(
     if outgrown := _outgrown(options, account, ask, claim):
         return outgrown
     if missing := claim.cpus - CpuSet.from_int(account.free_cpus()):
-        return f"CPUs {missing} are not free any more"
+        return f"CPUs {missing} are no longer free"
     if options.cpu_ratio > 1 and options.cpu_milli is not None:
         paid, left = account.paid(claim), options.cpu_milli - account.cpu_milli
         if paid > max(0, left):

@@ -192,9 +192,9 @@ def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
 
 
 def _whose(owners: tuple[Owner, ...], rules: PoolRules) -> str:
-    named = [f"{rules.kept} are kept by the node"] if rules.kept else []
+    named = [f"{rules.kept} are reserved for the node"] if rules.kept else []
     named += [f"{owner.cpuset} belong to pod {owner.title}" for owner in owners if owner.cpuset]
-    return shortened("; ".join(named)) or "every CPU is the kubelet's"
+    return shortened("; ".join(named)) or "the kubelet assigned every CPU"
 
 
 T = TypeVar("T")

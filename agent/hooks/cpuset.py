@@ -118,7 +118,7 @@ def create(
     kubelets = _given_by_kubelet(request, snapshot)
     read = wanted.kubelet and CpuSet.parse(wanted.cpuset or "") <= kubelets
     if kubelets and not read and wanted.cpuset is not None:
-        return Wait(f"the agent has not read that the kubelet gave it CPUs {kubelets}")
+        return Wait(f"the agent has not read that the kubelet assigned it CPUs {kubelets}")
     if wanted.blocked:
         return Wait(wanted.blocked)
     if wanted.exclusive:

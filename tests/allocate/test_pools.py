@@ -277,7 +277,7 @@ def test_static_kubelet_owns_its_guaranteed_pods_and_only_those() -> None:
     labelled = pod("l", "LS", kube_class="guaranteed")
     decision = decided(machine(), guaranteed, labelled, pod("x", "LSE", "0"), kubelet=kubelet)
     assert wanted(decision) == {"g": None, "l": "1,3", "x": "1,3"}
-    assert "given away by the kubelet" in decision.refusals[0].reason
+    assert "are assigned by the kubelet" in decision.refusals[0].reason
 
 
 @st.composite
@@ -570,7 +570,7 @@ def test_where_the_node_keeps_everything_nobody_is_moved_and_nobody_comes() -> N
     assert names(decision) == ("", "", "")
     assert wanted(decision) == {"a": None, "b": None}
     assert {each.each.blocked for each in decision.pods.values()} == {
-        "no CPU is left for it: 0-3 are kept by the node"
+        "no CPU is left for it: 0-3 are reserved for the node"
     }
 
 
@@ -728,7 +728,7 @@ def test_owner_that_claims_more_takes_no_cpu_that_the_kubelet_gave_away() -> Non
     pods = (pod("a", "LSE", "1-2"), pod("g", kube_class="guaranteed"))
     decision = decide(machine(), pods, kubelet, {"a": CpuSet([1])}, {})
     assert {each.uid: each.cpuset for each in decision.owners} == {"a": "1", "g": "2"}
-    assert decision.pods["a"].refused == "CPUs 2 were given away by the kubelet"
+    assert decision.pods["a"].refused == "CPUs 2 are assigned by the kubelet"
 
 
 def test_container_that_the_kubelet_left_on_its_pool_is_on_ours() -> None:
@@ -818,7 +818,7 @@ def test_cpus_of_a_claim_are_in_no_pool_and_nobody_may_own_them(qos: str) -> Non
     claimed, owner = pod("c", qos), pod("o", "LSE", "2-3")
     decision = decided(machine(), claimed, owner, pod("l", "LS"), pod("b", "BE"), kubelet=CLAIM)
     assert names(decision)[:2] == ("0,3", "0,3")
-    assert decision.refusals[-1].reason == "CPUs 2 were given away with a claim"
+    assert decision.refusals[-1].reason == "CPUs 2 are allocated by a ResourceClaim"
     wanted = decision.pods["c"]
     assert (wanted.of("main").cpuset, wanted.of("other").cpuset) == ("1-2", "0,3")
     assert decision.pods["l"].of("main").cpuset == "0,3"

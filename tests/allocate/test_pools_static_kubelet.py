@@ -61,7 +61,7 @@ def test_claim_that_differs_from_the_checkpoint_is_not_honoured(qos: str, be: st
     assert str(pool_cpus(decision.be_pools)) == be
     (refusal,) = decision.refusals
     assert (refusal.claimed, refusal.held) == ("2-3", "4-5")
-    assert refusal.reason == "the kubelet gave it CPUs 4-5"
+    assert refusal.reason == "the kubelet assigned it CPUs 4-5"
 
 
 def test_claim_that_agrees_with_the_checkpoint_is_no_refusal() -> None:
@@ -95,7 +95,7 @@ def test_claim_without_an_entry_is_honoured_as_far_as_the_kubelet_leaves_it() ->
     assert owned(part) == {"a": "2", "b": "3"}
     (refusal,) = part.refusals
     assert (refusal.uid, refusal.claimed, refusal.held) == ("a", "2-3", "2")
-    assert refusal.reason == "CPUs 3 were given away by the kubelet"
+    assert refusal.reason == "CPUs 3 are assigned by the kubelet"
     gone = checkpoint(b={"main": "3"}, c={"main": "2"})
     none = decided(gone, pod("a", "LSE", "2-3"), guaranteed("b"), before=owned(part))
     assert owned(none) == {"b": "3"}

@@ -154,7 +154,7 @@ def test_pod_that_loses_its_cpus_to_a_static_kubelet_gets_an_event(
     assert event["reason"] == "CPUClaimNotHonored"
     assert event["message"] == (
         f"annotation {STATUS} claims CPUs 1, container main has no CPUs of its own: "
-        "CPUs 1 were given away by the kubelet"
+        "CPUs 1 are assigned by the kubelet"
     )
     assert event["reportingComponent"] == "topolet.io/agent"
     assert node.metric("topolet_containers_short_of_cpus") == 1

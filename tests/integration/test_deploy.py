@@ -373,7 +373,7 @@ def test_owners_of_cpus_request_whole_ones(
         (NUMA_SPEC, '{"numaTopologyPolicy":"SingleNUMANode"}', None),
         (NUMA_SPEC, '{"numaTopologyPolicy":"single-numa-node"}', "numaTopologyPolicy is none of"),
         (RESOURCE_STATUS, '{"cpuset":"0-3,8"}', None),
-        (RESOURCE_STATUS, '{"cpuset":"0-3;8"}', "cpuset is no list of CPUs"),
+        (RESOURCE_STATUS, '{"cpuset":"0-3;8"}', "cpuset is not a list of CPUs"),
         (DEVICE_ALLOCATED, "[]", "device-allocated: is no JSON object"),
     ],
 )

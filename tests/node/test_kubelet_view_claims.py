@@ -36,6 +36,6 @@ def test_cpus_that_two_pods_have_are_told_once(caplog: pytest.LogCaptureFixture)
             KubeletCpus(), [*claimed("a", "2-3"), *claimed("b", "3"), *claimed("c", "x")]
         )
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("INFO", "claims: pod c, main: CPUs x in a variable: 'x' does not say which CPUs they are"),
+        ("INFO", "claims: pod c, main: CPUs x in a variable: 'x' does not name the CPUs"),
         ("WARNING", "claims: pod b has CPUs 3, which pod a has"),
     ]

@@ -179,7 +179,7 @@ def test_init_container_leaves_its_cpus_to_its_pod_alone(world: World) -> None:
     announce(world, agent, "other", 2)
     assert (
         decided(world, "other").blocked
-        == "nothing would be left to share: 2 requested, 2 can be had"
+        == "nothing would be left to share: 2 requested, 2 available"
     )
     agent.notified([ContainerFailed("other", "main")])
     assert announce(world, agent, "g", 2, "main") == "0-1"
@@ -209,7 +209,7 @@ def test_refused_container_is_told_why_and_moves_nobody(
     world.container(world.sandbox("ls", "LS"))
     agent = world.agent(STATIC)
     announce(world, agent, "g", 4)
-    reason = "nothing would be left to share: 4 requested, 4 can be had"
+    reason = "nothing would be left to share: 4 requested, 4 available"
     assert decided(world, "g") == Wanted("0-3", blocked=reason)
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-3"
     assert f"pod ns/g keeps the pool: container main: {reason}" in caplog.text

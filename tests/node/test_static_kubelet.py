@@ -127,7 +127,7 @@ def test_who_loses_its_cpus_to_the_kubelet_is_told(
     assert metric(world, "topolet_containers_short_of_cpus") == 1
     text = (
         f"annotation {RESOURCE_STATUS} claims CPUs 4-5, container main has CPUs 4 of its own: "
-        "CPUs 5 were given away by the kubelet"
+        "CPUs 5 are assigned by the kubelet"
     )
     assert recorded.events == [(Regarding("ns", "own", "own"), CLAIM_NOT_HONORED, text)]
     assert caplog.messages.count(f"pod ns/own: {text}") == 1

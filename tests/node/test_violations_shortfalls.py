@@ -51,7 +51,7 @@ def test_what_the_cgroup_lacks_is_lacking() -> None:
 
 
 def test_container_that_the_kubelet_left_out_is_short_of_what_its_pod_claims() -> None:
-    reason = "the kubelet gave it CPUs 4"
+    reason = "the kubelet assigned it CPUs 4"
     assert found(owner("2-3", "main", "part"), checkpoint(main="4"), main="4", part="0-3") == [
         ("part", "2-3", "", reason)
     ]

@@ -121,7 +121,7 @@ def test_what_no_zone_holds_is_a_reason_to_read(scene: Scene) -> None:
     result = scene.filter(pod("p", FOUR))
     assert list(result.node_names) == ["free", "untold"]
     assert result.failed_nodes == {
-        "full": "container c0 asks for 4 cpu: NUMA nodes 0, 1 have at most 3 left each"
+        "full": "container c0 requests 4 cpu: NUMA nodes 0, 1 have at most 3 left each"
     }
 
 
@@ -131,7 +131,7 @@ def test_what_no_end_of_a_pod_brings_is_said_to_be_so(scene: Scene) -> None:
     assert list(result.failed_and_unresolvable_nodes) == ["a"]
     result = scene.filter(pod("q", {"cpu": "1", "memory": "1", "hugepages-2Mi": "1"}))
     assert result.failed_and_unresolvable_nodes == {
-        "a": "container c0 asks for 1 hugepages-2Mi: the node has none"
+        "a": "container c0 requests 1 hugepages-2Mi: the node has none"
     }
 
 
@@ -162,9 +162,9 @@ def test_two_pods_never_get_the_room_of_one(scene: Scene) -> None:
     assert scene.fits(second) == ["a"]
     assert scene.bind(first, "a") == ""
     assert scene.filter(second).failed_nodes == {
-        "a": "container c0 asks for 4 cpu: NUMA nodes 0, 1 have at most 1 left each"
+        "a": "container c0 requests 4 cpu: NUMA nodes 0, 1 have at most 1 left each"
     }
-    assert "container c0 asks for 4 cpu" in scene.bind(second, "a")
+    assert "container c0 requests 4 cpu" in scene.bind(second, "a")
     assert scene.fits(pod("r", ONE)) == ["a"]
 
 
@@ -201,7 +201,7 @@ def test_reports_of_pods_that_nobody_knows_wait_for_the_watch(scene: Scene) -> N
     scene.tell(topology("a", TWO, used(0, 4000), ("early",)))
     refused = scene.filter(pod("q", FOUR))
     assert refused.failed_and_unresolvable_nodes == {
-        "a": "what is left of its NUMA nodes is told beside other pods than those known here"
+        "a": "its NUMA nodes are reported with other pods than those known here"
     }
     scene.see(pod("early", FOUR), "a")
     assert scene.fits(pod("q", FOUR)) == ["a"]

@@ -74,9 +74,9 @@ def resolve_holdings(
         read = meaning(grant, keys)
         title = f"pod {grant.uid}, {grant.container}: {grant.resource or grant.source.value}"
         shown = read.unknown[:_MOST_SHOWN]
-        problems += [f"{title}: {_quoted(each)} is no device of this node" for each in shown]
+        problems += [f"{title}: {_quoted(each)} is not a device of this node" for each in shown]
         if more := len(read.unknown) - len(shown):
-            problems.append(f"{title}: {more} more names are no devices of this node")
+            problems.append(f"{title}: {more} more names are not devices of this node")
         notes += [f"{title}: {_quoted(name)} {why}" for name, why in read.left]
         for holding in read.holdings:
             given = of_pod.get(holding.type)
@@ -267,11 +267,11 @@ def claimed_cpus(grants: Iterable[DeviceGrant]) -> ClaimedCpus:
         of_container = claims.get((grant.uid, grant.container), ())
         claim = next((each for each in of_container if _is_of(each, grant.claim)), None)
         if claim is None:
-            problems.append(f"{title}, and no such claim by the kubelet's word")
+            problems.append(f"{title}, and the kubelet reports no such claim")
             continue
         found = meaning(msgspec.structs.replace(grant, claim=claim.claim), {})
         problems += [f"{title}: {name!r} {why}" for name, why in found.left]
-        problems += [f"{title}: {name!r} is no list of CPUs" for name in found.unknown]
+        problems += [f"{title}: {name!r} is not a list of CPUs" for name in found.unknown]
         for each in found.holdings:
             if each.form is Form.CPUS:
                 of_pod = by_uid.setdefault(each.uid, {})

@@ -53,7 +53,7 @@ _CLAIM: Final = r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com/(device|claim)"
 
 _NUMBER: Final = re.compile(r"(?:gpu|mig)?\d+(?::\d+)?(?:::.*)?")
 
-_NOT_OURS: Final = "is no device that is accounted for here"
+_NOT_OURS: Final = "is not a device that is counted here"
 
 ROWS: Final = (
     Row(r".*", r"(GPU-[^:]+)::(.+)", r"\1", Form.REPLICA, r"\2"),
@@ -63,13 +63,13 @@ ROWS: Final = (
     Row(_NVIDIA, r"((?i:gpu|mig)-[^:]+)", r"\1"),
     Row(_NVIDIA, r"(?:gpu|mig)?0*(\d+(:\d+)?)", r"index:\1"),
     Row(_NVIDIA, r"(\d+)::(.+)", r"index:\1", Form.REPLICA, r"\2"),
-    Row(_NVIDIA, r"all", why="sees every GPU, and none is kept for it"),
+    Row(_NVIDIA, r"all", why="sees every GPU, and none is reserved for it"),
     Row(_CLAIM, r"(?:.+-)?gpu-(\d+)", r"minor:\1"),
     Row(_CLAIM, r"(?:.+-)?(gpu-(\d+)-mig-.+)", r"minor:\2", Form.INSTANCE, r"\1"),
     Row(r"dra\.cpu", r"[\d,-]+", form=Form.CPUS),
-    Row(r"dra\.cpu", r".*", why="does not say which CPUs they are"),
+    Row(r"dra\.cpu", r".*", why="does not name the CPUs"),
     Row(r".*", r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])", r"\1"),
-    Row(r"rdma/.*", r".*", why="opens a shared RDMA device, which stays for all"),
+    Row(r"rdma/.*", r".*", why="opens a shared RDMA device, which others may use too"),
     Row(r".*", r"((dfl|intel-fpga)-port\.\d+)", r"/dev/\1"),
     Row(r".*", r"(index|minor):.*", why=_NOT_OURS),
     Row(r".*", r"(.*)", r"\1", why=_NOT_OURS),

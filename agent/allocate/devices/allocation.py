@@ -262,9 +262,9 @@ def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: ChosenDe
     device = fleet.devices.get(minor) if fleet else None
     title = f"{kind} {minor}"
     if fleet is None or device is None or device.uuid != chosen.uuid:
-        return f"{title} ({chosen.uuid}) is not there any more"
+        return f"{title} ({chosen.uuid}) no longer exists"
     if not fleet.healthy >> minor & 1:
-        return f"{title} is ill"
+        return f"{title} is unhealthy"
     stock = node.stocks[kind]
     free = stock.free[minor]
     for name, amount in chosen.resources.items():
@@ -272,12 +272,12 @@ def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: ChosenDe
             return f"{title} has {free[name]} of {amount} {name} left"
     hint = request.preferences.hints.get(kind)
     if not candidates_of(fleet, stock, {}, hint, None, None).fitting >> minor & 1:
-        return f"{title} is not as the pod wants it any more"
+        return f"{title} no longer matches the pod's hint"
     there = {each.bus for group in device.vf_groups for each in group.vfs}
     taken = node.taken.get((kind, minor), frozenset())
     for function in chosen.functions:
         if function.bus not in there or function.bus in taken:
-            return f"virtual function {function.bus} of {title} is not free any more"
+            return f"virtual function {function.bus} of {title} is no longer free"
     return ""
 
 

@@ -63,7 +63,7 @@ class RequestError(ValueError):
 
 _SAID: Final = {
     RequestFault.UNIT: "more than 100 has to be a multiple of 100",
-    RequestFault.COMBINATION: "device resources that can't be asked for so",
+    RequestFault.COMBINATION: "device resources that can't be requested together",
     RequestFault.UNEVEN: "cards would get unequal shares",
 }
 

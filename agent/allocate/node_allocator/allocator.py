@@ -123,7 +123,7 @@ class NodeAllocator:
             return refused(Missing(f"node {properties.name} has no usable NodeResourceTopology"))
         if pod_request.unserved and properties.cpus is not None and properties.cpus.kubelet_static:
             reason = pod_request.unserved
-            text = f"the kubelet's static CPU policy gives it no CPUs of its own: {reason}"
+            text = f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
             return refused(Missing(text))
         if not pod_request.needs and not properties.aligns_all:
             by_zones = self._by_zones(pod_request)
@@ -220,7 +220,7 @@ class NodeAllocator:
             return found.text()
         if granted.allocation is not None and pod_request.devices is not None:
             if self._properties.inventory is None:
-                return "the node has no Device object any more"
+                return "the node no longer has a Device object"
             devices = self._node_devices(excluding=pod_request.uid)
             if missing := gone(devices, pod_request.devices, granted.allocation):
                 return missing
@@ -229,7 +229,7 @@ class NodeAllocator:
         claim = granted.offer.claim
         if self._account is None:
             lost = claim.cpus or claim.amounts
-            return "the node has no usable NodeResourceTopology any more" if lost else ""
+            return "the node no longer has a usable NodeResourceTopology" if lost else ""
         return self._gone(pod_request.ask, claim)
 
     def _gone(self, ask: ResourceRequest, claim: PodAllocation) -> str:
@@ -254,10 +254,10 @@ class NodeAllocator:
             if pod_request.isolation and pod_request.isolation != properties.isolation:
                 there = properties.isolation or "none"
                 return Missing(
-                    f"GPU isolation provider: asked {pod_request.isolation}, available {there}"
+                    f"GPU isolation provider: requested {pod_request.isolation}, available {there}"
                 )
             if not properties.shares_gpus:
-                return Missing("parts of GPUs of this model are not given")
+                return Missing("GPUs of this model are not divided")
         return None
 
     def _node_devices(self, excluding: str) -> NodeDevices:
@@ -334,9 +334,7 @@ def _as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodReques
 
 _GPU: Final = DeviceType.GPU.value
 _OTHERS: Final = "cards outside"
-_UNKNOWN_PODS: Final = (
-    "what is left of its NUMA nodes is told beside other pods than those known here"
-)
+_UNKNOWN_PODS: Final = "its NUMA nodes are reported with other pods than those known here"
 
 
 def _granted(

@@ -132,26 +132,26 @@ _LASTING: Final = UNRESOLVABLE | {
 _WORDS: Final = {
     Reason.ARCHITECTURE: "the architecture has no such policy",
     Reason.CPU_NOT_INTEGER: "bound CPUs have to be a whole number",
-    Reason.SMT_ALIGNMENT: "CPUs are no multiple of a core's threads",
+    Reason.SMT_ALIGNMENT: "CPUs are not a multiple of a core's threads",
     Reason.BIND_POLICY_CONFLICT: "the node has another CPU bind policy",
     Reason.NUMA_POLICY_CONFLICT: "the node has another NUMA policy",
-    Reason.NO_CPU_TOPOLOGY: "the node does not tell its CPU topology",
-    Reason.NO_NUMA_RESOURCES: "the NUMA nodes do not tell what they have",
+    Reason.NO_CPU_TOPOLOGY: "the node does not report its CPU topology",
+    Reason.NO_NUMA_RESOURCES: "the NUMA nodes do not report their resources",
     Reason.AMPLIFIED_CPU: "not enough amplified CPU",
     Reason.NOT_ENOUGH_CPUS: "not enough free CPUs",
     Reason.BIND_POLICY_UNMET: "not enough CPUs that suit the bind policy",
-    Reason.NUMA_UNSATISFIED: "the NUMA nodes have not enough",
+    Reason.NUMA_UNSATISFIED: "the NUMA nodes do not have enough",
     Reason.NUMA_UNALIGNED: "no NUMA nodes that the policy admits",
-    Reason.NUMA_INSUFFICIENT: "the NUMA nodes have not enough",
+    Reason.NUMA_INSUFFICIENT: "the NUMA nodes do not have enough",
     Reason.NUMA_COMPANION: "the devices are not on the NUMA nodes of CPU and memory",
     Reason.NO_POOL_FITS: "the limit is larger than the shared CPUs",
     DeviceCause.INSUFFICIENT: "not enough devices are free",
     DeviceCause.NO_DEVICES: "the node has none",
     DeviceCause.NO_VIRTUAL_FUNCTIONS: "the node has no virtual functions",
     DeviceCause.SCOPE: "not enough within the required scope",
-    DeviceCause.NO_TOPOLOGY: "the devices do not say where they sit",
+    DeviceCause.NO_TOPOLOGY: "the devices do not report their topology",
     DeviceCause.NO_PARTITION_TABLE: "the node has no partition table",
-    DeviceCause.PARTITION_SIZE: "the partition table has no sets of so many",
+    DeviceCause.PARTITION_SIZE: "the partition table has no sets of this size",
     DeviceCause.PARTITION: "no set of the partition table is free",
     DeviceCause.JOINT: "not under the same switches as the other devices",
 }
@@ -175,7 +175,7 @@ def _said(why: Why) -> str:
     words = _words(why)
     more = [why.detail] if why.detail else []
     if why.asked is not None:
-        more.append(f"asked {_amount(why.resource, why.asked)}")
+        more.append(f"requested {_amount(why.resource, why.asked)}")
     if why.available is not None:
         more.append(f"available {_amount(why.resource, why.available)}")
     if why.nodes:

@@ -90,8 +90,8 @@ def _known(claims: list[LocalRequest], cpus: Mapping[str, CpuSet]) -> dict[str, 
 
 def _text(refused: AllocationRefused) -> str:
     text = f"{refused.reason.value}: {refused.requested} requested"
-    return f"{text}, {refused.available} can be had" + (
-        f", {refused.held} owned already" if refused.held else ""
+    return f"{text}, {refused.available} available" + (
+        f", {refused.held} already owned" if refused.held else ""
     )
 
 

@@ -67,9 +67,9 @@ class Misfit(msgspec.Struct, frozen=True):
         nodes."""
         match self.cause:
             case MisfitCause.NO_ZONE_HOLDS:
-                return f"{self._asked()}no NUMA node has so much left"
+                return f"{self._asked()}no NUMA node has that much left"
             case MisfitCause.ZONES_TOGETHER:
-                return f"{self._asked()}all NUMA nodes together have not so much left"
+                return f"{self._asked()}all NUMA nodes together do not have that much left"
         return self.text()
 
     def text(self) -> str:
@@ -79,7 +79,7 @@ class Misfit(msgspec.Struct, frozen=True):
             case MisfitCause.NOT_ON_NODE:
                 return f"{asked}the node has none"
             case MisfitCause.NOT_IN_ZONES:
-                return f"{asked}the NodeResourceTopology tells of none in any zone"
+                return f"{asked}the NodeResourceTopology reports none in any zone"
             case MisfitCause.ZONES_TOGETHER:
                 there = "all NUMA nodes together have"
                 return f"{asked}{there} {_amount(self.resource, self.available or 0)} left"
@@ -93,7 +93,7 @@ class Misfit(msgspec.Struct, frozen=True):
 
     def _asked(self) -> str:
         who = f"{self.kind} {self.name}".rstrip()
-        return f"{who} asks for {_amount(self.resource, self.asked)} {self.resource}: "
+        return f"{who} requests {_amount(self.resource, self.asked)} {self.resource}: "
 
 
 def _amount(resource: str, amount: int) -> str:

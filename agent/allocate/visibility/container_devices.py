@@ -105,7 +105,7 @@ class _Room:
         fitting = [place for place in self._left if self._fits(place, request)]
         if len(fitting) < request.count:
             raise SplitError(
-                f"container {container.name} asks for {request.count} of the {len(self._given)}"
+                f"container {container.name} requests {request.count} of the {len(self._given)}"
                 f" {self._kind} devices of its pod, and {len(fitting)} are left"
             )
         for place in fitting[: request.count]:
@@ -152,11 +152,9 @@ def isolated(
     if not any(_is_part(each) for each in parts):
         return visible
     if not isolation.library:
-        return Visible(refused="its pod asks for HAMi-core, which this node has not")
+        return Visible(refused="its pod requests HAMi-core, which this node does not have")
     if not all(each.get(GPU_MEMORY) for each in parts):
-        return Visible(
-            refused="its pod asks for HAMi-core, and nothing says how much memory it has"
-        )
+        return Visible(refused="its pod requests HAMi-core, and its part of the memory is unknown")
     environment = [("CUDA_DEVICE_MEMORY_LIMIT", str(min(each[GPU_MEMORY] for each in parts)))]
     cores = [each[GPU_CORE] for each in parts if GPU_CORE in each]
     if cores:

@@ -225,7 +225,9 @@ def _gpu(title: str, device: AllocatedDevice, cards: Iterable[CardFiles]) -> Vis
                 return instance
         if device.id == card.gpu.uuid if device.id else device.minor == card.minor:
             if card.divided:
-                raise _RefusedError(f"{title} is divided, and only its MIG instances can be had")
+                raise _RefusedError(
+                    f"{title} is divided, and only its MIG instances can be allocated"
+                )
             return card.gpu
     raise _RefusedError(f"{title} is not on this node")
 

@@ -97,7 +97,7 @@ def test_a_variable_without_end_costs_neither_time_nor_log() -> None:
     found = look(grant)
     assert whats(found) == [("a", "GPU-a1", Form.WHOLE, "")]
     assert (
-        found.problems[-1] == "pod a, main: container: 1015 more names are no devices of this node"
+        found.problems[-1] == "pod a, main: container: 1015 more names are not devices of this node"
     )
     assert len(found.problems) < 10
     long = look(given_by_kubelet("a", "GPU-" + "9" * 9_000))
@@ -169,8 +169,10 @@ def test_a_container_that_no_plugin_knows_of_holds_what_it_shows() -> None:
         *of_carriers("d", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-z"),))),
     )
     assert whats(found) == [("a", "GPU-b1", Form.WHOLE, ""), ("b", "GPU-a1", Form.WHOLE, "")]
-    assert found.problems == ("pod d, main: container: 'GPU-z' is no device of this node",)
-    assert "pod c, main: container: 'all' sees every GPU, and none is kept for it" in found.notes
+    assert found.problems == ("pod d, main: container: 'GPU-z' is not a device of this node",)
+    assert (
+        "pod c, main: container: 'all' sees every GPU, and none is reserved for it" in found.notes
+    )
 
 
 def test_claims_and_cpus() -> None:

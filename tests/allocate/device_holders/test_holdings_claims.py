@@ -63,12 +63,12 @@ def test_a_variable_without_its_claim_takes_no_cpu(given: tuple[DeviceGrant, ...
     found = claimed_cpus((*given, *shows("a", {"DRA_CPUSET_5f-7e": "0-127"})))
     assert (found.by_uid, found.holdings) == ({}, ())
     (problem,) = found.problems
-    assert problem.endswith("CPUs 0-127 in a variable, and no such claim by the kubelet's word")
+    assert problem.endswith("CPUs 0-127 in a variable, and the kubelet reports no such claim")
 
 
 @pytest.mark.parametrize(
     ("value", "why"),
-    [("dynamic", "'dynamic' does not say which CPUs they are"), (",", "',' is no list of CPUs")],
+    [("dynamic", "'dynamic' does not name the CPUs"), (",", "',' is not a list of CPUs")],
 )
 def test_a_variable_that_names_no_cpu_is_told(value: str, why: str) -> None:
     found = claimed_cpus((claim(), *shows("a", {"DRA_CPUSET_5f-7e": value})))

@@ -75,15 +75,15 @@ def test_what_a_name_takes(
 @pytest.mark.parametrize(
     ("resource", "name", "why"),
     [
-        ("", "all", "sees every GPU, and none is kept for it"),
-        ("management.nvidia.com/gpu", "all", "sees every GPU, and none is kept for it"),
-        ("dra.cpu", "dynamic", "does not say which CPUs they are"),
-        ("dra.cpu", "cpudevnuma000", "does not say which CPUs they are"),
-        ("rdma/hca_shared_devices_a", "7", "opens a shared RDMA device, which stays for all"),
-        ("smarter-devices/fuse", "smarter-fuse-1", "is no device that is accounted for here"),
-        ("nvidia.com/gpu", "tegra", "is no device that is accounted for here"),
-        ("example.com/a", "index:0", "is no device that is accounted for here"),
-        ("", "/dev/nvidiactl", "is no device that is accounted for here"),
+        ("", "all", "sees every GPU, and none is reserved for it"),
+        ("management.nvidia.com/gpu", "all", "sees every GPU, and none is reserved for it"),
+        ("dra.cpu", "dynamic", "does not name the CPUs"),
+        ("dra.cpu", "cpudevnuma000", "does not name the CPUs"),
+        ("rdma/hca_shared_devices_a", "7", "opens a shared RDMA device, which others may use too"),
+        ("smarter-devices/fuse", "smarter-fuse-1", "is not a device that is counted here"),
+        ("nvidia.com/gpu", "tegra", "is not a device that is counted here"),
+        ("example.com/a", "index:0", "is not a device that is counted here"),
+        ("", "/dev/nvidiactl", "is not a device that is counted here"),
     ],
 )
 def test_names_that_take_nothing(resource: str, name: str, why: str) -> None:

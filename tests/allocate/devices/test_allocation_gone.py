@@ -39,24 +39,24 @@ def missing(
         ({CARDS: 1}, {}, node(THERE, {0: 1}), "gpu 0 has 99 of 100 koordinator.sh/gpu-core left"),
         ({GPU: 50}, {}, node(THERE, {0: 50}), ""),
         ({GPU: 50}, {}, node(THERE, {0: 51}), "gpu 0 has 49 of 50 koordinator.sh/gpu-core left"),
-        ({CARDS: 1}, {}, node(THERE[1:]), "gpu 0 (GPU-0) is not there any more"),
-        ({CARDS: 1}, {}, node([]), "gpu 0 (GPU-0) is not there any more"),
-        ({CARDS: 1}, {}, node([gpu(0, healthy=False)]), "gpu 0 is ill"),
+        ({CARDS: 1}, {}, node(THERE[1:]), "gpu 0 (GPU-0) no longer exists"),
+        ({CARDS: 1}, {}, node([]), "gpu 0 (GPU-0) no longer exists"),
+        ({CARDS: 1}, {}, node([gpu(0, healthy=False)]), "gpu 0 is unhealthy"),
         ({RDMA: 1}, {}, node(THERE, nics={0: 99}), ""),
         (
             {RDMA: 1},
             ANY_FUNCTION,
             node(THERE, taken={("rdma", 0): frozenset({"v1"})}),
-            "virtual function v1 of rdma 0 is not free any more",
+            "virtual function v1 of rdma 0 is no longer free",
         ),
         ({RDMA: 1}, ANY_FUNCTION, node(THERE, taken={("rdma", 0): frozenset({"v2"})}), ""),
         (
             {RDMA: 1},
             ANY_FUNCTION,
             node([nic(0, functions=["v2"])]),
-            "virtual function v1 of rdma 0 is not free any more",
+            "virtual function v1 of rdma 0 is no longer free",
         ),
-        ({RDMA: 1}, ALONE, node(THERE, nics={1: 1}), "rdma 0 is not as the pod wants it any more"),
+        ({RDMA: 1}, ALONE, node(THERE, nics={1: 1}), "rdma 0 no longer matches the pod's hint"),
     ],
 )
 def test_what_is_gone_is_named(
@@ -67,7 +67,7 @@ def test_what_is_gone_is_named(
 
 def test_another_card_with_the_same_number_is_not_the_one() -> None:
     other = msgspec.structs.replace(gpu(0), uuid="GPU-new")
-    assert missing({CARDS: 1}, node([other])) == "gpu 0 (GPU-0) is not there any more"
+    assert missing({CARDS: 1}, node([other])) == "gpu 0 (GPU-0) no longer exists"
 
 
 def test_resources_that_a_card_does_not_list_do_not_lack() -> None:

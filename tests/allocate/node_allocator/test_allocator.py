@@ -93,7 +93,7 @@ def test_amplified_cpu_is_counted_for_every_pod() -> None:
     bind(place, pod("a", {"cpu": 15}, "LSR"))
     assert isinstance(place.offer(request_of(pod("b", {"cpu": 2}))), Granted)
     assert refusal(place, pod("b", {"cpu": 3})).text() == (
-        "cpu: not enough amplified CPU (asked 3, available 2)"
+        "cpu: not enough amplified CPU (requested 3, available 2)"
     )
 
 
@@ -286,7 +286,7 @@ def test_parts_of_gpus_need_the_isolation_that_the_pod_names() -> None:
     label = {"koordinator.sh/gpu-isolation-provider": "HAMi-core"}
     part = pod("a", {GPU: 50}, labels=label)
     found = refusal(NodeAllocator(node), part)
-    assert found.text() == "GPU isolation provider: asked HAMi-core, available none"
+    assert found.text() == "GPU isolation provider: requested HAMi-core, available none"
     assert found.unresolvable
     there = NodeAllocator(msgspec.structs.replace(node, isolation="HAMi-core"))
     assert cards(granted(there, part)) == [0]
@@ -321,7 +321,7 @@ def test_two_offers_of_the_same_only_one_comes_true() -> None:
     place = NodeAllocator(facts(devices=CARDS_OF_BOTH))
     one, two = (granted(place, pod(uid, {"cpu": 2}, "LSR")) for uid in "ab")
     place.commit(one)
-    with pytest.raises(StaleOfferError, match="pod ns/b: CPUs 0-1 are not free any more"):
+    with pytest.raises(StaleOfferError, match="pod ns/b: CPUs 0-1 are no longer free"):
         place.commit(two)
     assert place.holdings.keys() == {"a"}
 
@@ -341,9 +341,9 @@ def test_objects_that_are_gone_are_named() -> None:
     there = facts(policy=ONE, devices=CARDS_OF_BOTH)
     found = granted(NodeAllocator(there), pod("a", {"cpu": 1, CARDS: 1}))
     bare = msgspec.structs.replace(there, cpus=None)
-    with pytest.raises(StaleOfferError, match="no usable NodeResourceTopology"):
+    with pytest.raises(StaleOfferError, match="no longer has a usable NodeResourceTopology"):
         NodeAllocator(bare).commit(found)
-    with pytest.raises(StaleOfferError, match="no Device object"):
+    with pytest.raises(StaleOfferError, match="no longer has a Device object"):
         NodeAllocator(msgspec.structs.replace(there, inventory=None)).commit(found)
 
 
@@ -436,7 +436,7 @@ def test_amplified_cpu_is_paid_by_pods_that_the_kubelet_aligns_itself() -> None:
     assert found.annotations() == {}
     place.commit(found)
     assert refusal(place, pod("b", {"cpu": 31})).text() == (
-        "cpu: not enough amplified CPU (asked 31, available 30500m)"
+        "cpu: not enough amplified CPU (requested 31, available 30500m)"
     )
 
 

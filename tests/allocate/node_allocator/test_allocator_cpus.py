@@ -135,7 +135,7 @@ def test_an_offer_that_another_pod_was_faster_with_is_stale_and_costs_nothing() 
     assert isinstance(yours, Granted)
     place.commit(yours)
     before = dict(place.holdings)
-    with pytest.raises(StaleOfferError, match="pod ns/a: CPUs 0-1 are not free any more"):
+    with pytest.raises(StaleOfferError, match="pod ns/a: CPUs 0-1 are no longer free"):
         place.commit(mine)
     assert place.holdings == before
     assert place.offer(pod_request(owner(2, uid="c"))) != mine

@@ -54,7 +54,7 @@ def test_pods_with_own_cpus_share_none() -> None:
 def test_without_room_for_all_none_gets_anything() -> None:
     found = place(SMALL).offer_all(pod_requests(owner(16, 8), 3))
     assert isinstance(found, Refused)
-    assert found.text().startswith("cpu: not enough free CPUs (asked 16, available ")
+    assert found.text().startswith("cpu: not enough free CPUs (requested 16, available ")
     assert found.words() == "cpu: not enough free CPUs"
 
 

@@ -51,7 +51,7 @@ def test_a_plain_pod_has_to_fit_by_the_nodes_own_word() -> None:
     assert fits(there, plain(8))
     found = there.offer(request_of(plain(9)))
     assert isinstance(found, Refused)
-    assert found.text() == ("container c asks for 9 cpu: NUMA nodes 0, 1 have at most 8 left each")
+    assert found.text() == ("container c requests 9 cpu: NUMA nodes 0, 1 have at most 8 left each")
     assert found.unresolvable
     lacking = there.offer(request_of(pod("a", {"cpu": 1, "example.com/x": 1})))
     assert isinstance(lacking, Refused)
@@ -110,7 +110,7 @@ def test_a_node_of_whose_pods_nobody_knows_is_closed_to_those_that_take_of_it() 
     assert fits(there, pod("b", {"cpu": 1, "memory": 1}))
     lasting = there.offer(request_of(plain(9)))
     assert isinstance(lasting, Refused)
-    assert "container c asks for 9 cpu" in lasting.text()
+    assert "container c requests 9 cpu" in lasting.text()
 
 
 def test_what_an_eviction_could_free_is_not_lacking_for_good() -> None:

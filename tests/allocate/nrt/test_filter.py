@@ -170,28 +170,28 @@ def test_under_restricted_all_numa_nodes_together_have_to_do() -> None:
             Misfit(
                 MisfitCause.NO_ZONE_HOLDS, PartKind.CONTAINER, "main", "cpu", 2500, 1000, (0, 2)
             ),
-            "container main asks for 2500m cpu: NUMA nodes 0, 2 have at most 1 left each",
-            "container main asks for 2500m cpu: no NUMA node has so much left",
+            "container main requests 2500m cpu: NUMA nodes 0, 2 have at most 1 left each",
+            "container main requests 2500m cpu: no NUMA node has that much left",
         ),
         (
             Misfit(MisfitCause.NO_ZONE_HOLDS, PartKind.POD, "", GPU, 1, None, (1,)),
-            f"pod asks for 1 {GPU}: NUMA node 1 has none",
-            f"pod asks for 1 {GPU}: no NUMA node has so much left",
+            f"pod requests 1 {GPU}: NUMA node 1 has none",
+            f"pod requests 1 {GPU}: no NUMA node has that much left",
         ),
         (
             Misfit(MisfitCause.ZONES_TOGETHER, PartKind.POD, "", GPU, 5, 4, (0, 1)),
-            f"pod asks for 5 {GPU}: all NUMA nodes together have 4 left",
-            f"pod asks for 5 {GPU}: all NUMA nodes together have not so much left",
+            f"pod requests 5 {GPU}: all NUMA nodes together have 4 left",
+            f"pod requests 5 {GPU}: all NUMA nodes together do not have that much left",
         ),
         (
             Misfit(MisfitCause.NOT_ON_NODE, PartKind.INIT, "copy", GPU, 5),
-            f"init container copy asks for 5 {GPU}: the node has none",
-            f"init container copy asks for 5 {GPU}: the node has none",
+            f"init container copy requests 5 {GPU}: the node has none",
+            f"init container copy requests 5 {GPU}: the node has none",
         ),
         (
             Misfit(MisfitCause.NOT_IN_ZONES, PartKind.POD, "", "memory", 5),
-            "pod asks for 5 memory: the NodeResourceTopology tells of none in any zone",
-            "pod asks for 5 memory: the NodeResourceTopology tells of none in any zone",
+            "pod requests 5 memory: the NodeResourceTopology reports none in any zone",
+            "pod requests 5 memory: the NodeResourceTopology reports none in any zone",
         ),
     ],
 )

@@ -105,7 +105,7 @@ def test_shares(
     ],
 )
 def test_more_than_the_pod_was_given(containers: list[ContainerDeviceRequest]) -> None:
-    with pytest.raises(SplitError, match="container late asks for"):
+    with pytest.raises(SplitError, match="container late requests"):
         split(cards(100, 100), GPU, containers)
 
 

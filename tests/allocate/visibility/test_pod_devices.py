@@ -133,7 +133,7 @@ def test_an_instance_is_had_by_its_uuid_alone() -> None:
     [
         ({"gpu": [entry(7)]}, "gpu 7 is not on this node"),
         ({"gpu": [entry(0, "GPU-gone")]}, "gpu GPU-gone is not on this node"),
-        ({"gpu": [entry(2)]}, "gpu 2 is divided, and only its MIG instances can be had"),
+        ({"gpu": [entry(2)]}, "gpu 2 is divided, and only its MIG instances can be allocated"),
         ({"gpu": [entry(2, "GPU-2")]}, "gpu GPU-2 is divided"),
         ({"rdma": [nic(9)]}, "rdma 9 is not on this node"),
         ({"rdma": [nic(0, 1, "0000:17:00.9")]}, "rdma 0 has no virtual function 0000:17:00.9"),
@@ -318,7 +318,7 @@ def test_devices_that_containers_ask_too_much_of_are_nobody_elses() -> None:
     """Its annotation was cut short while it ran: what is left in it stays its own."""
     cut = pod("cut", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b", 2))
     found = pod_visibility([cut, pod("second", {"gpu": [entry(0)]})], FILES)
-    assert found["cut"].each.refused.startswith("container b asks for 2")
+    assert found["cut"].each.refused.startswith("container b requests 2")
     assert found["cut"].devices == {"GPU-0", "GPU-1"}
     assert found["second"].each.refused == "GPU-1 belongs to pod ns/cut"
 

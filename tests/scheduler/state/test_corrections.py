@@ -312,7 +312,7 @@ def test_owner_that_the_kubelet_would_not_serve_gets_no_static_node(
         return
     assert isinstance(offer, Refused)
     assert offer.unresolvable
-    assert offer.text() == f"the kubelet's static CPU policy gives it no CPUs of its own: {why}"
+    assert offer.text() == f"the kubelet's static CPU policy assigns it no CPUs: {why}"
     cluster.topologies_changed([objects.of_topology(topology(policy="none"))])
     assert isinstance(state.place.offer(pod_request), Granted)
 

@@ -16,7 +16,7 @@ from tests.scheduler import objects
 SINGLE = "single-numa-node"
 GUARANTEED = "Guaranteed"
 THREE = objects.pod_request({"cpu": "3"}, name="three", kube_class=GUARANTEED)
-FOREIGN = "what is left of its NUMA nodes is told beside other pods than those known here"
+FOREIGN = "its NUMA nodes are reported with other pods than those known here"
 
 
 @pytest.fixture
