@@ -1,11 +1,12 @@
-"""The scheduler's extender beside the bare HTTP exchange of the same bytes, and pods a second.
+"""The scheduler's extender compared with the bare HTTP exchange of the same bytes; pods a second.
 
 The server runs as in production, in its own process, and follows an API server of a made-up cluster
 in another; the caller is a third, over kept connections. Every call is of another pod; a pod is
-bound between any two calls, so that of the nodes that a shape was asked about some have changed.
-`cold`, beside the warm calls: the first of each shape. The steps of a case are what decoding,
-deciding and encoding take of it, and what is left for HTTP. `passed_through`: a verb about a pod
-that needs nothing of us beyond the bare exchange. `growth_N`: all nodes of clusters of other sizes.
+bound between any two calls, so that some nodes changed since the last call for a shape.
+`cold`: the first call of each shape, in addition to the warm ones. The steps of a case are the
+times of decoding, deciding and encoding, and the rest for HTTP. `passed_through`: the time of a
+verb for a pod that needs nothing of Topolet, beyond the bare exchange. `growth_N`: all nodes of
+clusters of other sizes.
 The cases of single nodes are those of nodefilter.py and zonefilter.py.
 """
 

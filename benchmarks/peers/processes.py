@@ -1,4 +1,4 @@
-"""The processes of the CRI benchmark: the backend, our proxy, and those it is measured beside."""
+"""The processes of the CRI benchmark: the backend, Topolet's proxy, and the other proxies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from peers.packages import NoPackageError, cached
 
 ROOT = Path(__file__).resolve().parents[2]
 # grpcio and mypy bring typing_extensions, which nothing that `topolet` depends on does; where it
-# is found msgspec takes it, and with it a megabyte that an installation has not.
+# is found msgspec imports it: a megabyte that an installation does not have.
 START = (
     "import sys; sys.modules['typing_extensions'] = None; "
     "from agent.cli.main import main; sys.exit(main())"
@@ -43,7 +43,7 @@ def grpcio_environment() -> dict[str, str] | str:
 
 
 def compiled() -> None:
-    """As in an installation, no process of ours has to compile its source, which costs memory."""
+    """As in an installation: a process that compiles its source needs more memory."""
     compileall.compile_dir(str(ROOT / "agent"), quiet=2)
 
 
@@ -107,11 +107,11 @@ def accepts(path: Path | str) -> bool:
 
 
 def wait_for_given(name: str, path: str) -> None:
-    """Returns when a proxy that somebody else starts accepts at `path`."""
+    """Returns when a proxy that the user starts accepts at `path`."""
     end = time.monotonic() + GIVEN_SECONDS
     while not accepts(path):
         if time.monotonic() > end:
-            raise SystemExit(f"--proxy {name}: nobody accepts at {path} after {GIVEN_SECONDS} s")
+            raise SystemExit(f"--proxy {name}: no listener at {path} after {GIVEN_SECONDS} s")
         time.sleep(0.05)
 
 
