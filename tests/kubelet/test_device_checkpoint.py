@@ -74,7 +74,7 @@ def test_real_files_are_verified(tmp_path: Path) -> None:
         path.write_text(text)
         assert read(str(path)).checked is Checked.VERIFIED
         path.write_text(text.replace("nvidia.com", "nvidia.net"))
-        with pytest.raises(StateFileError, match=f"{path}: Checksum is not"):
+        with pytest.raises(StateFileError, match=f"{path}: Checksum does not match"):
             read(str(path))
 
 

@@ -68,7 +68,7 @@ def test_versions_and_checksums_of_the_kubelet(name: str, tmp_path: Path) -> Non
     state = read(str(path))
     assert (state.version, state.checked, state.problems) == (version, Checked.VERIFIED, ())
     path.write_bytes(encoded(content | {field: value - 1}))
-    with pytest.raises(StateFileError, match=f"{path}: {field} is not that"):
+    with pytest.raises(StateFileError, match=f"{path}: {field} does not match"):
         read(str(path))
 
 
