@@ -25,7 +25,7 @@ def samples(metrics: AgentMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]
 def test_decision_is_shown_until_the_next() -> None:
     metrics = AgentMetrics()
     owner, bad = pod("a", "LSE", "1"), pod("b", "LSE", "1,9", created_at=1)
-    ChangeRecorder(metrics).shown(decide(machine(2, 2), (owner, bad), KubeletCpus(), {}, {}))
+    ChangeRecorder(metrics).export(decide(machine(2, 2), (owner, bad), KubeletCpus(), {}, {}))
     shown = samples(metrics)
     assert shown["topolet_pool_cpus", frozenset({("pool", "ls"), ("node", "0")})] == 1
     assert shown["topolet_pool_cpus", frozenset({("pool", "be"), ("node", "1")})] == 2
@@ -33,7 +33,7 @@ def test_decision_is_shown_until_the_next() -> None:
     (refused,) = [labels for name, labels in shown if name == "topolet_refused_claims"]
     assert dict(refused)["pod"] == "ns/b"
     assert "CPUs 9 do not exist" in dict(refused)["reason"]
-    ChangeRecorder(metrics).shown(decide(machine(), (), KubeletCpus(), {}, {}))
+    ChangeRecorder(metrics).export(decide(machine(), (), KubeletCpus(), {}, {}))
     assert not [name for name, _ in samples(metrics) if name == "topolet_exclusive_cpus"]
 
 
@@ -43,7 +43,7 @@ def test_two_pods_of_one_name_make_one_series() -> None:
 
     pods = named("old", "0"), named("new", "2-3"), named("x", "9"), named("y", "9")
     metrics = AgentMetrics()
-    ChangeRecorder(metrics).shown(decide(machine(), pods, KubeletCpus(), {}, {}))
+    ChangeRecorder(metrics).export(decide(machine(), pods, KubeletCpus(), {}, {}))
     shown = samples(metrics)
     assert shown["topolet_exclusive_cpus", frozenset({("pod", "ns/web-0"), ("qos", "LSE")})] == 3
     assert [value for (name, _), value in shown.items() if name == "topolet_refused_claims"] == [2]
