@@ -1,8 +1,8 @@
 """The CRI calls that Topolet makes itself, as values (runtime.v1, ../../protos/cri.proto).
 
-Where a container's cgroup is, and how devices came to it, is in no field of the CRI: runtimes put
-it as JSON under `info` of their verbose status. containerd gives the request (`config`) and the OCI
-spec, CRI-O the spec and whether the container is privileged. The spec counts before the request,
+No field of the CRI has a container's cgroup, or how it got devices: runtimes put both as JSON under
+`info` of their verbose status. containerd has the request (`config`) and the OCI spec there, CRI-O
+the spec and whether the container is privileged. The spec takes precedence over the request,
 because plugins in the runtime change it.
 """
 
@@ -120,7 +120,7 @@ class Cri:
         ]
 
     def sandbox_placement(self, sandbox_id: str) -> Placement:
-        """Asks for the runtime's verbose status; fields that it does not have stay empty."""
+        """Reads the runtime's verbose status; fields that it does not have stay empty."""
         request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
         return _placement(
             dict(self.call("PodSandboxStatus", request, pb.PodSandboxStatusResponse).info)
@@ -134,7 +134,8 @@ class Cri:
         return msgspec.structs.replace(_placement(info), carriers=shows)
 
     def update(self, container_id: str, wanted: Wanted) -> None:
-        """Changes what a container holds, or will start with; an empty cpuset raises ValueError."""
+        """Changes the values that a container has, or will start with; an empty cpuset raises
+        ValueError."""
         if wanted.cpuset == "":
             raise ValueError(f"container {container_id}: an empty cpuset means no change")
         limits = wanted.limits
@@ -325,7 +326,7 @@ def device_carriers(info: str) -> Carriers:
     linux, process = spec.linux or _CarriedLinux(), spec.process or _Process()
     security = (config.linux or _RequestedLinux()).security_context or _Security()
     asked = config.devices or ()
-    # Where a container has its node elsewhere, only the request knows which one it is.
+    # When a container has its node at another path, only the request names the host's node.
     moved = {each.container_path for each in asked if each.container_path != each.host_path}
     environment = [(each.key, each.value) for each in config.envs or ()]
     for each in process.env or ():
@@ -335,7 +336,7 @@ def device_carriers(info: str) -> Carriers:
         mounts = [mount.container_path for mount in config.mounts or ()]
     else:
         mounts = [mount.destination for mount in spec.mounts]
-    # What the runtime reads itself stands in no spec.
+    # Values that the runtime reads itself are not in the spec.
     annotations = {
         key: value
         for key, value in (config.annotations or {}).items()

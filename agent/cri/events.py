@@ -1,9 +1,9 @@
-"""The runtime's container events, without their content: only that something happened.
+"""The runtime's container events, without their content.
 
 containerd before 2.0 hands every event to one of the callers of GetContainerEvents only
 (containerd's issue 7318, solved by its pull request 9661), so a second caller would take events
-from the kubelet; CRI-O did the same at first (its issue 6466). Such a runtime is not asked: its
-connection is held, and its end shows that the runtime ended."""
+from the kubelet; CRI-O did the same at first (its issue 6466). Such a runtime is not subscribed to:
+the end of a connection shows that the runtime ended."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ class ContainerEvents:
         except RpcError as error:
             if error.code != Code.UNIMPLEMENTED:
                 raise
-            self._log_once("the runtime has no container events; cgroups and the clock stand in")
+            self._log_once(
+                "no container events in this runtime; cgroup events and passes replace them"
+            )
         finally:
             self.streaming = False
 
@@ -121,7 +123,7 @@ class ContainerEvents:
             return True
         self._log_once(
             f"{reply.runtime_name} {reply.runtime_version} may have container events for one "
-            "caller only, which are the kubelet's; cgroups and the clock stand in"
+            "caller only, which are the kubelet's; cgroup events and passes replace them"
         )
         return False
 

@@ -116,11 +116,11 @@ class Admission:
     def unhooked(
         self, hook: str, creation: Creation | None, reason: str, detail: str
     ) -> Unread | Refuse | None:
-        """The answer to a request that can't be read, whose hook failed (_UNREAD), or that can wait
-        no longer. An unread one fails if it could take what a pod owns; otherwise the failure
-        policy decides. The caller reports the result of a creation that goes on to `created`.
-        `creation`: what was read of it before."""
-        class_, title = None, "a container that could not be looked into"
+        """The answer to a request that can't be read, whose hook failed (_UNREAD), or that can't
+        wait any longer. An unread request fails if it could take CPUs or devices that a pod owns;
+        otherwise the failure policy decides. The caller reports the result of a creation that
+        continues to `created`. `creation`: the part that was read before."""
+        class_, title = None, "a container whose request could not be read"
         if creation is not None:
             classes = (creation.qos, DEVICES) if creation.allocated else (creation.qos,)
             class_, title = self.outcomes.strictest(hook, *classes), creation.pod_title
@@ -152,7 +152,7 @@ class Admission:
         self._notifier.notify(notification)
 
     def abandoned(self, creation: Creation) -> None:
-        """The caller gave up a held creation: it holds nothing, but the agent may hold CPUs for
+        """The caller cancelled a held creation: it holds nothing, but the agent may hold CPUs for
         it."""
         if creation.announced:
             self._notifier.notify(creation.failed())

@@ -1,6 +1,6 @@
-"""The frontends' link to the agent: its snapshot, which is read again when the file changes, and
-datagrams that notify it. The agent may be absent: the last snapshot stays valid, and notifications
-are dropped."""
+"""The agent's client in the frontends: reads the snapshot again when the file changes, and notifies
+the agent by datagrams. While no agent runs, the last snapshot stays valid and notifications are
+dropped."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class SnapshotFile:
-    """Keeps the last valid snapshot while the file is torn. A snapshot of another boot counts as
-    none. The agent replaces the file and never removes it: a missing file was removed on
+    """Keeps the last valid snapshot while the file can't be decoded. A snapshot of another boot
+    counts as none. The agent replaces the file and never removes it: a missing file was removed on
     purpose."""
 
     def __init__(self, path: str, boot_id: str) -> None:
@@ -53,7 +53,7 @@ class SnapshotFile:
             new = snapshots.decode(files.read(self._path, snapshots.MOST_BYTES))
         except OSError as error:
             if error.errno != errno.EFBIG:
-                self._stamp = None  # the file may be right: it is read at the next question
+                self._stamp = None  # the file may be valid: it is read at the next call
             self._keep(str(error))
         except snapshots.SnapshotError as error:
             self._keep(f"{self._path}: {error}")
@@ -71,8 +71,8 @@ class SnapshotFile:
 
 
 class Notifier:
-    """Never blocks: a datagram that can't be delivered is dropped and counted. Only the values that
-    a creation replaced are kept and sent later: they are needed for the restore in the end."""
+    """Never blocks: a datagram that can't be delivered is dropped and counted. Only notifications
+    of values that a creation replaced are kept and sent later: a restore needs them."""
 
     def __init__(self, path: str) -> None:
         self._path = path

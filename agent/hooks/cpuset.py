@@ -1,12 +1,12 @@
 """The CPUs, memory nodes and limits of a container's request: pure functions of request, snapshot
 and grants.
 
-The agent decides, the hook obeys. The snapshot's values of a pod replace those of the request. A
-pod that the snapshot does not have shares its class's pool, or waits for the agent when it claims
-CPUs of its own. So does a container that qualifies by a node-local policy and has no decision. A
-container with CPUs of its own also waits while a creation that the agent has not seen yet may hold
-one of them: that container could start with it. Such creations are the grants; a frontend keeps
-them in `Grants`.
+The agent decides, the hook applies the decision. The snapshot's values of a pod replace those of
+the request. A pod that is missing in the snapshot shares the pool of its class, or waits for the
+agent when it claims CPUs of its own. A container that qualifies by a node-local policy and has no
+decision waits too. A container with CPUs of its own also waits while a creation that the agent has
+not seen yet may hold one of them: that container could start with it. Such creations are the
+grants; a frontend keeps them in `Grants`.
 
 The request has the CPUs that a kubelet with the static policy gave to a container, and the
 kubelet's checkpoint has them before the pod's sandbox exists: they are never replaced. The
@@ -83,7 +83,7 @@ class Keep(msgspec.Struct, frozen=True):
 
 class Override(msgspec.Struct, frozen=True):
     """These values replace those of the request. A container with CPUs of its own also loses its
-    CPU quota, which would keep it from them."""
+    CPU quota, which would throttle it there."""
 
     wanted: Wanted
 
@@ -143,7 +143,7 @@ def fallback(
     if snapshot.kubelet_static and kubelet_may_own(pod) and request.asked.cpuset:
         answer = _without_owned(request.asked.cpuset, snapshot)
         if isinstance(answer, Override) and not answer.cpus:
-            return Wait("others own all the CPUs that it asks for")
+            return Wait("other pods own all the CPUs that it requests")
         return answer
     return _share(pod, request.container_name, snapshot, grants)
 
@@ -203,13 +203,11 @@ def missing(wanted: Wanted, asked: RequestedResources) -> Changes:
     lifted = UNLIMITED if wanted.lifts_quota and asked.quota_microseconds > 0 else None
     mems = None if limits.mems is None else str(limits.mems)
     return Changes(
-        cpuset=_if_different(wanted.cpuset, asked.cpuset),
-        mems=_if_different(mems, asked.mems),
-        shares=_if_different(limits.shares, asked.shares),
-        quota_microseconds=_if_different(
-            limits.quota_microseconds or lifted, asked.quota_microseconds
-        ),
-        memory_limit_bytes=_if_different(limits.memory_limit_bytes, asked.memory_limit_bytes),
+        cpuset=_changed(wanted.cpuset, asked.cpuset),
+        mems=_changed(mems, asked.mems),
+        shares=_changed(limits.shares, asked.shares),
+        quota_microseconds=_changed(limits.quota_microseconds or lifted, asked.quota_microseconds),
+        memory_limit_bytes=_changed(limits.memory_limit_bytes, asked.memory_limit_bytes),
     )
 
 
@@ -235,7 +233,7 @@ def _override(wanted: Wanted, asked: RequestedResources) -> Keep | Override:
     return Keep() if keeps else Override(wanted)
 
 
-def _if_different(value: Value | None, present: Value) -> Value | None:
+def _changed(value: Value | None, present: Value) -> Value | None:
     return None if value == present else value
 
 
@@ -244,7 +242,7 @@ def _without_owned(requested: str, snapshot: Snapshot) -> Answer:
         asked = CpuSet.parse(requested)
     except ValueError:
         return Keep()
-    # The kubelet requests the CPUs that it gave away for their containers only.
+    # The kubelet requests the CPUs that it assigned for their containers only.
     free = asked - union(owner.claimed for owner in snapshot.owners if not owner.kubelet)
     return Override(Wanted(str(free))) if free != asked else Keep()
 
@@ -280,7 +278,7 @@ def _batch(pod: Pod, container_name: str) -> CgroupLimits:
 
 
 MOST_GRANTS = 256
-"""That are kept one by one."""
+"""The most grants that are kept one by one."""
 
 
 def requested_cpus(cpuset: str) -> CpuSet | None:
@@ -294,8 +292,8 @@ def requested_cpus(cpuset: str) -> CpuSet | None:
 class Grants:
     """Every creation since the agent's last pass, by a number of its own and by container id. A new
     process does not know the creations of the last one: until the agent's next pass a grant without
-    CPUs stands for them. It also stands for the oldest beyond MOST_GRANTS: an absent agent must
-    not cost memory."""
+    CPUs represents them. It also represents the oldest beyond MOST_GRANTS: memory must stay bounded
+    while no agent runs."""
 
     def __init__(self) -> None:
         self._next = 0

@@ -187,7 +187,7 @@ def create_container(message: bytes) -> CreateContainer:
     return CreateContainer(
         _pod(merged(message, _SANDBOX_CONFIG)),
         text(merged(config, 1), 1),
-        _requested_resources(resources),
+        _requested(resources),
     )
 
 
@@ -199,7 +199,7 @@ def mounted(message: bytes) -> frozenset[str]:
 def update_container(message: bytes) -> UpdateContainer:
     """Raises WireError."""
     resources = merged(message, *_UPDATE_RESOURCES)
-    return UpdateContainer(text(message, 1), _requested_resources(resources))
+    return UpdateContainer(text(message, 1), _requested(resources))
 
 
 def removed_id(message: bytes) -> str:
@@ -220,7 +220,7 @@ def _entries(message: bytes, wanted: int) -> list[bytes]:
     ]
 
 
-def _requested_resources(resources: bytes) -> RequestedResources:
+def _requested(resources: bytes) -> RequestedResources:
     return RequestedResources(
         text(resources, CPUSET),
         text(resources, _MEMS),

@@ -32,7 +32,7 @@ from agent.model.verdict import Refuse, Wait
 
 
 class CreateContainer(msgspec.Struct, frozen=True):
-    """A container that is to be made."""
+    """A request to create a container."""
 
     pod: PodAnnounced
     container_name: str
@@ -40,7 +40,7 @@ class CreateContainer(msgspec.Struct, frozen=True):
 
 
 class UpdateContainer(msgspec.Struct, frozen=True):
-    """A container that exists and is to change."""
+    """A request to update a container."""
 
     container_id: str
     asked: RequestedResources = RequestedResources()
@@ -99,8 +99,7 @@ _LIMITS: Final = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
 
 
 class CarriedNode(msgspec.Struct, frozen=True):
-    """A device node that a request asks for; `major` and `minor` are -1 when it does not name
-    them."""
+    """A device node in a request; `major` and `minor` are -1 when it does not name them."""
 
     host_path: str
     container_path: str
@@ -236,8 +235,8 @@ class Update:
 
 
 class Unread:
-    """A creation that continues although its request could not be read; `grant` stands for the CPUs
-    that it may hold, which are unknown."""
+    """A creation that continues although its request could not be read; `grant` represents the
+    unknown CPUs that it may hold."""
 
     def __init__(self, grant: int) -> None:
         self.grant = grant

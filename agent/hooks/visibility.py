@@ -43,7 +43,7 @@ from agent.model.verdict import Wait
 
 _ALL: Final = "all"
 _MOST_NAMES: Final = 1024
-"""More than a node has GPUs; all of them are compared with all of those."""
+"""More GPUs than a node has: each name is compared with each GPU."""
 
 
 class DeniedError(Exception):
@@ -114,7 +114,7 @@ def _decided(
         outcomes.continued(CREATE, DEVICES, "privileged", why)
     changes = device_changes(creation.request.pod.uid, found, visible, node)
     if lacking := beyond(changes, settable):
-        raise _FrontendError(f"this way into the runtime can't change {', '.join(lacking)}")
+        raise _FrontendError(f"this frontend can't change {', '.join(lacking)}")
     return changes
 
 
@@ -224,7 +224,7 @@ def _with_folders(path: str) -> Iterator[str]:
 
 
 def _environment(carried: Carried, visible: Visible) -> tuple[tuple[str, str], ...]:
-    """The container's own preloaded libraries stay, after ours."""
+    """The container's own preloaded libraries stay, after Topolet's."""
     return tuple(
         (name, f"{value}:{carried.preload}" if name == PRELOAD and carried.preload else value)
         for name, value in visible.environment
@@ -232,19 +232,19 @@ def _environment(carried: Carried, visible: Visible) -> tuple[tuple[str, str], .
 
 
 def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") -> Changes:
-    """The changes after which the request asks for these GPUs and no others. `cdi_kind`: names them
+    """The changes after which the request names these GPUs and no others. `cdi_kind`: names them
     for a request without names; empty: in the environment. Raises UnhonouredError."""
     if any(not gpu.is_mig for gpu in gpus):
         for name in carried.names():
             if carriers.is_mig_name(name) and not any(
                 carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus
             ):
-                raise UnhonouredError(f"it asks for MIG instance {name}, and was allocated a card")
+                raise UnhonouredError(f"it requests MIG instance {name}, but was allocated a card")
         own_paths = {node.path for gpu in gpus for node in gpu.nodes}
         for node in carried.nodes:
             if carriers.is_instance_node(node.host_path) and node.host_path not in own_paths:
                 raise UnhonouredError(
-                    f"it asks for a MIG instance's {node.host_path}, and was allocated a card"
+                    f"it requests a MIG instance's {node.host_path}, but was allocated a card"
                 )
     cdi_devices = _in_list(carried.cdi_devices, gpus)
     annotations = tuple(_in_annotations(carried.annotations, gpus))
@@ -315,7 +315,7 @@ def _written(gpus: Iterable[VisibleGpu], present: Iterable[str]) -> Iterator[str
     for gpu in gpus:
         name = carriers.written(gpu, forms)
         if name is None:
-            raise UnhonouredError(f"it names GPUs by number, and that of {gpu.uuid} is not known")
+            raise UnhonouredError(f"it names GPUs by number, but that of {gpu.uuid} is not known")
         yield name
 
 
@@ -361,7 +361,7 @@ def _nodes(
     for gpu in gpus:
         if not gpu.nodes:
             raise UnhonouredError(
-                f"it asks for device nodes, and those of {gpu.uuid} are not known"
+                f"it requests device nodes, but those of {gpu.uuid} are not known"
             )
     return replaced(present, [node for gpu in gpus for node in gpu.nodes], nodes)
 

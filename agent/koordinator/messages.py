@@ -1,5 +1,5 @@
-"""Koordinator's hook messages to the values that hooks read, and what hooks change into its
-responses.
+"""Converts Koordinator's hook messages to the values that hooks read, and the changes of hooks to
+its responses.
 
 koord-runtime-proxy merges a response into the request by rules of its own
 (pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource and transferToCRIContainerEnvs). It
@@ -42,16 +42,14 @@ class ContainerRef(msgspec.Struct, frozen=True):
 
 
 def sandbox(request: pb.PodSandboxHookRequest) -> PodAnnounced:
-    """The pod as decisions see it."""
+    """The pod with the fields that decisions read."""
     return _pod(request.pod_meta, request.labels, request.annotations, request.cgroup_parent)
 
 
 def create(request: pb.ContainerResourceHookRequest) -> CreateContainer:
     """A container that is about to be made: it has no id yet."""
     return CreateContainer(
-        _pod_of(request),
-        request.container_meta.name,
-        _requested_resources(request.container_resources),
+        _pod_of(request), request.container_meta.name, _requested(request.container_resources)
     )
 
 
@@ -67,11 +65,9 @@ def carried(request: pb.ContainerResourceHookRequest) -> Carried:
 
 
 def update(request: pb.ContainerResourceHookRequest) -> UpdateContainer:
-    """The requested values are the caller's over all values that the container got before, our
-    changes included; empty for a container older than koord-runtime-proxy."""
-    return UpdateContainer(
-        request.container_meta.id, _requested_resources(request.container_resources)
-    )
+    """koord-runtime-proxy merges the caller's values into all values that the container got before,
+    including those of hooks; they are empty for a container older than koord-runtime-proxy."""
+    return UpdateContainer(request.container_meta.id, _requested(request.container_resources))
 
 
 def container_ref(request: pb.ContainerResourceHookRequest) -> ContainerRef:
@@ -128,7 +124,7 @@ def _pod(
     return announced_pod(meta.uid, meta.namespace, meta.name, labels, annotations, cgroup_parent)
 
 
-def _requested_resources(resources: pb.LinuxContainerResources) -> RequestedResources:
+def _requested(resources: pb.LinuxContainerResources) -> RequestedResources:
     return RequestedResources(
         resources.cpuset_cpus,
         resources.cpuset_mems,

@@ -53,7 +53,7 @@ _MOST_CALLS: Final = 256
 _MOST_MESSAGE_BYTES: Final = 8 << 20
 """koord-runtime-proxy takes requests of 4 MiB, and adds what it knows of the pod."""
 _LOCK_SECONDS: Final = 3.0
-"""How long a proxy or plugin of ours may take to end."""
+"""How long a Topolet proxy or plugin may take to end."""
 _GRACE_SECONDS: Final = 2.0
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,9 @@ class HookServer:
         )
         policies, deadlines = failure_policy.failure_policies(settings)
         if settings.cpu_policy == "dynamic":
-            log.warning("no container is told its CPUs: Koordinator's hooks can't add a mount")
+            log.warning(
+                "no container gets a file with its CPUs: Koordinator's hooks can't add a mount"
+            )
         self._lock = locks.lock_for_hook_server(settings.state_dir, _LOCK_SECONDS)
         snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
         self._notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
@@ -93,7 +95,9 @@ class HookServer:
         self._server.start()
         self._registration.write()
         for name in self._registration.others():
-            log.warning("%s registers hooks of ours too: only one of us is asked", name)
+            log.warning(
+                "%s registers the same hooks: koord-runtime-proxy calls only one server", name
+            )
         log.info("hook server listens on %s", self._path)
 
     def page(self) -> str:

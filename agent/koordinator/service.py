@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 SERVICE: Final = "runtime.v1alpha1.RuntimeHookService"
 _ASK_AGAIN_SECONDS: Final = 0.02
 _MARGIN_SECONDS: Final = 0.2
-"""What is left of the caller's time when a held call ends, so that our answer still counts."""
+"""A held call ends this long before the caller's timeout, so that the answer still arrives."""
 SETTLE_SECONDS: Final = 10.0
 """After which a creation that was not started counts as over: there is no report of its failure."""
 _METHODS: Final = {
@@ -52,7 +52,7 @@ _METHODS: Final = {
     "PreUpdateContainerResources": failure_policy.UPDATE,
     "PostStopContainer": "StopContainer",
 }
-"""By which name failure policies know a hook."""
+"""The name of a hook in failure policies."""
 
 
 class Caller(Protocol):
@@ -115,7 +115,7 @@ class HookService:
         except DecodeError as error:
             return self._unhooked(hook, call, "irregular", str(error))
         except Exception as error:  # noqa: BLE001  the one guard around a hook
-            log.error("the hook %s went wrong: %r", hook, error)
+            log.error("the hook %s failed: %r", hook, error)
             with self._lock:
                 self.errors[hook] += 1
             return self._unhooked(hook, call, "hook_error", repr(error))
@@ -127,7 +127,7 @@ class HookService:
             with self._lock:
                 refusal = self._hooks.unhooked(hook, call, reason, detail)
         except Exception as error:  # noqa: BLE001  the one guard around a hook
-            log.error("the hook %s went wrong: %r", hook, error)
+            log.error("the hook %s failed: %r", hook, error)
             return b""
         return b"" if refusal is None else refusal
 
@@ -244,11 +244,11 @@ class KoordinatorHooks:
 
     def exists(self, container: ContainerRef) -> None:
         """It was created, and is about to start or has started."""
-        making = self._in_progress.pop((container.pod_uid, container.name), None)
-        if making is None:
+        pending = self._in_progress.pop((container.pod_uid, container.name), None)
+        if pending is None:
             self._admission.request_snapshot()
         else:
-            self._admission.created(making.creation, container.container_id)
+            self._admission.created(pending.creation, container.container_id)
 
     def stopped(self, container: ContainerRef) -> None:
         """It ended."""
@@ -278,14 +278,14 @@ class KoordinatorHooks:
 
     def _settle(self) -> None:
         now = time.monotonic()
-        for key in [key for key, making in self._in_progress.items() if making.over_at <= now]:
+        for key in [key for key, pending in self._in_progress.items() if pending.over_at <= now]:
             self._ended(*key)
 
     def _ended(self, uid: str, name: str) -> None:
         """The container may exist, or was never made."""
-        making = self._in_progress.pop((uid, name), None)
-        if making is not None:
-            self._admission.created(making.creation, "")
+        pending = self._in_progress.pop((uid, name), None)
+        if pending is not None:
+            self._admission.created(pending.creation, "")
 
     def _waiting(self, call: RuntimeHookCall, hook: str) -> Waiting:
         patience = self._deadlines.of(hook)

@@ -1,4 +1,4 @@
-"""Other writers of the cpusets that are ours to decide: found by their effects, and named.
+"""Detects and names other writers of the cpusets that Topolet sets.
 
 Two plugins that set one field make the runtime fail the container (NRI: pkg/api/owners.go,
 Conflict), and only the caller learns their names. So the other processes that are connected to the
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 def named(text: str, own: str) -> str | None:
-    """The other plugin that an error of the runtime names, None for another error; our own name for
-    a second session of ours."""
+    """The other plugin that an error of the runtime names, None for another error; `own` for a
+    second session of this plugin."""
     found = _BOTH.search(text)
     if found is None:
         return None
@@ -36,8 +36,8 @@ def named(text: str, own: str) -> str | None:
 
 
 class Conflicts:
-    """`own`: our plugin's name in the runtime (`10-topolet`). `others`: the processes that may be
-    other plugins now."""
+    """`own`: this plugin's name in the runtime (`10-topolet`). `others` returns the processes that
+    may be other plugins now."""
 
     def __init__(self, own: str, others: Callable[[], Sequence[str]]) -> None:
         self.found: Counter[tuple[str, ...]] = Counter()
@@ -52,10 +52,10 @@ class Conflicts:
         """The runtime refused a change of a container."""
         name = named(text, self._own)
         if name is not None:
-            self._note("error", name, f"{title}: plugin {name} sets what we set: {text}")
+            self._note("error", name, f"{title}: plugin {name} sets the same fields: {text}")
 
     def undone(self, title: str) -> None:
-        """A container that we adjusted was not made after all."""
+        """A container that this plugin adjusted was not created."""
         names = self._suspects()
         text = f"{title}: was not made after our answer"
         if names:
@@ -135,7 +135,7 @@ def _sockets() -> Iterator[tuple[str, int | None]]:
                 if kind == _DONE:
                     return
                 if kind == _ERROR:
-                    raise OSError("the kernel does not tell of unix sockets")
+                    raise OSError("the kernel does not report unix sockets")
                 start = at + _HEADER.size + _MESSAGE.size
                 yield _attributes(data[start : at + size])
                 at += (size + 3) & ~3

@@ -31,7 +31,7 @@ from agent.telemetry.frontend_metrics import Counts, render
 from agent.telemetry.page import serve_pages
 
 LOCK_SECONDS = 3.0
-"""How long another plugin of ours may take to end: the runtime waits 5 s for a registration."""
+"""How long another Topolet plugin may take to end: the runtime waits 5 s for a registration."""
 _NAMES = ("NRI_PLUGIN_SOCKET", "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX")
 _COUNTS: Final = Counts("topolet_nri")
 
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: NriSettings, launched: Launched | None) -> None:
-    """Until SIGTERM or SIGINT, or, when the runtime started us, until it closes our socket. Raises
-    LockedError while a relay or another plugin is on, SettingsError, OSError when the state folder
-    can't be written."""
+    """Runs until SIGTERM or SIGINT, or, when the runtime started this process, until it closes the
+    socket. Raises LockedError while a relay or another plugin runs, SettingsError, OSError when the
+    state folder can't be written."""
     path = options.socket_path(settings.nri_socket)
     pages_at = options.host_port(settings.nri_http) if settings.nri_http else None
     policies, deadlines = failure_policy.failure_policies(settings)
@@ -174,5 +174,5 @@ def launched(environment: MutableMapping[str, str]) -> Launched | None:
         it = socket.socket(fileno=int(number))
         os.set_inheritable(it.fileno(), False)
     except (OSError, ValueError) as error:
-        raise LaunchError(f"NRI_PLUGIN_SOCKET={number} is no socket: {error}") from None
+        raise LaunchError(f"NRI_PLUGIN_SOCKET={number} is not a socket: {error}") from None
     return Launched(it, name, index)

@@ -42,15 +42,16 @@ _HOOKS = {
 
 
 class _InProgress(NamedTuple):
-    """A container between our answer and what came of it; `adjusted`: what we changed."""
+    """A container between the plugin's answer and its creation; `adjusted`: the plugin's
+    changes."""
 
     creation: Creation | Unread
     adjusted: Changes
 
 
 class NriHooks:
-    """Holds a call until its hook's deadline or the end of the runtime's patience, the earlier of
-    both; then its failure policy decides."""
+    """Holds a call until its hook's deadline, or until the runtime would time out if that is
+    earlier; then its failure policy decides."""
 
     def __init__(
         self,
@@ -72,9 +73,9 @@ class NriHooks:
         """The calls in progress have ended: each container exists or was not created. Others may
         have been created without a hook."""
         present = {each.id for each in containers}
-        for container_id, making in self._in_progress.items():
+        for container_id, pending in self._in_progress.items():
             made = container_id if container_id in present else ""
-            self._admission.created(making.creation, made)
+            self._admission.created(pending.creation, made)
         self._in_progress, self._changing = {}, {}
         self._admission.creations_missed()
         self._containers.replace(containers)
@@ -129,10 +130,10 @@ class NriHooks:
             self._admission.abandoned(call.state)
 
     def created(self, container: NriContainer) -> None:
-        making = self._in_progress.pop(container.id, None)
-        if making is not None:
-            self._admission.created(making.creation, container.id)
-            if making.adjusted.cpuset is not None:
+        pending = self._in_progress.pop(container.id, None)
+        if pending is not None:
+            self._admission.created(pending.creation, container.id)
+            if pending.adjusted.cpuset is not None:
                 self._check(container)
         self._containers.put(container)
 
@@ -143,10 +144,10 @@ class NriHooks:
             self._admission.updated(update, may_be_ours=True)
 
     def ended(self, container: NriContainer) -> None:
-        making = self._in_progress.pop(container.id, None)
-        if making is not None:
-            self._admission.created(making.creation, "")
-            if making.adjusted != UNCHANGED:
+        pending = self._in_progress.pop(container.id, None)
+        if pending is not None:
+            self._admission.created(pending.creation, "")
+            if pending.adjusted != UNCHANGED:
                 self._conflicts.undone(container.title)
         self._changing.pop(container.id, None)
         self._containers.drop(container.id)
@@ -163,7 +164,8 @@ class NriHooks:
 
 
 class Containers:
-    """`version` grows with everything that may make a container differ from what is wanted."""
+    """The runtime's containers. `version` grows with everything after which a container may differ
+    from the wanted values."""
 
     def __init__(self) -> None:
         self._present: dict[str, NriContainer] = {}
@@ -182,13 +184,13 @@ class Containers:
             self.expect(each.id, each.asked.cpuset)
 
     def put(self, container: NriContainer) -> None:
-        """One exists."""
+        """The container exists."""
         self.version += 1
         self._present[container.id] = container
         self.expect(container.id, container.asked.cpuset)
 
     def expect(self, container_id: str, cpuset: str) -> None:
-        """The runtime has these CPUs of a container, or is asked for them."""
+        """The runtime has these CPUs for a container, or they were requested."""
         expected = self._expected.setdefault(container_id, deque(maxlen=_EXPECTED_CPUSETS))
         expected.append(cpuset)
 
@@ -201,7 +203,7 @@ class Containers:
             self.expect(container_id, asked.cpuset)
 
     def drop(self, container_id: str) -> None:
-        """One that ended."""
+        """The container ended."""
         self._present.pop(container_id, None)
         self._expected.pop(container_id, None)
 

@@ -181,7 +181,7 @@ def _failure(reply: bytes) -> RpcError | None:
     try:
         response = pb.UpdateContainersResponse.FromString(reply)
     except DecodeError as error:
-        return RpcError(Code.INTERNAL, f"the reply is no UpdateContainersResponse: {error}")
+        return RpcError(Code.INTERNAL, f"the reply is not an UpdateContainersResponse: {error}")
     if response.failed:
         return RpcError(Code.UNKNOWN, "the runtime could not change the container")
     return None

@@ -1,4 +1,5 @@
-"""NRI's messages to the values that hooks read, and what hooks change into NRI's messages.
+"""Converts NRI's messages to the values that hooks read, and the changes of hooks to NRI's
+messages.
 
 What Topolet reads and sets is in ../../../protos/nri.proto. An empty cpuset means "no change" to
 the runtime, so none is ever sent.
@@ -46,7 +47,7 @@ class NriContainer(msgspec.Struct, frozen=True):
 
 
 def pod(sandbox: pb.PodSandbox) -> PodAnnounced:
-    """The pod as decisions see it."""
+    """The pod with the fields that decisions read."""
     return announced_pod(
         sandbox.uid,
         sandbox.namespace,
@@ -90,7 +91,7 @@ def seen(container: pb.Container, sandbox: pb.PodSandbox | None) -> NriContainer
 
 
 def asked(resources: pb.LinuxResources) -> RequestedResources:
-    """What a request asks for, or a container has."""
+    """The values of a request, or of a container."""
     cpu = resources.cpu
     return RequestedResources(
         cpu.cpus,
@@ -152,8 +153,8 @@ def _allows_all(rule: pb.LinuxDeviceCgroup) -> bool:
 
 
 def adjustment(changes: Changes, mounted: Collection[str]) -> pb.ContainerAdjustment | None:
-    """For a container that is being made and mounts something at `mounted` itself; None where
-    nothing changes."""
+    """The adjustment of a container that is being created and itself mounts paths at `mounted`;
+    None without changes."""
     if changes == UNCHANGED:
         return None
     mounts = [

@@ -1,9 +1,9 @@
 """The calls of the runtime to a plugin, served by hooks (`Plugin`) that never block and may ask for
 a retry.
 
-A failing handler must not cost a container: the runtime does not create a container when the answer
-is an error, so the failure policy decides. A late answer ends the session, and the container
-continues unchanged: held calls end well before that. (For both see NRI: pkg/adaptation/plugin.go,
+A failing handler must not prevent a container: the runtime does not create one when the answer is
+an error, so the failure policy decides. A late answer ends the session, and the container continues
+unchanged: held calls end well before that. (For both see NRI: pkg/adaptation/plugin.go,
 createContainer.)
 """
 
@@ -85,11 +85,11 @@ class Plugin(Protocol):
         ...
 
     def create(self, call: PluginCall) -> Verdict:
-        """Asked for each container before it is made, and again while the answer is Wait."""
+        """Called for each container before it is created, and again while the answer is Wait."""
         ...
 
     def update(self, call: PluginCall) -> Verdict:
-        """Asked before a container is changed, and again while the answer is Wait."""
+        """Called before a container is changed, and again while the answer is Wait."""
         ...
 
     def unhooked(
@@ -145,7 +145,7 @@ class PluginService:
 
     @property
     def holds(self) -> bool:
-        """Whether calls wait to be asked about `again`."""
+        """Whether held calls wait for `again`."""
         return bool(self._held)
 
     def serve(self, incoming: Incoming) -> None:
@@ -175,7 +175,7 @@ class PluginService:
         incoming.answer(b"")
 
     def again(self) -> None:
-        """Asks about every held call."""
+        """Retries every held call."""
         held, self._held = self._held, []
         self._stats.held_now -= len(held)
         for call, incoming in held:
@@ -274,7 +274,7 @@ class PluginService:
             answer = self._answer(call)
         except Exception as error:  # the guard around a hook
             self._stats.errors[incoming.method] += 1
-            log.exception("the hook of %s went wrong", incoming.method)
+            log.exception("the hook of %s failed", incoming.method)
             detail = f"{type(error).__name__}: {error}"
             answer = self._plugin.unhooked(incoming.method, call, "hook_error", detail) or UNCHANGED
         if isinstance(answer, Wait):
@@ -306,7 +306,7 @@ class PluginService:
             return ask()
         except Exception:  # no answer depends on it
             self._stats.errors[method] += 1
-            log.exception("the hook of %s went wrong", method)
+            log.exception("the hook of %s failed", method)
             return None
 
 

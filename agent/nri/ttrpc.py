@@ -1,13 +1,13 @@
 """ttrpc calls both ways over one stream, as NRI carries them (NRI: pkg/net/multiplex/mux.go and
 ttrpc.go; ttrpc: channel.go). No I/O.
 
-On connection 1 the runtime calls us, on connection 2 we call it. A frame of the multiplexer is
-`connection u32 | length u32 | bytes`, and the bytes of one connection are a stream of messages
-`length u32 | stream u32 | type u8 | flags u8 | payload`; all numbers big-endian. A sender in Go
-cuts messages where it likes, but a reader in Go loses every frame that is larger than the buffer it
-reads into (mux.go, conn.Read: ENOMEM). That buffer has 4096 bytes where it waits for a header of 10
-bytes, and the size of the payload where it waits for a longer payload. So each message of ours goes
-as two frames, header and payload.
+On connection 1 the runtime calls the plugin, on connection 2 the plugin calls the runtime. A frame
+of the multiplexer is `connection u32 | length u32 | bytes`, and the bytes of one connection are a
+stream of messages `length u32 | stream u32 | type u8 | flags u8 | payload`; all numbers big-endian.
+A sender in Go cuts messages where it likes, but a reader in Go loses every frame that is larger
+than the buffer it reads into (mux.go, conn.Read: ENOMEM). That buffer has 4096 bytes where it waits
+for a header of 10 bytes, and the size of the payload where it waits for a longer payload. So each
+message is sent as two frames, header and payload.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEADER: Final = struct.Struct(">IIBB")
 _LARGEST_FRAME_BYTES: Final = _LARGEST_PAYLOAD_BYTES + _HEADER.size
 _STATUS_CHARACTERS: Final = 1_000
 _Done = Callable[[bytes | RpcError], None]
-"""Takes the reply to a call of ours, or why there is none; called once."""
+"""Takes the reply to a call, or the error; called once."""
 
 
 class MuxError(ValueError):
@@ -66,7 +66,7 @@ class Incoming:
         self._respond(pb.Response(payload=payload))
 
     def refuse(self, code: Code, message: str) -> None:
-        """The runtime takes it for a failure of what it asked about."""
+        """The runtime treats it as a failure of its request."""
         status = pb.Status(code=int(code), message=message[:_STATUS_CHARACTERS])
         self._respond(pb.Response(status=status))
 
@@ -127,7 +127,7 @@ class Session:
             done(RpcError(Code.DEADLINE_EXCEEDED, "no answer in time"))
 
     def close(self, why: str) -> None:
-        """Ends every call of ours with UNAVAILABLE; sends nothing any more."""
+        """Ends every pending call with UNAVAILABLE; sends nothing any more."""
         if self._closed:
             return
         self._closed = why
@@ -145,7 +145,7 @@ class Session:
             request = pb.Request.FromString(message.payload)
         except DecodeError:
             Incoming(self, message.stream, pb.Request()).refuse(
-                Code.INVALID_ARGUMENT, "the request is no ttrpc request"
+                Code.INVALID_ARGUMENT, "the request is not a ttrpc request"
             )
             return
         self._serve(Incoming(self, message.stream, request))
@@ -155,7 +155,7 @@ def _reply(payload: bytes) -> bytes | RpcError:
     try:
         response = pb.Response.FromString(payload)
     except DecodeError:
-        return RpcError(Code.INTERNAL, "the reply is no ttrpc response")
+        return RpcError(Code.INTERNAL, "the reply is not a ttrpc response")
     if response.status.code:
         return RpcError(response.status.code, response.status.message)
     return response.payload
@@ -169,7 +169,8 @@ class Demux:
         self._streams = {each: bytearray() for each in connections}
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """To be used up before the next call. Raises MuxError: nothing behind it can be read."""
+        """Must be exhausted before the next call. Raises MuxError: nothing after it can be
+        decoded."""
         self._frames += data
         self._part()
         for connection, stream in self._streams.items():

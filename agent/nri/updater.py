@@ -95,7 +95,7 @@ class Updater:
     def _send(self, container: NriContainer, changes: Changes, snapshot: Snapshot) -> None:
         wanted = snapshot.containers[container.id]
         asked = changes.over(container.asked)
-        # Whatever is changed, the runtime writes all that it remembers.
+        # Whatever is changed, the runtime writes all values that it stores.
         cpus = requested_cpus(asked.cpuset)
         title = f"container {container.title}"
         grant = self._grants.open(CpuGrant(container.pod_uid, title, cpus, wanted))
@@ -134,7 +134,7 @@ class Updater:
         if allowed is not None and CpuSet.parse(allowed) - CpuSet.parse(changes.cpuset):
             self.unverified += 1
             log.warning(
-                "%s: the runtime was told CPUs %s, its process runs on %s",
+                "%s: the runtime was updated to CPUs %s, but its process runs on %s",
                 container.title,
                 changes.cpuset,
                 allowed,

@@ -33,9 +33,9 @@ _COUNTS: Final = Counts("topolet_proxy")
 
 
 def run(settings: ProxySettings, listening: socket.socket) -> None:
-    """Until SIGTERM or SIGINT, and then until the calls under way have ended, a signal comes again,
-    or `drain-seconds` are over; `listening` stays its giver's. Raises LockedError while an NRI
-    plugin is on, OSError when the state folder can't be written."""
+    """Runs until SIGTERM or SIGINT, and then until the calls in progress have ended, another signal
+    comes, or `drain-seconds` are over. The caller closes `listening`. Raises LockedError while an
+    NRI plugin runs, OSError when the state folder can't be written."""
     lock = locks.lock_for_relay(settings.state_dir)
     runtime = options.socket_path(settings.runtime_endpoint)
     pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
@@ -82,7 +82,7 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
 
 
 def _log_hook_error(path: bytes, error: Exception) -> None:
-    log.error("the hook of %s went wrong: %r", path.decode(errors="replace"), error)
+    log.error("the hook of %s failed: %r", path.decode(errors="replace"), error)
 
 
 def _log_fault(error: Exception) -> None:

@@ -87,7 +87,7 @@ class CpusetGate:
             self._admission.request_snapshot()
 
     def abandoned(self, call: Call) -> None:
-        """A held call holds nothing of ours, but the agent may hold CPUs for it."""
+        """A held call has no grant, but the agent may hold CPUs for it."""
         if isinstance(call.state, Creation):
             self._admission.abandoned(call.state)
 

@@ -73,7 +73,7 @@ def gunzip(packed: bytes, limit_bytes: int) -> bytes:
     try:
         content = unpacker.decompress(packed, limit_bytes + 1)
     except zlib.error as error:
-        raise MessageError(f"message is no gzip: {error}") from None
+        raise MessageError(f"message is not gzip: {error}") from None
     if len(content) > limit_bytes:
         raise MessageError(f"message unpacks to more than {limit_bytes} bytes")
     if not unpacker.eof or unpacker.unused_data:

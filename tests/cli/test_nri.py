@@ -40,4 +40,4 @@ def test_a_socket_that_is_none_is_named(
 ) -> None:
     monkeypatch.setenv("NRI_PLUGIN_SOCKET", "x")
     assert main(["nri", f"--state-dir={tmp_path}"]) == 1
-    assert "NRI_PLUGIN_SOCKET=x is no socket" in capsys.readouterr().err
+    assert "NRI_PLUGIN_SOCKET=x is not a socket" in capsys.readouterr().err

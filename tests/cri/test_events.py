@@ -173,5 +173,5 @@ def test_runtime_without_events_for_us_is_told_once_and_its_end_is_heard(
             heard.forget()
         assert heard.one_more()
     assert [each.getMessage().rpartition(";")[2] for each in caplog.records] == [
-        " cgroups and the clock stand in"
+        " cgroup events and passes replace them"
     ]

@@ -310,7 +310,7 @@ def test_update_of_a_container_nobody_knows_keeps_what_the_kubelet_gave_its_pod(
             request("x", parent="/kubepods/podx", requested="1"),
             snapshot(kubelet_static=True),
             [],
-            Wait("others own all the CPUs that it asks for"),
+            Wait("other pods own all the CPUs that it requests"),
             id="the static kubelet chose owned CPUs alone: no cpuset would mean every CPU",
         ),
         pytest.param(

@@ -266,7 +266,9 @@ def test_a_torn_request_fails_by_policy(tmp_path: Path) -> None:
     with pytest.raises(grpc.RpcError) as error:
         world.raw("PreCreateContainer", b"\xff")
     assert refused(error)[0] is grpc.StatusCode.INVALID_ARGUMENT
-    assert refused(error)[1].startswith("CreateContainer: a container that could not be looked")
+    assert refused(error)[1].startswith(
+        "CreateContainer: a container whose request could not be read"
+    )
     world.close()
 
 

@@ -35,7 +35,7 @@ def test_other_processes_at_the_far_end_are_named(tmp_path: Path) -> None:
         client.communicate()
         name = Path(os.path.realpath(sys.executable)).name
         if not found:
-            pytest.skip("this kernel does not tell of unix sockets")
+            pytest.skip("this kernel does not report unix sockets")
         assert [each.rpartition(" ")[2] for each in found] == [f"({client.pid})"]
         assert found[0].startswith(name[:4])
         for each in accepted:

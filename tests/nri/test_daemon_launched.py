@@ -36,5 +36,5 @@ def test_socket_name_and_index_come_from_the_runtime() -> None:
 
 @pytest.mark.parametrize("number", ["x", "-1", "100000"])
 def test_a_number_that_is_no_socket_is_named(number: str) -> None:
-    with pytest.raises(LaunchError, match=f"NRI_PLUGIN_SOCKET={number} is no socket"):
+    with pytest.raises(LaunchError, match=f"NRI_PLUGIN_SOCKET={number} is not a socket"):
         launched({"NRI_PLUGIN_SOCKET": number})

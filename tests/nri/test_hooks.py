@@ -210,7 +210,7 @@ def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_p
     held = [each for each in early.grants.all() if each.answered_at is None]
     assert not held, "no owner waits for it"
     assert early.conflicts.found == {("error", "50-pinner"): 1}
-    assert "plugin 50-pinner sets what we set" in caplog.text
+    assert "plugin 50-pinner sets the same fields" in caplog.text
     early.runtime.update_error = None
     early.publish(msgspec.structs.replace(MANY, containers={"c": Wanted("2")}))
     early.runtime.until("another value", lambda: early.updater.updates)
@@ -230,7 +230,10 @@ def test_a_process_that_stays_elsewhere_is_told(
     world.publish(MANY)
     world.runtime.until("both", lambda: world.updater.updates == 2)
     assert world.updater.unverified == 1
-    assert "ns/p main: the runtime was told CPUs 0,2-3, its process runs on 0-3" in caplog.text
+    assert (
+        "ns/p main: the runtime was updated to CPUs 0,2-3, but its process runs on 0-3"
+        in caplog.text
+    )
     world.close()
 
 

@@ -329,7 +329,7 @@ def test_a_handler_that_fails_costs_no_container(
     assert up.runtime.synchronize() == pb.SynchronizeResponse()
     assert set(up.link.stats.errors.values()) == {1}
     assert len(up.link.stats.errors) == 5
-    assert "the hook of CreateContainer went wrong" in caplog.text
+    assert "the hook of CreateContainer failed" in caplog.text
     told = ("CreateContainer", up.plugin.calls[0], "hook_error", "ValueError: ours")
     assert up.plugin.unhooked_calls[0] == told
 

@@ -293,7 +293,7 @@ def test_what_nobody_looked_into_fails_where_it_could_take_what_others_own(
             verdict = lax.gate.unhooked(Call(path, 0.0), reason, "why")
             assert (verdict == FORWARD) is (passes or method not in (CREATE, UPDATE)), method
     verdict = lax.gate.unhooked(Call(CREATE_PATH, 0.0), reason, "why")
-    title = "CreateContainer: a container that could not be looked into"
+    title = "CreateContainer: a container whose request could not be read"
     assert verdict == Refuse(code, f"{title}: why; it could take {owned}")
     assert lax.admission.outcomes.failed[CREATE, "", reason] == 3
     lax.close()
@@ -388,7 +388,7 @@ def test_what_can_t_be_looked_into_fails_by_policy(tmp_path: Path) -> None:
     unread = Call(b"/runtime.v1.RuntimeService/CreateContainer", 0.0)
     verdict = strict.gate.unhooked(unread, "compressed", "not gzip")
     assert verdict == Refuse(
-        Code.INTERNAL, "CreateContainer: a container that could not be looked into: not gzip"
+        Code.INTERNAL, "CreateContainer: a container whose request could not be read: not gzip"
     )
     other = Call(b"/runtime.v1.RuntimeService/StopContainer", 0.0)
     assert strict.gate.unhooked(other, "irregular", "no message") == FORWARD
