@@ -104,9 +104,7 @@ class ContainerEvents:
         except RpcError as error:
             if error.code != Code.UNIMPLEMENTED:
                 raise
-            self._log_once(
-                "no container events in this runtime; cgroup events and passes replace them"
-            )
+            self._log_once("the runtime has no events; cgroup events and passes replace them")
         finally:
             self.streaming = False
 

@@ -74,9 +74,7 @@ class HookServer:
         )
         policies, deadlines = failure_policy.failure_policies(settings)
         if settings.cpu_policy == "dynamic":
-            log.warning(
-                "no container gets a file with its CPUs: Koordinator's hooks can't add a mount"
-            )
+            log.warning("containers get no CPU file: Koordinator's hooks can't add a mount")
         self._lock = locks.lock_for_hook_server(settings.state_dir, _LOCK_SECONDS)
         snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
         self._notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
@@ -95,9 +93,7 @@ class HookServer:
         self._server.start()
         self._registration.write()
         for name in self._registration.others():
-            log.warning(
-                "%s registers the same hooks: koord-runtime-proxy calls only one server", name
-            )
+            log.warning("%s registers the same hooks: only one server is called", name)
         log.info("hook server listens on %s", self._path)
 
     def page(self) -> str:
