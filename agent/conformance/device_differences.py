@@ -25,19 +25,19 @@ from agent.model.nrt.node_status import GPU_CORE
 
 UNEVEN_SHARES: Final = Difference(
     "uneven-shares",
-    "core that does not part into equal shares for the cards that memory asks for is cut down "
-    "(core 100 on three cards is 33 each); ours refuses it",
+    "core that can't be divided into equal shares for the cards of the memory is cut down "
+    "(core 100 on three cards is 33 each); Topolet refuses it",
     listed=True,
 )
 CORE_OF_SEVERAL: Final = Difference(
     "core-of-several-cards",
-    "core of more than one card with memory of one or by the byte is asked of a single card, which "
-    "never fits; ours spreads it over as many cards",
+    "core of more than one card with memory of one or by the byte is requested of one card, which "
+    "never fits; Topolet divides it over that number of cards",
     listed=True,
 )
 HEALTHY_ALONE: Final = Difference(
     "for-all-healthy",
-    "ApplyForAll counts devices that are ill, and never fits where one is; ours is for all that "
+    "ApplyForAll counts unhealthy devices, and never fits a node with one; Topolet takes all that "
     "are healthy",
     listed=True,
 )
@@ -47,13 +47,13 @@ GPU: Final = DeviceType.GPU.value
 
 
 class _Answers(msgspec.Struct, frozen=True):
-    """Both sides' allocation by device type; None for an error."""
+    """The allocations of both systems by device type; None for an error."""
 
     theirs: dict[str, Any] | None
     ours: dict[str, Any] | None
 
     def minors(self, kind: str) -> tuple[list[int], list[int]]:
-        """Theirs and ours."""
+        """Koordinator's and Topolet's minors."""
         both = [(each or {}).get(kind, ()) for each in (self.theirs, self.ours)]
         theirs, ours = ([one["minor"] for one in each] for each in both)
         return theirs, ours
@@ -80,7 +80,7 @@ def _for_all_healthy(request: DeviceRequest, needs: dict[str, Need], answers: _A
 
 
 def _pcie_exclusive(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
-    """They would share a switch that has a device in use."""
+    """Whether Koordinator's devices share a switch with a device in use."""
     return any(
         each.hint is not None
         and each.hint.exclusion is Exclusion.PCIE_LEVEL
@@ -140,7 +140,7 @@ def _switch_found(request: DeviceRequest, needs: dict[str, Need], answers: _Answ
 
 
 def _as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
-    """Ours are the first of theirs."""
+    """Whether Topolet's devices are the first ones of Koordinator's."""
     joint = request.preferences.joint
     if joint is None or joint.scope is not JointScope.PREFERRED:
         return False
@@ -198,7 +198,8 @@ _Test = Callable[[DeviceRequest, dict[str, Need], _Answers], bool]
 
 
 class DeviceCase(msgspec.Struct, frozen=True):
-    """A case as our values. `request`: or why ours refuses it before it looks at the node."""
+    """A case as Topolet's values. `request`: a RequestFault if it is refused without regard to the
+    node."""
 
     node: NodeDevices
     request: DeviceRequest | RequestFault
@@ -212,7 +213,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "pcie-level-exclusion",
-            "the exclusive policy PCIeLevel has no effect; ours gives no device whose neighbours "
+            "the policy PCIeLevel has no effect; Topolet gives no device whose neighbours "
             "under the switch are in use",
             listed=True,
         ),
@@ -221,8 +222,8 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "partition-order",
-            "sets of the partition table are tried from the worst score up, and Restricted looks "
-            "at the worst alone; ours goes from the best down",
+            "sets of the partition table are tried from the worst score up, and Restricted uses "
+            "only the worst; Topolet goes from the best down",
             listed=True,
         ),
         _partition_order,
@@ -231,7 +232,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
         Difference(
             "shares-as-asked",
             "shares of cards go to the wrong one of two (free and total are mixed up), or to the "
-            "fuller switch whatever the strategy; ours goes by the strategy",
+            "fuller switch whatever the strategy; Topolet follows the strategy",
             listed=True,
         ),
         _shares_as_asked,
@@ -239,7 +240,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "several-shares-in-scope",
-            "shares of several cards within a scope are refused; ours chooses them",
+            "shares of several cards within a scope are refused; Topolet chooses them",
             listed=True,
         ),
         _shares_in_scope,
@@ -247,7 +248,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "switch-that-works",
-            "GPUs are chosen first, and the pod fails where their switches have no NIC; ours "
+            "GPUs are chosen first, and the pod fails if their switches have no NIC; Topolet "
             "finds switches that have both",
             listed=True,
         ),
@@ -256,8 +257,8 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "as-many-as-asked",
-            "a pod that prefers NICs near its GPUs gets one for each switch, more than it asked "
-            "for; ours gives as many as asked",
+            "a pod that prefers NICs near its GPUs gets one for each switch, more than it "
+            "requests; Topolet gives the requested number",
             listed=True,
         ),
         _as_many_as_asked,
@@ -265,7 +266,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "gpu-beside-nic",
-            "GPUs that follow a NIC are chosen as if they were alone; ours looks under the NIC's "
+            "GPUs that follow a NIC are chosen without regard to it; Topolet tries the NIC's "
             "switch first",
             listed=True,
         ),
@@ -274,15 +275,15 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "unfit-take-turns",
-            "NICs that have too little left, or are ill, take their switch's turn, so that the "
-            "next of the switch comes after all others; ours counts those that fit alone",
+            "NICs that have too little left, or are unhealthy, take their switch's turn, so the "
+            "next of the switch comes after all others; Topolet counts only those that fit",
         ),
         _unfit_take_turns,
     ),
     (
         Difference(
             "functions-by-number",
-            "virtual functions are taken in the order of texts, 10 before 2; ours by number",
+            "virtual functions are taken in the order of texts, 10 before 2; Topolet by number",
             listed=True,
         ),
         _functions_by_number,
@@ -290,7 +291,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "resource-not-listed",
-            "a device that does not list a resource gives any amount of it; ours gives none",
+            "a device that does not list a resource gives any amount of it; Topolet gives none",
         ),
         _not_listed,
     ),
@@ -298,7 +299,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
 
 _NODE_SCORE: Final = Difference(
     "score-of-what-is-held",
-    "a node is scored as if the pod took one device, and no memory where it asks by percent; ours "
+    "a node is scored as if the pod took one device, and no memory for a percentage; Topolet "
     "scores it with all that the pod gets",
     listed=True,
 )
@@ -306,8 +307,8 @@ DIFFERENCES: Final = (*(each for each, _ in _TESTS), UNEVEN_SHARES, _NODE_SCORE)
 
 
 def declared(question: DeviceCase, theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
-    """The name of the difference, None where there is none. Where both chose the same devices,
-    theirs has to be the score that their rule gives."""
+    """The name of the difference, None if there is none. If both chose the same devices,
+    Koordinator's score must be the one that its rule gives."""
     request = question.request
     if isinstance(request, RequestFault):
         return UNEVEN_SHARES.name if request is RequestFault.UNEVEN else None
@@ -337,8 +338,8 @@ def _needs(question: DeviceCase, request: DeviceRequest) -> dict[str, Need]:
 
 
 def _of_one(question: DeviceCase, needs: dict[str, Need]) -> int:
-    """Their score: of one device's request, by what was asked, over all that hint and NUMA nodes
-    leave."""
+    """Koordinator's score: for one device's request, by the requested amounts, over all devices
+    that hint and NUMA nodes admit."""
     assert question.strategy is not None
     points = 0
     for each in needs.values():

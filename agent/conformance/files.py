@@ -17,7 +17,7 @@ from agent.model.bounds import JsonError
 Case = dict[str, Any]
 
 LONGEST_BYTES: Final = 1 << 26
-"""Of one line, so that a file without line ends does not fill the memory."""
+"""The longest line, so that a file without line ends does not fill the memory."""
 
 _GZIP: Final = b"\x1f\x8b"
 _CASE: Final = msgspec.json.Decoder(Case)
@@ -59,10 +59,9 @@ def _case(path: str, number: int, line: bytes) -> Case:
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Where ours answers otherwise on purpose, because the other side's answer is wrong.
-
-    `listed`: one of those that the vectors' own tables call wrong, counted apart; the others
-    together may be at most 2 % of a set.
+    """A case in which Topolet's answer differs on purpose, because the other system's answer is
+    wrong. `listed`: the vectors' own tables list it as wrong, and it is counted separately; the
+    others together may be at most 2 % of a set.
     """
 
     name: str
@@ -71,8 +70,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class CaseVerdict(msgspec.Struct, frozen=True):
-    """`ours` is our answer in the form of the case's `expect`; `declared` names a Difference and is
-    set only where `ours` differs and its predicate over the case holds."""
+    """`ours` is Topolet's answer in the form of the case's `expect`; `declared` names a Difference
+    and is set only where `ours` differs and its predicate over the case holds."""
 
     agrees: bool
     ours: Any

@@ -4,13 +4,13 @@ a host application. Three decisions, by the value of `op`: `pools` (in `koordina
 
 The case's reported node becomes the snapshot that the proxy reads; what only the agent decides
 (CPUs that the pod names, Guaranteed pods of a static kubelet) is in it as the agent writes it. The
-kubelet gave nothing away: no case says what.
+kubelet has assigned no CPUs: the cases do not contain any.
 
 Where Koordinator answers with no cpuset, it leaves the container to another part: those in a
 BestEffort group to its own that shrinks and widens the BE pool, others under a static kubelet to
-the kubelet. We have one part, which answers at once, so that no container starts on an owner's
-CPUs. Such a case agrees when ours leaves the container alone too, or puts it on the same pool that
-the other part has to choose from: that of its class, of the NUMA nodes that it is bound to.
+the kubelet. Topolet has one part, which answers at once, so that no container starts on an owner's
+CPUs. Such a case agrees if Topolet leaves the container alone too, or puts it on the pool from
+which the other part has to choose: that of its class, of the NUMA nodes that it is bound to.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ from agent.model.verdict import Wait
 
 _STRAY_COMMA: Final = Difference(
     "stray-comma",
-    "pools are joined with the empty ones among them: a cpuset such as `,4-7` is no CPU list",
+    "pools are joined with the empty ones among them: a cpuset such as `,4-7` is not a CPU list",
     listed=True,
 )
 
 _EMPTY_POOL: Final = Difference(
     "empty-pool",
     "no CPU is left in the pool of the pod's class or NUMA nodes: the container gets no cpuset and"
-    " runs anywhere, while ours gives it all pools of its class, or refuses it when they are empty",
+    " runs anywhere; Topolet gives it all pools of its class, or refuses it if they are empty",
     listed=True,
 )
 
 _BE_ON_LS_POOL: Final = Difference(
     "be-on-ls-pool",
-    "a pod labelled BE whose group is not BestEffort gets the LS pool; ours gives it the BE pool of"
+    "a pod labelled BE whose group is not BestEffort gets the LS pool; Topolet uses the BE pool of"
     " its class, wherever its group is",
 )
 
@@ -86,7 +86,7 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
 
 
 class _Reported(msgspec.Struct, frozen=True):
-    """The node as it reported itself."""
+    """The node as its NodeResourceTopology reports it."""
 
     ls: tuple[Pool, ...] = ()
     be: tuple[Pool, ...] = ()
@@ -165,7 +165,7 @@ def _reported(nrt: dict[str, Any] | None) -> _Reported | None:
 
 
 def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
-    """With the pod only where the agent's decision is needed: the proxy knows the pools itself."""
+    """Contains the pod only if the agent's decision is needed: the proxy reads the pools itself."""
     decision = decide(_machine(claimed), (pod,), KubeletCpus(), {pod.uid: claimed}, {})
     if decision.owners:
         pods = decision.pods
@@ -191,7 +191,7 @@ def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
 
 
 def _machine(cpus: CpuSet) -> Topology:
-    """One that has these CPUs, and one more that is left to share."""
+    """A machine with these CPUs and one more CPU to share."""
     ids = range(max(cpus, default=0) + 2)
     made = tuple(Cpu(id=cpu, core=cpu, l3=None, die=None, socket=0, node=0) for cpu in ids)
     return Topology(made, (), EMPTY, EMPTY, smt=False)

@@ -152,7 +152,7 @@ def _matching(hint: DeviceHint | None, there: Iterable[Device]) -> list[Device]:
 
 
 def _uneven(total: dict[str, int]) -> bool:
-    """No whole share for each of the cards that the greatest percentage is for."""
+    """Whether an amount has no equal whole share for each card of the greatest percentage."""
     cards = max(1, *(total.get(name, 0) // FULL for name in (GPU_CORE, GPU_MEMORY_RATIO)))
     parts = (total.get(name, 0) for name in (GPU_CORE, GPU_MEMORY_RATIO, NPU_CORE))
     return GPU_SHARED not in total and any(part % cards for part in parts)

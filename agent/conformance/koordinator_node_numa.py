@@ -102,7 +102,7 @@ def judge_node(case: dict[str, Any]) -> CaseVerdict:
 
 
 def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, Any]:
-    """Ours in the form of a case's `expect`, under rules of theirs."""
+    """Topolet's answer in the form of a case's `expect`, under these rules of Koordinator."""
     seen = case
     for quirk in quirks:
         seen = quirk.case(seen)

@@ -1,9 +1,8 @@
-"""What the agent reports of a node: pools, CPUs that the kubelet gave away, reserved CPUs.
-
-The case's node is set up for our own parts, from the Node object and the kubelet's configuration to
-the objects that are applied. Its pods were there before, so they keep the CPUs that they name. Pods
-in the kubelet's checkpoint are Guaranteed, since no others are given CPUs; a text there that is no
-CPU list gives none. An empty pool and no pool are the same: both have no CPU to run on.
+"""The agent's report of a node: pools, CPUs that the kubelet assigned, reserved CPUs. The case's
+node passes through Topolet's own code, from the Node object and the kubelet's configuration to the
+applied objects. Its pods ran before, so they keep the CPUs that they name. Pods in the kubelet's
+checkpoint are Guaranteed, because others get no CPUs; a text there that is not a CPU list gives
+none. An empty pool and no pool are the same: both have no CPU to run on.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ from agent.node.report import ReportInput, facts
 
 CLAIMED_TWICE: Final = Difference(
     "claimed-twice",
-    "two pods' annotations name the same CPU: both keep all their CPUs from the pools, while ours"
+    "two pods' annotations name one CPU: both keep all their CPUs from the pools, while Topolet"
     " honours one of them and lets the other share",
 )
 
 
 KUBELET_DECIDES: Final = Difference(
     "kubelet-decides",
-    "beside a static kubelet the annotation counts: CPUs that the checkpoint gives to a pod whose"
+    "under a static kubelet the annotation counts: CPUs that the checkpoint gives to a pod whose"
     " annotation names others stay in the pools, and so do CPUs that the checkpoint gives to one"
     " pod and an annotation to another; a pod may own CPUs that the kubelet reserves; BE pods do"
-    " not run on what the kubelet gave to an LSR pod without an annotation",
+    " not run on the CPUs that the kubelet assigned to an LSR pod without an annotation",
     listed=True,
 )
 
@@ -70,7 +69,7 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
 
 
 def _annotations_first(case: dict[str, Any]) -> dict[str, Any]:
-    """The case with what Koordinator takes from the kubelet's checkpoint, and no more."""
+    """The case with only those entries of the kubelet's checkpoint that Koordinator uses."""
     checkpoint = case.get("checkpoint", {})
     managed = {
         pod["uid"]
@@ -78,7 +77,7 @@ def _annotations_first(case: dict[str, Any]) -> dict[str, Any]:
         if pod.get("qos") in ("LS", "BE") or _claimed_cpus(_pod(pod, checkpoint))
     }
     theirs = {uid: of for uid, of in checkpoint.items() if uid not in managed}
-    # Without a claim LSR is a class like any other.
+    # Without a claim LSR is treated like other classes.
     pods = [
         {**pod, "qos": ""} if pod.get("qos") == "LSR" and pod["uid"] in theirs else pod
         for pod in case["pods"]
@@ -202,7 +201,8 @@ def _reservation(reported: Any) -> NodeReservation:
 def _claimed_twice(
     pods: tuple[Pod, ...], decision: Decision, ours: dict[str, Any], expect: dict[str, Any]
 ) -> bool:
-    """Their pools are ours without the CPUs of claims that ours refuses since they overlap."""
+    """Whether Koordinator's pools are Topolet's without the CPUs of claims that Topolet refuses
+    because they overlap."""
     owned = union(owner.cpus for owner in decision.owners)
     refused = {each.uid for each in decision.refusals}
     claimed: dict[QoS, CpuSet] = {}

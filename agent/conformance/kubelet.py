@@ -99,7 +99,7 @@ def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
 
 
 def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
-    """A sequence is judged up to the first step that differs: what follows has another state."""
+    """A sequence is judged up to the first step that differs: later steps have another state."""
     expect = case["expect"]
     begun: dict[str, Any] = {}
     try:
@@ -130,8 +130,8 @@ def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
 
 
 class _Run:
-    """A sequence as far as it has come. `doubtful`: CPUs that the kubelet thinks reusable by the
-    pod that placed a container last, though another of its containers runs on them."""
+    """The state of a sequence. `doubtful`: CPUs that the kubelet considers reusable by the pod that
+    placed a container last, although another of its containers runs on them."""
 
     def __init__(self, policy: StaticPolicy, state: StaticState) -> None:
         self._policy = policy
@@ -188,7 +188,7 @@ class _Run:
 
 
 def _offers_more(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Whether the kubelet has all hints of ours, and more."""
+    """Whether the kubelet has all of Topolet's hints, and more."""
     return bool(theirs["hints"]) and all(hint in theirs["hints"] for hint in ours["hints"])
 
 
@@ -278,7 +278,7 @@ def _overwritten(layout: Layout, free: int, ours: int, theirs: int) -> bool:
 
 
 def _squares(layout: Layout, left: int) -> int:
-    """The more even, the less, for one number of CPUs."""
+    """The sum of squares of the free CPUs per node: smaller is more even."""
     return sum((node.cpus & left).bit_count() ** 2 for node in layout.nodes)
 
 

@@ -19,7 +19,7 @@ CONFIG_HASH: Final = "kubernetes.io/config.hash"
 
 
 class Phase(enum.StrEnum):
-    """UNKNOWN also stands for any other phase."""
+    """UNKNOWN also represents any other phase."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -69,12 +69,12 @@ class ApiPod(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """What logs and errors call it."""
+        """The name in logs and errors."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def terminal(self) -> bool:
-        """Its containers have ended for good, as far as the API knows."""
+        """Whether all its containers have ended for good, according to the API."""
         return self.phase in (Phase.SUCCEEDED, Phase.FAILED)
 
     @property
@@ -84,7 +84,8 @@ class ApiPod(msgspec.Struct, frozen=True):
 
     @property
     def runtime_uid(self) -> str:
-        """A static pod's is the hash of its source: the API gave its mirror another one."""
+        """The uid of a static pod is the hash of its source; its mirror pod in the API has another
+        uid."""
         if not self.mirror:
             return self.uid
         return self.annotations.get(CONFIG_HASH) or self.annotations[CONFIG_MIRROR]
@@ -96,7 +97,7 @@ def decode(text: bytes) -> ApiPod:
 
 
 def from_object(body: object) -> ApiPod:
-    """From an object that is decoded already. Raises ObjectError."""
+    """From a decoded object. Raises ObjectError."""
     return value(converted(body, KIND, PodObject))
 
 
@@ -226,7 +227,7 @@ NODE_KIND: Final = "Node"
 
 
 class ApiNode(msgspec.Struct, frozen=True):
-    """`uid` is empty where no API server gave one."""
+    """`uid` is empty without an API server."""
 
     uid: str = ""
     labels: dict[str, str] = {}
@@ -273,7 +274,7 @@ class GroupError(ValueError):
 
 
 class PodGroup(msgspec.Struct, frozen=True):
-    """The pods that a scheduler places on one node, as all its members name it: annotation
+    """The pods that a scheduler places on one node together. All members have the same annotation
     `topolet.io/group: NAME/SIZE`."""
 
     namespace: str
@@ -285,12 +286,12 @@ class PodGroup(msgspec.Struct, frozen=True):
         return f"group {self.namespace}/{self.name}"
 
     def part(self, number: int) -> str:
-        """The stand-in for a pod's uid of a part that no member has taken."""
+        """The placeholder for a pod uid of a part that no member has taken yet."""
         return f"{self.namespace}/{self.name}/{number}"
 
 
 def group_of(pod: ApiPod) -> PodGroup | None:
-    """The group that the pod's annotation names; None for a pod without. Raises GroupError."""
+    """The group that the pod's annotation names; None without the annotation. Raises GroupError."""
     text = pod.annotations.get(GROUP_ANNOTATION)
     if text is None:
         return None

@@ -1,10 +1,10 @@
 """Bounds, in bytes and in entries, of texts that others write, and decoding of JSON text. A reader
 checks the size of a text before it decodes the text; every fault of a text is a JsonError.
 
-The API takes 256 KiB of annotations of an object (Kubernetes, TotalAnnotationSizeLimitB in
+The API server accepts 256 KiB of annotations per object (Kubernetes, TotalAnnotationSizeLimitB in
 apimachinery/pkg/api/validation/objectmeta.go). Decoded to small values these take a hundred times
-as much memory, and the author of a pod chooses the node that pays. So the bounds of a pod's
-annotations are what a machine needs: 64 devices, 100 containers or 3,000 scattered CPUs fit.
+as much memory, on a node that the pod's author can choose. So the bounds of a pod's annotations are
+what a machine needs: 64 devices, 100 containers or 3,000 scattered CPUs fit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REASON_CHARACTERS: Final = 300
 
 
 def excess(text: str, most_bytes: int) -> str:
-    """Why the text is too long, "" when it is not."""
+    """Why the text is too long, "" if it is not."""
     size = len(text)
     if size <= most_bytes and not text.isascii():
         size = len(text.encode(errors="surrogatepass"))

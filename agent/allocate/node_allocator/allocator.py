@@ -78,17 +78,15 @@ class NodeAllocator:
         """A live view, by uid."""
         return MappingProxyType(self._holdings)
 
-    def with_properties(
-        self, properties: NodeProperties, uncounted: Container[str] = ()
-    ) -> NodeAllocator:
+    def with_properties(self, new: NodeProperties, uncounted: Container[str] = ()) -> NodeAllocator:
         """The same pods on the node with new properties. `uncounted`: uids of pods that the node's
         report of its NUMA nodes does not count yet."""
-        if properties.cpus == self._properties.cpus:
+        if new.cpus == self._properties.cpus:
             other = self.without(())
-            other._properties, other._devices = properties, None
+            other._properties, other._devices = new, None
         else:
-            other = NodeAllocator(properties, self._holdings.values())
-        other._zones = self._zones.with_report(properties.zones, uncounted)
+            other = NodeAllocator(new, self._holdings.values())
+        other._zones = self._zones.with_report(new.zones, uncounted)
         return other
 
     def update_report(

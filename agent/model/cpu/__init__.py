@@ -1,2 +1,2 @@
-"""CPUs as values: sets of them, the machine that they are in, and the policies by which pods, nodes
-and settings say how they are shared out."""
+"""CPUs as values: sets of them, the machine that they are in, and the policies of pods, nodes and
+settings for their allocation."""

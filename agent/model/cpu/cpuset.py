@@ -1,7 +1,6 @@
-"""An immutable set of CPU numbers (or NUMA node ids) over one int, and functions for those who
-compute on the ints themselves.
+"""An immutable set of CPU numbers (or NUMA node ids) over one int, and functions on such ints.
 
-Speaks the kernel's two text formats: lists (`0-3,8`, with groups as in `0-15:2/4`) and masks
+Reads the kernel's two text formats: lists (`0-3,8`, with groups as in `0-15:2/4`) and masks
 (`ff,ffffffff`).
 """
 
@@ -113,7 +112,7 @@ class CpuSet:
         return members(self.mask)
 
     def first(self) -> int | None:
-        """The lowest id, None of an empty set."""
+        """The lowest id, None for an empty set."""
         return (self.mask & -self.mask).bit_length() - 1 if self.mask else None
 
     def ranges(self) -> Iterator[tuple[int, int]]:
@@ -204,7 +203,7 @@ def members(mask: int) -> Iterator[int]:
 
 
 def lowest(mask: int, count: int) -> int:
-    """The mask of the `count` lowest members of a mask; all where there are fewer."""
+    """The mask of the `count` lowest members of a mask; all if there are fewer."""
     if count <= 0:
         return 0
     if mask.bit_count() <= count:

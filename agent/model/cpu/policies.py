@@ -1,7 +1,7 @@
 """The policies and strategies of CPU, NUMA and GPU orchestration.
 
 Settings and kubelets name them. Pods name them in two annotations of Koordinator's, `resource-spec`
-and `numa-topology-spec` (apis/extension/numa_aware.go): how their CPUs lie on cores and NUMA
+and `numa-topology-spec` (apis/extension/numa_aware.go): how their CPUs are placed on cores and NUMA
 nodes."""
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from agent.model.pod.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, Annot
 
 
 class BindPolicy(enum.StrEnum):
-    """How a pod's CPUs lie on physical cores (`resource-spec`; `Default`: the configured one).
-
-    CONSTRAINED_BURST binds no CPUs: it holds a pod that shares to NUMA nodes that fit its limit.
+    """How a pod's CPUs are placed on physical cores (`resource-spec`; `Default`: the configured
+    one). CONSTRAINED_BURST binds no CPUs: it binds a pod that shares CPUs to NUMA nodes that fit
+    its limit.
     """
 
     DEFAULT = "Default"
@@ -28,7 +28,7 @@ class BindPolicy(enum.StrEnum):
 
 
 class ExclusivePolicy(enum.StrEnum):
-    """What a pod would rather not share with pods of the same policy: cores, NUMA nodes."""
+    """What a pod prefers not to share with pods of the same policy: cores, or NUMA nodes."""
 
     NONE = "None"
     PCPU_LEVEL = "PCPULevel"
@@ -36,8 +36,8 @@ class ExclusivePolicy(enum.StrEnum):
 
 
 class Strategy(enum.StrEnum):
-    """Which of several nodes, NUMA nodes, cores or devices is better. A setting takes the
-    strategies of its kind only."""
+    """Which of several nodes, NUMA nodes, cores or devices is better. A setting accepts only the
+    strategies of its kind."""
 
     MOST_ALLOCATED = "MostAllocated"
     """The fullest that fits."""
@@ -48,7 +48,7 @@ class Strategy(enum.StrEnum):
     LEAST_NUMA_NODES = "LeastNUMANodes"
     """The one on the fewest and nearest NUMA nodes."""
     DISTRIBUTE_EVENLY = "DistributeEvenly"
-    """None before another: an equal part of each."""
+    """An equal part of each."""
 
 
 NUMA_STRATEGIES: Final = (
@@ -68,15 +68,15 @@ ZONE_STRATEGIES: Final = (*NODE_STRATEGIES, Strategy.LEAST_NUMA_NODES)
 
 
 class GpuObjective(enum.StrEnum):
-    """How to choose between sets of GPUs: no slow link within the set, or (as go-gpuallocator does)
-    good sets left for others."""
+    """How to choose between sets of GPUs: no slow link within the set, or (as in go-gpuallocator)
+    good sets left for other pods."""
 
     BANDWIDTH = "bandwidth"
     BESTEFFORT = "besteffort"
 
 
 class NumaPolicy(enum.StrEnum):
-    """How strictly a pod's resources must lie on the same NUMA nodes."""
+    """How strictly a pod's resources must be on the same NUMA nodes."""
 
     NONE = "None"
     BEST_EFFORT = "BestEffort"
@@ -85,7 +85,7 @@ class NumaPolicy(enum.StrEnum):
 
 
 class NumaExclusive(enum.StrEnum):
-    """Whether a NUMA node is kept from pods of one node and pods of several at once."""
+    """Whether pods on one NUMA node and pods on several must not be on a NUMA node together."""
 
     PREFERRED = "Preferred"
     REQUIRED = "Required"
@@ -108,7 +108,7 @@ class ResourceSpec(msgspec.Struct, frozen=True):
 
 
 class NumaSpec(msgspec.Struct, frozen=True):
-    """`policy` None: the node's. `exclusive` None: as the policy implies."""
+    """`policy` None: the node's policy. `exclusive` None: the default of the policy."""
 
     policy: NumaPolicy | None = None
     exclusive: NumaExclusive | None = None

@@ -12,9 +12,9 @@ class Cpu(msgspec.Struct, frozen=True):
 
     `core` and `l3` are the lowest online CPU id that shares it, so they are unique on the machine;
     `die` (unique per socket), `socket` and `node` are the kernel's ids; a socket whose id is
-    unknown or not unique has the lowest free number. `node` is in no list where the kernel has
-    taken the CPU's node offline. `kind` names the core kind of a hybrid machine: Intel's `core`,
-    `atom` and `lowpower`, else `capacity-N` relative to 1024.
+    unknown or not unique has the lowest free number. `node` is in no list if the kernel has taken
+    the CPU's node offline. `kind` names the core kind of a hybrid machine: Intel's `core`, `atom`
+    and `lowpower`, else `capacity-N` relative to 1024.
     """
 
     id: int

@@ -1,5 +1,5 @@
-"""A pod's device annotations: how its devices are to be chosen, and those that a scheduler gave it
-(Koordinator: apis/extension/device_share.go)."""
+"""A pod's device annotations: how its devices are to be chosen, and those that a scheduler
+allocated (Koordinator: apis/extension/device_share.go)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GPU_PARTITION_SPEC: Final = "scheduling.koordinator.sh/gpu-partition-spec"
 
 
 class DeviceAllocateStrategy(enum.StrEnum):
-    """How many devices a request that fits one device is for."""
+    """The number of devices for a request that fits one device."""
 
     ONE = ""
     APPLY_FOR_ALL = "ApplyForAll"
@@ -29,7 +29,7 @@ class DeviceAllocateStrategy(enum.StrEnum):
 
 
 class DeviceTopologyScope(enum.StrEnum):
-    """Within what all devices have to be."""
+    """The scope within which all devices must be."""
 
     ANYWHERE = ""
     NODE = "Node"
@@ -39,7 +39,8 @@ class DeviceTopologyScope(enum.StrEnum):
 
 
 class Exclusion(enum.StrEnum):
-    """With whom nothing is shared: the device, or all devices of its type under its PCIe switch."""
+    """What is not shared with other pods: the device, or all devices of its type under its PCIe
+    switch."""
 
     NONE = ""
     DEVICE_LEVEL = "DeviceLevel"
@@ -47,7 +48,7 @@ class Exclusion(enum.StrEnum):
 
 
 class DeviceHint(msgspec.Struct, frozen=True):
-    """Of one device type. `vf_selector`: a virtual function of such a group is wanted."""
+    """The hint for one device type. `vf_selector`: requests a virtual function of such a group."""
 
     selector: LabelSelector | None = None
     vf_selector: LabelSelector | None = msgspec.field(default=None, name="vfSelector")
@@ -82,7 +83,7 @@ class PartitionPolicy(enum.StrEnum):
 
 
 class PartitionSpec(msgspec.Struct, frozen=True):
-    """`restricted`: no partition but of the best score; `bandwidth`: at least so much around the
+    """`restricted`: only partitions with the best score; `bandwidth`: the least bandwidth of the
     ring, in the unit of the table."""
 
     restricted: bool = False
@@ -128,7 +129,7 @@ def _partition(raw: _RawSpec) -> PartitionSpec:
 
 
 Holdings = dict[tuple[str, int], dict[str, int]]
-"""By type and minor of a device, and by resource, what is held of it, in units."""
+"""The held amounts by type and minor of a device, and by resource, in units."""
 
 
 class AllocatedDevice(msgspec.Struct, frozen=True):
@@ -142,12 +143,12 @@ class AllocatedDevice(msgspec.Struct, frozen=True):
 
 
 GivenDevices = Mapping[str, tuple[AllocatedDevice, ...]]
-"""What one pod was given, by type."""
+"""The devices that are allocated to one pod, by type."""
 
 
 def given(annotations: Mapping[str, str]) -> dict[str, tuple[AllocatedDevice, ...]]:
-    """What one pod holds by type, in the annotation's order; negative amounts are none. Raises
-    AnnotationError."""
+    """The devices of one pod by type, in the annotation's order; negative amounts count as none.
+    Raises AnnotationError."""
     found = {}
     for kind, devices in _by_type(annotations).items():
         found[kind] = tuple(
@@ -169,7 +170,7 @@ def allocated(annotations: Mapping[str, str]) -> Holdings:
 
 
 def amounts(given: GivenDevices) -> Holdings:
-    """What one pod holds."""
+    """The amounts that one pod holds."""
     found: Holdings = {}
     for kind, devices in given.items():
         for device in devices:
@@ -193,8 +194,8 @@ def renumbered(given: GivenDevices, devices: Iterable[Device]) -> GivenDevices:
 
 
 def names(given: GivenDevices, devices: Iterable[Device]) -> dict[str, frozenset[str]]:
-    """By type the ids of what was given, of virtual functions their bus ids; a device that is not
-    here has none, unless it was given by it."""
+    """By type the ids of the allocated devices, or the bus ids of their virtual functions. A device
+    that is not on this node has none, unless the annotation has its id."""
     ids = {(each.type, each.minor): each.uuid for each in devices}
     return {
         kind: frozenset(
@@ -212,7 +213,7 @@ VirtualFunctions = dict[tuple[str, int], frozenset[str]]
 
 
 def virtual_functions(annotations: Mapping[str, str]) -> VirtualFunctions:
-    """What one pod holds. Raises AnnotationError."""
+    """The virtual functions of one pod. Raises AnnotationError."""
     found: VirtualFunctions = {}
     for kind, devices in _by_type(annotations).items():
         for device in devices or ():
@@ -224,7 +225,7 @@ def virtual_functions(annotations: Mapping[str, str]) -> VirtualFunctions:
 
 
 def together(holdings: Iterable[Holdings]) -> Holdings:
-    """What several pods hold."""
+    """The sum over several pods."""
     sums: Holdings = {}
     for each in holdings:
         for device, amounts in each.items():
@@ -235,7 +236,7 @@ def together(holdings: Iterable[Holdings]) -> Holdings:
 
 
 def functions_together(held: Iterable[VirtualFunctions]) -> VirtualFunctions:
-    """What several pods hold."""
+    """The sum over several pods."""
     sets: VirtualFunctions = {}
     for each in held:
         for device, buses in each.items():

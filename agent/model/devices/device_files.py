@@ -1,6 +1,6 @@
-"""By which names and files a container reaches each device of a node. NVIDIA's cards have
-/dev/nvidiaMINOR; a MIG instance has its card's node and two capabilities, whose numbers the
-driver lists in /proc/driver/nvidia-caps/mig-minors."""
+"""The names and files by which a container reaches each device of a node. NVIDIA's cards have
+/dev/nvidiaMINOR; a MIG instance has its card's node and two capabilities, whose numbers the driver
+lists in /proc/driver/nvidia-caps/mig-minors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from agent.model.devices.visible import DeviceNode, VisibleGpu
 
 
 class CardFiles(msgspec.Struct, frozen=True):
-    """A GPU. `divided`: MIG is on, so that only its `instances` can be had; the nodes of one are
-    its card's and its own."""
+    """A GPU. `divided`: MIG is on, so that only its `instances` can be used; an instance has its
+    own nodes and its card's."""
 
     gpu: VisibleGpu
     minor: int | None = None
