@@ -272,7 +272,7 @@ def test_part_of_a_cpu_is_no_gift_of_the_kubelet() -> None:
 
 
 @pytest.mark.parametrize(("asked", "cpus"), [("2-5", None), ("", "2-3")])
-def test_update_of_what_the_kubelet_gave_is_its_own_word(asked: str, cpus: str | None) -> None:
+def test_update_with_cpus_of_the_kubelet_passes(asked: str, cpus: str | None) -> None:
     update = UpdateContainer("c", RequestedResources(asked))
     answer = cpuset.update(update, snapshot(containers={"c": GIVEN}), None)
     assert isinstance(answer, Override)

@@ -13,7 +13,7 @@ def looked_now(grants: Grants) -> None:
     grants.seen(msgspec.structs.replace(EMPTY, looked_at=time.monotonic_ns()))
 
 
-def test_what_an_earlier_proxy_did_is_unknown_until_the_agent_looked() -> None:
+def test_creations_of_an_earlier_proxy_are_unknown_until_the_next_pass() -> None:
     grants = Grants()
     (start,) = grants.all()
     assert start.may_hold(CpuSet([7]))
@@ -23,7 +23,7 @@ def test_what_an_earlier_proxy_did_is_unknown_until_the_agent_looked() -> None:
     assert grants.all() == ()
 
 
-def test_creation_under_way_outlives_every_look() -> None:
+def test_creation_in_progress_outlives_every_pass() -> None:
     grants = Grants()
     number = grants.open(GRANT)
     looked_now(grants)
@@ -34,7 +34,7 @@ def test_creation_under_way_outlives_every_look() -> None:
     assert (grants.all(), grants.of("c")) == ((), None)
 
 
-def test_failed_creation_counts_until_the_next_look() -> None:
+def test_failed_creation_counts_until_the_next_pass() -> None:
     grants = Grants()
     number = grants.open(GRANT)
     grants.failed(number)

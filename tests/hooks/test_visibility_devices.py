@@ -530,7 +530,7 @@ def test_what_the_agent_refused_is_told() -> None:
         )
 
 
-def test_what_a_door_cannot_say() -> None:
+def test_devices_that_the_frontend_cannot_change_are_refused() -> None:
     changed = Changes(environment=((ENV, "void"),), removed_cdi_devices=("nvidia.com/gpu=0",))
     assert beyond(changed, DeviceFields(frozenset({"environment"}))) == ("removed_cdi_devices",)
     assert beyond(changed, DeviceFields()) == ()

@@ -156,7 +156,7 @@ def test_a_resize_is_told_where_it_is_no_echo(
 
 
 @pytest.mark.parametrize("hook", ["PostStopContainer", "PostStopPodSandbox"])
-def test_an_end_makes_the_agent_look(world: World, hook: str) -> None:
+def test_the_end_of_a_container_notifies_the_agent(world: World, hook: str) -> None:
     if hook == "PostStopContainer":
         world.container(hook, container("own", container_id="c-own"))
     else:
@@ -290,7 +290,7 @@ def test_another_method_is_not_there(world: World) -> None:
     assert refused(error)[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_the_registration_stands_while_the_door_is_open(tmp_path: Path) -> None:
+def test_the_registration_exists_while_the_server_runs(tmp_path: Path) -> None:
     world = World(tmp_path)
     assert json.loads(world.registration.read_bytes()) == {
         "remote-endpoint": world.socket,
@@ -302,7 +302,7 @@ def test_the_registration_stands_while_the_door_is_open(tmp_path: Path) -> None:
     assert not world.registration.exists()
 
 
-def test_one_door_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_frontend_runs_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.koordinator.server._LOCK_SECONDS", 0.0)
     with pytest.raises(LockedError, match="held by topolet agent's hook server"):
         HookServer(world.settings)
@@ -317,7 +317,7 @@ def test_a_socket_that_a_killed_agent_left_is_replaced(tmp_path: Path) -> None:
     world.close()
 
 
-def test_a_held_creation_ends_with_the_door(tmp_path: Path) -> None:
+def test_a_held_creation_ends_with_the_server(tmp_path: Path) -> None:
     world = World(tmp_path, hold_seconds=60.0)
     world.publish(OWNED)
     method = world.channel.unary_unary(

@@ -131,7 +131,7 @@ def test_two_pods_of_one_name_keep_apart(tmp_path: Path) -> None:
     assert {each.uid: each.cpuset for each in world.snapshot().owners} == {"old": "1", "new": "2"}
 
 
-def test_the_nodes_words_are_kept_while_nobody_tells(tmp_path: Path) -> None:
+def test_node_annotations_are_kept_while_no_server_answers(tmp_path: Path) -> None:
     path = str(tmp_path / "cluster.json")
     node = ApiNode("u", {"other": "x"}, {SYSTEM_QOS: "{}", "other": "y"})
     memory = cache(path)
@@ -158,7 +158,7 @@ def test_what_was_said_of_devices_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b"[]", b'{"pods": 3}', b"\xff"])
-def test_a_torn_memory_is_an_empty_one(
+def test_a_corrupt_cache_is_empty(
     tmp_path: Path, torn: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "cluster.json"
@@ -170,7 +170,7 @@ def test_a_torn_memory_is_an_empty_one(
     assert cache(path).known.pods == {"a": PodMetadata({QOS_LABEL: "LS"})}
 
 
-def test_a_memory_beyond_its_bound_is_an_empty_one(
+def test_a_cache_beyond_its_bound_is_empty(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cluster.json"
@@ -189,7 +189,7 @@ def test_what_is_remembered_of_a_pod_is_bounded(tmp_path: Path) -> None:
     assert path.stat().st_size < sum(pods.ANNOTATIONS.values()) + 1_000
 
 
-def test_a_memory_that_cannot_be_written_is_told(
+def test_a_cache_that_cannot_be_written_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = cache(tmp_path / "nowhere" / "cluster.json")
@@ -201,7 +201,7 @@ names = st.sampled_from("abcd")
 
 
 @given(st.sets(names), st.sets(names), st.sets(names))
-def test_words_are_of_listed_pods_and_the_newest(
+def test_annotations_are_the_newest_of_listed_pods(
     listed: set[str], before: set[str], now: set[str]
 ) -> None:
     last = CachedState(

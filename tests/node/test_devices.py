@@ -196,7 +196,7 @@ def test_cards_that_were_taken_out_while_nobody_looked_are_gone(
     assert seen.report.devices == ()
 
 
-def test_a_card_is_cordoned_by_the_nodes_word(mixed: Node) -> None:
+def test_a_card_is_cordoned_by_the_nodes_annotation(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     uuid = first.devices[0].uuid
     mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": uuid})
@@ -215,7 +215,7 @@ def test_a_cordon_of_no_card_is_told(mixed: Node, caplog: pytest.LogCaptureFixtu
     assert health(first) == health(mixed.observe())
 
 
-def test_the_driver_is_let_go_and_asked_again_by_the_nodes_word(
+def test_the_driver_is_released_and_opened_by_the_nodes_annotation(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = "topolet.io/gpu-driver"

@@ -156,7 +156,7 @@ def test_without_a_procfs(tmp_path: Path) -> None:
         (b"/" + b"d/" * 1000 + b"kubelet",),
     ],
 )
-def test_words_of_any_bytes(tmp_path: Path, words: tuple[bytes, ...]) -> None:
+def test_arguments_of_any_bytes(tmp_path: Path, words: tuple[bytes, ...]) -> None:
     process(tmp_path, 70, *words)
     (it,) = found(tmp_path).kubelets
     assert [os.fsencode(each) for each in it.words] == list(words)

@@ -55,7 +55,7 @@ def test_which_command_lines_run_a_kubelet(words: list[str], runs: bool) -> None
     assert runs_kubelet(words) is runs
 
 
-def test_words_that_k3s_hands_on() -> None:
+def test_arguments_that_k3s_passes_on() -> None:
     words = ["/usr/bin/k3s", "server", "--kubelet-arg=cpu-manager-policy=static"]
     words += ["--kubelet-arg", "reserved-cpus=0-1", "--node-name", "n"]
     assert own_arguments(words) == [

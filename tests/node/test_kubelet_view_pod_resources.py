@@ -163,7 +163,7 @@ def test_no_kubelet_is_none_and_told_once_without_alarm(
     assert levels(caplog) == ["INFO"]
 
 
-def test_asked_for_it_looks_before_its_period(path: Path, kubelet: Kubelet) -> None:
+def test_request_polls_before_the_period_ends(path: Path, kubelet: Kubelet) -> None:
     with serving(path, kubelet), watching(path, period_seconds=1000.0) as watched:
         eventually("the kubelet has told", watched.view.last_answer)
         kubelet.has()

@@ -137,7 +137,7 @@ def test_who_qualifies(world: World, uid: str, qos: str, policy: str, kept: bool
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])
-def test_restart_moves_nobody(world: World, with_snapshot: bool) -> None:
+def test_restart_moves_no_container(world: World, with_snapshot: bool) -> None:
     first, second = guaranteed(world, "a"), guaranteed(world, "b")
     world.container(world.sandbox("ls", "LS"))
     agent = world.agent(STATIC)
@@ -252,7 +252,7 @@ def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptur
     assert "runs on CPUs" not in caplog.text, "nobody was where an owner already was"
 
 
-def test_resize_whose_ring_was_lost_is_found_all_the_same(world: World) -> None:
+def test_resize_without_a_notification_is_found(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
@@ -410,7 +410,7 @@ def test_static_container_is_told_nothing(world: World) -> None:
     assert not (world.state / "containers").exists()
 
 
-def test_notice_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> None:
+def test_notice_that_cannot_be_written_does_not_delay_the_snapshot(world: World) -> None:
     (world.state / "containers").write_text("")
     guaranteed(world, "g")
     agent = world.agent(NodeLocalCpus("dynamic"))

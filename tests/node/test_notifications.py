@@ -45,7 +45,7 @@ def notifier(path: str) -> Iterator[Notifier]:
     it.close()
 
 
-def test_every_ring_is_heard_in_order(ears: NotificationSocket, notifier: Notifier) -> None:
+def test_notifications_are_received_in_order(ears: NotificationSocket, notifier: Notifier) -> None:
     sent = [COMES, PodFailed("u"), Created("c", RequestedResources("0-3")), SnapshotRequest()]
     for notification in sent:
         notifier.notify(notification)
@@ -57,7 +57,7 @@ def test_every_ring_is_heard_in_order(ears: NotificationSocket, notifier: Notifi
 @pytest.mark.parametrize(
     "datagram", [b"", b"\xff", b'{"type":"failed","uid":"\xff"}', b"{}", b"[" * 90_000]
 )
-def test_hostile_datagram_is_dropped_and_the_next_heard(
+def test_invalid_datagram_is_dropped_and_the_next_received(
     ears: NotificationSocket, notifier: Notifier, path: str, datagram: bytes
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
@@ -66,7 +66,7 @@ def test_hostile_datagram_is_dropped_and_the_next_heard(
     assert ears.wait(10) == [SnapshotRequest()]
 
 
-def test_who_rings_without_end_does_not_keep_the_agent_from_looking(
+def test_endless_notifications_do_not_delay_a_pass(
     ears: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "MOST_NOTIFICATIONS", 3)
@@ -75,7 +75,7 @@ def test_who_rings_without_end_does_not_keep_the_agent_from_looking(
     assert [len(ears.wait(10)), len(ears.wait(10))] == [3, 2]
 
 
-def test_rings_of_one_wait_are_bounded_in_bytes(
+def test_notifications_of_one_wait_are_bounded_in_bytes(
     ears: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of hostile pods are as large as what is read of their annotations."""
@@ -99,7 +99,9 @@ def test_wake_ends_a_wait_and_is_heard_even_before_it(ears: NotificationSocket) 
     assert heard == [[]]
 
 
-def test_only_a_ring_ends_a_rest(ears: NotificationSocket, notifier: Notifier) -> None:
+def test_only_a_notification_ends_the_cooldown(
+    ears: NotificationSocket, notifier: Notifier
+) -> None:
     ears.wake()
     notification = threading.Timer(0.2, lambda: notifier.notify(SnapshotRequest()))
     notification.start()

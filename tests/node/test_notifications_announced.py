@@ -16,7 +16,7 @@ def test_kept_until_the_runtime_lists_it() -> None:
     assert announced.missing_from([], 3.0) == (), "a pod that was listed has ended"
 
 
-def test_second_ring_renews_all_but_the_rank() -> None:
+def test_repeated_notification_keeps_the_first_time() -> None:
     announced = Announced()
     announced.add(NOTIFICATION, 0.0, 7)
     changed = msgspec.structs.replace(NOTIFICATION, annotations={"k": "2"})
@@ -25,7 +25,7 @@ def test_second_ring_renews_all_but_the_rank() -> None:
     assert (pod.created_at, pod.annotations) == (7, {"k": "2"})
 
 
-def test_patience_ends() -> None:
+def test_announced_pod_expires() -> None:
     announced = Announced()
     announced.add(NOTIFICATION, 0.0, 7)
     assert announced.missing_from([], PATIENCE_SECONDS) == ()

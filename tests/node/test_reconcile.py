@@ -73,7 +73,7 @@ def test_containers_of_virtual_machines_are_left_to_their_own_kernel(
     assert not [each for each in caplog.records if "vm" in each.getMessage()]
 
 
-def test_journal_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> None:
+def test_journal_that_cannot_be_written_does_not_delay_the_snapshot(world: World) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
     (world.state / "journal").mkdir()
     (world.state / "journal" / "full").touch()
@@ -119,7 +119,7 @@ def test_container_that_restarts_for_ever_leaves_nothing_in_the_journal(world: W
     assert list(journal.values) == [(last, "cpu.cfs_quota_us")]
 
 
-def test_snapshot_answers_every_ring(world: World) -> None:
+def test_snapshot_answers_every_notification(world: World) -> None:
     agent = world.agent()
     agent.reconcile()
     first = world.snapshot()
@@ -156,7 +156,7 @@ def test_annotation_made_to_burst_a_parser_is_a_refused_claim(
 
 @pytest.mark.parametrize("key", pods.ANNOTATIONS)
 @pytest.mark.parametrize("text", ["," * 1_000_000, '{"x":' + "[" * 1_000, "\0"])
-def test_no_annotation_of_a_pod_fails_a_round(world: World, key: str, text: str) -> None:
+def test_no_annotation_of_a_pod_fails_a_pass(world: World, key: str, text: str) -> None:
     world.container(world.sandbox("bad", "LSE", "2"))
     world.runtime.listed_sandboxes[0].annotations[key] = text
     world.container(world.sandbox("own", "LSE", "1"))
@@ -164,7 +164,7 @@ def test_no_annotation_of_a_pod_fails_a_round(world: World, key: str, text: str)
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
 
 
-def test_objects_that_cannot_be_stored_keep_no_snapshot_back(world: World) -> None:
+def test_objects_that_cannot_be_stored_do_not_delay_the_snapshot(world: World) -> None:
     (world.state / "objects").write_text("")
     with pytest.raises(StoreError):
         world.agent().reconcile()

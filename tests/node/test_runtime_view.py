@@ -74,7 +74,7 @@ def test_sandbox_without_an_answer_keeps_the_class_of_its_containers(
 
 
 @pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED])
-def test_runtime_that_does_not_answer_ends_the_look(
+def test_runtime_that_does_not_answer_ends_the_pass(
     world: World, observer: RuntimeView, code: Code
 ) -> None:
     for uid in "pq":

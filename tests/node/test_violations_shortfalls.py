@@ -36,7 +36,7 @@ def owner(cpuset: str, *names: str, kube_class: str = "guaranteed") -> Pod:
     return pod("a", "LSE", cpuset, kube_class=kube_class, containers=named(*names))  # type: ignore[arg-type]
 
 
-def test_nobody_is_short_who_has_as_many_as_promised() -> None:
+def test_no_shortfall_with_as_many_cpus_as_promised() -> None:
     assert found(owner("2-3", "main"), KubeletCpus(), main="2-3") == []
     assert found(owner("2-3", "main"), checkpoint(main="4-5"), main="4-5") == []
     two = owner("2-5", "main", "other")
@@ -82,7 +82,7 @@ def test_pod_whose_containers_the_kubelets_file_does_not_tell(given: str, short:
     assert bool(found(owner("2-3", "main"), kubelet, main=given)) is short
 
 
-def test_text_names_annotation_and_cpus() -> None:
+def test_shortfall_names_annotation_and_cpus() -> None:
     each = owner("2-9", "main")
     decision = decide(machine(2, 4), (each,), KubeletCpus(), {}, {})
     (it,) = violations.find_shortfalls((each,), decision, KubeletCpus(), {})

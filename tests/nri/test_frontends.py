@@ -72,7 +72,7 @@ def merged(asked: RequestedResources, changes: nri_pb2.LinuxResources) -> Reques
 
 
 @given(WANTED, ASKED)
-def test_both_doors_make_the_same_container(wanted: Wanted, asked: RequestedResources) -> None:
+def test_frontends_create_the_same_container(wanted: Wanted, asked: RequestedResources) -> None:
     message = cri_pb2.CreateContainerRequest(sandbox_config=sandbox("p", "LS", "1"))
     message.config.metadata.name = "main"
     message.config.linux.resources.CopyFrom(in_cri(asked))
@@ -88,7 +88,7 @@ def test_both_doors_make_the_same_container(wanted: Wanted, asked: RequestedReso
 
 
 @given(WANTED, ASKED)
-def test_both_doors_change_a_container_in_the_same_way(
+def test_frontends_update_a_container_in_the_same_way(
     wanted: Wanted, asked: RequestedResources
 ) -> None:
     message = cri_pb2.UpdateContainerResourcesRequest(container_id="c", linux=in_cri(asked))
@@ -114,7 +114,7 @@ CARD = VisibleGpu("GPU-own", "1", (DeviceNode("/dev/nvidia1", 195, 1),))
     st.lists(PATHS, unique=True, max_size=3),
     st.booleans(),
 )
-def test_both_doors_show_the_same_devices(
+def test_frontends_show_the_same_devices(
     value: str | None, mounts: list[str], nodes: list[str], has_card: bool
 ) -> None:
     message = cri_pb2.CreateContainerRequest()

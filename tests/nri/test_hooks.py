@@ -51,7 +51,7 @@ def early(tmp_path: Path) -> Iterator[World]:
     it.close()
 
 
-def test_a_sandbox_rings(world: World) -> None:
+def test_a_sandbox_notifies_the_agent(world: World) -> None:
     world.runtime.call("RunPodSandbox", pb.EventRequest(pod=pod("p", "LS")), pb.Empty)
     (notification,) = world.notifications()
     assert isinstance(notification, PodAnnounced)
@@ -158,7 +158,7 @@ def test_a_runtime_that_an_update_may_lock_up_is_left_to_the_agent(early: World)
     assert early.update(agents_own, pod("p", "LS"), shares=300) == "0,2-3"
 
 
-def test_the_agent_is_asked_to_look_when_all_is_told(early: World) -> None:
+def test_a_pass_is_requested_after_all_updates(early: World) -> None:
     early.publish(EMPTY)
     early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
     early.notifications()
@@ -350,7 +350,7 @@ def test_a_change_before_the_runtime_tells_of_the_creation_is_no_conflict(world:
     assert not world.conflicts.found
 
 
-def test_containers_made_without_us_may_hold_anything_until_the_agent_has_looked(
+def test_containers_created_without_the_plugin_may_hold_any_cpu_until_the_next_pass(
     world: World,
 ) -> None:
     world.runtime.drop()

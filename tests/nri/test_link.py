@@ -565,7 +565,7 @@ def test_no_session_begins_after_the_end(up: World) -> None:
     assert up.link.sessions == 1
 
 
-def test_who_asks_is_never_held_up_by_a_runtime_that_does_not_read(up: World) -> None:
+def test_calls_never_block_on_a_runtime_that_does_not_read(up: World) -> None:
     """What the socket does not take waits for it."""
     results: list[RpcError | None] = []
     note: Callable[[RpcError | None], None] = results.append

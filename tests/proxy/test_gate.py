@@ -50,7 +50,7 @@ def given_cpus(verdict: GateVerdict) -> str:
     return request.config.linux.resources.cpuset_cpus
 
 
-def test_sandbox_rings_with_what_decisions_read_and_passes(exchange: Exchange) -> None:
+def test_sandbox_is_announced_and_passes(exchange: Exchange) -> None:
     call, verdict = exchange.run("p", "LSE", "1")
     assert verdict == FORWARD
     (notification,) = exchange.notifications()
@@ -116,7 +116,9 @@ def test_owner_is_held_until_the_agent_has_decided(
     assert not exchange.admission.outcomes.failed
 
 
-def test_held_call_rings_again(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_call_notifies_the_agent_again(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moment = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: moment)
     call, _ = exchange.create("own", "LSE", "1")
@@ -192,7 +194,7 @@ def test_owner_does_not_wait_for_ever_for_a_creation_that_failed(
     assert given_cpus(exchange.again(owner)) == "1"
 
 
-def test_started_proxy_waits_for_one_look_before_an_owner(tmp_path: Path) -> None:
+def test_started_proxy_waits_for_one_pass_before_an_owner(tmp_path: Path) -> None:
     before = Exchange(tmp_path)
     before.publish(OWNED)
     before.close()
@@ -236,7 +238,7 @@ def test_update_of_a_container_just_created_gets_what_was_granted(exchange: Exch
     assert request.linux.cpuset_cpus == "0,2-3"
 
 
-def test_update_of_a_stranger_waits_and_then_loses_owned_cpus(
+def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moment = 1000.0

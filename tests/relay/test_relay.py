@@ -841,7 +841,7 @@ def test_the_quiet_path_is_byte_equal_and_sees_every_path(
 GOODBYE = frames.goaway(0x7FFF_FFFF, frames.NO_ERROR)
 
 
-def test_goodbye_is_said_between_frames_and_nothing_under_way_ends() -> None:
+def test_goaway_is_sent_between_frames_and_calls_continue() -> None:
     wire = Wire(Hooks())
     wire.upstream(frames.settings({}))
     wire.client(opening(1, b"/t.T/Any"))
@@ -854,7 +854,7 @@ def test_goodbye_is_said_between_frames_and_nothing_under_way_ends() -> None:
     assert wire.down() == answer[20:] + GOODBYE + trailers(1)
 
 
-def test_no_goodbye_before_the_settings_of_the_upstream() -> None:
+def test_no_goaway_before_the_settings_of_the_upstream() -> None:
     wire = Wire(Hooks())
     settings = frames.settings({frames.INITIAL_WINDOW_SIZE: 70_000})
     assert not wire.relay.send_goaway()
@@ -865,7 +865,7 @@ def test_no_goodbye_before_the_settings_of_the_upstream() -> None:
     assert wire.down() == settings + GOODBYE
 
 
-def test_no_goodbye_where_frames_are_not_followed() -> None:
+def test_no_goaway_when_frames_are_not_tracked() -> None:
     wire = Wire(Hooks())
     wire.upstream(frames.settings({}))
     wire.client(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff" * 30))
