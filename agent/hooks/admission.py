@@ -80,7 +80,7 @@ class Admission:
         """The answer to a request to create a container. The creation then counts as in progress
         until `created` or `abandoned`. `carried` reads the devices that the request names."""
         request, snapshot = creation.request, self._seen()
-        grants = self._grants.all()
+        grants = self._grants.all(snapshot)
         answer = cpuset.create(request, snapshot, grants)
         visible = decided_devices(request, snapshot)
         waits = isinstance(answer, Wait)
@@ -162,6 +162,15 @@ class Admission:
         hold any CPU."""
         self._grants.failed(self._grants.open(CpuGrant("", "a time without us", None)))
         self._notifier.notify(SnapshotRequest())
+
+    def start(self) -> int:
+        """A container is being started; the number identifies the start in `started`."""
+        return self._grants.start(self._seen())
+
+    def started(self, number: int) -> None:
+        """The start has ended, with or without success."""
+        if self._grants.started(number, self._snapshots.current()):
+            self._notifier.notify(SnapshotRequest())
 
     def removed(self, container_id: str) -> None:
         """The container holds nothing any more."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -289,23 +289,42 @@ def requested_cpus(cpuset: str) -> CpuSet | None:
         return None
 
 
+class _Start(msgspec.Struct):
+    """A StartContainer call. `looked_at`: that of the snapshot when it began, 0 for none."""
+
+    looked_at: int
+    ended_at: int | None = None
+
+
+_STARTING: Final = CpuGrant("", "a pod whose container is being started", None)
+
+
 class Grants:
     """Every creation since the agent's last pass, by a number of its own and by container id. A new
     process does not know the creations of the last one: until the agent's next pass a grant without
     CPUs represents them. It also represents the oldest beyond MOST_GRANTS: memory must stay bounded
-    while no agent runs."""
+    while no agent runs.
+
+    A start uses the cpuset that the runtime had when the start began: containerd reads the spec
+    first and creates the cgroup later, so that the agent's update of a container that is being
+    started may come too late. A start is safe for a snapshot that was published before it began, or
+    by a pass that began after it ended; any other may hold any CPU."""
 
     def __init__(self) -> None:
         self._next = 0
         self._open: dict[int, CpuGrant] = {}
         self._ids: dict[str, int] = {}
+        self._starts: dict[int, _Start] = {}
         self._earlier: CpuGrant | None = CpuGrant(
             "", "an earlier time", None, answered_at=time.monotonic_ns()
         )
 
-    def all(self) -> tuple[CpuGrant, ...]:
-        earlier = () if self._earlier is None else (self._earlier,)
-        return (*earlier, *self._open.values())
+    def all(self, snapshot: Snapshot | None) -> tuple[CpuGrant, ...]:
+        """Those that count for a decision by this snapshot."""
+        others = () if self._earlier is None else (self._earlier,)
+        if any(each.looked_at != _looked_at(snapshot) for each in self._starts.values()):
+            others = (*others, _STARTING)
+        return (*others, *self._open.values())
 
     def of(self, container_id: str) -> CpuGrant | None:
         """The grant of a container that was created through this frontend and not seen yet."""
@@ -334,6 +353,22 @@ class Grants:
             self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
             self._fold()
 
+    def start(self, snapshot: Snapshot | None) -> int:
+        """A container is being started; the number identifies the start in `started`."""
+        number = self._number()
+        self._starts[number] = _Start(_looked_at(snapshot))
+        return number
+
+    def started(self, number: int, snapshot: Snapshot | None) -> bool:
+        """The start has ended. Returns whether the agent published a snapshot meanwhile, which does
+        not show the container as it runs."""
+        start = self._starts[number]
+        start.ended_at = time.monotonic_ns()
+        ended = [each for each, start in self._starts.items() if start.ended_at is not None]
+        for each in ended[:-MOST_GRANTS]:
+            del self._starts[each]
+        return start.looked_at != _looked_at(snapshot)
+
     def gone(self, container_id: str) -> None:
         """The container was removed and holds nothing."""
         number = self._ids.pop(container_id, None)
@@ -344,6 +379,11 @@ class Grants:
         """Drops the grants that the agent's pass has seen."""
         if self._earlier is not None and self._earlier.seen_by(snapshot):
             self._earlier = None
+        self._starts = {
+            number: each
+            for number, each in self._starts.items()
+            if each.ended_at is None or each.ended_at >= snapshot.looked_at
+        }
         if any(grant.seen_by(snapshot) for grant in self._open.values()):
             self._open = {
                 number: grant for number, grant in self._open.items() if not grant.seen_by(snapshot)
@@ -365,3 +405,7 @@ class Grants:
     def _number(self) -> int:
         self._next += 1
         return self._next
+
+
+def _looked_at(snapshot: Snapshot | None) -> int:
+    return 0 if snapshot is None else snapshot.looked_at

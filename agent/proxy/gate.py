@@ -14,6 +14,7 @@ from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, UPDATE_SAND
 from agent.model.verdict import Refuse
 from agent.relay.gate import Call, Forward, GateVerdict, Replace
 
+_START: Final = "StartContainer"
 _REMOVE: Final = "RemoveContainer"
 _ENDINGS: Final = ("StopContainer", _REMOVE, "StopPodSandbox", "RemovePodSandbox")
 _SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
@@ -21,7 +22,7 @@ _SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeServic
 METHODS: Final = {
     f"/{service}/{method}".encode(): method
     for service in _SERVICES
-    for method in (RUN, CREATE, UPDATE, UPDATE_SANDBOX, *_ENDINGS)
+    for method in (RUN, CREATE, UPDATE, UPDATE_SANDBOX, _START, *_ENDINGS)
 }
 """By path."""
 
@@ -33,6 +34,14 @@ class _Ending:
 
     def __init__(self, removed: str) -> None:
         self.removed = removed
+
+
+class _Starting:
+    """A container that is being started: nothing is rewritten, and owners of CPUs wait while it may
+    get a cpuset that the agent has changed meanwhile. `number`: that of admission."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 class CpusetGate:
@@ -61,6 +70,8 @@ class CpusetGate:
         if method == RUN:
             call.state = pod = cri.run_pod_sandbox(message)
             self._admission.pod_announced(pod)
+        elif method == _START:
+            call.state = _Starting(self._admission.start())
         else:
             call.state = _Ending(cri.removed_id(message) if method == _REMOVE else "")
         return Forward()
@@ -82,6 +93,8 @@ class CpusetGate:
             self._admission.created(call.state, _made(message))
         elif isinstance(call.state, Update) and message is not None:
             self._admission.updated(call.state)
+        elif isinstance(call.state, _Starting):
+            self._admission.started(call.state.number)
         elif isinstance(call.state, _Ending) and message is not None:
             self._admission.removed(call.state.removed)
             self._admission.request_snapshot()

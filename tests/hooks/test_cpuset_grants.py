@@ -15,32 +15,32 @@ def looked_now(grants: Grants) -> None:
 
 def test_creations_of_an_earlier_proxy_are_unknown_until_the_next_pass() -> None:
     grants = Grants()
-    (start,) = grants.all()
+    (start,) = grants.all(EMPTY)
     assert start.may_hold(CpuSet([7]))
     grants.seen(EMPTY)
-    assert grants.all() == (start,), "this look was before"
+    assert grants.all(EMPTY) == (start,), "this look was before"
     looked_now(grants)
-    assert grants.all() == ()
+    assert grants.all(EMPTY) == ()
 
 
 def test_creation_in_progress_outlives_every_pass() -> None:
     grants = Grants()
     number = grants.open(GRANT)
     looked_now(grants)
-    assert grants.all() == (GRANT,)
+    assert grants.all(EMPTY) == (GRANT,)
     grants.answered(number, "c")
     assert grants.of("c") is not None
     looked_now(grants)
-    assert (grants.all(), grants.of("c")) == ((), None)
+    assert (grants.all(EMPTY), grants.of("c")) == ((), None)
 
 
 def test_failed_creation_counts_until_the_next_pass() -> None:
     grants = Grants()
     number = grants.open(GRANT)
     grants.failed(number)
-    assert GRANT.cpus in [each.cpus for each in grants.all()]
+    assert GRANT.cpus in [each.cpus for each in grants.all(EMPTY)]
     looked_now(grants)
-    assert grants.all() == ()
+    assert grants.all(EMPTY) == ()
 
 
 def test_number_that_is_forgotten_is_no_error() -> None:
@@ -55,12 +55,22 @@ def test_agent_that_stays_away_costs_bounded_memory_and_nothing_is_forgotten() -
     under_way = grants.open(GRANT)
     for each in range(10 * MOST_GRANTS):
         grants.answered(grants.open(GRANT), f"c{each}")
-    kept = grants.all()
+    kept = grants.all(EMPTY)
     assert len(kept) <= MOST_GRANTS + 2
     assert kept[0].may_hold(CpuSet([7])), "the folded ones may hold anything"
     assert grants.of("c0") is None
     assert grants.of(f"c{10 * MOST_GRANTS - 1}") is not None
     looked_now(grants)
-    assert grants.all() == (GRANT,)
+    assert grants.all(EMPTY) == (GRANT,)
     grants.answered(under_way, "late")
     assert grants.of("late") is not None
+
+
+def test_starts_without_an_agent_cost_bounded_memory() -> None:
+    grants = Grants()
+    before = msgspec.structs.replace(EMPTY, looked_at=1)
+    starting = grants.start(before)
+    for _ in range(10 * MOST_GRANTS):
+        grants.started(grants.start(EMPTY), EMPTY)
+    assert len(grants._starts) <= MOST_GRANTS + 1
+    assert grants.started(starting, EMPTY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -396,6 +397,51 @@ def test_what_can_t_be_looked_into_fails_by_policy(tmp_path: Path) -> None:
     assert strict.gate.unhooked(other, "irregular", "no message") == FORWARD
     assert strict.admission.outcomes.failed == {(CREATE, "", "compressed"): 1}
     strict.close()
+
+
+def start(exchange: Exchange) -> Call:
+    call, verdict = exchange.ask("StartContainer", pb.StartContainerRequest(container_id="c1"))
+    assert verdict == FORWARD
+    return call
+
+
+def publish_pass(exchange: Exchange, snapshot: Snapshot) -> None:
+    """The agent publishes this snapshot after a pass that begins now."""
+    exchange.publish(msgspec.structs.replace(snapshot, looked_at=time.monotonic_ns()))
+
+
+@pytest.mark.parametrize("reply", [b"", None], ids=["started", "failed"])
+def test_an_owner_waits_for_a_start_that_began_before_its_snapshot(
+    exchange: Exchange, reply: bytes | None
+) -> None:
+    publish_pass(exchange, EMPTY)
+    starting = start(exchange)
+    publish_pass(exchange, OWNED)
+    assert exchange.create("own", "LSE", "1")[1] == Wait()
+    exchange.notifications()
+    exchange.gate.reply(starting, reply)
+    assert exchange.notifications() == [SnapshotRequest()], "the agent may have read it before"
+    assert exchange.create("own", "LSE", "1")[1] == Wait()
+    publish_pass(exchange, OWNED)
+    assert given_cpus(exchange.create("own", "LSE", "1")[1]) == "1"
+
+
+def test_an_owner_does_not_wait_for_a_start_with_the_values_of_its_snapshot(
+    exchange: Exchange,
+) -> None:
+    publish_pass(exchange, OWNED)
+    starting = start(exchange)
+    assert given_cpus(exchange.create("own", "LSE", "1")[1]) == "1"
+    exchange.notifications()
+    exchange.gate.reply(starting, b"")
+    assert exchange.notifications() == []
+
+
+def test_no_other_pod_waits_for_a_start(exchange: Exchange) -> None:
+    publish_pass(exchange, EMPTY)
+    start(exchange)
+    publish_pass(exchange, OWNED)
+    assert given_cpus(exchange.create("shares", "LS")[1]) == "0,2-3"
 
 
 @pytest.mark.parametrize("removed", [True, False], ids=["removed", "stopped"])
