@@ -16,8 +16,8 @@ from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
-from agent.cri.client import Cri
-from agent.model.cpu.cpuset import CpuSet, CpuSetError
+from agent.cri.client import Cri, Placement
+from agent.model.cpu.cpuset import CpuSet, CpuSetError, union
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
@@ -25,6 +25,7 @@ from agent.node.node_local import CpuNotices
 from agent.node.originals import OriginalValues
 from agent.node.runtime_updater import RuntimeUpdater, remembers
 from agent.node.runtime_view import RuntimeState
+from agent.node.violations import find_overlaps
 from agent.rpc.grpc import RpcError
 
 log = logging.getLogger(__name__)
@@ -229,31 +230,42 @@ class Enforcement:
         """A created container has no cgroup yet: the runtime changes the values with which it
         starts. Returns `holds` with the changes."""
         after = dict(holds)
-        for pod in runtime.pods:
-            for container in pod.containers:
-                if container.state is not ContainerState.CREATED or container.virtual:
-                    continue
-                of_container = decision.pods[pod.uid].of(container.name)
-                if remembers(runtime.starts_with[container.id], of_container):
-                    continue
-                try:
-                    # Skips a removed container: see agent.node.runtime_updater.
-                    self._cri.container_placement(container.id)
-                    self._cri.update(container.id, of_container)
-                    remembered = self._cri.container_placement(container.id)
-                except RpcError as error:
-                    log.warning(
-                        "%s %s: the runtime could not update it: %s",
-                        pod.title,
-                        container.name,
-                        error,
-                    )
-                    continue
-                # An NRI plugin applies the last snapshot until it reads the next.
-                if of_container.cpuset is not None and of_container.cpuset == remembered.cpuset:
-                    after[container.id] = CpuSet.parse(of_container.cpuset)
-                    where = of_container.cpuset
-                    log.info("%s %s: will start on %s", pod.title, container.name, where)
+        created = [
+            (pod, container, decision.pods[pod.uid].of(container.name))
+            for pod in runtime.pods
+            for container in pod.containers
+            if container.state is ContainerState.CREATED and not container.virtual
+        ]
+        # Containers that share CPUs give up theirs before an owner gets more.
+        for pod, container, wanted in sorted(created, key=lambda each: each[2].exclusive):
+            placement = runtime.starts_with[container.id]
+            occupied = union(
+                CpuSet.parse(each.cpus)
+                for each in find_overlaps(runtime.pods, decision.owners, after)
+                if wanted.exclusive and each.owner_uid == pod.uid
+            )
+            gained = occupied - after.get(container.id, occupied)
+            of_container = _without(wanted, gained, placement)
+            if remembers(placement, of_container):
+                continue
+            try:
+                # Skips a removed container: see agent.node.runtime_updater.
+                self._cri.container_placement(container.id)
+                self._cri.update(container.id, of_container)
+                remembered = self._cri.container_placement(container.id)
+            except RpcError as error:
+                log.warning(
+                    "%s %s: the runtime could not update it: %s",
+                    pod.title,
+                    container.name,
+                    error,
+                )
+                continue
+            # An NRI plugin applies the last snapshot until it reads the next.
+            if of_container.cpuset is not None and of_container.cpuset == remembered.cpuset:
+                after[container.id] = CpuSet.parse(of_container.cpuset)
+                where = of_container.cpuset
+                log.info("%s %s: will start on %s", pod.title, container.name, where)
         return after
 
 
@@ -267,6 +279,15 @@ def _starting(runtime: RuntimeState, container: Container, topology: Topology) -
         return CpuSet.parse(runtime.starts_with[container.id].cpuset) or topology.online
     except (KeyError, CpuSetError):
         return topology.online
+
+
+def _without(wanted: Wanted, occupied: CpuSet, placement: Placement) -> Wanted:
+    """The wanted values of a created owner without the occupied CPUs, on which other containers
+    still run: no start waits for them. It keeps its cpuset where no CPU is left."""
+    if not occupied:
+        return wanted
+    left = CpuSet.parse(wanted.cpuset or "") - occupied
+    return msgspec.structs.replace(wanted, cpuset=str(left) if left else placement.cpuset)
 
 
 def wanted_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -376,7 +377,9 @@ class Churn(RuleBasedStateMachine):
     @rule(data=st.data(), cpu=st.integers(0, 4))
     def widens(self, data: st.DataObject, cpu: int) -> None:
         """An owner claims a CPU more."""
-        uid = self.some(data, sorted(self.owned().keys() & set(self.uids())))
+        self.widen(self.some(data, sorted(self.owned().keys() & set(self.uids()))), cpu)
+
+    def widen(self, uid: str, cpu: int) -> None:
         claim = str(self.owned()[uid] | CpuSet([cpu]))
         sandbox, listed = self.host.sandbox_of(uid), self.host.runtime.listed_sandboxes
         notes = sandbox.annotations | {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
@@ -587,3 +590,26 @@ TestChurnOnV1 = Churn.TestCase
 TestChurnOnV1.settings = _SETTINGS
 TestChurnOnV2 = Churn2.TestCase
 TestChurnOnV2.settings = _SETTINGS
+
+
+@pytest.mark.parametrize("machine", [Churn, Churn2])
+def test_a_created_owner_does_not_get_a_cpu_that_another_container_still_has(
+    machine: type[Churn],
+) -> None:
+    state = machine()
+    state.begins([])
+    state.comes("LSE", "0", False)
+    state.comes("LSE", "2", False)
+    state.create("p2", starts=False)
+    state.owner_comes(0, False)
+    (state.host.kernel.refusing,) = state.host.running()
+    state.widen("p2", 1)
+    state.reconcile(SnapshotRequest())
+    (created,) = state.host.containers(ContainerState.CREATED)
+    assert state.host.runtime.placements[created.id].cpuset == "2"
+    state.kernel_relents()
+    state.reconcile(SnapshotRequest())
+    state.reconcile(SnapshotRequest())
+    assert state.host.runtime.placements[created.id].cpuset == "1-2"
+    state.started(created)
+    state.teardown()
