@@ -419,7 +419,7 @@ def test_a_machine_without_a_controller_is_limited_by_nothing(tmp_path: Path) ->
 def test_a_path_that_is_no_group_fails(machine: Machine, name: str) -> None:
     outcome = values.apply(machine.controllers, machine.journal, {name: CgroupLimits(shares=5)})
     assert [each.state for each in outcome.changes] == [WriteState.FAILED]
-    with pytest.raises(CgroupError, match="no path of a cgroup"):
+    with pytest.raises(CgroupError, match="is not a cgroup path"):
         present(machine.controllers, name)
 
 
