@@ -432,9 +432,12 @@ def test_two_containers_in_one_card_are_each_held_to_their_own_part() -> None:
 
 def test_a_part_that_cannot_be_enforced_is_not_given() -> None:
     given = {"gpu": [entry(0, percent=50)]}
-    assert "which this node has not" in one(pod("p", given, labels=HAMI)).each.refused
+    assert "which this node does not have" in one(pod("p", given, labels=HAMI)).each.refused
     silent = {"gpu": [{"minor": 0, "resources": {GPU_MEMORY_RATIO: 50}}]}
-    assert "how much memory" in one(pod("p", silent, labels=HAMI), LIBRARY).each.refused
+    assert (
+        "its part of the memory is unknown"
+        in one(pod("p", silent, labels=HAMI), LIBRARY).each.refused
+    )
 
 
 def test_what_hooks_hear_of_every_device() -> None:
