@@ -207,7 +207,7 @@ def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_p
     early.publish(MANY)
     early.pass_periods()
     assert early.updated() == [("c", "0,2-3")]
-    held = [each for each in early.grants.all() if each.answered_at is None]
+    held = [each for each in early.grants.all(None) if each.answered_at is None]
     assert not held, "no owner waits for it"
     assert early.conflicts.found == {("error", "50-pinner"): 1}
     assert "plugin 50-pinner sets the same fields" in caplog.text
@@ -278,9 +278,9 @@ def test_a_creation_that_came_to_nothing_frees_what_it_held(
     world.others = ("pinner (4711)",)
     it = container("c", "p")
     world.runtime.response(world.begin_create(it, pod("p")))
-    assert len(world.grants.all()) == 1
+    assert len(world.grants.all(None)) == 1
     world.end(it, pod("p"))
-    assert not [each for each in world.grants.all() if each.answered_at is None]
+    assert not [each for each in world.grants.all(None) if each.answered_at is None]
     assert "ns/p main: was not made after our answer; other plugins are on" in caplog.text
     assert world.conflicts.found == {("undone", "pinner (4711)"): 1}
 
@@ -370,7 +370,7 @@ def test_a_creation_cut_by_the_end_of_the_session_is_settled(world: World, made:
     world.runtime.drop()
     world.notifications()
     world.runtime.set_up(*([it] if made else []), pods=(pod("p"),))
-    assert all(each.answered_at is not None for each in world.grants.all())
+    assert all(each.answered_at is not None for each in world.grants.all(None))
     assert any(isinstance(each, Created) for each in world.notifications()) == made
 
 
@@ -381,7 +381,7 @@ def test_a_held_creation_whose_session_ends_holds_nothing(world: World) -> None:
     world.runtime.drop()
     world.runtime.set_up()
     assert world.link.stats.held_now == 0
-    assert all(each.answered_at is not None for each in world.grants.all())
+    assert all(each.answered_at is not None for each in world.grants.all(None))
 
 
 def test_a_plugin_that_ends_lets_no_owner_slip_through(world: World) -> None:
@@ -406,7 +406,7 @@ def test_a_hook_that_goes_wrong_passes_by_policy_and_counts_as_a_grant(
     world.publish(EMPTY)
     assert world.create(container("c", "p"), pod("p")) == ""
     assert CpuGrant("", "pod ns/p", None) == msgspec.structs.replace(
-        world.grants.all()[-1], answered_at=None
+        world.grants.all(None)[-1], answered_at=None
     )
     status = world.runtime.response(world.begin_create(container("o", "own"), OWN)).status
     assert status.message == "CreateContainer: pod ns/own: ValueError: broken"
