@@ -272,7 +272,7 @@ class Trials:
         return {area.id: area.cpus for area in layout.nodes} if layout else {}
 
     def unit(self, name: str) -> int:
-        """The size of which amounts of a resource are multiples."""
+        """The unit of a resource: amounts are multiples of it."""
         bind = self._policies.bind
         if name != "cpu" or bind is None:
             return 1

@@ -47,7 +47,7 @@ class WriteOutcome(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed; groups that are gone are no failure."""
+        """Whether nothing failed; a removed group does not count as a failure."""
         return self.journal_error is None and all(
             each.state is not WriteState.FAILED for each in (*self.changes, *self.others)
         )
@@ -76,5 +76,5 @@ class ValueOutcome(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed; groups that are gone are no failure."""
+        """Whether nothing failed; a removed group does not count as a failure."""
         return self.journal_error is None and not self.having(WriteState.FAILED)

@@ -177,7 +177,7 @@ def main() -> None:
         try:
             _Child(connection, Nvml(*sys.argv[1:2])).run()
         except NvmlError as error:
-            # Also of a call that concerns no single card: without its answer there is no report.
+            # The same for a call about all cards: a report needs its answer.
             connection.sendall(line(End(error.fault, str(error))))
     except (BrokenPipeError, ConnectionResetError):
         return

@@ -238,14 +238,13 @@ class Enforcement:
         ]
         # Containers that share CPUs give up theirs before an owner gets more.
         for pod, container, wanted in sorted(created, key=lambda each: each[2].exclusive):
-            placement = runtime.starts_with[container.id]
-            occupied = union(
-                CpuSet.parse(each.cpus)
-                for each in find_overlaps(runtime.pods, decision.owners, after)
-                if wanted.exclusive and each.owner_uid == pod.uid
-            )
-            gained = occupied - after.get(container.id, occupied)
-            of_container = _without(wanted, gained, placement)
+            placement, of_container = runtime.starts_with[container.id], wanted
+            if not remembers(placement, wanted) and wanted.exclusive:
+                owner = tuple(each for each in decision.owners if each.uid == pod.uid)
+                overlaps = find_overlaps(runtime.pods, owner, after)
+                occupied = union(CpuSet.parse(each.cpus) for each in overlaps)
+                gained = occupied - after.get(container.id, occupied)
+                of_container = _without(wanted, gained, placement)
             if remembers(placement, of_container):
                 continue
             try:

@@ -80,8 +80,8 @@ def allocate(
 
 
 def partners(joint: Joint, hints: Mapping[str, DeviceHint], needs: Mapping[str, Need]) -> list[str]:
-    """The types that belong together, the leading one first: those that are requested, except those
-    of which all devices are requested."""
+    """The types that belong together, the leading one first: the requested types. A type is left
+    out if the pod requests all its devices."""
     return [
         kind
         for kind in dict.fromkeys(joint.types)

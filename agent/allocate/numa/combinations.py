@@ -242,7 +242,8 @@ _LANE_MAX: Final = 1 << 63
 
 
 def intersections(families: Sequence[Iterable[int]], full: int) -> set[int]:
-    """All non-empty intersections of one mask from each family; only `full` if there is no family.
+    """Takes one mask of each family and intersects them, in every combination. Returns the results
+    that are not empty, and only `full` without any family.
 
     Masks must be subsets of `full`. Exact; the work is bounded by the number of distinct results
     times the longest list, and does not depend on the list lengths' product.
