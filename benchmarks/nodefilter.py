@@ -94,7 +94,7 @@ class Question(msgspec.Struct, frozen=True):
 
     def numa_nodes(self) -> list[int]:
         got = self.place.offer(self.pod_request)
-        return sorted(got.holding().claim.amounts) if isinstance(got, Granted) else []
+        return sorted(got.holding().allocation.amounts) if isinstance(got, Granted) else []
 
 
 def question(case: Case) -> Question:

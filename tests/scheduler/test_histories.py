@@ -285,7 +285,7 @@ class World:
     def check(self) -> None:
         for state in self.cluster._states.values():
             held = state.place.holdings.values()
-            cpus = collections.Counter(cpu for each in held for cpu in each.claim.cpus)
+            cpus = collections.Counter(cpu for each in held for cpu in each.allocation.cpus)
             parts: collections.Counter[tuple[str, int]] = collections.Counter()
             for each in held:
                 for device, amounts in each.devices.items():

@@ -136,7 +136,7 @@ class NodeAllocator:
             devices = DeviceHintProvider(node, pod_request.devices, strategy)
         offer: Offer | None = None
         if properties.cpus is not None and self._account is not None:
-            got = offering.offer(properties.cpus, self._account, pod_request.ask, devices)
+            got = offering.offer(properties.cpus, self._account, pod_request.resources, devices)
             if isinstance(got, Declined):
                 return _declined(got, devices)
             offer = got
@@ -177,7 +177,7 @@ class NodeAllocator:
         self._requested.update(holding.requests)
         self._holdings[holding.uid] = holding
         if self._account is not None:
-            self._account.add(holding.claim)
+            self._account.add(holding.allocation)
 
     def release(self, uid: str) -> AssignedPod | None:
         """Releases what a pod holds; None for an unknown pod."""
@@ -204,7 +204,7 @@ class NodeAllocator:
             return ()
         holders: dict[int, tuple[str, ...]] = {}
         for uid in sorted(self._holdings):
-            for cpu in CpuSet.from_int(self._holdings[uid].claim.cpus.mask & excess):
+            for cpu in CpuSet.from_int(self._holdings[uid].allocation.cpus.mask & excess):
                 holders[cpu] = (*holders.get(cpu, ()), uid)
         shared: dict[tuple[str, ...], list[int]] = {}
         for cpu, uids in sorted(holders.items()):
@@ -228,7 +228,7 @@ class NodeAllocator:
         if self._account is None:
             lost = claim.cpus or claim.amounts
             return "the node no longer has a usable NodeResourceTopology" if lost else ""
-        return self._gone(pod_request.ask, claim)
+        return self._gone(pod_request.resources, claim)
 
     def _gone(self, ask: ResourceRequest, claim: PodAllocation) -> str:
         cpus, account = self._properties.cpus, self._account
@@ -237,11 +237,11 @@ class NodeAllocator:
         held = self._holdings.get(claim.uid)
         if held is None:
             return offering.gone(cpus, account, ask, claim)
-        account.remove(held.claim)
+        account.remove(held.allocation)
         try:
             return offering.gone(cpus, account, ask, claim)
         finally:
-            account.add(held.claim)
+            account.add(held.allocation)
 
     def _unfit(self, pod_request: PodRequest) -> Missing | None:
         properties = self._properties
@@ -274,7 +274,7 @@ class NodeAllocator:
         if holding is not None:
             self._requested.subtract(holding.requests)
             if self._account is not None:
-                self._account.remove(holding.claim)
+                self._account.remove(holding.allocation)
         return holding
 
     def _score(self, pod_request: PodRequest, offer: Offer | None) -> int | None:
@@ -287,7 +287,7 @@ class NodeAllocator:
             return offer.price.score
         whole = WholeNode(self._properties.allocatable, self._requested)
         state = ScoreInput(cpus, self._account, whole)
-        return node_score.score(args, state, pod_request.ask, offer.claim)
+        return node_score.score(args, state, pod_request.resources, offer.claim)
 
     def _kinds(self, uid: str) -> frozenset[str]:
         held = self._holdings.get(uid)
@@ -325,7 +325,7 @@ def _as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodReques
     hints = first.devices.preferences.hints if first.devices else {}
     return msgspec.structs.replace(
         first,
-        ask=msgspec.structs.replace(first.ask, owner=False, requests={}),
+        resources=msgspec.structs.replace(first.resources, owner=False, requests={}),
         devices=DeviceRequest(asks, DevicePreferences(hints=hints)),
     )
 

@@ -36,7 +36,7 @@ class AssignedPod(msgspec.Struct, frozen=True, gc=False):
 
     uid: str
     title: str
-    claim: PodAllocation
+    allocation: PodAllocation
     devices: Holdings = {}
     functions: VirtualFunctions = {}
     requests: dict[str, int] = {}
@@ -60,7 +60,7 @@ def holding_of(pod: ApiPod) -> AssignedPod:
     count."""
     faults: list[str] = []
     requests = pod_requests(pod)
-    claim = _claim(pod, requests.get("cpu", 0), faults)
+    allocation = _allocation(pod, requests.get("cpu", 0), faults)
     devices: Holdings = {}
     functions: VirtualFunctions = {}
     ids: dict[tuple[str, int], str] = {}
@@ -75,9 +75,9 @@ def holding_of(pod: ApiPod) -> AssignedPod:
         except AnnotationError as error:
             faults.append(str(error))
     return AssignedPod(
-        claim.uid,
-        claim.title,
-        claim,
+        allocation.uid,
+        allocation.title,
+        allocation,
         devices,
         functions,
         requests,
@@ -87,18 +87,18 @@ def holding_of(pod: ApiPod) -> AssignedPod:
     )
 
 
-def _claim(pod: ApiPod, cpu_milli: int, faults: list[str]) -> PodAllocation:
+def _allocation(pod: ApiPod, cpu_milli: int, faults: list[str]) -> PodAllocation:
     notes = pod.annotations
-    claim = PodAllocation(pod.uid, pod.title, cpu_milli=cpu_milli)
+    allocation = PodAllocation(pod.uid, pod.title, cpu_milli=cpu_milli)
     if not notes.get(RESOURCE_STATUS):
-        return claim
+        return allocation
     try:
-        claim = pod_allocation(pod.uid, claim.title, notes, cpu_milli)
-        if not claim.amounts:
+        allocation = pod_allocation(pod.uid, allocation.title, notes, cpu_milli)
+        if not allocation.amounts:
             resource_status(notes).amounts()
     except AnnotationError as error:
         faults.append(str(error))
-    return claim
+    return allocation
 
 
 class Imported(msgspec.Struct, frozen=True):

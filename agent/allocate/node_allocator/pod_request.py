@@ -53,16 +53,16 @@ class Needs(enum.Flag):
 
 
 class PodRequest(msgspec.Struct, frozen=True):
-    """`ask`: CPU, memory and all other resources but devices that NUMA nodes may count; `requests`:
-    of the whole pod, devices too. `zoned`: the requests to NUMA nodes of a pod without needs, by
-    Kubernetes' own rules. `isolation`: the library that is to enforce parts of a GPU, "" for none.
-    `spec_text`: the pod's resource-spec; `stale`: those annotations that Topolet writes and that
-    the pod already has. `shape`: equal for two pods that get the same answer on every node.
-    `taken`: the amounts that the kubelet takes from NUMA nodes for the pod, without CPUs that it
-    owns. `unserved`: why a static kubelet would not assign CPUs to every container of a pod that
+    """`resources`: CPU, memory and all other resources except devices that NUMA nodes may count.
+    `requests`: the total of the pod, with devices. `zoned`: the requests to NUMA nodes of a pod
+    without needs, by Kubernetes' own rules. `isolation`: the library that enforces parts of a GPU,
+    "" for none. `spec_text`: the pod's resource-spec. `stale`: the annotations that Topolet writes
+    and that the pod already has. `shape`: equal for two pods that get the same answer on every
+    node. `taken`: the amounts that the kubelet takes from NUMA nodes for the pod, without CPUs that
+    it owns. `unserved`: why a static kubelet would not assign CPUs to every container of a pod that
     requests CPUs of its own."""
 
-    ask: ResourceRequest
+    resources: ResourceRequest
     requests: dict[str, int] = {}
     devices: DeviceRequest | None = None
     zoned: ZonedPod | None = None
@@ -78,11 +78,11 @@ class PodRequest(msgspec.Struct, frozen=True):
 
     @property
     def uid(self) -> str:
-        return self.ask.uid
+        return self.resources.uid
 
     @property
     def title(self) -> str:
-        return self.ask.title
+        return self.resources.title
 
     @property
     def nothing(self) -> PodAllocation:
@@ -110,7 +110,7 @@ def _pod_request(pod: ApiPod) -> PodRequest:
     devices = device_request(requests, notes)
     of_devices = names(requests)
     qos = qos_of(labels, pod.kube_class)
-    ask = resource_request(
+    resources = resource_request(
         pod.uid,
         pod.title,
         qos,
@@ -124,21 +124,21 @@ def _pod_request(pod: ApiPod) -> PodRequest:
     isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""
     device_notes = [notes.get(key, "") for key in _DEVICE_NOTES] if devices else []
     needs = Needs.DEVICES if devices else Needs.NOTHING
-    missing = unserved(pod) if _binds(ask) else ""
+    missing = unserved(pod) if _binds(resources) else ""
     if ours:
         needs |= Needs.NUMA
-    if _needs_cpus(ask):
+    if _needs_cpus(resources):
         needs |= Needs.CPUS
     if not needs & (Needs.NUMA | Needs.CPUS):
-        words = FollowedPolicies.NUMA if devices else FollowedPolicies.NONE
-        ask = msgspec.structs.replace(ask, kubelet=words)
+        followed = FollowedPolicies.NUMA if devices else FollowedPolicies.NONE
+        resources = msgspec.structs.replace(resources, kubelet=followed)
     zoned = None if Needs.CPUS in needs else zoned_pod(pod)
-    foreigners = {name: amount for name, amount in requests.items() if foreign(name)}
-    taken = foreigners if zoned is None else zoned.whole.taken
+    foreign_requests = {name: amount for name, amount in requests.items() if foreign(name)}
+    taken = foreign_requests if zoned is None else zoned.whole.taken
     if needs:
         zoned = None
     return PodRequest(
-        ask,
+        resources,
         requests,
         devices,
         zoned,
@@ -148,21 +148,21 @@ def _pod_request(pod: ApiPod) -> PodRequest:
         isolation,
         notes.get(RESOURCE_SPEC, ""),
         tuple(key for key in _WRITTEN if notes.get(key)),
-        _shape(ask, ours, requests, isolation, device_notes, _parts(zoned), missing),
+        _shape(resources, ours, requests, isolation, device_notes, _parts(zoned), missing),
         taken,
         missing,
     )
 
 
-def _binds(ask: ResourceRequest) -> bool:
+def _binds(request: ResourceRequest) -> bool:
     """Whether the pod requests CPUs of its own."""
-    policy = ask.spec.required or ask.spec.preferred
-    return ask.owner and policy is not BindPolicy.CONSTRAINED_BURST and "cpu" in ask.requests
+    bursts = (request.spec.required or request.spec.preferred) is BindPolicy.CONSTRAINED_BURST
+    return request.owner and not bursts and "cpu" in request.requests
 
 
-def _needs_cpus(ask: ResourceRequest) -> bool:
-    own = ask.numa.policy not in (None, NumaPolicy.NONE)
-    return bool(_binds(ask) or own or ask.burst_milli)
+def _needs_cpus(request: ResourceRequest) -> bool:
+    own = request.numa.policy not in (None, NumaPolicy.NONE)
+    return bool(_binds(request) or own or request.burst_milli)
 
 
 def _parts(zoned: ZonedPod | None) -> object:
@@ -172,7 +172,7 @@ def _parts(zoned: ZonedPod | None) -> object:
     return zoned.guaranteed, [(each.kind, each.name, each.requests) for each in zoned.parts]
 
 
-def _shape(ask: ResourceRequest, ours: bool, *rest: object) -> bytes:
+def _shape(request: ResourceRequest, ours: bool, *rest: object) -> bytes:
     """As bytes, because their hash is cached."""
-    key = (ask.qos, ask.owner, ask.burst_milli, ask.spec, ask.numa, ours, *rest)
+    key = (request.qos, request.owner, request.burst_milli, request.spec, request.numa, ours, *rest)
     return msgspec.json.encode(key, order="sorted")

@@ -145,10 +145,10 @@ class NodeInfo:
     def cpu_mismatches(self) -> tuple[CpuMismatch, ...]:
         """The pods whose annotation names other CPUs than the kubelet gave them."""
         return tuple(
-            CpuMismatch(uid, held.title, held.claim.cpus, cpus)
+            CpuMismatch(uid, held.title, held.allocation.cpus, cpus)
             for uid, cpus in sorted(self._kubelet_cpus.items())
             if uid in self._pods and (held := self._place.holdings.get(uid)) is not None
-            if held.claim.cpus and held.claim.cpus != cpus
+            if held.allocation.cpus and held.allocation.cpus != cpus
         )
 
     def see_pod(self, pod: PodRecord, *, new: bool = False) -> NodeChange:
@@ -221,7 +221,7 @@ class NodeInfo:
             self.topology,
             allocatable.get("cpu"),
             node_score.profile(rules.scoring) if rules.scoring else PROFILES["koordinator"],
-            {uid: holdings[uid].claim.cpus for uid in self._kubelet_cpus if uid in holdings},
+            {uid: holdings[uid].allocation.cpus for uid in self._kubelet_cpus if uid in holdings},
         )
         return node_properties(self.name, node.labels, cpus, device, rules, faults, allocatable)
 

@@ -109,8 +109,8 @@ class PodRequirements(msgspec.Struct, frozen=True):
 
     def check(self, place: NodeAllocator) -> Feasibility:
         # What this pod itself holds of the node must not count as free for other pods of its class.
-        ask = msgspec.structs.replace(self.pod_request.ask, uid="")
-        found = place.offer(msgspec.structs.replace(self.pod_request, ask=ask))
+        resources = msgspec.structs.replace(self.pod_request.resources, uid="")
+        found = place.offer(msgspec.structs.replace(self.pod_request, resources=resources))
         if isinstance(found, Refused):
             return Infeasible(found.text(), found.unresolvable, found.words())
         return Feasible(found.score, found.order)
@@ -153,8 +153,8 @@ def parts(group: PodGroup, pod_request: PodRequest, size: int) -> list[PodReques
     return [
         msgspec.structs.replace(
             pod_request,
-            ask=msgspec.structs.replace(
-                pod_request.ask, uid=group.part(number), title=f"{group.title}, part {number}"
+            resources=msgspec.structs.replace(
+                pod_request.resources, uid=group.part(number), title=f"{group.title}, part {number}"
             ),
         )
         for number in range(size)

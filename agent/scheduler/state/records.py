@@ -283,7 +283,7 @@ _labels: Final = InternPool[dict[str, str]]()
 _zoned: Final = InternPool[ZonedPod]()
 _zoned_by_key: Final = InternPool[ZonedPod]()
 _requests: Final = InternPool[dict[str, int]]()
-_claimed: Final = InternPool[dict[int, dict[str, int]]]()
+_numa: Final = InternPool[dict[int, dict[str, int]]]()
 _resources: Final = InternPool[dict[str, int]]()
 _NO_DEVICES: Final[Holdings] = {}
 _NO_FUNCTIONS: Final[VirtualFunctions] = {}
@@ -296,11 +296,11 @@ def _ready(text: bytes) -> bool:
 
 
 def _compact(holding: AssignedPod) -> AssignedPod:
-    claim = holding.claim
+    allocation = holding.allocation
     return msgspec.structs.replace(
         holding,
-        claim=msgspec.structs.replace(
-            claim, uid=holding.uid, title=holding.title, amounts=_claimed.of(claim.amounts)
+        allocation=msgspec.structs.replace(
+            allocation, uid=holding.uid, title=holding.title, amounts=_numa.of(allocation.amounts)
         ),
         devices=holding.devices or _NO_DEVICES,
         functions=holding.functions or _NO_FUNCTIONS,

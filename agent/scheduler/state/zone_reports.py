@@ -185,4 +185,4 @@ def _assumed(pod: PodRecord, cpus: TopologyOptions | None) -> Assumed | None:
     if pod.holding is None:
         return None
     taken = pod.zoned.whole.taken if pod.zoned is not None else {}
-    return assumed_of(pod.holding.claim, taken, cpus)
+    return assumed_of(pod.holding.allocation, taken, cpus)

@@ -144,7 +144,7 @@ def test_what_stood_on_a_pod_before_is_emptied() -> None:
     forged = pod("a", {"cpu": 1}, notes=notes)
     bound = annotated(forged, granted(NodeAllocator(facts()), forged).annotations())
     held = holding_of(bound)
-    assert (held.claim.cpus, held.devices, held.faults) == (CpuSet(), {}, ())
+    assert (held.allocation.cpus, held.devices, held.faults) == (CpuSet(), {}, ())
 
 
 def test_cards_are_on_the_numa_node_of_the_cpus() -> None:

@@ -58,7 +58,7 @@ def test_pods_that_came_and_went_leave_no_trace(held: list[PodAllocation]) -> No
     place, account = allocator(NODE), allocated(NODE)
     for each in held:
         if (before := place.holdings.get(each.uid)) is not None:
-            account.remove(before.claim)
+            account.remove(before.allocation)
         place.record(assigned(each))
         account.add(each)
     last = {each.uid: each for each in held}
@@ -88,12 +88,12 @@ def test_offers_change_nothing_and_commits_rebuild_from_annotations(node, steps)
         if isinstance(got, Refused):
             assert got.reasons
             continue
-        committed = place.commit(got).claim
+        committed = place.commit(got).allocation
         assert len(committed.cpus) == (ask.requests["cpu"] // 1000 if ask.owner else 0)
         if not stays:
             place.release(ask.uid)
     assert not place.overlaps()
-    held = [each.claim for each in place.holdings.values()]
+    held = [each.allocation for each in place.holdings.values()]
     read_back = [
         pod_allocation(each.uid, each.title, _annotations(each), each.cpu_milli) for each in held
     ]
@@ -174,7 +174,7 @@ def test_a_pod_that_asks_for_no_cpu_fits_where_more_is_sold_than_there_is() -> N
     place = allocator(facts(cpu_ratio=1.5, cpu_milli=2000), [claim("b", "8-11")])
     got = place.offer(pod_request(sharer(0, 1)))
     assert isinstance(got, Granted), got
-    assert place.commit(got).claim == got.offer.claim
+    assert place.commit(got).allocation == got.offer.claim
 
 
 def test_claims_of_cpus_that_are_not_there_are_kept() -> None:

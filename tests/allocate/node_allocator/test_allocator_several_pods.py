@@ -48,7 +48,7 @@ def given(on: NodeAllocator, kind: Kind, count: int) -> tuple[Granted, ...]:
 
 def test_pods_with_own_cpus_share_none() -> None:
     found = given(place(SMALL), owner(8, 8), 3)
-    assert len(union(each.holding().claim.cpus for each in found)) == 24
+    assert len(union(each.holding().allocation.cpus for each in found)) == 24
 
 
 def test_without_room_for_all_none_gets_anything() -> None:
@@ -72,7 +72,7 @@ def test_the_cards_of_a_group_are_behind_one_switch() -> None:
 def test_a_group_as_large_as_the_node_takes_it_all() -> None:
     found = given(place(CARDS), carder(2, 8), 4)
     assert set.union(*map(cards, found)) == set(range(8))
-    assert len(union(each.holding().claim.cpus for each in found)) == 32
+    assert len(union(each.holding().allocation.cpus for each in found)) == 32
 
 
 @pytest.mark.parametrize("before", [0, 1, 3, 5])

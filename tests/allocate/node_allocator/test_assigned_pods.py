@@ -34,7 +34,7 @@ def test_all_that_annotations_say() -> None:
     exclusive = {"preferredCPUExclusivePolicy": "PCPULevel"}
     notes = {STATUS: status, SPEC: exclusive, ALLOCATED: DEVICES}
     held = holding_of(pod("a", {"cpu": 2}, "LSR", notes))
-    assert held.claim == PodAllocation(
+    assert held.allocation == PodAllocation(
         "a", "ns/a", CpuSet((0, 1)), ExclusivePolicy.PCPU_LEVEL, {0: {"cpu": 2000}}, 2000
     )
     assert held.devices == {("gpu", 1): {CORE: 50}, ("rdma", 0): {RDMA: 1}}
@@ -65,8 +65,8 @@ def test_one_part_that_can_not_be_read_leaves_the_others(
     notes: dict[str, object], cpus: str, devices: bool, said: list[str]
 ) -> None:
     held = holding_of(pod("a", {"cpu": 2}, "LSR", notes))
-    assert held.claim.cpus == CpuSet.parse(cpus)
-    assert held.claim.cpu_milli == 2000
+    assert held.allocation.cpus == CpuSet.parse(cpus)
+    assert held.allocation.cpu_milli == 2000
     assert bool(held.devices) == devices
     assert [fault.split()[1].rstrip(":") for fault in held.faults] == said
 

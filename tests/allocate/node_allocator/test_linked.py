@@ -164,7 +164,7 @@ def test_cards_and_cpus_of_one_numa_node(
     assert cards(found) == expected
     if policy is not None:
         assert isinstance(found, Granted)
-        assert max(found.holding().claim.cpus) < 16, "CPUs of NUMA node 0"
+        assert max(found.holding().allocation.cpus) < 16, "CPUs of NUMA node 0"
 
 
 def test_cards_and_a_nic_behind_one_switch() -> None:

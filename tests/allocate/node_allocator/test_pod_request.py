@@ -41,7 +41,7 @@ def test_what_a_pod_needs_of_us(of: dict[str, Any], needs: Needs) -> None:
 def test_devices_are_asked_of_devices_alone() -> None:
     """NUMA nodes may count them too."""
     pod_request = request_of(pod("a", {"cpu": 2, CORE: 50, RATIO: 50, RDMA: 1, "x/y": 3}))
-    assert pod_request.ask.requests == {"cpu": 2000, "x/y": 3}
+    assert pod_request.resources.requests == {"cpu": 2000, "x/y": 3}
     assert pod_request.requests == {"cpu": 2000, "x/y": 3, CORE: 50, RATIO: 50, RDMA: 1}
     assert pod_request.devices is not None
     assert pod_request.devices.requests.keys() == {"gpu", "rdma"}
@@ -103,7 +103,7 @@ def test_sidecars_overhead_and_requests_of_the_pod_count() -> None:
     ],
 )
 def test_the_limit_of_what_runs_at_once(spec: dict[str, Any], limit_milli: int | None) -> None:
-    assert request_of(pod(**spec)).ask.cpu_limit_milli == limit_milli
+    assert request_of(pod(**spec)).resources.cpu_limit_milli == limit_milli
 
 
 @pytest.mark.parametrize(
@@ -174,4 +174,4 @@ def test_words_of_a_pod() -> None:
         7,
         False,
     )
-    assert pod_request.ask.qos is QoS.LS
+    assert pod_request.resources.qos is QoS.LS

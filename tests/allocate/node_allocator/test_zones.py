@@ -151,7 +151,7 @@ def test_a_share_of_a_pool_takes_no_cpu() -> None:
     there = place()
     numa = {"scheduling.koordinator.sh/numa-topology-spec": {"numaTopologyPolicy": "Restricted"}}
     put(there, pod("a", {"cpu": 3, "memory": "7Gi"}, "LS", numa))
-    assert there.holdings["a"].claim.amounts
+    assert there.holdings["a"].allocation.amounts
     assert fits(there, plain(8, "b"))
     big = pod("c", {"cpu": 1, "memory": "2Gi"}, limits={"cpu": 1, "memory": "2Gi"})
     put(there, big)

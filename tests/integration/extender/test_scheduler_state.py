@@ -128,7 +128,7 @@ def holders(cluster: SchedulerCache, name: str) -> dict[str, CpuSet]:
     with cluster.lock:
         state = cluster.node(name)
         held = state.place.holdings.values() if state else ()
-        return {each.title.rpartition("/")[2]: each.claim.cpus for each in held}
+        return {each.title.rpartition("/")[2]: each.allocation.cpus for each in held}
 
 
 def grant(cluster: SchedulerCache, name: str, pod: dict[str, Any]) -> Granted:

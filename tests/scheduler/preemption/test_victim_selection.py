@@ -137,7 +137,9 @@ def brute(
 def test_both_halves_of_a_numa_node_not_one_of_each() -> None:
     """In sum 8 of 16 CPUs are needed; two pods on one NUMA node make them, any two do not."""
     place = inhabited(*(pod(f"u{each}", {"cpu": 4}, "LSR") for each in range(4)))
-    homes = {uid: {cpu // 8 for cpu in held.claim.cpus} for uid, held in place.holdings.items()}
+    homes = {
+        uid: {cpu // 8 for cpu in held.allocation.cpus} for uid, held in place.holdings.items()
+    }
     tenants = [BoundPod(uid, "ns", uid, started_at=number) for number, uid in enumerate(homes)]
     chosen = found(place, wanting(8, 5), tenants)
     assert chosen is not None

@@ -73,7 +73,7 @@ def test_a_bound_pod_carries_what_it_was_given(bench: Bench) -> None:
     assert len(claim.cpus) == 8
     state = bench.cluster.node("a")
     assert state is not None
-    assert state.place.holdings["uid-p"].claim.cpus == claim.cpus
+    assert state.place.holdings["uid-p"].allocation.cpus == claim.cpus
 
 
 def test_a_pod_with_devices_carries_them(bench: Bench) -> None:

@@ -186,7 +186,7 @@ def test_what_the_annotations_say_wins_over_what_was_reserved(cluster: Scheduler
     see(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
     state = cluster.node("n1")
     assert state is not None
-    assert str(state.place.holdings["uid-a"].claim.cpus) == "5"
+    assert str(state.place.holdings["uid-a"].allocation.cpus) == "5"
 
 
 def test_a_confirmed_reservation_is_overdue_after_its_time(
@@ -411,5 +411,5 @@ def test_every_node_gives_by_the_rules_of_the_cluster() -> None:
     got = state.place.offer(LSR)
     assert isinstance(got, Granted)
     assert got.score == 50
-    assert got.holding().claim.amounts == {0: {"cpu": 2000}}
+    assert got.holding().allocation.amounts == {0: {"cpu": 2000}}
     assert state.place.properties.allocatable["cpu"] == 8000

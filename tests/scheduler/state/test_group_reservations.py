@@ -35,7 +35,7 @@ def held_cpus(cluster: SchedulerCache, node: str) -> int:
     state = cluster.node(node)
     assert state is not None
     assert not state.place.overlaps()
-    return sum(len(each.claim.cpus) for each in state.place.holdings.values())
+    return sum(len(each.allocation.cpus) for each in state.place.holdings.values())
 
 
 def lack(groups: GroupReservations, group: PodGroup, name: str, cpus: int = 8) -> str:
@@ -79,12 +79,12 @@ def test_a_member_that_is_not_bound_gives_its_part_back(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     groups.hold(PAIR, pod_request("p0"), "a")
-    first = taken(groups, PAIR, "p0").holding().claim.cpus
+    first = taken(groups, PAIR, "p0").holding().allocation.cpus
     cluster.release("uid-p0")
     groups.give_back(PAIR, "uid-p0")
     assert held_cpus(cluster, "a") == 16
     taken(groups, PAIR, "p1")
-    assert taken(groups, PAIR, "p0").holding().claim.cpus == first
+    assert taken(groups, PAIR, "p0").holding().allocation.cpus == first
 
 
 def test_what_nobody_took_in_time_is_free_again(
@@ -157,7 +157,7 @@ def test_a_member_that_wants_less_takes_a_part_all_the_same(
 ) -> None:
     groups.hold(PAIR, pod_request("p0"), "a")
     assert groups.rejection(PAIR, pod_request("p1", 4)) is None
-    assert len(taken(groups, PAIR, "p1", cpus=4).holding().claim.cpus) == 4
+    assert len(taken(groups, PAIR, "p1", cpus=4).holding().allocation.cpus) == 4
     assert held_cpus(cluster, "a") == 12
 
 

@@ -19,7 +19,7 @@ def test_a_bound_pod_holds_what_its_annotations_say() -> None:
     read = objects.of_pod(told).value
     assert (read.uid, read.node, read.agent_ready) == ("uid-a", "n1", None)
     assert read.holding is not None
-    assert read.holding.claim.cpus == CpuSet.parse("0-3")
+    assert read.holding.allocation.cpus == CpuSet.parse("0-3")
     assert read.holding.requests == {"cpu": 4000, "memory": 1 << 30}
     assert read.holding.title == "ns/a"
 
@@ -56,8 +56,8 @@ def test_pods_that_are_alike_share_one_table() -> None:
     assert first is not None
     assert second is not None
     assert first.requests is second.requests
-    assert first.claim.amounts is second.claim.amounts
-    assert second.claim.amounts == {1: {"cpu": 2000}}
+    assert first.allocation.amounts is second.allocation.amounts
+    assert second.allocation.amounts == {1: {"cpu": 2000}}
 
 
 @pytest.mark.parametrize(
