@@ -43,7 +43,7 @@ def test_corrected_pod_resources_without_grpcio_are_an_error_too(tmp_path: Path)
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--corrected-pod-resources-socket=s"], "'s' is no unix:///absolute/path"),
+        (["--corrected-pod-resources-socket=s"], "'s' is not unix:///absolute/path"),
         (
             ["--corrected-pod-resources-socket=/x", "--pod-resources-socket="],
             "needs pod-resources-socket",
@@ -76,8 +76,8 @@ def test_grpcio_is_loaded_for_the_hook_server_alone(tmp_path: Path) -> None:
     [
         ("--hook-server-hooks=PreStop", "hook-server-hooks: no hook 'PreStop', only PreRunPod"),
         ("--hook-server-failure-policy=fail", "hook-server-failure-policy"),
-        ("--hook-server-socket=hooks.sock", "'hooks.sock' is no unix:///absolute/path"),
-        ("--hook-failure-policy=Start=fail", "hook-failure-policy: 'Start=fail': no hook"),
+        ("--hook-server-socket=hooks.sock", "'hooks.sock' is not unix:///absolute/path"),
+        ("--hook-failure-policy=Start=fail", "hook-failure-policy: 'Start=fail': hook"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, flag: str, said: str) -> None:

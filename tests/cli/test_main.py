@@ -53,7 +53,7 @@ def test_help_lists_every_command_and_each_has_its_own() -> None:
     [
         (["proxy", "--hold-seconds=soon"], 2, "hold-seconds"),
         (["proxy", "--config=/nowhere/x.toml"], 2, "/nowhere/x.toml"),
-        (["proxy", "--listen=a.sock"], 1, "endpoint 'a.sock' is no unix:///absolute/path"),
+        (["proxy", "--listen=a.sock"], 1, "endpoint 'a.sock' is not unix:///absolute/path"),
         (["proxy", "--listen=/run/x.sock", "--runtime-endpoint=/run/x.sock"], 1, "same socket"),
         (["agent", "--http="], 1, "not in a cluster (--kubeconfig says where one is, --standalone"),
         (["webhook", "--webhook-failure-policy=Perhaps"], 2, "webhook-failure-policy"),
@@ -75,7 +75,7 @@ def test_address_that_is_none_leaves_no_socket_behind(tmp_path: Path) -> None:
     listen = tmp_path / "cri.sock"
     done = topolet("proxy", f"--listen={listen}", "--proxy-http=nowhere")
     assert done.returncode == 1
-    assert "address 'nowhere' is no HOST:PORT" in done.stderr
+    assert "address 'nowhere' is not HOST:PORT" in done.stderr
     assert not listen.exists()
 
 

@@ -69,22 +69,22 @@ class AgentSettings(DoctorSettings, frozen=True):
         msgspec.Meta(
             gt=0,
             le=86_400,
-            description="how often what was reported to the cluster is compared with what is "
-            "stored there, seconds",
+            description="how often the reported objects are compared with those stored in the "
+            "cluster, seconds",
         ),
     ] = 300.0
     kubelet_configz: Annotated[
         str,
         msgspec.Meta(
-            description="https://NODE:10250/configz, where the kubelet tells its configuration; "
-            "empty: its command line and file tell"
+            description="https://NODE:10250/configz, where the agent reads the kubelet's "
+            "configuration; empty: it reads the kubelet's command line and file"
         ),
     ] = ""
     kubelet_config: Annotated[
         str,
         msgspec.Meta(
-            description="the kubelet's configuration file, by its path for the agent; empty: the "
-            "path of the kubelet's own --config, below root. Flags of the kubelet win over the file"
+            description="path of the kubelet's configuration file as the agent sees it; empty: the "
+            "path of the kubelet's own --config, below root. The kubelet's flags override the file"
         ),
     ] = ""
     kubelet_token_file: Annotated[
@@ -92,69 +92,68 @@ class AgentSettings(DoctorSettings, frozen=True):
     ] = ""
     kubelet_ca_file: Annotated[
         str,
-        msgspec.Meta(description="who signed the kubelet's certificate; empty: it is not verified"),
+        msgspec.Meta(description="CA of the kubelet's certificate; empty: it is not verified"),
     ] = ""
     kubelet_cpu_manager: Annotated[
         Literal["detect", "none", "static"],
         msgspec.Meta(
-            description="the kubelet's cpuManagerPolicy, declared: none or static, and the agent "
-            "does not start beside another one; detect: whatever it is"
+            description="the kubelet's cpuManagerPolicy: with none or static the agent does not "
+            "start if the kubelet has another one; detect: any"
         ),
     ] = "detect"
     devices: Annotated[
         bool,
-        msgspec.Meta(description="the agent looks for GPUs, RDMA devices and FPGAs"),
+        msgspec.Meta(description="the agent discovers GPUs, RDMA devices and FPGAs"),
     ] = True
     gpu_driver_root: Annotated[
         str,
         msgspec.Meta(
-            description="where the files of NVIDIA's driver are; empty: "
-            "where the system looks for libraries"
+            description="folder with the files of NVIDIA's driver; empty: the system's library path"
         ),
     ] = ""
     gpu_actions: Annotated[
         str,
         msgspec.Meta(
-            description="XID=ACTION or STATE=ACTION, separated by commas, where NVIDIA's catalogue "
-            "is not wanted: ignore, restart-app, reset, reboot or support; `*` for unknown XIDs"
+            description="XID=ACTION or STATE=ACTION, separated by commas, to override NVIDIA's "
+            "catalogue: ignore, restart-app, reset, reboot or support; `*` for unknown XIDs"
         ),
     ] = ""
     gfd_labels: Annotated[
         bool,
         msgspec.Meta(
-            description="the Node gets the labels of NVIDIA's GPU feature discovery too, as far as "
-            "we know them: where that does not run"
+            description="the Node also gets those labels of NVIDIA's GPU feature discovery that "
+            "the agent knows: for nodes where that does not run"
         ),
     ] = False
     withhold_held_devices: Annotated[
         bool,
         msgspec.Meta(
-            description="devices that pods hold by a kubelet's plugin, a claim or by hand are "
-            "listed with amounts of 0, in Device object and Node: for a scheduler that does not "
-            "read devices-checkpoints, as Koordinator's"
+            description="devices that pods hold through a kubelet's device plugin, a ResourceClaim "
+            "or by hand have amounts of 0 in the Device object and the Node: for a scheduler that "
+            "does not read devices-checkpoints, such as Koordinator's"
         ),
     ] = False
     pod_resources_socket: Annotated[
         str,
         msgspec.Meta(
-            description="where the kubelet tells what its pods hold (PodResources); empty: it is "
-            "not asked"
+            description="the kubelet's PodResources socket, with the resources that its pods hold; "
+            "empty: not used"
         ),
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     corrected_pod_resources_socket: Annotated[
         str,
         msgspec.Meta(
-            description="agent: where it serves PodResources as the kubelet does, with the devices "
-            "and CPUs that containers really have, for exporters (DCGM) and Multus; empty: "
-            "nowhere. Needs grpcio and pod-resources-socket"
+            description="agent: socket on which it serves PodResources as the kubelet does, with "
+            "the devices and CPUs that containers really have, for exporters (DCGM) and Multus; "
+            "empty: none. Needs grpcio and pod-resources-socket"
         ),
     ] = ""
     cpu_policy: Annotated[
         CpuPolicy,
         msgspec.Meta(
-            description="who gives Guaranteed containers with whole CPUs their own where no "
-            "scheduler does: none; static: at their creation, for good; dynamic: they may be "
-            "replaced by better ones, which a file in the container tells"
+            description="exclusive CPUs of Guaranteed containers that request whole CPUs and that "
+            "no scheduler gave any: none; static: fixed at creation; dynamic: the agent may "
+            "replace them by better ones, and lists them in a file in the container"
         ),
     ] = "none"
     cpu_policy_options: Annotated[
@@ -166,9 +165,7 @@ class AgentSettings(DoctorSettings, frozen=True):
     ] = ""
     reserved_cpus: Annotated[
         str,
-        msgspec.Meta(
-            description="for cpu-policy: CPUs that no container gets as its own, as a Linux list"
-        ),
+        msgspec.Meta(description="for cpu-policy: CPUs that no container owns, as a Linux list"),
     ] = ""
     owners_on_reserved: Annotated[
         bool,
@@ -184,40 +181,40 @@ class AgentSettings(DoctorSettings, frozen=True):
     bind_memory: Annotated[
         bool,
         msgspec.Meta(
-            description="pods with own CPUs, or held to NUMA nodes, get the memory of their CPUs' "
-            "nodes, also where the Node has no label numa-memory-policy"
+            description="pods that own CPUs or are bound to NUMA nodes get memory of their CPUs' "
+            "nodes, also where the Node does not have the label numa-memory-policy"
         ),
     ] = False
     migrate_memory: Annotated[
         bool,
         msgspec.Meta(
-            description="pages of running containers move when their memory nodes change; else "
-            "cgroup v2, which always moves them, leaves running containers as they are"
+            description="pages of running containers move when their memory nodes change; without "
+            "it, their memory nodes do not change on cgroup v2, which always moves pages"
         ),
     ] = False
     unasked_gpus: Annotated[
         Unasked,
         msgspec.Meta(
-            description="containers that no GPU was given to: leave them as they come; hide every "
-            "GPU where the request names none, whatever the image says, but not from device "
-            "plugins, exporters and privileged containers; deny also these, and a request for "
-            "`all`, which monitors make. By NRI, which shows image and request as one, hide takes "
-            "`all` for the image's"
+            description="containers without an allocated GPU: leave: they stay unchanged; hide: "
+            "they see no GPU unless the request names one, whatever the image names, except device "
+            "plugins, exporters and privileged containers; deny: as hide, without exceptions, also "
+            "if the request names `all`, as monitors do. NRI does not distinguish image and "
+            "request: there hide treats `all` as the image's"
         ),
     ] = "hide"
     gpu_cdi_kind: Annotated[
         str,
         msgspec.Meta(
             pattern=r"^([A-Za-z][A-Za-z0-9_.-]*/[A-Za-z][A-Za-z0-9_-]*)?$",
-            description="kind of the CDI devices, named by UUID, that GPUs are given by where a "
-            "request has no sign of any (nvidia.com/gpu); empty: by NVIDIA_VISIBLE_DEVICES",
+            description="kind of the CDI devices, named by UUID (nvidia.com/gpu), through which a "
+            "container gets GPUs if its request names none; empty: NVIDIA_VISIBLE_DEVICES",
         ),
     ] = ""
     hami_core_library: Annotated[
         str,
         msgspec.Meta(
-            description="HAMi-core's library on this host, for pods that want their part of a GPU "
-            "enforced; empty: there is none"
+            description="path of HAMi-core's library on this host, for pods whose part of a GPU "
+            "is to be enforced; empty: there is none"
         ),
     ] = ""
     http: Annotated[
@@ -227,20 +224,20 @@ class AgentSettings(DoctorSettings, frozen=True):
     hook_server_socket: Annotated[
         str,
         msgspec.Meta(
-            description="agent: where it serves Koordinator's hooks to koord-runtime-proxy; empty: "
-            "nowhere. Needs grpcio"
+            description="agent: socket on which it serves Koordinator's hooks to "
+            "koord-runtime-proxy; empty: none. Needs grpcio"
         ),
     ] = ""
     hook_server_registration_dir: Annotated[
         str,
-        msgspec.Meta(description="the folder where koord-runtime-proxy looks for hook servers"),
+        msgspec.Meta(description="the folder where koord-runtime-proxy finds hook servers"),
     ] = "/etc/runtime/hookserver.d"
     hook_server_failure_policy: Annotated[
         Literal["Fail", "Ignore"],
         msgspec.Meta(
-            description="what koord-runtime-proxy does when a hook of ours gives an error or no "
-            "answer: with Ignore a call that hook-failure-policy fails goes on unchanged; with "
-            "Fail no pod comes while the agent was killed, the agent's own only by its label"
+            description="what koord-runtime-proxy does when the agent answers with an error or not "
+            "at all. Ignore: calls that hook-failure-policy fails go on unchanged; Fail: after a "
+            "crash of the agent no pod starts, except its own by their label"
         ),
     ] = "Ignore"
     hook_server_hooks: Annotated[
@@ -255,19 +252,19 @@ class AgentSettings(DoctorSettings, frozen=True):
         msgspec.Meta(
             gt=0,
             le=60,
-            description="how often the agent looks while events can't tell everything, seconds",
+            description="time between two full passes while events are incomplete, seconds",
         ),
     ] = 0.5
     full_pass_seconds: Annotated[
         float,
         msgspec.Meta(
-            gt=0, le=600, description="how often the agent looks though no event came, seconds"
+            gt=0, le=600, description="time between two full passes without an event, seconds"
         ),
     ] = 10.0
     exclude: Annotated[
         str,
         msgspec.Meta(
-            description="what the agent leaves alone: NAMESPACE, NAMESPACE/POD or "
+            description="what the agent does not manage: NAMESPACE, NAMESPACE/POD or "
             "NAMESPACE/POD/CONTAINER, with * and ?, separated by commas"
         ),
     ] = ""

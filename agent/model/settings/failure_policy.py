@@ -1,8 +1,8 @@
 """Policies for hooks that fail, and how long a hook may wait.
 
-Both are settings as text, so that a flag and a TOML file say them the same way:
-`HOOK/CLASS=ignore|fail`, and `HOOK=SECONDS`, separated by commas. A hook is a method of the CRI, a
-class is a QoS class, or `devices` for a container that can't have its devices.
+Both are text, with the same syntax in a flag and in a TOML file: `HOOK/CLASS=ignore|fail`, and
+`HOOK=SECONDS`, separated by commas. A hook is a method of the CRI, a class is a QoS class, or
+`devices` for a container that can't have its devices.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ def failure_policies(settings: HookSettings) -> tuple[FailurePolicies, Deadlines
 
 
 def parse_policies(text: str) -> FailurePolicies:
-    """Of two rules for one hook and class the later holds. Raises FailurePolicyError."""
+    """Of two rules for one hook and class the later one applies. Raises FailurePolicyError."""
     rules = {}
     for name, value, rule in _pairs(text):
         hook, _, class_ = name.partition("/")
         if hook not in (*HOOKS, _ANY):
-            raise FailurePolicyError(f"{rule!r}: no hook {hook!r}, only {', '.join(HOOKS)} and *")
+            raise FailurePolicyError(f"{rule!r}: hook {hook!r} is not {', '.join(HOOKS)} or *")
         if "/" in name and class_ not in (*_CLASSES, _ANY):
             raise FailurePolicyError(
-                f"{rule!r}: no class {class_!r}, only {', '.join(_CLASSES)} and *"
+                f"{rule!r}: class {class_!r} is not {', '.join(_CLASSES)} or *"
             )
         if value not in _FAILS:
             raise FailurePolicyError(f"{rule!r}: neither ignore nor fail")
@@ -102,11 +102,11 @@ def parse_deadlines(text: str, usual: float) -> Deadlines:
     by_hook = {}
     for hook, value, rule in _pairs(text):
         if hook not in HOOKS:
-            raise FailurePolicyError(f"{rule!r}: no hook {hook!r}, only {', '.join(HOOKS)}")
+            raise FailurePolicyError(f"{rule!r}: hook {hook!r} is not one of {', '.join(HOOKS)}")
         try:
             seconds = float(value)
         except ValueError:
-            raise FailurePolicyError(f"{rule!r}: {value!r} is no number of seconds") from None
+            raise FailurePolicyError(f"{rule!r}: {value!r} is not a number of seconds") from None
         if not 0 <= seconds <= _MOST_SECONDS:
             raise FailurePolicyError(f"{rule!r}: not between 0 and {_MOST_SECONDS:g} seconds")
         by_hook[hook] = seconds
@@ -118,5 +118,5 @@ def _pairs(text: str) -> Iterator[tuple[str, str, str]]:
         if rule := part.strip():
             name, equals, value = rule.partition("=")
             if not equals:
-                raise FailurePolicyError(f"{rule!r}: no '='")
+                raise FailurePolicyError(f"{rule!r} has no '='")
             yield name.strip(), value.strip(), rule

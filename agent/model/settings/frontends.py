@@ -29,7 +29,7 @@ class ProxySettings(Options, frozen=True):
     state_dir: StateDir = STATE_DIR
     runtime_endpoint: RuntimeEndpoint = RUNTIME_ENDPOINT
     listen: Annotated[
-        str, msgspec.Meta(description="the proxy's own socket, given to the kubelet")
+        str, msgspec.Meta(description="the proxy's socket, to which the kubelet connects")
     ] = "unix:///run/topolet/cri.sock"
     proxy_http: Annotated[
         str, msgspec.Meta(description="proxy: ADDRESS:PORT of /metrics and /healthz; empty: none")
@@ -40,7 +40,7 @@ class ProxySettings(Options, frozen=True):
     drain_seconds: Annotated[
         float,
         msgspec.Meta(
-            ge=0, le=600, description="proxy: how long calls under way may take at its end, seconds"
+            ge=0, le=600, description="proxy: longest wait for open calls when it stops, seconds"
         ),
     ] = 5.0
     log_level: LogLevel = LOG_LEVEL
@@ -51,7 +51,7 @@ class NriSettings(Options, frozen=True):
 
     state_dir: StateDir = STATE_DIR
     nri_socket: Annotated[
-        str, msgspec.Meta(description="where the container runtime takes NRI plugins")
+        str, msgspec.Meta(description="the container runtime's socket for NRI plugins")
     ] = "/var/run/nri/nri.sock"
     nri_name: Annotated[
         str,
@@ -63,15 +63,14 @@ class NriSettings(Options, frozen=True):
         str,
         msgspec.Meta(
             pattern="^[0-9]{2}$",
-            description="two digits: the runtime asks its plugins in their order",
+            description="two digits: the runtime calls its plugins in this order",
         ),
     ] = "10"
     nri_updates: Annotated[
         bool,
         msgspec.Meta(
-            description="the NRI plugin too tells the runtime what the agent changed, which the "
-            "agent does by the CRI: only one whose NRI is 0.12.1 or later, as earlier ones can "
-            "lock up over it"
+            description="the NRI plugin updates the runtime, in addition to the agent's updates "
+            "through the CRI, if the runtime's NRI is 0.12.1 or later: earlier ones can deadlock"
         ),
     ] = True
     nri_http: Annotated[

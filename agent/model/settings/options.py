@@ -27,24 +27,23 @@ RUNTIME_ENDPOINT: Final = "unix:///run/containerd/containerd.sock"
 Kubeconfig = Annotated[
     str,
     msgspec.Meta(
-        description="file that says where the API server is and who we are; empty: the service "
-        "account of our pod"
+        description="kubeconfig file for the API server; empty: the service account of the pod"
     ),
 ]
 KUBECONFIG: Final = ""
 ServiceAccountDir = Annotated[
-    str, msgspec.Meta(description="folder of our pod's token and of the API server's ca.crt")
+    str, msgspec.Meta(description="folder with the pod's token and the API server's ca.crt")
 ]
 SERVICE_ACCOUNT_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 HoldSeconds = Annotated[
     float,
-    msgspec.Meta(ge=0, le=60, description="how long a call waits for the agent at most, seconds"),
+    msgspec.Meta(ge=0, le=60, description="longest time that a call waits for the agent, seconds"),
 ]
 HOLD_SECONDS: Final = 0.5
 HookDeadlines = Annotated[
     str,
     msgspec.Meta(
-        description="HOOK=SECONDS, separated by commas, where a hook waits longer or shorter "
+        description="HOOK=SECONDS, separated by commas, for hooks that wait longer or shorter "
         "than hold-seconds"
     ),
 ]
@@ -53,8 +52,8 @@ HookFailurePolicy = Annotated[
     str,
     msgspec.Meta(
         description="HOOK/CLASS=ignore or fail, separated by commas, `*` for all: whether a "
-        "call goes on or fails when its hook waited in vain, can't read it or went wrong; the "
-        "narrowest rule speaks. Class `devices`: whether a container that can't have the "
+        "call goes on or fails when its hook timed out, can't read it or had an error; the "
+        "narrowest rule applies. Class `devices`: whether a container that can't have the "
         "devices allocated to it keeps those of its device plugin"
     ),
 ]
@@ -64,8 +63,8 @@ HOOK_FAILURE_POLICY: Final = (
 TlsCertificateFile = Annotated[
     str,
     msgspec.Meta(
-        description="the certificate shown to clients; read again when it changes; scheduler: "
-        "empty for plain HTTP"
+        description="the server certificate; read again when it changes; scheduler: empty for "
+        "plain HTTP"
     ),
 ]
 TLS_CERTIFICATE_FILE: Final = "/etc/topolet/tls/tls.crt"
@@ -73,7 +72,7 @@ TlsKeyFile = Annotated[str, msgspec.Meta(description="the key of tls-certificate
 TLS_KEY_FILE: Final = "/etc/topolet/tls/tls.key"
 LogLevel = Annotated[
     str,
-    msgspec.Meta(pattern="^(debug|info|warning|error)$", description="least level logged"),
+    msgspec.Meta(pattern="^(debug|info|warning|error)$", description="lowest level to log"),
 ]
 LOG_LEVEL: Final = "info"
 
@@ -97,16 +96,16 @@ def options(kind: type[Options]) -> tuple[msgspec.inspect.Field, ...]:
 
 
 def socket_path(endpoint: str) -> str:
-    """`unix:///path` or a path, as a path. Raises SettingsError."""
+    """The path of `unix:///path` or of a plain path. Raises SettingsError."""
     path = endpoint.removeprefix("unix://")
     if not path.startswith("/"):
-        raise SettingsError(f"endpoint {endpoint!r} is no unix:///absolute/path")
+        raise SettingsError(f"endpoint {endpoint!r} is not unix:///absolute/path")
     return path
 
 
 def host_port(address: str) -> tuple[str, int]:
-    """`HOST:PORT` as a pair, an empty host meaning all. Raises SettingsError."""
+    """`HOST:PORT` as a pair; an empty host means all addresses. Raises SettingsError."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise SettingsError(f"address {address!r} is no HOST:PORT")
+        raise SettingsError(f"address {address!r} is not HOST:PORT")
     return host.strip("[]") or "0.0.0.0", int(port)

@@ -2,8 +2,8 @@
 
 Two kinds, with their own keys and defaults: `CPUOrchestrationPluginArgs` (fine-grained CPU
 orchestration proposal, Plugin Configuration) and `NodeNUMAResourceArgs` of Koordinator's plugin
-(pkg/scheduler/apis/config/v1/types.go). Both kinds also have our keys `gpuObjective` and
-`zoneScoringStrategy`. The second is for plain pods, like the `scoringStrategy` of
+(pkg/scheduler/apis/config/v1/types.go). Topolet adds the keys `gpuObjective` and
+`zoneScoringStrategy` to both. The second is for plain pods, like the `scoringStrategy` of
 NodeResourceTopologyMatch (scheduler-plugins: apis/config/v1/types.go,
 NodeResourceTopologyMatchArgs)."""
 
@@ -29,7 +29,7 @@ Weights = dict[str, int]
 
 
 class Measure(enum.StrEnum):
-    """What a node is scored by: amounts of resources, or how many of its NUMA nodes are used."""
+    """A criterion of a node's score: amounts of resources, or the number of its used NUMA nodes."""
 
     RESOURCES = "Resources"
     NUMA_NODES = "NUMANodes"
@@ -50,16 +50,16 @@ class ScoringStrategy(msgspec.Struct, frozen=True):
 
 
 class ZoneScoring(msgspec.Struct, frozen=True):
-    """Of plain pods; a resource without a weight has 1."""
+    """The scoring for plain pods; a resource without a weight has weight 1."""
 
     type: Strategy = Strategy.LEAST_ALLOCATED
     weights: Weights = {}
 
 
 class SchedulerArgs(msgspec.Struct, frozen=True):
-    """`node`: how nodes are scored; `numa`: how sets of NUMA nodes on one of them. `measures`: the
-    mean of all that are named. `gpu_objective`: how sets of GPUs on a node are chosen. `zones`: how
-    nodes are scored for plain pods."""
+    """`node`: how nodes are scored; `numa`: how sets of NUMA nodes of one node are scored.
+    `measures`: a node's score is the mean of these. `gpu_objective`: how sets of GPUs of a node are
+    chosen. `zones`: how nodes are scored for plain pods."""
 
     rules: Rules
     bind: BindPolicy
@@ -72,8 +72,8 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
 
 
 def decode(body: object) -> SchedulerArgs:
-    """Of a decoded file; missing fields have the kind's default. Raises ObjectError, which names
-    the field."""
+    """The value of a decoded file; missing fields have the kind's default. Raises ObjectError,
+    which names the field."""
     kind = body.get("kind") if isinstance(body, dict) else None
     if kind == Rules.KOORDINATOR:
         return _koordinator(converted(body, kind, _NodeNumaResource))
@@ -132,16 +132,16 @@ class _NodeNumaResource(_Fields, frozen=True):
 
 
 def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
-    said = raw.scoring_strategy or _MeasuredStrategy()
+    scoring = raw.scoring_strategy or _MeasuredStrategy()
     default = ScoringStrategy(Strategy.MOST_ALLOCATED, _CPU_AND_MEMORY)
-    node = _strategy(Rules.PROPOSAL, "scoringStrategy", said, default)
+    node = _strategy(Rules.PROPOSAL, "scoringStrategy", scoring, default)
     return SchedulerArgs(
         Rules.PROPOSAL,
         BindPolicy(raw.bind),
         raw.numa_policy,
         node,
         _strategy(Rules.PROPOSAL, "numaScoringStrategy", raw.numa_scoring_strategy, node),
-        said.measures or frozenset(Measure),
+        scoring.measures or frozenset(Measure),
         raw.gpu_objective,
         _zones(Rules.PROPOSAL, raw.zone_scoring_strategy),
     )
@@ -162,28 +162,28 @@ def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
 
 
 def _strategy(
-    kind: str, field: str, said: _Strategy | None, default: ScoringStrategy
+    kind: str, field: str, raw: _Strategy | None, default: ScoringStrategy
 ) -> ScoringStrategy:
-    if said is None:
+    if raw is None:
         return default
-    weights = _weights(kind, field, said.resources) if said.resources else default.weights
+    weights = _weights(kind, field, raw.resources) if raw.resources else default.weights
     return ScoringStrategy(
-        _of_kind(kind, field, said.type, NODE_STRATEGIES) or default.type, weights
+        _of_kind(kind, field, raw.type, NODE_STRATEGIES) or default.type, weights
     )
 
 
-def _zones(kind: str, said: _Strategy) -> ZoneScoring:
+def _zones(kind: str, raw: _Strategy) -> ZoneScoring:
     field = "zoneScoringStrategy"
-    type_ = _of_kind(kind, field, said.type, ZONE_STRATEGIES) or Strategy.LEAST_ALLOCATED
-    return ZoneScoring(type_, _weights(kind, field, said.resources or ()))
+    type_ = _of_kind(kind, field, raw.type, ZONE_STRATEGIES) or Strategy.LEAST_ALLOCATED
+    return ZoneScoring(type_, _weights(kind, field, raw.resources or ()))
 
 
 def _of_kind(
-    kind: str, field: str, said: Strategy | None, known: tuple[Strategy, ...]
+    kind: str, field: str, type_: Strategy | None, known: tuple[Strategy, ...]
 ) -> Strategy | None:
-    if said is not None and said not in known:
-        raise ObjectError(kind, "", f"{field}.type: {said} is not one of {', '.join(known)}")
-    return said
+    if type_ is not None and type_ not in known:
+        raise ObjectError(kind, "", f"{field}.type: {type_} is not one of {', '.join(known)}")
+    return type_
 
 
 def _weights(kind: str, field: str, resources: tuple[_Resource, ...]) -> Weights:

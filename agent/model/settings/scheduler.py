@@ -38,64 +38,64 @@ class SchedulerSettings(Options, frozen=True):
     client_ca_file: Annotated[
         str,
         msgspec.Meta(
-            description="scheduler: the CA of which clients must show a certificate; read again "
-            "when it changes; empty: whoever reaches the port may have pods bound"
+            description="scheduler: the CA of the clients' certificates; read again when it "
+            "changes; empty: any client that reaches the port can bind pods"
         ),
     ] = ""
     client_names: Annotated[
         str,
         msgspec.Meta(
-            description="scheduler: names, separated by commas, of which a client's certificate "
-            "must bear one; empty: any of client-ca-file"
+            description="scheduler: accepted names of a client's certificate, separated by commas; "
+            "empty: any certificate of client-ca-file"
         ),
     ] = ""
     scheduler_http: Annotated[
         str,
         msgspec.Meta(
             description="scheduler: ADDRESS:PORT of /readyz, /healthz and /metrics in plain HTTP, "
-            "for those who have no certificate; empty: none"
+            "for clients without a certificate; empty: none"
         ),
     ] = "127.0.0.1:9329"
     scheduler_name: Annotated[
         str,
         msgspec.Meta(
-            min_length=1, description="scheduler: the schedulerName of the pods that are ours"
+            min_length=1, description="scheduler: the schedulerName of the pods that it places"
         ),
     ] = "topolet-scheduler"
     scheduler_args_file: Annotated[
         str,
         msgspec.Meta(
-            description="scheduler: file of a CPUOrchestrationPluginArgs or a NodeNUMAResourceArgs "
-            "that says how nodes are scored; empty: the former's defaults"
+            description="scheduler: file with a CPUOrchestrationPluginArgs or NodeNUMAResourceArgs "
+            "that configures how nodes are scored; empty: the former's defaults"
         ),
     ] = ""
     gpu_shares: Annotated[
         str,
         msgspec.Meta(
             pattern="^(MostAllocated|LeastAllocated)$",
-            description="scheduler: parts of GPUs are given of the card that has least left for "
-            "them, so that whole ones stay whole, or of the one that has most",
+            description="scheduler: a part of a GPU comes from the card with the least left for "
+            "parts, so that other cards stay whole (MostAllocated), or with the most",
         ),
     ] = "MostAllocated"
     agent_selector: Annotated[
         str,
         msgspec.Meta(
-            description="scheduler: labels, KEY=VALUE separated by commas, of the pods of which a "
-            "node must have a Ready one to give CPUs or devices; empty: it needs none"
+            description="scheduler: labels of the agent's pods, KEY=VALUE separated by commas; "
+            "only nodes with a Ready one offer CPUs and devices; empty: all nodes"
         ),
     ] = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
     agent_namespace: Annotated[
         str,
         msgspec.Meta(
-            description="scheduler: the namespace of these pods, so that nobody else can pass for "
-            "them; empty: any"
+            description="scheduler: the namespace of these pods, so that no other pod can pass for "
+            "one; empty: any"
         ),
     ] = ""
     best_node_only: Annotated[
         bool,
         msgspec.Meta(
-            description="scheduler: a pod that needs CPUs or devices is offered its best node "
-            "alone, so that no other score and no draw decides"
+            description="scheduler: offers only the best node to a pod that needs CPUs or devices, "
+            "so that no other score and no random choice decides"
         ),
     ] = True
     group_seconds: Annotated[
@@ -103,25 +103,25 @@ class SchedulerSettings(Options, frozen=True):
         msgspec.Meta(
             gt=0,
             le=3600,
-            description="scheduler: how long a node is held for the members of a group that are "
-            "still to come, seconds",
+            description="scheduler: how long a node is reserved for the missing members of a "
+            "group, seconds",
         ),
     ] = 60.0
     evict: Annotated[
         bool,
         msgspec.Meta(
-            description="scheduler: evicts pods of lower priority itself where kube-scheduler sees "
-            "no reason to: CPU is free on the node, but not as the pod needs it"
+            description="scheduler: evicts pods of lower priority itself if kube-scheduler does "
+            "not, since CPU is free on the node, but not as the pod needs it"
         ),
     ] = False
     lease_namespace: Annotated[
-        str, msgspec.Meta(min_length=1, description="scheduler: where the lease of the leader is")
+        str, msgspec.Meta(min_length=1, description="scheduler: namespace of the leader's Lease")
     ] = "topolet-system"
     lease_name: Annotated[
         str,
         msgspec.Meta(
-            description="scheduler: the Lease whose holder decides, all others wait; empty: there "
-            "is one scheduler only"
+            description="scheduler: name of the leader's Lease; only its holder decides; empty: "
+            "there is only one scheduler"
         ),
     ] = "topolet-scheduler"
     lease_seconds: Annotated[
@@ -129,8 +129,8 @@ class SchedulerSettings(Options, frozen=True):
         msgspec.Meta(
             ge=3,
             le=600,
-            description="scheduler: how long after the leader was heard of last another takes its "
-            "place, seconds",
+            description="scheduler: how long after the leader's last renewal another one takes "
+            "over, seconds",
         ),
     ] = 15
     watch_stale_seconds: Annotated[
@@ -138,8 +138,8 @@ class SchedulerSettings(Options, frozen=True):
         msgspec.Meta(
             ge=15,
             le=600,
-            description="scheduler: how long a watch that decisions read may be out of touch with "
-            "the API server (no event, bookmark or answer) before nothing is answered, seconds; "
+            description="scheduler: how long a watch that decisions need may get no event, "
+            "bookmark or answer of the API server before the scheduler refuses requests, seconds; "
             "each watch is renewed three times in that time",
         ),
     ] = 30
@@ -153,15 +153,14 @@ class WebhookSettings(Options, frozen=True):
     service_account_dir: ServiceAccountDir = SERVICE_ACCOUNT_DIR
     webhook_https: Annotated[
         str,
-        msgspec.Meta(description="webhook: ADDRESS:PORT of its pages, /healthz among them, by TLS"),
+        msgspec.Meta(description="webhook: ADDRESS:PORT of its pages and of /healthz, with TLS"),
     ] = "0.0.0.0:9443"
     tls_certificate_file: TlsCertificateFile = TLS_CERTIFICATE_FILE
     tls_key_file: TlsKeyFile = TLS_KEY_FILE
     webhook_failure_policy: Annotated[
         Literal["Fail", "Ignore"],
         msgspec.Meta(
-            description="webhook: whether the Binding of a pod that can't be looked up is refused "
-            "or goes on"
+            description="webhook: whether a Binding is refused or allowed if its pod can't be read"
         ),
     ] = "Fail"
     log_level: LogLevel = LOG_LEVEL

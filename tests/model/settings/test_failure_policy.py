@@ -38,9 +38,9 @@ def test_only_creations_that_need_own_cpus_fail_unless_somebody_says_so(qos: QoS
     ("rules", "part"),
     [
         ("CreateContainer", "no '='"),
-        ("Create=fail", "no hook 'Create'"),
-        ("*/LSX=fail", "no class 'LSX'"),
-        ("*/=fail", "no class ''"),
+        ("Create=fail", "hook 'Create' is not"),
+        ("*/LSX=fail", "class 'LSX' is not"),
+        ("*/=fail", "class '' is not"),
         ("*=maybe", "neither ignore nor fail"),
     ],
 )

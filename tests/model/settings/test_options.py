@@ -125,7 +125,7 @@ def test_endpoint(endpoint: str, path: str) -> None:
 
 @pytest.mark.parametrize("endpoint", ["", "run/a.sock", "unix://run/a", "tcp://1.2.3.4:5"])
 def test_endpoint_that_is_none(endpoint: str) -> None:
-    with pytest.raises(SettingsError, match="is no unix:///absolute/path"):
+    with pytest.raises(SettingsError, match="is not unix:///absolute/path"):
         socket_path(endpoint)
 
 
@@ -143,7 +143,7 @@ def test_address(address: str, pair: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("address", ["", "80", "a", "a:", "a:b", "a:65536", "a:-1", "a:1.5"])
 def test_address_that_is_none(address: str) -> None:
-    with pytest.raises(SettingsError, match=f"address '{address}' is no HOST:PORT"):
+    with pytest.raises(SettingsError, match=f"address '{address}' is not HOST:PORT"):
         host_port(address)
 
 
