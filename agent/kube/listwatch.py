@@ -24,7 +24,7 @@ from agent.kube.errors import (
     TooManyRequestsError,
     UnreachableError,
 )
-from agent.kube.objects import Change, Changed, Known, Metadata, Mirror, ObjectKey, Read
+from agent.kube.objects import Change, Changed, Known, Mirror, ObjectKey, Read, WatchedMetadata
 from agent.kube.schedule import Schedule, WatchPace
 from agent.kube.stream import Stream
 from agent.kube.transport import Query, Transport
@@ -311,14 +311,14 @@ class ListWatch(Generic[T]):
     def _touch(self) -> None:
         self._touched_at = self._pace.clock()
 
-    def _event(self, line: bytes) -> tuple[WatchEvent, Metadata]:
+    def _event(self, line: bytes) -> tuple[WatchEvent, WatchedMetadata]:
         asked = f"watch of {self.path}"
         event = wire.event(asked, line)
         if event.type == "ERROR":
             raise errors.refusal(asked, errors.status_of(bytes(event.object)))
         return event, wire.metadata(asked, event.object)
 
-    def _receive(self, event: WatchEvent, metadata: Metadata) -> None:
+    def _receive(self, event: WatchEvent, metadata: WatchedMetadata) -> None:
         if wire.not_newer(metadata.resource_version, self._version):
             return
         if event.type == "DELETED":
@@ -328,7 +328,9 @@ class ListWatch(Generic[T]):
         self._version = metadata.resource_version
         self._progressed()
 
-    def _decoded(self, metadata: Metadata, raw: msgspec.Raw) -> tuple[ObjectKey, Known[T] | None]:
+    def _decoded(
+        self, metadata: WatchedMetadata, raw: msgspec.Raw
+    ) -> tuple[ObjectKey, Known[T] | None]:
         return metadata.key, self._mirror.decoded(metadata, bytes(raw))
 
     def _sync(

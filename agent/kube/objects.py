@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from agent.model.bounds import JsonError
-from agent.model.objects import ObjectError
+from agent.model.objects import ObjectError, ObjectMetadata
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -119,14 +119,11 @@ class Objects(Protocol):
 log = logging.getLogger(__name__)
 
 
-class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """The metadata that a watch needs of an object."""
+class WatchedMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
+    """The metadata that a watch needs. A bookmark has no name."""
 
     name: str = ""
-    namespace: str = ""
-    uid: str = ""
     resource_version: str = ""
-    annotations: dict[str, str] | None = None
 
     @property
     def key(self) -> ObjectKey:
@@ -152,7 +149,7 @@ class Mirror(Generic[T]):
     def values(self) -> dict[ObjectKey, T]:
         return {key: known.value for key, known in self._known.copy().items()}
 
-    def decoded(self, metadata: Metadata, raw: bytes) -> Known[T] | None:
+    def decoded(self, metadata: WatchedMetadata, raw: bytes) -> Known[T] | None:
         """Decodes an existing object; None where it has no value. Changes nothing, so that the
         bytes of all objects are never in memory at once."""
         before = self._known.get(metadata.key)
@@ -176,7 +173,7 @@ class Mirror(Generic[T]):
             changes += self.drop(key)
         return changes
 
-    def put(self, metadata: Metadata, raw: bytes) -> list[Change[T]]:
+    def put(self, metadata: WatchedMetadata, raw: bytes) -> list[Change[T]]:
         """Adds or replaces one object."""
         return self._take(metadata.key, self.decoded(metadata, raw))
 

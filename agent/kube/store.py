@@ -22,7 +22,7 @@ from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError
 from agent.kube.kinds import kind_named
-from agent.kube.objects import Changed, Metadata, Mirror, Object, ObjectKey, Read
+from agent.kube.objects import Changed, Mirror, Object, ObjectKey, Read, WatchedMetadata
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.nrt.node_status import DOMAIN, LABEL_PREFIX
@@ -116,11 +116,11 @@ class EmbeddedStore:
         """Watches the one Node."""
         return FolderWatch(lambda: self._one("Node", name), read, changed, self._period)
 
-    def _one(self, kind: str, name: str) -> Iterator[tuple[Metadata, bytes]]:
+    def _one(self, kind: str, name: str) -> Iterator[tuple[WatchedMetadata, bytes]]:
         if (found := self.get(kind, name)) is not None:
             yield _served(f"{kind} {name}", found)
 
-    def _pods(self, node_name: str) -> Iterator[tuple[Metadata, bytes]]:
+    def _pods(self, node_name: str) -> Iterator[tuple[WatchedMetadata, bytes]]:
         folder = os.path.join(self._folder, "pod")
         for namespace in _names(folder):
             for file in _names(os.path.join(folder, namespace)):
@@ -151,7 +151,7 @@ def _read(what: str, path: str) -> Object | None:
     return content
 
 
-def _served(what: str, found: Object) -> tuple[Metadata, bytes]:
+def _served(what: str, found: Object) -> tuple[WatchedMetadata, bytes]:
     """Returns the object as an API server sends it; a digest of the content is its version."""
     try:
         text = msgspec.json.encode(found)
@@ -172,7 +172,7 @@ def _names(folder: str) -> list[str]:
 
 
 class _WithMetadata(msgspec.Struct, frozen=True):
-    metadata: Metadata
+    metadata: WatchedMetadata
 
 
 _object = msgspec.json.Decoder(_WithMetadata)
@@ -208,7 +208,7 @@ def _merged(stored: Object, wanted: Object) -> Object:
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-Found = Callable[[], Iterable[tuple[Metadata, bytes]]]
+Found = Callable[[], Iterable[tuple[WatchedMetadata, bytes]]]
 """The watched objects as JSON. Raises StoreError."""
 
 

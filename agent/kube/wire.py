@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from agent.kube.errors import GoneError, MalformedError, TooLargeError
-from agent.kube.objects import Metadata
+from agent.kube.objects import WatchedMetadata
 from agent.kube.transport import Query
 from agent.model import bounds
 from agent.model.bounds import JsonError
@@ -38,7 +38,7 @@ class WatchEvent(msgspec.Struct, frozen=True):
 
 
 class _Object(msgspec.Struct, frozen=True):
-    metadata: Metadata
+    metadata: WatchedMetadata
 
 
 def page(asked: str, body: bytes) -> Page:
@@ -56,7 +56,7 @@ def event(asked: str, line: bytes) -> WatchEvent:
         raise MalformedError(f"{asked}: {error}") from error
 
 
-def metadata(asked: str, text: msgspec.Raw) -> Metadata:
+def metadata(asked: str, text: msgspec.Raw) -> WatchedMetadata:
     """The metadata of an object with a name and a version, or with a version alone."""
     try:
         found = bounds.decode(_objects, bytes(text)).metadata
@@ -67,7 +67,7 @@ def metadata(asked: str, text: msgspec.Raw) -> Metadata:
     return found
 
 
-def ends_initial(bookmark: Metadata) -> bool:
+def ends_initial(bookmark: WatchedMetadata) -> bool:
     """Whether all existing objects were reported (WatchList)."""
     return (bookmark.annotations or {}).get(_INITIAL_END) == "true"
 

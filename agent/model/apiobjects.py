@@ -237,7 +237,7 @@ class ApiNode(msgspec.Struct, frozen=True):
 class NodeBody(msgspec.Struct, frozen=True):
     """The JSON of a Node."""
 
-    metadata: _Metadata
+    metadata: ObjectMetadata
 
 
 def decode_node(text: bytes) -> ApiNode:
@@ -253,12 +253,6 @@ def node_from_object(body: object) -> ApiNode:
 def node_value(raw: NodeBody) -> ApiNode:
     metadata = raw.metadata
     return ApiNode(metadata.uid, metadata.labels or {}, metadata.annotations or {})
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    uid: str = ""
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
 
 
 _node_decoder: Final = msgspec.json.Decoder(NodeBody)

@@ -27,6 +27,8 @@ class ObjectMetadata(msgspec.Struct, frozen=True, rename="camel"):
     """The metadata that every kind is read with; a kind that needs more fields adds them."""
 
     name: str
+    namespace: str = ""
+    uid: str = ""
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
 

@@ -23,7 +23,7 @@ from agent.model import apiobjects, bounds
 from agent.model.apiobjects import ApiPod
 from agent.model.bounds import JsonError
 from agent.model.nrt.node_status import GPU
-from agent.model.objects import ObjectError
+from agent.model.objects import ObjectError, ObjectMetadata
 from agent.model.settings.scheduler import WebhookSettings
 from agent.scheduler.extender import server
 from agent.scheduler.extender.connections import CertificateFiles
@@ -87,7 +87,8 @@ class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
     @property
     def pod(self) -> str:
         """The name of the pod that is bound."""
-        return self.name or (self.object.metadata.name if self.object else "")
+        metadata = self.object.metadata if self.object else None
+        return self.name or (metadata.name if metadata else "")
 
 
 def decode(body: bytes) -> AdmissionRequest:
@@ -171,12 +172,8 @@ class _User(msgspec.Struct, frozen=True):
     username: str = ""
 
 
-class _Metadata(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
 class _Binding(msgspec.Struct, frozen=True):
-    metadata: _Metadata = _Metadata()
+    metadata: ObjectMetadata | None = None
 
 
 class _Review(msgspec.Struct, frozen=True, rename="camel"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import request_of
-from agent.kube.objects import Change, Metadata, Mirror, ObjectKey
+from agent.kube.objects import Change, Mirror, ObjectKey, WatchedMetadata
 from agent.model.apiobjects import from_object
 from agent.scheduler.state import records
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
@@ -385,11 +385,16 @@ def _key(told: Object) -> ObjectKey:
     return ObjectKey(told["metadata"].get("namespace", ""), told["metadata"]["name"])
 
 
-def _metadata(told: Object) -> Metadata:
+def _metadata(told: Object) -> WatchedMetadata:
     metadata = told["metadata"]
     key = _key(told)
     uid = metadata.get("uid", key.name)
-    return Metadata(key.name, key.namespace, uid, metadata["resourceVersion"])
+    return WatchedMetadata(
+        name=key.name,
+        namespace=key.namespace,
+        uid=uid,
+        resource_version=metadata["resourceVersion"],
+    )
 
 
 def _annotated(told: Object, notes: dict[str, str]) -> Object:

@@ -19,7 +19,7 @@ import msgspec
 from agent.model import apiobjects, bounds
 from agent.model.apiobjects import ApiPod, PodObject
 from agent.model.bounds import JsonError
-from agent.model.objects import ObjectError
+from agent.model.objects import ObjectError, ObjectMetadata
 from agent.scheduler.extender.http_routes import TEXT, BadRequestError, Reply, Route, text_reply
 from agent.telemetry.schedulermetrics import SchedulerMetrics
 
@@ -173,13 +173,8 @@ def _pod(what: str, raw: PodObject) -> ApiPod:
         raise BadRequestError(f"{what}: {error}") from None
 
 
-class _Metadata(msgspec.Struct, frozen=True):
-    name: str
-    uid: str = ""
-
-
 class _Named(msgspec.Struct, frozen=True):
-    metadata: _Metadata
+    metadata: ObjectMetadata
 
 
 class _Nodes(msgspec.Struct, frozen=True):

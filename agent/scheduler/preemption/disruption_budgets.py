@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from agent.kube.objects import Change, ChangeKind
-from agent.model.objects import LabelSelector, decoded
+from agent.model.objects import LabelSelector, ObjectMetadata, decoded
 
 KIND: Final = "PodDisruptionBudget"
 PLURAL: Final = "poddisruptionbudgets"
@@ -78,11 +78,6 @@ class Budgets:
         return tuple(each for each in budgets.values() if each.covers(name, labels))
 
 
-class _Metadata(msgspec.Struct, frozen=True):
-    name: str
-    namespace: str = ""
-
-
 class _Spec(msgspec.Struct, frozen=True):
     selector: LabelSelector | None = None
 
@@ -93,7 +88,7 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Object(msgspec.Struct, frozen=True):
-    metadata: _Metadata
+    metadata: ObjectMetadata
     spec: _Spec = _Spec()
     status: _Status = _Status()
 

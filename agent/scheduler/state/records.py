@@ -28,7 +28,7 @@ from agent.model.devices.device_allocation import Holdings, VirtualFunctions
 from agent.model.devices.device_object import DeviceObject
 from agent.model.nrt import node_annotations, resource_topology
 from agent.model.nrt.resource_topology import NodeTopology
-from agent.model.objects import ObjectError, decoded
+from agent.model.objects import ObjectError, ObjectMetadata, decoded
 from agent.model.pod.annotations import AnnotationError
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
@@ -239,19 +239,12 @@ class _WithConditions(msgspec.Struct, frozen=True):
     status: _Conditions = _Conditions()
 
 
-class _Metadata(msgspec.Struct, frozen=True):
-    name: str
-    uid: str = ""
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-
-
 class _NodeStatus(msgspec.Struct, frozen=True):
     allocatable: dict[str, Quantity] | None = None
 
 
 class _Node(msgspec.Struct, frozen=True):
-    metadata: _Metadata
+    metadata: ObjectMetadata
     status: _NodeStatus = _NodeStatus()
 
 
