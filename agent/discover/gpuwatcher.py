@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from agent.discover.gpumessages import BUFFER_BYTES, Answer, End, Event, Lines, Query, Result, line
-from agent.model.devices.gpus import CHILD_ENDED, LET_GO, NO_ANSWER, NO_PROCESS, GpuEvent, GpuReport
+from agent.model.devices.gpus import CHILD_ENDED, CLOSED, NO_ANSWER, NO_PROCESS, GpuEvent, GpuReport
 
 _END_SECONDS: Final = 1.0
 
@@ -188,7 +188,7 @@ class GpuWatcher:
         self._thread.join()
         os.close(self._wake)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Ends the child, so that the driver can be unloaded and cards can be reset. A report with
         the fault `LetGo` confirms it. The next child starts after `resume`."""
         with self._lock:
@@ -220,7 +220,7 @@ class GpuWatcher:
                 # No second child while one hangs in the kernel.
                 self._sleep(pause)
             elif self._released:
-                self._add(GpuReport(LET_GO, "the driver was released on request"))
+                self._add(GpuReport(CLOSED, "the driver was released on request"))
                 while self._released and not self._stopping:
                     self._sleep(None)
             else:

@@ -192,7 +192,7 @@ class DeviceView:
                 gpu_devices.devices(
                     health,
                     places(plugged.functions),
-                    gpu_devices.cordoned(node.annotations, cards, let_go=self._gpus.let_go),
+                    gpu_devices.cordoned(node.annotations, cards, released=self._gpus.released),
                     sum(each.memory_bytes for each in topology.numa_nodes),
                 ),
                 plugged.rdma.devices,
@@ -288,7 +288,7 @@ class DeviceView:
             for bus in health.unclaimed:
                 yield f"GPU at {bus}: PCI lists it, its driver does not list it"
         if cards:
-            for each in gpu_devices.cordons_of_none(node.annotations, cards):
+            for each in gpu_devices.unknown_cordons(node.annotations, cards):
                 yield f"Node: {each}"
 
     def _capabilities(self) -> dict[str, DeviceNode]:
@@ -336,6 +336,6 @@ def device_view(
 def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
     """Whether to release the GPUs' driver, and the problems of the annotation that requests it."""
     try:
-        return gpu_devices.release_asked(node.annotations), ()
+        return gpu_devices.release_requested(node.annotations), ()
     except AnnotationError as error:
         return False, (f"Node: {error}",)

@@ -11,7 +11,7 @@ from agent.host.files import Tree
 from agent.model.devices import gpu_devices, gpu_health
 from agent.model.devices.gpu_actions import GpuActions
 from agent.model.devices.gpu_health import GpuHealth
-from agent.model.devices.gpus import LET_GO, GpuPair, GpuReading, GpuReport
+from agent.model.devices.gpus import CLOSED, GpuPair, GpuReading, GpuReport
 from agent.model.devices.listing import Published
 from agent.model.nrt.node_status import GpuFacts
 
@@ -39,11 +39,11 @@ class GpuView:
         self._clock = clock
         self._watcher: GpuWatcher | None = None
         self._health = GpuHealth()
-        self._released = False
+        self._release_requested = False
         self._booted: int | None = None
         self.answered = False
         """Whether the driver has listed its cards since the agent started."""
-        self.let_go = False
+        self.released = False
         """Whether the child closed the driver because an annotation of the Node requests it."""
         self.pairs: tuple[GpuPair, ...] = ()
         """The links between the cards that the driver listed last."""
@@ -79,14 +79,14 @@ class GpuView:
                 # Cards that were removed while the agent did not run.
                 self._health, self.facts = GpuHealth(), GpuFacts()
             if not cards or release:
-                self._let_go(release)
+                self._set_released(release)
                 return self._health
             self._watcher = self._watch()
             self._watcher.start()
-            self._let_go(False)
-        elif release is not self._released:
-            (self._watcher.let_go if release else self._watcher.resume)()
-        self._released = release
+            self._set_released(False)
+        elif release is not self._release_requested:
+            (self._watcher.release if release else self._watcher.resume)()
+        self._release_requested = release
         now = int(self._clock())
         for news in self._watcher.take():
             for event in news.events:
@@ -96,9 +96,9 @@ class GpuView:
         return self._health
 
     def _apply(self, report: GpuReport, now: int, cards: tuple[str, ...], *, release: bool) -> None:
-        let_go = report.fault == LET_GO
-        self._let_go(release and let_go)
-        self.fault = "" if let_go else report.fault
+        released = report.fault == CLOSED
+        self._set_released(release and released)
+        self.fault = "" if released else report.fault
         self.message = report.message
         self.readings = report.readings
         if self._booted is None:
@@ -112,10 +112,10 @@ class GpuView:
             self.pairs = report.inventory.pairs
             self.facts = gpu_devices.facts(self._health)
 
-    def _let_go(self, now: bool) -> None:
-        if now is not self.let_go:
+    def _set_released(self, now: bool) -> None:
+        if now is not self.released:
             log.info("GPUs: the driver is %s", "released" if now else "opened again")
-        self.let_go = now
+        self.released = now
 
 
 def _booted(root: str) -> int | None:

@@ -208,11 +208,11 @@ def test_a_child_that_ends_again_and_again_before_it_answers_is_the_drivers_faul
     here.until(good)
 
 
-def test_it_lets_the_driver_go_and_takes_it_up_again(watch: Callable[..., Watch]) -> None:
+def test_it_releases_the_driver_and_opens_it_again(watch: Callable[..., Watch]) -> None:
     machine = gpumachines.mixed()
     here = watch(machine, ASKED)
     here.until(good)
-    here.watcher.let_go()
+    here.watcher.release()
     here.until(fault("LetGo"))
     assert here.driver.child() is None
     here.driver.tell(Machine(machine.cards, driver="570.86.15"))
@@ -222,9 +222,9 @@ def test_it_lets_the_driver_go_and_takes_it_up_again(watch: Callable[..., Watch]
     assert report.inventory.driver == "570.86.15"
 
 
-def test_a_watcher_that_let_go_can_be_stopped(watch: Callable[..., Watch]) -> None:
+def test_a_watcher_that_released_the_driver_can_be_stopped(watch: Callable[..., Watch]) -> None:
     here = watch(gpumachines.mixed(), ASKED)
-    here.watcher.let_go()
+    here.watcher.release()
     here.until(fault("LetGo"))
 
 

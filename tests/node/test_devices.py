@@ -210,7 +210,7 @@ def test_a_cordon_of_no_card_is_told(mixed: Node, caplog: pytest.LogCaptureFixtu
     mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": "GPU-typo, 1"})
     mixed.observe()
     for name in ("gpu-typo", "1"):
-        told = f"devices: Node: annotation topolet.io/cordoned-gpus: no GPU {name!r} here"
+        told = f"devices: Node: annotation topolet.io/cordoned-gpus: unknown GPU {name!r}"
         assert told in caplog.text
     assert health(first) == health(mixed.observe())
 
@@ -231,7 +231,7 @@ def test_the_driver_is_released_and_opened_by_the_nodes_annotation(
         said = {each.type: each.message for each in device.conditions}
         assert said == {
             HEALTHY: "device is healthy",
-            "Cordoned": f"annotation {key}: the driver is let go",
+            "Cordoned": f"annotation {key}: the driver is released",
         }
     restarted = mixed.another()
     seen = restarted.observe(TOPOLOGY, Published(report.devices), mixed.words, ())

@@ -1,5 +1,5 @@
-"""A pod's device annotations: how its devices are to be chosen, and those that a scheduler
-allocated (Koordinator: apis/extension/device_share.go)."""
+"""A pod's device annotations: how to choose its devices, and the devices that a scheduler allocated
+(Koordinator: apis/extension/device_share.go)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GPU_PARTITION_SPEC: Final = "scheduling.koordinator.sh/gpu-partition-spec"
 
 
 class DeviceAllocateStrategy(enum.StrEnum):
-    """The number of devices for a request that fits one device."""
+    """How many devices a request that fits one device gets."""
 
     ONE = ""
     APPLY_FOR_ALL = "ApplyForAll"
@@ -39,8 +39,8 @@ class DeviceTopologyScope(enum.StrEnum):
 
 
 class Exclusion(enum.StrEnum):
-    """What is not shared with other pods: the device, or all devices of its type under its PCIe
-    switch."""
+    """What the pod does not share with other pods: the device, or all devices of its type under its
+    PCIe switch."""
 
     NONE = ""
     DEVICE_LEVEL = "DeviceLevel"
@@ -48,7 +48,8 @@ class Exclusion(enum.StrEnum):
 
 
 class DeviceHint(msgspec.Struct, frozen=True):
-    """The hint for one device type. `vf_selector`: requests a virtual function of such a group."""
+    """The hint for one device type. `vf_selector`: the pod requests a virtual function of a group
+    with these labels."""
 
     selector: LabelSelector | None = None
     vf_selector: LabelSelector | None = msgspec.field(default=None, name="vfSelector")
@@ -71,7 +72,7 @@ class JointScope(enum.StrEnum):
 
 
 class Joint(msgspec.Struct, frozen=True):
-    """Device types that belong together, the leading one first."""
+    """Device types that are allocated together, the leading one first."""
 
     types: tuple[str, ...] = msgspec.field(default=(), name="deviceTypes")
     scope: JointScope = msgspec.field(default=JointScope.PREFERRED, name="requiredScope")
@@ -83,7 +84,7 @@ class PartitionPolicy(enum.StrEnum):
 
 
 class PartitionSpec(msgspec.Struct, frozen=True):
-    """`restricted`: only partitions with the best score; `bandwidth`: the least bandwidth of the
+    """`restricted`: only partitions with the best score. `bandwidth`: the minimum bandwidth of the
     ring, in the unit of the table."""
 
     restricted: bool = False
@@ -91,7 +92,7 @@ class PartitionSpec(msgspec.Struct, frozen=True):
 
 
 class DevicePreferences(msgspec.Struct, frozen=True):
-    """By device type; without an entry there is no preference."""
+    """`hints` by device type; a type without an entry has no preference."""
 
     hints: dict[str, DeviceHint] = {}
     joint: Joint | None = None
@@ -129,12 +130,12 @@ def _partition(raw: _RawSpec) -> PartitionSpec:
 
 
 Holdings = dict[tuple[str, int], dict[str, int]]
-"""The held amounts by type and minor of a device, and by resource, in units."""
+"""The allocated amounts, by type and minor of a device, then by resource, in units."""
 
 
 class AllocatedDevice(msgspec.Struct, frozen=True):
-    """One device of a pod, or a part of it. `id`: its permanent name, "" when the annotation has
-    the minor only. `functions`: the bus ids of its virtual functions that are allocated instead."""
+    """A device of a pod, or a part of one. `id`: its permanent name, "" if the annotation has only
+    the minor. `functions`: the bus ids of its virtual functions, if these are allocated instead."""
 
     minor: int
     id: str = ""
@@ -147,7 +148,7 @@ GivenDevices = Mapping[str, tuple[AllocatedDevice, ...]]
 
 
 def given(annotations: Mapping[str, str]) -> dict[str, tuple[AllocatedDevice, ...]]:
-    """The devices of one pod by type, in the annotation's order; negative amounts count as none.
+    """The devices of one pod by type, in the annotation's order; negative amounts count as 0.
     Raises AnnotationError."""
     found = {}
     for kind, devices in _by_type(annotations).items():
@@ -164,13 +165,13 @@ def given(annotations: Mapping[str, str]) -> dict[str, tuple[AllocatedDevice, ..
 
 
 def allocated(annotations: Mapping[str, str]) -> Holdings:
-    """The devices of one pod, none without an allocation; negative amounts count as none. Raises
-    AnnotationError."""
+    """The amounts that one pod has, empty without an allocation; negative amounts count as 0.
+    Raises AnnotationError."""
     return amounts(given(annotations))
 
 
 def amounts(given: GivenDevices) -> Holdings:
-    """The amounts that one pod holds."""
+    """The amounts of one pod's devices."""
     found: Holdings = {}
     for kind, devices in given.items():
         for device in devices:
@@ -181,8 +182,8 @@ def amounts(given: GivenDevices) -> Holdings:
 
 
 def renumbered(given: GivenDevices, devices: Iterable[Device]) -> GivenDevices:
-    """With the current minors of the devices: a GPU may have another one after a boot, and the
-    annotation names the device."""
+    """The same allocation with the current minors: a GPU may have another minor after a boot, and
+    the annotation names the device by its id."""
     now = {(each.type, each.uuid): each.minor for each in devices}
     return {
         kind: tuple(
@@ -194,8 +195,8 @@ def renumbered(given: GivenDevices, devices: Iterable[Device]) -> GivenDevices:
 
 
 def names(given: GivenDevices, devices: Iterable[Device]) -> dict[str, frozenset[str]]:
-    """By type the ids of the allocated devices, or the bus ids of their virtual functions. A device
-    that is not on this node has none, unless the annotation has its id."""
+    """By type, the ids of the allocated devices, or the bus ids of their virtual functions. A
+    device that is not on this node has no name unless the annotation has its id."""
     ids = {(each.type, each.minor): each.uuid for each in devices}
     return {
         kind: frozenset(
@@ -209,7 +210,7 @@ def names(given: GivenDevices, devices: Iterable[Device]) -> dict[str, frozenset
 
 
 VirtualFunctions = dict[tuple[str, int], frozenset[str]]
-"""By type and minor of a device, the bus ids of those of its functions that are held."""
+"""By type and minor of a device, the bus ids of its allocated virtual functions."""
 
 
 def virtual_functions(annotations: Mapping[str, str]) -> VirtualFunctions:

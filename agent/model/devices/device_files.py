@@ -1,6 +1,6 @@
-"""The names and files by which a container reaches each device of a node. NVIDIA's cards have
-/dev/nvidiaMINOR; a MIG instance has its card's node and two capabilities, whose numbers the driver
-lists in /proc/driver/nvidia-caps/mig-minors."""
+"""The names and files by which a container reaches each device of a node. A card of NVIDIA's has
+/dev/nvidiaMINOR. A MIG instance has the node of its card and two capabilities; the driver lists
+their minors in /proc/driver/nvidia-caps/mig-minors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from agent.model.devices.visible import DeviceNode, VisibleGpu
 
 
 class CardFiles(msgspec.Struct, frozen=True):
-    """A GPU. `divided`: MIG is on, so that only its `instances` can be used; an instance has its
-    own nodes and its card's."""
+    """A GPU. `divided`: MIG is on, so only its `instances` can be used. An instance has its own
+    nodes and those of its card."""
 
     gpu: VisibleGpu
     minor: int | None = None
@@ -28,8 +28,8 @@ class CardFiles(msgspec.Struct, frozen=True):
 
 
 class OtherFiles(msgspec.Struct, frozen=True):
-    """A device of another type, by its uuid (an RDMA device's or FPGA's PCI address) and minor.
-    `functions`: the nodes of its virtual functions, by PCI address."""
+    """A device of another type. `uuid`: the PCI address of an RDMA device or FPGA. `functions`: the
+    nodes of its virtual functions, by PCI address."""
 
     type: str
     uuid: str
@@ -39,8 +39,8 @@ class OtherFiles(msgspec.Struct, frozen=True):
 
 
 class DeviceFiles(msgspec.Struct, frozen=True):
-    """All devices of a node. `cards` None: there are some, and their driver has not listed them
-    yet. `common`: by type, the nodes that every user needs in addition to those of its device
+    """All devices of a node. `cards` None: the node has cards, and the driver has not listed them
+    yet. `common`: by type, the nodes that every user needs in addition to those of the device
     (/dev/infiniband/rdma_cm)."""
 
     cards: tuple[CardFiles, ...] | None = ()
@@ -57,8 +57,8 @@ _CAPABILITIES_MAJOR: Final = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
 
 
 def capabilities(mig_minors: str, proc_devices: str) -> dict[str, DeviceNode]:
-    """By `gpu0/gi1` and `gpu0/gi1/ci0` (the first number a card's minor), from the texts of
-    /proc/driver/nvidia-caps/mig-minors and /proc/devices."""
+    """The nodes of MIG capabilities by name, `gpu0/gi1` and `gpu0/gi1/ci0` (the first number is the
+    card's minor), from the texts of /proc/driver/nvidia-caps/mig-minors and /proc/devices."""
     major = _CAPABILITIES_MAJOR.search(proc_devices)
     return {
         name: DeviceNode(
@@ -76,9 +76,9 @@ def device_files(
     capability_nodes: Mapping[str, DeviceNode] | None = None,
     before: DeviceFiles = NO_FILES,
 ) -> DeviceFiles:
-    """The files of `devices`; `gpus` None: not listed yet. A device whose files are not visible now
-    has those of `before`, unless another device has them now: an RDMA device, or a virtual function
-    of it, hides in the network namespace of its pod."""
+    """The files of `devices`. `gpus` None: not listed yet. A device whose files are not visible now
+    keeps its files of `before`, unless another device has them now: an RDMA device or virtual
+    function is not visible while it is in the network namespace of its pod."""
     listed = list(devices)
     minors = {each.uuid: each.minor for each in listed if each.type == DeviceType.GPU}
     now = {(each.type, each.uuid): each for each in (*_rdma(rdma), *_fpgas(fpgas))}
@@ -107,8 +107,8 @@ def device_files(
 def _with_hidden(
     now: OtherFiles | None, before: OtherFiles | None, seen: Collection[str]
 ) -> OtherFiles | None:
-    """When no files are visible now, the files of before that no other device has now (`seen`, by
-    path)."""
+    """The visible files. Where there are none, the files of `before` that no other device has now
+    (`seen`, by path)."""
     if before is None:
         return now
     functions = {bus: _but(nodes, seen) for bus, nodes in before.functions.items()}
@@ -126,8 +126,8 @@ def _but(nodes: Iterable[DeviceNode], seen: Collection[str]) -> tuple[DeviceNode
 
 
 def _card(gpu: Gpu, minor: int | None, capability_nodes: Mapping[str, DeviceNode]) -> CardFiles:
-    """`minor`: as the Device object numbers it; where that is another one, the driver's own is
-    not known, or belongs to another card now."""
+    """`minor`: the card's minor in the Device object. If it differs from the driver's, the driver's
+    is unknown or another card has it now."""
     nodes = (
         ()
         if gpu.minor is None or gpu.minor != minor
@@ -163,7 +163,7 @@ def _rdma(rdma: Rdma) -> Iterable[OtherFiles]:
 
 
 def _fpgas(fpgas: Fpgas) -> Iterable[OtherFiles]:
-    """Their ports; the node that loads another bitstream is never given to a container."""
+    """The nodes of their ports. A container never gets the node that loads another bitstream."""
     by_address = {each.address: each for each in fpgas.devices}
     for each in fpgas.devices:
         virtual = [by_address[place] for _, place in each.function.virtual if place in by_address]

@@ -20,7 +20,7 @@ GPU_PARTITIONS: Final = "scheduling.koordinator.sh/gpu-partitions"
 
 
 class DeviceType(enum.StrEnum):
-    """As the scheduler's annotations and the Device object call them."""
+    """The names in the scheduler's annotations and in the Device object."""
 
     GPU = "gpu"
     RDMA = "rdma"
@@ -28,8 +28,8 @@ class DeviceType(enum.StrEnum):
 
 
 class DeviceTopology(msgspec.Struct, frozen=True):
-    """The place of a device; `socket` and `node` are the kernel's ids, -1 when unknown. `pcie`: the
-    switch that it shares with its neighbours; `bus`: domain:bus:device.function."""
+    """The location of a device. `socket` and `node` are the kernel's ids, -1 if unknown. `pcie`:
+    the PCIe switch above the device. `bus`: domain:bus:device.function."""
 
     socket: int = -1
     node: int = -1
@@ -38,21 +38,21 @@ class DeviceTopology(msgspec.Struct, frozen=True):
 
 
 class VirtualFunction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`minor` -1: it has no number of its own."""
+    """`minor` -1: the function has no number of its own."""
 
     minor: int
     bus: str = msgspec.field(default="", name="busID")
 
 
 class VfGroup(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Virtual functions that are alike."""
+    """Virtual functions with the same labels."""
 
     labels: dict[str, str] = {}
     vfs: tuple[VirtualFunction, ...] = ()
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
-    """A condition of Kubernetes; `last_transition_time` in RFC 3339."""
+    """A Kubernetes condition; `last_transition_time` in RFC 3339."""
 
     type: str
     status: str
@@ -62,9 +62,10 @@ class Condition(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """One device. `uuid`: its name for life (of an RDMA device its PCI address); `minor`: its
-    number among its type on this node; `module`: its place in the chassis. `resources`: what
-    it gives by resource name, in units (100 of `gpu-core` are a whole card, memory in bytes)."""
+    """One device. `uuid`: its permanent name (for an RDMA device its PCI address). `minor`: its
+    number among the devices of its type on this node. `module`: its slot in the chassis.
+    `resources`: its capacity by resource name, in units (100 of `gpu-core` are a whole card, memory
+    in bytes)."""
 
     type: str
     uuid: str
@@ -79,7 +80,8 @@ class Device(msgspec.Struct, frozen=True):
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """What one device gives of one resource to its NUMA node, and how much of it pods hold."""
+    """The amounts of one resource that one device adds to its NUMA node; `held`: how much of it
+    pods have."""
 
     resource: str
     node: int
@@ -91,8 +93,8 @@ class Portion(msgspec.Struct, frozen=True):
 def portions(
     devices: Iterable[Device], held: Mapping[tuple[str, int], Mapping[str, int]]
 ) -> tuple[Portion, ...]:
-    """`held`: by type and minor, and resource, the sum that pods hold. An unhealthy device gives
-    nothing; a device without a NUMA node is in no zone."""
+    """`held`: the sum that pods have, by type and minor, then by resource. An unhealthy device has
+    nothing allocatable; a device without a NUMA node is in no zone."""
     return tuple(
         Portion(
             resource,
@@ -113,7 +115,7 @@ def encode(
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
 ) -> Object:
-    """Sorted by type and minor."""
+    """The object, with its devices sorted by type and minor."""
     metadata: Object = {"name": name}
     if labels:
         metadata["labels"] = dict(sorted(labels.items()))
@@ -129,7 +131,7 @@ def encode(
 
 
 class DeviceObject(msgspec.Struct, frozen=True):
-    """The object as it is read, with the name of its node."""
+    """A decoded object; `name` is that of its node."""
 
     name: str
     devices: tuple[Device, ...] = ()
@@ -138,7 +140,7 @@ class DeviceObject(msgspec.Struct, frozen=True):
 
 
 def read(body: object) -> DeviceObject:
-    """Any writer's object. Raises ObjectError."""
+    """Decodes an object of any writer. Raises ObjectError."""
     raw = converted(body, KIND, _Raw)
     metadata = raw.metadata
     devices = tuple(
@@ -212,7 +214,7 @@ def _device(device: Device) -> Object:
 
 
 def _plain(value: msgspec.Struct) -> object:
-    """As it is read back from JSON: lists, no tuples."""
+    """The value as JSON decodes it: with lists instead of tuples."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 

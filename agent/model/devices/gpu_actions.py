@@ -1,7 +1,8 @@
-"""What a GPU's trouble asks for: of XIDs NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors,
-immediate action of Ampere and later) as far as it is about a card's health; and a site's own word.
+"""The action that each fault of a GPU requires. For XIDs it is the immediate action in NVIDIA's
+catalogue (docs.nvidia.com/deploy/xid-errors, Ampere and later), as far as it concerns the health of
+a card. A site can override it.
 
-Troubles have the names of Kubernetes reasons: `XID79`, `RowRemapPending`."""
+Faults are named like Kubernetes reasons: `XID79`, `RowRemapPending`."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from typing import Final
 
 
 class GpuActionError(ValueError):
-    """An action table that can't be read; the text names the entry."""
+    """An invalid action table; the message names the entry."""
 
 
 class Action(enum.StrEnum):
-    """From none to manual repair; `agent.model.devices.gpu_health` has the end of each."""
+    """From none to manual repair; `agent.model.devices.gpu_health` has the evidence that ends
+    each."""
 
     IGNORE = "ignore"
     RESTART_APP = "restart-app"
@@ -30,8 +32,9 @@ def _numbers(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-# Ignored though they are listed: what tells more of another XID (45, 154, 171, 172), and what asks
-# only for monitoring (162-166). NVLink's workflows end in a reset; so does the one of 48.
+# Ignored although the catalogue lists them: XIDs that add details to another XID (45, 154, 171,
+# 172), and XIDs that require only monitoring (162-166). The workflows for NVLink and for 48 end in
+# a reset.
 _CATALOGUE: Final = {
     Action.IGNORE: "14 37 38 43-45 63 66 67 92 93 106-108 121 137 141 152-154 157 160-166 171 172",
     Action.RESTART_APP: "8 11 13 25 31 32 39-41 60 68-72 75-77 80 82-86 88 89 94 96-105 126-135 "
@@ -43,7 +46,7 @@ CATALOGUE: Final[Mapping[int, Action]] = {
     number: action for action, text in _CATALOGUE.items() for number in _numbers(text)
 }
 ANY_OTHER: Final = Action.SUPPORT
-"""The catalogue's action for XIDs that it calls unused."""
+"""The action for XIDs that the catalogue calls unused."""
 
 
 LOST: Final = "GpuLost"
@@ -66,7 +69,7 @@ STATES: Final[Mapping[str, Action]] = {
     UNCORRECTABLE: Action.RESET,
     ADVISED: Action.RESET,
 }
-"""What a look shows, or does not show any more."""
+"""Faults that a report of the driver shows, with their actions."""
 
 _XID: Final = "XID"
 
@@ -80,12 +83,12 @@ def is_xid(reason: str) -> bool:
 
 
 class GpuActions:
-    """By reason. `otherwise`: what a site decides for some; `any_other`: for XIDs that are in no
-    row. A state that is in none is the driver's, and asks for a human being."""
+    """The action of each reason. `overrides`: a site's actions. `any_other`: for XIDs in no row. A
+    state in no row is a fault of the driver, which needs an administrator: `SUPPORT`."""
 
-    def __init__(self, otherwise: Mapping[str, Action], any_other: Action = ANY_OTHER) -> None:
+    def __init__(self, overrides: Mapping[str, Action], any_other: Action = ANY_OTHER) -> None:
         catalogue = {xid_reason(number): action for number, action in CATALOGUE.items()}
-        self._actions = {**catalogue, **STATES, **otherwise}
+        self._actions = {**catalogue, **STATES, **overrides}
         self._any_other = any_other
 
     def __getitem__(self, reason: str) -> Action:
@@ -93,9 +96,9 @@ class GpuActions:
 
 
 def parse(text: str) -> GpuActions:
-    """`109=ignore,RowRemapPending=ignore,*=reset`: an XID or a state; `*` is any XID that the
-    catalogue does not have. Raises GpuActionError."""
-    otherwise: dict[str, Action] = {}
+    """Parses `109=ignore,RowRemapPending=ignore,*=reset`. A key is an XID or a state; `*` is every
+    XID that the catalogue does not have. Raises GpuActionError."""
+    overrides: dict[str, Action] = {}
     any_other = ANY_OTHER
     for entry in filter(None, (each.strip() for each in text.split(","))):
         name, _, word = (part.strip() for part in entry.partition("="))
@@ -107,10 +110,10 @@ def parse(text: str) -> GpuActions:
         if name == "*":
             any_other = action
         elif name in STATES:
-            otherwise[name] = action
+            overrides[name] = action
         elif name.isascii() and name.isdecimal() and len(name) <= 4:
-            otherwise[xid_reason(int(name))] = action
+            overrides[xid_reason(int(name))] = action
         else:
-            known = ", ".join(STATES)
-            raise GpuActionError(f"GPU action {entry!r}: {name!r} is no XID and none of {known}")
-    return GpuActions(otherwise, any_other)
+            known = f"an XID or one of {', '.join(STATES)}"
+            raise GpuActionError(f"GPU action {entry!r}: {name!r} is not {known}")
+    return GpuActions(overrides, any_other)

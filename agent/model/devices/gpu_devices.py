@@ -1,7 +1,7 @@
-"""GPUs as Devices of the node: their resources, topology, and health as conditions.
+"""GPUs as entries of the Device object: resources, topology, and health as conditions.
 
-A condition outlives the agent: after a restart `restored` reads the health of the cards back from
-the published Device object. Annotations of the Node cordon cards, or release the driver."""
+A condition outlives the agent: after a restart, `restored` reads the health of the cards from the
+published Device object. Annotations on the Node cordon cards or release the driver."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ def devices(
     cordoned: Mapping[str, str] = MappingProxyType({}),
     host_memory_bytes: int = 0,
 ) -> tuple[Device, ...]:
-    """By minor. `places`: by PCI address; `cordoned`: by UUID, why; `host_memory_bytes`: what cards
-    have that have no memory of their own. A card without a minor, or that is not enumerated and
-    whose minor another one has now, has the next that is free after all that are taken, in order of
-    index."""
+    """The devices, sorted by minor. `places`: by PCI address. `cordoned`: reasons by UUID.
+    `host_memory_bytes`: the memory of cards that have none of their own. A card without a minor, or
+    whose minor another card has, gets the next number above all minors, in order of index."""
     ordered = sorted(
         health.cards, key=lambda card: (card.gpu.index < 0, card.gpu.index, card.gpu.uuid)
     )
@@ -48,7 +47,7 @@ def devices(
 
 
 def facts(health: GpuHealth) -> GpuFacts:
-    """What the cards have in common."""
+    """The vendor, product and driver version of the cards."""
     products = {card.gpu.product for card in health.cards} - {""}
     product = products.pop() if len(products) == 1 else ""
     return GpuFacts(VENDOR, product, health.driver) if health.cards else GpuFacts()
@@ -72,7 +71,7 @@ def _device(
 
 
 def _resources(gpu: Gpu, host_memory_bytes: int) -> dict[str, int]:
-    """A card in MIG mode gives no whole card, with instances or without."""
+    """Empty for a card in MIG mode, with instances or without: it can't be allocated whole."""
     if gpu.mig:
         return {}
     memory = host_memory_bytes if gpu.memory_bytes is None else gpu.memory_bytes
@@ -87,64 +86,65 @@ VENDOR: Final = "nvidia"
 
 
 MIG_INSTANCES: Final = "topolet.io/mig-instances"
-"""Label of a Device: how many instances a card in MIG mode has."""
+"""Label of a device: the number of instances of a card in MIG mode."""
 
 
 HEALTHY: Final = "Healthy"
-"""The name of Koordinator's condition. Each condition of a card has one of its own name too."""
+"""Koordinator's condition. Each fault of a card is a further condition, named by its reason."""
 
 CORDONED: Final = "Cordoned"
 CORDONED_GPUS: Final = "topolet.io/cordoned-gpus"
-"""Annotation of a Node: UUIDs or PCI addresses, separated by commas, of cards that get no new
-pods."""
+"""Annotation of a Node: UUIDs or PCI addresses, separated by commas, of cards to cordon: they get
+no new pods."""
 
 GPU_DRIVER: Final = "topolet.io/gpu-driver"
 RELEASED: Final = "released"
-"""Annotation of a Node, and its one value: we leave the driver alone, so that it can be unloaded or
-its cards be reset, and cards get no new pods."""
+"""Annotation of a Node, and its only value: the agent stops using the driver, so that it can be
+unloaded or its cards can be reset, and all cards are cordoned."""
 
 _GRAVITY: Final = list(Action)
 _REASONS: Final = {each: each.value.title().replace("-", "") for each in Action}
 
 
 def rfc3339(seconds: int) -> str:
-    """Of seconds since 1970."""
+    """A time, given in seconds since 1970."""
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     return moment.isoformat().replace("+00:00", "Z")
 
 
 def cordoned(
-    annotations: Mapping[str, str], cards: Iterable[Gpu], *, let_go: bool = False
+    annotations: Mapping[str, str], cards: Iterable[Gpu], *, released: bool = False
 ) -> dict[str, str]:
-    """Cards that get no new pods, by UUID, with the reason. `let_go`: the agent released the driver
-    on request; then all cards."""
+    """The cordoned cards by UUID, with the reason: all cards if the agent has released the driver
+    on request (`released`)."""
     named = _cordoned_names(annotations)
     found = {}
     for gpu in cards:
-        if let_go:
-            found[gpu.uuid] = f"annotation {GPU_DRIVER}: the driver is let go"
+        if released:
+            found[gpu.uuid] = f"annotation {GPU_DRIVER}: the driver is released"
         elif {gpu.uuid.lower(), gpu.bus} & named:
             found[gpu.uuid] = f"annotation {CORDONED_GPUS}"
     return found
 
 
-def cordons_of_none(annotations: Mapping[str, str], cards: Iterable[Gpu]) -> tuple[str, ...]:
-    """Names in the annotation that match no card: their author believes that a card is cordoned."""
+def unknown_cordons(annotations: Mapping[str, str], cards: Iterable[Gpu]) -> tuple[str, ...]:
+    """An error for each name in the annotation that matches no card."""
     names = _cordoned_names(annotations)
     for gpu in cards:
         names -= {gpu.uuid.lower(), gpu.bus}
-    return tuple(f"annotation {CORDONED_GPUS}: no GPU {name[:60]!r} here" for name in sorted(names))
+    return tuple(f"annotation {CORDONED_GPUS}: unknown GPU {name[:60]!r}" for name in sorted(names))
 
 
 def _cordoned_names(annotations: Mapping[str, str]) -> set[str]:
-    """UUIDs in lower case, addresses as the kernel writes them; NVIDIA's tools do otherwise."""
+    """UUIDs in lower case, addresses as the kernel writes them; NVIDIA's tools write both
+    differently."""
     listed = annotations.get(CORDONED_GPUS, "").split(",", bounds.MOST_DEVICES)
     named = (each.strip() for each in listed[: bounds.MOST_DEVICES])
     return {pci_address(each) or each.lower() for each in named} - {""}
 
 
-def release_asked(annotations: Mapping[str, str]) -> bool:
-    """Whether the annotation asks to release the driver. Raises AnnotationError."""
+def release_requested(annotations: Mapping[str, str]) -> bool:
+    """Whether the annotation requests to release the driver. Raises AnnotationError."""
     value = annotations.get(GPU_DRIVER, "")
     if value not in ("", RELEASED):
         raise AnnotationError(GPU_DRIVER, f"{value[:60]!r} is not {RELEASED!r}")
@@ -152,7 +152,8 @@ def release_asked(annotations: Mapping[str, str]) -> bool:
 
 
 def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
-    """The gravest condition gives Healthy its reason; its message has them all. `cordoned`: why."""
+    """`Healthy` has the reason of the gravest condition and the messages of all. `cordoned`: the
+    reason, "" if the card is not cordoned."""
     graver = sorted(
         card.gpu_conditions, key=lambda each: (-_GRAVITY.index(each.action), each.reason)
     )
@@ -167,14 +168,14 @@ def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
         time = rfc3339(each.since)
         found.append(Condition(each.reason, "True", _REASONS[each.action], each.message, time))
     if cordoned:
-        # The annotation has no time of its own.
+        # The annotation has no timestamp.
         found.append(Condition(CORDONED, "True", "Annotation", cordoned, turned))
     return tuple(sorted(found, key=lambda each: each.type))
 
 
 def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -> GpuHealth:
-    """The conditions of an earlier run, with the current actions: they stay until a report shows
-    otherwise. `driver`: its version then, "" when unknown."""
+    """The conditions of an earlier run of the agent, with the current actions. They stay until a
+    report refutes them. `driver`: its version in that run, "" if unknown."""
     cards = {
         each.uuid: _card(each, actions)
         for each in devices
@@ -215,13 +216,13 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
 
 
 def _is_gpu_condition(condition: Condition) -> bool:
-    """Whether the agent wrote it: an object may have conditions of other writers."""
+    """Whether the agent wrote the condition: other writers may add conditions too."""
     known = gpu_actions.is_xid(condition.type) or condition.reason in _REASONS.values()
     return known and condition.status == "True"
 
 
 def _seconds(text: str) -> int:
-    """0 for an invalid time: long ago."""
+    """0 if the time is invalid."""
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:

@@ -1,11 +1,10 @@
-"""The health of GPUs: the faults of a card, and the evidence that ends each.
+"""The health of GPUs: the faults of a card, and the evidence that ends each fault.
 
-There are two kinds. A *state* is what a report of the driver shows, until one shows its end:
-without an answer it stays. An *XID* is an event. It stays until evidence after it shows that the
-required action was done (`_EVIDENCE`): a card that answers questions proves nothing. An XID that
-only requires a restart of the application ends when no process of that time holds the card any
-more, or after a while. No function reads a clock: times are seconds since 1970, an argument of
-every step.
+There are two kinds. A *state* is present while reports of the driver show it; it stays if the
+driver does not answer. An *XID* is an event. It stays until later evidence shows that the required
+action was taken (`_EVIDENCE`); that the card answers is not evidence. An XID that requires only a
+restart of the application ends when the processes of that time no longer use the card, or after
+`RESTART_SECONDS`. No function reads a clock: times are arguments, in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from msgspec.structs import replace
 from agent.model.devices import gpu_actions
 from agent.model.devices.gpu_actions import Action, GpuActions
 from agent.model.devices.gpus import (
-    OUR_FAULTS,
+    NOT_QUERIED,
     Gpu,
     GpuEvent,
     GpuInventory,
@@ -32,7 +31,8 @@ from agent.model.nrt.node_status import label_value
 
 
 class GpuStates:
-    """`buses`: where PCI lists NVIDIA's GPUs, None before PCI was read."""
+    """The faults that one report shows. `buses`: the PCI addresses of NVIDIA's GPUs, None before
+    PCI was read."""
 
     def __init__(
         self,
@@ -50,20 +50,20 @@ class GpuStates:
         return self._readings.get(gpu.uuid)
 
     def enumerates(self, gpu: Gpu) -> bool:
-        """Whether the driver counts it, possibly without any other value."""
+        """Whether the driver lists the card, possibly without any value."""
         return gpu.uuid in self._enumerated or self._silence(gpu) is not None
 
     def replaced(self, gpu: Gpu) -> bool:
-        """Another card is where this one was."""
+        """Whether another card has the address of this one."""
         return gpu.uuid not in self._enumerated and gpu.bus in self._places
 
     def taken_out(self, gpu: Gpu) -> bool:
-        """Neither NVML nor PCI has it."""
+        """Whether neither NVML nor PCI lists the card."""
         here = gpu.uuid in self._enumerated or self._buses is None or gpu.bus in self._buses
         return not here and self._silence(gpu) is None
 
     def of(self, gpu: Gpu) -> Iterator[tuple[str, str]]:
-        """Reasons and messages."""
+        """Reason and message of each fault."""
         silent = self._silence(gpu)
         if silent is not None:
             yield silent.fault, "the driver gets no answer from the card"
@@ -76,8 +76,8 @@ class GpuStates:
             yield from _conditions(reading)
 
     def unanswered(self, gpu: Gpu) -> frozenset[str]:
-        """Reasons that the card's reading neither shows nor refutes: the driver did not report the
-        value."""
+        """Reasons for which the driver did not report the value: the reading neither shows nor
+        refutes them."""
         reading = self.reading(gpu) or GpuReading(gpu.uuid)
         rows, pages = reading.remapped, reading.retirement_pending
         answered = {
@@ -87,10 +87,10 @@ class GpuStates:
             gpu_actions.UNCORRECTABLE: rows is not None or reading.ecc_uncorrected is not None,
             gpu_actions.ADVISED: reading.recovery_action is not None,
         }
-        return frozenset(reason for reason, told in answered.items() if not told)
+        return frozenset(reason for reason, known in answered.items() if not known)
 
     def _silence(self, gpu: Gpu) -> SilentGpu | None:
-        """A lost card keeps its index also when the driver no longer reports its UUID."""
+        """The driver may list a lost card by its index only, without its UUID."""
         for each in self._silent:
             nameless = not each.uuid and gpu.uuid not in self._enumerated
             if each.uuid == gpu.uuid or (nameless and each.index == gpu.index):
@@ -106,7 +106,7 @@ def _conditions(reading: GpuReading) -> Iterator[tuple[str, str]]:
         yield gpu_actions.REMAP_PENDING, "a reset will replace rows of memory that failed"
     if reading.retirement_pending:
         yield gpu_actions.RETIREMENT_PENDING, "a reset will retire pages of memory that failed"
-    # Where rows are remapped, an error that was contained leaves the card as good as it was.
+    # A card that remaps rows is not affected by a contained error.
     if rows is None and reading.ecc_uncorrected:
         errors = f"{reading.ecc_uncorrected} uncorrectable ECC errors"
         yield gpu_actions.UNCORRECTABLE, f"{errors} since the driver's start"
@@ -115,17 +115,17 @@ def _conditions(reading: GpuReading) -> Iterator[tuple[str, str]]:
 
 
 RESTART_SECONDS: Final = 300
-"""How long an XID with the action restart-app keeps a card unhealthy whose processes are unknown,
-or that processes outside pods hold."""
+"""The longest time for which an XID with the action restart-app keeps a card unhealthy, as when its
+processes are unknown or run outside pods."""
 
 
 class Evidence(enum.Enum):
     BOOTED = enum.auto()
-    """The machine has started since."""
+    """The machine was booted after the XID."""
     RELOADED = enum.auto()
-    """The driver is another one, or counts from the beginning again."""
+    """The driver was loaded again: its version differs, or its energy counter fell."""
     CLEARED = enum.auto()
-    """A state that only a reset ends was there since, and is not any more."""
+    """A state that only a reset ends occurred after the XID, and has ended."""
 
 
 _EVIDENCE: Final = {
@@ -135,13 +135,13 @@ _EVIDENCE: Final = {
     Action.SUPPORT: frozenset({Evidence.BOOTED}),
 }
 RESET_ENDS: Final = frozenset({*gpu_actions.STATES, gpu_actions.DRIVER_NOT_LOADED})
-"""States that nothing less than a reset of the card ends."""
+"""States that only a reset of the card ends."""
 
 
 class GpuCondition(msgspec.Struct, frozen=True):
-    """`since`: the last time that it was reported; `holders`: the processes that held the card in
-    the first report after it, as far as they still hold it. `reloaded`, `cleared`: such evidence
-    came after it (for `cleared` the state, not yet its end)."""
+    """A fault of a card. `since`: for an XID the last time it was reported. `holders`: the
+    processes that used the card in the first report after the XID and still use it. `reloaded`:
+    evidence RELOADED was found; `cleared`: a state that only a reset ends has occurred since."""
 
     reason: str
     action: Action
@@ -153,9 +153,9 @@ class GpuCondition(msgspec.Struct, frozen=True):
 
 
 class GpuCard(msgspec.Struct, frozen=True):
-    """A card that was listed once. `seen`: when last; `turned`: the last change of its health;
-    `energy_millijoules`: the last reading, which falls only when the driver restarts; `labels`: of
-    a card of an earlier run, until it is listed again."""
+    """A card that the driver has listed. `seen`: the time of the last listing. `turned`: the last
+    change of its health. `energy_millijoules`: the last reading, which falls only when the driver
+    restarts. `labels`: those of a card from an earlier run, until it is listed again."""
 
     gpu: Gpu
     seen: int
@@ -170,8 +170,8 @@ class GpuCard(msgspec.Struct, frozen=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """By UUID, sorted. `unclaimed`: PCI addresses of GPUs that NVML never listed, as without a
-    driver."""
+    """`cards` sorted by UUID. `unclaimed`: PCI addresses of GPUs that NVML never listed, for
+    example because there is no driver."""
 
     cards: tuple[GpuCard, ...] = ()
     driver: str = ""
@@ -179,7 +179,7 @@ class GpuHealth(msgspec.Struct, frozen=True):
 
 
 def on_event(health: GpuHealth, event: GpuEvent, now: int, actions: GpuActions) -> GpuHealth:
-    """After an event. One of no card in particular strikes all."""
+    """The health after an event. An event without a card affects all cards."""
     if event.xid is None:
         return health
     reason = gpu_actions.xid_reason(event.xid)
@@ -212,16 +212,16 @@ def on_report(
     booted: int | None = None,
     restart_seconds: int = RESTART_SECONDS,
 ) -> GpuHealth:
-    """The health after a report. `buses`: where PCI lists NVIDIA's GPUs, None before PCI was read;
-    `booted`: the boot time."""
+    """The health after a report. `buses`: the PCI addresses of NVIDIA's GPUs, None before PCI was
+    read. `booted`: the boot time."""
     if report.inventory is None:
-        if report.fault in OUR_FAULTS:
+        if report.fault in NOT_QUERIED:
             return health
         cards = [_without_driver(card, report, now, actions) for card in health.cards]
         return _summed(cards, health.driver, buses)
     states = GpuStates(report.inventory, report.readings, buses)
     driver = report.inventory.driver
-    # A version that was published went through a label.
+    # A restored version was read from a label.
     other_driver = health.driver != "" and label_value(health.driver) != label_value(driver)
     update = _Update(states, now, actions, booted, restart_seconds, other_driver)
     known = {card.gpu.uuid: card for card in health.cards}
@@ -241,12 +241,12 @@ def _summed(cards: Iterable[GpuCard], driver: str, buses: Collection[str] | None
 
 
 def _named(silent: Iterable[SilentGpu]) -> Iterator[Gpu]:
-    """Cards that report their identity and nothing else."""
+    """Cards of which the driver reports only the identity."""
     return (Gpu(each.uuid, each.index, each.bus) for each in silent if each.uuid and each.bus)
 
 
 def _without_driver(card: GpuCard, report: GpuReport, now: int, actions: GpuActions) -> GpuCard:
-    """What is known of the card stays as it was, under the one trouble of them all."""
+    """The card keeps its faults, and gets the driver's fault in addition."""
     cleared = report.fault in RESET_ENDS
     fault = GpuCondition(report.fault, actions[report.fault], now, report.message)
     kept = {
@@ -260,7 +260,7 @@ def _without_driver(card: GpuCard, report: GpuReport, now: int, actions: GpuActi
 
 
 class _Update:
-    """One complete report of all cards."""
+    """The update of each card from one complete report."""
 
     def __init__(
         self,
@@ -279,7 +279,8 @@ class _Update:
         self._other_driver = other_driver
 
     def forgets(self, card: GpuCard) -> bool:
-        """A card in whose place there is another, or that was taken out before the last boot."""
+        """Whether another card has replaced this one, or this one was removed before the last
+        boot."""
         rebooted = self._booted is not None and self._booted > card.seen
         return self._states.replaced(card.gpu) or (rebooted and self._states.taken_out(card.gpu))
 
@@ -301,9 +302,9 @@ class _Update:
             for each in card.gpu_conditions
             if gpu_actions.is_xid(each.reason)
         ]
-        # Another driver may know nothing of such a state, and would keep it for ever.
-        untold = frozenset() if self._other_driver else self._states.unanswered(card.gpu)
-        kept = [each for each in card.gpu_conditions if each.reason in untold]
+        # Another driver may never report such a state, which would then stay forever.
+        unanswered = frozenset() if self._other_driver else self._states.unanswered(card.gpu)
+        kept = [each for each in card.gpu_conditions if each.reason in unanswered]
         if not states and not kept and reading is not None:
             xids = [left for each in xids if (left := self._after(each, reading))]
         gpu = card.gpu if self._states.enumerates(card.gpu) else replace(card.gpu, index=-1)
@@ -311,7 +312,7 @@ class _Update:
         return _with(known, [*xids, *states, *kept], self._now)
 
     def _after(self, gpu_condition: GpuCondition, reading: GpuReading) -> GpuCondition | None:
-        """What is left of an XID at a card that shows no trouble now."""
+        """The XID after a report without any other fault of the card; None if it has ended."""
         found = {
             Evidence.BOOTED: self._booted is not None and self._booted > gpu_condition.since,
             Evidence.RELOADED: gpu_condition.reloaded,
@@ -331,6 +332,6 @@ class _Update:
 
 
 def _with(card: GpuCard, gpu_conditions: Iterable[GpuCondition], now: int) -> GpuCard:
-    """With its faults sorted, and the time of the change."""
+    """The card with these faults, sorted, and the time at which its health changed."""
     new = replace(card, gpu_conditions=tuple(sorted(gpu_conditions, key=lambda each: each.reason)))
     return new if new.healthy == card.healthy else replace(new, turned=now)

@@ -1,4 +1,4 @@
-"""Whose processes use which GPUs, and how much."""
+"""Which container uses which GPU, and how much of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from agent.model.devices.gpus import GpuReading
 from agent.model.pod.pods import Pod
 
 GroupOf = Callable[[int], str | None]
-"""The cgroup of a process, None of one that is gone or hidden."""
+"""The cgroup of a process, None if the process has ended or is hidden."""
 
 
 class GpuUse(msgspec.Struct, frozen=True):
-    """The use of one card by one container; None: the driver does not report it. `pod` is its
-    title; both are empty for processes outside known containers."""
+    """The use of one card by one container. `pod`: the pod's title. `pod` and `container` are empty
+    for processes outside known containers. None: the driver does not report the value."""
 
     uuid: str
     pod: str = ""
@@ -27,7 +27,8 @@ class GpuUse(msgspec.Struct, frozen=True):
 def users(
     readings: Iterable[GpuReading], pods: Iterable[Pod], group_of: GroupOf
 ) -> tuple[GpuUse, ...]:
-    """Summed over the processes of a container, which may sit in groups below its own. Sorted."""
+    """The sums over the processes of each container, sorted. A process may be in a cgroup below
+    that of its container."""
     owners = {
         each.group: (pod.title, each.name)
         for pod in pods

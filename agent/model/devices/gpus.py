@@ -1,5 +1,5 @@
 """GPUs as their driver reports them: identity, links and readings. A value that the driver does not
-know is None, never 0."""
+report is None, never 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([
 
 
 class LinkEnd(enum.StrEnum):
-    """What an NVLink ends in. Where that is a switch, no GPU has the other end's address."""
+    """The device at the other end of an NVLink. The address of a switch is not that of a GPU."""
 
     GPU = "gpu"
     NPU = "npu"
@@ -42,8 +42,8 @@ class NvLink(msgspec.Struct, frozen=True):
 
 
 class MigInstance(msgspec.Struct, frozen=True):
-    """`index`: NVML's number of it on its card; `slices`: of the GPU instance and of the compute
-    instance in it."""
+    """`index`: NVML's number of the instance on its card. `slices`: those of the GPU instance, and
+    those of the compute instance in it."""
 
     uuid: str
     gpu_instance: int
@@ -54,9 +54,10 @@ class MigInstance(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One card. `index`: its place in NVML's enumeration, which another boot may change, -1 without
-    one; `minor`: of /dev/nvidiaN, another number; `bus`: as sysfs writes it; `mig`: None when the
-    card has no such mode; `memory_bytes` None: it uses the host's (GB10)."""
+    """One card. `index`: its place in NVML's enumeration, which a boot may change, -1 if it has
+    none. `minor`: the number in /dev/nvidiaN, which may differ from the index. `bus`: as sysfs
+    writes it. `mig` None: the card has no MIG mode. `memory_bytes` None: it uses the host's memory
+    (GB10)."""
 
     uuid: str
     index: int
@@ -74,9 +75,10 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class GpuPair(msgspec.Struct, frozen=True):
-    """Two cards, the lower index first, by UUID; `peer`: whether each may read the other's memory.
-    `links`: NVLinks between them or, both at switches, that each has there; `mb_per_second`:
-    of all of them, one way; `switched`: both reach each other through NVSwitches."""
+    """Two cards by UUID, the lower index first. `peer`: whether each may read the other's memory.
+    `links`: the number of NVLinks between them; if they are connected through NVSwitches
+    (`switched`), the number that each has to the switches. `mb_per_second`: the bandwidth of all
+    these links, one way."""
 
     one: str
     two: str
@@ -88,7 +90,8 @@ class GpuPair(msgspec.Struct, frozen=True):
 
 
 class SilentGpu(msgspec.Struct, frozen=True):
-    """A card that the driver enumerates without all of its values; `fault` as in a Condition."""
+    """A card that the driver enumerates, but not with all values; `fault`: the reason of a
+    Condition."""
 
     index: int
     fault: str
@@ -107,7 +110,7 @@ class GpuInventory(msgspec.Struct, frozen=True):
 
 
 class RemappedRows(msgspec.Struct, frozen=True):
-    """`pending`: a reset will remap more; `failed`: nothing was left to remap to."""
+    """`pending`: a reset will remap more rows. `failed`: no spare row was left."""
 
     correctable: int
     uncorrectable: int
@@ -116,7 +119,8 @@ class RemappedRows(msgspec.Struct, frozen=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
-    """`pid` of the host. A process without a sample of its use in the last second has None."""
+    """`pid`: in the host's namespace. Percents are None if the driver has no sample of the last
+    second."""
 
     pid: int
     memory_bytes: int | None = None
@@ -127,9 +131,9 @@ class GpuProcess(msgspec.Struct, frozen=True):
 
 
 class GpuReading(msgspec.Struct, frozen=True):
-    """One card now. ECC counts and energy are since the driver was loaded; `retirement_pending`:
-    failed memory pages wait for a reset, None when rows are remapped instead; `recovery_action`: of
-    the driver, 0 none; `processes` None: unknown."""
+    """The current values of one card. ECC counts and energy are since the driver was loaded.
+    `retirement_pending`: failed memory pages wait for a reset, None if the card remaps rows
+    instead. `recovery_action`: the driver's, 0 for none. `processes` None: unknown."""
 
     uuid: str
     memory_used_bytes: int | None = None
@@ -151,8 +155,8 @@ class GpuReading(msgspec.Struct, frozen=True):
 
 
 class GpuEvent(msgspec.Struct, frozen=True):
-    """An event of the driver. `xid` None: another event that needs a new report; `uuid` "": the
-    card is unknown; `gpu_instance`: the part of the card that it concerns."""
+    """An event of the driver. `xid` None: another event, after which a new report is needed. `uuid`
+    "": the card is unknown. `gpu_instance`: the affected part of the card."""
 
     uuid: str
     xid: int | None = None
@@ -162,14 +166,14 @@ class GpuEvent(msgspec.Struct, frozen=True):
 NO_ANSWER: Final = "NoAnswer"
 NO_PROCESS: Final = "NoProcess"
 CHILD_ENDED: Final = "ChildEnded"
-LET_GO: Final = "LetGo"
-OUR_FAULTS: Final = frozenset({NO_PROCESS, CHILD_ENDED, LET_GO})
-"""Reasons why the driver was not asked; they are not about a card."""
+CLOSED: Final = "LetGo"
+NOT_QUERIED: Final = frozenset({NO_PROCESS, CHILD_ENDED, CLOSED})
+"""Reasons why the driver was not queried; they are not faults of a card."""
 
 
 class GpuReport(msgspec.Struct, frozen=True):
-    """A report of all cards at one moment. `fault` other than "": the driver can't be asked, for
-    that reason, and `inventory` is None."""
+    """A report of all cards. `fault` other than "": the reason why the driver could not be queried;
+    then `inventory` is None."""
 
     fault: str = ""
     message: str = ""

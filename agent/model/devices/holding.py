@@ -1,9 +1,10 @@
-"""Who holds which device, or a part of one, and the annotation of the Device object that lists it.
+"""Which container holds which device, or a part of one, and the annotation of the Device object
+that lists it.
 
-The annotation lists the devices that pods hold without an annotation of a scheduler. Key and format
-are those of the fine-grained device scheduling proposal (which writes `gpu-checkpoints` too). An
-entry names a device as the object does, with its part after `::`; a virtual function has an address
-of its own."""
+The annotation lists the devices that pods hold without an allocation by a scheduler. Key and format
+are those of the fine-grained device scheduling proposal (which also writes `gpu-checkpoints`). An
+entry names a device by its id in the object, with the part after `::`; a virtual function is named
+by its own address."""
 
 from __future__ import annotations
 
@@ -18,47 +19,48 @@ from agent.model.pod.annotations import decoded
 
 
 class HoldingSource(enum.StrEnum):
-    """The source of a holding. Of two sources about one device and container the first in this
-    order counts."""
+    """The source of a holding. If two sources report the same device and container, the first in
+    this order counts."""
 
     ALLOCATION = "allocation"
     """The scheduler's annotation on the pod."""
     CHECKPOINT = "checkpoint"
-    """The kubelet, of what device plugins gave, by its file or its API."""
+    """The kubelet's file or API: devices that a device plugin allocated."""
     CLAIM = "claim"
-    """The kubelet, of what drivers of dynamic resource allocation (DRA) gave."""
+    """The kubelet's API: devices that a driver of dynamic resource allocation (DRA) allocated."""
     ANSWER = "answer"
-    """The kubelet, of what a device plugin answered: how the container was to be made."""
+    """The kubelet's file: a device plugin's response, which describes how to create the
+    container."""
     CONTAINER = "container"
-    """The running container: environment, CDI names, mounts."""
+    """The environment, CDI names and mounts of the running container."""
     NODE = "node"
-    """Its device nodes."""
+    """The device nodes of the running container."""
 
 
 class Form(enum.StrEnum):
-    """What is held of a device."""
+    """Which part of a device is held."""
 
     WHOLE = "whole"
     SHARE = "share"
-    """Percents, or bytes, that a scheduler accounts for."""
+    """A number of percents or bytes, which a scheduler accounts for."""
     REPLICA = "replica"
-    """A right to use it together with others, by time-slicing or MPS."""
+    """A share by time-slicing or MPS."""
     INSTANCE = "instance"
     """A MIG instance."""
     FUNCTION = "function"
     """A virtual function."""
     OPEN = "open"
-    """It is within reach, of many at once: nothing is taken."""
+    """The container can open the device, as many others can: nothing is taken."""
     CPUS = "cpus"
-    """No device: CPUs that a driver gave."""
+    """CPUs that a DRA driver allocated, not a device."""
 
 
 class DeviceGrant(msgspec.Struct, frozen=True):
-    """What a container was given, in the giver's terms. `resource`: the plugin's (`nvidia.com/gpu`)
-    or the driver's (`gpu.nvidia.com`); "" when only the container shows it. `claim`: a resource
-    claim that several pods may use, as `namespace/name`, or its uid when the container shows no
-    more; `share`: the part of a device that several claims share; `cdi`: the CDI names in the
-    request."""
+    """The devices of a container, as their source names them. `resource`: the plugin's resource
+    (`nvidia.com/gpu`) or the DRA driver (`gpu.nvidia.com`), "" if only the container shows the
+    device. `claim`: a ResourceClaim, which several pods may use, as `namespace/name`, or its uid if
+    the container shows only that. `share`: the part of a device that several claims share. `cdi`:
+    the CDI names in the request."""
 
     uid: str
     container: str
@@ -71,9 +73,9 @@ class DeviceGrant(msgspec.Struct, frozen=True):
 
 
 class DeviceHolding(msgspec.Struct, frozen=True):
-    """`type` and `device` as in the Device object (type, id). `part`: the replica's number, the
-    instance's UUID, the virtual function's address, the CPUs as a list. `amounts`: of a share, by
-    resource."""
+    """A device that a container holds. `type` and `device`: type and id in the Device object.
+    `part`: the replica's number, the instance's UUID, the virtual function's address, or the CPUs
+    as a list. `amounts`: those of a share, by resource."""
 
     uid: str
     container: str
@@ -98,7 +100,8 @@ class _Entry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 def encode(holdings: Iterable[DeviceHolding]) -> dict[str, str]:
-    """The annotation; none without held devices. A device that everybody may open is not held."""
+    """The annotation, empty if no device is held. A device that any container may open is not
+    held."""
     ids: dict[tuple[str, str, str], set[str]] = {}
     for each in holdings:
         if each.device and each.form is not Form.OPEN:

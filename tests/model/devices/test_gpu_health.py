@@ -16,9 +16,9 @@ from agent.model.devices.gpu_devices import (
     CORDONED_GPUS,
     conditions,
     cordoned,
-    cordons_of_none,
     devices,
     restored,
+    unknown_cordons,
 )
 from agent.model.devices.gpu_health import GpuHealth, on_event, on_report
 from agent.model.devices.gpus import (
@@ -300,7 +300,7 @@ def test_a_card_is_cordoned_by_uuid_or_address() -> None:
     )
     assert cordoned({key: " gpu-A,"}, gpus) == {A: f"annotation {key}"}
     assert cordoned({key: "0000:0F:00.0,GPU-a"}, gpus).keys() == {A, B}
-    assert cordoned({}, gpus, let_go=True).keys() == {A, B}
+    assert cordoned({}, gpus, released=True).keys() == {A, B}
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     found = devices(health, {}, cordoned={A: "why"})
     assert [(each.uuid, each.healthy) for each in found] == [(B, True), (A, False)]
@@ -312,7 +312,7 @@ def test_a_card_is_cordoned_by_uuid_or_address() -> None:
 def test_a_card_is_cordoned_by_the_address_that_the_drivers_tools_print(name: str) -> None:
     annotations = {CORDONED_GPUS: name}
     assert len(cordoned(annotations, GPUS.values())) == 1
-    assert cordons_of_none(annotations, GPUS.values()) == ()
+    assert unknown_cordons(annotations, GPUS.values()) == ()
 
 
 def test_a_restart_of_the_agent_is_no_recovery() -> None:
