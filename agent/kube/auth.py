@@ -46,10 +46,11 @@ class Access(Protocol):
 
 
 class FileAccess:
-    """Credentials in files that others replace: the kubelet a token, an operator certificates.
+    """Credentials in files that others replace: the kubelet replaces the token, an operator the
+    certificates.
 
-    A file is read again when it changes, a token after a refusal too. A token's file that is empty
-    or away for a moment leaves the last one in force.
+    A file is read again when it changes, a token also after a refusal. While a token's file is
+    empty or missing, the last token stays in use.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class FileAccess:
         now = stamp(self._ca, self._certificate, self._key)
         if self._context is None or now != self._context_stamp:
             try:
-                self._context = self._built()
+                self._context = self._new_context()
             except AccessError:
                 if self._context is None:
                     raise
@@ -114,10 +115,10 @@ class FileAccess:
                 return
             raise AccessError(f"token {self._token_path}: {error}") from error
         if not token.isprintable() or not (token or self._token):
-            raise AccessError(f"token {self._token_path}: empty or of several lines")
+            raise AccessError(f"token {self._token_path}: empty or more than one line")
         self._token = token or self._token
 
-    def _built(self) -> ssl.SSLContext:
+    def _new_context(self) -> ssl.SSLContext:
         reading = f"CA bundle {self._ca}"
         try:
             context = ssl.create_default_context(cafile=self._ca or None)
@@ -133,8 +134,7 @@ class FileAccess:
 
 
 def in_cluster(folder: str, environ: Mapping[str, str] = os.environ) -> FileAccess:
-    """The pod's service account, whose token is in the folder. Raises AccessError outside of a
-    pod."""
+    """The pod's service account, whose token is in the folder. Raises AccessError outside a pod."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
         raise AccessError("KUBERNETES_SERVICE_HOST and _PORT are not set: not in a cluster")
@@ -152,8 +152,8 @@ def access(kubeconfig: str, folder: str) -> Access:
 
 
 class KubeconfigAccess:
-    """A kubeconfig file, read by the package `kubernetes`, which knows exec plugins; that package
-    is imported here and nowhere else, and costs 20 MB."""
+    """A kubeconfig file, read by the package `kubernetes`, which supports exec plugins. The package
+    is imported only here, since it needs 20 MB."""
 
     def __init__(self, path: str, context: str | None = None) -> None:
         """Raises AccessError."""

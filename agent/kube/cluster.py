@@ -1,7 +1,7 @@
 """The API server as the store of the agent's objects: reads, watches, and server-side apply.
 
-An apply compares the wanted with the stored object, and sends nothing where the stored object has
-all wanted fields. Maps and keyed lists are shared field by field: the API server knows the owner of
+An apply compares the wanted with the stored object, and sends nothing if the stored object has all
+wanted fields. Maps and keyed lists are shared field by field: the API server knows the owner of
 each field. A list without keys (`zones` in the CRDs that others install) belongs to its last writer
 as a whole: there the apply includes the entries of others and the object's resourceVersion, so that
 a concurrent write leads to a conflict and is not lost.
@@ -35,8 +35,8 @@ RECHECK_SECONDS: Final = 300.0
 # Attempts of one apply that conflicts with other writers.
 TRIES: Final = 4
 
-# Tells our entries from those of others in lists that have one owner as a whole.
-_OURS: Final[dict[str, Ours]] = {kinds.TOPOLOGY.name: resource_topology.ours}
+# Which entries Topolet wrote, in lists that have one owner as a whole.
+_OWN_ENTRIES: Final[dict[str, IsOwn]] = {kinds.TOPOLOGY.name: resource_topology.ours}
 
 
 class Cluster:
@@ -64,7 +64,7 @@ class Cluster:
     def recorder(
         self, controller: str, action: str, results: Callable[[str], None]
     ) -> events.Recorder:
-        """For Events about pods of the node."""
+        """Records Events about pods of the node."""
         return events.Recorder(self._transport, controller, self._node_name, action, results)
 
     def version(self, kind: str) -> str | None:
@@ -81,7 +81,7 @@ class Cluster:
         return self._found(which, kinds.path(which.group, version, which.plural, name))
 
     def apply(self, wanted: Object) -> bool:
-        """Takes over the fields of `wanted` that others own, and keeps their other fields. Raises
+        """Takes over the fields of `wanted` from other managers, whose other fields stay. Raises
         NotFoundError for a Node that does not exist."""
         return self._apply(wanted, "")
 
@@ -134,7 +134,7 @@ class Cluster:
             return False
         for last_try in (*[False] * (TRIES - 1), True):
             try:
-                changed = self._applied_now(kind, wanted, subresource)
+                changed = self._apply_once(kind, wanted, subresource)
             except ConflictError:
                 if last_try:
                     raise
@@ -143,13 +143,13 @@ class Cluster:
         self._applied[key] = sent, self._clock()
         return changed
 
-    def _applied_now(self, kind: Kind, wanted: Object, subresource: str) -> bool:
+    def _apply_once(self, kind: Kind, wanted: Object, subresource: str) -> bool:
         """Raises ConflictError after a concurrent write."""
         version = wanted["apiVersion"].rpartition("/")[2]
         path = kinds.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
         seen = self._found(kind, path)
         if seen is None and (kind.must_exist or subresource):
-            raise NotFoundError(f"{kind.name} {wanted['metadata']['name']} is not there")
+            raise NotFoundError(f"{kind.name} {wanted['metadata']['name']} does not exist")
         if subresource:
             wanted = node_status.with_seen_amounts(wanted, seen)
         patch = self._patch(wanted, seen, subresource)
@@ -168,8 +168,8 @@ class Cluster:
         return seen is None or _version_of(seen) != _version_of(_decoded(path, answer.body))
 
     def _patch(self, wanted: Object, seen: Object | None, subresource: str) -> Object | None:
-        ours = _OURS.get(wanted["kind"])
-        return patch(wanted, seen, FIELD_MANAGER, ours, subresource.lstrip("/"))
+        is_own = _OWN_ENTRIES.get(wanted["kind"])
+        return patch(wanted, seen, FIELD_MANAGER, is_own, subresource.lstrip("/"))
 
     def _found(self, kind: Kind, path: str) -> Object | None:
         try:
@@ -189,7 +189,7 @@ def _decoded(path: str, body: bytes) -> Object:
     except JsonError as error:
         raise MalformedError(f"{path}: {error}") from error
     if not isinstance(found.get("metadata"), dict):
-        raise MalformedError(f"{path}: no object")
+        raise MalformedError(f"{path}: not an object")
     return found
 
 
@@ -198,8 +198,9 @@ _object = msgspec.json.Decoder(Object)
 
 Path = tuple[str, ...]
 
-Ours = Callable[[Path, str], bool]
-"""Whether an entry of a list without keys is ours, by the names of the lists that lead to it."""
+IsOwn = Callable[[Path, str], bool]
+"""Whether Topolet wrote an entry of a list without keys: the names of the lists that lead to it,
+and the entry's key."""
 
 _KEYS: Final = {
     "zones": "name",
@@ -211,20 +212,20 @@ _KEYS: Final = {
 """The lists whose entries have keys, and these keys; any other list is one value."""
 
 _TYPE: Final = frozenset(("apiVersion", "kind"))
-"""An object out of a list does not have them."""
+"""An object from a list does not have these fields."""
 
 
 def patch(
     wanted: Object,
     seen: Object | None,
     manager: str,
-    ours: Ours | None = None,
+    is_own: IsOwn | None = None,
     subresource: str = "",
 ) -> Object | None:
     """The object to apply as `manager` with force, None where nothing has to be written.
 
-    `seen`: the last state known of it, with its managedFields, None where there is none; without
-    `ours` no entry of a list without keys is.
+    `seen`: its last known state, with managedFields, None where it does not exist. Without `is_own`
+    all entries of lists without keys belong to others.
     """
     if seen is None:
         return wanted
@@ -237,11 +238,11 @@ def patch(
         and each.get("operation") == "Apply"
         and (each.get("subresource") or "") == subresource
     ]
-    merge = _Merge(ours or _nothing_ours)
+    merge = _Merge(is_own or _nothing_own)
     merged = merge.object(wanted, seen, written, ())
     stale = merge.dropped or any(_stale(each, wanted) for each in own)
-    says = {name: value for name, value in merged.items() if name not in _TYPE}
-    if _contains(seen, says) and not stale:
+    fields_wanted = {name: value for name, value in merged.items() if name not in _TYPE}
+    if _contains(seen, fields_wanted) and not stale:
         return None
     version = seen.get("metadata", {}).get("resourceVersion")
     if merge.others and version:
@@ -250,10 +251,11 @@ def patch(
 
 
 def same_version(seen: Object, api_version: str) -> list[Object] | None:
-    """The JSON patch to send before applying in `api_version` an object that was written in another
-    version of the API, None when it is not needed. An API server that merges an apply converts the
-    object to every version that it was written in, and fails (500) when one of them lacks a field:
-    the patch declares that all of it was written in the new version. Owners of fields stay."""
+    """The JSON patch to send before an apply in `api_version` to an object that was written in
+    another version of the API, None if it is not needed. An API server that merges an apply
+    converts the object to every version in which it was written, and fails (500) if one of them
+    lacks a field. The patch declares that all fields were written in the new version. Their owners
+    stay."""
     changes: list[Object] = [
         {
             "op": "replace",
@@ -269,16 +271,16 @@ def same_version(seen: Object, api_version: str) -> list[Object] | None:
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *changes]
 
 
-def _nothing_ours(_path: Path, _name: str) -> bool:
+def _nothing_own(_path: Path, _name: str) -> bool:
     return False
 
 
 class _Merge:
-    """Adds the entries of others to lists without keys; `others`: there were some; `dropped`: some
-    of ours are not wanted any more."""
+    """Adds the entries of others to lists without keys. `others`: there were some. `dropped`: some
+    of Topolet's own are no longer wanted."""
 
-    def __init__(self, ours: Ours) -> None:
-        self._ours = ours
+    def __init__(self, is_own: IsOwn) -> None:
+        self._is_own = is_own
         self.others = False
         self.dropped = False
 
@@ -306,7 +308,7 @@ class _Merge:
             if name in left:
                 mine = left.pop(name)
                 merged.append({**entry, **self.object(mine, entry, [], path)})
-            elif self._ours(path, str(name)):
+            elif self._is_own(path, str(name)):
                 self.dropped = True
             else:
                 self.others = True
@@ -335,7 +337,7 @@ def _list_contains(seen: object, wanted: list[Object], key: str) -> bool:
 
 
 def _stale(owned: Object, wanted: object, key: str = "") -> bool:
-    """Whether `owned` (of managedFields) names a field that is wanted no longer."""
+    """Whether `owned` (of managedFields) names a field that is no longer wanted."""
     for field, below in owned.items():
         kind, _, name = field.partition(":")
         if kind == "f":

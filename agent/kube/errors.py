@@ -1,5 +1,4 @@
-"""The errors of requests to the API server and to the embedded store, and the error that belongs to
-a Status."""
+"""The errors of requests to the API server and to the embedded store; the error for a Status."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from agent.model.bounds import JsonError
 
 class StoreError(RuntimeError):
     """An object can't be written or read; the message names kind, name and reason.
-    `retry_after_seconds`: when the store wants the next request, None when it does not name a
-    time."""
+    `retry_after_seconds`: the time until the next request as the store requests it, or None."""
 
     retry_after_seconds: float | None = None
 
@@ -28,11 +26,11 @@ class KubeError(StoreError):
 
 
 class UnreachableError(KubeError):
-    """The server did not answer, or the answer is cut off or not HTTP."""
+    """The server did not respond, or the response is cut off or not HTTP."""
 
 
 class ServerError(KubeError):
-    """A 5xx. `future_version`: the server does not know so new a resourceVersion."""
+    """A 5xx. `future_version`: the server has not reached the requested resourceVersion."""
 
     def __init__(
         self,
@@ -46,11 +44,11 @@ class ServerError(KubeError):
 
 
 class MalformedError(ServerError):
-    """The answer is invalid."""
+    """The response is invalid."""
 
 
 class TooLargeError(MalformedError):
-    """The answer exceeds the limits of what is read."""
+    """The response exceeds the limits of what is read."""
 
 
 class UnauthorizedError(KubeError):
@@ -69,11 +67,11 @@ class ForbiddenError(KubeError):
 
 
 class NotFoundError(KubeError):
-    """The object does not exist, or its kind."""
+    """The object or its kind does not exist."""
 
 
 class ConflictError(KubeError):
-    """A write of another client conflicts. `fields`: those that others own."""
+    """Another client's write conflicts. `fields`: the fields that other managers own."""
 
     def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -101,7 +99,7 @@ class StatusCause(msgspec.Struct, frozen=True):
 
 
 class Details(msgspec.Struct, frozen=True, rename="camel"):
-    """Of a Status; `group` and `kind` name the resource."""
+    """The details of a Status; `group` and `kind` name the resource."""
 
     group: str = ""
     kind: str = ""
@@ -119,7 +117,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def status_of(body: bytes) -> Status:
-    """Returns the Status in a body; another body, as of a proxy's page, becomes the message."""
+    """Returns the Status in a body; any other body, such as a proxy's page, becomes the message."""
     try:
         return bounds.decode(_status, body)
     except JsonError:
@@ -127,21 +125,21 @@ def status_of(body: bytes) -> Status:
 
 
 def refusal(
-    asked: str, status: Status, code: int = 0, retry_after_seconds: float | None = None
+    request: str, status: Status, code: int = 0, retry_after_seconds: float | None = None
 ) -> KubeError:
-    """The error for a Status. `asked` describes the request, for the message; `code` is the HTTP
+    """The error for a Status. `request` describes the request, for the message; `code` is the HTTP
     status, 0 for a Status in a stream; `retry_after_seconds` of the header overrides the body's."""
     code = code or status.code
     details = status.details or Details()
     if retry_after_seconds is None:
         retry_after_seconds = details.retry_after_seconds
     causes = details.causes or ()
-    message = f"{asked}: {code} {status.message or status.reason}".rstrip()
+    message = f"{request}: {code} {status.message or status.reason}".rstrip()
     match code:
         case 401:
             return UnauthorizedError(message)
         case 403:
-            return _forbidden(asked, status)
+            return _forbidden(request, status)
         case 404:
             return NotFoundError(message)
         case 409 if status.reason != "AlreadyExists":
@@ -156,14 +154,14 @@ def refusal(
     return ServerError(message, retry_after_seconds, future_version=future)
 
 
-def _forbidden(asked: str, status: Status) -> ForbiddenError:
+def _forbidden(request: str, status: Status) -> ForbiddenError:
     lacking = _LACKING.search(status.message)
     if lacking is None:
-        return ForbiddenError(f"{asked}: 403 {status.message or status.reason}".rstrip())
+        return ForbiddenError(f"{request}: 403 {status.message or status.reason}".rstrip())
     user, verb, resource, group, where = lacking.groups()
     of_group = f" of {group}" if group else ""
     return ForbiddenError(
-        f"{asked}: no role lets {user} {verb} {resource}{of_group} {where}".rstrip(),
+        f"{request}: no role lets {user} {verb} {resource}{of_group} {where}".rstrip(),
         verb,
         resource,
         group,

@@ -3,7 +3,7 @@
 A pod has one Event for each reason and note; repetitions extend its series (Kubernetes, Event
 Series, KEP 383). A thread sends Events at a bounded rate and keeps those that the API server can't
 take yet; when it keeps MOST of them, it drops new ones. The API server deletes an Event after an
-hour by default: the caller records lasting causes again.
+hour by default, so the caller records a lasting cause again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from agent.kube.schedule import Backoff
 from agent.kube.transport import Transport, segment
 
 MOST: Final = 1000
-"""Events that are kept, sent or not."""
+"""Events that are kept, including those that were sent."""
 AGAIN_SECONDS: Final = 60.0
-"""Between two updates of the series of one Event."""
+"""The time between two updates of the series of one Event."""
 BURST: Final = 20
-"""Events that are sent at once; after that one in REFILL_SECONDS."""
+"""Events that may be sent without a pause; after these, one in REFILL_SECONDS."""
 REFILL_SECONDS: Final = 5.0
 MOST_NOTE: Final = 1024
 MOST_INSTANCE: Final = 128
@@ -67,9 +67,9 @@ class _Series:
 
 
 class Recorder:
-    """Records warnings about pods. Any thread may call `record`, which never blocks. `results` gets
-    `written`, `failed` or `dropped` for each. The thread begins with the first Event: most nodes
-    never have one."""
+    """Records warnings about pods. Any thread may call `record`, which never blocks. `results` is
+    called with `written`, `failed` or `dropped` for each. The thread starts at the first Event,
+    since most nodes never have one."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Recorder:
             self._results(result)
 
     def _postpone(self, key: EventKey, error: StoreError) -> None:
-        """Moves the Event behind the others, which the API server may accept."""
+        """Moves the Event behind the others: the API server may accept those."""
         with self._changed:
             self._not_before = self._clock() + self._backoff.next(error.retry_after_seconds)
             if (series := self._series.pop(key, None)) is not None:
@@ -192,7 +192,7 @@ class Recorder:
             try:
                 self._transport.create(events, self._event(key, name, now))
             except RejectedError:
-                # It exists already: an agent before this one created it.
+                # An earlier agent has created it.
                 self._transport.merge(path, series)
         else:
             try:
@@ -224,7 +224,7 @@ class Recorder:
 
     def _warn(self, error: StoreError) -> None:
         if str(error) != self._trouble:
-            log.warning("an event is not delivered: %s", error)
+            log.warning("can't send an Event: %s", error)
         self._trouble = str(error)
 
 
@@ -237,4 +237,4 @@ def _name(key: EventKey) -> str:
 
 _JOIN_SECONDS: Final = 2.0
 _MOST_POD_NAME: Final = 253 - len(".") - 16
-"""Of an Event's name, which is a DNS subdomain."""
+"""Characters of the pod's name in an Event's name, which is a DNS subdomain."""

@@ -16,8 +16,8 @@ from agent.model.bounds import JsonError
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """`versions`: those that are supported, the best first. `must_exist`: others create such
-    objects, Topolet only adds to them."""
+    """`versions`: the supported ones, the best first. `must_exist`: Topolet never creates such an
+    object, it only changes some of its fields."""
 
     name: str
     group: str
@@ -43,7 +43,7 @@ def kind_named(name: str) -> Kind:
     """Returns a cluster-scoped kind. Raises StoreError."""
     kind = _KINDS.get(name)
     if kind is None:
-        raise StoreError(f"{name}: no kind of ours, which are {', '.join(_KINDS)}")
+        raise StoreError(f"kind {name} is not one of {', '.join(_KINDS)}")
     return kind
 
 
@@ -61,7 +61,7 @@ RECHECK_SECONDS: Final = 300.0
 
 
 class Discovery:
-    """The versions that the server serves, each answer kept for `recheck_seconds`."""
+    """The versions that the server serves. Each answer is kept for `recheck_seconds`."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class Discovery:
         self._known: dict[str, tuple[float, str | None]] = {}
 
     def version(self, kind: Kind) -> str | None:
-        """Returns the best version of the kind that is served, None where none is. Raises
+        """Returns the best version of the kind that the server serves, or None. Raises
         KubeError."""
         if not kind.group:
             return kind.versions[0]
         known = self._known.get(kind.name)
         if known is None or self._clock() - known[0] >= self._recheck_seconds:
-            known = self._clock(), self._asked(kind)
+            known = self._clock(), self._served_version(kind)
             self._known[kind.name] = known
         return known[1]
 
@@ -89,7 +89,7 @@ class Discovery:
         """Drops the answer, after the server reported that the kind does not exist."""
         self._known.pop(kind.name, None)
 
-    def _asked(self, kind: Kind) -> str | None:
+    def _served_version(self, kind: Kind) -> str | None:
         for version in kind.versions:
             of_version = path(kind.group, version)
             try:

@@ -33,12 +33,12 @@ from agent.kube.wire import WatchEvent
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# For the first watch, which brings all that exists, however short the watches after it are.
+# The least length of the first watch, which sends all existing objects.
 INITIAL_SECONDS: Final = 300.0
-# A watch that lasted this long shows that the server can serve it.
+# A watch that lasted this long proves that the server can serve it.
 HEALTHY_SECONDS: Final = 10.0
-# After so long without an event or a bookmark a watch may wait for a version that the server, once
-# restored from a backup, has not reached.
+# A watch without an event or bookmark for this time may wait for a version that the server has not
+# reached, since it was restored from a backup.
 SILENT_SECONDS: Final = 240.0
 
 
@@ -57,7 +57,7 @@ class ListWatch(Generic[T]):
         first_seconds: float = 0.0,
         pace: WatchPace | None = None,
     ) -> None:
-        """`first_seconds`: how long to wait before the first request."""
+        """`first_seconds`: the wait before the first request."""
         self.path = path
         self._select = dict(select)
         self._changed = changed
@@ -74,11 +74,11 @@ class ListWatch(Generic[T]):
         self._version: str | None = None
         self._lists_only = False
         self._list_next = False
-        self._anew = False
-        self._shown = False
-        self._asked_at_breaks = 0
+        self._relist = False
+        self._caught_up = False
+        self._breaks_at_request = 0
         self.breaks = 0
-        """Counts failures and calls of `doubt`."""
+        """Counts failures and calls of `mark_behind`."""
         self._touched_at = self._received_at = self._pace.clock()
         self.synced = False
         self.trouble: str | None = None
@@ -94,34 +94,34 @@ class ListWatch(Generic[T]):
 
     @property
     def age_seconds(self) -> float:
-        """Since the last answer, event or bookmark of the server."""
+        """The time since the last response, event or bookmark of the server."""
         return max(0.0, self._pace.clock() - self._touched_at)
 
     @property
     def caught_up(self) -> bool:
-        """False after a failure, until a list, or a comparison by the caller (`shown`), proves that
-        every change since then was reported."""
-        return self._shown
+        """False after a failure, until a list, or the caller's comparison (`mark_caught_up`),
+        proves that every change since then was reported."""
+        return self._caught_up
 
     def resync(self) -> None:
-        """Callable from any thread: lists everything again, as of now or later; `syncs` grows when
-        that is reported."""
+        """Lists everything again, as of now or later; `syncs` grows when that is reported. Any
+        thread may call it."""
         with self._lock:
-            # The request that follows, and lists, is not to be interrupted.
-            self._anew = True
+            # Under the lock, so that the list that follows is not interrupted.
+            self._relist = True
             self._woken.set()
             self._stream.interrupt()
 
-    def doubt(self) -> None:
-        """Callable from any thread: the watch must prove again that it has reported all changes."""
+    def mark_behind(self) -> None:
+        """The watch must prove again that it has reported all changes. Any thread may call it."""
         with self._lock:
             self.breaks += 1
-            self._shown = False
+            self._caught_up = False
 
-    def shown(self, breaks: int) -> None:
-        """Callable from any thread: all changes were reported, unless `breaks` has grown since."""
+    def mark_caught_up(self, breaks: int) -> None:
+        """All changes were reported, unless `breaks` has grown since. Any thread may call it."""
         with self._lock:
-            self._shown = self._shown or breaks == self.breaks
+            self._caught_up = self._caught_up or breaks == self.breaks
 
     def start(self) -> None:
         self._thread.start()
@@ -150,35 +150,35 @@ class ListWatch(Generic[T]):
                 return
             with self._lock:
                 self._woken.clear()
-                if self._anew:
-                    self._anew, self._version = False, None
-                self._asked_at_breaks = self.breaks
+                if self._relist:
+                    self._relist, self._version = False, None
+                self._breaks_at_request = self.breaks
             self._schedule.sends(self._pace.clock())
             error: StoreError | None = None
             try:
                 if self._step():
                     continue
             except StoreError as failure:
-                if self._anew:
+                if self._relist:
                     continue
                 error = failure
                 self._failed(error)
             self._pause(error)
 
     def _pause(self, error: StoreError | None) -> None:
-        """Pauses after a request that failed, or succeeded and ended too soon."""
-        spoiled = _spoils_version(error)
-        if spoiled:
+        """Pauses after a request that failed, or that succeeded and ended too soon."""
+        version_unusable = _makes_version_unusable(error)
+        if version_unusable:
             self._version = None
-        seconds = self._schedule.after(error, spoiled=spoiled)
+        seconds = self._schedule.after(error, version_unusable=version_unusable)
         if isinstance(error, TooManyRequestsError):
             self._rest(seconds)
             return
         until = self._pace.clock() + seconds
-        if seconds and self._pace.wait(self._woken, seconds) and not self._anew:
+        if seconds and self._pace.wait(self._woken, seconds) and not self._relist:
             now = self._pace.clock()
-            hastened = self._pace.return_seconds * self._pace.random()
-            self._rest(min(until - now, hastened) if self._schedule.hastens(now) else until - now)
+            early = self._pace.return_seconds * self._pace.random()
+            self._rest(min(until - now, early) if self._schedule.end_early(now) else until - now)
 
     def _rest(self, seconds: float) -> None:
         if seconds > 0:
@@ -194,14 +194,14 @@ class ListWatch(Generic[T]):
     def _failed(self, error: StoreError) -> None:
         if self._stopped.is_set():
             return
-        self.doubt()
+        self.mark_behind()
         if str(error) != self.trouble:
             log.warning("watch of %s: %s", self.path, error)
         self.trouble = str(error)
 
     def _served(self) -> None:
         if self.trouble is not None:
-            log.info("watch of %s goes on", self.path)
+            log.info("watch of %s continues", self.path)
         self.trouble = None
 
     def _progressed(self) -> None:
@@ -218,22 +218,22 @@ class ListWatch(Generic[T]):
             return body
 
         # The first list may come from the server's cache, since nothing was reported yet.
-        remembered = not self.syncs
-        listed = wire.listed(self.path, self._select, page, take, remembered=remembered)
+        from_cache = not self.syncs
+        listed = wire.listed(self.path, self._select, page, take, from_cache=from_cache)
         self._list_next = False
-        self._sync(listed.found, listed.version, fresh=not remembered)
+        self._sync(listed.found, listed.version, fresh=not from_cache)
 
     def _watch(self) -> bool:
-        asked = f"watch of {self.path}"
+        request = f"watch of {self.path}"
         began = self._pace.clock()
         initial = self._version is None
         least_seconds = INITIAL_SECONDS if initial else 1.0
-        asked_seconds = max(self._pace.watch_seconds, least_seconds)
-        server_seconds = max(1, int(asked_seconds * (0.8 + 0.4 * self._pace.random())))
+        requested_seconds = max(self._pace.watch_seconds, least_seconds)
+        server_seconds = max(1, int(requested_seconds * (0.8 + 0.4 * self._pace.random())))
         seconds = server_seconds + self._pace.grace_seconds
         try:
-            goes_on = asked_seconds <= self._pace.watch_seconds
-            received = self._follow(self._watch_query(server_seconds), seconds, goes_on=goes_on)
+            continues = requested_seconds <= self._pace.watch_seconds
+            received = self._follow(self._watch_query(server_seconds), seconds, continues=continues)
         except RejectedError:
             self._lists_only = self._lists_only or initial
             raise
@@ -244,19 +244,18 @@ class ListWatch(Generic[T]):
             raise
         if self._version is None:
             self._list_next = True
-            raise UnreachableError(f"{asked}: ends before all was told")
-        if not goes_on:
+            raise UnreachableError(f"{request}: ended before all existing objects were sent")
+        if not continues:
             return True
-        # The server's clock is not ours, and counts whole seconds.
+        # The server has its own clock, and counts whole seconds.
         if self._pace.clock() - began < min(HEALTHY_SECONDS, server_seconds - 1):
             if not received:
-                raise UnreachableError(f"{asked}: ends at once")
-            self.doubt()
+                raise UnreachableError(f"{request}: ended at once")
+            self.mark_behind()
             return False
         self._touch()
         self._progressed()
         if self._pace.clock() - self._received_at >= SILENT_SECONDS:
-            # It may wait for a version that the server has not reached.
             self._version = None
         return True
 
@@ -274,9 +273,9 @@ class ListWatch(Generic[T]):
             **start,
         }
 
-    def _follow(self, query: Query, seconds: float, *, goes_on: bool) -> bool:
+    def _follow(self, query: Query, seconds: float, *, continues: bool) -> bool:
         """Processes events until the server ends the watch; returns False where there were none.
-        Without `goes_on` it ends the watch once it has all existing objects."""
+        Without `continues` it ends the watch itself once it has all existing objects."""
         received = False
         initial: list[tuple[ObjectKey, Known[T] | None]] | None = None
         if self._version is None:
@@ -288,8 +287,8 @@ class ListWatch(Generic[T]):
             self._served()
         self._touch()
         with contextlib.closing(lines):
-            if self._anew:
-                raise UnreachableError(f"watch of {self.path}: it is asked for anew")
+            if self._relist:
+                raise UnreachableError(f"watch of {self.path}: a new list was requested")
             for line in lines:
                 if self._stopped.is_set():
                     break
@@ -303,7 +302,7 @@ class ListWatch(Generic[T]):
                 elif wire.ends_initial(metadata):
                     self._sync(initial, metadata.resource_version, fresh=True)
                     initial = None
-                    if not goes_on:
+                    if not continues:
                         break
                     self._stream.allow_silence(seconds)
         return received
@@ -312,11 +311,11 @@ class ListWatch(Generic[T]):
         self._touched_at = self._pace.clock()
 
     def _event(self, line: bytes) -> tuple[WatchEvent, WatchedMetadata]:
-        asked = f"watch of {self.path}"
-        event = wire.event(asked, line)
+        request = f"watch of {self.path}"
+        event = wire.event(request, line)
         if event.type == "ERROR":
-            raise errors.refusal(asked, errors.status_of(bytes(event.object)))
-        return event, wire.metadata(asked, event.object)
+            raise errors.refusal(request, errors.status_of(bytes(event.object)))
+        return event, wire.metadata(request, event.object)
 
     def _receive(self, event: WatchEvent, metadata: WatchedMetadata) -> None:
         if wire.not_newer(metadata.resource_version, self._version):
@@ -336,13 +335,13 @@ class ListWatch(Generic[T]):
     def _sync(
         self, found: list[tuple[ObjectKey, Known[T] | None]], version: str, *, fresh: bool
     ) -> None:
-        """`fresh`: the list has all changes made before the request for it."""
+        """`fresh`: the list has all changes that were made before it was requested."""
         self._report(self._mirror.replace(found), first=not self.syncs)
         self._version = version
         self._received_at = self._pace.clock()
         self.syncs += 1
         if fresh:
-            self.shown(self._asked_at_breaks)
+            self.mark_caught_up(self._breaks_at_request)
         self.synced = True
         self._served()
 
@@ -351,8 +350,8 @@ class ListWatch(Generic[T]):
             self._changed(changes)
 
 
-def _spoils_version(error: StoreError | None) -> bool:
-    """Whether another watch from the same version would end with the same error."""
+def _makes_version_unusable(error: StoreError | None) -> bool:
+    """Whether another watch from the same version would fail in the same way."""
     return isinstance(error, GoneError | MalformedError | RejectedError) or (
         isinstance(error, ServerError) and error.future_version
     )

@@ -1,5 +1,5 @@
 """Stored objects: the interface to an API server or a folder, the changes that a watch reports, and
-the known state from which these changes follow.
+the known state with which new events are compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ObjectKey(NamedTuple):
 
 
 class ChangeKind(enum.Enum):
-    """An object that was created again under its old name is deleted and added."""
+    """An object that was recreated under the same name is reported as deleted and added."""
 
     ADDED = "added"
     MODIFIED = "modified"
@@ -43,7 +43,7 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
 
 
 Read = Callable[[bytes], T]
-"""An object's JSON as the value that is kept of it. Raises JsonError or ObjectError."""
+"""Decodes an object's JSON to the value that is kept. Raises JsonError or ObjectError."""
 
 Changed = Callable[[Sequence[Change[T]]], None]
 """Called on the watch's thread with changes that belong together, in order; each change is reported
@@ -51,7 +51,7 @@ once. The first call reports all existing objects, also when there are none."""
 
 
 class Watch(Protocol[T]):
-    """Follows objects on a thread of its own."""
+    """Watches objects on its own thread."""
 
     @property
     def synced(self) -> bool:
@@ -60,7 +60,7 @@ class Watch(Protocol[T]):
 
     @property
     def trouble(self) -> str | None:
-        """The present error of the watch."""
+        """The current error of the watch."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class Watch(Protocol[T]):
 
 
 class Objects(Protocol):
-    """All methods raise StoreError; those without a namespace are for kinds that have none."""
+    """All methods raise StoreError. Those with a kind are for cluster-scoped kinds."""
 
     def version(self, kind: str) -> str | None:
         """The API version in which objects of that kind are applied; None where the kind does not
@@ -92,7 +92,7 @@ class Objects(Protocol):
         ...
 
     def apply(self, wanted: Object) -> bool:
-        """Sets our fields to those of `wanted`. Returns False where nothing changed."""
+        """Sets Topolet's fields to those of `wanted`. Returns False where nothing changed."""
         ...
 
     def apply_status(self, wanted: Object) -> bool:
@@ -100,7 +100,7 @@ class Objects(Protocol):
         ...
 
     def forget(self, kind: str, name: str) -> None:
-        """Another client changed the object: the next apply reads it."""
+        """The next apply reads the object, since another client changed it."""
         ...
 
     def delete(self, kind: str, name: str) -> bool:
@@ -120,7 +120,7 @@ log = logging.getLogger(__name__)
 
 
 class WatchedMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
-    """The metadata that a watch needs. A bookmark has no name."""
+    """The metadata of an object that a watch needs. A bookmark has no name."""
 
     name: str = ""
     resource_version: str = ""
@@ -131,7 +131,7 @@ class WatchedMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True)
 
 
 class Known(msgspec.Struct, Generic[T], frozen=True):
-    """One object; `uid` distinguishes it from another of its name."""
+    """One object; `uid` distinguishes it from another one of the same name."""
 
     uid: str
     version: str
@@ -150,15 +150,15 @@ class Mirror(Generic[T]):
         return {key: known.value for key, known in self._known.copy().items()}
 
     def decoded(self, metadata: WatchedMetadata, raw: bytes) -> Known[T] | None:
-        """Decodes an existing object; None where it has no value. Changes nothing, so that the
-        bytes of all objects are never in memory at once."""
+        """Decodes an existing object; None where it has no value. The mirror does not change: a
+        caller decodes a list object by object, and never keeps the bytes of all."""
         before = self._known.get(metadata.key)
         if before and (before.uid, before.version) == (metadata.uid, metadata.resource_version):
             return before
         try:
             value = self._read(raw)
         except (JsonError, ObjectError) as error:
-            log.error("%s can not be read: %s", "/".join(filter(None, metadata.key)), error)
+            log.error("%s can't be read: %s", "/".join(filter(None, metadata.key)), error)
             return before if before and before.uid == metadata.uid else None
         return Known(metadata.uid, metadata.resource_version, value)
 

@@ -1,14 +1,14 @@
 """When a watch may send its next request: one schedule for all causes, reset by progress.
 
-| what the last request met | the next one |
+| result of the last request | next request |
 |---|---|
-| 410 or another end of its version, for the first time since progress | at once |
+| 410 or another error that makes its version unusable, the first since progress | at once |
 | 429 | after Retry-After, one second where there is none, spread over a step |
-| no answer, a 5xx, an answer that makes no sense, the same 410 again | after a step |
+| no response, a 5xx, an invalid response, a further 410 | after a step |
 
 Steps double while one cause lasts; another cause begins with its own first step, so that the long
-pauses of an outage do not go on in the overload that follows it. Whatever the causes are, a watch
-sends no more than REQUESTS in WINDOW_SECONDS.
+pauses of an outage do not continue in the overload that follows it. Whatever the causes are, a
+watch sends no more than REQUESTS in WINDOW_SECONDS.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LONGEST_RETRY_AFTER_SECONDS = 300.0
 
 
 class Backoff:
-    """Steps that double from `base` to `cap`. Each delay is random within one whole step that
-    begins at half of it, so that a fleet spreads out and at most five attempts fall into ten of the
-    first step's seconds. `random` gives values in [0, 1)."""
+    """Steps that double from `base` to `cap`. Each delay is a random time between half a step and
+    one and a half steps: a fleet spreads out, and at most five attempts fall into the time of ten
+    first steps. `random` returns values in [0, 1)."""
 
     def __init__(
         self,
@@ -51,19 +51,19 @@ class Backoff:
         """Returns the seconds to wait now, never less than the server requests."""
         delay = self._step * (0.5 + self._random())
         if retry_after_seconds is not None:
-            asked = min(max(retry_after_seconds, 0.0), LONGEST_RETRY_AFTER_SECONDS)
-            delay = max(delay, asked + self._step * self._random())
+            requested = min(max(retry_after_seconds, 0.0), LONGEST_RETRY_AFTER_SECONDS)
+            delay = max(delay, requested + self._step * self._random())
         self._step = min(self._step * 2, self._cap)
         return delay
 
     def reset(self) -> None:
-        """Begins anew with the first step, after progress."""
+        """Restarts with the first step, after progress."""
         self._step = self._base
 
 
 def spread(name: str, window_seconds: float) -> float:
-    """Returns a time in [0, window) that depends on the name alone: a fleet that starts at once
-    does not connect at once, and a node that restarts keeps its time."""
+    """Returns a time in [0, window) that depends only on the name: a fleet that starts at the same
+    moment does not connect at the same moment, and a node that restarts keeps its time."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64 * window_seconds
 
@@ -71,10 +71,10 @@ def spread(name: str, window_seconds: float) -> float:
 REQUESTS: Final = 5
 WINDOW_SECONDS: Final = 10.0
 BUSY_SECONDS: Final = 1.0
-"""For a 429 without Retry-After: kube-apiserver asks for one second by default."""
-HASTEN_SECONDS: Final = 30.0
-"""Between two pauses that end early: answers to other requests help little where this watch alone
-gets none."""
+"""For a 429 without Retry-After: kube-apiserver requests one second by default."""
+EARLY_END_SECONDS: Final = 30.0
+"""The least time between two pauses that end early: responses to other requests mean little if
+only this watch gets none."""
 
 
 def _boot_seconds() -> float:
@@ -85,10 +85,10 @@ def _boot_seconds() -> float:
 class WatchPace(msgspec.Struct, frozen=True):
     """`wait` returns True when the event ended it.
 
-    A watch asks the server to end it after `watch_seconds`, a fifth more or less, so that the
-    watches of a fleet do not end together; one that lasts `grace_seconds` longer is dead. Pauses
-    after failures grow to steps of `cap_seconds`. A pause ends within `return_seconds` after the
-    server answers another request of the process again.
+    The server is to end a watch after `watch_seconds`, a fifth more or less, so that the watches
+    of a fleet do not end together; one that lasts `grace_seconds` longer is dead. Pauses after
+    failures grow to steps of `cap_seconds`. A pause ends within `return_seconds` after the server
+    answers another request of the process again.
     """
 
     random: Callable[[], float] = random.random
@@ -101,55 +101,56 @@ class WatchPace(msgspec.Struct, frozen=True):
 
 
 class Schedule:
-    """`random` gives values in [0, 1); all times are of one monotonic clock."""
+    """`random` returns values in [0, 1); all times are of one monotonic clock."""
 
     def __init__(self, random: Callable[[], float], cap_seconds: float) -> None:
         """No step is longer than `cap_seconds`."""
         self._failing = Backoff(random, cap_seconds=cap_seconds)
         self._busy = Backoff(random, cap_seconds=cap_seconds)
-        self._asked: deque[float] = deque(maxlen=REQUESTS)
-        self._anew = False
-        self._hastened_at: float | None = None
+        self._sent_at: deque[float] = deque(maxlen=REQUESTS)
+        self._restarted = False
+        self._ended_early_at: float | None = None
 
     def sends(self, now: float) -> None:
         """Counts a request that is sent now."""
-        self._asked.append(now)
+        self._sent_at.append(now)
 
     def wait(self, now: float) -> float:
         """Returns the seconds until another request may be sent, after success and failure."""
-        if len(self._asked) < REQUESTS:
+        if len(self._sent_at) < REQUESTS:
             return 0.0
-        return max(0.0, self._asked[0] + WINDOW_SECONDS + _ROUNDING_SECONDS - now)
+        return max(0.0, self._sent_at[0] + WINDOW_SECONDS + _ROUNDING_SECONDS - now)
 
-    def after(self, error: StoreError | None, *, spoiled: bool = False) -> float:
-        """Seconds to pause after a request that failed, or, without `error`, that was granted and
-        ended too soon; `spoiled`: no other request may begin at the same version."""
+    def after(self, error: StoreError | None, *, version_unusable: bool = False) -> float:
+        """Returns the seconds to pause after a request that failed, or, without `error`, that
+        succeeded and ended too soon. `version_unusable`: the next request must not begin at the
+        same version."""
         retry_after = error.retry_after_seconds if error else None
         if isinstance(error, TooManyRequestsError):
             self._failing.reset()
             return self._busy.next(BUSY_SECONDS if retry_after is None else retry_after)
         self._busy.reset()
-        if (spoiled or isinstance(error, GoneError)) and not self._anew:
-            self._anew = True
+        if (version_unusable or isinstance(error, GoneError)) and not self._restarted:
+            self._restarted = True
             self._failing.reset()
             return 0.0
         return self._failing.next(retry_after)
 
-    def hastens(self, now: float) -> bool:
+    def end_early(self, now: float) -> bool:
         """Whether a pause ends early because the server answers other requests again. The steps
-        begin anew then, as the errors of a server that starts are soon over."""
-        last = self._hastened_at
-        if last is not None and now - last < HASTEN_SECONDS:
+        then restart, since the errors of a starting server are soon over."""
+        last = self._ended_early_at
+        if last is not None and now - last < EARLY_END_SECONDS:
             return False
-        self._hastened_at = now
+        self._ended_early_at = now
         self._failing.reset()
         return True
 
     def progressed(self) -> None:
-        """The watch got an event, or lasted as long as it asked for."""
+        """The watch got an event, or lasted as long as requested."""
         self._failing.reset()
         self._busy.reset()
-        self._anew = False
+        self._restarted = False
 
 
 _ROUNDING_SECONDS: Final = 0.001

@@ -1,6 +1,6 @@
 """The embedded store of standalone mode: YAML files instead of the API server, and a watch of them.
 
-Each object has one file: `<folder>/<kind in lower case>/<name>.yaml`; pods, which only people add,
+Each object has one file: `<folder>/<kind in lower case>/<name>.yaml`. Pods, which only people add,
 are in `pod/<namespace>/<name>.yaml`. A watch reads the folder again after each period.
 """
 
@@ -42,13 +42,13 @@ class EmbeddedStore:
         self._period = period_seconds
 
     def get(self, kind: str, name: str) -> Object | None:
-        """The stored object, None when there is none. Raises StoreError."""
+        """The stored object, None where it does not exist. Raises StoreError."""
         return _read(f"{kind} {name}", self._path(kind, name))
 
     def apply(self, wanted: Object) -> bool:
-        """Stores the object; False when it is stored like this already. Raises StoreError. The
-        fields that others wrote to a Node stay: an unreadable Node is an error, while an object of
-        ours alone is replaced."""
+        """Stores the object; returns False if the stored one is the same. Raises StoreError. The
+        fields that others wrote to a Node stay. An unreadable Node is an error; an unreadable
+        object that only Topolet writes is replaced."""
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         stored: Object | None = None
         try:
@@ -61,17 +61,17 @@ class EmbeddedStore:
         return self._put(wanted, stored)
 
     def apply_status(self, wanted: Object) -> bool:
-        """Replaces our resources (`koordinator.sh/`) in the status, and keeps those of others.
-        Raises StoreError, also where the object does not exist."""
+        """Replaces Topolet's resources (`koordinator.sh/`) in the status, and keeps all others.
+        Raises StoreError, also if the object does not exist."""
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         stored = self.get(kind, name)
         if stored is None:
-            raise StoreError(f"{kind} {name} is not there")
+            raise StoreError(f"{kind} {name} does not exist")
         before = stored.get("status")
         status = dict(before) if isinstance(before, dict) else {}
         for field, amounts in wanted["status"].items():
-            theirs = status.pop(field, None)
-            kept = {key: value for key, value in (theirs or {}).items() if not _ours(key)}
+            stored_amounts = status.pop(field, None) or {}
+            kept = {key: value for key, value in stored_amounts.items() if not _is_own(key)}
             if kept or amounts:
                 status[field] = {**kept, **amounts}
         body = {key: value for key, value in stored.items() if key != "status"}
@@ -98,7 +98,7 @@ class EmbeddedStore:
         return True
 
     def delete(self, kind: str, name: str) -> bool:
-        """False when there was none. Raises StoreError."""
+        """Returns False if the object did not exist. Raises StoreError."""
         path = self._path(kind, name)
         try:
             os.unlink(path)
@@ -135,7 +135,7 @@ class EmbeddedStore:
 
     def _path(self, kind: str, name: str) -> str:
         if not name or name.startswith(".") or "/" in name or "\0" in name:
-            raise StoreError(f"{kind}: {name!r} is no object name")
+            raise StoreError(f"{kind}: {name!r} is not an object name")
         return os.path.join(self._folder, kind.lower(), f"{name}.yaml")
 
 
@@ -147,12 +147,12 @@ def _read(what: str, path: str) -> Object | None:
     except (OSError, DocumentError) as error:
         raise StoreError(f"{what} in {path}: {error}") from error
     if not isinstance(content, dict):
-        raise StoreError(f"{what} in {path} is no object")
+        raise StoreError(f"{what} in {path} is not an object")
     return content
 
 
 def _served(what: str, found: Object) -> tuple[WatchedMetadata, bytes]:
-    """Returns the object as an API server sends it; a digest of the content is its version."""
+    """Returns the object as an API server sends it; its version is a digest of the content."""
     try:
         text = msgspec.json.encode(found)
         metadata = bounds.decode(_object, text).metadata
@@ -181,17 +181,17 @@ _SHARED = ("Node",)
 
 
 def _merged_with_others(stored: Object, wanted: Object) -> Object:
-    """Returns the stored object with the wanted fields, without our labels that are not wanted."""
+    """Returns the stored object with the wanted fields; Topolet's unwanted labels are removed."""
     merged = _merged(stored, wanted)
-    if ours := wanted["metadata"].get("labels"):
+    if wanted_labels := wanted["metadata"].get("labels"):
         labels = merged["metadata"]["labels"]
         for key in [key for key in labels if str(key).startswith(LABEL_PREFIX)]:
-            if key not in ours:
+            if key not in wanted_labels:
                 del labels[key]
     return merged
 
 
-def _ours(resource: object) -> bool:
+def _is_own(resource: object) -> bool:
     return str(resource).startswith(DOMAIN)
 
 
@@ -213,7 +213,7 @@ Found = Callable[[], Iterable[tuple[WatchedMetadata, bytes]]]
 
 
 class FolderWatch(Generic[T]):
-    """Reads the files again after each period; while that fails, it keeps the known objects."""
+    """Reads the files again after each period; while reading fails, it keeps the known objects."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One connection for the lists and watches of a watch, which another thread can close."""
+"""The connection of a watch, for its lists and watches; another thread can close it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from agent.kube.errors import (
     UnauthorizedError,
     UnreachableError,
 )
-from agent.kube.transport import Query, Transport, chunks, granted, troubles
+from agent.kube.transport import Query, Transport, chunks, read_response, translated_errors
 
 
 class Stream:
-    """One connection, kept between requests. One thread sends requests, any other may close it:
-    that ends a pending request and the stream."""
+    """One connection, kept between requests. One thread sends requests. Any other thread may close
+    it, which ends a pending request and the stream."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -34,34 +34,34 @@ class Stream:
 
     def get(self, path: str, query: Query) -> bytes:
         """Raises KubeError, AccessError."""
-        asked = f"GET {path}"
+        request = f"GET {path}"
         limits = self._transport.limits
-        with self._guarded(asked):
-            return granted(asked, self._ask(path, query), limits).body
+        with self._guarded(request):
+            return read_response(request, self._send(path, query), limits).body
 
     def lines(
         self, path: str, query: Query, seconds: float, *, silence_seconds: float | None = None
     ) -> Generator[bytes, None, None]:
-        """Returns when the server accepts the request. Then yields the lines of the answer until
-        its end; after `seconds` that is an error in any case. So is silence longer than Limits
-        allow or `silence_seconds`. Closing it before the end closes the connection. Both raise
-        KubeError, AccessError."""
-        asked = f"GET {path}"
-        with self._guarded(asked):
-            response = self._ask(path, query)
+        """Returns when the server has accepted the request, then yields the lines of the response.
+        A response that does not end within `seconds` is an error. So is a silence longer than
+        `silence_seconds`, or, without it, than ResponseLimits allow. Closing the generator before
+        the end closes the connection. Both raise KubeError, AccessError."""
+        request = f"GET {path}"
+        with self._guarded(request):
+            response = self._send(path, query)
             if response.status != 200:
-                granted(asked, response, self._transport.limits)
+                read_response(request, response, self._transport.limits)
             if silence_seconds is not None:
                 self.allow_silence(silence_seconds)
-        return self._lines(asked, response, seconds)
+        return self._lines(request, response, seconds)
 
     def _lines(
-        self, asked: str, response: urllib3.BaseHTTPResponse, seconds: float
+        self, request: str, response: urllib3.BaseHTTPResponse, seconds: float
     ) -> Generator[bytes, None, None]:
         limits = self._transport.limits
         deadline = time.monotonic() + seconds
         torn = bytearray()
-        with self._guarded(asked):
+        with self._guarded(request):
             for chunk in chunks(response):
                 torn += chunk
                 if b"\n" in chunk:
@@ -69,11 +69,13 @@ class Stream:
                     torn = bytearray(rest)
                     yield from filter(None, whole)
                 if len(torn) > limits.line_bytes:
-                    raise MalformedError(f"{asked}: a line of more than {limits.line_bytes} bytes")
+                    raise MalformedError(
+                        f"{request}: a line of more than {limits.line_bytes} bytes"
+                    )
                 if time.monotonic() > deadline:
-                    raise UnreachableError(f"{asked}: no end after {seconds:.0f} s")
+                    raise UnreachableError(f"{request}: no end after {seconds:.0f} s")
             if torn:
-                raise UnreachableError(f"{asked}: ends in the middle of a line")
+                raise UnreachableError(f"{request}: ends in the middle of a line")
 
     def allow_silence(self, seconds: float) -> None:
         """Sets the longest time between two pieces of the response that is being read."""
@@ -97,21 +99,21 @@ class Stream:
             connection.close()
 
     @contextlib.contextmanager
-    def _guarded(self, asked: str) -> Iterator[None]:
+    def _guarded(self, request: str) -> Iterator[None]:
         done = False
         try:
-            with self._transport.reachability.reported(), troubles(asked):
+            with self._transport.reachability.reported(), translated_errors(request):
                 yield
             done = True
         except KubeError as error:
-            # After a refusal that was read to its end the connection is as good as before.
+            # After a refusal that was read to its end the connection can be used again.
             done = not isinstance(error, UnreachableError | ServerError)
             raise
         finally:
             if not done or self._closed:
                 self.drop()
 
-    def _ask(self, path: str, query: Query) -> urllib3.BaseHTTPResponse:
+    def _send(self, path: str, query: Query) -> urllib3.BaseHTTPResponse:
         while True:
             headers = self._transport.headers()
             connection = self._connected()
@@ -126,9 +128,9 @@ class Stream:
             if response.status != 401:
                 return response
             try:
-                granted(f"GET {path}", response, self._transport.limits)
+                read_response(f"GET {path}", response, self._transport.limits)
             except UnauthorizedError:
-                if self._transport.used_up(headers):
+                if self._transport.out_of_credentials(headers):
                     raise
 
     def _connected(self) -> HTTPConnection:
@@ -151,5 +153,5 @@ class Stream:
     def _shut(self) -> None:
         if (connected := self._socket) is not None:
             with contextlib.suppress(OSError):
-                # Below TLS: the reader of another thread shall find an end, not a changed object.
+                # Below TLS: a thread that reads finds the end of the stream, not a changed object.
                 socket.socket.shutdown(connected, socket.SHUT_RDWR)

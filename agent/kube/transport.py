@@ -49,9 +49,11 @@ class ApiResponse(msgspec.Struct, frozen=True):
     body: bytes
 
 
-def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: ResponseLimits) -> ApiResponse:
-    """The body of a successful response; the connection returns to the pool. Raises KubeError for
-    any other status, and for an answer that can't be read."""
+def read_response(
+    request: str, response: urllib3.BaseHTTPResponse, limits: ResponseLimits
+) -> ApiResponse:
+    """Reads a successful response, and returns the connection to the pool. Raises KubeError for
+    any other status, and for a response that can't be read."""
     deadline = time.monotonic() + limits.whole_seconds
     body = bytearray()
     with contextlib.ExitStack() as unread:
@@ -59,15 +61,15 @@ def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: ResponseLimi
         for chunk in chunks(response):
             body += chunk
             if len(body) > limits.body_bytes:
-                raise TooLargeError(f"{asked}: an answer of more than {limits.body_bytes} bytes")
+                raise TooLargeError(f"{request}: a response of more than {limits.body_bytes} bytes")
             if time.monotonic() > deadline:
-                raise UnreachableError(f"{asked}: no end after {limits.whole_seconds:.0f} s")
+                raise UnreachableError(f"{request}: no end after {limits.whole_seconds:.0f} s")
         unread.pop_all()
     response.release_conn()
     if 200 <= response.status < 300:
         return ApiResponse(response.status, bytes(body))
     raise errors.refusal(
-        asked,
+        request,
         errors.status_of(bytes(body)),
         response.status,
         _seconds(response.headers.get("Retry-After")),
@@ -75,13 +77,13 @@ def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: ResponseLimi
 
 
 @contextlib.contextmanager
-def troubles(asked: str) -> Iterator[None]:
+def translated_errors(request: str) -> Iterator[None]:
     """Raises the errors of urllib3 and http.client as UnreachableError."""
     try:
         yield
     except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise UnreachableError(f"{asked}: {cause}") from error
+        raise UnreachableError(f"{request}: {cause}") from error
 
 
 def chunks(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
@@ -94,7 +96,7 @@ def chunks(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Retry-After in seconds; a date, which no API server sends, counts as none."""
+    """Retry-After in seconds; None for a date, which no API server sends."""
     try:
         return float(int(retry_after)) if retry_after else None
     except ValueError:
@@ -108,22 +110,22 @@ Listener = Callable[[], None]
 
 
 class Reachability:
-    """A process has one for each server. Every request reports its outcome. A watch that pauses
-    after it got no answer listens: the first answer to any request ends the pauses of all watches.
-    Any thread may call every method."""
+    """Whether a server answers; a process has one object for each server. Every request reports
+    its result. A watch that pauses after a request without an answer listens: the first answer to
+    any request ends the pauses of all watches. Any thread may call every method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._away = False
+        self._unreachable = False
         self._listeners: set[Listener] = set()
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[None]:
-        """Around a request. A 429 or a 5xx neither begins an absence of the server nor ends one."""
+        """Surrounds a request. A 429 or a 5xx does not change whether the server is reachable."""
         try:
             yield
         except UnreachableError:
-            self._away = True
+            self._unreachable = True
             raise
         except (ServerError, TooManyRequestsError):
             raise
@@ -134,21 +136,21 @@ class Reachability:
             self._answered()
 
     def listen(self, listener: Listener) -> None:
-        """Until `ignore`: the thread whose request gets the first answer after one without an
-        answer calls the listener, which must not block."""
+        """Calls the listener, until `ignore`, at the first answer after a request without one, on
+        the thread of the answered request. It must not block."""
         with self._lock:
             self._listeners.add(listener)
 
     def ignore(self, listener: Listener) -> None:
-        """A listener that does not listen is ignored as well."""
+        """Does nothing for a listener that does not listen."""
         with self._lock:
             self._listeners.discard(listener)
 
     def _answered(self) -> None:
-        if not self._away:
+        if not self._unreachable:
             return
         with self._lock:
-            returned, self._away = self._away, False
+            returned, self._unreachable = self._unreachable, False
             listeners = tuple(self._listeners)
         if returned:
             for each in listeners:
@@ -196,9 +198,9 @@ class Transport:
         return self.request("POST", path, body=wanted).body
 
     def apply(self, path: str, wanted: Any, *, force: bool = True) -> ApiResponse:
-        """Server-side apply: our fields become those of `wanted`, the others' stay. With `force` it
-        takes fields of `wanted` that others own, otherwise that is a ConflictError. Status 201: the
-        object is new."""
+        """Server-side apply: Topolet's fields become those of `wanted`, other managers' fields
+        stay. With `force` it takes over fields of `wanted` that others own, otherwise that is a
+        ConflictError. Status 201: the object is new."""
         query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
         return self.request("PATCH", path, query, wanted, APPLY)
 
@@ -207,7 +209,7 @@ class Transport:
         return self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, MERGE).body
 
     def edit(self, path: str, changes: Any) -> bytes:
-        """JSON patch: the list of changes, all or none."""
+        """JSON patch: applies all changes of the list or none."""
         return self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, changes, EDIT).body
 
     def delete(self, path: str) -> bytes:
@@ -222,13 +224,13 @@ class Transport:
         content_type: str = JSON,
     ) -> ApiResponse:
         """Sends the request once, and once more after the renewal of a refused token."""
-        asked = f"{method} {path}"
+        request = f"{method} {path}"
         data = None if body is None else msgspec.json.encode(body)
         while True:
             headers = self.headers()
             if data is not None:
                 headers["Content-Type"] = content_type
-            with self.reachability.reported(), troubles(asked):
+            with self.reachability.reported(), translated_errors(request):
                 response = self._connections().urlopen(
                     method,
                     self.target(path, query),
@@ -243,9 +245,9 @@ class Transport:
                     ),
                 )
                 try:
-                    return granted(asked, response, self.limits)
+                    return read_response(request, response, self.limits)
                 except UnauthorizedError:
-                    if self.used_up(headers):
+                    if self.out_of_credentials(headers):
                         raise
 
     def close(self) -> None:
@@ -264,10 +266,10 @@ class Transport:
             **self.access.headers(),
         }
 
-    def used_up(self, refused: Mapping[str, str]) -> bool:
-        """Returns, after a 401, whether there are no other credentials."""
+    def out_of_credentials(self, refused: Mapping[str, str]) -> bool:
+        """Renews the credentials after a 401; returns True where there are no others."""
         if self.access.headers().get("Authorization") != refused.get("Authorization"):
-            return False  # another thread renewed them meanwhile
+            return False  # another thread has renewed them
         return not self.access.renew() or (
             self.access.headers().get("Authorization") == refused.get("Authorization")
         )
@@ -313,7 +315,7 @@ class Transport:
 
 
 def segment(name: str) -> str:
-    """Returns a name as part of a path."""
+    """Returns a name, quoted as a part of a path."""
     return quote(name, safe="")
 
 

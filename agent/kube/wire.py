@@ -1,4 +1,4 @@
-"""Lists and watch events as the API server sends them, and the read of a list in pages."""
+"""Lists and watch events as the API server sends them, and reading a list in pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INITIAL_END: Final = "k8s.io/initial-events-end"
 
 
 class ListMetadata(msgspec.Struct, frozen=True):
-    """`continue_` asks for the next page; empty on the last."""
+    """`continue_`: the token of the next page; empty on the last one."""
 
     resource_version: str = msgspec.field(name="resourceVersion", default="")
     continue_: str = msgspec.field(name="continue", default="")
@@ -41,29 +41,29 @@ class _Object(msgspec.Struct, frozen=True):
     metadata: WatchedMetadata
 
 
-def page(asked: str, body: bytes) -> Page:
-    """Raises MalformedError, as all here."""
+def page(request: str, body: bytes) -> Page:
+    """Raises MalformedError, as all functions of this module."""
     try:
         return bounds.decode(_pages, body)
     except JsonError as error:
-        raise MalformedError(f"{asked}: {error}") from error
+        raise MalformedError(f"{request}: {error}") from error
 
 
-def event(asked: str, line: bytes) -> WatchEvent:
+def event(request: str, line: bytes) -> WatchEvent:
     try:
         return bounds.decode(_events, line)
     except JsonError as error:
-        raise MalformedError(f"{asked}: {error}") from error
+        raise MalformedError(f"{request}: {error}") from error
 
 
-def metadata(asked: str, text: msgspec.Raw) -> WatchedMetadata:
+def metadata(request: str, text: msgspec.Raw) -> WatchedMetadata:
     """The metadata of an object with a name and a version, or with a version alone."""
     try:
         found = bounds.decode(_objects, bytes(text)).metadata
     except JsonError as error:
-        raise MalformedError(f"{asked}: {error}") from error
+        raise MalformedError(f"{request}: {error}") from error
     if not found.resource_version:
-        raise MalformedError(f"{asked}: an object without resourceVersion")
+        raise MalformedError(f"{request}: an object without resourceVersion")
     return found
 
 
@@ -73,7 +73,7 @@ def ends_initial(bookmark: WatchedMetadata) -> bool:
 
 
 def not_newer(version: str, than: str | None) -> bool:
-    """Versions are numbers that grow; those that are none are newer unless equal."""
+    """Versions are numbers that grow; any other text counts as newer unless it is equal."""
     if version.isdecimal() and than is not None and than.isdecimal():
         return int(version) <= int(than)
     return version == than
@@ -88,11 +88,11 @@ T = TypeVar("T")
 
 PAGE: Final = 500
 _SHRINKS: Final = 25
-"""By what a page shrinks: 500 objects, 20, 1."""
+"""The factor by which a page shrinks: 500 objects, 20, 1."""
 
 
 class Listed(msgspec.Struct, Generic[T]):
-    """What was found, and the resourceVersion that it is as of."""
+    """The objects of a list, and its resourceVersion."""
 
     found: list[T]
     version: str
@@ -104,20 +104,20 @@ def listed(
     get: Callable[[str, Query], bytes],
     take: Callable[[msgspec.Raw], T],
     *,
-    remembered: bool = False,
+    from_cache: bool = False,
 ) -> Listed[T]:
-    """`take` reads the kept fields of an object, page by page. `remembered`: from the server's
-    cache, which may be old and answers without pages. After an answer that is too large the list
-    begins anew with smaller pages. Raises KubeError, AccessError and the exceptions of `take`."""
-    asked = f"list of {path}"
+    """`take` reads the kept fields of an object, page by page. `from_cache`: the server answers
+    from its cache, which may be old, without pages. After a response that is too large the list
+    restarts with smaller pages. Raises KubeError, AccessError and the exceptions of `take`."""
+    request = f"list of {path}"
     size = PAGE
     query: Query = {**select, "limit": size}
-    if remembered:
+    if from_cache:
         query = {**query, "resourceVersion": "0"}
     found: list[T] = []
     while True:
         try:
-            got = page(asked, get(path, query))
+            got = page(request, get(path, query))
         except TooLargeError:
             if size == 1:
                 raise
@@ -128,8 +128,8 @@ def listed(
         except GoneError:
             if "continue" not in query:
                 raise
-            # The server offers to go on with a newer state: what changed meanwhile on the pages
-            # before would be lost.
+            # The server's new token continues with a newer state: changes on the pages before
+            # would be lost.
             found.clear()
             query = dict(select) if size == PAGE else {**select, "limit": size}
             continue
@@ -138,8 +138,8 @@ def listed(
         if not token:
             break
         if query.get("continue") == token:
-            raise MalformedError(f"{asked}: the same page again")
+            raise MalformedError(f"{request}: the same page again")
         query = {**select, "limit": size, "continue": token}
     if not got.metadata.resource_version:
-        raise MalformedError(f"{asked}: has no resourceVersion")
+        raise MalformedError(f"{request}: has no resourceVersion")
     return Listed(found, got.metadata.resource_version)

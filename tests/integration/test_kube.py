@@ -280,7 +280,7 @@ def test_nodes_are_added_to_and_not_made(
     def node(name: str, **labels: str) -> dict[str, Any]:
         return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
 
-    with pytest.raises(NotFoundError, match="Node nobody is not there"):
+    with pytest.raises(NotFoundError, match="Node nobody does not exist"):
         cluster.apply(node("nobody", a="1"))
     apiserver.admin.merge(f"/api/v1/nodes/{place}", {"metadata": {"labels": {"theirs": "1"}}})
     assert cluster.apply(node(place, ours="1")) is True

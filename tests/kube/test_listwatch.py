@@ -645,16 +645,16 @@ def test_after_a_break_it_has_caught_up_when_somebody_says_so(server: Server, cl
         server.put("a", "1")
         eventually("told", lambda: follower.equals(server) and server.watching)
         assert not follower.watch.caught_up, "of what changed meanwhile this may be the first"
-        follower.watch.shown(before)
+        follower.watch.mark_caught_up(before)
         assert not follower.watch.caught_up, "it was before the break"
-        follower.watch.shown(follower.watch.breaks)
+        follower.watch.mark_caught_up(follower.watch.breaks)
         assert follower.watch.caught_up
 
 
 def test_list_shows_what_there_was_when_it_was_asked_for(server: Server, clock: Clock) -> None:
     def doubted(server: Server, connection: socket.socket, request: Request) -> bool:
         server.answer = None
-        follower.watch.doubt()
+        follower.watch.mark_behind()
         return hostile.honest(server, connection, request)
 
     with following(server, clock) as follower:

@@ -108,7 +108,7 @@ def test_at_most_five_requests_in_ten_seconds(
             schedule.progressed()
         elif met == "hastened":
             pause = schedule.after(REFUSED)
-            now += 0.0 if schedule.hastens(now) else pause
+            now += 0.0 if schedule.end_early(now) else pause
         else:
             assert not isinstance(met, str)
             now += schedule.after(met)
@@ -134,11 +134,11 @@ def test_answer_to_others_ends_a_pause_once_in_thirty_seconds() -> None:
     schedule = Schedule(lambda: 0.5, CAP_SECONDS)
     times = (100, 101, 129.9, 130, 140, 160)
     expected = [True, False, False, True, False, True]
-    assert [schedule.hastens(now) for now in times] == expected
+    assert [schedule.end_early(now) for now in times] == expected
 
 
 def test_steps_begin_anew_when_the_server_answers_others() -> None:
     schedule = Schedule(lambda: 0.5, CAP_SECONDS)
     assert [schedule.after(REFUSED) for _ in range(5)][-1] == CAP_SECONDS
-    assert schedule.hastens(0)
+    assert schedule.end_early(0)
     assert schedule.after(FAILED) == 1, "a 503 of a server that starts"

@@ -107,9 +107,9 @@ def test_object_of_ours_alone_is_replaced_as_a_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "../up", "a/b", "/etc/passwd", "a\0b"])
 def test_hostile_name_stays_out_of_the_file_system(tmp_path: Path, name: str) -> None:
     store = EmbeddedStore(str(tmp_path / "store"))
-    with pytest.raises(StoreError, match="is no object name"):
+    with pytest.raises(StoreError, match="is not an object name"):
         store.apply(node(name))
-    with pytest.raises(StoreError, match="is no object name"):
+    with pytest.raises(StoreError, match="is not an object name"):
         store.get("Node", name)
     assert list(tmp_path.iterdir()) == []
 

@@ -47,7 +47,7 @@ def test_pages_are_one_list() -> None:
 
 def test_only_the_first_page_is_asked_from_memory() -> None:
     server = Server(page(["a"], "x"), page(["b"]))
-    listed("/pods", {}, server.get, name, remembered=True)
+    listed("/pods", {}, server.get, name, from_cache=True)
     assert [each.get("resourceVersion") for each in server.asked] == ["0", None]
 
 
@@ -62,7 +62,7 @@ def test_pages_that_are_too_large_shrink() -> None:
         GoneError("gone"),
         page(["b"], version="9"),
     )
-    result = listed("/pods", {"f": "v"}, server.get, name, remembered=True)
+    result = listed("/pods", {"f": "v"}, server.get, name, from_cache=True)
     assert (result.found, result.version) == (["b"], "9")
     assert server.asked == [
         {"f": "v", "limit": PAGE, "resourceVersion": "0"},

@@ -91,7 +91,7 @@ def test_no_devices_make_no_device_object_and_leave_that_of_others(store: Embedd
 def test_what_is_refused_keeps_nothing_else_back(tmp_path: Path, refused: str) -> None:
     store = Limited(tmp_path, refused)
     store.apply({"kind": "Pod", "metadata": {"name": "n"}})
-    with pytest.raises(StoreError, match=f"no role lets us patch {refused}|Node n is not there"):
+    with pytest.raises(StoreError, match=f"no role lets us patch {refused}|Node n does not exist"):
         deliver(store, REPORT)
     written = {kind for kind in ("NodeResourceTopology", "Node", "Device") if store.get(kind, "n")}
     assert written == {"NodeResourceTopology", "Node", "Device"} - {refused}

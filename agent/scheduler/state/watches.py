@@ -52,7 +52,7 @@ class KindWatch(Generic[T]):
         self._pace = pace
         self._watch: ListWatch[T] | None = None
         self._version: str | None = None
-        self._resolve = False
+        self._discovered = False
         self._checked_at = pace.clock()
         self._trouble: str | None = None
 
@@ -78,7 +78,7 @@ class KindWatch(Generic[T]):
     def synced(self) -> bool:
         """Whether all existing objects were reported, or the kind does not exist."""
         watch = self._watch
-        return self._resolve and (watch is None or watch.synced)
+        return self._discovered and (watch is None or watch.synced)
 
     @property
     def trouble(self) -> str | None:
@@ -99,7 +99,7 @@ class KindWatch(Generic[T]):
         if version != self._version:
             self._end()
             self._begin(version)
-        self._resolve = True
+        self._discovered = True
 
     def stop(self) -> None:
         if self._watch is not None:
@@ -216,7 +216,7 @@ class Watches:
     def doubt(self) -> None:
         """Makes all watches catch up, since another scheduler may have bound pods."""
         for each in self._list_watches().values():
-            each.doubt()
+            each.mark_behind()
 
     def start(self) -> None:
         self._transport.reachability.listen(self._checking.hurry)
@@ -301,7 +301,7 @@ class CatchUp:
                 watch.resync()
         reached = watch.version
         if not proof.listed and reached is not None and wire.not_newer(proof.version, reached):
-            watch.shown(proof.breaks)
+            watch.mark_caught_up(proof.breaks)
         elif not proof.listed and proof.waited_seconds >= PATIENCE_SECONDS:
             proof.listed = True
             watch.resync()
