@@ -73,12 +73,13 @@ _PAGES: Final = ("/healthz", "/readyz", "/metrics")
 
 
 def lease_times(lease_seconds: int) -> LeaseTimes:
-    """Has kube-scheduler's proportions: 15, 10 and 2 seconds."""
+    """Returns times in the proportions of kube-scheduler: 15, 10 and 2 seconds."""
     return LeaseTimes(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
 
 
 def bind_limits(times: LeaseTimes) -> ResponseLimits:
-    """A Binding in flight when the lease expires ends before another candidate may lead."""
+    """The limits of a Binding: one that is in flight when the lease expires ends before another
+    candidate may lead."""
     seconds = min(BIND_SECONDS, (times.lease_seconds - times.renew_seconds) * 0.8)
     connect, answer = seconds / 4, seconds * 3 / 4
     return ResponseLimits(connect_seconds=connect, read_seconds=answer, whole_seconds=answer)
@@ -112,7 +113,7 @@ def agent_labels(text: str) -> dict[str, str]:
     for each in filter(None, map(str.strip, text.split(","))):
         key, equals, value = each.partition("=")
         if not key or not equals:
-            raise SettingsError(f"agent-selector: {each[:60]!r} is no KEY=VALUE")
+            raise SettingsError(f"agent-selector: {each[:60]!r} is not KEY=VALUE")
         labels[key] = value
     return labels
 
@@ -145,8 +146,8 @@ def run(settings: SchedulerSettings) -> None:
 
 
 def freeze_garbage() -> None:
-    """Excludes the present objects from garbage collection, which takes half a second with 100,000
-    pods: most of them live long."""
+    """Excludes the current objects from garbage collection, which takes half a second with 100,000
+    pods. Most of these objects live long."""
     gc.collect()
     gc.freeze()
 
@@ -212,10 +213,10 @@ class _Parts:
         bindings = BindingApi(binding, reading)
         expiry = ReservationExpiry(cluster, groups, bindings)
         self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
-        self._rounds = [Periodic("retry", RETRY_SECONDS, retry.round)]
+        self._periodic = [Periodic("retry", RETRY_SECONDS, retry.step)]
         if evictor is not None:
-            self._rounds.append(Periodic("evict", EVICT_SECONDS, evictor.round))
-        self._rounds.append(Periodic("corrections", CORRECTION_SECONDS, corrections.step))
+            self._periodic.append(Periodic("evict", EVICT_SECONDS, evictor.step))
+        self._periodic.append(Periodic("corrections", CORRECTION_SECONDS, corrections.step))
         binder = Binder(cluster, groups, bindings, pod_infos, self._bind_unavailable)
         handlers = ExtenderHandlers(
             cluster,
@@ -229,8 +230,8 @@ class _Parts:
         queueing = QueueingExtender(
             handlers, pod_infos, cluster, queue, preempting=evictor.pause if evictor else None
         )
-        counted = extender.metrics()
-        counted.follow(
+        metrics = extender.metrics()
+        metrics.follow(
             lambda: SchedulerValues(
                 deciding=self._leads(),
                 nodes=len(cluster.nodes()),
@@ -248,7 +249,7 @@ class _Parts:
         self.routes: dict[str, Route] = extender.routes(
             queueing,
             self._gate.reason,
-            counted,
+            metrics,
             {"preempt": self._preemption_unavailable},
         )
 
@@ -262,7 +263,7 @@ class _Parts:
             self._gate,
             *led,
             self._budgets,
-            *self._rounds,
+            *self._periodic,
         )
         for each in parts:
             each.start()
@@ -273,12 +274,12 @@ class _Parts:
         return self._gate.reason() is None
 
     def _preemption_unavailable(self) -> str | None:
-        """Returns why no victims may be selected now; None where they may."""
+        """Returns why no victims may be selected now; None if they may."""
         return stale({disruption_budgets.PLURAL: self._budgets}, self._stale_seconds)
 
     def _bind_unavailable(self) -> str | None:
-        """Returns why no Binding may be sent now; None where one may. The other verbs change
-        nothing, so they are answered also while a watch catches up."""
+        """Returns why no Binding may be sent now; None if one may. The other verbs change nothing,
+        so they are answered also while a watch catches up."""
         return self._gate.reason() or self._watches.behind()
 
     def _leader_election(
@@ -300,17 +301,17 @@ class _Parts:
 
 
 def servers(settings: SchedulerSettings, routes: Mapping[str, Route]) -> list[Server]:
-    """Returns the extender's server first. Raises CertificateError and SettingsError."""
+    """Returns the extender's server as the first one. Raises CertificateError and SettingsError."""
     certificate = None
     if settings.tls_certificate_file:
         certificate = CertificateFiles(
             settings.tls_certificate_file, settings.tls_key_file, settings.client_ca_file
         )
     elif settings.client_ca_file:
-        raise SettingsError("client-ca-file: clients show no certificate to plain HTTP")
+        raise SettingsError("client-ca-file: requires tls-certificate-file")
     names = client_names(settings.client_names)
     if names and not settings.client_ca_file:
-        raise SettingsError("client-names: without client-ca-file no client shows a name")
+        raise SettingsError("client-names: requires client-ca-file")
     found = [Server(settings.extender_address, routes, certificate, LIMITS, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}

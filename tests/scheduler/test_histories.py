@@ -220,7 +220,7 @@ class World:
         state = self.cluster.node(name)
         if state is None or self.cluster.eligible(name, pod_request) is not None:
             return
-        found = state.place.offer(pod_request)
+        found = state.allocator.offer(pod_request)
         if isinstance(found, Granted):
             try:
                 self.cluster.reserve(name, found)
@@ -284,7 +284,7 @@ class World:
 
     def check(self) -> None:
         for state in self.cluster._states.values():
-            held = state.place.holdings.values()
+            held = state.allocator.holdings.values()
             cpus = collections.Counter(cpu for each in held for cpu in each.allocation.cpus)
             parts: collections.Counter[tuple[str, int]] = collections.Counter()
             for each in held:
@@ -306,7 +306,7 @@ class World:
                 assert uid in shown or not there or told["status"]["phase"] in OVER
             else:
                 state = self.cluster._states[name]
-                assert state.place.holdings[uid] == granted.holding()
+                assert state.allocator.holdings[uid] == granted.holding()
 
     def _some_pod(self) -> Object | None:
         pods = self.server.objects["pods"]
@@ -321,9 +321,9 @@ def state_of(cluster: SchedulerCache) -> dict[str, Any]:
             state.topology,
             state.devices,
             state.agent_ready,
-            dict(state.place.holdings),
-            state.place.properties,
-            [state.place.offer(each) for each in WISHES],
+            dict(state.allocator.holdings),
+            state.allocator.properties,
+            [state.allocator.offer(each) for each in WISHES],
         )
         for name, state in cluster._states.items()
     }
@@ -354,7 +354,7 @@ def test_a_node_whose_answer_changed_is_in_the_log(seed: int, steps: int) -> Non
     def answers(name: str, *, reads_zone_report: bool) -> list[Any]:
         state = cluster.node(name)
         return [
-            (cluster.eligible(name, each), state and state.place.offer(each))
+            (cluster.eligible(name, each), state and state.allocator.offer(each))
             for each in WISHES
             if (each.zoned is not None) is reads_zone_report
         ]

@@ -1,6 +1,6 @@
 """kube-scheduler's extender API: an HTTP server, its messages, and the handlers of the verbs.
 
-`server` and `connections` bound threads, connections and time, and `http_routes` names the paths;
-the webhook stands on them too. `extender` decodes a call and encodes its answer, `handlers` decide,
-and `equivalence_cache` keeps results of pods that are alike.
+`server` and `connections` limit threads, connections and time, and `http_routes` defines routes;
+the webhook uses them too. `extender` decodes a request and encodes its result, `handlers` decides,
+and `equivalence_cache` caches results for pods with equal requirements.
 """

@@ -1,8 +1,8 @@
 """Client connections: certificates, the TLS handshake, time limits, buffered reads and full writes.
 
-The certificate files are read again when they change. cheroot's streams are those of Python's slow
-`io`, which copies a body of 5,000 names five times; the streams of this module read into one buffer
-and write from one.
+The certificate files are read again when they change. cheroot's streams are those of Python's `io`,
+which copy a body of 5,000 names five times; the streams of this module read into one buffer and
+write from one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class CertificateError(StartError):
 
 
 class CertificateFiles:
-    """Reads the files again when they change. While certificate and key do not match, as between
-    the replacement of the one and of the other, the last ones stay in use."""
+    """Reads the files again when they change. While certificate and key do not match, as when only
+    one of them was replaced yet, the previous ones stay in use."""
 
     def __init__(self, certificate: str, key: str, client_ca: str = "") -> None:
         """`client_ca`: a client must show a certificate of that CA; empty for none. Raises
@@ -49,7 +49,7 @@ class CertificateFiles:
             try:
                 self._context = self._read()
             except CertificateError as error:
-                log.warning("the last certificate stays in force: %s", error)
+                log.warning("the previous certificate stays in use: %s", error)
                 self._refused = now
             else:
                 log.info("certificate %s was replaced", self._paths[0])
@@ -94,7 +94,7 @@ class SocketStream(Protocol):
     def send(self, data: memoryview) -> int: ...
 
     def pending(self) -> int:
-        """The bytes that were received already, of which poll on the connection does not tell."""
+        """The number of received bytes that poll on the connection does not report."""
         ...
 
 
@@ -112,28 +112,28 @@ class RequestReader:
         return bool(self._kept) or bool(self._stream.pending())
 
     def readline(self, size: int) -> bytes:
-        """Returns at most `size` bytes, without a line end only where that many came or the stream
-        ended."""
+        """Returns at most `size` bytes. The line end is missing if the line is longer, or if the
+        stream ended."""
         searched = 0
         while (end := self._kept.find(b"\n", searched, size)) < 0:
             searched = len(self._kept)
             if searched >= size or not self._receive():
-                return self._taken(size)
-        return self._taken(end + 1)
+                return self._take(size)
+        return self._take(end + 1)
 
     def read(self, size: int) -> bytes:
-        """Returns fewer bytes only where the stream ended."""
-        first = self._taken(size)
+        """Returns fewer bytes only if the stream ended."""
+        first = self._take(size)
         if len(first) == size:
             return first
         whole = memoryview(bytearray(size))
         have = len(first)
         whole[:have] = first
         while have < size:
-            came = self._stream.recv_into(whole[have:])
-            if not came:
+            received = self._stream.recv_into(whole[have:])
+            if not received:
                 break
-            have += came
+            have += received
         self.bytes_read += have - len(first)
         return bytes(whole[:have])
 
@@ -142,16 +142,16 @@ class RequestReader:
         self.closed = True
 
     def _receive(self) -> int:
-        some = bytearray(_READ_BYTES)
-        came = self._stream.recv_into(some)
-        self._kept += memoryview(some)[:came]
-        return came
+        buffer = bytearray(_READ_BYTES)
+        received = self._stream.recv_into(buffer)
+        self._kept += memoryview(buffer)[:received]
+        return received
 
-    def _taken(self, size: int) -> bytes:
-        taken = bytes(memoryview(self._kept)[:size])
-        del self._kept[: len(taken)]
-        self.bytes_read += len(taken)
-        return taken
+    def _take(self, size: int) -> bytes:
+        data = bytes(memoryview(self._kept)[:size])
+        del self._kept[: len(data)]
+        self.bytes_read += len(data)
+        return data
 
 
 class Writer:
@@ -171,24 +171,24 @@ class Writer:
 
 
 class BoundedSocket(socket.socket):
-    """Limits the time of a whole request and of its reply: a client that sends or takes a byte now
-    and then would otherwise hold a thread for ever. While `pressed` returns that requests wait for
-    a thread, a pause within a request must be short."""
+    """Limits the time of a whole request and of its reply: a client that sends or reads one byte at
+    a time would otherwise occupy a thread without limit. While requests wait for a thread
+    (`pressed`), a pause within a request must be short."""
 
     request_seconds = 0.0
     pressed: Callable[[], bool] = staticmethod(lambda: False)
     _reading = False
     _since = 0.0
 
-    def recv_into(self, *words: Any, **named: Any) -> int:
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
         """Raises TimeoutError, which the HTTP server answers with 408."""
         receive = super().recv_into
-        return self._received(lambda: receive(*words, **named))
+        return self._received(lambda: receive(*args, **kwargs))
 
-    def send(self, *words: Any, **named: Any) -> int:
+    def send(self, *args: Any, **kwargs: Any) -> int:
         """Raises TimeoutError."""
         self.settimeout(self._left(reading=False))
-        return super().send(*words, **named)
+        return super().send(*args, **kwargs)
 
     def pending(self) -> int:
         return 0
@@ -216,7 +216,7 @@ class BoundedSocket(socket.socket):
 def with_deadline(
     sock: socket.socket, request_seconds: float, pressed: Callable[[], bool]
 ) -> BoundedSocket:
-    """Returns the same connection; `sock` is detached."""
+    """Returns the same connection with these limits; `sock` is detached."""
     made = BoundedSocket(sock.family, sock.type, sock.proto, sock.detach())
     made.request_seconds, made.pressed = request_seconds, pressed
     return made
@@ -227,22 +227,22 @@ class TlsSocket(BoundedSocket, ssl.SSLSocket):
     handshake closes the connection with an OSError."""
 
     clients: frozenset[str] = frozenset()
-    _greeted = False
+    _handshaken = False
 
-    def recv_into(self, *words: Any, **named: Any) -> int:
-        if not self._greeted:
-            self._greet()
-        return super().recv_into(*words, **named)
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        if not self._handshaken:
+            self._handshake()
+        return super().recv_into(*args, **kwargs)
 
-    def send(self, *words: Any, **named: Any) -> int:
-        if not self._greeted:
-            raise _dropped("no time for this client")
-        return super().send(*words, **named)
+    def send(self, *args: Any, **kwargs: Any) -> int:
+        if not self._handshaken:
+            raise _dropped("the TLS handshake did not end in time")
+        return super().send(*args, **kwargs)
 
     def pending(self) -> int:
         return ssl.SSLSocket.pending(self)
 
-    def _greet(self) -> None:
+    def _handshake(self) -> None:
         try:
             self._received(self.do_handshake)
         except OSError as error:
@@ -251,12 +251,12 @@ class TlsSocket(BoundedSocket, ssl.SSLSocket):
             log.debug("TLS: %s", error)
             raise _dropped(str(error)) from error
         if self.clients:
-            shown = certificate_names(self.getpeercert() or {})
-            if self.clients.isdisjoint(shown):
-                log.warning("refused: a client's certificate for %s", ", ".join(sorted(shown)))
+            names = certificate_names(self.getpeercert() or {})
+            if self.clients.isdisjoint(names):
+                log.warning("client certificate refused: names %s", ", ".join(sorted(names)))
                 super().send(_NO_CLIENT)
-                raise _dropped("the certificate of no client of ours")
-        self._greeted = True
+                raise _dropped("the client certificate has no accepted name")
+        self._handshaken = True
 
 
 def with_tls(
@@ -280,7 +280,7 @@ def _dropped(reason: str) -> ConnectionResetError:
 
 
 _CLOSING: Final = b"Connection: close\r\nContent-Type: text/plain\r\n\r\n"
-_NO_TLS: Final = b"HTTP/1.1 400 Bad Request\r\n" + _CLOSING + b"this port speaks HTTPS only\n"
+_NO_TLS: Final = b"HTTP/1.1 400 Bad Request\r\n" + _CLOSING + b"this port serves HTTPS only\n"
 _NO_CLIENT: Final = (
-    b"HTTP/1.1 403 Forbidden\r\n" + _CLOSING + b"this certificate is that of no client of ours\n"
+    b"HTTP/1.1 403 Forbidden\r\n" + _CLOSING + b"the client certificate has no accepted name\n"
 )

@@ -2,8 +2,8 @@
 
 Pods of one class get the same result on every node, so the cache has one row per class, with a
 result per node. A result is computed at its first lookup (`RequirementsCheck`) and dropped when the
-cluster's log names its node: a bind costs one new result for each class that looks the node up
-again.
+cluster's change log names its node: after a bind, each class that needs the result of that node
+computes it again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_RESULTS: Final = 1_000_000
 """Results kept, of some 60 bytes each. Beyond them the least recently used row is dropped."""
 MAX_CLASSES: Final = 512
 """Rows kept: a change of a node takes time for each row."""
-# While a row is filled, the lock is released after so many results or so much time, for binds and
-# watches. The result of a large group takes as long as those of hundreds of pods.
-_AT_ONCE: Final = 32
-_HELD_SECONDS: Final = 0.003
-# A thread that waits for a lock hardly gets it where another takes it again at once.
+# While a row is filled, the lock is released for binds and watches after this number of results or
+# this time. The result of a large group takes as long as those of hundreds of pods.
+_BATCH: Final = 32
+_LOCKED_SECONDS: Final = 0.003
+# A thread that waits for a lock rarely gets it if another thread takes it again at once.
 _PAUSE_SECONDS: Final = 0.00005
 
 
@@ -68,7 +68,7 @@ class EquivalenceCache:
         self.lookups = 0
         self.misses = 0
 
-    def known(self) -> list[str]:
+    def node_names(self) -> list[str]:
         """The names of all nodes."""
         return [each.name for each in self._log.nodes()]
 
@@ -87,12 +87,12 @@ class EquivalenceCache:
         return found  # type: ignore[return-value]
 
     def uniform(self, check: NodeCheck) -> Feasibility | None:
-        """Returns the result that all existing nodes have; None where they differ, or some are not
-        computed yet."""
+        """Returns the result of all existing nodes; None if their results differ, or if some are
+        not computed yet."""
         with self._log.lock:
             self._invalidate()
             row = self._row(check)
-            if len(row.changed) > _AT_ONCE:
+            if len(row.changed) > _BATCH:
                 return None
             for node in tuple(row.changed):
                 self._result(check, row, node)
@@ -101,42 +101,42 @@ class EquivalenceCache:
     def _compute_missing(
         self, check: NodeCheck, nodes: Sequence[str], found: list[Feasibility | None]
     ) -> None:
-        missing = deque(place for place, result in enumerate(found) if result is None)
+        missing = deque(index for index, result in enumerate(found) if result is None)
         while missing:
             with self._log.lock:
                 self._invalidate()
                 row = self._row(check)
-                until = time.perf_counter() + _HELD_SECONDS
-                for _ in range(min(_AT_ONCE, len(missing))):
-                    place = missing.popleft()
-                    found[place] = self._result(check, row, nodes[place])
+                until = time.perf_counter() + _LOCKED_SECONDS
+                for _ in range(min(_BATCH, len(missing))):
+                    index = missing.popleft()
+                    found[index] = self._result(check, row, nodes[index])
                     if time.perf_counter() > until:
                         break
-                self._forget()
+                self._evict()
             if missing:
                 time.sleep(_PAUSE_SECONDS)
 
     def _result(self, check: NodeCheck, row: _Row, node: str) -> Feasibility:
-        known = row.results.get(node)
-        if known is not None:
-            return known
+        result = row.results.get(node)
+        if result is not None:
+            return result
         self.misses += 1
         result = check.run(node)
-        # Names of nodes that do not exist would be kept for ever.
+        # Names of nodes that do not exist would never be dropped.
         return result if result is UNKNOWN_NODE else row.put(node, result)
 
     def _row(self, check: NodeCheck) -> _Row:
-        shape = check.equivalence_class
-        row = self._rows.get(shape)
+        key = check.equivalence_class
+        row = self._rows.get(key)
         if row is None:
-            row = self._rows[shape] = _Row(check.reads_zone_report)
+            row = self._rows[key] = _Row(check.reads_zone_report)
             if len(self._rows) > MAX_CLASSES:
                 self._rows.popitem(last=False)
         else:
-            self._rows.move_to_end(shape)
+            self._rows.move_to_end(key)
         return row
 
-    def _forget(self) -> None:
+    def _evict(self) -> None:
         """Drops the least recently used rows while there are too many results, but not the row in
         use."""
         kept = sum(row.size for row in self._rows.values())
@@ -154,21 +154,21 @@ class EquivalenceCache:
             self._nodes = {each.name for each in self._log.nodes()}
             return
         for node in changes.names:
-            there = self._log.node(node) is not None
-            new = there and node not in self._nodes
-            if there:
+            exists = self._log.node(node) is not None
+            new = exists and node not in self._nodes
+            if exists:
                 self._nodes.add(node)
             else:
                 self._nodes.discard(node)
             placement_changed = node in placement.names
             for row in self._rows.values():
                 if placement_changed or row.reads_zone_report:
-                    row.drop(node, there, new)
+                    row.drop(node, exists, new)
 
 
 class _Row:
     """The results of one class by node; equal results are one object. `changed` are the nodes whose
-    result was dropped, and the nodes added since."""
+    result was dropped, and the nodes that were added since."""
 
     def __init__(self, reads_zone_report: bool) -> None:
         self.reads_zone_report = reads_zone_report
@@ -183,7 +183,7 @@ class _Row:
 
     @property
     def uniform(self) -> Feasibility | None:
-        """The result, where all nodes have the same."""
+        """The result of all nodes; None if their results differ."""
         return next(iter(self._counts)) if len(self._counts) == 1 else None
 
     def put(self, node: str, result: Feasibility) -> Feasibility:
@@ -193,10 +193,10 @@ class _Row:
         self.changed.discard(node)
         return result
 
-    def drop(self, node: str, there: bool, new: bool) -> None:
-        """`there`: the node still exists. `new`: it was added."""
+    def drop(self, node: str, exists: bool, new: bool) -> None:
+        """`exists`: the node still exists. `new`: it was added."""
         result = self.results.pop(node, None)
-        if not there:
+        if not exists:
             self.changed.discard(node)
         elif new or result is not None:
             self.changed.add(node)

@@ -74,7 +74,7 @@ def _reasons(misfits: set[Infeasible]) -> dict[Infeasible, str]:
     """kube-scheduler counts the nodes of each reason and truncates long messages: where there are
     many reasons, they lose their amounts."""
     many = len({each.reason for each in misfits}) > MAX_DETAILED_REASONS
-    return {each: (many and each.words) or each.reason for each in misfits}
+    return {each: (many and each.summary) or each.reason for each in misfits}
 
 
 def best_node(nodes: Sequence[str], answers: Sequence[Feasibility]) -> str | None:
@@ -269,7 +269,7 @@ class ExtenderHandlers:
                 return filter_result(list(answers), list(answers.values()), best_alone=True)
             with self._cluster.lock:
                 if self._groups.node(group) is None:
-                    self._groups.hold(group, info.pod_request, best)
+                    self._groups.reserve(group, info.pod_request, best)
         return no_nodes(nodes, f"{group.title}: its nodes are taken faster than they can be held")
 
     def _group_results(

@@ -12,8 +12,7 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The reply of a route. `allow` is the method that the path takes, where the request has
-    another."""
+    """The reply of a route. `allow` is the method of the path, if the request has another one."""
 
     status: int
     body: bytes
@@ -43,12 +42,12 @@ class HttpRequest(msgspec.Struct, frozen=True):
 
 
 def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:
-    """Returns the reply of the request's route, or an error where there is none."""
+    """Returns the reply of the request's route, or an error if there is none."""
     route = routes.get(request.path)
     if route is None:
-        return text_reply(404, f"no such path; there are {', '.join(sorted(routes))}")
+        return text_reply(404, f"no such path; the paths are {', '.join(sorted(routes))}")
     if request.method != route.method:
-        refusal = text_reply(405, f"this path takes {route.method} only")
+        refusal = text_reply(405, f"this path accepts {route.method} only")
         return msgspec.structs.replace(refusal, allow=route.method)
     if route.method != "POST":
         return route.handle(b"")

@@ -1,9 +1,9 @@
 """The HTTP server of the scheduler and the webhook, over TLS or plain.
 
-cheroot provides HTTP and the threads. Sockets and their streams are those of `connections`:
-cheroot's TLS adapter does the handshake in the thread that accepts all connections, and keeps the
-certificate that it began with. The gateway between a request and its route does not use WSGI, which
-would make a dictionary of thirty entries for each request.
+cheroot provides HTTP and the threads. Sockets and their streams are those of `connections`, since
+cheroot's TLS adapter does the handshake in the thread that accepts all connections, and never
+reloads its certificate. The gateway between a request and its route does not use WSGI, which would
+make a dictionary of thirty entries for each request.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class ServerStartError(StartError):
 
 class ServerLimits(msgspec.Struct, frozen=True):
     """`request_seconds`: from the first byte of a request, or of a connection, to the last byte of
-    its body, and again for the reply. `idle_seconds`: for a connection without request.
+    its body, and again for the reply. `idle_seconds`: for a connection without a request.
     `stop_seconds`: for requests in flight when the server stops. `waiting`: the number of requests
-    that wait for a thread, and of idle connections."""
+    that may wait for a thread, and of idle connections."""
 
     body_bytes: int = 8 << 20
     header_bytes: int = 64 << 10
@@ -55,7 +55,7 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
 
 class Server:
-    """Serves from `start` to `close`. `port` is the actual one where the address has port 0."""
+    """Serves from `start` to `close`. `port` is the actual port if the address has port 0."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Server:
         limits: ServerLimits | None = None,
         clients: Collection[str] = (),
     ) -> None:
-        """`pages` are by path. Without certificate the server speaks plain HTTP. `clients` are the
-        accepted names in clients' certificates, where the certificate files have a client CA; empty
+        """`pages` are by path. Without a certificate the server serves plain HTTP. `clients` are
+        the accepted names in client certificates, if the certificate files have a client CA; empty
         accepts any. Raises SettingsError for an invalid address."""
         limits = limits or ServerLimits()
         self._address = address
@@ -96,7 +96,7 @@ class Server:
 
 
 class _Gateway(server.Gateway):
-    """Passes a request whose headers were read to its route."""
+    """Passes a request to its route after its headers were read."""
 
     def respond(self) -> None:
         request = self.req
@@ -121,15 +121,15 @@ class _Gateway(server.Gateway):
             request.conn.rfile.read(request.server.limits.body_bytes)
 
     def _body(self) -> bytes | None:
-        """Returns None where the length is unknown, and a part of the body where it ends early,
-        which is invalid JSON. Raises BadRequestError."""
+        """Returns None if the length is unknown. A body that ends early is returned in part, which
+        is invalid JSON. Raises BadRequestError."""
         request = self.req
         length = request.inheaders.get(b"Content-Length")
         if request.chunked_read or (length is None and request.method == b"POST"):
             return None
         # cheroot accepts -1, which would be an endless body.
         if length is not None and not re.fullmatch(b"[0-9]+", length):
-            raise BadRequestError("the Content-Length is no number")
+            raise BadRequestError("the Content-Length is not a number")
         body: bytes = request.conn.rfile.read(int(length or 0))
         return body
 
@@ -164,10 +164,10 @@ class _Connection(server.HTTPConnection):
         super().__init__(parent, sock, _file)
 
     def communicate(self) -> bool:
-        """The next request of a client mostly follows closely: while most threads are idle, this
+        """The next request of a client usually follows soon. While most threads are idle, this
         thread waits for it, which saves two thread switches."""
         while super().communicate():  # type: ignore[no-untyped-call]
-            if not (self.server.ready and self.server.at_ease and self._soon()):
+            if not (self.server.ready and self.server.mostly_idle and self._next_request_soon()):
                 return True
         return False
 
@@ -175,7 +175,7 @@ class _Connection(server.HTTPConnection):
         self.server.silent.pop(self, None)
         super().close()
 
-    def _soon(self) -> bool:
+    def _next_request_soon(self) -> bool:
         if self.rfile.has_data():
             return True
         poll = select.poll()
@@ -210,7 +210,7 @@ class _Http(server.HTTPServer):
         self.keep_alive_conn_limit = limits.waiting
 
     @property
-    def at_ease(self) -> bool:
+    def mostly_idle(self) -> bool:
         return bool(2 * self.requests.idle > self.limits.threads)
 
     def pressed(self) -> bool:
@@ -233,7 +233,7 @@ class _Http(server.HTTPServer):
                 conn.close()
 
     def _make_room(self) -> None:
-        """Connections without a first byte take at most half of the waiting places; the oldest is
+        """Connections without a first byte use at most half of the `waiting` limit; the oldest is
         closed first."""
         if len(self.silent) >= self.limits.waiting // 2:
             first = next(iter(self.silent))
@@ -242,12 +242,12 @@ class _Http(server.HTTPServer):
                 socket.socket.shutdown(first.socket, socket.SHUT_RDWR)
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
-        """Writes cheroot's messages to our log."""
+        """Writes cheroot's messages to the log."""
         log.log(level, "%s", msg, exc_info=traceback)
 
 
 class _Tls(Adapter):
-    """cheroot's interface for TLS."""
+    """Implements cheroot's interface for TLS."""
 
     def __init__(
         self,

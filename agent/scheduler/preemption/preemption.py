@@ -97,11 +97,12 @@ class Preemption:
     ) -> Mapping[str, MetaVictims]:
         """Makes room once, on one node, for all members that have none."""
         with self._cluster.lock:
-            held, group_node = self._groups.held(group), self._cluster.group_node(group)
+            reserved_node = self._groups.reserved_node(group)
+            group_node = self._cluster.group_node(group)
             requirements = self._cluster.requirements(info)
-        if held is not None:
+        if reserved_node is not None:
             # The group has its reservation there; kube-scheduler's victims have other reasons.
-            return {node: named for node, named in args.victims.items() if node == held}
+            return {node: named for node, named in args.victims.items() if node == reserved_node}
         if self._in_progress_for(group) or self._queue.has_nomination(group):
             return {}
         found: list[PreemptionCandidate] = []

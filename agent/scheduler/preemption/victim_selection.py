@@ -208,13 +208,13 @@ class NodeSnapshots:
 
 
 def _bound_pod(pod: PodRecord) -> BoundPod:
-    assert pod.holding is not None, "the cluster keeps pods that hold something"
-    namespace, _, name = pod.holding.title.partition("/")
+    assert pod.assigned is not None, "the cluster keeps pods that hold something"
+    namespace, _, name = pod.assigned.title.partition("/")
     return BoundPod(
         pod.uid,
         namespace,
         name,
-        pod.holding.priority,
+        pod.assigned.priority,
         pod.started_at,
         pod.labels,
         pod.terminating,

@@ -1,8 +1,9 @@
-"""The cluster as the scheduler knows it: what watches show, and what it reserved itself.
+"""The state of the cluster: what the watches report, and the scheduler's own reservations.
 
-`watches` follow the API server and `records` decode its objects. `cluster` keeps a `node_info` for
-each node, and `zone_reports` which pods a NodeResourceTopology counts already. `pod_info` is one
-pod as the verbs need it, and whether it can be placed at all. `binder` turns an offer into a
-reservation and a Binding by `pods_api`, `group_reservations` keep room for the pods of a group, and
-`corrections` write to pods the CPUs that a static kubelet gave them instead.
+`watches` watch the API server, and `records` decode its objects. `cluster` keeps a `node_info` for
+each node, and `zone_reports` determines which pods a NodeResourceTopology counts already.
+`pod_info` is a pod as the verbs need it, with the check of a node for it. `binder` turns an offer
+into a reservation and, with `pods_api`, into a Binding. `group_reservations` reserves room for the
+pods of a group. `corrections` corrects the annotations of pods to which a static kubelet gave other
+CPUs.
 """

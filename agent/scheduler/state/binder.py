@@ -1,7 +1,7 @@
-"""Binds a pod to the node that kube-scheduler chose: reserves, sends the Binding, and releases the
-reservation where the Binding failed.
+"""Binds a pod to the node that kube-scheduler chose: reserves its allocation, sends the Binding,
+and releases the reservation if the Binding failed.
 
-The cluster's lock is held for the decision alone, never during a request to the API server. While
+The cluster's lock is held only for the decision, never during a request to the API server. While
 the outcome of a Binding is unknown, its reservation stays.
 """
 
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class LostRaceError(BindError):
-    """The filter offered the node, but it has no room for the pod any more."""
+    """The filter returned the node, but it does not have room for the pod any more."""
 
 
 class Binder:
-    """Safe for many threads. `lost_races` counts the binds whose node another pod took after the
-    filter."""
+    """Safe for many threads. `lost_races` counts the binds that failed because another pod took the
+    room after the filter."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Binder:
                 if annotations is None:
                     annotations = self._reserve(info, node).annotations()
             # The outcome of a Binding is unknown after an exception.
-            outcome = BindOutcome(None, "nobody knows what became of the Binding")
+            outcome = BindOutcome(None, "the outcome of the Binding is unknown")
             try:
                 # Another process may lead by now, and reserve the same CPUs and devices.
                 if (reason := self._unavailable_reason()) is not None:
@@ -77,8 +77,8 @@ class Binder:
 
     @contextlib.contextmanager
     def _exclusively(self, pod: PodName) -> Iterator[None]:
-        """Rejects a second bind of the same pod: it would release what the first one is about to
-        write."""
+        """Rejects a second concurrent bind of a pod: it would release the reservation of the
+        first."""
         with self._lock:
             if pod.uid in self._binding:
                 raise BindError(f"pod {pod.title} is being bound already")
@@ -90,9 +90,9 @@ class Binder:
                 self._binding.discard(pod.uid)
 
     def _unresolved_binding(self, pod: PodName, node: str) -> Mapping[str, str] | None:
-        """Returns the annotations of an earlier Binding to this node whose outcome is unknown: the
-        same Binding may be sent again, a different one may not. Returns None where there is none.
-        The caller holds the lock."""
+        """Returns the annotations of an earlier Binding to this node whose outcome is unknown, None
+        if there is none. The same Binding may be sent again, a different one may not. The caller
+        holds the lock."""
         for uid in [
             uid for uid in self._unknown_outcomes if self._cluster.reservation(uid) is None
         ]:
@@ -101,7 +101,7 @@ class Binder:
         if kept is None or not kept.sent:
             return None
         if kept.node != node or pod.uid not in self._unknown_outcomes:
-            raise BindError(f"an earlier Binding of pod {pod.title} to {kept.node} may come true")
+            raise BindError(f"an earlier Binding of pod {pod.title} to {kept.node} may take effect")
         # The reservation must not expire during the second attempt.
         self._cluster.confirm(pod.uid)
         return self._unknown_outcomes[pod.uid]
@@ -123,18 +123,18 @@ class Binder:
 
     def _pod_info(self, pod: PodName, node: str) -> PodInfo | None:
         """Returns None for a pod that is bound to that node already."""
-        bound, known = self._cluster.bound(pod.uid), self._pod_infos.get(pod.uid)
-        if bound is None and known is None:
+        bound, info = self._cluster.bound(pod.uid), self._pod_infos.get(pod.uid)
+        if bound is None and info is None:
             try:
                 found = self._bindings.pod(pod)
                 if found is None:
-                    raise BindError(f"pod {pod.title} is gone")
-                bound, known = found.node, pod_info(found)
+                    raise BindError(f"pod {pod.title} no longer exists")
+                bound, info = found.node, pod_info(found)
             except (PodError, PodRequestError, GroupError) as error:
                 raise BindError(str(error)) from None
         if bound and bound != node:
             raise BindError(f"pod {pod.title} is bound to node {bound}")
-        return None if bound else known
+        return None if bound else info
 
     def _reserve(self, info: PodInfo, node: str) -> Granted:
         """The caller holds the lock."""
@@ -151,7 +151,7 @@ class Binder:
         state = self._cluster.node(node)
         if state is None:
             raise BindError(f"node {node} is not known")
-        offer = state.place.offer(pod_request)
+        offer = state.allocator.offer(pod_request)
         if isinstance(offer, Refused):
             raise self._lost(f"node {node}: {offer.text()}")
         try:
@@ -170,13 +170,13 @@ class Binder:
         """The caller holds the lock."""
         self._cluster.release(info.pod_request.uid)
         if info.group is not None:
-            self._groups.give_back(info.group, info.pod_request.uid)
+            self._groups.release(info.group, info.pod_request.uid)
 
 
 class ReservationExpiry:
-    """Ends group reservations that are too old, and reservations whose pod no watch shows bound in
-    time. The latter end only when the API server reports the pod as not bound: a watch that lags
-    must not release what a pod has. One thread calls `step`."""
+    """Ends group reservations that are too old, and reservations whose pods no watch has reported
+    as bound in time. The latter end only if the API server reports that the pod is not bound: a
+    watch that lags must not release the allocation of a bound pod. One thread calls `step`."""
 
     def __init__(
         self, cluster: SchedulerCache, groups: GroupReservations, bindings: BindingApi

@@ -1,8 +1,8 @@
-"""The cluster-state cache: the nodes with what their pods and the reservations hold, and the nodes
-that changed since a serial.
+"""The cluster-state cache: the nodes with the allocations of their pods and of the reservations,
+and the nodes that changed since a serial.
 
-Everything but the reservations follows from the API objects: a process that starts, or begins to
-lead, has the same ledger once its watches are synced.
+Everything except the reservations follows from the API objects: a process that starts, or begins to
+lead, has the same state once its watches are synced.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ MAX_NAMES: Final = 100_000
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What is promised to a pod that no watch shows bound yet. `until` is when the API server is
-    asked for the outcome of a Binding that it took, or may have taken; None while the Binding is in
-    flight, and for a part of a group."""
+    """The allocation of a pod that no watch has reported as bound yet. `until` is when the outcome
+    of a Binding that the API server accepted, or may have accepted, is read from it; None while the
+    Binding is in flight, and for a part of a group."""
 
     node: str
-    holding: AssignedPod
+    assigned: AssignedPod
     until: float | None = None
 
     @property
     def uid(self) -> str:
-        return self.holding.uid
+        return self.assigned.uid
 
     @property
     def title(self) -> str:
         """The pod's namespace/name."""
-        return self.holding.title
+        return self.assigned.title
 
     @property
     def sent(self) -> bool:
-        """Whether only the API server knows if the pod is bound."""
+        """Whether a Binding was sent whose outcome no watch has reported yet."""
         return self.until is not None
 
-    def over(self, now: float) -> bool:
+    def overdue(self, now: float) -> bool:
         return self.until is not None and now >= self.until
 
 
@@ -72,8 +72,8 @@ class ReserveError(Exception):
 
 
 class SchedulerCache:
-    """Safe for many threads. Every method holds `lock`; a caller that reads a node's state, or
-    needs several steps to be atomic, holds it too, and shortly."""
+    """Safe for many threads. Every method holds `lock`. A caller that reads a node's state, or
+    needs several steps to be atomic, holds it too, for a short time."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class SchedulerCache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`agents`: a node must have a Ready agent to give CPUs or devices. `rules` apply to the
-        allocation on every node. A reservation whose Binding was taken is overdue after
+        allocation on every node. A reservation whose Binding was accepted is overdue after
         `expiry_seconds`."""
         self.lock = threading.RLock()
         self._agents = agents
@@ -101,7 +101,7 @@ class SchedulerCache:
 
     # queries
     def node(self, name: str) -> NodeInfo | None:
-        """Returns None where the Node does not exist. The caller holds the lock while it reads the
+        """Returns None if the Node does not exist. The caller holds the lock while it reads the
         node."""
         with self.lock:
             state = self._states.get(name)
@@ -113,7 +113,7 @@ class SchedulerCache:
             return tuple(each for each in self._states.values() if each.node is not None)
 
     def eligible(self, name: str, pod_request: PodRequest) -> str | None:
-        """Returns why the node can't take such a pod even when it is empty; None where it can."""
+        """Returns why the node can't take such a pod even when it is empty; None if it can."""
         with self.lock:
             state = self._states.get(name)
             if state is None:
@@ -127,14 +127,14 @@ class SchedulerCache:
             return self._log.since(serial)
 
     def placement_changed_since(self, serial: int) -> ChangedNodes:
-        """The nodes that changed after that serial, without those of which only the zone report
-        changed, which concerns only pods without claims. Its serials are its own."""
+        """The nodes that changed after that serial in more than their zone report, which concerns
+        only pods without claims. This log has serials of its own."""
         with self.lock:
             return self._placement_log.since(serial)
 
     def reports_changed_since(self, serial: int) -> ChangedNodes:
-        """The nodes whose NodeResourceTopology, or the holding of one of whose pods, changed after
-        that serial. Its serials are its own."""
+        """The nodes whose NodeResourceTopology, or the allocation of one of whose pods, changed
+        after that serial. This log has serials of its own."""
         with self.lock:
             return self._report_log.since(serial)
 
@@ -148,34 +148,34 @@ class SchedulerCache:
         """The NUMA node of each CPU of the node."""
         with self.lock:
             state = self._states.get(name)
-            cpus = None if state is None else state.place.properties.cpus
+            cpus = None if state is None else state.allocator.properties.cpus
             areas = cpus.layout.nodes if cpus is not None and cpus.layout is not None else ()
             return {cpu: area.id for area in areas for cpu in CpuSet.from_int(area.cpus)}
 
     def bound(self, uid: str) -> str | None:
-        """The node that a watch shows the pod bound to."""
+        """The node to which the pod is bound, by the watch of pods."""
         with self.lock:
             pod = self._pods.get(uid)
             return pod.node if pod is not None else None
 
     def pod(self, uid: str) -> PodRecord | None:
-        """The record of a pod that a watch shows bound."""
+        """The record of a pod that is bound, by the watch of pods."""
         with self.lock:
             return self._pods.get(uid)
 
     def bound_members(self, group: PodGroup) -> dict[str, PodRecord]:
-        """The pods of a group that a watch shows bound, by uid in its order. Their annotations may
-        give another size of the group."""
+        """The bound pods of a group by uid, sorted. Their annotations may give another size of the
+        group."""
         with self.lock:
             return {uid: self._pods[uid] for uid in sorted(self._grouped.get(group.title, ()))}
 
     def group_node(self, group: PodGroup) -> str | None:
-        """The node of most bound members of the group; None where no member is bound."""
+        """The node of most bound members of the group; None if no member is bound."""
         nodes = [each.node for each in self.bound_members(group).values()]
         return max(sorted(nodes), key=nodes.count, default=None)
 
     def requirements(self, info: PodInfo) -> Requirements:
-        """The requirements of a pod without node, or of all such members of its group."""
+        """The requirements of an unbound pod, or of all unbound members of its group."""
         return info.requirements(len(self.bound_members(info.group)) if info.group else 0)
 
     def reservation(self, uid: str) -> Reservation | None:
@@ -185,7 +185,7 @@ class SchedulerCache:
     # reservations
     def reserve(self, name: str, granted: Granted) -> None:
         """Reserves the offer until `confirm` or `release`. Raises ReserveError, and StaleOfferError
-        where something of the offer was given away since."""
+        if a part of the offer was allocated since."""
         with self.lock:
             state = self.node(name)
             if state is None:
@@ -194,36 +194,36 @@ class SchedulerCache:
                 raise ReserveError(f"pod {granted.pod_request.title} is bound to {pod.node}")
             before = self._reservations.get(granted.uid)
             if before is not None:
-                raise ReserveError(f"a bind of pod {before.title} to {before.node} is under way")
-            holding = state.place.commit(granted)
+                raise ReserveError(f"a bind of pod {before.title} to {before.node} is in progress")
+            assigned = state.allocator.commit(granted)
             self._mark_changed(state)
-            self._reservations[holding.uid] = Reservation(name, holding)
+            self._reservations[assigned.uid] = Reservation(name, assigned)
 
     def confirm(self, uid: str) -> None:
-        """The API server took the pod's Binding, or may have taken it: the reservation stays until
-        a watch shows the pod."""
+        """Keeps the reservation until a watch reports the pod as bound: the API server accepted its
+        Binding, or may have accepted it."""
         with self.lock:
             kept = self._reservations.get(uid)
             if kept is not None:
                 until = self._clock() + self._expiry_seconds
-                self._reservations[uid] = Reservation(kept.node, kept.holding, until)
+                self._reservations[uid] = Reservation(kept.node, kept.assigned, until)
 
     def release(self, uid: str) -> bool:
-        """Ends a reservation. Returns False where there was none, or the pod is bound already."""
+        """Ends a reservation. Returns False if there was none, or if the pod is bound already."""
         with self.lock:
             kept = self._reservations.pop(uid, None)
             if kept is not None:
-                self._give_back(kept)
+                self._release_allocation(kept)
             return kept is not None
 
     def overdue(self) -> tuple[Reservation, ...]:
-        """The confirmed reservations that no watch has shown bound in time."""
+        """The confirmed reservations whose pods no watch has reported as bound in time."""
         with self.lock:
             now = self._clock()
-            return tuple(each for each in self._reservations.values() if each.over(now))
+            return tuple(each for each in self._reservations.values() if each.overdue(now))
 
     def expire(self, reservation: Reservation) -> bool:
-        """Ends an overdue reservation. Returns False where it has changed since."""
+        """Ends an overdue reservation. Returns False if it has changed since."""
         with self.lock:
             return self._reservations.get(reservation.uid) is reservation and self.release(
                 reservation.uid
@@ -234,7 +234,7 @@ class SchedulerCache:
         for change in changes:
             with self.lock:
                 if change.kind is ChangeKind.DELETED:
-                    self._pod_ended(change.value, gone=True)
+                    self._pod_ended(change.value, deleted=True)
                 else:
                     self._pod_updated(change.value)
 
@@ -242,23 +242,23 @@ class SchedulerCache:
         for change in changes:
             with self.lock:
                 state = self._state(change.key.name)
-                self._apply(state, state.see_node(_value(change)))
+                self._apply(state, state.update_node(_value(change)))
 
     def topologies_changed(self, changes: Sequence[Change[NodeTopology | Unreadable]]) -> None:
         for change in changes:
             with self.lock:
                 state = self._state(change.key.name)
                 self._report_log.add(state.name)
-                self._apply(state, state.see_topology(_value(change)))
+                self._apply(state, state.update_topology(_value(change)))
 
     def devices_changed(self, changes: Sequence[Change[DeviceObject | Unreadable]]) -> None:
         for change in changes:
             with self.lock:
                 state = self._state(change.key.name)
-                self._apply(state, state.see_devices(_value(change)))
+                self._apply(state, state.update_devices(_value(change)))
 
     def _apply(self, state: NodeInfo, node_change: NodeChange) -> None:
-        """Records a change of the node in the logs that it concerns."""
+        """Adds a change of the node to the logs that it concerns."""
         if node_change is NodeChange.ALL:
             self._mark_changed(state)
         elif node_change is NodeChange.ZONE_REPORT:
@@ -266,14 +266,14 @@ class SchedulerCache:
         self._remove_if_empty(state)
 
     def _pod_updated(self, pod: PodRecord) -> None:
-        if pod.holding is None:
-            # A pod is never unbound: it has ended, or this event is an old one.
+        if pod.assigned is None:
+            # A pod is never unbound: it is terminated, or this event is an old one.
             if pod.node:
                 self._pod_ended(pod)
             return
         before = self._pods.get(pod.uid)
         if before is not None and before.node != pod.node:
-            self._pod_ended(before, gone=True)
+            self._pod_ended(before, deleted=True)
         elif before is not None and before.group != pod.group:
             self._ungroup(before)
         self._pods[pod.uid] = pod
@@ -281,44 +281,45 @@ class SchedulerCache:
             self._grouped.setdefault(pod.group.title, set()).add(pod.uid)
         reservation = self._reservations.pop(pod.uid, None)
         if reservation is not None and reservation.node != pod.node:
-            self._give_back(reservation)
+            self._release_allocation(reservation)
         state = self._state(pod.node)
-        node_change = state.agent(pod.uid, pod.agent_ready)
-        if state.place.holdings.get(pod.uid) != pod.holding:
-            state.place.record(pod.holding)
-            self._holding_changed(state, pod.uid)
+        node_change = state.update_agent(pod.uid, pod.agent_ready)
+        if state.allocator.holdings.get(pod.uid) != pod.assigned:
+            state.allocator.record(pod.assigned)
+            self._allocation_changed(state, pod.uid)
             node_change = True
         if node_change:
             self._mark_changed(state)
         if before is None or _report_fields(before) != _report_fields(pod):
-            self._apply(state, state.see_pod(pod, new=reservation is not None))
+            self._apply(state, state.update_pod(pod, new=reservation is not None))
 
-    def _pod_ended(self, pod: PodRecord, *, gone: bool = False) -> None:
-        """Releases what the pod held. Until the pod is deleted it may be an agent, and the zone
-        report of its node counts it."""
+    def _pod_ended(self, pod: PodRecord, *, deleted: bool = False) -> None:
+        """Releases the allocation of a terminated or deleted pod. Until it is deleted, the zone
+        report of its node counts it, and it may be an agent."""
         if (reservation := self._reservations.pop(pod.uid, None)) is not None:
-            self._give_back(reservation)
-        known = self._pods.pop(pod.uid, None)
-        if known is not None:
-            self._ungroup(known)
+            self._release_allocation(reservation)
+        before = self._pods.pop(pod.uid, None)
+        if before is not None:
+            self._ungroup(before)
         # The last event of the pod may be older than its binding.
-        node = pod.node if known is None else known.node
+        node = pod.node if before is None else before.node
         state = self._states.get(node)
         if state is None:
-            if gone:
+            if deleted:
                 return
             state = self._state(node)
-        node_change = state.lose_pod(known or pod) if gone else state.see_pod(pod)
-        released = state.place.release(pod.uid)
+        node_change = state.remove_pod(before or pod) if deleted else state.update_pod(pod)
+        released = state.allocator.release(pod.uid)
         if released is not None:
-            self._holding_changed(state, pod.uid)
-        if state.agent(pod.uid, None if gone else pod.agent_ready) or released is not None:
+            self._allocation_changed(state, pod.uid)
+        ready = None if deleted else pod.agent_ready
+        if state.update_agent(pod.uid, ready) or released is not None:
             self._mark_changed(state)
         self._apply(state, node_change)
 
-    def _holding_changed(self, state: NodeInfo, uid: str) -> None:
-        """Records that the pod holds something else than before."""
-        state.holds(uid)
+    def _allocation_changed(self, state: NodeInfo, uid: str) -> None:
+        """Adds a changed allocation of a pod to the log."""
+        state.allocation_changed(uid)
         self._report_log.add(state.name)
 
     def _ungroup(self, pod: PodRecord) -> None:
@@ -329,10 +330,10 @@ class SchedulerCache:
         if not uids:
             del self._grouped[pod.group.title]
 
-    def _give_back(self, reservation: Reservation) -> None:
+    def _release_allocation(self, reservation: Reservation) -> None:
         state = self._state(reservation.node)
-        state.place.release(reservation.uid)
-        self._holding_changed(state, reservation.uid)
+        state.allocator.release(reservation.uid)
+        self._allocation_changed(state, reservation.uid)
         self._mark_changed(state)
         self._remove_if_empty(state)
 
@@ -383,7 +384,7 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
             return UNKNOWN_NODE
         if ineligibility is not None:
             return Infeasible(ineligibility, unresolvable=True)
-        return self.requirements.check(state.place)
+        return self.requirements.check(state.allocator)
 
 
 class ChangedNodes(msgspec.Struct, frozen=True):
@@ -401,7 +402,7 @@ class ChangeLog:
         """The log drops the oldest changes when it has more than `most_names` names."""
         self._most = most_names
         self._last: dict[str, int] = {}
-        self._forgotten = 0
+        self._dropped = 0
         self.serial = 0
 
     def add(self, name: str) -> None:
@@ -411,12 +412,12 @@ class ChangeLog:
         self._last[name] = self.serial
         if len(self._last) > self._most:
             oldest = next(iter(self._last))
-            self._forgotten = self._last.pop(oldest)
+            self._dropped = self._last.pop(oldest)
 
     def since(self, serial: int) -> ChangedNodes:
-        """Returns the nodes that changed after that serial; any node where the log does not reach
-        back so far."""
-        if serial < self._forgotten:
+        """Returns the nodes that changed after that serial; any node may have changed if the log
+        does not reach back that far."""
+        if serial < self._dropped:
             return ChangedNodes(self.serial, None)
         names = []
         for name in reversed(self._last):

@@ -1,8 +1,8 @@
 """Corrects the annotation resource-status of pods to which a static kubelet gave other CPUs.
 
 The kubelet does not know which CPUs a scheduler chose. The NodeResourceTopology of the node lists
-the CPUs that the kubelet gave to each pod, by uid. Each mismatch is corrected once: where another
-writer restores the old value, it stays.
+the CPUs that the kubelet gave to each pod, by uid. Each mismatch is corrected once: if another
+client restores the old value, it stays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.node_info import CpuMismatch
 
 MAX_PER_STEP: Final = 50
-"""Pods of one step."""
+"""Pods that one step corrects at most."""
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 class _Open:
     """A mismatch to correct. `due` is when the next attempt may begin."""
 
-    def __init__(self, node: str, of: CpuMismatch) -> None:
+    def __init__(self, node: str, mismatch: CpuMismatch) -> None:
         self.node = node
-        self.of = of
+        self.mismatch = mismatch
         self.due = 0.0
         self.backoff = Backoff(random.random)
 
@@ -91,29 +91,29 @@ class Corrections:
             self._serial = changes.serial
         if not found:
             return
-        for uid, standing in tuple(self._open.items()):
-            if standing.node in found and standing.of not in found[standing.node]:
+        for uid, open_ in tuple(self._open.items()):
+            if open_.node in found and open_.mismatch not in found[open_.node]:
                 del self._open[uid]
         for uid in tuple(self._sent.keys()):
             if self._cluster.pod(uid) is None:
                 del self._sent[uid]
         for name, of_node in found.items():
             for each in of_node:
-                known = self._open.get(each.uid)
-                if each in self._sent.get(each.uid, ()) or (known and known.of == each):
+                open_ = self._open.get(each.uid)
+                if each in self._sent.get(each.uid, ()) or (open_ and open_.mismatch == each):
                     continue
                 self._open[each.uid] = _Open(name, each)
 
-    def _try(self, standing: _Open) -> bool:
-        """Returns False where the API server can't answer any other request now."""
-        each = standing.of
+    def _try(self, open_: _Open) -> bool:
+        """Returns False if the API server can't answer other requests now."""
+        each = open_.mismatch
         try:
             self._correct(each)
         except NotFoundError:
-            log.info("pod %s is gone", each.title)
+            log.info("pod %s no longer exists", each.title)
         except (StoreError, ObjectError, AnnotationError) as error:
             self.failed += 1
-            standing.due = self._clock() + standing.backoff.next()
+            open_.due = self._clock() + open_.backoff.next()
             log.warning("pod %s: %s is not corrected: %s", each.title, RESOURCE_STATUS, error)
             return not isinstance(error, TooManyRequestsError | UnreachableError)
         self._sent[each.uid] = self._sent.get(each.uid, frozenset()) | {each}
@@ -121,7 +121,7 @@ class Corrections:
         return True
 
     def _correct(self, each: CpuMismatch) -> None:
-        """Raises ConflictError where the pod was written meanwhile."""
+        """Raises ConflictError if the pod was written meanwhile."""
         namespace, _, name = each.title.partition("/")
         path = pod_path(namespace, name)
         pod = apiobjects.decode(self._transport.get(path))
@@ -129,7 +129,7 @@ class Corrections:
         if pod.uid != each.uid or pod.terminal:
             return
         if resource_status(pod.annotations).cpus() in (each.given, EMPTY):
-            return  # another writer has corrected it; the watch lags
+            return  # another client has corrected it; the watch lags
         with self._cluster.lock:
             node_of = self._cluster.numa_nodes(pod.node)
         metadata = {

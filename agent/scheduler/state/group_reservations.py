@@ -1,9 +1,9 @@
 """Reserves one node for all pods of a group: annotation `topolet.io/group: NAME/SIZE`.
 
-The filter offers the first member only nodes with room for the whole group, and reserves the best
-of them for all members, one part for each. It offers later members that node alone, and each takes
-a part when it is bound. A part that no member takes in time is released; the remaining members must
-still go to the node of the others.
+For the first member the filter considers only nodes with room for the whole group, and reserves the
+best of them for all members, one part for each. For later members it returns only that node, and
+each takes a part when it is bound. A part that no member takes in time is released; the remaining
+members must still go to the node of the others.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from agent.scheduler.state.pod_info import Infeasible, parts
 
 RESERVED_SECONDS: Final = 60.0
 
-# Between two checks whether a watch shows all members of an expired group bound.
+# Interval of the check whether all members of an expired group are bound.
 _RECHECK_SECONDS: Final = 1.0
 
 
-class _Held(msgspec.Struct):
-    """`shape` is that of the pod that the parts were made for. `parts` are not taken yet, by their
-    stand-in for a uid. `members` has, by uid, the part that each member took; None where it was
-    bound before this process began."""
+class _GroupReservation(msgspec.Struct):
+    """`shape` is that of the pod that the parts were made for. `parts` are not taken yet, by the
+    placeholder for a pod's uid. `members` has, by uid, the part that each member took; None if it
+    was bound before this process started."""
 
     group: PodGroup
     node: str
@@ -55,161 +55,165 @@ class GroupReservations:
         self._cluster = cluster
         self._seconds = seconds
         self._clock = clock
-        self._held: dict[str, _Held] = {}
+        self._reservations: dict[str, _GroupReservation] = {}
         self._due = math.inf
 
     def expire(self) -> None:
-        """Releases the parts that are too old. Drops groups all of whose members a watch shows
-        bound, since the cluster knows them."""
+        """Releases the parts that are too old. Drops the groups whose members are all bound, since
+        the cluster knows them."""
         now = self._clock()
         if now < self._due:
             return
-        for title, held in list(self._held.items()):
-            if now < held.until:
+        for title, reserved in list(self._reservations.items()):
+            if now < reserved.until:
                 continue
-            for part in held.parts:
+            for part in reserved.parts:
                 self._cluster.release(part)
-            held.parts.clear()
-            if self._alive(held).keys() <= self._cluster.bound_members(held.group).keys():
-                del self._held[title]
+            reserved.parts.clear()
+            if self._members(reserved).keys() <= self._cluster.bound_members(reserved.group).keys():
+                del self._reservations[title]
             else:
-                held.until = now + _RECHECK_SECONDS
-        self._due = min((each.until for each in self._held.values()), default=math.inf)
+                reserved.until = now + _RECHECK_SECONDS
+        self._due = min((each.until for each in self._reservations.values()), default=math.inf)
 
     def node(self, group: PodGroup) -> str | None:
-        """Returns the node of the group; None where the group has none yet."""
-        held = self._known(group)
-        return held.node if held else None
+        """Returns the node of the group; None if it does not have one yet."""
+        reserved = self._find(group)
+        return reserved.node if reserved else None
 
-    def held(self, group: PodGroup) -> str | None:
-        """Returns the node where parts are reserved for members that are not bound yet."""
-        held = self._held.get(group.title)
-        return held.node if held is not None and held.parts else None
+    def reserved_node(self, group: PodGroup) -> str | None:
+        """Returns the node where parts are reserved for members that are not bound yet, or None."""
+        reserved = self._reservations.get(group.title)
+        return reserved.node if reserved is not None and reserved.parts else None
 
-    def hold(self, group: PodGroup, pod_request: PodRequest, node: str) -> Refused | None:
-        """Reserves a part with that request for each member that has none. The node may have
-        changed since it was checked."""
-        held = self._known(group)
-        members = self._alive(held) if held else {}
+    def reserve(self, group: PodGroup, pod_request: PodRequest, node: str) -> Refused | None:
+        """Reserves a part with that request for each member that does not have one. Returns why
+        that is not possible: the node may have changed since it was checked."""
+        reserved = self._find(group)
+        members = self._members(reserved) if reserved else {}
         state = self._cluster.node(node)
         if state is None:
-            return refused(Missing(f"node {node} is gone"))
-        found = state.place.offer_all(parts(group, pod_request, group.size - len(members)))
+            return refused(Missing(f"node {node} does not exist"))
+        found = state.allocator.offer_all(parts(group, pod_request, group.size - len(members)))
         if isinstance(found, Refused):
             return found
-        held_parts = {each.uid: each for each in found}
         for granted in found:
             self._cluster.reserve(node, granted)
         until = self._clock() + self._seconds
-        self._held[group.title] = _Held(group, node, pod_request.shape, until, held_parts, members)
+        unused = {each.uid: each for each in found}
+        made = _GroupReservation(group, node, pod_request.shape, until, unused, members)
+        self._reservations[group.title] = made
         self._due = min(self._due, until)
         return None
 
     def rejection(self, group: PodGroup, pod_request: PodRequest) -> Infeasible | None:
-        """Returns why the pod can't join a group that has its node; None where it can, or the group
+        """Returns why the pod can't join a group that has a node; None if it can, or if the group
         has no node."""
-        held = self._known(group)
-        if held is None:
+        reserved = self._find(group)
+        if reserved is None:
             return None
-        if held.group.size != group.size:
-            text = f"{group.title} has the size {held.group.size} already, not {group.size}"
+        if reserved.group.size != group.size:
+            text = f"{group.title} has size {reserved.group.size}, not {group.size}"
             return Infeasible(text, unresolvable=True)
-        members = self._alive(held)
+        members = self._members(reserved)
         if pod_request.uid in members:
             return None
-        if held.parts:
-            found = self._part(group, held, pod_request)
+        if reserved.parts:
+            found = self._part(group, reserved, pod_request)
             return Infeasible(found, unresolvable=True) if isinstance(found, str) else None
         if len(members) >= group.size:
-            return Infeasible(f"{group.title} has its {group.size} members", unresolvable=True)
-        full = self.hold(group, pod_request, held.node)
+            return Infeasible(f"{group.title} has all {group.size} members", unresolvable=True)
+        full = self.reserve(group, pod_request, reserved.node)
         if full is None:
             return None
-        return Infeasible(f"{group.title} is on node {held.node}: {full.text()}", full.unresolvable)
+        text = f"{group.title} is on node {reserved.node}: {full.text()}"
+        return Infeasible(text, full.unresolvable)
 
     def take(self, group: PodGroup, pod_request: PodRequest, node: str) -> Granted | str:
-        """Reserves a part for the pod itself; returns a text where that fails."""
-        held = self._known(group)
-        if held is None:
-            if refused := self.hold(group, pod_request, node):
+        """Reserves a part for the pod itself; returns the reason if that fails."""
+        reserved = self._find(group)
+        if reserved is None:
+            if refused := self.reserve(group, pod_request, node):
                 return f"{group.title}: {refused.text()}"
-        elif held.node != node:
-            return f"{group.title} is held to node {held.node}"
-        elif pod_request.uid in self._alive(held):
+        elif reserved.node != node:
+            return f"{group.title} is assigned to node {reserved.node}"
+        elif pod_request.uid in self._members(reserved):
             return f"pod {pod_request.title} has its part of {group.title} already"
-        elif lack := self.rejection(group, pod_request):
-            return lack.reason
-        held = self._held[group.title]
-        found = self._part(group, held, pod_request)
+        elif rejection := self.rejection(group, pod_request):
+            return rejection.reason
+        reserved = self._reservations[group.title]
+        found = self._part(group, reserved, pod_request)
         if isinstance(found, str):
             return found
         part, granted = found
-        held.parts.pop(part.uid)
+        reserved.parts.pop(part.uid)
         self._cluster.release(part.uid)
         try:
             self._cluster.reserve(node, granted)
         except (StaleOfferError, ReserveError) as error:
-            self._return(held, part)
+            self._return_part(reserved, part)
             return f"{group.title}: {error}"
-        held.members[pod_request.uid] = part
+        reserved.members[pod_request.uid] = part
         return granted
 
-    def give_back(self, group: PodGroup, uid: str) -> None:
-        """Returns the part of a pod that was not bound and whose reservation is released."""
-        held = self._held.get(group.title)
-        if held is None or uid not in held.members:
+    def release(self, group: PodGroup, uid: str) -> None:
+        """Returns to the group the part of a pod whose bind failed and whose reservation is
+        released."""
+        reserved = self._reservations.get(group.title)
+        if reserved is None or uid not in reserved.members:
             return
-        part = held.members.pop(uid)
-        if part is not None and self._clock() < held.until:
-            self._return(held, part)
+        part = reserved.members.pop(uid)
+        if part is not None and self._clock() < reserved.until:
+            self._return_part(reserved, part)
 
-    def _return(self, held: _Held, part: Granted) -> None:
-        # Where another pod took some of it meanwhile, the next member is rejected.
+    def _return_part(self, reserved: _GroupReservation, part: Granted) -> None:
+        # If another pod took some of it meanwhile, the next member is rejected.
         with contextlib.suppress(StaleOfferError, ReserveError):
-            self._cluster.reserve(held.node, part)
-            held.parts[part.uid] = part
+            self._cluster.reserve(reserved.node, part)
+            reserved.parts[part.uid] = part
 
-    def _known(self, group: PodGroup) -> _Held | None:
-        """Restores a group whose members were bound before this process began."""
-        held = self._held.get(group.title)
-        if held is None and (node := self._cluster.group_node(group)) is not None:
+    def _find(self, group: PodGroup) -> _GroupReservation | None:
+        """Returns the reservation of the group. Restores that of a group whose members were bound
+        before this process started."""
+        reserved = self._reservations.get(group.title)
+        if reserved is None and (node := self._cluster.group_node(group)) is not None:
             bound = self._cluster.bound_members(group)
-            known = next(iter(bound.values())).group or group
-            held = _Held(known, node, b"", self._clock(), {}, dict.fromkeys(bound))
-            self._held[group.title] = held
-            self._due = min(self._due, held.until)
-        return held
+            group = next(iter(bound.values())).group or group
+            reserved = _GroupReservation(group, node, b"", self._clock(), {}, dict.fromkeys(bound))
+            self._reservations[group.title] = reserved
+            self._due = min(self._due, reserved.until)
+        return reserved
 
-    def _alive(self, held: _Held) -> dict[str, Granted | None]:
-        """The members that still hold something on the node."""
-        state = self._cluster.node(held.node)
-        there = state.place.holdings if state is not None else {}
-        return {uid: part for uid, part in held.members.items() if uid in there}
+    def _members(self, reserved: _GroupReservation) -> dict[str, Granted | None]:
+        """The members that still have an allocation on the node."""
+        state = self._cluster.node(reserved.node)
+        allocated = state.allocator.holdings if state is not None else {}
+        return {uid: part for uid, part in reserved.members.items() if uid in allocated}
 
     def _part(
-        self, group: PodGroup, held: _Held, pod_request: PodRequest
+        self, group: PodGroup, reserved: _GroupReservation, pod_request: PodRequest
     ) -> tuple[Granted, Granted] | str:
         """Returns a part for a pod with that request, and the offer that replaces it."""
-        state = self._cluster.node(held.node)
+        state = self._cluster.node(reserved.node)
         if state is None:
-            return f"{group.title} is held to node {held.node}, which is gone"
-        first = next(iter(held.parts.values()))
-        if pod_request.shape == held.shape:
+            return f"{group.title} is assigned to node {reserved.node}, which does not exist"
+        first = next(iter(reserved.parts.values()))
+        if pod_request.shape == reserved.shape:
             return first, first.to(pod_request)
         # All parts are equal.
-        reason = _beyond(pod_request, first.pod_request)
+        reason = _excess(pod_request, first.pod_request)
         if not reason:
-            found = state.place.without((first.uid,)).offer(pod_request)
+            found = state.allocator.without((first.uid,)).offer(pod_request)
             if isinstance(found, Granted):
                 return first, found
             reason = found.text()
-        return f"{group.title} holds too small a part on node {held.node}: {reason}"
+        return f"the part of {group.title} on node {reserved.node} is too small: {reason}"
 
 
-def _beyond(pod_request: PodRequest, part: PodRequest) -> str:
+def _excess(pod_request: PodRequest, part: PodRequest) -> str:
     """Names the requests of the pod that exceed the part; empty for none."""
     return "; ".join(
-        f"{name}: asked {amount}, held {part.requests.get(name, 0)}"
+        f"{name}: requested {amount}, reserved {part.requests.get(name, 0)}"
         for name, amount in sorted(pod_request.requests.items())
         if amount > part.requests.get(name, 0)
     )

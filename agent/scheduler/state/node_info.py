@@ -44,8 +44,8 @@ class NodeChange(enum.Enum):
 
 
 class CpuMismatch(msgspec.Struct, frozen=True):
-    """A pod whose annotation names the CPUs `claimed`, while the static kubelet of its node gave it
-    `given`."""
+    """A pod whose annotation names the CPUs `claimed`, but the static kubelet of its node gave it
+    the CPUs `given`."""
 
     uid: str
     title: str
@@ -54,16 +54,16 @@ class CpuMismatch(msgspec.Struct, frozen=True):
 
 
 class NodeInfo:
-    """Mutable; one thread at a time. Events come in any order: pods may come before their Node,
-    whose `node` is None until then."""
+    """Mutable; one thread at a time. Events arrive in any order: `node` is None for pods whose Node
+    was not reported yet."""
 
     __slots__ = (
         "_agents",
+        "_allocator",
         "_ineligibilities",
         "_kubelet_cpus",
         "_new_report",
         "_outdated",
-        "_place",
         "_pods",
         "_recount",
         "_report_freshness",
@@ -90,55 +90,55 @@ class NodeInfo:
         self._outdated = False
         self._recount = self._new_report = False
         self._report_freshness = ReportFreshness(pods)
-        self._place = NodeAllocator(node_properties(name, {}, rules=self._rules))
+        self._allocator = NodeAllocator(node_properties(name, {}, rules=self._rules))
 
     @property
-    def place(self) -> NodeAllocator:
-        """The holdings of pods and reservations on the node, by the present objects."""
+    def allocator(self) -> NodeAllocator:
+        """The allocations of pods and reservations on the node, by the current objects."""
         if self._outdated:
-            facts = msgspec.structs.replace(self._facts(), zones=self._zone_report())
-            for fault in facts.faults:
-                if fault not in self._place.properties.faults:
+            properties = msgspec.structs.replace(self._properties(), zones=self._zone_report())
+            for fault in properties.faults:
+                if fault not in self._allocator.properties.faults:
                     log.warning("node %s: %s", self.name, fault)
-            self._place = self._place.with_properties(facts, self._reserved_uids())
+            self._allocator = self._allocator.with_properties(properties, self._reserved_uids())
         if self._outdated or self._recount:
             self._update_zones()
         self._outdated = self._recount = self._new_report = False
-        return self._place
+        return self._allocator
 
-    # Each returns what has changed.
-    def see_node(self, node: NodeRecord | None) -> NodeChange:
+    # Each method returns what changed.
+    def update_node(self, node: NodeRecord | None) -> NodeChange:
         if self.node == node:
             return NodeChange.NOTHING
         self.node, self._outdated = node, True
         return NodeChange.ALL
 
-    def see_devices(self, devices: DeviceObject | Unreadable | None) -> NodeChange:
+    def update_devices(self, devices: DeviceObject | Unreadable | None) -> NodeChange:
         if self.devices == devices:
             return NodeChange.NOTHING
         self.devices, self._outdated = devices, True
         return NodeChange.ALL
 
-    def see_topology(self, topology: NodeTopology | Unreadable | None) -> NodeChange:
-        """The agent writes a new report of what is left, and of the pods that it counts, for every
-        pod that starts or ends."""
+    def update_topology(self, topology: NodeTopology | Unreadable | None) -> NodeChange:
+        """For every pod that starts or ends, the agent writes a new report of the free resources
+        and of the pods that it counts."""
         before, self.topology = self.topology, topology
         if before == topology:
             return NodeChange.NOTHING
         self._recount = self._new_report = True
         self._kubelet_cpus = _kubelet_cpus(topology)
         self._report_freshness.reported()
-        both_known = isinstance(before, NodeTopology) and isinstance(topology, NodeTopology)
-        if both_known and not self._outdated:
-            standing = self._place.properties
-            if msgspec.structs.replace(self._facts(), zones=standing.zones) == standing:
+        both_readable = isinstance(before, NodeTopology) and isinstance(topology, NodeTopology)
+        if both_readable and not self._outdated:
+            current = self._allocator.properties
+            if msgspec.structs.replace(self._properties(), zones=current.zones) == current:
                 return NodeChange.ZONE_REPORT if self._zones_matter() else NodeChange.NOTHING
         self._outdated = True
         return NodeChange.ALL
 
-    def holds(self, uid: str) -> None:
-        """The pod holds something else than before. The facts exclude what it holds of the CPUs
-        that the kubelet gave it."""
+    def allocation_changed(self, uid: str) -> None:
+        """Must be called when the allocation of a pod changes: the node properties exclude its CPUs
+        from those that the kubelet gave the pod."""
         if uid in self._kubelet_cpus:
             self._outdated = True
 
@@ -147,16 +147,16 @@ class NodeInfo:
         return tuple(
             CpuMismatch(uid, held.title, held.allocation.cpus, cpus)
             for uid, cpus in sorted(self._kubelet_cpus.items())
-            if uid in self._pods and (held := self._place.holdings.get(uid)) is not None
+            if uid in self._pods and (held := self._allocator.holdings.get(uid)) is not None
             if held.allocation.cpus and held.allocation.cpus != cpus
         )
 
-    def see_pod(self, pod: PodRecord, *, new: bool = False) -> NodeChange:
+    def update_pod(self, pod: PodRecord, *, new: bool = False) -> NodeChange:
         """`new`: the pod had only a reservation before."""
         self._report_freshness.updated(pod, new=new)
         return self._recount_pods()
 
-    def lose_pod(self, pod: PodRecord) -> NodeChange:
+    def remove_pod(self, pod: PodRecord) -> NodeChange:
         """Removes a pod that is deleted or on another node, by its last record."""
         self._report_freshness.deleted(pod)
         return self._recount_pods()
@@ -174,21 +174,21 @@ class NodeInfo:
     @property
     def empty(self) -> bool:
         """Whether the node has no object and no pod."""
-        known = (self.node, self.topology, self.devices)
+        objects = (self.node, self.topology, self.devices)
         return (
-            known == (None, None, None)
+            objects == (None, None, None)
             and not self._agents
-            and not self._place.holdings
+            and not self._allocator.holdings
             and self._report_freshness.empty
         )
 
     def changed(self) -> None:
-        """Call after a change of objects, holdings or agent."""
+        """Must be called after a change of the objects, the allocations or the agent."""
         self._ineligibilities.clear()
 
-    def agent(self, uid: str, ready: bool | None) -> bool:
-        """Sets whether the agent pod of that uid is Ready; None where it is gone. Returns whether
-        that is a change."""
+    def update_agent(self, uid: str, ready: bool | None) -> bool:
+        """Sets whether the agent pod of that uid is Ready; None for a deleted pod, and for pods
+        that are not agents. Returns whether that is a change."""
         if self._agents.get(uid) == ready:
             return False
         if ready is None:
@@ -198,15 +198,15 @@ class NodeInfo:
         return True
 
     def ineligibility(self, needs: Needs, *, agents: bool) -> str | None:
-        """Returns why no such pod can be placed here even when the node is empty. `agents`: a node
-        must have an agent to give CPUs or devices."""
+        """Returns why no such pod can be placed here even when the node is empty; None if it can.
+        `agents`: a node must have an agent to give CPUs or devices."""
         key = needs.value
         if key not in self._ineligibilities:
             self._ineligibilities[key] = self._check_eligibility(needs, agents)
         return self._ineligibilities[key]
 
-    def _facts(self) -> NodeProperties:
-        """The facts without the zone report."""
+    def _properties(self) -> NodeProperties:
+        """The properties of the node, without the zone report."""
         node = self.node or NodeRecord(self.name, "")
         device = self.devices if isinstance(self.devices, DeviceObject) else None
         rules, allocatable = self._rules, node.allocatable
@@ -214,7 +214,7 @@ class NodeInfo:
             return node_properties(
                 self.name, node.labels, None, device, rules, allocatable=allocatable
             )
-        holdings = self._place.holdings
+        holdings = self._allocator.holdings
         cpus, faults = topology_options(
             node.labels,
             node.annotations,
@@ -226,25 +226,25 @@ class NodeInfo:
         return node_properties(self.name, node.labels, cpus, device, rules, faults, allocatable)
 
     def _reserved_uids(self) -> list[str]:
-        return [uid for uid in self._place.holdings if uid not in self._pods]
+        return [uid for uid in self._allocator.holdings if uid not in self._pods]
 
     def _zone_report(self) -> ZoneReport | None:
-        """Returns None also where no pod's feasibility or score depends on the report."""
+        """Returns None also if no pod's feasibility or score depends on the report."""
         if not isinstance(self.topology, NodeTopology) or not self._zones_matter():
             return None
         return zone_report_of(self.topology, self.node.allocatable if self.node else ())
 
     def _update_zones(self) -> None:
         """Subtracts the pods that the zone report does not count."""
-        found = self._place.properties.zones
+        report = self._allocator.properties.zones
         if self._new_report and not self._outdated:
-            found = self._zone_report()
-        if found is None:
-            self._place.update_report(None, None)
+            report = self._zone_report()
+        if report is None:
+            self._allocator.update_report(None, None)
             return
-        pods = [self._pods[uid] for uid in self._place.holdings if uid in self._pods]
-        beside = remaining(found, self._report_freshness, pods, self._place.properties.cpus)
-        self._place.update_report(found, beside, self._reserved_uids())
+        pods = [self._pods[uid] for uid in self._allocator.holdings if uid in self._pods]
+        left = remaining(report, self._report_freshness, pods, self._allocator.properties.cpus)
+        self._allocator.update_report(report, left, self._reserved_uids())
 
     def _zones_matter(self) -> bool:
         topology = self.topology
@@ -264,7 +264,7 @@ class NodeInfo:
 
 def _kubelet_cpus(topology: NodeTopology | Unreadable | None) -> dict[str, CpuSet]:
     """By pod uid, the CPUs that a kubelet with the static policy gave, as the node reports them.
-    Empty where the report is invalid, which the facts report as a fault."""
+    Empty if the report is invalid: the node properties contain the fault."""
     if not isinstance(topology, NodeTopology):
         return {}
     notes = topology.annotations

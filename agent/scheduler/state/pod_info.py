@@ -1,8 +1,8 @@
-"""A pod to schedule: its name, request and group, and the check of what the pod or its group needs
-on a node.
+"""A pod to schedule: its name, request and group, and the check whether a node has room for the pod
+or its group.
 
 The result of a check is `Feasible` or `Infeasible`. `PodInfoCache` keeps the pods of recent
-scheduling cycles, so that one verb uses what another verb has read.
+scheduling cycles, so that a pod is read once for all verbs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PodName(msgspec.Struct, frozen=True):
 
 
 class PodInfo(msgspec.Struct, frozen=True):
-    """A pod as the scheduler reads it."""
+    """A pod, with its decoded request and group."""
 
     pod: PodName
     pod_request: PodRequest
@@ -52,7 +52,7 @@ def pod_info(pod: ApiPod) -> PodInfo:
 
 
 MAX_PODS: Final = 4096
-"""Pods kept. A pod that is bound after so many others is read from the API server again."""
+"""Pods kept. A pod that was dropped is read from the API server again when it is bound."""
 
 
 class PodInfoCache:
@@ -64,12 +64,12 @@ class PodInfoCache:
         self._by_uid: OrderedDict[str, tuple[str, PodInfo]] = OrderedDict()
 
     def of(self, pod: ApiPod) -> PodInfo:
-        """Reads the pod again where its resourceVersion has changed. Raises PodRequestError
-        and GroupError."""
+        """Decodes the pod again if its resourceVersion has changed. Raises PodRequestError and
+        GroupError."""
         with self._lock:
-            version, known = self._by_uid.get(pod.uid, ("", None))
-        if known is not None and version and version == pod.resource_version:
-            return known
+            version, kept = self._by_uid.get(pod.uid, ("", None))
+        if kept is not None and version and version == pod.resource_version:
+            return kept
         info = pod_info(pod)
         with self._lock:
             self._by_uid[pod.uid] = pod.resource_version, info
@@ -80,8 +80,8 @@ class PodInfoCache:
 
     def get(self, uid: str) -> PodInfo | None:
         with self._lock:
-            _, known = self._by_uid.get(uid, ("", None))
-        return known
+            _, kept = self._by_uid.get(uid, ("", None))
+        return kept
 
     def forget(self, uid: str) -> None:
         """Drops a pod that is bound."""
@@ -90,7 +90,7 @@ class PodInfoCache:
 
 
 class PodRequirements(msgspec.Struct, frozen=True):
-    """One pod. `pods` is the number of pods, `requests` their sum."""
+    """The requirements of one pod. `pods` is the number of pods, `requests` their sum."""
 
     pod_request: PodRequest
 
@@ -104,13 +104,13 @@ class PodRequirements(msgspec.Struct, frozen=True):
 
     @property
     def equivalence_class(self) -> Hashable:
-        """Equal where the result is equal on every node."""
+        """Equal for pods with equal results on every node."""
         return self.pod_request.shape
 
-    def check(self, place: NodeAllocator) -> Feasibility:
-        # What this pod itself holds of the node must not count as free for other pods of its class.
+    def check(self, allocator: NodeAllocator) -> Feasibility:
+        # The pod's own allocation on the node must not count as free for other pods of its class.
         resources = msgspec.structs.replace(self.pod_request.resources, uid="")
-        found = place.offer(msgspec.structs.replace(self.pod_request, resources=resources))
+        found = allocator.offer(msgspec.structs.replace(self.pod_request, resources=resources))
         if isinstance(found, Refused):
             return Infeasible(found.text(), found.unresolvable, found.words())
         return Feasible(found.score, found.order)
@@ -121,7 +121,8 @@ _ANY: Final = PodGroup("", "", 0)
 
 
 class GroupRequirements(msgspec.Struct, frozen=True):
-    """Several equal pods of one group. What the group has reserved already counts as used."""
+    """The requirements of several equal pods of one group. What the group has reserved already
+    counts as used."""
 
     pod_request: PodRequest
     pods: int
@@ -134,8 +135,8 @@ class GroupRequirements(msgspec.Struct, frozen=True):
     def equivalence_class(self) -> Hashable:
         return self.pod_request.shape, self.pods
 
-    def check(self, place: NodeAllocator) -> Feasibility:
-        found = place.offer_all(parts(_ANY, self.pod_request, self.pods))
+    def check(self, allocator: NodeAllocator) -> Feasibility:
+        found = allocator.offer_all(parts(_ANY, self.pod_request, self.pods))
         if isinstance(found, Refused):
             return Infeasible(
                 f"{_GROUP}: {found.text()}", found.unresolvable, f"{_GROUP}: {found.words()}"
@@ -170,7 +171,7 @@ class NodeCheck(Protocol):
 
     @property
     def reads_zone_report(self) -> bool:
-        """Whether the result depends on what the node reports of its NUMA nodes."""
+        """Whether the result depends on the zones of the node's NodeResourceTopology."""
         ...
 
     def run(self, node: str) -> Feasibility:
@@ -180,8 +181,8 @@ class NodeCheck(Protocol):
 
 
 class Feasible(msgspec.Struct, frozen=True, eq=False):
-    """A node with room. `score` is 0 to 100. Of two nodes with one score that of the smaller
-    `order` is better, then that of the smaller name."""
+    """A node with room. `score` is 0 to 100. Of two nodes with equal scores the one with the
+    smaller `order` is better, then the one with the smaller name."""
 
     score: int
     order: tuple[Any, ...] = ()
@@ -193,12 +194,12 @@ class Feasible(msgspec.Struct, frozen=True, eq=False):
 
 
 class Infeasible(msgspec.Struct, frozen=True, eq=False):
-    """A node without room. `reason` is for people, `words` is the reason without amounts, where it
-    has some. `unresolvable`: no eviction helps."""
+    """A node without room. `reason` is a message for people, `summary` the same without amounts, or
+    empty. `unresolvable`: no eviction helps."""
 
     reason: str
     unresolvable: bool = False
-    words: str = ""
+    summary: str = ""
 
 
 Feasibility = Feasible | Infeasible

@@ -1,8 +1,8 @@
-"""Requests about pods to the API server: bind a pod, read it, list the unscheduled pods, patch the
+"""Requests for pods to the API server: bind a pod, read it, list the unscheduled pods, patch the
 status of a pod.
 
-The Binding gives a pod its node. The API server copies the annotations of the Binding to the pod in
-the same step.
+The API server copies the annotations of a Binding to the pod in the same write that sets the pod's
+node.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class BindOutcome(msgspec.Struct, frozen=True):
-    """`bound` is None where the outcome is unknown. `error` is the reason where `bound` is not
-    True."""
+    """`bound` is None if the outcome is unknown. `error` is the reason if `bound` is not True."""
 
     bound: bool | None
     error: str = ""
@@ -49,7 +48,7 @@ class BindingApi:
         self._reading = reading or sending
 
     def bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> BindOutcome:
-        """Sends one Binding. Where the answer leaves the outcome open, reads the pod to determine
+        """Sends one Binding. If the answer leaves the outcome open, reads the pod to determine
         it."""
         try:
             self._sending.create(
@@ -62,7 +61,7 @@ class BindingApi:
         return BindOutcome(True)
 
     def pod(self, pod: PodName) -> ApiPod | None:
-        """Returns None where the pod is gone or another pod has its name. Raises PodError."""
+        """Returns None if the pod does not exist or another pod has its name. Raises PodError."""
         try:
             found = apiobjects.decode(self._reading.get(pod_path(pod.namespace, pod.name)))
         except NotFoundError:
@@ -81,12 +80,14 @@ class BindingApi:
         except PodError as unknown:
             return BindOutcome(None, f"{error}; then {unknown}")
         if found is None:
-            return BindOutcome(False, f"pod {pod.title} is gone")
+            return BindOutcome(False, f"pod {pod.title} no longer exists")
         if not found.node:
             return BindOutcome(False if conflict else None, str(error))
         if found.node == node and annotations.items() <= found.annotations.items():
             return BindOutcome(True)
-        return BindOutcome(False, f"pod {pod.title} is bound to node {found.node} by somebody else")
+        return BindOutcome(
+            False, f"pod {pod.title} was bound to node {found.node} by another client"
+        )
 
 
 def unscheduled_pods(transport: Transport, scheduler: str) -> list[ApiPod]:
@@ -116,7 +117,7 @@ def patch_status(
     dry_run: bool = False,
 ) -> None:
     """Merges conditions by their type, and replaces other fields. Raises KubeError, which is a
-    RejectedError where another pod has the name by now, and AccessError."""
+    RejectedError if another pod has the name by now, and AccessError."""
     query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
     transport.request(
         "PATCH",

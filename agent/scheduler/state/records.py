@@ -1,7 +1,7 @@
 """The records that the scheduler keeps of API objects, and their decoders.
 
-The annotations of pods are decoded and dropped: those of 100,000 pods would not fit into memory.
-Equal values of many objects are stored once and never changed (`InternPool`).
+The annotations of pods are dropped after they are decoded: those of 100,000 pods would not fit into
+memory. Equal values of many objects are stored once and never changed (`InternPool`).
 """
 
 from __future__ import annotations
@@ -59,23 +59,21 @@ class AgentSelector(msgspec.Struct, frozen=True):
 
 
 class PodRecord(msgspec.Struct, frozen=True, gc=False):
-    """A pod. `holding` is what it holds of its node, None where it has no node or is terminated.
+    """A pod. `assigned` is the pod with its allocation, None if it has no node or is terminated.
     `agent_ready` is set for agents only.
 
-    Fields for the selection of victims, of pods with a holding: `labels`, `started_at` in
-    nanoseconds since 1970, `terminating` (its deletion has begun) and `fixed` (the API server can't
-    end it: the mirror of a static pod).
+    Fields of assigned pods for the selection of victims: `labels`, `started_at` in nanoseconds
+    since 1970, `terminating` (its deletion has begun) and `fixed` (it is the mirror of a static
+    pod, which the API server can't end).
 
-    Fields for the zone report: `zoned` without names of containers, `begun` (the pod runs, so that
-    a fingerprint of the node's pods contains it), and `ended`, the title of a terminated pod that
+    Fields for the zone report: `zoned` without names of containers, `begun` (the pod runs, so a
+    fingerprint of the node's pods contains it), and `ended`, the title of a terminated pod that
     still exists, since a fingerprint may contain it too.
-
-    `group` is the pod's group.
     """
 
     uid: str
     node: str
-    holding: AssignedPod | None = None
+    assigned: AssignedPod | None = None
     agent_ready: bool | None = None
     labels: Mapping[str, str] = {}
     started_at: int = 0
@@ -89,7 +87,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     @property
     def title(self) -> str:
         """The namespace/name of a pod on a node."""
-        return self.holding.title if self.holding is not None else self.ended
+        return self.assigned.title if self.assigned is not None else self.ended
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -113,9 +111,9 @@ MAX_VALUES: Final = 4096
 
 
 class InternPool(Generic[T]):
-    """Keeps the first of equal values, by their JSON; nobody may change a value. A full pool begins
-    anew, since most values may be unused by then. Two threads may both keep a value, which costs
-    only memory."""
+    """Keeps the first of equal values, by their JSON. The values must not be changed. A full pool
+    is cleared, since most of its values may be unused by then. Two threads may both keep a value,
+    which costs only memory."""
 
     def __init__(self, most_kept: int = MAX_VALUES) -> None:
         self._most = most_kept
@@ -155,13 +153,13 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
         if pod.terminal:
             zoned, ended = _zoned_of(pod), pod.title
             return PodRecord(pod.uid, intern(pod.node), None, ready, zoned=zoned, ended=ended)
-        holding = holding_of(pod)
-        for fault in holding.faults:
+        assigned = holding_of(pod)
+        for fault in assigned.faults:
             log.warning("pod %s on node %s: %s", pod.title, pod.node, fault)
         return PodRecord(
             pod.uid,
             intern(pod.node),
-            _compact(holding),
+            _compact(assigned),
             ready,
             _labels.of(interned(pod.labels)),
             pod.started_at,
@@ -176,7 +174,7 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
 
 
 def _group(pod: ApiPod) -> PodGroup | None:
-    """Returns None also for an invalid annotation: the handlers report it when the pod is
+    """Returns None also for an invalid annotation, which the handlers report when the pod is
     scheduled."""
     try:
         return group_of(pod)
@@ -216,7 +214,7 @@ def devices(text: bytes) -> DeviceObject | Unreadable:
     try:
         holding.decode(read.annotations)
     except AnnotationError as error:
-        # The devices in use are unknown then.
+        # The devices in use are unknown.
         return _unreadable(ObjectError(device_object.KIND, read.name, str(error)))
     found = tuple(
         msgspec.structs.replace(each, resources=_resources.of(each.resources))
@@ -288,17 +286,17 @@ def _ready(text: bytes) -> bool:
     return any(each.type == "Ready" and each.status == "True" for each in conditions)
 
 
-def _compact(holding: AssignedPod) -> AssignedPod:
-    allocation = holding.allocation
+def _compact(assigned: AssignedPod) -> AssignedPod:
+    allocation = assigned.allocation
     return msgspec.structs.replace(
-        holding,
+        assigned,
         allocation=msgspec.structs.replace(
-            allocation, uid=holding.uid, title=holding.title, amounts=_numa.of(allocation.amounts)
+            allocation, uid=assigned.uid, title=assigned.title, amounts=_numa.of(allocation.amounts)
         ),
-        devices=holding.devices or _NO_DEVICES,
-        functions=holding.functions or _NO_FUNCTIONS,
-        requests=_requests.of(holding.requests),
-        ids=holding.ids or _NO_IDS,
+        devices=assigned.devices or _NO_DEVICES,
+        functions=assigned.functions or _NO_FUNCTIONS,
+        requests=_requests.of(assigned.requests),
+        ids=assigned.ids or _NO_IDS,
     )
 
 

@@ -1,5 +1,5 @@
 """The watches of the API server that update the cluster's state, and their freshness: how long each
-was out of touch with the API server, and whether it has caught up after a failure.
+has been out of touch with the API server, and whether it has caught up after a failure.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 # Interval of the check for kinds that were added or removed.
 CHECK_SECONDS: Final = 10.0
-# The time in which a watch must report a change that the server has; else it lists all objects.
+# A watch that does not report a change of the server within this time lists all objects.
 PATIENCE_SECONDS: Final = 2.0
 _STEP_SECONDS: Final = 0.02
 
 
 class KindWatch(Generic[T]):
-    """Watches a kind that may not exist, may be added or removed, and may change its version: then
-    all its objects are reported deleted, and added again."""
+    """Watches a kind that may not exist, may be added or removed, and may change its version. When
+    its version changes, all its objects are reported as deleted, and then as added."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class KindWatch(Generic[T]):
 
     @property
     def age_seconds(self) -> float:
-        """The age of the watch; where the kind does not exist, the time since the API server
+        """The age of the watch; for a kind that does not exist, the time since the API server
         reported that."""
         watch = self._watch
         if watch is not None:
@@ -71,7 +71,7 @@ class KindWatch(Generic[T]):
 
     @property
     def watch(self) -> ListWatch[T] | None:
-        """None while the kind does not exist, or that is unknown."""
+        """None if the kind does not exist, or if it is not known yet whether it exists."""
         return self._watch
 
     @property
@@ -120,12 +120,12 @@ class KindWatch(Generic[T]):
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
-            gone = watch.objects().items()
-            self._changed([Change(ChangeKind.DELETED, key, value) for key, value in gone])
+            deleted = watch.objects().items()
+            self._changed([Change(ChangeKind.DELETED, key, value) for key, value in deleted])
 
 
 class Watches:
-    """All watches of a scheduler, on threads of their own."""
+    """All watches of a scheduler, each on a thread of its own."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Watches:
         check_seconds: float | None = None,
     ) -> None:
         """`stale_seconds` is the time that each watch may be out of touch with the API server.
-        `pods_changed` is called after the cluster has the changes."""
+        `pods_changed` is called after the cluster was updated."""
         pace = pace or watch_pace(stale_seconds)
         self._stale_seconds = stale_seconds
         discovery = Discovery(transport)
@@ -192,25 +192,25 @@ class Watches:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """The present errors of the watches."""
+        """The current errors of the watches."""
         return tuple(each.trouble for each in self._all.values() if each.trouble is not None)
 
     @property
     def ages_seconds(self) -> dict[str, float]:
-        """The time since each watch was in touch with the API server last, by resource."""
+        """The time since each watch was last in touch with the API server, by resource."""
         return {resource: each.age_seconds for resource, each in self._all.items()}
 
     def stale(self) -> str | None:
-        """Names the watch that has been out of touch for too long; None where none has. The cluster
-        may have changed since."""
+        """Names the watch that has been out of touch for too long; None if there is none. The
+        cluster may have changed since."""
         return stale(self._all, self._stale_seconds)
 
     def behind(self) -> str | None:
-        """Names the watch that failed and has not caught up since; None where none did. An
-        unreported change may forbid a bind."""
+        """Names the watch that failed and has not caught up since; None if there is none. A change
+        that was not reported yet may forbid a bind."""
         for resource, each in self._list_watches().items():
             if not each.caught_up:
-                return f"the watch of {resource} has yet to report what changed while it was broken"
+                return f"the watch of {resource} failed and has not caught up yet"
         return None
 
     def doubt(self) -> None:
@@ -231,8 +231,8 @@ class Watches:
             each.stop()
 
     def catch_up(self, wait: Callable[[float], bool]) -> bool:
-        """Returns True when all watches have caught up; False where `wait`, which pauses for so
-        many seconds, returns True to stop. Raises StoreError."""
+        """Returns True when all watches have caught up; False if `wait`, which pauses for the given
+        number of seconds, returns True to stop. Raises StoreError."""
         return wait_until_caught_up(self._transport, self._list_watches, wait)
 
     def _list_watches(self) -> dict[str, ListWatch[Any]]:
@@ -247,15 +247,15 @@ class Watches:
 
 
 def watch_pace(stale_seconds: float) -> WatchPace:
-    """A scheduler requests watches more often than an agent does, since there are few schedulers.
-    It renews a watch three times in `stale_seconds`: the answer shows that the server still serves
-    a watch without events."""
+    """A scheduler renews each watch three times in `stale_seconds`: the answer shows that the
+    server still serves a watch without events. Agents request watches less often, since there are
+    many of them."""
     return WatchPace(
         watch_seconds=stale_seconds / 3, grace_seconds=5.0, cap_seconds=5.0, return_seconds=0.5
     )
 
 
-class Watched(Protocol):
+class WatchAge(Protocol):
     """The part of a watch that `stale` reads."""
 
     @property
@@ -265,9 +265,9 @@ class Watched(Protocol):
     def trouble(self) -> str | None: ...
 
 
-def stale(watches: Mapping[str, Watched], stale_seconds: float) -> str | None:
-    """Names the watch that has been out of touch longest, by resource, with its error; None where
-    none is too old."""
+def stale(watches: Mapping[str, WatchAge], stale_seconds: float) -> str | None:
+    """Names the watch that has been out of touch longest, by resource, with its error; None if no
+    watch is too old."""
     resource, oldest = max(watches.items(), key=lambda each: each[1].age_seconds)
     age_seconds = oldest.age_seconds
     if age_seconds <= stale_seconds:
@@ -277,9 +277,9 @@ def stale(watches: Mapping[str, Watched], stale_seconds: float) -> str | None:
 
 
 class CatchUp:
-    """One round of catching up. Asks the API server for its present resourceVersion, which counts
-    the changes of all objects: a watch that has reached it has reported all earlier changes. A
-    watch of objects that do not change never reaches it, so it lists all objects again after
+    """Lets watches catch up. Reads the current resourceVersion of the API server, which counts the
+    changes of all objects: a watch that has reached it has reported all earlier changes. A watch of
+    objects that do not change never reaches it, so it lists all objects again after
     PATIENCE_SECONDS."""
 
     def __init__(self, transport: Transport) -> None:
@@ -292,7 +292,7 @@ class CatchUp:
         proof = self._proofs.get(watch)
         if proof is None or proof.breaks != watch.breaks:
             if watch.trouble is not None or not watch.synced:
-                return  # it has to reach the server first
+                return  # it must reach the server first
             breaks, reached = watch.breaks, watch.version
             proof = self._proofs[watch] = _Proof(breaks, self._version(watch.path))
             if reached is not None and _behind(proof.version, reached):
@@ -308,7 +308,7 @@ class CatchUp:
         proof.waited_seconds += passed_seconds
 
     def _version(self, path: str) -> str:
-        """The present version in etcd, not in the server's cache."""
+        """The current version in etcd, not in the server's cache."""
         page = wire.page(f"GET {path}", self._transport.get(path, {"limit": 1}))
         return page.metadata.resource_version
 
@@ -328,12 +328,12 @@ def wait_until_caught_up(
     watches: Callable[[], Mapping[str, ListWatch[Any]]],
     wait: Callable[[float], bool],
 ) -> bool:
-    """Returns False where `wait`, which pauses for so many seconds, returns True to stop. Raises
-    StoreError."""
-    round_ = CatchUp(transport)
+    """Returns False if `wait`, which pauses for the given number of seconds, returns True to stop.
+    Raises StoreError."""
+    catch_up = CatchUp(transport)
     while behind := [each for each in watches().values() if not each.caught_up]:
         for each in behind:
-            round_.step(each, _STEP_SECONDS)
+            catch_up.step(each, _STEP_SECONDS)
         if wait(_STEP_SECONDS):
             return False
     return True

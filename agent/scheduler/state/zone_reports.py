@@ -1,9 +1,10 @@
-"""What a node's NodeResourceTopology report leaves on its NUMA nodes for pods without CPUs or
-devices from us: its amounts, without the pods that it does not count yet.
+"""The resources that are free on the NUMA nodes of a node for pods without CPUs or devices from
+Topolet: the amounts of its NodeResourceTopology report, without the pods that the report does not
+count yet.
 
-Which pods a report counts is history that no object contains: the order in which pods started, the
-last pods that ended, and the pods that came since the report. A process that starts does not know
-it; where the report counts other pods, it waits for the next report.
+No object contains which pods a report counts. That depends on the order in which pods started, the
+last pods that ended, and the pods that were added since the report. A process that starts does not
+know these; if the report counts other pods, it waits for the next report.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from agent.model.nrt.resource_topology import NodeTopology
 from agent.scheduler.state.records import InternPool, PodRecord
 
 MAX_REMOVED: Final = 8
-"""Deleted pods, the last ones, that a report may still count."""
+"""The number of the last deleted pods that a report may still count."""
 
 
 class ReportFreshness:
@@ -42,7 +43,7 @@ class ReportFreshness:
     __slots__ = ("_admitted", "_counted", "_deleted", "_ended", "_pods", "_started", "_unreported")
 
     def __init__(self, pods: Mapping[str, PodRecord]) -> None:
-        """`pods` are the pods with a holding of the whole cluster, by uid."""
+        """`pods` are the assigned pods of the whole cluster, by uid."""
         self._pods = pods
         self._started: list[str] = []
         self._admitted: list[str] = []
@@ -57,25 +58,25 @@ class ReportFreshness:
         return not self._started
 
     def reported(self) -> None:
-        """The node has a new report, which may count all pods that have started."""
+        """Must be called for each new report of the node, which may count all started pods."""
         self._counted = None
         if self._unreported:
             self._unreported = self._unreported.difference(self._started)
 
     def updated(self, pod: PodRecord, *, new: bool = False) -> None:
-        """Takes the present record of a pod on the node, terminated or not. `new`: no report can
+        """Takes the current record of a pod on the node, terminated or not. `new`: no report can
         count it yet."""
-        uid, here = pod.uid, self._started
+        uid, pods = pod.uid, self._started
         if pod.ended:
             self._ended = {**self._ended, uid: pod}
         elif new or not pod.begun:
             self._unreported |= {uid}
         if not (pod.begun or pod.ended):
-            here = self._admitted
+            pods = self._admitted
         elif uid in self._admitted:
             self._admitted.remove(uid)
-        if uid not in here:
-            here.append(uid)
+        if uid not in pods:
+            pods.append(uid)
         self._counted = None
 
     def deleted(self, pod: PodRecord) -> None:
@@ -93,8 +94,7 @@ class ReportFreshness:
         self._counted = None
 
     def counted(self, zones: ZoneReport) -> frozenset[str] | None:
-        """Returns the uids of the pods that the report counts; None where it counts unknown
-        pods."""
+        """Returns the uids of the pods that the report counts; None if it counts unknown pods."""
         if self._counted is None:
             self._counted = self._count(zones)
         return self._counted.uids
@@ -102,19 +102,19 @@ class ReportFreshness:
     def _count(self, zones: ZoneReport) -> _Counted:
         if zones.fingerprint is None:
             return _Counted(frozenset(self._started) - self._unreported)
-        gone = [at for at, zoned in self._deleted if _counts(zones, zoned)]
+        deleted = [pod_hash for pod_hash, zoned in self._deleted if _counts(zones, zoned)]
         for uids in self._reported_sets():
-            naming = [pod for pod in map(self._pod, uids) if _counts(zones, pod.zoned)]
-            found = freshness(zones.fingerprint, [_hash(each) for each in naming], gone)
+            pods = [pod for pod in map(self._pod, uids) if _counts(zones, pod.zoned)]
+            found = freshness(zones.fingerprint, [_hash(each) for each in pods], deleted)
             if found.state is not NrtFreshness.OTHER:
-                missing = {each.uid for each in naming[len(naming) - found.missing :]}
+                missing = {each.uid for each in pods[len(pods) - found.missing :]}
                 return _Counted(frozenset(uids) - missing)
         return _Counted(None)
 
     def _reported_sets(self) -> Iterator[list[str]]:
         """Yields the sets of pods that reports may count, in the order of their start: all started
-        pods, as our agent reports; without terminated ones, as a kubelet reports; and with those
-        that the kubelet has admitted and the API server does not show running yet."""
+        pods, as Topolet's agent reports; without terminated pods, as a kubelet reports; and with
+        the pods that the kubelet has admitted but that do not run yet by the API server."""
         yield self._started
         running = [uid for uid in self._started if uid not in self._ended]
         if self._ended:
@@ -151,7 +151,7 @@ def zones_matter(topology: NodeTopology, strategy: Strategy) -> bool:
 
 
 def zone_report_of(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneReport:
-    """Nodes of one model share the value of their amounts without pods."""
+    """Returns the zone report. Nodes of one model share the value of their amounts without pods."""
     found = zone_report(topology, allocatable)
     return msgspec.structs.replace(found, empty=_empty.of(found.empty))
 
@@ -162,9 +162,9 @@ def remaining(
     pods: Iterable[PodRecord],
     cpus: TopologyOptions | None = None,
 ) -> ZonedNode | None:
-    """Returns the amounts that are left beside `pods`, all pods bound to the node; None where the
-    report counts unknown pods. The report may still count deleted pods: their amounts stay
-    unavailable until the next report. `cpus` maps the pods' CPUs to NUMA nodes."""
+    """Returns the amounts that `pods`, all pods bound to the node, leave free; None if the report
+    counts unknown pods. The report may still count deleted pods: their amounts stay unavailable
+    until the next report. `cpus` maps the pods' CPUs to NUMA nodes."""
     counted = report_freshness.counted(zones)
     if counted is None:
         return None
@@ -180,9 +180,9 @@ _empty: Final = InternPool[ZonedNode]()
 
 
 def _assumed(pod: PodRecord, cpus: TopologyOptions | None) -> Assumed | None:
-    """Returns the amounts that a pod has on certain NUMA nodes; the choice of the kubelet is
+    """Returns the amounts that a pod takes on known NUMA nodes; the choice of the kubelet is
     unknown."""
-    if pod.holding is None:
+    if pod.assigned is None:
         return None
     taken = pod.zoned.whole.taken if pod.zoned is not None else {}
-    return assumed_of(pod.holding.allocation, taken, cpus)
+    return assumed_of(pod.assigned.allocation, taken, cpus)

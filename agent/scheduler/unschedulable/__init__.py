@@ -1,1 +1,1 @@
-"""Pods that find no node: the queue in which they wait, and what makes kube-scheduler try again."""
+"""Unschedulable pods: their queue, and the retries after a node changed."""

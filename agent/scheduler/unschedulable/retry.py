@@ -1,9 +1,9 @@
-"""Makes kube-scheduler retry a pod that only our rules rejected, once a node has room.
+"""Makes kube-scheduler retry a pod that only the extender rejected, once a node has room.
 
 kube-scheduler does not retry a pod that an extender rejected until a pod or a node changes, or for
 five minutes; it does not watch NodeResourceTopology and Device objects. A change of the pod itself
 makes it retry that pod at once (the queueing hint for a rejection by an extender). A condition in
-the pod's status is the smallest such change, and informs people.
+the pod's status is the smallest such change, and informs users.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 
 class Retry:
-    """One thread calls `round`. `leading` returns whether this process leads; only the leader
+    """One thread calls `step`. `leading` returns whether this process leads; only the leader
     patches pods. `before` returns the pods that were unschedulable before this process led."""
 
     def __init__(
         self,
         transport: Transport,
         queue: UnschedulableQueue,
-        answers: FeasibilitySource,
+        source: FeasibilitySource,
         leading: Callable[[], bool],
         before: Callable[[], Iterable[QueuedPod]] = tuple,
         *,
@@ -50,16 +50,16 @@ class Retry:
     ) -> None:
         self._transport = transport
         self._queue = queue
-        self._answers = answers
+        self._source = source
         self._leading = leading
         self._before = before
         self._led = False
         self._clock = clock
         self.tried = 0
 
-    def round(self) -> None:
-        """Patches the pods for which a changed node has room. Empties the queue where this process
-        does not lead."""
+    def step(self) -> None:
+        """Patches the pods for which a changed node has room. Clears the queue if this process does
+        not lead."""
         if not self._leading():
             self._queue.clear()
             self._led = False
@@ -78,7 +78,7 @@ class Retry:
         return True
 
     def _patch_retryable(self) -> None:
-        for candidate in self._queue.retryable(self._answers, self._clock()):
+        for candidate in self._queue.retryable(self._source, self._clock()):
             queued = candidate.queued
             try:
                 patch_status(

@@ -63,8 +63,8 @@ def stored(apiserver: ApiServer, namespace: str) -> list[dict[str, Any]]:
 def holdings(cluster: SchedulerCache, name: str) -> dict[str, Any]:
     state = cluster.node(name)
     assert state is not None
-    assert state.place.overlaps() == ()
-    return dict(state.place.holdings)
+    assert state.allocator.overlaps() == ()
+    return dict(state.allocator.holdings)
 
 
 @pytest.mark.parametrize(

@@ -127,13 +127,13 @@ def test_one_plan_a_pod_until_it_is_bound(world: World) -> None:
     for pod, cpus in CPUS.items():
         world.tenant(f"other-{pod}", cpus, world.nodes[1])
     both = msgspec.structs.replace(world.queued, candidates=tuple(world.nodes))
-    world.queue.add(msgspec.structs.replace(both, refused_at=0.0))
-    world.evictor.round()
+    world.queue.add(msgspec.structs.replace(both, rejected_at=0.0))
+    world.evictor.step()
     (plan,) = world.evictor.plans
     assert world.ending() == {each.name for each in plan.victims}
     assert len(plan.victims) == world.evictor.evicted == 1
     world.now += 10 * RETRY_INTERVAL_SECONDS
-    world.evictor.round()
+    world.evictor.step()
     assert world.evictor.plans == (plan,)
     assert len(world.ending()) == 1
     assert world.queue.nominated_for_others("another", 10, world.now) == {plan.node}
@@ -141,28 +141,28 @@ def test_one_plan_a_pod_until_it_is_bound(world: World) -> None:
     assert world.queue.nominated_for_others(world.queued.uid, 10, world.now) == set()
     world.queue.remove(world.queued.uid)
     assert world.queue.nominated_for_others("another", 10, world.now) == set()
-    world.evictor.round()
+    world.evictor.step()
     assert world.evictor.plans == ()
 
 
 def test_plan_ends_soon_after_its_victims(world: World) -> None:
     """The pod was not bound: something else holds it back."""
-    world.evictor.round()
+    world.evictor.step()
     (victim,) = world.ending()
     world.end(victim)
-    world.evictor.round()
+    world.evictor.step()
     world.now += BIND_SECONDS
-    world.evictor.round()
+    world.evictor.step()
     assert world.evictor.plans == ()
     assert world.ending() == set()
 
 
 def test_plan_ends_though_its_victims_do_not(world: World) -> None:
-    world.evictor.round()
+    world.evictor.step()
     (victim,) = world.ending()
     world.hear(victim)
     world.now += EVICTION_SECONDS
-    world.evictor.round()
+    world.evictor.step()
     assert world.evictor.plans == ()
 
 
@@ -176,7 +176,7 @@ def test_budget_that_is_tighter_than_we_know(world: World) -> None:
                 "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": pod}}},
             },
         )
-    world.evictor.round()
+    world.evictor.step()
     assert world.evictor.plans == ()
     assert world.ending() == set()
 
@@ -207,7 +207,7 @@ def test_budget_that_is_tighter_than_we_know(world: World) -> None:
 )
 def test_no_pod_is_evicted_in_vain(world: World, spoil: Callable[[World], object]) -> None:
     spoil(world)
-    world.evictor.round()
+    world.evictor.step()
     assert world.evictor.plans == ()
     assert world.ending() == set()
 
@@ -217,7 +217,7 @@ def test_victim_of_another_uid_is_left_alone(world: World) -> None:
     for pod, cpus in CPUS.items():
         objects.end(world.api, world.name, pod)
         world.tenant(pod, cpus, heard=False)
-    world.evictor.round()
+    world.evictor.step()
     assert world.evictor.plans == ()
     assert world.ending() == set()
 
@@ -225,20 +225,20 @@ def test_victim_of_another_uid_is_left_alone(world: World) -> None:
 def test_who_leaves_already_is_waited_for(world: World) -> None:
     world.api.admin.delete(f"/api/v1/namespaces/{world.name}/pods/b")
     world.hear("b")
-    world.evictor.round()
+    world.evictor.step()
     assert world.evictor.plans == ()
     assert world.ending() == {"b"}
 
 
 def test_a_replica_that_is_not_the_leader_evicts_no_pod(world: World) -> None:
     world.leading = False
-    world.evictor.round()
+    world.evictor.step()
     assert world.ending() == set()
     world.leading = True
-    world.evictor.round()
+    world.evictor.step()
     assert world.evictor.plans
     world.leading = False
-    world.evictor.round()
+    world.evictor.step()
     assert world.evictor.plans == ()
 
 
@@ -253,6 +253,6 @@ def test_a_leader_that_loses_the_lease_during_an_api_call_evicts_no_pod(world: W
         lambda: next(asked) == 0,
         clock=lambda: world.now,
     )
-    slow.round()
+    slow.step()
     assert slow.plans == ()
     assert world.ending() == set()

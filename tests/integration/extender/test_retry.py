@@ -44,7 +44,7 @@ class Room:
     def changed_since(self, serial: int) -> ChangedNodes:
         return ChangedNodes(self.serial, frozenset([NODE] if serial < self.serial else []))
 
-    def known(self) -> Iterable[str]:
+    def node_names(self) -> Iterable[str]:
         return [NODE]
 
     def results(self, check: object, nodes: Sequence[str]) -> list[Feasibility]:
@@ -79,12 +79,12 @@ def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
         listening(room.stub) as url,
         scheduling(apiserver, configuration(PROFILE, url, access), tmp_path),
     ):
-        rounds = Periodic("retry", RETRY_SECONDS, retry.round)
-        rounds.start()
+        periodic = Periodic("retry", RETRY_SECONDS, retry.step)
+        periodic.start()
         try:
             yield room
         finally:
-            rounds.stop()
+            periodic.stop()
             apiserver.admin.delete(f"/api/v1/nodes/{NODE}")
 
 
@@ -124,10 +124,10 @@ def test_pod_that_waits_since_before_we_led(apiserver: ApiServer) -> None:
 
     retry = Retry(apiserver.admin, queue, room, lambda: leading, before)
     room.free = True
-    retry.round()
+    retry.step()
     assert queue.pods() == []
     leading = True
-    retry.round()
+    retry.step()
     assert [each.uid for each in queue.pods()] == [uid]
     status = objects.pods(apiserver, "before")["p"]["status"]
     assert [each["type"] for each in status["conditions"]] == [ROOM_FOUND]
@@ -140,6 +140,6 @@ def test_pod_of_another_uid_is_not_touched(apiserver: ApiServer) -> None:
     room.change()
     now = time.monotonic()
     queue.add(QueuedPod("another", "replaced", "p", room, now, now))
-    Retry(apiserver.admin, queue, room, lambda: True).round()
+    Retry(apiserver.admin, queue, room, lambda: True).step()
     assert "conditions" not in objects.pods(apiserver, "replaced")["p"]["status"]
     assert queue.pods() == []

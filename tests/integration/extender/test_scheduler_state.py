@@ -127,7 +127,7 @@ def watching(apiserver: ApiServer) -> Iterator[tuple[SchedulerCache, Watches]]:
 def holders(cluster: SchedulerCache, name: str) -> dict[str, CpuSet]:
     with cluster.lock:
         state = cluster.node(name)
-        held = state.place.holdings.values() if state else ()
+        held = state.allocator.holdings.values() if state else ()
         return {each.title.rpartition("/")[2]: each.allocation.cpus for each in held}
 
 
@@ -137,7 +137,7 @@ def grant(cluster: SchedulerCache, name: str, pod: dict[str, Any]) -> Granted:
         state = cluster.node(name)
         assert state is not None
         assert cluster.eligible(name, pod_request) is None
-        found = state.place.offer(pod_request)
+        found = state.allocator.offer(pod_request)
         assert isinstance(found, Granted)
         cluster.reserve(name, found)
         return found
@@ -159,7 +159,7 @@ def test_what_is_bound_is_what_was_reserved_and_what_a_restart_finds(
             with cluster.lock:
                 state = cluster.node(place)
                 assert state is not None
-                assert state.place.holdings[granted.uid] == granted.holding()
+                assert state.allocator.holdings[granted.uid] == granted.holding()
         delete(apiserver, pods[0])
         eventually("freed", lambda: set(holders(cluster, place)) == {"p1", "p2"})
         promised = grant(cluster, place, pods[3])

@@ -264,4 +264,4 @@ def rebuilt(api: Api) -> SchedulerCache:
 def holdings(cluster: SchedulerCache, name: str) -> tuple[dict[str, Any], Any]:
     state = cluster.node(name)
     assert state is not None
-    return dict(state.place.holdings), state.place.overlaps()
+    return dict(state.allocator.holdings), state.allocator.overlaps()

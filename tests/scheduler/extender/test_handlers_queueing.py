@@ -79,7 +79,7 @@ def test_refused_pod_waits_with_the_nodes_where_an_eviction_may_help(
 ) -> None:
     assert asking(queue, objects.pod("p", requests={"cpu": "2"}))(REFUSED) is REFUSED
     (found,) = queue.pods()
-    assert (found.uid, found.title, found.refused_at) == ("uid-p", "ns/p", 7.0)
+    assert (found.uid, found.title, found.rejected_at) == ("uid-p", "ns/p", 7.0)
     assert found.candidates == ("a",)
     assert isinstance(found.requirements, PodRequirements)
     assert found.group is None

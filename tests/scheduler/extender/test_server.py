@@ -278,7 +278,7 @@ def test_odd_requests(plain: Server, asked: bytes, status: int) -> None:
 def test_who_speaks_plain_http_is_told(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"this port speaks HTTPS only" in plain.recv(4096)
+        assert b"this port serves HTTPS only" in plain.recv(4096)
 
 
 def test_who_only_connects_holds_no_thread(started: Started, authority: Authority) -> None:
@@ -528,7 +528,7 @@ def test_of_clients_those_named_are_answered(
     server = started(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler", "x"])
     made = shown_by(server, clients, "another")
     assert ask(made, "GET", "/healthz")[0] == 403
-    assert "refused: a client's certificate for another" in caplog.messages
+    assert "client certificate refused: names another" in caplog.messages
     made.close()
     made = shown_by(server, clients, "kube-scheduler")
     assert ask(made, "GET", "/healthz")[0] == 200
@@ -603,7 +603,7 @@ def test_a_certificate_that_is_replaced_is_shown(
     files.replace(key, old[1], durable=False)
     assert serial(server, authority) == before, "certificate and key don't fit each other"
     assert serial(server, authority) == before
-    said = [each for each in caplog.messages if "the last certificate stays in force" in each]
+    said = [each for each in caplog.messages if "the previous certificate stays in use" in each]
     assert len(said) == 1, "said once, not for every connection"
     assert certificate in said[0]
     files.replace(key, new[1], durable=False)

@@ -246,7 +246,7 @@ def test_member_whose_part_is_held_has_kube_schedulers_victims_there() -> None:
         scene.tell("a", victim, ChangeKind.DELETED)
     asks = pod_info(from_object(member("m0")))
     assert asks.group is not None
-    assert scene.groups.hold(asks.group, asks.pod_request, "a") is None
+    assert scene.groups.reserve(asks.group, asks.pod_request, "a") is None
     assert scene.ask("m1", a="p0", b="p0") == {"a": {"a-p0"}}
 
 

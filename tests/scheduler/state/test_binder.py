@@ -51,7 +51,7 @@ class Bench(msgspec.Struct):
     def held(self, node: str = "a") -> set[str]:
         state = self.cluster.node(node)
         assert state is not None
-        return {uid for uid in state.place.holdings if not uid.startswith("uid-agent")}
+        return {uid for uid in state.allocator.holdings if not uid.startswith("uid-agent")}
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_bound_pod_carries_what_it_was_given(bench: Bench) -> None:
     assert len(claim.cpus) == 8
     state = bench.cluster.node("a")
     assert state is not None
-    assert state.place.holdings["uid-p"].allocation.cpus == claim.cpus
+    assert state.allocator.holdings["uid-p"].allocation.cpus == claim.cpus
 
 
 def test_a_pod_with_devices_carries_them(bench: Bench) -> None:
@@ -153,7 +153,7 @@ def test_a_pod_whose_binding_is_in_doubt_may_be_bound_again(bench: Bench) -> Non
     with pytest.raises(BindError):
         bench.bind(owner(32, 8), "p")
     bench.pods.instead = None
-    with pytest.raises(BindError, match="an earlier Binding of pod default/p to a may come true"):
+    with pytest.raises(BindError, match="an earlier Binding of pod default/p to a may take effect"):
         bench.bind(owner(32, 8), "p", "b")
     bench.bind(owner(32, 8), "p")
     assert bench.held() == {"uid-p"}
@@ -273,7 +273,7 @@ def test_a_pod_that_is_bound_there_already_is_left_as_it_is(bench: Bench) -> Non
 
 
 def test_a_pod_that_is_gone_is_said_to_be(bench: Bench) -> None:
-    with pytest.raises(BindError, match="pod default/q is gone"):
+    with pytest.raises(BindError, match="pod default/q no longer exists"):
         bench.binder.bind(PodName("default", "q", "uid-q"), "a")
 
 
@@ -321,9 +321,9 @@ def test_members_of_a_group_take_their_parts(bench: Bench) -> None:
     group = PodGroup("default", "g", 2)
     names = [bench.put(EIGHT, name, **{GROUP_ANNOTATION: "g/2"}) for name in ("p", "q")]
     with bench.cluster.lock:
-        assert bench.groups.hold(group, clusters.pod_request(EIGHT, "p"), "a") is None
+        assert bench.groups.reserve(group, clusters.pod_request(EIGHT, "p"), "a") is None
     assert len(bench.held()) == 2
-    with pytest.raises(BindError, match="group default/g is held to node a"):
+    with pytest.raises(BindError, match="group default/g is assigned to node a"):
         bench.binder.bind(names[0], "b")
     for name in names:
         bench.binder.bind(name, "a")
@@ -363,11 +363,11 @@ def test_of_32_callers_at_once_no_two_get_the_same(
     for node in nodes:
         state = bench.cluster.node(node)
         assert state is not None
-        assert state.place.overlaps() == ()
+        assert state.allocator.overlaps() == ()
     written = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
     for pod in bench.pods.pods.values():
         clusters.tell(written, pod)
     for node in nodes:
         state = written.node(node)
         assert state is not None
-        assert state.place.overlaps() == (), "what the pods' annotations say"
+        assert state.allocator.overlaps() == (), "what the pods' annotations say"

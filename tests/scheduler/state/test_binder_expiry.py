@@ -101,7 +101,7 @@ def test_what_was_held_for_a_group_is_free_again_though_nobody_asks(
     cluster: SchedulerCache, groups: GroupReservations, expiry: ReservationExpiry, clock: Clock
 ) -> None:
     """Who was refused for it is tried again only when the node has changed."""
-    assert groups.hold(PodGroup("ns", "g", 2), WISH, "n1") is None
+    assert groups.reserve(PodGroup("ns", "g", 2), WISH, "n1") is None
     held = cluster.changed_since(0).serial
     clock.now += 61
     expiry.step()

@@ -36,7 +36,7 @@ def held(cluster: SchedulerCache, name: str = "n1") -> set[str]:
     """Titles of who holds something, agents aside."""
     state = cluster.node(name)
     assert state is not None
-    titles = {each.title.removeprefix("ns/") for each in state.place.holdings.values()}
+    titles = {each.title.removeprefix("ns/") for each in state.allocator.holdings.values()}
     return {each for each in titles if not each.startswith("agent-")}
 
 
@@ -85,7 +85,7 @@ def test_a_pod_that_is_gone_by_an_old_word_holds_nothing(cluster: SchedulerCache
     assert held(cluster) == set()
     state = cluster.node("n1")
     assert state is not None
-    assert isinstance(state.place.offer(PLAIN), Granted)
+    assert isinstance(state.allocator.offer(PLAIN), Granted)
 
 
 def test_a_pod_of_the_same_name_is_another(cluster: SchedulerCache) -> None:
@@ -186,7 +186,7 @@ def test_what_the_annotations_say_wins_over_what_was_reserved(cluster: Scheduler
     see(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
     state = cluster.node("n1")
     assert state is not None
-    assert str(state.place.holdings["uid-a"].allocation.cpus) == "5"
+    assert str(state.allocator.holdings["uid-a"].allocation.cpus) == "5"
 
 
 def test_a_confirmed_reservation_is_overdue_after_its_time(
@@ -288,7 +288,7 @@ def test_what_is_wrong_with_a_nodes_words_is_told_once(
         cluster.nodes_changed([objects.of_node(told)])
         state = cluster.node("n1")
         assert state is not None
-        assert state.place.properties.faults
+        assert state.allocator.properties.faults
     assert caplog.text.count("node n1: ") == 1
 
 
@@ -408,8 +408,8 @@ def test_every_node_gives_by_the_rules_of_the_cluster() -> None:
     it.topologies_changed([objects.of_topology(objects.topology("n1"))])
     state = it.node("n1")
     assert state is not None
-    got = state.place.offer(LSR)
+    got = state.allocator.offer(LSR)
     assert isinstance(got, Granted)
     assert got.score == 50
     assert got.holding().allocation.amounts == {0: {"cpu": 2000}}
-    assert state.place.properties.allocatable["cpu"] == 8000
+    assert state.allocator.properties.allocatable["cpu"] == 8000

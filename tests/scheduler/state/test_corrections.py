@@ -240,7 +240,7 @@ def free(cluster: SchedulerCache, count: int) -> Granted | Refused:
     assert state is not None
     body = objects.pod("new", requests={"cpu": str(count)}, kube_class="Guaranteed")
     body["metadata"]["labels"] = {"koordinator.sh/qosClass": "LSE"}
-    return state.place.offer(objects.request_of(objects.from_object(body)))
+    return state.allocator.offer(objects.request_of(objects.from_object(body)))
 
 
 def test_both_choices_count_until_the_annotation_is_right(
@@ -261,7 +261,7 @@ def test_both_choices_count_until_the_annotation_is_right(
     assert str(offer.offer.claim.cpus) == "2-3,6-7"
     state = cluster.node("n1")
     assert state is not None
-    cpus = state.place.properties.cpus
+    cpus = state.allocator.properties.cpus
     assert cpus is not None
     assert str(cpus.reserved) == "0", "the pod's CPUs are counted once, as the pod's"
     shown(cluster, body, ChangeKind.DELETED)
@@ -306,7 +306,7 @@ def test_owner_that_the_kubelet_would_not_serve_gets_no_static_node(
     pod_request = objects.request_of(objects.from_object(body))
     state = cluster.node("n1")
     assert state is not None
-    offer = state.place.offer(pod_request)
+    offer = state.allocator.offer(pod_request)
     if not why:
         assert isinstance(offer, Granted)
         return
@@ -314,7 +314,7 @@ def test_owner_that_the_kubelet_would_not_serve_gets_no_static_node(
     assert offer.unresolvable
     assert offer.text() == f"the kubelet's static CPU policy assigns it no CPUs: {why}"
     cluster.topologies_changed([objects.of_topology(topology(policy="none"))])
-    assert isinstance(state.place.offer(pod_request), Granted)
+    assert isinstance(state.allocator.offer(pod_request), Granted)
 
 
 def test_side_car_that_shares_by_annotation_needs_no_whole_cpus(cluster: SchedulerCache) -> None:
@@ -330,9 +330,9 @@ def test_side_car_that_shares_by_annotation_needs_no_whole_cpus(cluster: Schedul
     ]
     state = cluster.node("n1")
     assert state is not None
-    offer = state.place.offer(objects.request_of(objects.from_object(body)))
+    offer = state.allocator.offer(objects.request_of(objects.from_object(body)))
     assert isinstance(offer, Refused)
     assert "container main requests 1500m CPU" in offer.text()
     body["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
     body["spec"]["containers"][1]["resources"]["requests"]["cpu"] = "0"
-    assert isinstance(state.place.offer(objects.request_of(objects.from_object(body))), Granted)
+    assert isinstance(state.allocator.offer(objects.request_of(objects.from_object(body))), Granted)

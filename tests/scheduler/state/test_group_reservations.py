@@ -34,8 +34,8 @@ def pod_request(name: str, cpus: int = 8) -> PodRequest:
 def held_cpus(cluster: SchedulerCache, node: str) -> int:
     state = cluster.node(node)
     assert state is not None
-    assert not state.place.overlaps()
-    return sum(len(each.allocation.cpus) for each in state.place.holdings.values())
+    assert not state.allocator.overlaps()
+    return sum(len(each.allocation.cpus) for each in state.allocator.holdings.values())
 
 
 def lack(groups: GroupReservations, group: PodGroup, name: str, cpus: int = 8) -> str:
@@ -56,7 +56,7 @@ def test_the_whole_group_is_held_and_each_member_takes_its_part(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     assert groups.node(TRIO) is None
-    assert groups.hold(TRIO, pod_request("p0"), "a") is None
+    assert groups.reserve(TRIO, pod_request("p0"), "a") is None
     assert groups.node(TRIO) == "a"
     assert held_cpus(cluster, "a") == 24
     for name in ("p0", "p1", "p2"):
@@ -64,13 +64,13 @@ def test_the_whole_group_is_held_and_each_member_takes_its_part(
         granted = taken(groups, TRIO, name)
         assert granted.uid == f"uid-{name}"
         assert held_cpus(cluster, "a") == 24
-    assert lack(groups, TRIO, "p3") == "group default/g has its 3 members"
+    assert lack(groups, TRIO, "p3") == "group default/g has all 3 members"
 
 
 def test_a_group_has_no_more_members_than_it_says(groups: GroupReservations) -> None:
     for name in ("p0", "p1"):
         taken(groups, PAIR, name)
-    assert groups.take(PAIR, pod_request("p2"), "a") == "group default/g has its 2 members"
+    assert groups.take(PAIR, pod_request("p2"), "a") == "group default/g has all 2 members"
     text = "pod default/p1 has its part of group default/g already"
     assert groups.take(PAIR, pod_request("p1"), "a") == text
 
@@ -78,10 +78,10 @@ def test_a_group_has_no_more_members_than_it_says(groups: GroupReservations) -> 
 def test_a_member_that_is_not_bound_gives_its_part_back(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
-    groups.hold(PAIR, pod_request("p0"), "a")
+    groups.reserve(PAIR, pod_request("p0"), "a")
     first = taken(groups, PAIR, "p0").holding().allocation.cpus
     cluster.release("uid-p0")
-    groups.give_back(PAIR, "uid-p0")
+    groups.release(PAIR, "uid-p0")
     assert held_cpus(cluster, "a") == 16
     taken(groups, PAIR, "p1")
     assert taken(groups, PAIR, "p0").holding().allocation.cpus == first
@@ -90,7 +90,7 @@ def test_a_member_that_is_not_bound_gives_its_part_back(
 def test_what_nobody_took_in_time_is_free_again(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    groups.hold(TRIO, pod_request("p0"), "a")
+    groups.reserve(TRIO, pod_request("p0"), "a")
     clock.now += 59.9
     groups.expire()
     assert held_cpus(cluster, "a") == 24
@@ -103,7 +103,7 @@ def test_what_nobody_took_in_time_is_free_again(
 def test_late_members_are_held_to_the_node_of_the_others(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    groups.hold(TRIO, pod_request("p0"), "a")
+    groups.reserve(TRIO, pod_request("p0"), "a")
     taken(groups, TRIO, "p0")
     clock.now += 60
     groups.expire()
@@ -116,13 +116,13 @@ def test_late_members_are_held_to_the_node_of_the_others(
 def test_late_members_learn_that_their_node_is_full(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    groups.hold(TRIO, pod_request("p0"), "a")
+    groups.reserve(TRIO, pod_request("p0"), "a")
     taken(groups, TRIO, "p0")
     clock.now += 60
     groups.expire()
     state = cluster.node("a")
     assert state is not None
-    other = state.place.offer(pod_request("other", 16))
+    other = state.allocator.offer(pod_request("other", 16))
     assert isinstance(other, Granted)
     cluster.reserve("a", other)
     text = "group default/g is on node a: cpu: not enough free CPUs"
@@ -132,7 +132,7 @@ def test_late_members_learn_that_their_node_is_full(
 def test_members_that_ended_are_replaced(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
-    groups.hold(PAIR, pod_request("p0"), "a")
+    groups.reserve(PAIR, pod_request("p0"), "a")
     taken(groups, PAIR, "p0")
     taken(groups, PAIR, "p1")
     cluster.release("uid-p0")
@@ -144,7 +144,7 @@ def test_members_that_ended_are_replaced(
 def test_a_group_whose_members_all_ended_is_forgotten(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    groups.hold(PAIR, pod_request("p0"), "a")
+    groups.reserve(PAIR, pod_request("p0"), "a")
     taken(groups, PAIR, "p0")
     cluster.release("uid-p0")
     clock.now += 60
@@ -155,22 +155,22 @@ def test_a_group_whose_members_all_ended_is_forgotten(
 def test_a_member_that_wants_less_takes_a_part_all_the_same(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
-    groups.hold(PAIR, pod_request("p0"), "a")
+    groups.reserve(PAIR, pod_request("p0"), "a")
     assert groups.rejection(PAIR, pod_request("p1", 4)) is None
     assert len(taken(groups, PAIR, "p1", cpus=4).holding().allocation.cpus) == 4
     assert held_cpus(cluster, "a") == 12
 
 
 def test_a_member_that_wants_more_is_told_what_is_held(groups: GroupReservations) -> None:
-    groups.hold(PAIR, pod_request("p0"), "a")
-    text = "group default/g holds too small a part on node a: cpu: asked 16000, held 8000"
+    groups.reserve(PAIR, pod_request("p0"), "a")
+    text = "the part of group default/g on node a is too small: cpu: requested 16000, reserved 8000"
     assert lack(groups, PAIR, "p1", 16) == text
     assert groups.take(PAIR, pod_request("p1", 16), "a") == text
 
 
 def test_a_member_goes_nowhere_else(groups: GroupReservations) -> None:
-    groups.hold(PAIR, pod_request("p0"), "a")
-    assert groups.take(PAIR, pod_request("p0"), "b") == "group default/g is held to node a"
+    groups.reserve(PAIR, pod_request("p0"), "a")
+    assert groups.take(PAIR, pod_request("p0"), "b") == "group default/g is assigned to node a"
 
 
 def test_a_group_that_nobody_asked_about_is_held_when_it_is_bound(
@@ -184,15 +184,15 @@ def test_a_group_that_nobody_asked_about_is_held_when_it_is_bound(
 def test_a_group_that_has_no_room_any_more_is_told_so(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
-    assert isinstance(groups.hold(TRIO, pod_request("p0", 16), "a"), Refused)
+    assert isinstance(groups.reserve(TRIO, pod_request("p0", 16), "a"), Refused)
     assert groups.node(TRIO) is None
     assert held_cpus(cluster, "a") == 0
-    assert isinstance(groups.hold(PAIR, pod_request("p0"), "gone"), Refused)
+    assert isinstance(groups.reserve(PAIR, pod_request("p0"), "gone"), Refused)
 
 
 def test_all_members_say_the_same_size(groups: GroupReservations) -> None:
-    groups.hold(TRIO, pod_request("p0"), "a")
-    text = "group default/g has the size 3 already, not 2"
+    groups.reserve(TRIO, pod_request("p0"), "a")
+    text = "group default/g has size 3, not 2"
     assert groups.node(PAIR) == "a"
     assert lack(groups, PAIR, "p1") == text
     assert groups.take(PAIR, pod_request("p1"), "a") == text
@@ -202,7 +202,7 @@ def test_a_group_that_the_watch_has_shown_is_known_by_it(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     """Of groups that are long bound nothing is kept, and nothing is looked at at every call."""
-    groups.hold(PAIR, pod_request("p0"), "a")
+    groups.reserve(PAIR, pod_request("p0"), "a")
     for name in ("p0", "p1"):
         granted = taken(groups, PAIR, name)
         cluster.confirm(granted.uid)
@@ -239,7 +239,7 @@ def test_members_that_were_bound_before_this_process_began_are_known(
     assert groups.node(TRIO) == "b"
     assert groups.rejection(TRIO, pod_request("p1")) is None
     assert held_cpus(cluster, "b") == 16, "for the two that are to come"
-    assert groups.take(TRIO, pod_request("p1"), "a") == "group default/g is held to node b"
+    assert groups.take(TRIO, pod_request("p1"), "a") == "group default/g is assigned to node b"
     taken(groups, TRIO, "p1", "b")
     clusters.tell(cluster, body, ChangeKind.DELETED)
     assert groups.rejection(TRIO, pod_request("p2")) is None
@@ -250,7 +250,7 @@ def test_all_members_say_the_size_of_those_that_are_bound(cluster: SchedulerCach
     body = first_of_trio(cluster)
     groups = GroupReservations(cluster)
     assert groups.node(PAIR) == "b"
-    text = "group default/g has the size 3 already, not 2"
+    text = "group default/g has size 3, not 2"
     assert lack(groups, PAIR, "p1") == text
     clusters.tell(cluster, body, ChangeKind.DELETED)
     groups.expire()

@@ -30,7 +30,7 @@ def test_what_the_pod_holds_itself_is_no_room_for_others_of_its_shape(
     pod_request = clusters.pod_request(owner(24, 8), "p")
     state = cluster.node("a")
     assert state is not None
-    found = state.place.offer(pod_request)
+    found = state.allocator.offer(pod_request)
     assert isinstance(found, Granted)
     cluster.reserve("a", found)
     assert isinstance(RequirementsCheck(cluster, PodRequirements(pod_request)).run("a"), Infeasible)
@@ -47,7 +47,7 @@ def test_what_is_held_for_the_group_itself_is_no_room_for_others_of_its_shape(
     cluster: SchedulerCache,
 ) -> None:
     pod_request, group = clusters.pod_request(owner(12, 8)), PodGroup("default", "g", 2)
-    assert GroupReservations(cluster).hold(group, pod_request, "a") is None
+    assert GroupReservations(cluster).reserve(group, pod_request, "a") is None
     assert isinstance(
         RequirementsCheck(cluster, GroupRequirements(pod_request, 2)).run("a"), Infeasible
     )

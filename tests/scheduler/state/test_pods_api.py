@@ -57,12 +57,12 @@ def test_a_pod_that_is_gone_is_surely_not_bound(pods: Pods, bindings: BindingApi
 
 def test_another_pod_of_that_name_is_not_bound(pods: Pods, bindings: BindingApi) -> None:
     pods.put("p", "other")
-    assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, "pod default/p is gone")
+    assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, "pod default/p no longer exists")
 
 
 def test_a_pod_that_somebody_else_bound_is_not_ours(pods: Pods, bindings: BindingApi) -> None:
     pods.put("p", "u", node="m")
-    text = "pod default/p is bound to node m by somebody else"
+    text = "pod default/p is bound to node m by another client"
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, text)
 
 

@@ -18,10 +18,10 @@ def test_a_bound_pod_holds_what_its_annotations_say() -> None:
     told = objects.pod("a", "n1", cpus="0-3", requests={"cpu": "4", "memory": "1Gi"})
     read = objects.of_pod(told).value
     assert (read.uid, read.node, read.agent_ready) == ("uid-a", "n1", None)
-    assert read.holding is not None
-    assert read.holding.allocation.cpus == CpuSet.parse("0-3")
-    assert read.holding.requests == {"cpu": 4000, "memory": 1 << 30}
-    assert read.holding.title == "ns/a"
+    assert read.assigned is not None
+    assert read.assigned.allocation.cpus == CpuSet.parse("0-3")
+    assert read.assigned.requests == {"cpu": 4000, "memory": 1 << 30}
+    assert read.assigned.title == "ns/a"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_bound_pod_holds_what_its_annotations_say() -> None:
 )
 def test_who_holds(node: str, phase: str, holds: bool) -> None:
     read = objects.of_pod(objects.pod("a", node, cpus="0-3", phase=phase)).value
-    assert (read.holding is not None) is holds
+    assert (read.assigned is not None) is holds
 
 
 def test_pods_that_are_alike_share_one_table() -> None:
@@ -50,7 +50,7 @@ def test_pods_that_are_alike_share_one_table() -> None:
                 requests={"cpu": "2"},
                 annotations={RESOURCE_STATUS: json.dumps(status)},
             )
-        ).value.holding
+        ).value.assigned
         for name in ("a", "b")
     )
     assert first is not None

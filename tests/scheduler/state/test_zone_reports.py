@@ -52,7 +52,7 @@ def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
         return ineligibility
     state = cluster.node("n1")
     assert state is not None
-    found = state.place.offer(pod_request)
+    found = state.allocator.offer(pod_request)
     return found.text() if isinstance(found, Refused) else True
 
 
@@ -87,7 +87,7 @@ def test_a_promise_is_taken_off_until_the_word_counts_it(cluster: SchedulerCache
     assert state is not None
     for name in ("a", "b"):
         pod_request = objects.pod_request({"cpu": "2"}, name=name, kube_class=GUARANTEED)
-        found = state.place.offer(pod_request)
+        found = state.allocator.offer(pod_request)
         assert isinstance(found, Granted)
         cluster.reserve("n1", found)
     # Nobody said where the kubelet puts them.
@@ -107,7 +107,7 @@ def test_a_released_promise_is_given_back(cluster: SchedulerCache) -> None:
     four = objects.pod_request({"cpu": "4"}, name="four", kube_class=GUARANTEED)
     for number in range(2):
         pod_request = objects.pod_request({"cpu": "2"}, name=f"p{number}", kube_class=GUARANTEED)
-        found = state.place.offer(pod_request)
+        found = state.allocator.offer(pod_request)
         assert isinstance(found, Granted)
         cluster.reserve("n1", found)
         cluster.release(found.uid)
@@ -160,7 +160,7 @@ def test_a_word_changes_nothing_for_who_needs_us(cluster: SchedulerCache) -> Non
     tell(cluster)
     state = cluster.node("n1")
     assert state is not None
-    place = state.place
+    allocator = state.allocator
     see(cluster, "a", "2", phase="Pending")
     assert changed(cluster, lambda: tell(cluster, ["b"], 2000)) == (True, False)
     assert changed(cluster, lambda: see(cluster, "a", "2")) == (True, False)
@@ -171,7 +171,7 @@ def test_a_word_changes_nothing_for_who_needs_us(cluster: SchedulerCache) -> Non
         False,
         False,
     )
-    assert state.place is not place
+    assert state.allocator is not allocator
 
 
 def test_where_numa_nodes_are_counted_every_word_is_heard() -> None:
@@ -181,10 +181,10 @@ def test_where_numa_nodes_are_counted_every_word_is_heard() -> None:
     tell(it, available_milli=2000, policy="none")
     state = it.node("n1")
     assert state is not None
-    assert state.place.properties.rules == rules
-    before = state.place.offer(THREE)
+    assert state.allocator.properties.rules == rules
+    before = state.allocator.offer(THREE)
     assert changed(it, lambda: tell(it, available_milli=4000, policy="none")) == (True, False)
-    after = state.place.offer(THREE)
+    after = state.allocator.offer(THREE)
     assert isinstance(before, Granted)
     assert isinstance(after, Granted)
     assert before.score < after.score

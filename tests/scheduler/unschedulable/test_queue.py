@@ -44,7 +44,7 @@ class Nodes:
         names = frozenset(self.log[serial:]) if self.reaches_back else None
         return ChangedNodes(len(self.log), names)
 
-    def known(self) -> Iterable[str]:
+    def node_names(self) -> Iterable[str]:
         return list(self.room)
 
     def results(self, check: object, nodes: Sequence[str]) -> list[Feasibility]:
@@ -245,13 +245,13 @@ def test_sets_of_names(sets: list[set[str]], asked: set[str]) -> None:
     kept = [names.bits(each) for each in sets]
     for before, bits in zip(sets, kept, strict=True):
         assert set(names.among(asked, bits)) == asked & before
-        assert bool(bits & names.known(asked)) is bool(asked & before)
-    assert names.known(asked) == names.bits(asked & set().union(*sets))
+        assert bool(bits & names.known_bits(asked)) is bool(asked & before)
+    assert names.known_bits(asked) == names.bits(asked & set().union(*sets))
 
 
 def test_a_set_of_many_is_small() -> None:
     names = NodeSets()
     bits = names.bits(f"n{number}" for number in range(5000))
     assert bits.bit_length() == 5000
-    names.forget()
-    assert names.known(["n1"]) == 0
+    names.clear()
+    assert names.known_bits(["n1"]) == 0
