@@ -178,7 +178,7 @@ def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
         pods = {}
     return Snapshot(
         generation=1,
-        looked_at=1,
+        listed_at=1,
         boot_id="",
         kubelet_static=reported.static,
         ls_pools=reported.ls,

@@ -70,7 +70,7 @@ class CpuGrant(msgspec.Struct, frozen=True):
 
     def seen_by(self, snapshot: Snapshot) -> bool:
         """Whether a pass of the agent has seen the container."""
-        return self.answered_at is not None and self.answered_at < snapshot.looked_at
+        return self.answered_at is not None and self.answered_at < snapshot.listed_at
 
     def may_hold(self, cpus: CpuSet) -> bool:
         """Whether the container may have one of the CPUs."""
@@ -229,7 +229,7 @@ def _override(wanted: Wanted, asked: RequestedResources) -> Keep | Override:
     """The kubelet's CPUs in the request are never older than the agent's decision."""
     if wanted.kubelet and asked.cpuset:
         wanted = msgspec.structs.replace(wanted, cpuset=None)
-    keeps = wanted.hands_off and not wanted.exclusive
+    keeps = wanted.unmanaged and not wanted.exclusive
     return Keep() if keeps else Override(wanted)
 
 
@@ -290,9 +290,9 @@ def requested_cpus(cpuset: str) -> CpuSet | None:
 
 
 class _Start(msgspec.Struct):
-    """A StartContainer call. `looked_at`: that of the snapshot when it began, 0 for none."""
+    """A StartContainer call. `listed_at`: that of the snapshot when it began, 0 for none."""
 
-    looked_at: int
+    listed_at: int
     ended_at: int | None = None
 
 
@@ -322,7 +322,7 @@ class Grants:
     def all(self, snapshot: Snapshot | None) -> tuple[CpuGrant, ...]:
         """Those that count for a decision by this snapshot."""
         others = () if self._earlier is None else (self._earlier,)
-        if any(each.looked_at != _looked_at(snapshot) for each in self._starts.values()):
+        if any(each.listed_at != _listed_at(snapshot) for each in self._starts.values()):
             others = (*others, _STARTING)
         return (*others, *self._open.values())
 
@@ -356,7 +356,7 @@ class Grants:
     def start(self, snapshot: Snapshot | None) -> int:
         """A container is being started; the number identifies the start in `started`."""
         number = self._number()
-        self._starts[number] = _Start(_looked_at(snapshot))
+        self._starts[number] = _Start(_listed_at(snapshot))
         return number
 
     def started(self, number: int, snapshot: Snapshot | None) -> bool:
@@ -367,7 +367,7 @@ class Grants:
         ended = [each for each, start in self._starts.items() if start.ended_at is not None]
         for each in ended[:-MOST_GRANTS]:
             del self._starts[each]
-        return start.looked_at != _looked_at(snapshot)
+        return start.listed_at != _listed_at(snapshot)
 
     def gone(self, container_id: str) -> None:
         """The container was removed and holds nothing."""
@@ -382,7 +382,7 @@ class Grants:
         self._starts = {
             number: each
             for number, each in self._starts.items()
-            if each.ended_at is None or each.ended_at >= snapshot.looked_at
+            if each.ended_at is None or each.ended_at >= snapshot.listed_at
         }
         if any(grant.seen_by(snapshot) for grant in self._open.values()):
             self._open = {
@@ -407,5 +407,5 @@ class Grants:
         return self._next
 
 
-def _looked_at(snapshot: Snapshot | None) -> int:
-    return 0 if snapshot is None else snapshot.looked_at
+def _listed_at(snapshot: Snapshot | None) -> int:
+    return 0 if snapshot is None else snapshot.listed_at

@@ -19,7 +19,7 @@ CONFIG_HASH: Final = "kubernetes.io/config.hash"
 
 
 class Phase(enum.StrEnum):
-    """UNKNOWN also represents any other phase."""
+    """UNKNOWN is also any other value."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -39,11 +39,11 @@ class ApiContainer(msgspec.Struct, frozen=True):
 
 
 class ApiPod(msgspec.Struct, frozen=True):
-    """One pod. `uid` is the API's; `runtime_uid` the one that the kubelet and the runtime use.
-    `deleted`: it has a deletion timestamp; `created_at` and `started_at` (0 before the kubelet has
-    seen it) in nanoseconds since 1970. `requests` and `limits` of the pod as a whole override those
-    of its containers, `overhead` is added: amounts as in ApiContainer. `preempts`: its preemption
-    policy allows evictions. `nominated`: its nominated node."""
+    """One pod. `uid` is the API's; `runtime_uid` is the one that the kubelet and the runtime use.
+    `deleted`: it has a deletion timestamp. `created_at` and `started_at` (0 before the kubelet has
+    started it) are in nanoseconds since 1970. `requests` and `limits` of the pod as a whole
+    override those of its containers, `overhead` is added: amounts as in ApiContainer. `preempts`:
+    its preemption policy allows evictions. `nominated`: its nominated node."""
 
     uid: str
     namespace: str
@@ -74,7 +74,7 @@ class ApiPod(msgspec.Struct, frozen=True):
 
     @property
     def terminal(self) -> bool:
-        """Whether all its containers have ended for good, according to the API."""
+        """Whether all its containers have terminated for good, according to the API."""
         return self.phase in (Phase.SUCCEEDED, Phase.FAILED)
 
     @property
@@ -92,12 +92,12 @@ class ApiPod(msgspec.Struct, frozen=True):
 
 
 def decode(text: bytes) -> ApiPod:
-    """From an object's JSON. Raises ObjectError, which names the pod and the field."""
+    """Decodes an object's JSON. Raises ObjectError, which names the pod and the field."""
     return value(decoded(text, KIND, _decoder))
 
 
 def from_object(body: object) -> ApiPod:
-    """From a decoded object. Raises ObjectError."""
+    """Reads a decoded object. Raises ObjectError."""
     return value(converted(body, KIND, PodObject))
 
 
@@ -219,7 +219,7 @@ def _nanoseconds(title: str, field: str, text: str | None) -> int:
     try:
         moment = datetime.datetime.fromisoformat(f"{match[1] if match else ''}Z")
     except ValueError:
-        raise ObjectError(KIND, title, f"{field}: {text[:40]!r} is no time") from None
+        raise ObjectError(KIND, title, f"{field}: {text[:40]!r} is not a time") from None
     return int(moment.timestamp()) * 1_000_000_000
 
 
@@ -241,7 +241,7 @@ class NodeBody(msgspec.Struct, frozen=True):
 
 
 def decode_node(text: bytes) -> ApiNode:
-    """From an object's JSON. Raises ObjectError."""
+    """Decodes an object's JSON. Raises ObjectError."""
     return node_value(decoded(text, NODE_KIND, _node_decoder))
 
 
@@ -260,7 +260,7 @@ _node_decoder: Final = msgspec.json.Decoder(NodeBody)
 
 GROUP_ANNOTATION: Final = "topolet.io/group"
 MAX_GROUP_SIZE: Final = 64
-"""Members of a group, all of which are on one node."""
+"""The members of a group, which are all on one node."""
 
 
 class GroupError(ValueError):
@@ -268,7 +268,7 @@ class GroupError(ValueError):
 
 
 class PodGroup(msgspec.Struct, frozen=True):
-    """The pods that a scheduler places on one node together. All members have the same annotation
+    """Pods that the scheduler places together on one node. All members have the same annotation
     `topolet.io/group: NAME/SIZE`."""
 
     namespace: str
@@ -280,7 +280,7 @@ class PodGroup(msgspec.Struct, frozen=True):
         return f"group {self.namespace}/{self.name}"
 
     def part(self, number: int) -> str:
-        """The placeholder for a pod uid of a part that no member has taken yet."""
+        """The placeholder uid of a part of the reservation that no member has taken yet."""
         return f"{self.namespace}/{self.name}/{number}"
 
 
@@ -292,7 +292,7 @@ def group_of(pod: ApiPod) -> PodGroup | None:
     match = _GROUP_TEXT.fullmatch(text)
     if match is None:
         raise GroupError(
-            f"pod {pod.title}: annotation {GROUP_ANNOTATION}: {text[:80]!r} is no NAME/SIZE"
+            f"pod {pod.title}: annotation {GROUP_ANNOTATION}: {text[:80]!r} is not NAME/SIZE"
         )
     size = int(match[2])
     if not 1 <= size <= MAX_GROUP_SIZE:

@@ -1,10 +1,10 @@
-"""Bounds, in bytes and in entries, of texts that others write, and decoding of JSON text. A reader
+"""Bounds, in bytes and in entries, of texts that others write, and decoding of JSON. A reader
 checks the size of a text before it decodes the text; every fault of a text is a JsonError.
 
 The API server accepts 256 KiB of annotations per object (Kubernetes, TotalAnnotationSizeLimitB in
-apimachinery/pkg/api/validation/objectmeta.go). Decoded to small values these take a hundred times
+apimachinery/pkg/api/validation/objectmeta.go). Decoded to small values, these take a hundred times
 as much memory, on a node that the pod's author can choose. So the bounds of a pod's annotations are
-what a machine needs: 64 devices, 100 containers or 3,000 scattered CPUs fit.
+only as large as a machine needs: 64 devices, 100 containers or 3,000 scattered CPUs fit.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from typing import Final, TypeVar
 import msgspec
 
 POD_VALUE_BYTES: Final = 8 << 10
-"""Of an annotation of a pod with one value, or a list of names."""
+"""Of a pod's annotation with one value, or with a list of names."""
 POD_TEXT_BYTES: Final = 16 << 10
-"""Of one that lists CPUs and amounts."""
+"""Of a pod's annotation that lists CPUs and amounts."""
 POD_LIST_BYTES: Final = 32 << 10
-"""Of one that lists containers or devices with their amounts."""
+"""Of a pod's annotation that lists containers or devices with their amounts."""
 OBJECT_VALUE_BYTES: Final = 32 << 10
 """Of an annotation of a Node, NodeResourceTopology or Device with one value."""
 OBJECT_LIST_BYTES: Final = 256 << 10
-"""Of one that lists all CPUs, pods or devices of a node: all that the API takes."""
+"""Of one that lists all CPUs, pods or devices of a node: the limit of the API server."""
 
 MOST_CONTAINERS: Final = 256
-"""Of a pod, that an annotation names."""
+"""Of a pod, in one of its annotations."""
 MOST_NODES: Final = 1_024
-"""NUMA nodes: the kernel has at most as many (CONFIG_NODES_SHIFT)."""
+"""NUMA nodes: the kernel's maximum (CONFIG_NODES_SHIFT)."""
 MOST_CPUS: Final = 8_192
-"""The kernel has at most as many (CONFIG_NR_CPUS)."""
+"""The kernel's maximum (CONFIG_NR_CPUS)."""
 MOST_RESOURCES: Final = 64
-"""Names of resources in one list of amounts."""
+"""Resources in one list of amounts."""
 MOST_DEVICES: Final = 1_024
 """Of one type on a node."""
 MOST_PODS: Final = 4_096
-"""Of a node, that one of its objects lists, with a container or resource each."""
+"""Of a node, in a list of one of its objects, with one container or resource for each."""
 
 REASON_CHARACTERS: Final = 300
-"""Of the reason of a fault, which may quote what others wrote."""
+"""Of an error's reason, which may quote texts of others."""
 
 
 def excess(text: str, most_bytes: int) -> str:
@@ -52,7 +52,7 @@ def excess(text: str, most_bytes: int) -> str:
 
 def kept(texts: Mapping[str, str], bounds: Mapping[str, int]) -> dict[str, str]:
     """The texts that `bounds` names, each cut to one character more than its bound: a text that is
-    too long stays too long, and its reader refuses it."""
+    too long stays too long, so that its reader refuses it."""
     return {key: texts[key][: most + 1] for key, most in bounds.items() if key in texts}
 
 
@@ -65,7 +65,7 @@ Value = TypeVar("Value")
 
 
 class JsonError(ValueError):
-    """A text that is not JSON, or not of the wanted shape; the message names the place."""
+    """A text that is not JSON, or does not have the wanted fields; the message names the place."""
 
 
 def decode(decoder: msgspec.json.Decoder[Value], text: bytes | str) -> Value:

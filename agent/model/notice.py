@@ -1,5 +1,4 @@
-"""The file in which a container reads its changing CPUs: in a folder of its own, mounted
-read-only."""
+"""The file in which a container reads its changing CPUs; its folder is mounted read-only."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from agent.model import bounds
 from agent.model.bounds import JsonError
 
 MOUNTED_AT: Final = "/run/topolet"
-"""Where containers find the folder."""
+"""The folder's path in containers."""
 FOLDER: Final = "containers"
-"""Below the state folder; in it one for each pod, and in that one for each container."""
+"""Below the state folder, with a folder for each pod, and in that one for each container."""
 FILE_NAME: Final = "cpus"
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """`cpus` as a Linux list; `generation` grows by one with each change."""
+    """`cpus`: as a Linux list; `generation` grows by one with each change."""
 
     cpus: str
     generation: int
@@ -28,17 +27,17 @@ _decoder = msgspec.json.Decoder(Notice)
 
 
 def of_pod(uid: str) -> str:
-    """Below the state folder, for all containers of the pod."""
+    """The pod's folder, below the state folder."""
     return f"{FOLDER}/{_as_name(uid)}"
 
 
 def folder(uid: str, container_name: str) -> str:
-    """Below the state folder."""
+    """The container's folder, below the state folder."""
     return f"{of_pod(uid)}/{_as_name(container_name)}"
 
 
 def named(folder_name: str) -> str:
-    """The pod or container that such a folder is for."""
+    """The pod or container to which such a folder belongs."""
     from urllib.parse import unquote
 
     return unquote(folder_name)
@@ -58,7 +57,7 @@ def decode(text: bytes) -> Notice | None:
 
 
 def _as_name(text: str) -> str:
-    """Without dots and slashes, also where the caller of the runtime chose some."""
+    """The text without dots and slashes, which a caller of the runtime may have used."""
     from urllib.parse import quote  # a quarter of a megabyte that only cpu-policy dynamic needs
 
     return quote(text, safe="").replace(".", "%2E")

@@ -1,4 +1,4 @@
-"""The datagrams by which the frontends notify the agent, before and after a call."""
+"""The datagrams with which the frontends notify the agent before and after a call."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class NotificationError(ValueError):
 
 
 class RequestedResources(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a request asks for a container, "" and 0 for nothing; a quota or memory limit of -1 is
-    none. The quota is for 100,000 microseconds."""
+    """The resources of a container in a request: "" and 0 for those that it does not set. A quota
+    or memory limit of -1 means no limit. The quota is per 100,000 microseconds."""
 
     cpuset: str = ""
     mems: str = ""
@@ -24,7 +24,7 @@ class RequestedResources(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PodAnnounced(msgspec.Struct, frozen=True, tag="pod"):
-    """A pod's sandbox or container is about to be created; only what decisions read."""
+    """A pod's sandbox or container is about to be created. It has only what decisions read."""
 
     uid: str
     namespace: str
@@ -41,8 +41,8 @@ class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class ContainerAnnounced(msgspec.Struct, frozen=True, tag="container"):
-    """A container that qualifies for CPUs of its own by a node-local policy is about to be created;
-    its request follows from `shares`."""
+    """A container that qualifies for its own CPUs by a node-local policy is about to be created;
+    its CPU request follows from `shares`."""
 
     pod: PodAnnounced
     name: str
@@ -57,23 +57,23 @@ class ContainerFailed(msgspec.Struct, frozen=True, tag="container-failed"):
 
 
 class Resized(msgspec.Struct, frozen=True, tag="resized"):
-    """The runtime changed a container; `asked`: by its caller, before the rewrite."""
+    """The runtime changed a container; `requested`: by its caller, before the frontend's change."""
 
     container_id: str
-    asked: RequestedResources
+    requested: RequestedResources = msgspec.field(name="asked")
 
 
 class Created(msgspec.Struct, frozen=True, tag="created"):
-    """A container exists; `asked`: by its caller, before the rewrite. `kept`: the fields of Limits
-    in which the request went on as it came."""
+    """A container exists; `requested`: by its caller, before the frontend's change. `kept`: the
+    fields of CgroupLimits that the frontend did not change."""
 
     container_id: str
-    asked: RequestedResources
+    requested: RequestedResources = msgspec.field(name="asked")
     kept: tuple[str, ...] = ()
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, tag="look"):
-    """Something has changed, or a frontend waits for a fresh snapshot."""
+    """Something has changed, or a frontend waits for a new snapshot."""
 
 
 Notification = (

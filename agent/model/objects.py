@@ -1,4 +1,4 @@
-"""Objects of the API as others wrote them: every fault of an object is one error."""
+"""Reads objects of the API: every fault of an object is an ObjectError."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def converted(body: object, kind: str, into: type[Value]) -> Value:
 
 
 def decoded(text: bytes, kind: str, decoder: msgspec.json.Decoder[Value]) -> Value:
-    """The same from JSON, without the fields that nothing reads. Raises ObjectError."""
+    """The same from JSON, decoding only the fields that are read. Raises ObjectError."""
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:

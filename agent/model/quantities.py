@@ -1,6 +1,6 @@
 """Kubernetes quantities (`2`, `1500m`, `1.5Gi`, `2e3`) as plain integers, rounded up.
 
-Rounding up is the API server's own: no finer unit than the one asked for is ever lost.
+The API server rounds up as well: a fraction of a unit is never lost.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 Quantity = str | int | float
-"""As JSON carries it: a string, or a bare number."""
+"""A quantity in JSON: a string, or a bare number."""
 
 
 class QuantityError(ValueError):
@@ -27,7 +27,7 @@ def whole(quantity: Quantity) -> int:
 
 
 def cpu(cpu_milli: int) -> str:
-    """The shortest form of an amount of CPU."""
+    """The shortest quantity for an amount of CPU."""
     return f"{cpu_milli}m" if cpu_milli % 1000 else str(cpu_milli // 1000)
 
 
@@ -53,7 +53,7 @@ def _scaled(quantity: Quantity, decimals: int) -> int:
     text = repr(quantity) if isinstance(quantity, float) else str(quantity)
     match = _TEXT.fullmatch(text)
     if not match:
-        raise QuantityError(f"{text[:40]!r} is no quantity")
+        raise QuantityError(f"{text[:40]!r} is not a quantity")
     sign, digits, suffix, exponent = match.groups()
     before, _, after = digits.partition(".")
     value = int(before + after)

@@ -1,7 +1,7 @@
 """The agent's decisions for the frontends: the snapshot file, which the agent replaces atomically.
 
-It has the wanted values of every container, which the agent's cgroup writes and the hooks of the
-frontends apply alike, the shared pools, the owners of CPUs, and patterns of the containers that
+It has the wanted values of every container, which both the agent's cgroup writes and the hooks of
+the frontends apply, the shared pools, the owners of CPUs, and patterns of the containers that
 Topolet does not manage."""
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from agent.model.pod.qos import QoS
 
 UNLIMITED: Final = -1
 PERIOD_MICROSECONDS: Final = 100_000
-"""The kernel's own default period, and the one that every quota here is for."""
+"""The kernel's default period, to which every quota here refers."""
 LEAST_QUOTA_MICROSECONDS: Final = 1_000
 LEAST_SHARES: Final = 2
 MOST_SHARES: Final = 262_144
-"""What the kernel takes; it bends shares beyond these by itself, and refuses a lesser quota."""
+"""The kernel's bounds: it clamps shares to these, and refuses a smaller quota."""
 
 
 class CgroupLimits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Values of one cgroup; None: undecided, stays as it is. `quota_microseconds` of CPU time in
+    """Values of one cgroup; None: not decided, the value stays. `quota_microseconds` of CPU time in
     each 100,000 and `memory_limit_bytes` may be UNLIMITED. `mems` are NUMA nodes; on cgroup v2 an
-    empty set means the parent's. `migrate`: whether pages follow when `mems` change: a choice on v1
-    alone, v2 always moves them."""
+    empty set means the parent's. `migrate`: whether pages move when `mems` change, on v1 only: v2
+    always moves them."""
 
     quota_microseconds: int | None = None
     shares: int | None = None
@@ -44,10 +44,11 @@ NO_LIMITS: Final = CgroupLimits()
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The wanted values of one container; `cpuset` None: stays as it is. `exclusive`: its pod owns
-    the CPUs; `kubelet`: a static kubelet gave them, and a cpuset in its request overrides ours;
-    `keeps_quota`: the CFS quota of the request stays. `blocked`: why it must not be created yet:
-    its CPUs are in use, or it has none. `visible` None: its devices are undecided."""
+    """The wanted values of one container; `cpuset` None: it stays. `exclusive`: the container's pod
+    owns the CPUs. `kubelet`: a static kubelet assigned them, and a cpuset in its request overrides
+    `cpuset`. `keeps_quota`: the CFS quota of the request stays. `blocked`: why the container must
+    not be created yet: its CPUs are in use, or it has none. `visible` None: its devices are not
+    decided."""
 
     cpuset: str | None = None
     exclusive: bool = False
@@ -58,18 +59,18 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     visible: Visible | None = None
 
     @property
-    def hands_off(self) -> bool:
-        """Whether neither CPUs nor limits of the container are ours."""
+    def unmanaged(self) -> bool:
+        """Whether Topolet sets neither CPUs nor limits of the container."""
         return self.cpuset is None and self.limits == NO_LIMITS
 
     @property
     def lifts_quota(self) -> bool:
-        """Whether the container runs without a CFS quota, though `limits` has none."""
+        """Whether the container's CFS quota is removed, though `limits` does not decide it."""
         has_quota = self.limits.quota_microseconds is not None
         return self.exclusive and not has_quota and not self.keeps_quota
 
     def without_memory(self) -> Wanted:
-        """The same without a decision about memory nodes."""
+        """A copy that does not decide about memory nodes."""
         if self.limits.mems is None:
             return self
         limits = msgspec.structs.replace(self.limits, mems=None)
@@ -80,10 +81,10 @@ NOTHING: Final = Wanted()
 
 
 class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a pod's containers get: `each` those that are not in `containers`, by name.
+    """The wanted values of a pod's containers: `containers` by name, `each` for all others.
 
-    `refused`: why the CPUs that the pod claims are not its own. `group`: the limits of the pod's
-    own cgroup."""
+    `refused`: why the pod does not own the CPUs that it claims. `group`: the limits of the pod's
+    cgroup."""
 
     title: str
     qos: QoS
@@ -93,11 +94,11 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     group: CgroupLimits = NO_LIMITS
 
     def of(self, container_name: str) -> Wanted:
-        """What the container of that name gets."""
+        """The wanted values of the container with that name."""
         return self.containers.get(container_name, self.each)
 
-    def seeing(self, each: Visible | None, containers: Mapping[str, Visible]) -> PodWanted:
-        """The same with what its containers see, by name; `each` for any other."""
+    def with_visible(self, each: Visible | None, containers: Mapping[str, Visible]) -> PodWanted:
+        """A copy with the devices that its containers see, by name; `each` for all others."""
         names = self.containers.keys() | containers.keys()
         return msgspec.structs.replace(
             self,
@@ -110,16 +111,16 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def exclusive(self) -> bool:
-        """Whether one of its containers may have CPUs of its own."""
+        """Whether one of its containers may have its own CPUs."""
         return self.each.exclusive or any(each.exclusive for each in self.containers.values())
 
 
 CpuPolicy: TypeAlias = Literal["none", "static", "dynamic"]
-"""Who gives containers CPUs of their own on the node itself (agent.allocate.node_local)."""
+"""How the node itself gives containers their own CPUs (agent.allocate.node_local)."""
 
 
 MOST_BYTES: Final = 16 << 20
-"""A reader takes no larger snapshot. 4,000 pods with as many containers fit: the agent bounds what
+"""A reader accepts no larger snapshot. 4,000 pods with 4,000 containers fit: the agent bounds what
 each adds (`allocate.named`)."""
 
 
@@ -141,9 +142,9 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """A pod and the CPUs that are its own, none if none of them runs now; `offline`: those of its
-    claim that do not run now, which are kept for it. `kubelet`: the CPUs are those of a static
-    kubelet's checkpoint."""
+    """A pod and the CPUs that it owns, without offline ones; `offline`: the CPUs of its claim that
+    are offline, which stay reserved for it. `kubelet`: the CPUs are those of a static kubelet's
+    checkpoint."""
 
     uid: str
     title: str
@@ -158,14 +159,14 @@ class Owner(msgspec.Struct, frozen=True):
 
     @property
     def claimed(self) -> CpuSet:
-        """With those that do not run now."""
+        """Its CPUs, including offline ones."""
         return self.cpus | CpuSet.parse(self.offline)
 
 
 class LocalOwner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A container and the CPUs that a node-local policy gave it, none if it had none left;
-    `original`: those of them that it had before it was resized. One that has ended keeps them for
-    its pod."""
+    """A container and the CPUs that a node-local policy gave it, none if no CPUs were left;
+    `original`: those of them that it had before it was resized. A container that has ended keeps
+    them for its pod."""
 
     uid: str
     name: str
@@ -176,12 +177,12 @@ class LocalOwner(msgspec.Struct, frozen=True, omit_defaults=True):
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The agent's decisions at one moment.
 
-    `looked_at` (CLOCK_MONOTONIC, nanoseconds) is when the agent began to list the runtime: every
-    container whose creation was answered before is in `containers` or gone.
+    `listed_at` (CLOCK_MONOTONIC, nanoseconds) is when the agent began to list the runtime's
+    containers: every container whose creation was answered before is in `containers` or gone.
     """
 
     generation: int
-    looked_at: int
+    listed_at: int = msgspec.field(name="looked_at")
     boot_id: str
     kubelet_static: bool
     ls_pools: tuple[Pool, ...]
@@ -191,9 +192,9 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     containers: dict[str, Wanted]
     """By container id."""
     system: str = ""
-    """The CPUs of SYSTEM pods; empty: they are on the LS pool."""
+    """The CPUs of SYSTEM pods; empty: they run on the LS pool."""
     excluded: tuple[str, ...] = ()
-    """Patterns of what is left alone (see `excludes`)."""
+    """Patterns of the containers that are not managed (see `excludes`)."""
     cpu_policy: CpuPolicy = "none"
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
@@ -202,7 +203,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def pool_cpus(pools: tuple[Pool, ...], nodes: tuple[int, ...] = ()) -> CpuSet:
-    """All CPUs of the pools, or of those on the given NUMA nodes."""
+    """All CPUs of the pools, or of the pools on the given NUMA nodes."""
     return union(pool.cpus for pool in pools if not nodes or pool.node in nodes)
 
 
@@ -235,7 +236,7 @@ _PARTS: Final = 3
 
 
 class ExclusionError(ValueError):
-    """A pattern that names nothing; the message quotes it."""
+    """An invalid pattern; the message quotes it."""
 
 
 def parse_patterns(text: str) -> Patterns:
@@ -245,7 +246,7 @@ def parse_patterns(text: str) -> Patterns:
     for pattern in patterns:
         if pattern.count("/") >= _PARTS or "" in pattern.split("/"):
             raise ExclusionError(
-                f"{pattern!r} is no NAMESPACE, NAMESPACE/POD or NAMESPACE/POD/CONTAINER"
+                f"{pattern!r} is not NAMESPACE, NAMESPACE/POD or NAMESPACE/POD/CONTAINER"
             )
     return patterns
 

@@ -1,6 +1,6 @@
-"""What becomes of a runtime's call: the verdict of a hook, and the status codes of its errors.
+"""A hook's verdict on a call to the runtime, and the status codes of its errors.
 
-The relay answers with these values and loads nothing else of the model.
+The relay needs only this module of the model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Code(enum.IntEnum):
-    """The status codes of gRPC (google/rpc/code.proto), of ttrpc too."""
+    """The status codes of gRPC (google/rpc/code.proto), and of ttrpc."""
 
     OK = 0
     CANCELLED = 1
@@ -32,13 +32,14 @@ class Code(enum.IntEnum):
 
 
 class Wait(NamedTuple):
-    """The frontend keeps the call and asks again soon; `reason` is the error if it stays so."""
+    """The frontend holds the call and calls the hook again soon; `reason` is the error if the
+    deadline passes."""
 
     reason: str = ""
 
 
 class Refuse(NamedTuple):
-    """The caller gets this status; the runtime never sees the call."""
+    """The caller gets this status; the runtime does not get the call."""
 
     code: int
     message: str

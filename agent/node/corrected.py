@@ -71,7 +71,7 @@ class CorrectedPodResources:
         """Replaces the corrections in force."""
         shown = visibility.pods if visibility else {}
         seeing = {
-            uid: each.seeing(shown[uid].each, shown[uid].containers) if uid in shown else each
+            uid: each.with_visible(shown[uid].each, shown[uid].containers) if uid in shown else each
             for uid, each in wanted.items()
         }
         found = corrections(pods, seeing, devices.files, devices.report.devices)

@@ -207,7 +207,7 @@ class Enforcement:
         """Adds the limits that were restored: the runtime still stores the agent's values, and
         every update would write those again."""
         texts = self._returned.get(group or "")
-        if not texts or wanted.hands_off:
+        if not texts or wanted.unmanaged:
             return wanted
         if wanted.exclusive or group is None:
             del self._returned[group or ""]

@@ -90,7 +90,7 @@ class OriginalValues:
         originals = [
             Original(group, str(cpus))
             for each, group in placed.items()
-            if (cpus := self._requested_cpus(self._replaced[each].asked.cpuset, group))
+            if (cpus := self._requested_cpus(self._replaced[each].requested.cpuset, group))
         ]
         others = [
             one
@@ -133,7 +133,7 @@ def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[O
     """The originals of the files whose value differs; none when the group can't be read. Values
     that the request omits are those of runtimes: no limit, and the minimum shares. A value that the
     frontend passed on unchanged has no original."""
-    asked = created.asked
+    asked = created.requested
     try:
         mems: CpuSet | None = CpuSet.parse(asked.mems)
     except CpuSetError:
@@ -240,7 +240,7 @@ def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
         container
         for pod in observed.pods
         for container in pod.containers
-        if not last.containers.get(container.id, NOTHING).hands_off
+        if not last.containers.get(container.id, NOTHING).unmanaged
     ]
 
 

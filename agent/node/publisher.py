@@ -81,7 +81,7 @@ class Publisher:
         pods: tuple[Pod, ...],
         blocked: dict[str, str],
         kubelet_static: bool,
-        looked_at: int,
+        listed_at: int,
         *,
         fresh: bool,
         excluded: Patterns = (),
@@ -104,10 +104,10 @@ class Publisher:
         by_container = _by_container(pods, wanted, memory_stays)
         for uid, shown in visibility.pods.items() if visibility else ():
             if uid in wanted:
-                wanted[uid] = wanted[uid].seeing(shown.each, shown.containers)
+                wanted[uid] = wanted[uid].with_visible(shown.each, shown.containers)
         new = Snapshot(
             generation=self.generation + 1,
-            looked_at=looked_at,
+            listed_at=listed_at,
             boot_id=self._boot_id,
             kubelet_static=kubelet_static,
             ls_pools=decision.ls_pools,
@@ -165,4 +165,4 @@ def _by_container(
 
 
 def _same(one: Snapshot, other: Snapshot) -> bool:
-    return one == msgspec.structs.replace(other, generation=one.generation, looked_at=one.looked_at)
+    return one == msgspec.structs.replace(other, generation=one.generation, listed_at=one.listed_at)

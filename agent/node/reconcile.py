@@ -146,7 +146,9 @@ class Reconciler:
                 self._announced_containers.drop(notification.uid, notification.name)
             elif isinstance(notification, Resized):
                 self._runtime.changed(notification.container_id)
-                self._enforcement.originals.resized(notification.container_id, notification.asked)
+                self._enforcement.originals.resized(
+                    notification.container_id, notification.requested
+                )
             elif isinstance(notification, Created):
                 self._enforcement.originals.created(notification)
 

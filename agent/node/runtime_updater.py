@@ -58,12 +58,12 @@ class RuntimeUpdater:
             self._unanswered = {
                 each: cpus
                 for each, cpus in self._unanswered.items()
-                if each in containers and not containers[each].hands_off
+                if each in containers and not containers[each].unmanaged
             }
             self._queue = {
                 each: wanted
                 for each, wanted in containers.items()
-                if not wanted.hands_off and not self._is_current(each, wanted, remembered.get(each))
+                if not wanted.unmanaged and not self._is_current(each, wanted, remembered.get(each))
             }
             if self._queue:
                 self._changed.notify_all()

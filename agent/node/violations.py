@@ -138,12 +138,12 @@ def find_shortfalls(
             if container.state is ContainerState.ENDED or container.virtual:
                 continue
             wanted = decision.pods[pod.uid].of(container.name)
-            by_kubelet = container.name in given and (wanted.kubelet or wanted.hands_off)
+            by_kubelet = container.name in given and (wanted.kubelet or wanted.unmanaged)
             promised = given[container.name] if by_kubelet else claimed
             if not promised or (container.name in sharing and not by_kubelet):
                 continue
             own = CpuSet.parse(wanted.cpuset or "") if wanted.exclusive else EMPTY
-            if wanted.hands_off:
+            if wanted.unmanaged:
                 # The state does not show to which containers of the pod the kubelet gave CPUs.
                 own = owned.get(pod.uid, EMPTY)
             held = own & holds.get(container.id, own)

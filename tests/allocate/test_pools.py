@@ -172,7 +172,7 @@ def test_after_a_restart_who_runs_on_its_cpus_keeps_them() -> None:
         ),
         (
             '[{"node": 0, "resources": {"cpu": "two"}}]',
-            "numaNodeResources of node 0, 'cpu': 'two' is no quantity",
+            "numaNodeResources of node 0, 'cpu': 'two' is not a quantity",
         ),
     ],
 )

@@ -165,7 +165,7 @@ def complaints(value: object, schema: Object, at: str = "") -> list[str]:
     """What a structural schema has against a value, also fields that it would prune."""
     if schema.get("x-kubernetes-int-or-string"):
         fits = isinstance(value, int) or bool(re.search(schema["pattern"], str(value)))
-        return [] if fits else [f"{at}: {value!r} is no quantity"]
+        return [] if fits else [f"{at}: {value!r} is not a quantity"]
     kind = schema["type"]
     python = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}[kind]
     if not isinstance(value, python) or (kind == "integer" and isinstance(value, bool)):

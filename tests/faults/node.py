@@ -148,7 +148,7 @@ class PlayedNode:
         deadline = time.monotonic() + seconds
         while True:
             snapshot = self.snapshot()
-            if snapshot is not None and snapshot.looked_at > since:
+            if snapshot is not None and snapshot.listed_at > since:
                 return True
             if not still():
                 return False

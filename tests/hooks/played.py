@@ -25,7 +25,7 @@ class PlayedAgent:
 
     def publish(self, snapshot: Snapshot) -> None:
         """As one that has looked at the runtime just now."""
-        now = msgspec.structs.replace(snapshot, looked_at=time.monotonic_ns())
+        now = msgspec.structs.replace(snapshot, listed_at=time.monotonic_ns())
         files.replace(str(self._snapshot), snapshots.encode(now), durable=False)
 
     def notifications(self) -> list[Notification]:

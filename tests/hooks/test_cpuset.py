@@ -36,7 +36,7 @@ def request(
 def snapshot(**changes: object) -> Snapshot:
     values: dict[str, object] = {
         "generation": 1,
-        "looked_at": 100,
+        "listed_at": 100,
         "boot_id": "b",
         "kubelet_static": False,
         "ls_pools": (Pool(0, 0, "0,2-3"),),

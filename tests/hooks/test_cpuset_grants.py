@@ -10,7 +10,7 @@ GRANT = CpuGrant("p", "pod ns/p", CpuSet([1]))
 
 
 def looked_now(grants: Grants) -> None:
-    grants.seen(msgspec.structs.replace(EMPTY, looked_at=time.monotonic_ns()))
+    grants.seen(msgspec.structs.replace(EMPTY, listed_at=time.monotonic_ns()))
 
 
 def test_creations_of_an_earlier_proxy_are_unknown_until_the_next_pass() -> None:
@@ -68,7 +68,7 @@ def test_agent_that_stays_away_costs_bounded_memory_and_nothing_is_forgotten() -
 
 def test_starts_without_an_agent_cost_bounded_memory() -> None:
     grants = Grants()
-    before = msgspec.structs.replace(EMPTY, looked_at=1)
+    before = msgspec.structs.replace(EMPTY, listed_at=1)
     starting = grants.start(before)
     for _ in range(10 * MOST_GRANTS):
         grants.started(grants.start(EMPTY), EMPTY)

@@ -38,7 +38,7 @@ def request(
 def snapshot(policy: CpuPolicy = "static", **containers: Wanted) -> Snapshot:
     return Snapshot(
         generation=1,
-        looked_at=100,
+        listed_at=100,
         boot_id="b",
         kubelet_static=False,
         ls_pools=(Pool(0, 0, "0,3"),),

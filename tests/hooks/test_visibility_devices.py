@@ -557,7 +557,7 @@ def request(uid: str = "p", *, allocated: bool = False, name: str = "main") -> C
 
 
 BARE = Snapshot(1, 0, "b", False, (), (), (), {}, {})
-POD = PodWanted("ns/p", QoS.LS, Wanted("0")).seeing(Visible(()), {"main": Visible((A,))})
+POD = PodWanted("ns/p", QoS.LS, Wanted("0")).with_visible(Visible(()), {"main": Visible((A,))})
 MANAGED = msgspec.structs.replace(BARE, devices=NODE, pods={"p": POD})
 
 

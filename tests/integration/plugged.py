@@ -87,7 +87,7 @@ class PluggedNode:
         self.node.state.mkdir(exist_ok=True)
         snapshot = msgspec.structs.replace(
             EMPTY,
-            looked_at=time.monotonic_ns(),
+            listed_at=time.monotonic_ns(),
             containers={each: Wanted(cpus) for each, cpus in containers.items()},
         )
         path = str(self.node.state / "snapshot.json")

@@ -132,13 +132,15 @@ class DeviceTest:
     def _publish(self) -> None:
         decided = pod_visibility(self._pods, FILES, self.isolation)
         pods = {
-            pod.uid: PodWanted(pod.title, QoS.LS, Wanted("0-1")).seeing(it.each, it.containers)
+            pod.uid: PodWanted(pod.title, QoS.LS, Wanted("0-1")).with_visible(
+                it.each, it.containers
+            )
             for pod in self._pods
             if (it := decided.get(pod.uid)) is not None
         }
         snapshot = msgspec.structs.replace(
             EMPTY,
-            looked_at=time.monotonic_ns(),
+            listed_at=time.monotonic_ns(),
             pods=pods,
             devices=VisibleDevices(held(FILES, decided), self.unasked, self.cdi_kind),
         )

@@ -102,7 +102,11 @@ def test_a_started_container_is_told_with_what_was_asked_for_it(world: World) ->
     assert world.container("PreStartContainer", started).ByteSize() == 0
     (notification,) = world.notifications()
     assert isinstance(notification, Created)
-    assert (notification.container_id, notification.asked.cpuset, notification.asked.shares) == (
+    assert (
+        notification.container_id,
+        notification.requested.cpuset,
+        notification.requested.shares,
+    ) == (
         "c1",
         "0-3",
         512,
@@ -150,7 +154,7 @@ def test_a_resize_is_told_where_it_is_no_echo(
     heard = world.notifications()
     assert len(heard) == notifications
     assert all(
-        isinstance(notification, Resized) and notification.asked.shares == 512
+        isinstance(notification, Resized) and notification.requested.shares == 512
         for notification in heard
     )
 
@@ -354,7 +358,7 @@ def test_the_allocated_card_comes_in_place_of_the_plugins(world: World) -> None:
 def test_what_the_protocol_cannot_say_of_devices_is_refused(world: World, unsaid: str) -> None:
     """A device node to add, or names in mounts that the protocol does not show."""
     rdma = {"rdma": (DeviceNode("/dev/infiniband/uverbs0"),)} if unsaid == "nodes" else {}
-    pod = SHOWN.pods["own"].seeing(Visible((CARD,), rdma), {})
+    pod = SHOWN.pods["own"].with_visible(Visible((CARD,), rdma), {})
     world.publish(msgspec.structs.replace(SHOWN, pods={"own": pod}))
     value = "GPU-own" if unsaid == "nodes" else MOUNT_ROOT
     with pytest.raises(grpc.RpcError) as error:

@@ -120,12 +120,12 @@ def test_flags_of_a_command_line() -> None:
         ([], "here: Expected `object`"),
         ({"cpuManagerPolicy": 1}, "`$.cpuManagerPolicy`"),
         ({"reservedSystemCPUs": "0-"}, "here: reservedSystemCPUs: CPU list '0-'"),
-        ({"kubeReserved": {"cpu": "much"}}, "here: kubeReserved.cpu: 'much' is no quantity"),
+        ({"kubeReserved": {"cpu": "much"}}, "here: kubeReserved.cpu: 'much' is not a quantity"),
         ({"systemReserved": {"cpu": None}}, "`$.systemReserved"),
         ({"reservedMemory": [{"numaNode": "a"}]}, "`$.reservedMemory[0].numaNode`"),
         (
             {"reservedMemory": [{"numaNode": 0, "limits": {"memory": "much"}}]},
-            "here: reservedMemory[0].limits.memory: 'much' is no quantity",
+            "here: reservedMemory[0].limits.memory: 'much' is not a quantity",
         ),
         (
             {"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "-1"}},

@@ -106,13 +106,16 @@ def test_a_mirror_pod_has_the_uid_of_its_static_pod(annotations: dict[str, str],
         (body(uid=None), "Pod ns/p: metadata: .*missing required field `uid`"),
         (body(uid=""), "Pod ns/p: metadata.uid: is empty"),
         (body(labels={"a": 1}), r"Pod ns/p: metadata.labels\[...\]: Expected `str`"),
-        (body(creationTimestamp="soon"), "Pod ns/p: metadata.creationTimestamp: 'soon' is no time"),
+        (
+            body(creationTimestamp="soon"),
+            "Pod ns/p: metadata.creationTimestamp: 'soon' is not a time",
+        ),
         (
             {
                 **BODY,
                 "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "x"}}}]},
             },
-            r"Pod ns/p: spec.containers\[0\].resources.limits.cpu: 'x' is no quantity",
+            r"Pod ns/p: spec.containers\[0\].resources.limits.cpu: 'x' is not a quantity",
         ),
         ({**BODY, "spec": []}, "Pod ns/p: spec: Expected `object`, got `array`"),
         ([], "Pod without a name: Expected `object`, got `array`"),

@@ -47,7 +47,7 @@ def test_bare_json_numbers_count(number: float) -> None:
     ["", "m", "1 ", "1mi", "0x10", "1e999", "1e", "--1", "1.2.3", "Infinity", "\u0661", "9" * 99],
 )
 def test_no_quantity_is_named(text: str) -> None:
-    with pytest.raises(QuantityError, match="is no quantity"):
+    with pytest.raises(QuantityError, match="is not a quantity"):
         quantities.milli(text)
 
 

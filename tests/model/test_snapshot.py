@@ -43,7 +43,7 @@ wanted = st.builds(
 full = st.builds(
     Snapshot,
     generation=st.integers(0, 2**62),
-    looked_at=st.integers(0, 2**62),
+    listed_at=st.integers(0, 2**62),
     boot_id=text,
     kubelet_static=st.booleans(),
     ls_pools=pools,
@@ -117,5 +117,5 @@ def test_what_is_left_alone(text: str, pod: str, container: str, left: bool) -> 
 
 @pytest.mark.parametrize("text", ["a/b/c/d", "/a", "a//b", "a/", "a,/"])
 def test_a_pattern_that_names_nothing_is_quoted(text: str) -> None:
-    with pytest.raises(ExclusionError, match="is no NAMESPACE"):
+    with pytest.raises(ExclusionError, match="is not NAMESPACE"):
         parse_patterns(text)

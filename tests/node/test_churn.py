@@ -570,7 +570,7 @@ class Churn(RuleBasedStateMachine):
 
 
 def _told(snapshot: Snapshot) -> Snapshot:
-    return msgspec.structs.replace(snapshot, generation=0, looked_at=0)
+    return msgspec.structs.replace(snapshot, generation=0, listed_at=0)
 
 
 class Churn2(Churn):

@@ -100,7 +100,7 @@ def test_a_pod_that_cannot_be_read_keeps_its_last_good_state(
     put(tmp_path, "a", labels={QOS_LABEL: "LSR"})
     assignments.start()
     put(tmp_path, "a", labels={QOS_LABEL: "BE"}, creationTimestamp="yesterday")
-    eventually("told", lambda: "'yesterday' is no time" in caplog.text)
+    eventually("told", lambda: "'yesterday' is not a time" in caplog.text)
     assert assignments.now().pods["a"].labels == {QOS_LABEL: "LSR"}
     assert "Pod ns/a: metadata.creationTimestamp" in caplog.text
 

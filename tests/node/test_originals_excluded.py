@@ -38,7 +38,7 @@ def test_a_pod_that_is_left_alone_keeps_its_cpus_and_the_proxy_knows(world: Worl
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
     snapshot = world.snapshot()
     assert snapshot.excluded == ("ns/alone",)
-    assert snapshot.containers[alone.id].hands_off
+    assert snapshot.containers[alone.id].unmanaged
     assert set(snapshot.pods) == {"own"}
 
 

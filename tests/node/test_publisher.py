@@ -37,12 +37,12 @@ def publish(
     pods: tuple[Pod, ...] = PODS,
     *,
     blocked: dict[str, str] | None = None,
-    looked_at: int = 1,
+    listed_at: int = 1,
     fresh: bool = False,
     visibility: DeviceVisibility | None = None,
 ) -> None:
     publisher.publish(
-        decision(pods), pods, blocked or {}, False, looked_at, fresh=fresh, visibility=visibility
+        decision(pods), pods, blocked or {}, False, listed_at, fresh=fresh, visibility=visibility
     )
 
 
@@ -51,9 +51,9 @@ def read(path: Path) -> Snapshot:
 
 
 def test_what_the_proxy_gets(path: Path) -> None:
-    publish(Publisher(str(path), "boot"), blocked={"a": "ns/b holds 1"}, looked_at=5)
+    publish(Publisher(str(path), "boot"), blocked={"a": "ns/b holds 1"}, listed_at=5)
     written = read(path)
-    assert (written.generation, written.looked_at, written.boot_id) == (1, 5, "boot")
+    assert (written.generation, written.listed_at, written.boot_id) == (1, 5, "boot")
     assert {each: of.cpuset for each, of in written.containers.items()} == {
         "c1": "1",
         "c2": "0,2-3",
@@ -69,12 +69,12 @@ def test_what_the_proxy_gets(path: Path) -> None:
 def test_written_when_something_changed_or_somebody_asks(path: Path) -> None:
     publisher = Publisher(str(path), "boot")
     publish(publisher)
-    publish(publisher, looked_at=2)
-    assert (publisher.generation, read(path).looked_at) == (1, 1)
-    publish(publisher, looked_at=3, fresh=True)
-    assert (publisher.generation, read(path).looked_at) == (2, 3)
-    publish(publisher, PODS[:1], looked_at=4)
-    assert (publisher.generation, read(path).looked_at) == (3, 4)
+    publish(publisher, listed_at=2)
+    assert (publisher.generation, read(path).listed_at) == (1, 1)
+    publish(publisher, listed_at=3, fresh=True)
+    assert (publisher.generation, read(path).listed_at) == (2, 3)
+    publish(publisher, PODS[:1], listed_at=4)
+    assert (publisher.generation, read(path).listed_at) == (3, 4)
 
 
 def test_generations_go_on_after_a_restart_and_a_reboot(path: Path) -> None:

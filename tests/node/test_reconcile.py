@@ -128,7 +128,7 @@ def test_snapshot_answers_every_notification(world: World) -> None:
     agent.notified([SnapshotRequest()])
     agent.reconcile()
     assert world.snapshot().generation == first.generation + 1
-    assert world.snapshot().looked_at > first.looked_at
+    assert world.snapshot().listed_at > first.listed_at
 
 
 def test_announced_owner_takes_its_cpu_before_the_runtime_lists_it(world: World) -> None:

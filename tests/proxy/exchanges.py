@@ -41,10 +41,10 @@ CARD = VisibleGpu("GPU-own", "1", (DeviceNode("/dev/nvidia1", 195, 1),))
 SHOWN = msgspec.structs.replace(
     EMPTY,
     pods={
-        "own": PodWanted("ns/own", QoS.LS, Wanted("0-3")).seeing(
+        "own": PodWanted("ns/own", QoS.LS, Wanted("0-3")).with_visible(
             Visible(()), {"main": Visible((CARD,))}
         ),
-        "lost": PodWanted("ns/lost", QoS.LS, Wanted("0-3")).seeing(
+        "lost": PodWanted("ns/lost", QoS.LS, Wanted("0-3")).with_visible(
             Visible(refused="gpu 7 is not on this node"), {}
         ),
     },

@@ -378,7 +378,7 @@ def test_owners_wait_for_a_creation_that_went_on_unhooked(exchange: Exchange, re
     else:
         stray = Call(CREATE_PATH, 0.0)
     assert exchange.gate.unhooked(stray, "oversize", "9 bytes") == FORWARD
-    exchange.publish(msgspec.structs.replace(OWNED, looked_at=0))
+    exchange.publish(msgspec.structs.replace(OWNED, listed_at=0))
     assert exchange.create("own", "LSE", "1")[1] == Wait()
     exchange.created(stray, "c")
     exchange.publish(OWNED)
@@ -407,7 +407,7 @@ def start(exchange: Exchange) -> Call:
 
 def publish_pass(exchange: Exchange, snapshot: Snapshot) -> None:
     """The agent publishes this snapshot after a pass that begins now."""
-    exchange.publish(msgspec.structs.replace(snapshot, looked_at=time.monotonic_ns()))
+    exchange.publish(msgspec.structs.replace(snapshot, listed_at=time.monotonic_ns()))
 
 
 @pytest.mark.parametrize("reply", [b"", None], ids=["started", "failed"])

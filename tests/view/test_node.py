@@ -28,7 +28,7 @@ def snapshot(decision: Decision, **blocked: str) -> Snapshot:
     }
     return Snapshot(
         generation=1,
-        looked_at=1,
+        listed_at=1,
         boot_id="b",
         kubelet_static=True,
         ls_pools=decision.ls_pools,

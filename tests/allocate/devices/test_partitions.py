@@ -147,7 +147,7 @@ def test_others_have_none(labels: dict[str, str]) -> None:
         ('{"2": [{"minors": [0, -1]}]}', "2[0].minors: not within 0 and 1023"),
         ('{"2": [{"minors": [0, 0]}]}', "2[0].minors: not 2 different cards"),
         ('{"2": [{"minors": [0, 1, 2]}]}', "2[0].minors: not 2 different cards"),
-        ('{"2": [{"minors": [0, 1], "ringBusBandwidth": "fast"}]}', "'fast' is no quantity"),
+        ('{"2": [{"minors": [0, 1], "ringBusBandwidth": "fast"}]}', "'fast' is not a quantity"),
     ],
 )
 def test_a_table_that_can_not_be_read(text: str, message: str) -> None:

@@ -68,7 +68,7 @@ def test_a_pod_without_devices() -> None:
         ('{"gpu":[{"resources":{}}]}', "missing required field `minor`"),
         (
             '{"gpu":[{"minor":0},{"minor":1,"resources":{"a":"x"}}]}',
-            r"gpu\[1\].*'x' is no quantity",
+            r"gpu\[1\].*'x' is not a quantity",
         ),
     ],
 )
@@ -144,7 +144,11 @@ def test_nothing_said_and_the_least_that_can_be() -> None:
         (DEVICE_ALLOCATE_HINT, '{"gpu": {"requiredTopologyScope": "Rack"}}', "'Rack'"),
         (DEVICE_JOINT_ALLOCATE, '{"deviceTypes": "gpu"}', "deviceTypes"),
         (GPU_PARTITION_SPEC, '{"allocatePolicy": "Any"}', "'Any'"),
-        (GPU_PARTITION_SPEC, '{"ringBusBandwidth": "x"}', "ringBusBandwidth: 'x' is no quantity"),
+        (
+            GPU_PARTITION_SPEC,
+            '{"ringBusBandwidth": "x"}',
+            "ringBusBandwidth: 'x' is not a quantity",
+        ),
         (GPU_PARTITION_SPEC, "{", "is not JSON"),
     ],
 )

@@ -126,7 +126,7 @@ def test_objects_of_others_are_read() -> None:
         ([{"minor": "x"}], r"Device n: spec\.devices\[0\]\.minor: Expected `int`"),
         (
             [{"resources": {}}, {"resources": {"a": "x"}}],
-            r"Device n: spec\.devices\[1\]\.resources\['a'\]: 'x' is no quantity",
+            r"Device n: spec\.devices\[1\]\.resources\['a'\]: 'x' is not a quantity",
         ),
     ],
 )

@@ -72,7 +72,7 @@ def read_all(key: str, text: str) -> None:
         (SYSTEM_QOS, '{"cpuset": "x"}', "cpuset: CPU list 'x'"),
         (SYSTEM_QOS, '{"cpusetExclusive": "no"}', "`$.cpusetExclusive`"),
         (RESERVATION, '{"reservedCPUs": "3-1"}', "reservedCPUs: CPU list '3-1'"),
-        (RESERVATION, '{"resources": {"cpu": "two"}}', "resources.cpu: 'two' is no quantity"),
+        (RESERVATION, '{"resources": {"cpu": "two"}}', "resources.cpu: 'two' is not a quantity"),
         (RESERVATION, '{"resources": {"cpu": -1}}', "resources.cpu: -1000m is below zero"),
         (RESERVATION, '{"applyPolicy": "Sometimes"}', "`$.applyPolicy`"),
     ],

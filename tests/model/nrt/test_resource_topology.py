@@ -194,7 +194,7 @@ def test_zones_of_others_are_left_out() -> None:
                     }
                 ],
             },
-            r"n: zones\[0\]\.resources\['cpu'\]\.available: 'x' is no quantity",
+            r"n: zones\[0\]\.resources\['cpu'\]\.available: 'x' is not a quantity",
         ),
     ],
 )

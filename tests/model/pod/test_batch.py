@@ -65,7 +65,7 @@ def test_no_batch_pod(text: str | None) -> None:
     ("amounts", "reason"),
     [
         ({"limits": {CPU: "-1"}}, rf"containers\.c\.limits\.{CPU}: '-1' is below zero"),
-        ({"requests": {CPU: "many"}}, rf"containers\.c\.requests\.{CPU}: 'many' is no quantity"),
+        ({"requests": {CPU: "many"}}, rf"containers\.c\.requests\.{CPU}: 'many' is not a quantity"),
         ({"requests": {CPU: "100000001"}}, rf"{CPU}: '100000001' is more than 100000000"),
         ({"limits": {MEMORY: "9e99"}}, rf"containers\.c\.limits\.{MEMORY}: '9e99' is more than"),
         ({"limits": {MEMORY: "-1Gi"}}, "below zero"),

@@ -180,7 +180,7 @@ def test_a_bind_says_what_is_wrong(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("kind", "notes", "reason"),
     [
-        (owner(2, 2), {GROUP_ANNOTATION: "g"}, "annotation topolet.io/group: 'g' is no NAME/SIZE"),
+        (owner(2, 2), {GROUP_ANNOTATION: "g"}, "annotation topolet.io/group: 'g' is not NAME/SIZE"),
         (
             owner(2, 2),
             {"scheduling.koordinator.sh/resource-spec": "{"},

@@ -279,7 +279,7 @@ def test_a_pod_that_is_gone_is_said_to_be(bench: Bench) -> None:
 
 def test_a_pod_that_makes_no_sense_is_not_bound(bench: Bench) -> None:
     odd = bench.put(EIGHT, "p", **{GROUP_ANNOTATION: "many"})
-    with pytest.raises(BindError, match=r"group: 'many' is no NAME/SIZE"):
+    with pytest.raises(BindError, match=r"group: 'many' is not NAME/SIZE"):
         bench.binder.bind(odd, "a")
     assert not bench.pods.bindings
 
