@@ -1,6 +1,7 @@
-"""gRPC without grpcio: HTTP/2 frames, header blocks and messages, for the relay and for our calls.
+"""gRPC without grpcio: HTTP/2 frames, header blocks and messages, for the relay and for the agent's
+own calls.
 
 `frames` and `headers` build and read the parts of HTTP/2, `grpc` the messages and statuses that
-they carry. `unary` is a client's connection without I/O; `channel` puts it on a unix socket.
+they carry. `unary` is a client's connection without I/O; `channel` runs it on a unix socket.
 `server` is the exception: a server on grpcio, loaded only where one is switched on.
 """

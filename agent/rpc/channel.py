@@ -1,7 +1,7 @@
 """Unary gRPC calls over a unix socket, for the threads of the agent, without grpcio.
 
-Protobuf-free: requests and replies are message bytes. One call at a time; more threads wait
-for their turn within their own deadlines.
+Requests and replies are the bytes of messages, so no protobuf is loaded. Calls run one at a time:
+other threads wait within their own deadlines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READ_BYTES: Final = 1 << 18
 
 
 class Channel:
-    """Connects when a call needs it, again after any failure. Safe for threads."""
+    """Connects when a call needs it, and again after any failure. Thread-safe."""
 
     def __init__(self, socket_path: str, max_message_bytes: int = unary.MAX_MESSAGE_BYTES) -> None:
         self._path = socket_path
@@ -31,11 +31,11 @@ class Channel:
         self._connection: Connection | None = None
 
     def call(self, method: str, request: bytes, timeout_seconds: float) -> bytes:
-        """The reply's message to `request`; `method` is like `/runtime.v1.RuntimeService/Version`.
+        """Returns the reply's message; `method` is like `/runtime.v1.RuntimeService/Version`.
 
-        Raises RpcError: UNAVAILABLE when no server answers on the socket or the connection breaks,
-        DEADLINE_EXCEEDED after `timeout_seconds`, else the server's status. A call that the server
-        has certainly not seen (it was going away) is made once more."""
+        Raises RpcError: UNAVAILABLE if no server answers on the socket or the connection breaks,
+        DEADLINE_EXCEEDED after `timeout_seconds`, otherwise the server's status. A call that the
+        server certainly did not process, since it was going away, is made once more."""
         deadline = time.monotonic() + timeout_seconds
         if not self._lock.acquire(timeout=max(timeout_seconds, 0)):
             raise _late(method)
@@ -100,7 +100,7 @@ class Connection:
         return self._protocol.reusable
 
     def still_open(self) -> bool:
-        """Reads what came since the last call; False when the connection is of no more use."""
+        """Reads what arrived since the last call; False if the connection can't be used again."""
         try:
             while self._exchange(0):
                 pass
@@ -131,13 +131,14 @@ class Connection:
         if protocol.unprocessed:
             raise _UnprocessedError(Code.UNAVAILABLE, outcome.message)
         if outcome.code == Code.DEADLINE_EXCEEDED:
-            # The server knows the deadline too, and may be first to see it pass.
+            # The server knows the deadline too, and may notice first that it passed.
             raise RpcError(outcome.code, f"{method}: {outcome.message}")
         raise outcome
 
     def messages(self, method: str, request: bytes) -> Iterator[list[bytes]]:
-        """The messages that the server streams as the answer to `request`, without an end; the
-        first, empty list is yielded when the call was sent. Raises RpcError when it ends."""
+        """Yields the messages that the server streams as the answer to `request`, without an end;
+        the first list is empty and shows that the call was sent. Raises RpcError when the stream
+        ends."""
         self._protocol.start(method, request, None)
         yield []
         while self._protocol.outcome is None:
@@ -146,7 +147,7 @@ class Connection:
                 if messages := self._protocol.take_messages():
                     yield messages
             except unary.ProtocolError as error:
-                raise RpcError(Code.INTERNAL, f"server broke gRPC: {error}") from None
+                raise RpcError(Code.INTERNAL, f"server violated gRPC: {error}") from None
         outcome = self._protocol.outcome
         if isinstance(outcome, RpcError):
             raise outcome
@@ -158,7 +159,7 @@ class Connection:
             self._follow()
 
     def interrupt(self) -> None:
-        """Ends the connection for a thread that waits on it; may be called from another."""
+        """Ends the connection of a thread that waits on it. Another thread may call it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -169,13 +170,13 @@ class Connection:
         try:
             self._exchange(None)
         except unary.ProtocolError as error:
-            self._protocol.lost(f"server broke HTTP/2: {error}")
+            self._protocol.lost(f"server violated HTTP/2: {error}")
         except OSError as error:
             self._protocol.lost(f"connection broke: {error.strerror or error}")
 
     def _exchange(self, seconds: float | None) -> bool:
-        """Waits at most `seconds` (None: for any time), then sends and reads what is possible;
-        False if nothing was."""
+        """Waits at most `seconds` (None: without a limit), then sends and reads what is possible.
+        Returns False if nothing was."""
         outgoing = self._protocol.outgoing()
         wanted = select.POLLIN | select.POLLOUT if outgoing else select.POLLIN
         self._poll.modify(self._socket, wanted)

@@ -1,6 +1,6 @@
-"""HTTP/2 frames (RFC 9113, sections 4 and 6): their numbers, and how to build and open one.
+"""HTTP/2 frames (RFC 9113, sections 4 and 6): their numbers, and how to build and read one.
 
-Opening never trusts a length: what does not fit raises FrameError.
+Readers check every length: a frame that does not fit raises FrameError.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STREAM_MASK: Final = 0x7FFF_FFFF
 DEFAULT_WINDOW: Final = 65_535
 MAX_WINDOW: Final = 0x7FFF_FFFF
 DEFAULT_MAX_FRAME: Final = 16_384
-"""The payload that every peer accepts; a larger one needs its SETTINGS_MAX_FRAME_SIZE."""
+"""The largest payload that every peer accepts; more needs the peer's SETTINGS_MAX_FRAME_SIZE."""
 DEFAULT_HEADER_TABLE: Final = 4_096
 
 DATA: Final = 0
@@ -48,7 +48,7 @@ INADEQUATE_SECURITY: Final = 12
 
 
 class FrameError(ValueError):
-    """Bytes that are not a legal frame; the message names the frame's kind and the fault."""
+    """Bytes that are not a valid frame; the message names the frame's kind and the fault."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -72,7 +72,7 @@ def read_head(buffer: bytes | bytearray | memoryview, at: int) -> tuple[int, int
 
 
 def content(kind: int, flags: int, payload: memoryview) -> memoryview:
-    """What a DATA or HEADERS payload carries, without padding and priority fields."""
+    """The content of a DATA or HEADERS payload, without padding and priority fields."""
     start, end = 0, len(payload)
     if flags & PADDED:
         if not end:
@@ -86,7 +86,7 @@ def content(kind: int, flags: int, payload: memoryview) -> memoryview:
 
 
 def window_update(stream: int, credit: int) -> bytes:
-    """Gives the peer `credit` more bytes (1 .. MAX_WINDOW); stream 0 is the connection."""
+    """Allows the peer `credit` more bytes (1 .. MAX_WINDOW); stream 0 is the connection."""
     return frame(WINDOW_UPDATE, 0, stream, credit.to_bytes(4, "big"))
 
 
@@ -96,7 +96,7 @@ def rst_stream(stream: int, error: int) -> bytes:
 
 
 def goaway(last_stream: int, error: int) -> bytes:
-    """No new streams on this connection; those up to `last_stream` go on."""
+    """Allows no new streams on this connection; those up to `last_stream` continue."""
     return frame(GOAWAY, 0, 0, last_stream.to_bytes(4, "big") + error.to_bytes(4, "big"))
 
 
@@ -119,7 +119,8 @@ def read_settings(payload: bytes | memoryview) -> Iterator[tuple[int, int]]:
 
 
 def read_uint(payload: bytes | memoryview, kind: int) -> int:
-    """The four bytes of WINDOW_UPDATE (reserved bit dropped), RST_STREAM. Raises FrameError."""
+    """The four bytes of WINDOW_UPDATE (without the reserved bit) or RST_STREAM. Raises
+    FrameError."""
     if len(payload) != 4:
         raise FrameError(f"frame of kind {kind}: {len(payload)} bytes instead of 4")
     value = int.from_bytes(payload, "big")

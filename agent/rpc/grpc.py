@@ -1,6 +1,5 @@
-"""gRPC over HTTP/2: length-prefixed messages, statuses, and the few headers that carry them.
-
-Source of the rules: doc/PROTOCOL-HTTP2.md and doc/statuscodes.md of grpc/grpc.
+"""gRPC over HTTP/2: length-prefixed messages, statuses, and the few headers that carry them
+(grpc/grpc: doc/PROTOCOL-HTTP2.md and doc/statuscodes.md).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NO_ANSWER: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CAN
 
 
 class RpcError(Exception):
-    """A call that ended with a status other than OK; `code` may lie beyond the named codes."""
+    """A call that ended with a status other than OK; `code` may be a number without a name."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code_name(code)}: {message}")
@@ -37,7 +36,7 @@ def code_name(code: int) -> str:
 
 
 def encode_message(message: bytes) -> bytes:
-    """`message` uncompressed, behind its prefix."""
+    """The uncompressed message after its prefix."""
     return prefix(len(message)) + message
 
 
@@ -47,7 +46,7 @@ def prefix(size_bytes: int) -> bytes:
 
 
 def read_prefix(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[bool, int] | None:
-    """(compressed, length) of the message at `at`; None while the five bytes are not all there.
+    """(compressed, length) of the message at `at`; None until all five bytes have arrived.
 
     Raises MessageError for a flag other than 0 and 1.
     """
@@ -60,14 +59,14 @@ def read_prefix(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[bo
 
 
 def unpacked_bytes(packed: bytes) -> int:
-    """The size of the content by the trailer of one gzip member (RFC 1952 §2.3.1, ISIZE), which is
+    """The size of the content as the trailer of a gzip member states it (RFC 1952 §2.3.1, ISIZE),
     not verified."""
     return int.from_bytes(packed[-4:], "little")
 
 
 def gunzip(packed: bytes, limit_bytes: int) -> bytes:
-    """The content of one gzip member. Raises MessageError when it is none or beyond the limit."""
-    import zlib  # no kubelet packs its messages
+    """The content of one gzip member. Raises MessageError if it is not one, or above the limit."""
+    import zlib  # only here: no kubelet compresses its messages
 
     unpacker = zlib.decompressobj(wbits=31)
     try:
@@ -82,7 +81,7 @@ def gunzip(packed: bytes, limit_bytes: int) -> bytes:
 
 
 def percent_encode(text: str) -> bytes:
-    """`text` as `grpc-message` wants it: printable ASCII, all else (and `%`) as %XX of UTF-8."""
+    """`text` as a `grpc-message`: printable ASCII, all else (and `%`) as %XX of UTF-8."""
     return b"".join(
         bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
         for byte in text.encode()
@@ -90,7 +89,7 @@ def percent_encode(text: str) -> bytes:
 
 
 def percent_decode(raw: bytes) -> str:
-    """The text of a `grpc-message`; illegal escapes and UTF-8 stay readable."""
+    """The text of a `grpc-message`; invalid escapes and UTF-8 stay readable."""
     parts = raw.split(b"%")
     out = bytearray(parts[0])
     for part in parts[1:]:
@@ -104,7 +103,7 @@ def percent_decode(raw: bytes) -> str:
 
 
 def timeout_value(seconds: float) -> bytes:
-    """`grpc-timeout`: at most eight digits, so the unit grows with the time (1 us at least)."""
+    """`grpc-timeout`: at most eight digits, so the unit grows with the time (at least 1 us)."""
     for unit, per_second in ((b"u", 1_000_000), (b"m", 1_000), (b"S", 1)):
         amount = max(int(seconds * per_second), 1)
         if amount <= 99_999_999:
@@ -113,9 +112,9 @@ def timeout_value(seconds: float) -> bytes:
 
 
 def trailers_only(code: int, message: str) -> bytes:
-    """The header block of a reply that is nothing but a status; it leaves HPACK tables alone.
+    """The header block of a reply that has only a status; it does not change HPACK tables.
 
-    Only the first _STATUS_CHARACTERS of the message go: the block must fit one frame.
+    The message is cut to _STATUS_CHARACTERS: the block must fit one frame.
     """
     return headers.encode(
         [

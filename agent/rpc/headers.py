@@ -1,11 +1,11 @@
 """Header blocks of HTTP/2 (HPACK, RFC 7541): whole blocks, and their `:path` alone for the relay.
 
 `Decoder` keeps the dynamic table, `encode` never uses one. `PathReader` reads a block only as far
-as `:path` needs. Of the sender's dynamic table the order is kept and the paths in it; other values
-are skipped, not decoded. Nothing is evicted by size: an index counts from the newest entry, so that
-a legal one never meets what the receiver has evicted, and an illegal one is the receiver's to
-refuse. Memory is bounded: the table by the most entries that the receiver offered room for (and
-MAX_TABLE_BYTES), the memo of Huffman texts by its entries and their length.
+as `:path` needs. It keeps the order of the sender's dynamic table and the paths in it; other values
+are skipped, not decoded. It evicts nothing by size: an index counts from the newest entry, so a
+valid one never refers to an entry that the receiver has evicted, and the receiver refuses an
+invalid one. Memory is bounded: the table by the number of entries for which the receiver offered
+room (and MAX_TABLE_BYTES), the memo of Huffman texts by its entries and their length.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hpack.table import HeaderTable
 from agent.rpc import frames
 
 _MAX_LIST_BYTES: Final = 1 << 16
-"""Names, values and 32 bytes an entry (RFC 9113 §6.5.2) of one block."""
+"""Names, values and 32 bytes for each entry (RFC 9113 §6.5.2) of one block."""
 MAX_TABLE_BYTES: Final = 1 << 16
-"""A receiver may offer more; a sender that uses more is refused."""
+"""A receiver may offer more, but a sender that uses more is refused."""
 _PATH: Final = b":path"
 _ENTRY_OVERHEAD: Final = 32
 _STATIC: Final = len(HeaderTable.STATIC_TABLE)
@@ -32,7 +32,7 @@ _STATIC_ENTRIES: Final = [
     *((len(name), value if name == _PATH else None) for name, value in HeaderTable.STATIC_TABLE),
 ]
 _MAX_PATH_BYTES: Final = 256
-"""Of a path in the table: a longer one is not a known method."""
+"""Of a path in the table: no known method is longer."""
 _MEMO_ENTRIES: Final = 256
 _MEMO_TEXT_BYTES: Final = 256
 
@@ -42,7 +42,7 @@ class HeaderError(ValueError):
 
 
 def encode(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A block of literals without indexing and Huffman: any decoder's table stays as it is."""
+    """A block of literals without indexing and Huffman: no decoder's table changes."""
     return b"".join(b"\0" + _text(name) + _text(value) for name, value in pairs)
 
 
@@ -60,7 +60,7 @@ def _text(raw: bytes) -> bytes:
 
 
 class Decoder:
-    """Of one direction of one connection; blocks must be decoded in the connection's order."""
+    """Decodes one direction of one connection; it must get all blocks in their order."""
 
     def __init__(self) -> None:
         self._hpack = hpack.Decoder(max_header_list_size=_MAX_LIST_BYTES)
@@ -75,7 +75,7 @@ class Decoder:
 
 
 class PathReader:
-    """One direction of one connection; it must see every block, in order."""
+    """Reads one direction of one connection; it must get all blocks in their order."""
 
     __slots__ = ("_entries", "_limit", "_memo", "_offered")
 
@@ -100,7 +100,7 @@ class PathReader:
         try:
             while at < size:
                 first = block[at]
-                if first > 0x80:  # a whole field by index
+                if first > 0x80:  # an indexed field
                     if first < 0xFF:
                         index = first & 0x7F
                         at += 1
@@ -109,7 +109,7 @@ class PathReader:
                     entry = entries[_STATIC - index] if index > _STATIC else _STATIC_ENTRIES[index]
                     if entry[1] is not None:
                         path = entry[1]
-                elif first > 0x40:  # a name by index and a value, to be kept
+                elif first > 0x40:  # an indexed name and a value, with indexing
                     if first < 0x7F:
                         index = first & 0x3F
                         at += 1
@@ -142,7 +142,7 @@ class PathReader:
         return path
 
     def _uncommon(self, block: bytes, at: int) -> tuple[bytes | None, int]:
-        """(path or None, end) of a new name, a value that is not kept, a size of the table."""
+        """(path or None, end) of a new name, a value without indexing, or a new table size."""
         first = block[at]
         if first == 0x80:
             raise HeaderError("header block: index 0")
@@ -169,8 +169,8 @@ class PathReader:
     def _keep(
         self, named: tuple[int, bytes | None], block: bytes, at: int
     ) -> tuple[bytes | None, int]:
-        """(path or None, end) of a field with the name of another and its value at `at`; it enters
-        the table if it fits."""
+        """(path or None, end) of a field whose name is that of entry `named`, and whose value is at
+        `at`; it enters the table if it fits."""
         value, end = self._text(block, at)
         path = None if named[1] is None else value
         if named[0] + len(value) + _ENTRY_OVERHEAD <= self._limit:

@@ -1,5 +1,5 @@
-"""A gRPC service of ours on a unix socket: unary calls, bytes in and out. Importing this loads
-grpcio, which only what is switched on may do."""
+"""A gRPC server on a unix socket: unary calls, bytes in and out. Importing this module loads
+grpcio, so only services that are switched on import it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Method = Callable[[bytes, grpc.ServicerContext], bytes]
 
 
 class GrpcServer:
-    """Listens from construction on, and answers from `start` on."""
+    """Listens from its construction on, and answers calls after `start`."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class GrpcServer:
         most_calls: int,
         most_message_bytes: int = 1 << 20,
     ) -> None:
-        """Replaces a socket that an earlier server left. `most_calls`: under way at once. Further
-        calls, and requests of more than `most_message_bytes`, fail with RESOURCE_EXHAUSTED. Raises
+        """Replaces a socket that an earlier server left. More than `most_calls` calls at a time,
+        and requests of more than `most_message_bytes`, fail with RESOURCE_EXHAUSTED. Raises
         OSError."""
         self._pool = ThreadPoolExecutor(threads, service.rpartition(".")[2])
         self._server = grpc.server(
@@ -58,11 +58,11 @@ class GrpcServer:
         os.chmod(path, 0o600)
 
     def start(self) -> None:
-        """From now on calls are answered."""
+        """Starts to answer calls."""
         self._server.start()
 
     def stop(self, grace_seconds: float) -> None:
-        """Returns when the calls under way have ended, or when time is up."""
+        """Returns when the open calls have ended, or after `grace_seconds`."""
         self._server.stop(grace_seconds).wait()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

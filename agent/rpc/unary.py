@@ -1,8 +1,8 @@
 """One gRPC client connection that makes unary calls one after the other. No I/O.
 
-The owner sends `outgoing()`, gives what arrives to `receive`, and reads `outcome`. A call
-that the server certainly never saw has `unprocessed` set: it may be made again elsewhere.
-A call whose server streams is read with `take_messages` until it has an outcome.
+The owner sends `outgoing()`, passes arriving bytes to `receive`, and reads `outcome`. `unprocessed`
+is set for a call that the server certainly did not process: it may be made again elsewhere. The
+messages of a call with a streamed answer are read with `take_messages` until it has an outcome.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_MESSAGE_BYTES: Final = 256 << 20
 
 
 class ProtocolError(Exception):
-    """The server broke HTTP/2; the connection is to be closed."""
+    """The server violated HTTP/2; the connection must be closed."""
 
 
 class _Stream:
@@ -61,11 +61,11 @@ class UnaryConnection:
 
     @property
     def reusable(self) -> bool:
-        """False once the server sent GOAWAY or stream ids are used up."""
+        """False after a GOAWAY of the server, or when no stream ids are left."""
         return not self.closing and self._next < frames.STREAM_MASK - 2
 
     def start(self, method: str, request: bytes, timeout_seconds: float | None) -> None:
-        """Begins a call, without a deadline for None; the one before must have ended or been
+        """Begins a call; None: without a deadline. The last call must have ended or been
         cancelled."""
         self.outcome, self.unprocessed = None, False
         stream = _Stream(self._next, grpc.encode_message(request), self._peer_initial)
@@ -86,8 +86,8 @@ class UnaryConnection:
         self._send_request(stream)
 
     def take_messages(self) -> list[bytes]:
-        """The whole messages that a running call's server has streamed since the last time.
-        Raises ProtocolError."""
+        """Returns the complete messages that the server has streamed for the running call since
+        the last time. Raises ProtocolError."""
         stream = self._stream
         messages: list[bytes] = []
         if stream is None:
@@ -108,22 +108,22 @@ class UnaryConnection:
         return messages
 
     def cancel(self) -> None:
-        """Gives up the running call."""
+        """Cancels the running call."""
         if self._stream is not None:
             self._out += frames.rst_stream(self._stream.id, frames.CANCEL)
             self._stream = None
 
     def lost(self, reason: str) -> None:
-        """The connection is gone: a running call ends UNAVAILABLE."""
+        """The connection was lost: a running call ends with UNAVAILABLE."""
         self.closing = True
         self._end(RpcError(Code.UNAVAILABLE, reason))
 
     def outgoing(self) -> bytearray:
-        """What to send; the owner deletes what was sent."""
+        """The bytes to send; the owner deletes those that were sent."""
         return self._out
 
     def receive(self, data: bytes | memoryview) -> None:
-        """Takes bytes of the server. Raises ProtocolError; the call has ended INTERNAL then."""
+        """Takes bytes of the server. Raises ProtocolError after the call ended with INTERNAL."""
         self._in += data
         at, size = 0, len(self._in)
         try:
@@ -140,7 +140,7 @@ class UnaryConnection:
                     at = end
         except (frames.FrameError, headers.HeaderError, grpc.MessageError) as error:
             self.closing = True
-            self._end(RpcError(Code.INTERNAL, f"server broke HTTP/2: {error}"))
+            self._end(RpcError(Code.INTERNAL, f"server violated HTTP/2: {error}"))
             raise ProtocolError(str(error)) from None
         del self._in[:at]
 
@@ -286,6 +286,6 @@ class UnaryConnection:
         if prefix is None or len(stream.message) != grpc.PREFIX_BYTES + prefix[1]:
             return RpcError(Code.INTERNAL, "reply is not one whole message")
         if prefix[0]:
-            return RpcError(Code.INTERNAL, "reply is compressed, which nobody asked for")
+            return RpcError(Code.INTERNAL, "reply is compressed, which was not requested")
         del stream.message[: grpc.PREFIX_BYTES]
         return bytes(stream.message)

@@ -1,5 +1,5 @@
-"""Text in boxes: CPUs as cells or lists, with a letter for the owner of each CPU, and boxes beside
-and below each other. Every function that returns lines returns lines of equal length."""
+"""Text in boxes: CPUs as cells or lists, with a letter for the owner of each CPU, and boxes in rows
+and columns. Every function that returns lines returns lines of equal length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RESET = "\x1b[0m"
 
 
 class Cells:
-    """`owners` has the owner's name of each CPU; each name has one letter (`marks`), in order of
+    """`owners` has the name of each CPU's owner. Each name has one letter (`marks`), in order of
     CPUs."""
 
     def __init__(self, topology: Topology, owners: Mapping[int, str]) -> None:
@@ -32,7 +32,7 @@ class Cells:
         self._mark_width = max(map(len, self.marks.values()), default=0)
 
     def of(self, cpus: CpuSet) -> list[str]:
-        """One cell a core, all of one width; the brackets show the core's kind."""
+        """One cell for each core, all of one width; the brackets show the core's kind."""
         cores: dict[int, list[int]] = {}
         for cpu in cpus:
             cores.setdefault(self._cpus[cpu].core, []).append(cpu)
@@ -45,7 +45,7 @@ class Cells:
         return [cell.ljust(longest) for cell in cells]
 
     def listed(self, cpus: CpuSet) -> str:
-        """A CPU list in which each range has one owner, or none."""
+        """A CPU list; all CPUs of a range have the same owner, or none."""
         by_mark: dict[str, list[int]] = {}
         for cpu in cpus:
             by_mark.setdefault(self._mark(cpu).strip(), []).append(cpu)
@@ -60,14 +60,14 @@ class Cells:
         )
 
     def kinds(self) -> Iterator[str]:
-        """What the brackets mean, where there are several kinds of cores."""
+        """The legend of the brackets, if there are several kinds of cores."""
         if len(self._kinds) > 1:
             for kind in self._kinds:
                 members = CpuSet(cpu.id for cpu in self._cpus.values() if (cpu.kind or "") == kind)
                 yield f"{self._brackets(kind)} core kind {kind or 'unknown'}: {members}"
 
     def legend(self) -> Iterator[str]:
-        """A line for each owner: letter, name, CPUs."""
+        """One line for each owner: letter, name, CPUs."""
         for name, mark in self.marks.items():
             held = CpuSet(cpu for cpu, owner in self._held.items() if owner == name)
             yield f"  {mark}  {name}  {held}"
@@ -106,7 +106,7 @@ _COLUMNS = (1, 2, 3, 4, 6, 8)
 
 
 class Box(msgspec.Struct, frozen=True):
-    """A frame with a title around lines."""
+    """A titled frame around lines."""
 
     title: str
     body: tuple[str, ...]
@@ -117,15 +117,16 @@ class Box(msgspec.Struct, frozen=True):
         return max(inner + 4, len(self.title) + 6)
 
     def lines(self, width: int, height: int) -> Lines:
-        """The drawn box, stretched to a size that it fits in."""
+        """The drawn box, stretched to a size in which it fits."""
         top = f"╭─ {self.title} ".ljust(width - 1, "─") + "╮"
         body = [f"│ {line.ljust(width - 4)} │" for line in self.body]
         body += [f"│{' ' * (width - 2)}│"] * (height - 2 - len(body))
         return [top, *body, f"╰{'─' * (width - 2)}╯"]
 
 
-def beside(boxes: Sequence[Box], width: int) -> Lines:
-    """The boxes in rows that fit `width`, all of one width, those of a row of one height."""
+def in_rows(boxes: Sequence[Box], width: int) -> Lines:
+    """The boxes in rows that fit `width`. All have the same width, those of a row the same
+    height."""
     if not boxes:
         return []
     widest = max(box.width for box in boxes)
@@ -144,21 +145,21 @@ def beside(boxes: Sequence[Box], width: int) -> Lines:
 def arranged(makers: Sequence[Callable[[int], Box]], width: int) -> Lines:
     """The boxes in the number of columns that needs the fewest lines.
 
-    A maker draws its box for at most the width it is given, if it can.
+    A maker draws its box in at most the given width, if it can.
     """
     best: Lines = []
     for columns in _COLUMNS:
         if columns > len(makers):
             break
         share = (width - columns + 1) // columns
-        lines = beside([make(share) for make in makers], width)
+        lines = in_rows([make(share) for make in makers], width)
         if not best or len(lines) < len(best):
             best = lines
     return best
 
 
 def flow(cells: Sequence[str], width: int) -> Lines:
-    """Cells of one width in even rows."""
+    """Cells of one width in rows of equal length."""
     if not cells:
         return []
     most = max(1, (width + 1) // (len(cells[0]) + 1))

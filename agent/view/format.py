@@ -1,6 +1,6 @@
 """Output for people: numbers, tables, and standard output to any target.
 
-The target may have any encoding, its reader may leave, and its disk may be full."""
+The target may have any encoding, its reader may stop reading, and its disk may be full."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def size(size_bytes: int) -> str:
-    """Three digits or so: `7.7 GiB`, `125 GiB`, `2 MiB`."""
+    """About three digits: `7.7 GiB`, `125 GiB`, `2 MiB`."""
     value = float(size_bytes)
     unit = 0
     while value >= 1024 and unit < len(_UNITS) - 1:
@@ -28,7 +28,7 @@ def count(number: int, noun: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """The first row is the head; what is beyond the width is cut."""
+    """A table whose first row is the head; lines are cut at the width."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()[:width]
@@ -37,8 +37,8 @@ def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
 
 
 def unwritten(command: str, error: OSError) -> int:
-    """The exit code: a reader that closes early (`head`) is not a fault; a full disk is."""
-    with open(os.devnull, "wb") as nowhere:  # for what Python flushes when it ends
+    """The exit code: a reader that closes early (`head`) is not an error; a full disk is."""
+    with open(os.devnull, "wb") as nowhere:  # for the rest that Python flushes at its exit
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
@@ -47,7 +47,7 @@ def unwritten(command: str, error: OSError) -> int:
 
 
 def encodable(text: str) -> str:
-    """The text, with plain characters for the frames where the terminal has no others."""
+    """The text, with ASCII frames if the terminal can't show others."""
     encoding = sys.stdout.encoding or "ascii"
     try:
         text.encode(encoding)

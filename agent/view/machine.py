@@ -1,6 +1,7 @@
-"""A picture of the machine: boxes for what CPUs share, a cell for each core, the NUMA distances.
+"""A picture of the machine: boxes for sockets, NUMA nodes, dies and caches, a cell for each core,
+and the NUMA distances.
 
-A picture that would be too tall folds: first cells into CPU lists, then boxes into lines."""
+A picture that would be too tall is folded: first cells into CPU lists, then boxes into lines."""
 
 from __future__ import annotations
 
@@ -29,11 +30,12 @@ def draw(
     colour: bool = False,
     tall_lines: int = TALL_LINES,
 ) -> str:
-    """The picture in at most `width` columns (a box too wide for that stays whole), its boxes
-    folded until they take at most `tall_lines`, as far as they fold.
+    """The picture in at most `width` columns (a wider box stays whole). Its boxes are folded until
+    they need at most `tall_lines`, as far as possible.
 
-    `owners` names who holds a CPU (a pod, say): each name gets a letter, which stands behind the
-    CPU's number, and a line in the legend. Lines end without blanks, the text with a line end.
+    `owners` names the owner of each CPU, such as a pod: each name gets a letter, which follows the
+    CPU's number, and a line in the legend. Lines have no trailing blanks; the text ends with a
+    newline.
     """
     cells = Cells(topology, owners or {})
     outermost = nesting.parts(topology)
@@ -95,7 +97,7 @@ def _rows(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
 
 
 def _wrapped(label: str, listed: str, width: int) -> Lines:
-    """A list broken after commas, its lines below each other."""
+    """A list broken into lines after commas."""
     room = max(width - len(label), 12)
     lines = [""]
     for word in re.findall(r"[^,]*,|[^,]+$", listed):
@@ -106,7 +108,7 @@ def _wrapped(label: str, listed: str, width: int) -> Lines:
 
 
 def _memory_only(nodes: Sequence[NumaNode], width: int) -> Lines:
-    """The nodes without CPUs, each with the nodes nearest to it."""
+    """The NUMA nodes without CPUs, each with the nearest nodes."""
     shown = [
         ", ".join(
             text
@@ -122,11 +124,11 @@ def _memory_only(nodes: Sequence[NumaNode], width: int) -> Lines:
     ]
     longest = max(map(len, shown), default=0)
     rows = boxes.flow([text.ljust(longest + 1) for text in shown], width - 4)
-    return boxes.beside([Box("NUMA nodes without CPUs", tuple(rows))], width) if shown else []
+    return boxes.in_rows([Box("NUMA nodes without CPUs", tuple(rows))], width) if shown else []
 
 
 def _nearest(node: NumaNode, nodes: Sequence[NumaNode]) -> str:
-    """The nodes with CPUs that are nearest, unless all are equally near."""
+    """The nearest nodes with CPUs, unless all are equally near."""
     near = {
         other.id: distance
         for other, distance in zip(nodes, node.distances, strict=False)
@@ -169,9 +171,8 @@ _Matrix = dict[int, dict[int, int]]
 
 
 def distances(nodes: Sequence[NumaNode], width: int) -> list[str]:
-    """The matrix; nodes that are equally far from all others share a row where it is too wide.
-
-    Empty where there is nothing to compare: one node, or no distances.
+    """The matrix of distances. If it is too wide, nodes with equal distances to all others share a
+    row. Empty for a single node, or without distances.
     """
     ids = [node.id for node in nodes]
     matrix: _Matrix = {
@@ -214,9 +215,8 @@ def _uniform(matrix: _Matrix, group: Sequence[int]) -> bool:
 
 
 def _distance_table(matrix: _Matrix, groups: Sequence[Sequence[int]]) -> list[str]:
-    """One row and column a group; a column is headed by its first node.
-
-    Between the nodes of one group there is one distance, which stands on the diagonal.
+    """One row and one column for each group; the head of a column is the group's first node. The
+    diagonal has the distance between the nodes of one group.
     """
     folded = any(len(group) > 1 for group in groups)
     names = [str(CpuSet(group)) for group in groups]

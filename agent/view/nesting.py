@@ -1,7 +1,7 @@
-"""What lies in what: sockets, NUMA nodes, dies and L3 caches as a tree of named CPU sets.
+"""Sockets, NUMA nodes, dies and L3 caches as a tree of named CPU sets.
 
-Usually sockets hold NUMA nodes. Where one node holds several whole sockets it is the other way
-round, and a node that cuts through sockets is shown in parts.
+Usually sockets contain NUMA nodes. If one node contains several whole sockets, they are its parts.
+A node with parts of several sockets is shown in parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.view.format import count, size
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A named CPU set; `parts` divide it, or are empty. `notes` are lines about it."""
+    """A named CPU set. `parts` divide it, or are empty. `notes` are lines about it."""
 
     noun: str
     title: str
@@ -26,12 +26,12 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts(topology: Topology) -> list[Part]:
-    """The outermost parts, which together hold all online CPUs."""
+    """The outermost parts, which together contain all online CPUs."""
     return list(_Nesting(topology).outermost())
 
 
 def has_private_l3(topology: Topology) -> bool:
-    """Whether every core has an L3 of its own."""
+    """Whether every core has its own L3."""
     caches = {cpu.l3 for cpu in topology.cpus if cpu.l3 is not None}
     cores = {cpu.core for cpu in topology.cpus}
     return len(caches) == len(cores) > 1
@@ -43,7 +43,7 @@ def memory(node: NumaNode) -> str:
 
 
 def pages(node: NumaNode) -> str:
-    """The hugepage pools that hold pages, blank for none."""
+    """The hugepage pools with pages, "" for none."""
     return ", ".join(
         f"{count(pool.total, 'page')} of {size(pool.size_bytes)} ({pool.free} free)"
         for pool in node.hugepages
@@ -133,7 +133,7 @@ class _Nesting:
 def _joined(
     noun: str, title: str, cpus: CpuSet, inner: Sequence[Part], notes: tuple[str, ...]
 ) -> Part:
-    """A part around others; around a single one, both in one."""
+    """A part that contains others; a single one is merged into it."""
     if len(inner) != 1:
         return Part(noun, title, cpus, tuple(inner), notes)
     only = inner[0]

@@ -23,7 +23,7 @@ def draw(
 ) -> str:
     """The machine's picture with each CPU's owner or pools, then a line for each pod.
 
-    `height` is the number of lines there is room for: the machine folds to leave some to the pods.
+    `height` is the number of available lines: the machine is folded to leave room for the pods.
     """
     tall = machine.TALL_LINES
     if height is not None:
@@ -38,7 +38,7 @@ def draw(
 
 
 def holders(topology: Topology, snapshot: Snapshot) -> dict[int, str]:
-    """By CPU: the pod that owns it, or the pools that it is in; CPUs in neither are left out."""
+    """By CPU: the pod that owns it, or the pools that contain it. CPUs with neither are omitted."""
     ls, be = pool_cpus(snapshot.ls_pools), pool_cpus(snapshot.be_pools)
     named: dict[int, str] = {}
     for pools, text in ((ls & be, "LS and BE pool"), (ls - be, "LS pool"), (be - ls, "BE pool")):
