@@ -1,14 +1,14 @@
 """The links between a node's GPUs, and the sets of GPUs that are allocated together.
 
-`topolet.io/gpu-links` of the Device object lists pairs of cards by minor, those with the same
-values together: `[{"ancestor": "switch", "nvlinks": 2, "mbPerSecond": 50000, "pairs": [[0, 1],
-[2, 3]]}]`. The values are the driver's, not scores.
+The annotation `topolet.io/gpu-links` of the Device object lists pairs of cards by minor; pairs with
+the same values are in one entry: `[{"ancestor": "switch", "nvlinks": 2, "mbPerSecond": 50000,
+"pairs": [[0, 1], [2, 3]]}]`. The values are the driver's, not scores.
 
-Koordinator's annotation gpu-partitions is made from the links. The cards are halved again and
-again, each time so that the slowest link within a half is as fast as possible, then so that the sum
-of the links within both halves is highest; of equal halvings the one where the half with the lowest
-card has the lowest numbers. A set is listed if a ring of links connects all its cards: collectives
-run around it, at the speed of its slowest link."""
+Koordinator's annotation gpu-partitions is computed from the links. The cards are halved repeatedly.
+Each halving makes the slowest link within a half as fast as possible, then the sum of the links
+within both halves as high as possible; of equal halvings it takes the one where the half with the
+lowest card has the lowest numbers. A set is listed if a ring of links connects all its cards:
+collective operations run around the ring, at the speed of its slowest link."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GPU_LINKS: Final = "topolet.io/gpu-links"
 
 
 class Interlink(msgspec.Struct, frozen=True):
-    """Of two cards, as in GpuPair."""
+    """The link between two cards; fields as in GpuPair."""
 
     ancestor: Ancestor | None = None
     links: int = 0
@@ -37,33 +37,34 @@ class Interlink(msgspec.Struct, frozen=True):
 
 
 Interconnect = dict[tuple[int, int], Interlink]
-"""By two minors, the lower first; a pair that is missing is unknown."""
+"""By two minors, the lower first; nothing is known about a missing pair."""
 
 
 def encode_links(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> dict[str, str]:
-    """The annotation, none where every pair of these devices is unknown. The text does not depend
-    on the order of the pairs."""
+    """The annotation, empty if nothing is known about any pair of these devices. The text does not
+    depend on the order of the pairs."""
     numbers = {each.uuid: each.minor for each in devices if each.type == DeviceType.GPU}
-    by_facts: dict[Interlink, list[tuple[int, int]]] = {}
+    by_link: dict[Interlink, list[tuple[int, int]]] = {}
     for pair in pairs:
         one, two = numbers.get(pair.one), numbers.get(pair.two)
-        facts = Interlink(pair.ancestor, pair.links, pair.mb_per_second, pair.switched)
-        if one is not None and two is not None and facts != _UNKNOWN:
-            by_facts.setdefault(facts, []).append((min(one, two), max(one, two)))
+        link = Interlink(pair.ancestor, pair.links, pair.mb_per_second, pair.switched)
+        if one is not None and two is not None and link != _UNKNOWN:
+            by_link.setdefault(link, []).append((min(one, two), max(one, two)))
     entries = sorted(
-        (_entry(facts, sorted(found)) for facts, found in by_facts.items()),
+        (_entry(link, sorted(found)) for link, found in by_link.items()),
         key=lambda entry: entry.pairs,
     )
     return {GPU_LINKS: msgspec.json.encode(entries).decode()} if entries else {}
 
 
 def decode_links(annotations: Mapping[str, str]) -> Interconnect:
-    """The annotation of a Device object, empty when absent. Raises AnnotationError."""
+    """The links in the annotation of a Device object, empty if it is absent. Raises
+    AnnotationError."""
     entries = decoded(annotations, GPU_LINKS, _decoder, bounds.OBJECT_LIST_BYTES) or ()
     found: Interconnect = {}
     for place, entry in enumerate(entries):
         ancestor = None if entry.ancestor is None else _ANCESTORS[entry.ancestor]
-        facts = Interlink(ancestor, entry.nvlinks, entry.mb_per_second, entry.switched)
+        link = Interlink(ancestor, entry.nvlinks, entry.mb_per_second, entry.switched)
         for number, (one, two) in enumerate(entry.pairs):
             pair = min(one, two), max(one, two)
             where = f"[{place}].pairs[{number}]"
@@ -71,32 +72,32 @@ def decode_links(annotations: Mapping[str, str]) -> Interconnect:
                 raise AnnotationError(GPU_LINKS, f"{where}: GPU {one} and itself")
             if pair in found:
                 raise AnnotationError(GPU_LINKS, f"{where}: GPUs {one} and {two} a second time")
-            found[pair] = facts
+            found[pair] = link
     return found
 
 
-def gpu_pairs(told: Interconnect, devices: Iterable[Device]) -> tuple[GpuPair, ...]:
-    """The pairs of these devices, by UUID; whether they may be peers is unknown."""
+def gpu_pairs(links: Interconnect, devices: Iterable[Device]) -> tuple[GpuPair, ...]:
+    """The pairs of these devices by UUID; `peer` is unknown."""
     names = {each.minor: each.uuid for each in devices if each.type == DeviceType.GPU}
     return tuple(
         GpuPair(
             names[one],
             names[two],
-            facts.ancestor,
+            link.ancestor,
             None,
-            facts.links,
-            facts.mb_per_second,
-            facts.switched,
+            link.links,
+            link.mb_per_second,
+            link.switched,
         )
-        for (one, two), facts in sorted(told.items())
+        for (one, two), link in sorted(links.items())
         if one in names and two in names
     )
 
 
 _UNKNOWN: Final = Interlink()
 
-_Word = Literal["board", "switch", "switches", "hostBridge", "numaNode", "system"]
-_ANCESTORS: Final[dict[_Word, Ancestor]] = {
+_Name = Literal["board", "switch", "switches", "hostBridge", "numaNode", "system"]
+_ANCESTORS: Final[dict[_Name, Ancestor]] = {
     "board": Ancestor.BOARD,
     "switch": Ancestor.SWITCH,
     "switches": Ancestor.SWITCHES,
@@ -104,7 +105,7 @@ _ANCESTORS: Final[dict[_Word, Ancestor]] = {
     "numaNode": Ancestor.NODE,
     "system": Ancestor.SYSTEM,
 }
-_WORDS: Final = {ancestor: word for word, ancestor in _ANCESTORS.items()}
+_NAMES: Final = {ancestor: name for name, ancestor in _ANCESTORS.items()}
 
 _Minor = Annotated[int, msgspec.Meta(ge=0, lt=bounds.MOST_DEVICES)]
 _MOST_LINKS: Final = 1_000
@@ -113,36 +114,36 @@ _FASTEST: Final = 10**9
 
 class _Entry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     pairs: tuple[tuple[_Minor, _Minor], ...]
-    ancestor: _Word | None = None
+    ancestor: _Name | None = None
     nvlinks: Annotated[int, msgspec.Meta(ge=0, le=_MOST_LINKS)] = 0
     mb_per_second: Annotated[int, msgspec.Meta(ge=0, le=_FASTEST)] = 0
     switched: bool = False
 
 
-def _entry(facts: Interlink, found: list[tuple[int, int]]) -> _Entry:
-    word = None if facts.ancestor is None else _WORDS[facts.ancestor]
-    return _Entry(tuple(found), word, facts.links, facts.mb_per_second, facts.switched)
+def _entry(link: Interlink, found: list[tuple[int, int]]) -> _Entry:
+    name = None if link.ancestor is None else _NAMES[link.ancestor]
+    return _Entry(tuple(found), name, link.links, link.mb_per_second, link.switched)
 
 
 _NVLINK: Final = "NVLink"
 
 _MOST_CARDS: Final = 16
-"""Cards: a node has no more, and the halves of more could not be tried."""
+"""The most cards of a node for which all halvings can be tried."""
 
 _Matrix = tuple[tuple[int, ...], ...]
 
 
 class Links(msgspec.Struct, frozen=True):
-    """`bytes_per_second[i][j]`: one direction between the cards with minors `minors[i]` and
-    `minors[j]`, by NVLinks, with a switch or without; 0 where only PCIe is."""
+    """`bytes_per_second[i][j]`: the NVLink bandwidth from the card `minors[i]` to the card
+    `minors[j]`, through a switch or not; 0 if they are linked only by PCIe."""
 
     minors: tuple[int, ...]
     bytes_per_second: _Matrix
 
 
 class GpuPartition(msgspec.Struct, frozen=True):
-    """`ring_bytes_per_second`: None for one card. `score`: sets of one size with a higher score are
-    allocated first."""
+    """`ring_bytes_per_second` None: a set of one card. `score`: of the sets of one size, those with
+    a higher score are allocated first."""
 
     minors: tuple[int, ...]
     link: str = _NVLINK
@@ -155,8 +156,8 @@ PartitionTable = dict[int, tuple[GpuPartition, ...]]
 
 
 def link_matrix(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> Links:
-    """The links of the cards that can be allocated whole, also unhealthy ones: their sets return
-    with the card."""
+    """The links of the cards that can be allocated whole. Unhealthy cards are included, so that the
+    sets do not change with the health of a card."""
     minors = {
         device.uuid: device.minor
         for device in sorted(devices, key=lambda each: each.minor)
@@ -172,8 +173,9 @@ def link_matrix(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> Links:
 
 
 def gpu_partitions(links: Links) -> PartitionTable:
-    """Empty without links between cards, and for more than MOST cards. A link whose two ends differ
-    is as fast as the slower one. Raises ValueError for a matrix that is not square."""
+    """The table, empty without links between cards and for more than `_MOST_CARDS` cards. If the
+    two directions of a link differ, the slower one counts. Raises ValueError for a matrix that is
+    not square."""
     count = len(links.minors)
     rows = links.bytes_per_second
     if len(rows) != count or any(len(row) != count for row in rows):
@@ -197,7 +199,7 @@ def gpu_partitions(links: Links) -> PartitionTable:
 
 
 def encode_partitions(table: PartitionTable) -> dict[str, str]:
-    """The annotation, none of an empty table. Bandwidth in bytes per second."""
+    """The annotation, empty for an empty table. Bandwidth is in bytes per second."""
     body = {
         str(size): [
             {
@@ -221,7 +223,7 @@ _decoder: Final = msgspec.json.Decoder(tuple[_Entry, ...] | None)
 
 
 def _halves(matrix: _Matrix, members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The set itself and all that it is parted into, in order of their lowest cards."""
+    """The set itself and all sets that the halvings make of it, in order of their lowest cards."""
     if not members:
         return
     yield members
@@ -234,7 +236,7 @@ def _halves(matrix: _Matrix, members: tuple[int, ...]) -> Iterator[tuple[int, ..
 
 
 def _best_half(matrix: _Matrix, members: tuple[int, ...]) -> tuple[int, ...]:
-    """The half with the lowest card; of an odd number it is the greater half."""
+    """The half with the lowest card; it is the larger half of an odd number."""
     first, *others = members
     size = (len(members) + 1) // 2
     best: tuple[int, int] | None = None
@@ -243,33 +245,33 @@ def _best_half(matrix: _Matrix, members: tuple[int, ...]) -> tuple[int, ...]:
         half = (first, *rest)
         other = [each for each in others if each not in rest]
         pairs = [matrix[i][j] for i, j in (*combinations(half, 2), *combinations(other, 2))]
-        worth = (min(pairs, default=0), sum(pairs))
-        if best is None or worth > best:
-            best, chosen = worth, half
+        score = (min(pairs, default=0), sum(pairs))
+        if best is None or score > best:
+            best, chosen = score, half
     return chosen
 
 
 def _ring(matrix: _Matrix, members: tuple[int, ...]) -> int:
-    """The slowest link of the best way around all members, 0 where there is none."""
+    """The slowest link of the fastest ring through all members, 0 if there is no ring."""
     speeds = sorted({matrix[i][j] for i, j in combinations(members, 2)} - {0}, reverse=True)
     for speed in speeds:
         linked = [
             sum(1 << at for at, j in enumerate(members) if i != j and matrix[i][j] >= speed)
             for i in members
         ]
-        if _leads_around(linked):
+        if _has_ring(linked):
             return speed
     return 0
 
 
-def _leads_around(linked: list[int]) -> bool:
-    """Whether a way leads through all places and back; `linked`: masks of the neighbours. Two
-    places need but one link between them."""
+def _has_ring(linked: list[int]) -> bool:
+    """Whether a ring connects all places (a Hamiltonian cycle). `linked`: masks of the neighbours.
+    Two places need only one link between them."""
     count = len(linked)
     if all(2 * each.bit_count() >= count for each in linked):
         return True  # Dirac's theorem, and the case of two.
     everyone = (1 << count) - 1
-    ends = {1: 1}  # By the set of places passed since the first, those where a way may end.
+    ends = {1: 1}  # By the set of visited places, the places where a path from the first may end.
     for _ in range(count - 1):
         longer: dict[int, int] = {}
         for passed, lasts in ends.items():
@@ -281,7 +283,7 @@ def _leads_around(linked: list[int]) -> bool:
 
 
 def _scored(sets: list[tuple[tuple[int, ...], int | None]]) -> tuple[GpuPartition, ...]:
-    """The faster, the higher."""
+    """The sets with their scores: a faster ring has a higher score."""
     speeds = sorted({ring or 0 for _, ring in sets})
     return tuple(
         GpuPartition(minors, ring_bytes_per_second=ring, score=1 + speeds.index(ring or 0))

@@ -1,9 +1,9 @@
-"""The devices of a node as its Device object lists them, collected from every source.
+"""The devices of a node as its Device object lists them, collected from all sources.
 
-RDMA devices and FPGAs are made of PCI functions here, GPUs come as Devices. The published object is
-the only store: minors and the times of conditions continue from it. A pod's allocation names its
-devices by minor, so a device keeps its minor, and the annotation `topolet.io/gone-device-minors`
-keeps those of devices that were removed."""
+This module builds RDMA devices and FPGAs from PCI functions; GPUs come from `gpu_devices`. The
+published object is the only store: minors and the times of conditions are read back from it. A
+pod's allocation names its devices by minor, so a device keeps its minor; the annotation
+`topolet.io/gone-device-minors` has the minors of removed devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from agent.model.nrt.node_status import FPGA, RDMA, GpuFacts, label_value
 from agent.model.pod.annotations import AnnotationError, decoded
 
 GONE_MINORS: Final = "topolet.io/gone-device-minors"
-"""On the Device: `{"rdma": {"0000:1a:00.0": 0}}`, the numbers that devices had which are gone."""
+"""Annotation of the Device object: `{"rdma": {"0000:1a:00.0": 0}}`, the minors of removed
+devices."""
 
 
 HEALTHY: Final = "Healthy"
@@ -42,19 +43,19 @@ INTERFACE_ID: Final = "topolet.io/interface-id"
 
 
 _MOST: Final = bounds.MOST_DEVICES
-"""Devices of one type that are remembered, and as many as a node can have."""
+"""The most devices of one type on a node, and the most removed ones that are stored."""
 
 
 Minors = dict[str, dict[str, int]]
-"""By type and id of a device."""
+"""Minors by type and id of a device."""
 
 
 _NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
 
 
 class DiscoveredDevices(msgspec.Struct, frozen=True):
-    """What there is. `functions`: all of PCI, by address; `gpus` as `gpudevices.devices` makes
-    them, each with a minor and a UUID of its own."""
+    """The discovered devices. `functions`: all PCI functions by address. `gpus`: the result of
+    `gpu_devices.devices`."""
 
     functions: Mapping[str, Function] = {}
     gpus: tuple[Device, ...] = ()
@@ -63,7 +64,8 @@ class DiscoveredDevices(msgspec.Struct, frozen=True):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """The published Device object; empty on a new node. `pairs`: the links of its GPUs."""
+    """The content of the published Device object; empty on a new node. `gone`: minors of removed
+    devices. `pairs`: the links of its GPUs."""
 
     devices: tuple[Device, ...] = ()
     gone: Minors = {}
@@ -72,15 +74,15 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class DeviceList(msgspec.Struct, frozen=True):
-    """By type and minor. `gone`: numbers to be remembered."""
+    """`devices` sorted by type and minor. `gone`: minors of removed devices, to be stored."""
 
     devices: tuple[Device, ...]
     gone: Minors
 
 
 def published(body: object) -> tuple[Published, tuple[str, ...]]:
-    """The devices of a Device object, and problems. Without readable numbers those of its devices
-    count, without readable links there are none. Raises ObjectError."""
+    """The content of a Device object, and problems. An annotation that can't be read counts as
+    absent. Raises ObjectError."""
     devices = device_object.decode(body)
     metadata = body.get("metadata") if isinstance(body, dict) else None
     annotations, labels = (
@@ -89,17 +91,17 @@ def published(body: object) -> tuple[Published, tuple[str, ...]]:
     )
     gpus = node_status.labelled(labels)
     gone: Minors = {}
-    told: Interconnect = {}
+    links: Interconnect = {}
     problems = []
     try:
         gone = decode_gone(annotations)
     except AnnotationError as error:
         problems.append(str(error))
     try:
-        told = interconnect.decode_links(annotations)
+        links = interconnect.decode_links(annotations)
     except AnnotationError as error:
         problems.append(str(error))
-    return Published(devices, gone, gpus, interconnect.gpu_pairs(told, devices)), tuple(problems)
+    return Published(devices, gone, gpus, interconnect.gpu_pairs(links, devices)), tuple(problems)
 
 
 def device_list(
@@ -108,8 +110,8 @@ def device_list(
     now: str,
     held: Collection[tuple[str, str]] = (),
 ) -> DeviceList:
-    """`now` in RFC 3339, for conditions that change; `held`: type and id of the devices that pods
-    hold."""
+    """All devices with their minors. `now`: the time of conditions that change, in RFC 3339.
+    `held`: type and id of the devices that pods hold."""
     numbered_here = (each for each in before.devices if each.type in _NUMBERED_HERE)
     known = known_minors(numbered_here, before.gone)
     earlier = {(device.type, device.uuid): device for device in before.devices}
@@ -121,12 +123,13 @@ def device_list(
         *_with_minors(_by_address(fpgas), known.get(DeviceType.FPGA, {})),
     ]
     ordered = sorted(devices, key=lambda each: (each.type, each.minor))
-    told = tuple(_since(each, earlier.get((each.type, each.uuid)), now) for each in ordered)
-    return DeviceList(told, gone_minors(known, told))
+    timed = tuple(_since(each, earlier.get((each.type, each.uuid)), now) for each in ordered)
+    return DeviceList(timed, gone_minors(known, timed))
 
 
 def _since(device: Device, before: Device | None, now: str) -> Device:
-    """A condition without a time has the one from which its status stayed."""
+    """The device with a time in every condition: that of the published condition if the status is
+    the same, else `now`."""
     times = {each.type: each for each in before.conditions} if before else {}
     conditions = []
     for each in device.conditions:
@@ -147,8 +150,8 @@ def _with_minors(devices: list[Device], known: Mapping[str, int]) -> list[Device
 
 
 def with_numbers(ids: Iterable[str], known: Mapping[str, int]) -> dict[str, int]:
-    """Each id with its number: its known one, or the lowest that no id has or had. New ids get
-    theirs in the given order. Of two ids with one known number the first keeps it."""
+    """Each id with its number: the known number, or the lowest that no id has or had. New ids get
+    numbers in the given order. If two ids have the same known number, the first keeps it."""
     wanted = list(dict.fromkeys(ids))
     found: dict[str, int] = {}
     used: set[int] = set()
@@ -166,7 +169,7 @@ def with_numbers(ids: Iterable[str], known: Mapping[str, int]) -> dict[str, int]
 
 
 def known_minors(published: Iterable[Device], gone: Minors) -> Minors:
-    """The numbers in a Device object; its devices before those that were removed."""
+    """All numbers in a Device object; its devices take precedence over removed ones."""
     found = {kind: dict(ids) for kind, ids in gone.items()}
     for device in published:
         found.setdefault(device.type, {})[device.uuid] = device.minor
@@ -174,7 +177,7 @@ def known_minors(published: Iterable[Device], gone: Minors) -> Minors:
 
 
 def gone_minors(before: Minors, devices: Iterable[Device]) -> Minors:
-    """The numbers to keep in addition to these devices, the lowest ones when they are too many."""
+    """The numbers of removed devices, the lowest ones if there are too many."""
     present = {(device.type, device.uuid) for device in devices}
     found: Minors = {}
     for kind, ids in sorted(before.items()):
@@ -185,12 +188,12 @@ def gone_minors(before: Minors, devices: Iterable[Device]) -> Minors:
 
 
 def decode_gone(annotations: Mapping[str, str]) -> Minors:
-    """Of a Device. Raises AnnotationError."""
+    """The annotation of a Device object. Raises AnnotationError."""
     return decoded(annotations, GONE_MINORS, _decoder, bounds.OBJECT_LIST_BYTES) or {}
 
 
 def encode_gone(minors: Minors) -> dict[str, str]:
-    """The annotation, none where nothing is gone."""
+    """The annotation, empty if no device was removed."""
     return {GONE_MINORS: msgspec.json.encode(minors, order="sorted").decode()} if minors else {}
 
 
@@ -200,20 +203,20 @@ _decoder: Final = msgspec.json.Decoder(
 )
 
 
-_WELL: Final = ("DeviceHealthy", "device is healthy")
+_HEALTHY: Final = ("DeviceHealthy", "device is healthy")
 _NVIDIA: Final = 0x10DE
 _DISPLAY: Final = 0x03
 _NVIDIA_DRIVERS: Final = frozenset({"", "nvidia"})
 
 
 def places(functions: Mapping[str, Function]) -> dict[str, DeviceTopology]:
-    """Where each function sits, by address."""
+    """The location of each function, by address."""
     return {each.address: _topology(each) for each in functions.values()}
 
 
 def nvidia_cards(functions: Mapping[str, Function]) -> tuple[str, ...]:
-    """Addresses of the GPUs that NVIDIA's driver should list. A GPU of another driver (`vfio-pci`)
-    was taken on purpose."""
+    """Addresses of the GPUs that NVIDIA's driver should list. GPUs with another driver (`vfio-pci`)
+    are left out."""
     return tuple(
         each.address
         for each in functions.values()
@@ -230,14 +233,15 @@ def rdma_devices(
     before: Iterable[Device],
     held: Collection[tuple[str, str]],
 ) -> list[Device]:
-    """A device stays while its function exists without files: healthy while a pod holds it (`held`:
-    by type and id), as it moved into the pod's network namespace, otherwise unhealthy."""
+    """The visible devices, and those of `before` whose function exists without RDMA files. The
+    latter are healthy if a pod holds them (`held`: by type and id), because they are in the pod's
+    network namespace, else unhealthy."""
     seen = [_rdma(each) for each in rdma]
     return seen + _hidden(functions, before, {each.uuid for each in seen}, held)
 
 
 def fpga_devices(fpgas: Iterable[Fpga]) -> list[Device]:
-    """A virtual function is a device of its own only where its physical one is not here."""
+    """A virtual function is a device of its own only if its physical function is not visible."""
     by_address = {each.address: each for each in fpgas}
     devices = []
     for each in by_address.values():
@@ -250,7 +254,7 @@ def fpga_devices(fpgas: Iterable[Fpga]) -> list[Device]:
         ]
         ports = [*each.ports, *(port for _, other in virtual for port in other.ports)]
         loaded = {port.function_id for port in ports} - {""}
-        ill = None if ports else ("NoAcceleratorPort", "it has no port to reach it by")
+        fault = None if ports else ("NoAcceleratorPort", "no accelerator port is available")
         labels = {
             FUNCTION_ID: loaded.pop() if len(loaded) == 1 else "",
             INTERFACE_ID: each.interface_id,
@@ -261,9 +265,9 @@ def fpga_devices(fpgas: Iterable[Fpga]) -> list[Device]:
                 uuid=each.address,
                 minor=-1,
                 resources={FPGA: 100},
-                healthy=ill is None,
+                healthy=fault is None,
                 topology=_topology(each.function),
-                conditions=(_condition(ill),),
+                conditions=(_condition(fault),),
                 vf_groups=_groups(
                     (number, other.address, other.function.driver) for number, other in virtual
                 ),
@@ -275,21 +279,21 @@ def fpga_devices(fpgas: Iterable[Fpga]) -> list[Device]:
 
 def _rdma(device: RdmaDevice) -> Device:
     physical = device.physical
-    ill = None
+    fault = None
     if not physical.active:
-        ill = ("LinkDown", f"no port is active: {', '.join(physical.down)}")
+        fault = ("LinkDown", f"no port is active: {', '.join(physical.down)}")
     layers = {port.link_layer for link in physical.links for port in link.ports} - {""}
     labels = {
         LINKS: label_value(".".join(link.name for link in physical.links)),
         LINK_LAYER: label_value(layers.pop() if len(layers) == 1 else ""),
     }
     virtual = ((each.number or 0, each.address, each.function.driver) for each in device.virtual)
-    return _rdma_device(physical.function, ill, _groups(virtual), labels)
+    return _rdma_device(physical.function, fault, _groups(virtual), labels)
 
 
 def _rdma_device(
     function: Function,
-    ill: tuple[str, str] | None,
+    fault: tuple[str, str] | None,
     groups: tuple[VfGroup, ...],
     labels: Mapping[str, str],
 ) -> Device:
@@ -298,9 +302,9 @@ def _rdma_device(
         uuid=function.address,
         minor=-1,
         resources={RDMA: 100},
-        healthy=ill is None,
+        healthy=fault is None,
         topology=_topology(function),
-        conditions=(_condition(ill),),
+        conditions=(_condition(fault),),
         vf_groups=groups,
         labels={key: value for key, value in labels.items() if value},
     )
@@ -312,26 +316,27 @@ def _hidden(
     seen: Collection[str],
     held: Collection[tuple[str, str]],
 ) -> list[Device]:
-    """Matched by address and labels alone: other fields may have been withheld."""
+    """The devices of `before` whose function still exists, without RDMA files. Only address and
+    labels are taken from `before`: other fields may be withheld there."""
     devices = []
     for device in before:
         function = functions.get(device.uuid)
         if device.type != DeviceType.RDMA or device.uuid in seen or function is None:
             continue
-        ill = None
+        fault = None
         if (device.type, device.uuid) not in held:
-            ill = ("NotVisible", "its PCI function is there, its RDMA interface is not")
+            fault = ("NotVisible", "the PCI function exists, its RDMA interface is not visible")
         virtual = (
             (number, address, functions[address].driver)
             for number, address in function.virtual
             if address in functions
         )
-        devices.append(_rdma_device(function, ill, _groups(virtual), device.labels))
+        devices.append(_rdma_device(function, fault, _groups(virtual), device.labels))
     return devices
 
 
 def _groups(virtual: Iterable[tuple[int, str, str]]) -> tuple[VfGroup, ...]:
-    """Those of one driver are alike."""
+    """One group for each driver."""
     groups: dict[str, list[VirtualFunction]] = {}
     for number, bus, driver in sorted(virtual):
         groups.setdefault(driver, []).append(VirtualFunction(number, bus))
@@ -345,6 +350,6 @@ def _topology(function: Function) -> DeviceTopology:
     return DeviceTopology(function.socket, function.node, function.pcie, function.address)
 
 
-def _condition(ill: tuple[str, str] | None) -> Condition:
-    reason, message = ill or _WELL
-    return Condition(HEALTHY, "False" if ill else "True", reason, message, "")
+def _condition(fault: tuple[str, str] | None) -> Condition:
+    reason, message = fault or _HEALTHY
+    return Condition(HEALTHY, "False" if fault else "True", reason, message, "")

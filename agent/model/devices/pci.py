@@ -1,4 +1,4 @@
-"""The PCI functions of a machine, and the RDMA devices and FPGAs that they are."""
+"""The PCI functions of a machine, and the RDMA devices and FPGAs among them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ ACTIVE = "ACTIVE"
 
 
 class CharDevice(msgspec.Struct, frozen=True):
-    """A file below /dev; `number`: major and minor, None when the kernel does not report them."""
+    """A file below /dev. `number`: major and minor, None if the kernel does not report them."""
 
     path: str
     number: tuple[int, int] | None = None
 
 
 class Function(msgspec.Struct, frozen=True):
-    """One PCI function, by its address `domain:bus:device.function` as the kernel writes it.
-    `root`: its root bus (`pci0000:17`); `bridges`: those between them, outermost first. Both are
-    empty when the kernel shows no tree. `class_code` has 24 bits. `node`, `socket`: the kernel's
-    ids, -1 when unknown. `physical`: the physical function of a virtual one. `virtual`: number and
-    address of its virtual functions, by number."""
+    """One PCI function. `address`: `domain:bus:device.function` as the kernel writes it. `root`:
+    its root bus (`pci0000:17`); `bridges`: the bridges between root bus and function, outermost
+    first. Both are empty if the kernel shows no tree. `class_code` has 24 bits. `node`, `socket`:
+    the kernel's ids, -1 if unknown. `physical`: for a virtual function, the address of its physical
+    function. `virtual`: number and address of its virtual functions, by number."""
 
     address: str
     root: str = ""
@@ -44,15 +44,15 @@ class Function(msgspec.Struct, frozen=True):
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """The upstream ports on the way, outermost first: below a root port, bridges alternate
-        between a switch's upstream and downstream port (kernel:
+        """The upstream ports of the switches above the function, outermost first. Below a root
+        port, bridges alternate between the upstream and the downstream port of a switch (kernel:
         Documentation/PCI/pciebus-howto.rst)."""
         return self.bridges[1::2]
 
     @property
     def pcie(self) -> str:
-        """What it shares with its neighbours: the outermost switch, else the root port, else the
-        bus; a function of unknown place has no neighbours but itself."""
+        """The outermost switch above the function, else the root port, else the root bus, else the
+        function itself. Functions with the same value are near each other."""
         return next(iter(self.switches or self.bridges), self.root or self.address)
 
 
@@ -61,21 +61,21 @@ def is_address(text: str) -> bool:
 
 
 def address_key(text: str) -> tuple[int, ...]:
-    """Sorts addresses as numbers; invalid ones come last, all equal."""
+    """A sort key: addresses in numerical order, invalid ones last."""
     match = _ADDRESS.fullmatch(text)
     return tuple(int(part, 16) for part in match.groups()) if match else (1 << 33,)
 
 
 class FpgaDriver(enum.StrEnum):
-    """The driver that describes it: the kernel's Device Feature List, or Intel's older driver."""
+    """The driver of an FPGA: the kernel's Device Feature List, or Intel's older driver."""
 
     DFL = "dfl"
     OPAE = "opae"
 
 
 class AcceleratorPort(msgspec.Struct, frozen=True):
-    """Where a program reaches the accelerator function; `function_id`: which one is loaded, as 32
-    hexadecimal digits, "" where that can't be read."""
+    """The port by which a program reaches the accelerator function. `function_id`: the loaded
+    function, as 32 hexadecimal digits, "" if it can't be read."""
 
     name: str
     function_id: str = ""
@@ -83,8 +83,8 @@ class AcceleratorPort(msgspec.Struct, frozen=True):
 
 
 class Fpga(msgspec.Struct, frozen=True):
-    """One PCI function with its ports. `interface_id`: bitstreams must be made for it;
-    `management`: the file that loads one; a virtual function has neither."""
+    """One PCI function with its ports. `interface_id`: the interface for which bitstreams must be
+    built. `management`: the file that loads a bitstream. A virtual function has neither."""
 
     function: Function
     driver: FpgaDriver
@@ -98,15 +98,15 @@ class Fpga(msgspec.Struct, frozen=True):
 
 
 class Fpgas(msgspec.Struct, frozen=True):
-    """By address."""
+    """`devices` sorted by address."""
 
     devices: tuple[Fpga, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 class RdmaPort(msgspec.Struct, frozen=True):
-    """`state` and `physical` in the kernel's terms (`ACTIVE`, `LinkUp`), "" when unknown;
-    `rate_gbps`: the current rate."""
+    """`state` and `physical`: the kernel's values (`ACTIVE`, `LinkUp`), "" if unknown. `rate_gbps`:
+    the current rate."""
 
     number: int
     state: str = ""
@@ -116,7 +116,7 @@ class RdmaPort(msgspec.Struct, frozen=True):
 
 
 class RdmaLink(msgspec.Struct, frozen=True):
-    """A device of verbs. Its name does not last: udev renames it."""
+    """A verbs device. Its name can change: udev renames it."""
 
     name: str
     node_guid: str = ""
@@ -128,9 +128,9 @@ class RdmaLink(msgspec.Struct, frozen=True):
 
 
 class RdmaFunction(msgspec.Struct, frozen=True):
-    """A PCI function with RDMA. `number`: of a virtual function, counted by the physical one. A
-    virtual function that was given away whole (exclusive network namespace, or a driver for
-    virtual machines) has no links here. `interfaces`: those of the network, by name."""
+    """A PCI function with RDMA. `number`: that of a virtual function, assigned by its physical
+    function. A virtual function in another network namespace (exclusive mode), or with a driver for
+    virtual machines, has no links here. `interfaces`: the names of its network interfaces."""
 
     function: Function
     links: tuple[RdmaLink, ...] = ()
@@ -147,12 +147,13 @@ class RdmaFunction(msgspec.Struct, frozen=True):
 
     @property
     def active(self) -> bool:
-        """Whether each link has an active port; others may have no cable."""
+        """Whether each link has an active port; its other ports may have no cable."""
         return all(any(port.state == ACTIVE for port in link.ports) for link in self.links)
 
     @property
     def down(self) -> tuple[str, ...]:
-        """Ports without an active link, as `name/port`; a link without any port is down itself."""
+        """The ports that are not active, as `name/port`; the name of the link if it has no
+        ports."""
         return tuple(
             f"{link.name}/{port.number}" if port else link.name
             for link in self.links
@@ -162,13 +163,14 @@ class RdmaFunction(msgspec.Struct, frozen=True):
 
 
 class RdmaDevice(msgspec.Struct, frozen=True):
-    """What is shared out: a physical function with its virtual ones, by their numbers."""
+    """A physical function with its virtual functions, in order of their numbers."""
 
     physical: RdmaFunction
     virtual: tuple[RdmaFunction, ...] = ()
 
     def char_devices(self, addresses: Collection[str] = ()) -> tuple[CharDevice, ...]:
-        """Of the virtual functions at these addresses, without any of the physical one."""
+        """The files of the virtual functions at these addresses; without addresses, those of the
+        physical function."""
         if not addresses:
             return self.physical.char_devices
         chosen = (each for each in self.virtual if each.address in addresses)
@@ -176,7 +178,8 @@ class RdmaDevice(msgspec.Struct, frozen=True):
 
 
 class Rdma(msgspec.Struct, frozen=True):
-    """By address. `common`: the files that every user of RDMA needs besides its device's own."""
+    """`devices` sorted by address. `common`: the files that every user of RDMA needs in addition to
+    those of its device."""
 
     devices: tuple[RdmaDevice, ...] = ()
     common: tuple[CharDevice, ...] = ()

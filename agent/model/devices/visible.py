@@ -1,8 +1,8 @@
-"""Device visibility: which devices a container sees, and where its request names GPUs.
+"""Device visibility: which devices a container sees, and where a request names GPUs.
 
-The agent decides, a hook writes the decision into the container's creation. The names are those
-that runtimes read (NVIDIA Container Toolkit: internal/config/image/cuda_image.go, VisibleDevices)
-and device plugins write (NVIDIA k8s-device-plugin: internal/plugin/server.go,
+The agent decides, and a hook writes the decision into the request that creates the container. The
+names are those that runtimes read (NVIDIA Container Toolkit: internal/config/image/cuda_image.go,
+VisibleDevices) and device plugins write (NVIDIA k8s-device-plugin: internal/plugin/server.go,
 getAllocateResponse)."""
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ import msgspec
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CDI_ANNOTATIONS: Final = "cdi.k8s.io"
 CDI_OF_RUNTIME: Final = f"{CDI_ANNOTATIONS}/"
-"""Begins the annotations that the runtime reads itself."""
+"""The prefix of annotations that the CRI runtime reads."""
 MOUNT_ROOT: Final = "/var/run/nvidia-container-devices"
 VOID: Final = "void"
 NOTHING_NAMED: Final = frozenset({"", "none", VOID})
-"""Values of the variable that name no GPU; `none` still asks for the driver's libraries."""
+"""Values of the variable that name no GPU; `none` still requests the driver's libraries."""
 
 _CDI: Final = "cdi"
 _CDI_PARTS: Final = 4
 
 
 def is_uuid(text: str) -> bool:
-    """Whether it begins as UUIDs of cards and MIG instances do."""
+    """Whether the text begins like the UUID of a card or a MIG instance."""
     return text.startswith(("GPU-", "MIG-"))
 
 
 def is_cdi_annotation(key: str) -> bool:
-    """Whether the runtime, or the low-level one of NVIDIA, reads CDI names there."""
+    """Whether the CRI runtime, or NVIDIA's OCI runtime, reads CDI names from this annotation."""
     return f".{key.partition('/')[0]}".endswith(f".{CDI_ANNOTATIONS}") and "/" in key
 
 
 def cleaned(path: str) -> str:
-    """As runtimes read it: POSIX keeps two leading slashes."""
+    """The path normalised as runtimes do it; POSIX keeps two leading slashes."""
     return normpath(f"/{path.lstrip('/')}") if path.startswith("/") else normpath(path)
 
 
 def mounted(container_path: str) -> str | None:
-    """The device that a mount names, after its kind if the mount has one; None for another kind of
-    mount."""
+    """The device that a mount names, by its CDI name if the mount has one; None for other
+    mounts."""
     path = cleaned(container_path)
     below = path.removeprefix(f"{MOUNT_ROOT}/")
     if below == path:
@@ -56,19 +56,19 @@ def mounted(container_path: str) -> str | None:
 
 
 def split(value: str) -> list[str]:
-    """A list of names without blanks."""
+    """The names in a list separated by commas, without blanks."""
     return [name for each in value.split(",") if (name := each.strip())]
 
 
 Unasked: TypeAlias = Literal["leave", "hide", "deny"]
-"""The treatment of a container without an allocated device: unchanged; sees no GPU unless its
-request names some, or it serves the node's devices; without such exceptions, and `all` does not
-count as a name."""
+"""For a container without an allocated GPU. `leave`: its request is not changed. `hide`: it sees no
+GPU unless its request names some or it serves the node's devices. `deny`: as `hide` without these
+exceptions for serving containers, and a request for `all` is refused."""
 
 
 class Mount(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file or folder of the host. A container that mounts something at the same place keeps its
-    own."""
+    """A file or folder of the host. If the container already mounts something at that path, its own
+    mount stays."""
 
     host_path: str
     container_path: str
@@ -77,7 +77,7 @@ class Mount(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class DeviceNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """A character device, at the same path on the host and in the container. `major`, `minor`: the
-    kernel's numbers, -1 when unknown."""
+    kernel's numbers, -1 if unknown."""
 
     path: str
     major: int = -1
@@ -85,8 +85,8 @@ class DeviceNode(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A card or a MIG instance. `index`: NVML's number of it (`1`, of an instance `1:0`), "" where
-    it is not known. `nodes`: what is its own, and not the driver's."""
+    """A card or a MIG instance. `index`: NVML's number (`1`, for an instance `1:0`), "" if unknown.
+    `nodes`: its own device nodes, without those of the driver."""
 
     uuid: str
     index: str = ""
@@ -94,14 +94,14 @@ class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_mig(self) -> bool:
-        """Whether it is a part of a card."""
+        """Whether it is a MIG instance."""
         return self.uuid.startswith("MIG-")
 
 
 class Visible(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The devices that one container sees. `gpus` None: undecided. `nodes`: of other devices, by
-    type; an absent type has no decision. Mounts and environment are added. `refused`: why it can't
-    have its allocation."""
+    """The devices that one container sees. `gpus` None: not decided. `nodes`: those of other
+    devices by type; an absent type is not decided. `environment` and `mounts` are added to the
+    request. `refused`: why the container can't have its allocation."""
 
     gpus: tuple[VisibleGpu, ...] | None = None
     nodes: dict[str, tuple[DeviceNode, ...]] = {}
@@ -111,9 +111,10 @@ class Visible(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HeldDevice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A device of the node by all its names, and the pods (uids) that a scheduler gave it to.
-    `card`: the uuid of the card that a MIG instance is a part of; `nodes`: the paths of what is its
-    own, of an instance without its card's; none where they are open to many at once."""
+    """A device of the node with all its names. `holders`: the uids of the pods that a scheduler
+    allocated it to. `card`: for a MIG instance, the UUID of its card. `nodes`: the paths of its own
+    device nodes, for an instance without those of its card; empty if many containers may open
+    them."""
 
     uuid: str
     index: str = ""
@@ -128,8 +129,8 @@ class HeldDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VisibleDevices(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What hooks need of the node's devices besides each container's. `cdi_kind`
-    (`nvidia.com/gpu`): names a GPU to a request without another form; empty: by UUID in the
+    """What hooks need to know about the node's devices. `cdi_kind` (`nvidia.com/gpu`): for a
+    request that names no GPU yet, the kind of the CDI names to add; empty: UUIDs in the
     environment."""
 
     held: tuple[HeldDevice, ...] = ()
@@ -138,8 +139,8 @@ class VisibleDevices(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def concerns_all(self) -> bool:
-        """Whether a container without a decision must be checked: it may name devices of others, or
-        bring files of them."""
+        """Whether a container without a decision must be checked, because it may name devices of
+        other pods or mount their files."""
         return self.unasked != "leave" or any(
             each.holders and (each.is_gpu or each.nodes) for each in self.held
         )

@@ -1,5 +1,6 @@
-"""The fingerprint of a node's pods, by which a scheduler sees that a report is of the pods that it
-knows: version 1 of the library k8stopologyawareschedwg/podfingerprint (podfingerprint.go, Sign)."""
+"""The fingerprint of a node's pods, by which a scheduler checks that a report counts the pods that
+it knows: version 1 of the library k8stopologyawareschedwg/podfingerprint (podfingerprint.go,
+Sign)."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ _MARK: Final = "pfp0v001"
 
 
 def of(pods: Iterable[tuple[str, str]]) -> str:
-    """Of (namespace, name) of every pod, in any order."""
+    """The fingerprint of pods, given as (namespace, name) in any order."""
     return together(pod_hash(namespace, name) for namespace, name in pods)
 
 
 def pod_hash(namespace: str, name: str) -> int:
-    """What a pod adds."""
+    """The hash of one pod."""
     return xxhash.xxh64_intdigest(name, seed=xxhash.xxh64_intdigest(namespace))
 
 
 def together(hashes: Iterable[int]) -> str:
-    """Of the hashes of every pod, in any order."""
+    """The fingerprint of the hashes of all pods, in any order."""
     joined = b"".join(each.to_bytes(8, "little") for each in sorted(hashes))
     return _MARK + xxhash.xxh64_hexdigest(joined)

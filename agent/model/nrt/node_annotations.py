@@ -1,9 +1,9 @@
 """The annotations of a Node and of its NodeResourceTopology about CPUs, as values.
 
-Keys and shapes are Koordinator's (apis/extension/numa_aware.go,
-pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). A Node's annotations keep CPUs
-from pods and amplify resources. Those of the NodeResourceTopology describe the node's CPUs, its
-shared pools and its kubelet: the agent writes them, the scheduler reads them of any writer."""
+Keys and formats are Koordinator's (apis/extension/numa_aware.go,
+pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). A Node's annotations reserve CPUs
+and amplify resources. Those of the NodeResourceTopology describe the node's CPUs, its shared pools
+and its kubelet. The agent writes them; the scheduler reads them from any writer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESERVATION: Final = "node.koordinator.sh/reservation"
 CPU_NORMALIZATION_RATIO: Final = "node.koordinator.sh/cpu-normalization-ratio"
 AMPLIFICATION_RATIO: Final = "node.koordinator.sh/resource-amplification-ratio"
 NUMA_MEMORY_POLICY: Final = "node.koordinator.sh/numa-memory-policy"
-"""A label; no value of it is defined, that it is there counts."""
+"""A label that takes effect with any value."""
 
 
 CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
@@ -41,7 +41,7 @@ Object = dict[str, Any]
 
 
 class SystemQos(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The CPUs (Linux list) of SYSTEM pods; no other pod shares them where they are exclusive."""
+    """The CPUs of SYSTEM pods (a Linux list). If they are exclusive, no other pod shares them."""
 
     cpuset: str = ""
     cpuset_exclusive: bool = True
@@ -52,26 +52,27 @@ class SystemQos(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class ApplyPolicy(enum.StrEnum):
-    """What a scheduler does with a reservation: it never uses it, or only its CPUs count. The agent
-    treats them alike."""
+    """How a scheduler applies a reservation: it reserves all resources, or only the CPUs. The agent
+    does not distinguish them."""
 
     DEFAULT = "Default"
     RESERVED_CPUS_ONLY = "ReservedCPUsOnly"
 
 
 class NodeReservation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What is kept from pods: CPUs by number (`reserved_cpus`, a Linux list), else by amount."""
+    """The resources that are reserved for the node: CPUs by number (`reserved_cpus`, a Linux list),
+    else by amount."""
 
     resources: dict[str, Quantity] = {}
     reserved_cpus: str = msgspec.field(default="", name="reservedCPUs")
     apply_policy: ApplyPolicy | None = None
 
     def cpus(self) -> CpuSet:
-        """Those that are named. Raises AnnotationError."""
+        """The CPUs that are reserved by number. Raises AnnotationError."""
         return cpu_list(RESERVATION, "reservedCPUs", self.reserved_cpus)
 
     def cpu_milli(self) -> int:
-        """The amount of CPU, 0 where none is given. Raises AnnotationError."""
+        """The reserved amount of CPU, 0 if there is none. Raises AnnotationError."""
         try:
             amount = milli(self.resources.get("cpu", 0))
         except QuantityError as error:
@@ -85,18 +86,18 @@ MOST_AMPLIFICATION: Final = 1000
 
 
 def system_qos(annotations: Mapping[str, str]) -> SystemQos:
-    """One without CPUs where the node has none. Raises AnnotationError."""
+    """The annotation, without CPUs if it is absent. Raises AnnotationError."""
     return decoded(annotations, SYSTEM_QOS, _system_qos, _MOST_BYTES) or SystemQos()
 
 
 def node_reservation(annotations: Mapping[str, str]) -> NodeReservation:
-    """An empty one where the node has none. Raises AnnotationError."""
+    """The annotation, an empty reservation if it is absent. Raises AnnotationError."""
     return decoded(annotations, RESERVATION, _reservation, _MOST_BYTES) or NodeReservation()
 
 
 def cpu_normalization_ratio(annotations: Mapping[str, str]) -> float:
-    """How much faster the node's CPUs are than the CPUs of requests; 1 without the annotation.
-    Raises AnnotationError."""
+    """The speed of the node's CPUs relative to the CPUs that requests count in; 1 without the
+    annotation. Raises AnnotationError."""
     text = text_of(annotations, CPU_NORMALIZATION_RATIO, _MOST_BYTES)
     try:
         ratio = float(text or 1)
@@ -104,14 +105,13 @@ def cpu_normalization_ratio(annotations: Mapping[str, str]) -> float:
         ratio = math.nan
     if not 1 <= ratio <= _MOST_RATIO:
         raise AnnotationError(
-            CPU_NORMALIZATION_RATIO, f"{text[:40]!r} is no number from 1 to {_MOST_RATIO}"
+            CPU_NORMALIZATION_RATIO, f"{text[:40]!r} is not a number from 1 to {_MOST_RATIO}"
         )
     return ratio
 
 
 def amplification_ratios(annotations: Mapping[str, str]) -> dict[str, float]:
-    """By resource, how many one unit of it is sold as; only those above 1, and 1000 at most. Raises
-    AnnotationError."""
+    """The amplification ratios above 1, by resource; at most 1000. Raises AnnotationError."""
     ratios = decoded(annotations, AMPLIFICATION_RATIO, _ratios, _MOST_BYTES) or {}
     for name, ratio in ratios.items():
         if not ratio <= MOST_AMPLIFICATION:
@@ -122,7 +122,7 @@ def amplification_ratios(annotations: Mapping[str, str]) -> dict[str, float]:
 
 
 class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One entry of the pod-cpu-allocs annotation."""
+    """An entry of the annotation pod-cpu-allocs."""
 
     namespace: str
     name: str
@@ -132,7 +132,7 @@ class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
 
 
 def shared_pools(annotations: Mapping[str, str], key: str) -> tuple[Pool, ...]:
-    """The pools in one of the two annotations, none when it is absent. Raises AnnotationError."""
+    """The pools in one of the two annotations, empty if it is absent. Raises AnnotationError."""
     pools = decoded(annotations, key, _pools, bounds.OBJECT_VALUE_BYTES) or ()
     for pool in pools:
         cpu_list(key, "cpuset", pool.cpuset)
@@ -140,7 +140,7 @@ def shared_pools(annotations: Mapping[str, str], key: str) -> tuple[Pool, ...]:
 
 
 class CpuManager(msgspec.Struct, frozen=True):
-    """The kubelet's CPU manager; `reserved`: the CPUs that it keeps from containers of its own."""
+    """The kubelet's CPU manager. `reserved_cpus`: the CPUs that it never assigns."""
 
     policy: str = ""
     options: dict[str, str] = {}
@@ -151,16 +151,16 @@ class CpuManager(msgspec.Struct, frozen=True):
         return cpu_list(CPU_MANAGER_POLICY, "reservedCPUs", self.reserved_cpus)
 
     def static_options(self) -> dict[str, str] | None:
-        """None under another policy than static."""
+        """The options of the policy static, None under another policy."""
         return self.options if self.policy == "static" else None
 
 
 class NodeConfiguration(msgspec.Struct, frozen=True):
-    """The configuration of the node: the kubelet's policies for CPUs and NUMA nodes with the CPUs
-    that it reserves, the Node's annotations, and the agent's settings for reserved CPUs.
-    `kubelet_memory`: the kubelet binds the memory of Guaranteed pods, and keeps
-    `reserved_memory_bytes` of each NUMA node from pods; `max_numa_nodes`: the limit of its topology
-    manager, None for its default."""
+    """The configuration of the node: the kubelet's policies for CPUs and NUMA nodes with its
+    reserved CPUs, the Node's annotations, and the agent's settings for reserved CPUs.
+    `kubelet_memory`: the kubelet binds the memory of Guaranteed pods, and reserves
+    `reserved_memory_bytes` of each NUMA node. `max_numa_nodes`: the limit of its topology manager,
+    None for the default."""
 
     kubelet_policy: str = "none"
     kubelet_options: dict[str, str] = {}
@@ -185,15 +185,15 @@ def koordinator_annotations(
     allocs: tuple[PodCpuAlloc, ...],
     configured: NodeConfiguration,
 ) -> dict[str, str]:
-    """Koordinator's, of a NodeResourceTopology."""
-    set_aside = {SYSTEM_QOS: configured.system_qos, RESERVATION: configured.reservation}
+    """Koordinator's annotations of a NodeResourceTopology."""
+    reserved = {SYSTEM_QOS: configured.system_qos, RESERVATION: configured.reservation}
     return {
         CPU_TOPOLOGY: _text({"detail": [_cpu(each) for each in topology.cpus]}),
         CPU_SHARED_POOLS: _text(ls_pools),
         BE_CPU_SHARED_POOLS: _text(be_pools),
         POD_CPU_ALLOCS: _text(allocs),
         CPU_MANAGER_POLICY: _text(_cpu_manager_fields(configured)),
-        **{key: text for key, value in set_aside.items() if (text := _text(value)) != "{}"},
+        **{key: text for key, value in reserved.items() if (text := _text(value)) != "{}"},
     }
 
 
@@ -229,15 +229,15 @@ _allocs: Final = msgspec.json.Decoder(
 
 
 def reported_cpus(topology: NodeTopology) -> tuple[Cpu, ...]:
-    """Empty when the node does not report them. A core has its socket and number for a name, as
-    koordlet and the kernel number the cores of each socket, and its lowest CPU for an id. L3 caches
-    are those of our zones. Raises AnnotationError."""
+    """The CPUs in the annotation cpu-topology, empty if it is absent. Koordlet and the kernel
+    number the cores of each socket separately, so a core is identified by socket and number; its id
+    here is its lowest CPU. L3 caches are read from Topolet's zones. Raises AnnotationError."""
     lists = tuple(zone.attributes.get(L3_CPUS, "") for zone in topology.zones)
     return _cpus(topology.annotations.get(CPU_TOPOLOGY, ""), lists)
 
 
 def cpu_manager(annotations: Mapping[str, str]) -> CpuManager:
-    """Without a policy when the node does not report one. Raises AnnotationError."""
+    """The annotation cpu-manager-policy; `policy` is "" if it is absent. Raises AnnotationError."""
     return (
         decoded(annotations, CPU_MANAGER_POLICY, _cpu_manager_decoder, bounds.OBJECT_VALUE_BYTES)
         or CpuManager()
@@ -245,7 +245,8 @@ def cpu_manager(annotations: Mapping[str, str]) -> CpuManager:
 
 
 def kubelet_allocated(annotations: Mapping[str, str]) -> dict[str, CpuSet]:
-    """By pod uid, the CPUs that the kubelet gave to its containers. Raises AnnotationError."""
+    """By pod uid, the CPUs that the kubelet assigned to the pod's containers. Raises
+    AnnotationError."""
     found: dict[str, CpuSet] = {}
     for each in decoded(annotations, POD_CPU_ALLOCS, _allocs, bounds.OBJECT_LIST_BYTES) or ():
         if each.managed_by_kubelet:
@@ -273,8 +274,7 @@ def _text(value: object) -> str:
 
 @lru_cache(maxsize=256)
 def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
-    """Cached: nodes of one model report the same value, and each of them repeats it for every
-    pod."""
+    """Cached: nodes of one model report the same value, and it is read again for every pod."""
     detail = decoded({CPU_TOPOLOGY: text}, CPU_TOPOLOGY, _cpu_topology, bounds.OBJECT_LIST_BYTES)
     if detail is None:
         return ()
@@ -299,8 +299,8 @@ def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
 
 
 def _caches(lists: Iterable[str]) -> dict[int, int]:
-    """By CPU, the lowest CPU of its L3; none for a list that is none: it only orders CPUs that are
-    as good."""
+    """By CPU, the lowest CPU with the same L3. A list that can't be read is ignored: L3 caches only
+    decide between CPUs that are otherwise equal."""
     found: dict[int, int] = {}
     for text in ";".join(lists).split(";"):
         try:

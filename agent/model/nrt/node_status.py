@@ -1,5 +1,5 @@
-"""What Topolet adds to a Node: labels that describe its machine and its devices,
-and extended resources in its status."""
+"""The fields that Topolet adds to a Node: labels that describe its machine and devices, and
+extended resources in its status."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _NVIDIA: Final = "nvidia"
 
 
 class GpuFacts(msgspec.Struct, frozen=True):
-    """What the cards of a node have in common; "" when they differ or it is unknown. `product` in
-    the driver's spelling (`NVIDIA A100-SXM4-80GB`)."""
+    """Properties of a node's cards; "" if unknown, or if the cards differ. `product`: as the driver
+    writes it (`NVIDIA A100-SXM4-80GB`)."""
 
     vendor: str = ""
     product: str = ""
@@ -49,9 +49,9 @@ class GpuFacts(msgspec.Struct, frozen=True):
 
 
 def extended_resources(devices: Iterable[Device], facts: GpuFacts | None = None) -> dict[str, int]:
-    """By name, the sum of healthy devices; 0 when all of a kind are unhealthy, absent without any.
-    `koordinator.sh/gpu` is for NVIDIA's cards and those of unknown vendors; `gpu.shared` exists
-    because no pod that requests it fits a node without it."""
+    """By name, the sum over healthy devices; 0 if all devices of a type are unhealthy, absent if
+    there are none. `koordinator.sh/gpu` counts cards of NVIDIA's and of unknown vendors.
+    `gpu.shared` is listed because a pod that requests it fits only nodes that have it."""
     sums: dict[str, int] = {}
 
     def add(name: str, amount: int, device: Device) -> None:
@@ -84,13 +84,13 @@ def node_labels(topology: Topology) -> dict[str, str]:
 
 
 def node(name: str, labels: dict[str, str]) -> Object:
-    """The Node, as far as we write it, but for its status."""
+    """The fields of the Node that Topolet writes, without the status."""
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
 
 
 def status(name: str, resources: Mapping[str, int]) -> Object:
-    """The Node's status as far as we write it. Capacity and allocatable are the same: a kubelet
-    copies the one of extended resources to the other whenever it writes."""
+    """The fields of the Node's status that Topolet writes. Capacity and allocatable are equal: for
+    extended resources, a kubelet copies capacity to allocatable whenever it writes."""
     amounts = {each: str(amount) for each, amount in sorted(resources.items())}
     return {
         "apiVersion": "v1",
@@ -101,7 +101,7 @@ def status(name: str, resources: Mapping[str, int]) -> Object:
 
 
 def with_seen_amounts(wanted: Object, seen: object) -> Object:
-    """The same status, with equal amounts in the spelling of the stored one: an API server rewrites
+    """The wanted status, with the stored text of each amount that is equal: an API server rewrites
     quantities (`1000` as `1k`)."""
     found = seen.get("status") if isinstance(seen, dict) else None
     if not isinstance(found, dict):
@@ -119,8 +119,8 @@ def with_seen_amounts(wanted: Object, seen: object) -> Object:
 
 
 def gpu_labels(facts: GpuFacts, devices: Iterable[Device], *, gfd: bool = False) -> dict[str, str]:
-    """Koordinator's labels of Device and Node; with `gfd` those of NVIDIA's feature discovery that
-    are known here too. None without a GPU."""
+    """Koordinator's labels of Device and Node; with `gfd` also those labels of NVIDIA's feature
+    discovery whose values are known. Empty without a GPU."""
     cards = [each for each in devices if each.type == DeviceType.GPU]
     if not cards:
         return {}
@@ -138,14 +138,14 @@ def gpu_labels(facts: GpuFacts, devices: Iterable[Device], *, gfd: bool = False)
 
 
 def labelled(labels: Mapping[str, str]) -> GpuFacts:
-    """The values of Koordinator's labels, read from labels and written to them."""
+    """The values of Koordinator's labels."""
     return GpuFacts(
         labels.get(GPU_VENDOR, ""), labels.get(GPU_MODEL, ""), labels.get(GPU_DRIVER, "")
     )
 
 
 def _discovered(facts: GpuFacts, cards: list[Device]) -> dict[str, str]:
-    """Units as there: memory of one card in MiB."""
+    """Labels of NVIDIA's feature discovery, in its units: the memory of one card in MiB."""
     memory = {each.resources.get(GPU_MEMORY, 0) for each in cards}
     version = facts.driver_version.split(".")
     parts = dict(zip(("major", "minor", "revision"), version, strict=False))
@@ -163,7 +163,7 @@ def _discovered(facts: GpuFacts, cards: list[Device]) -> dict[str, str]:
 
 
 def label_value(text: str) -> str:
-    """A text as the value of a label may be."""
+    """The text with the characters that a label value may not have replaced, shortened to 63."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")
 
 
