@@ -50,8 +50,8 @@ from agent.model.devices.device_allocation import (
     DevicePreferences,
     allocated,
     device_preferences,
-    functions_together,
-    together,
+    sum_amounts,
+    sum_functions,
     virtual_functions,
 )
 from agent.model.devices.device_object import GPU_PARTITIONS, Device
@@ -207,8 +207,8 @@ def _node(case: dict[str, Any]) -> NodeDevices:
     annotations = {} if table is None else {GPU_PARTITIONS: _json(table)}
     known = partitions(case.get("deviceLabels", {}), annotations, case.get("nodeLabels", {}))
     pods = [{DEVICE_ALLOCATED: _json(_annotation(pod))} for pod in case["allocated"]]
-    taken = functions_together(map(virtual_functions, pods))
-    held = together(map(allocated, pods))
+    taken = sum_functions(map(virtual_functions, pods))
+    held = sum_amounts(map(allocated, pods))
     return node_devices(inventory(_devices(case["devices"]), known), held, taken)
 
 

@@ -24,7 +24,7 @@ from agent.host.files import Tree
 from agent.model.apiobjects import ApiNode
 from agent.model.cpu.topology import Topology
 from agent.model.devices import gpu_actions, gpu_devices, holding, interconnect, listing
-from agent.model.devices.device_allocation import amounts, names, renumbered, together
+from agent.model.devices.device_allocation import amounts, names, renumbered, sum_amounts
 from agent.model.devices.device_files import NO_FILES, DeviceFiles, capabilities, device_files
 from agent.model.devices.device_object import Device
 from agent.model.devices.gpu_actions import GpuActionError, GpuActions
@@ -247,7 +247,7 @@ class DeviceView:
                 **interconnect.encode_links(made.devices, self._gpus.pairs),
                 **holding.encode(found.holdings),
             },
-            together([*held.values(), taken(found.holdings, made.devices)]),
+            sum_amounts([*held.values(), taken(found.holdings, made.devices)]),
             self._gfd_labels,
             withheld(made.devices, found.holdings) if self._withhold else None,
         )

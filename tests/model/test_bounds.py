@@ -42,7 +42,7 @@ READERS: list[tuple[str, Read, int]] = [
     (annotations.RESOURCE_STATUS, _status, TEXT),
     (annotations.SHARED_CONTAINERS, annotations.shared_containers, WORD),
     (annotations.EXTENDED_RESOURCE_SPEC, batch.batch_resources, LIST),
-    (annotations.DEVICE_ALLOCATED, device_allocation.given, LIST),
+    (annotations.DEVICE_ALLOCATED, device_allocation.allocated_devices, LIST),
     (annotations.DEVICE_ALLOCATED, device_allocation.virtual_functions, LIST),
     (annotations.RESOURCE_SPEC, policies.resource_spec, WORD),
     (annotations.NUMA_TOPOLOGY_SPEC, policies.numa_spec, WORD),

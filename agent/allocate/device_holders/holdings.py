@@ -23,7 +23,7 @@ from agent.allocate.device_holders.grants import CPU_DRIVER
 from agent.allocate.device_holders.names import Keys, is_number, meaning
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices import device_allocation
-from agent.model.devices.device_allocation import GivenDevices, Holdings, VirtualFunctions
+from agent.model.devices.device_allocation import AllocatedDevices, DeviceAmounts, VirtualFunctions
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from agent.model.pod.annotations import AnnotationError
@@ -109,7 +109,7 @@ def _order(holding: DeviceHolding) -> tuple[str, ...]:
 
 def of_allocation(
     uid: str,
-    amounts: Holdings,
+    amounts: DeviceAmounts,
     functions: VirtualFunctions,
     devices: Iterable[Device],
 ) -> tuple[DeviceHolding, ...]:
@@ -149,12 +149,12 @@ def _allocated(
     )
 
 
-def taken(holdings: Iterable[DeviceHolding], devices: Iterable[Device]) -> Holdings:
+def taken(holdings: Iterable[DeviceHolding], devices: Iterable[Device]) -> DeviceAmounts:
     """The holdings that schedulers must count as used. A shared card counts as a whole, because a
     percentage can't be combined with a replica or an instance. Virtual functions and open devices
     do not count."""
     by_id = {(device.type, device.uuid): device for device in devices}
-    found: Holdings = {}
+    found: DeviceAmounts = {}
     for each in holdings:
         device = by_id.get((each.type, each.device))
         if device is not None and each.form in _TAKING:
@@ -204,14 +204,14 @@ def withheld(devices: Iterable[Device], holdings: Iterable[DeviceHolding]) -> tu
     )
 
 
-def given(pods: Iterable[Pod]) -> tuple[dict[str, GivenDevices], tuple[str, ...]]:
+def given(pods: Iterable[Pod]) -> tuple[dict[str, AllocatedDevices], tuple[str, ...]]:
     """The devices that schedulers allocated, by pod uid, and errors for annotations that can't be
     read."""
-    found: dict[str, GivenDevices] = {}
+    found: dict[str, AllocatedDevices] = {}
     troubles = []
     for pod in pods:
         try:
-            of_pod = device_allocation.given(pod.annotations)
+            of_pod = device_allocation.allocated_devices(pod.annotations)
         except AnnotationError as error:
             troubles.append(f"pod {pod.title}: {error}")
             continue
@@ -221,7 +221,7 @@ def given(pods: Iterable[Pod]) -> tuple[dict[str, GivenDevices], tuple[str, ...]
 
 
 def had_twice(
-    held: Mapping[str, Holdings],
+    held: Mapping[str, DeviceAmounts],
     devices: Iterable[Device],
     holdings: Iterable[DeviceHolding],
     pods: Mapping[str, Pod],

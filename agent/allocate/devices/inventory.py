@@ -21,7 +21,11 @@ from agent.allocate.devices.gpu_sets import MOST, GpuTable, Matrix, table
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
 from agent.allocate.score import points
 from agent.model.cpu.policies import GpuObjective, Strategy
-from agent.model.devices.device_allocation import DeviceTopologyScope, Holdings, VirtualFunctions
+from agent.model.devices.device_allocation import (
+    DeviceAmounts,
+    DeviceTopologyScope,
+    VirtualFunctions,
+)
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpus import Ancestor, GpuPair
 from agent.model.devices.interconnect import Interconnect, Interlink
@@ -176,7 +180,7 @@ class Stock(msgspec.Struct, frozen=True):
 
 
 def node_devices(
-    inventory: Inventory, held: Holdings, taken: VirtualFunctions | None = None
+    inventory: Inventory, held: DeviceAmounts, taken: VirtualFunctions | None = None
 ) -> NodeDevices:
     """Holdings beyond a device's resources, or of a missing device, leave nothing free; those with
     an impossible minor are ignored."""

@@ -41,7 +41,7 @@ from agent.allocate.offering import Declined, Offer
 from agent.allocate.reasons import Reason
 from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.devices.device_allocation import DevicePreferences, Holdings
+from agent.model.devices.device_allocation import DeviceAmounts, DevicePreferences
 from agent.model.devices.device_object import DeviceType
 
 
@@ -303,7 +303,7 @@ class NodeAllocator:
             granted.append(found)
         return tuple(granted)
 
-    def _outside(self, pod_requests: Sequence[PodRequest]) -> Holdings:
+    def _outside(self, pod_requests: Sequence[PodRequest]) -> DeviceAmounts:
         """The GPUs outside the best set for all pods; empty without such a set."""
         inventory, request = self._properties.inventory, pod_requests[0].devices
         cards = request.requests.get(DeviceType.GPU) if request is not None else None

@@ -16,7 +16,7 @@ from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import PolicySource
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
 from agent.model.cpu.policies import BindPolicy
-from agent.model.devices.device_allocation import Holdings, VirtualFunctions
+from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC
 from agent.model.quantities import cpu
 
@@ -48,7 +48,7 @@ class Granted(msgspec.Struct, frozen=True):
     def holding(self) -> AssignedPod:
         """The pod's allocation after the commit, as `holding_of` reads it back."""
         pod_request = self.pod_request
-        devices: Holdings = {}
+        devices: DeviceAmounts = {}
         functions: VirtualFunctions = {}
         ids: dict[tuple[str, int], str] = {}
         for kind, chosen in self.allocation.devices.items() if self.allocation else ():

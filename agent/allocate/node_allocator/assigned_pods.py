@@ -13,12 +13,12 @@ from agent.allocate.node_allocation import PodAllocation, pod_allocation
 from agent.allocate.resource_request import pod_requests
 from agent.model.apiobjects import ApiPod
 from agent.model.devices.device_allocation import (
-    Holdings,
+    DeviceAmounts,
     VirtualFunctions,
     amounts,
-    functions_together,
     given,
-    together,
+    sum_amounts,
+    sum_functions,
     virtual_functions,
 )
 from agent.model.pod.annotations import (
@@ -37,7 +37,7 @@ class AssignedPod(msgspec.Struct, frozen=True, gc=False):
     uid: str
     title: str
     allocation: PodAllocation
-    devices: Holdings = {}
+    devices: DeviceAmounts = {}
     functions: VirtualFunctions = {}
     requests: dict[str, int] = {}
     priority: int = 0
@@ -61,7 +61,7 @@ def holding_of(pod: ApiPod) -> AssignedPod:
     faults: list[str] = []
     requests = pod_requests(pod)
     allocation = _allocation(pod, requests.get("cpu", 0), faults)
-    devices: Holdings = {}
+    devices: DeviceAmounts = {}
     functions: VirtualFunctions = {}
     ids: dict[tuple[str, int], str] = {}
     if pod.annotations.get(DEVICE_ALLOCATED):
@@ -104,7 +104,7 @@ def _allocation(pod: ApiPod, cpu_milli: int, faults: list[str]) -> PodAllocation
 class Imported(msgspec.Struct, frozen=True):
     """Devices that one pod holds without an allocation of a scheduler."""
 
-    devices: Holdings
+    devices: DeviceAmounts
     functions: VirtualFunctions
 
 
@@ -125,7 +125,7 @@ def held_devices(
     allocation counts; without an amount the pod has the whole device, as on its node
     (`allocate.visibility`)."""
     devices, functions = [], []
-    own: dict[str, Holdings] = {}
+    own: dict[str, DeviceAmounts] = {}
     for uid, held in holdings.items():
         if held.devices or held.functions:
             told, of_pod = _numbered(held, inventory)
@@ -139,7 +139,7 @@ def held_devices(
         given = own.get(uid, {})
         devices.append({at: amounts for at, amounts in each.devices.items() if at not in given})
         functions.append(each.functions)
-    return node_devices(inventory, together(devices), functions_together(functions))
+    return node_devices(inventory, sum_amounts(devices), sum_functions(functions))
 
 
 def device_overlaps(
@@ -173,7 +173,9 @@ def _all_of(inventory: Inventory, at: tuple[str, int]) -> dict[str, int]:
     return fleet.devices[minor].resources if fleet and minor in fleet.devices else {}
 
 
-def _numbered(held: AssignedPod, inventory: Inventory | None) -> tuple[Holdings, VirtualFunctions]:
+def _numbered(
+    held: AssignedPod, inventory: Inventory | None
+) -> tuple[DeviceAmounts, VirtualFunctions]:
     """The holdings with the current minors of the devices: GPU drivers assign minors anew at each
     start."""
     moved = {}
@@ -186,6 +188,6 @@ def _numbered(held: AssignedPod, inventory: Inventory | None) -> tuple[Holdings,
     if not moved:
         return held.devices, held.functions
     return (
-        together({moved.get(at, at): amounts} for at, amounts in held.devices.items()),
-        functions_together({moved.get(at, at): buses} for at, buses in held.functions.items()),
+        sum_amounts({moved.get(at, at): amounts} for at, amounts in held.devices.items()),
+        sum_functions({moved.get(at, at): buses} for at, buses in held.functions.items()),
     )

@@ -22,7 +22,7 @@ from agent.allocate.visibility.container_devices import (
     isolated,
     split,
 )
-from agent.model.devices.device_allocation import AllocatedDevice, given
+from agent.model.devices.device_allocation import AllocatedDevice, allocated_devices
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import DeviceType
 from agent.model.devices.visible import DeviceNode, HeldDevice, Visible, VisibleGpu, is_uuid
@@ -79,7 +79,7 @@ def pod_visibility(
     resolved: list[tuple[DevicePod, dict[str, list[_MatchedDevice]]]] = []
     for pod in pods:
         try:
-            by_type = given(pod.annotations)
+            by_type = allocated_devices(pod.annotations)
             ours = {
                 kind: sorted(devices, key=_device_order)
                 for kind, devices in by_type.items()
@@ -169,7 +169,7 @@ class _MatchedDevice(msgspec.Struct, frozen=True):
     """A device of the annotation on this node. `keys`: the keys of all devices that the pod blocks
     for others."""
 
-    given: AllocatedDevice
+    allocated: AllocatedDevice
     keys: tuple[str, ...]
     gpu: VisibleGpu | None = None
     nodes: tuple[DeviceNode, ...] = ()
@@ -178,8 +178,10 @@ class _MatchedDevice(msgspec.Struct, frozen=True):
     def whole(self) -> bool:
         """Whether the pod has the whole device: a function is never shared, and an annotation
         without amounts means all."""
-        amounts = self.given.resources
-        if self.given.functions or not any(amounts.get(name) for name in (*_PERCENTS, GPU_MEMORY)):
+        amounts = self.allocated.resources
+        if self.allocated.functions or not any(
+            amounts.get(name) for name in (*_PERCENTS, GPU_MEMORY)
+        ):
             return True
         return all(amounts[name] >= _WHOLE for name in _PERCENTS if name in amounts)
 
@@ -189,7 +191,7 @@ class _MatchedDevice(msgspec.Struct, frozen=True):
         return not others or (
             not any(each.whole for each in holders)
             and all(
-                sum(each.given.resources.get(name, 0) for each in holders) <= _WHOLE
+                sum(each.allocated.resources.get(name, 0) for each in holders) <= _WHOLE
                 for name in _PERCENTS
             )
         )
@@ -261,7 +263,7 @@ def _allowed(
             if kind != DeviceType.GPU
         }
         seen = Visible(gpus if DeviceType.GPU in found else None, nodes)
-        return isolated(seen, pod.labels, [each.given for each in cards], request, isolation)
+        return isolated(seen, pod.labels, [each.allocated for each in cards], request, isolation)
 
     asking = [each for each in pod.containers or () if found.keys() & each.requests.keys()]
     if not asking:
@@ -289,7 +291,7 @@ def _places(
     """For devices other than GPUs a hint may have changed the requested number: then each container
     that requests some gets all."""
     try:
-        return split([each.given for each in devices], kind, containers)
+        return split([each.allocated for each in devices], kind, containers)
     except SplitError:
         if kind == DeviceType.GPU:
             raise

@@ -129,7 +129,7 @@ def _partition(raw: _RawSpec) -> PartitionSpec:
     return PartitionSpec(raw.allocate_policy is PartitionPolicy.RESTRICTED, bandwidth)
 
 
-Holdings = dict[tuple[str, int], dict[str, int]]
+DeviceAmounts = dict[tuple[str, int], dict[str, int]]
 """The allocated amounts, by type and minor of a device, then by resource, in units."""
 
 
@@ -143,11 +143,11 @@ class AllocatedDevice(msgspec.Struct, frozen=True):
     functions: tuple[str, ...] = ()
 
 
-GivenDevices = Mapping[str, tuple[AllocatedDevice, ...]]
+AllocatedDevices = Mapping[str, tuple[AllocatedDevice, ...]]
 """The devices that are allocated to one pod, by type."""
 
 
-def given(annotations: Mapping[str, str]) -> dict[str, tuple[AllocatedDevice, ...]]:
+def allocated_devices(annotations: Mapping[str, str]) -> dict[str, tuple[AllocatedDevice, ...]]:
     """The devices of one pod by type, in the annotation's order; negative amounts count as 0.
     Raises AnnotationError."""
     found = {}
@@ -164,16 +164,16 @@ def given(annotations: Mapping[str, str]) -> dict[str, tuple[AllocatedDevice, ..
     return found
 
 
-def allocated(annotations: Mapping[str, str]) -> Holdings:
+def allocated(annotations: Mapping[str, str]) -> DeviceAmounts:
     """The amounts that one pod has, empty without an allocation; negative amounts count as 0.
     Raises AnnotationError."""
-    return amounts(given(annotations))
+    return amounts(allocated_devices(annotations))
 
 
-def amounts(given: GivenDevices) -> Holdings:
+def amounts(allocation: AllocatedDevices) -> DeviceAmounts:
     """The amounts of one pod's devices."""
-    found: Holdings = {}
-    for kind, devices in given.items():
+    found: DeviceAmounts = {}
+    for kind, devices in allocation.items():
         for device in devices:
             of_device = found.setdefault((kind, device.minor), {})
             for name, amount in device.resources.items():
@@ -181,7 +181,7 @@ def amounts(given: GivenDevices) -> Holdings:
     return found
 
 
-def renumbered(given: GivenDevices, devices: Iterable[Device]) -> GivenDevices:
+def renumbered(allocation: AllocatedDevices, devices: Iterable[Device]) -> AllocatedDevices:
     """The same allocation with the current minors: a GPU may have another minor after a boot, and
     the annotation names the device by its id."""
     now = {(each.type, each.uuid): each.minor for each in devices}
@@ -190,11 +190,11 @@ def renumbered(given: GivenDevices, devices: Iterable[Device]) -> GivenDevices:
             msgspec.structs.replace(each, minor=now.get((kind, each.id), each.minor))
             for each in of_kind
         )
-        for kind, of_kind in given.items()
+        for kind, of_kind in allocation.items()
     }
 
 
-def names(given: GivenDevices, devices: Iterable[Device]) -> dict[str, frozenset[str]]:
+def names(allocation: AllocatedDevices, devices: Iterable[Device]) -> dict[str, frozenset[str]]:
     """By type, the ids of the allocated devices, or the bus ids of their virtual functions. A
     device that is not on this node has no name unless the annotation has its id."""
     ids = {(each.type, each.minor): each.uuid for each in devices}
@@ -205,7 +205,7 @@ def names(given: GivenDevices, devices: Iterable[Device]) -> dict[str, frozenset
             for name in each.functions or (each.id or ids.get((kind, each.minor), ""),)
             if name
         )
-        for kind, of_kind in given.items()
+        for kind, of_kind in allocation.items()
     }
 
 
@@ -225,10 +225,10 @@ def virtual_functions(annotations: Mapping[str, str]) -> VirtualFunctions:
     return found
 
 
-def together(holdings: Iterable[Holdings]) -> Holdings:
+def sum_amounts(allocated: Iterable[DeviceAmounts]) -> DeviceAmounts:
     """The sum over several pods."""
-    sums: Holdings = {}
-    for each in holdings:
+    sums: DeviceAmounts = {}
+    for each in allocated:
         for device, amounts in each.items():
             of_device = sums.setdefault(device, {})
             for name, amount in amounts.items():
@@ -236,10 +236,10 @@ def together(holdings: Iterable[Holdings]) -> Holdings:
     return sums
 
 
-def functions_together(held: Iterable[VirtualFunctions]) -> VirtualFunctions:
+def sum_functions(allocated: Iterable[VirtualFunctions]) -> VirtualFunctions:
     """The sum over several pods."""
     sets: VirtualFunctions = {}
-    for each in held:
+    for each in allocated:
         for device, buses in each.items():
             sets[device] = sets.get(device, frozenset()) | buses
     return sets

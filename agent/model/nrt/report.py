@@ -14,7 +14,7 @@ import msgspec
 
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import NumaNode, Topology
-from agent.model.devices.device_allocation import Holdings
+from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import Device, Portion, portions
 from agent.model.nrt import node_status
 from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc, koordinator_annotations
@@ -153,7 +153,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
     devices: tuple[Device, ...] = ()
     gpus: GpuFacts = GpuFacts()
     annotations: dict[str, str] = {}
-    held: Holdings = {}
+    held: DeviceAmounts = {}
     gfd_labels: bool = False
     withheld: tuple[Device, ...] | None = None
 

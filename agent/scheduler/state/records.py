@@ -24,7 +24,7 @@ from agent.model.apiobjects import (
     group_of,
 )
 from agent.model.devices import device_object, holding, interconnect
-from agent.model.devices.device_allocation import Holdings, VirtualFunctions
+from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
 from agent.model.devices.device_object import DeviceObject
 from agent.model.nrt import node_annotations, resource_topology
 from agent.model.nrt.resource_topology import NodeTopology
@@ -276,7 +276,7 @@ _zoned_by_key: Final = InternPool[ZonedPod]()
 _requests: Final = InternPool[dict[str, int]]()
 _numa: Final = InternPool[dict[int, dict[str, int]]]()
 _resources: Final = InternPool[dict[str, int]]()
-_NO_DEVICES: Final[Holdings] = {}
+_NO_DEVICES: Final[DeviceAmounts] = {}
 _NO_FUNCTIONS: Final[VirtualFunctions] = {}
 _NO_IDS: Final[dict[tuple[str, int], str]] = {}
 

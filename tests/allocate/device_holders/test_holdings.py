@@ -20,7 +20,7 @@ from agent.allocate.devices.allocation import allocate
 from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, device_request
 from agent.model.devices import holding
-from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, together
+from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, sum_amounts
 from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from tests.allocate.device_holders.node import DEVICES, GPU, KEYS
 
@@ -343,7 +343,7 @@ def test_nothing_is_given_twice(found: list[DeviceGrant], annotated: bool) -> No
                 for each in chosen:
                     assert each.uuid not in held
                     key = kind, each.minor
-                    gone = together((gone, {key: each.resources}))
+                    gone = sum_amounts((gone, {key: each.resources}))
                     buses = frozenset(function.bus for function in each.functions)
                     assert not buses & functions
                     gone_functions[key] = gone_functions.get(key, frozenset()) | buses

@@ -9,11 +9,11 @@ from agent.allocate.devices.allocation import Allocation, allocate, device_alloc
 from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
 from agent.model.devices.device_allocation import (
-    Holdings,
+    DeviceAmounts,
     VirtualFunctions,
     allocated,
-    functions_together,
-    together,
+    sum_amounts,
+    sum_functions,
     virtual_functions,
 )
 from agent.model.pod.annotations import DEVICE_ALLOCATED
@@ -55,7 +55,7 @@ def test_pods_one_after_the_other_never_get_the_same_twice(percents: list[int]) 
     """Until nothing that fits is left, and with one function of a NIC each."""
     devices = [*(gpu(each) for each in range(3)), nic(0, functions=[f"0:0.{n}" for n in range(4)])]
     known = inventory(devices)
-    held: Holdings = {}
+    held: DeviceAmounts = {}
     taken: VirtualFunctions = {}
     hint = {HINT: json.dumps(VF_HINT)}
     for percent in percents:
@@ -69,6 +69,6 @@ def test_pods_one_after_the_other_never_get_the_same_twice(percents: list[int]) 
         pod = {DEVICE_ALLOCATED: device_allocated(found)}
         given_functions = virtual_functions(pod)
         assert not given_functions["rdma", 0] & taken.get(("rdma", 0), frozenset())
-        held = together([held, allocated(pod)])
-        taken = functions_together([taken, given_functions])
+        held = sum_amounts([held, allocated(pod)])
+        taken = sum_functions([taken, given_functions])
     assert all(held.get(("gpu", each), {}).get(RATIO, 0) <= 100 for each in range(3))

@@ -14,7 +14,7 @@ from agent.allocate.devices.allocation import Allocation, allocate
 from agent.allocate.devices.inventory import LinkTable, NodeDevices, inventory, linked, node_devices
 from agent.allocate.devices.request import RequestError, device_request
 from agent.model.cpu.policies import Strategy
-from agent.model.devices.device_allocation import Holdings
+from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import Device
 from tests.allocate.devices.builders import (
     CARDS,
@@ -51,7 +51,7 @@ AMOUNTS = st.fixed_dictionaries(
 
 class Made(msgspec.Struct, frozen=True):
     devices: list[Device]
-    held: Holdings
+    held: DeviceAmounts
     links: LinkTable | None
 
     def node(self, devices: list[Device] | None = None) -> NodeDevices:
@@ -62,7 +62,7 @@ class Made(msgspec.Struct, frozen=True):
 @st.composite
 def nodes(draw: st.DrawFn) -> Made:
     devices: list[Device] = []
-    held: Holdings = {}
+    held: DeviceAmounts = {}
     for make, count in ((gpu, draw(st.integers(1, 6))), (nic, draw(st.integers(0, 4)))):
         for minor in range(count):
             pcie = draw(st.integers(0, 3))

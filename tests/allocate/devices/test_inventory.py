@@ -5,8 +5,8 @@ import pytest
 from agent.allocate.devices.inventory import inventory, node_devices
 from agent.model.devices.device_allocation import (
     allocated,
-    functions_together,
-    together,
+    sum_amounts,
+    sum_functions,
     virtual_functions,
 )
 from agent.model.pod.annotations import DEVICE_ALLOCATED
@@ -49,7 +49,7 @@ def test_of_two_devices_with_one_minor_the_later_counts() -> None:
 def test_from_the_annotations_of_pods() -> None:
     share = '{"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "25"}}]}'
     pods = [{DEVICE_ALLOCATED: share}] * 2
-    there = node_devices(inventory([gpu(0)]), together(map(allocated, pods)))
+    there = node_devices(inventory([gpu(0)]), sum_amounts(map(allocated, pods)))
     assert there.stocks["gpu"].free[0][CORE] == 50
 
 
@@ -59,7 +59,7 @@ def test_functions_that_pods_hold() -> None:
     assert virtual_functions({DEVICE_ALLOCATED: text}) == {("rdma", 1): frozenset("ab")}
     assert virtual_functions({}) == {}
     more = {("rdma", 1): frozenset("c"), ("rdma", 2): frozenset("a")}
-    assert functions_together([virtual_functions({DEVICE_ALLOCATED: text}), more]) == {
+    assert sum_functions([virtual_functions({DEVICE_ALLOCATED: text}), more]) == {
         ("rdma", 1): frozenset("abc"),
         ("rdma", 2): frozenset("a"),
     }

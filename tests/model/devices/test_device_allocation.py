@@ -8,18 +8,18 @@ from agent.model.devices.device_allocation import (
     GPU_PARTITION_SPEC,
     AllocatedDevice,
     DeviceAllocateStrategy,
+    DeviceAmounts,
     DeviceHint,
     DevicePreferences,
     DeviceTopologyScope,
     Exclusion,
-    Holdings,
     Joint,
     JointScope,
     PartitionSpec,
     allocated,
+    allocated_devices,
     device_preferences,
-    given,
-    together,
+    sum_amounts,
 )
 from agent.model.devices.device_object import Device, DeviceTopology, Portion, portions
 from agent.model.objects import LabelSelector
@@ -52,7 +52,7 @@ MEMORY = "koordinator.sh/gpu-memory"
         ),
     ],
 )
-def test_what_a_pod_was_given(text: str, held: Holdings) -> None:
+def test_what_a_pod_was_given(text: str, held: DeviceAmounts) -> None:
     assert allocated({DEVICE_ALLOCATED: text}) == held
 
 
@@ -78,8 +78,8 @@ def test_what_cannot_be_read_is_named(text: str, said: str) -> None:
 
 
 def test_pods_that_share_a_device_hold_it_together() -> None:
-    half: Holdings = {("gpu", 0): {CORE: 50}}
-    held = together([half, half, {("gpu", 1): {CORE: 100}}])
+    half: DeviceAmounts = {("gpu", 0): {CORE: 50}}
+    held = sum_amounts([half, half, {("gpu", 1): {CORE: 100}}])
     assert held == {("gpu", 0): {CORE: 100}, ("gpu", 1): {CORE: 100}}
     assert half == {("gpu", 0): {CORE: 50}}
     gpu = Device("gpu", "u", 0, {CORE: 100}, topology=DeviceTopology(node=0))
@@ -92,7 +92,7 @@ def test_what_a_pod_was_given_one_by_one() -> None:
         ' {"minor": 0}], "rdma": [{"minor": 2, "id": "0000:17:00.0", "extension":'
         ' {"vfs": [{"minor": 3, "busID": "0000:17:00.3"}], "other": {}}}], "fpga": null}'
     )
-    assert given({DEVICE_ALLOCATED: text}) == {
+    assert allocated_devices({DEVICE_ALLOCATED: text}) == {
         "gpu": (AllocatedDevice(1, "GPU-1", {"koordinator.sh/gpu-core": 50}), AllocatedDevice(0)),
         "rdma": (AllocatedDevice(2, "0000:17:00.0", functions=("0000:17:00.3",)),),
         "fpga": (),
