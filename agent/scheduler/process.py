@@ -225,7 +225,7 @@ class _Parts:
             pod_infos,
             cache,
             Preemption(cluster, groups, queue, budgets),
-            best_alone=settings.best_node_only,
+            best_only=settings.best_node_only,
         )
         queueing = QueueingExtender(
             handlers, pod_infos, cluster, queue, preempting=evictor.pause if evictor else None

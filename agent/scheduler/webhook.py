@@ -1,9 +1,9 @@
-"""Admission webhook for Bindings of pods with GPUs: decodes an AdmissionReview, reads the pod from
-the API server, decides, and serves HTTPS.
+"""Admission webhook for Bindings of pods with GPUs: an HTTPS server that decodes an
+AdmissionReview, reads the pod from the API server, and allows or denies the Binding.
 
-A Binding does not contain its pod, so a policy can't tell which one has GPUs. The API server
-does not send the Bindings of accounts that may bind such pods (matchConditions of the
-configuration)."""
+A Binding does not contain its pod, so an admission policy can't select the Bindings of pods with
+GPUs. By the matchConditions of the configuration, the API server does not send the Bindings of
+accounts that may bind such pods."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GPU_NAMES: Final = frozenset({"nvidia.com/gpu", "amd.com/gpu", "dcu.com/gpu"})
 
 FailurePolicy = Literal["Fail", "Ignore"]
 LookUp = Callable[[str, str], ApiPod | None]
-"""The pod by namespace and name, None where there is none. Raises LookUpError."""
+"""Returns the pod by namespace and name, None if it does not exist. Raises LookUpError."""
 
 
 class ReviewError(ValueError):
@@ -56,7 +56,7 @@ class AdmissionStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AdmissionVerdict(msgspec.Struct, frozen=True):
-    """`refusal` is None where the request is allowed; the client receives `warning` then."""
+    """`refusal` is None if the request is allowed; then the client receives `warning`."""
 
     refusal: AdmissionStatus | None = None
     warning: str = ""
@@ -124,8 +124,8 @@ def judge(
 ) -> AdmissionVerdict:
     """Denies the Binding of a pod that requests GPUs.
 
-    `on_failure` applies where the pod can't be read. A pod that does not exist is denied too, since
-    it may be created a moment later.
+    `on_failure` applies if the pod can't be read. A pod that does not exist is denied too, since it
+    may be created a moment later.
     """
     user = request.user_info.username
     if not request.binds:
@@ -135,17 +135,15 @@ def judge(
         pod = look_up(request.namespace, request.pod)
     except LookUpError as error:
         if on_failure == "Ignore":
-            return AdmissionVerdict(
-                warning=f"pod {title} could not be looked up before it was bound"
-            )
-        message = f"{user} may not bind pod {title}, which could not be looked up: {error}"
+            return AdmissionVerdict(warning=f"pod {title} could not be read before it was bound")
+        message = f"{user} may not bind pod {title}, which could not be read: {error}"
         return AdmissionVerdict(AdmissionStatus(503, "ServiceUnavailable", message))
     if pod is None:
-        return AdmissionVerdict(AdmissionStatus(404, "NotFound", f"pod {title} is not there"))
-    if asked := gpus(pod):
+        return AdmissionVerdict(AdmissionStatus(404, "NotFound", f"pod {title} does not exist"))
+    if requested := gpus(pod):
         message = (
-            f"{user} may not bind pod {title}, which asks for {', '.join(asked)}: "
-            "pods with GPUs are bound by configured accounts only"
+            f"{user} may not bind pod {title}, which requests {', '.join(requested)}: "
+            "only configured accounts may bind pods with GPUs"
         )
         return AdmissionVerdict(AdmissionStatus(403, "Forbidden", message))
     return AdmissionVerdict()

@@ -164,8 +164,8 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
 def test_a_pod_with_gpus_is_bound_by_configured_accounts_only(cluster: Cluster, old: bool) -> None:
     with pytest.raises(
         RefusedError,
-        match=r"alice may not bind pod hooked/gpu, which asks for koordinator\.sh/gpu-core, "
-        r"koordinator\.sh/gpu-memory: pods with GPUs are bound by configured accounts only",
+        match=r"alice may not bind pod hooked/gpu, which requests koordinator\.sh/gpu-core, "
+        r"koordinator\.sh/gpu-memory: only configured accounts may bind pods with GPUs",
     ) as refused:
         cluster.bind("gpu", ALICE, old=old)
     assert refused.value.code == 403
@@ -187,7 +187,7 @@ def test_the_binding_that_passes_is_made(cluster: Cluster) -> None:
 
 
 def test_a_pod_that_is_not_there_is_not_bound(cluster: Cluster) -> None:
-    with pytest.raises(RefusedError, match="pod hooked/none is not there") as refused:
+    with pytest.raises(RefusedError, match="pod hooked/none does not exist") as refused:
         cluster.bind("none", ALICE)
     assert refused.value.code == 404
 
@@ -271,13 +271,13 @@ def test_the_policy_decides_about_a_pod_that_cannot_be_read(cluster: Cluster, po
             if policy == "Fail":
                 eventually(
                     "the role is gone",
-                    lambda: "could not be looked up" in cluster.refuses("plain", ALICE),
+                    lambda: "could not be read" in cluster.refuses("plain", ALICE),
                 )
                 assert "no role lets" in cluster.refuses("plain", ALICE)
                 assert not cluster.refuses("gpu", OURS), "nobody is asked about who may"
             else:
                 eventually("the role is gone", lambda: not cluster.refuses("gpu", ALICE))
-                assert "pod hooked/gpu could not be looked up" in cluster.webhook.log()
+                assert "pod hooked/gpu could not be read" in cluster.webhook.log()
         eventually("the role is back", lambda: "may not bind" in cluster.refuses("gpu", ALICE))
         assert not cluster.refuses("plain", ALICE)
     finally:

@@ -126,8 +126,8 @@ def test_a_pod_with_gpus_is_not_bound_by_whom_the_server_asks_about(
     assert refused["status"] == {
         "code": 403,
         "reason": "Forbidden",
-        "message": f"alice may not bind pod gpu/p, which asks for {named}: "
-        "pods with GPUs are bound by configured accounts only",
+        "message": f"alice may not bind pod gpu/p, which requests {named}: "
+        "only configured accounts may bind pods with GPUs",
     }
 
 
@@ -173,7 +173,7 @@ def test_a_pod_that_is_not_there_is_not_bound() -> None:
         response = answered(review(), None, policy)
         assert response["allowed"] is False
         assert response["status"]["code"] == 404
-        assert response["status"]["message"] == "pod gpu/p is not there"
+        assert response["status"]["message"] == "pod gpu/p does not exist"
 
 
 def test_the_failure_policy_speaks_where_the_pod_cannot_be_looked_up() -> None:
@@ -181,10 +181,10 @@ def test_the_failure_policy_speaks_where_the_pod_cannot_be_looked_up() -> None:
     refused = answered(review(), trouble, "Fail")
     assert refused["allowed"] is False
     assert refused["status"]["code"] == 503
-    assert refused["status"]["message"].endswith("could not be looked up: " + str(trouble))
+    assert refused["status"]["message"].endswith("could not be read: " + str(trouble))
     allowed = answered(review(), trouble, "Ignore")
     assert allowed["allowed"] is True
-    assert allowed["warnings"] == ["pod gpu/p could not be looked up before it was bound"]
+    assert allowed["warnings"] == ["pod gpu/p could not be read before it was bound"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 
 class ExtenderArgs(msgspec.Struct, frozen=True):
-    """The arguments of filter and prioritize. `items` are the Nodes by name, where the caller sent
+    """The arguments of filter and prioritize. `items` are the Nodes by name, if the caller sent
     whole Nodes."""
 
     pod: ApiPod
@@ -37,7 +37,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
 
 
 class ExtenderFilterResult(msgspec.Struct, frozen=True, rename="pascal"):
-    """Reasons are by node. Eviction may help on `failed_nodes`, not on the others."""
+    """Reasons are by node. Eviction may help on `failed_nodes`, not on the other nodes."""
 
     node_names: Sequence[str] = ()
     failed_nodes: Mapping[str, str] = {}
@@ -59,8 +59,8 @@ class MetaVictims(msgspec.Struct, frozen=True):
 
 
 class ExtenderPreemptionArgs(msgspec.Struct, frozen=True):
-    """`victims` are by node. `constrained`: the pod has requirements beside resources (host ports,
-    volumes, other pods), for which kube-scheduler may have selected the victims."""
+    """`victims` are by node. `constrained`: the pod has requirements other than resources (host
+    ports, volumes, other pods), for which kube-scheduler may have selected the victims."""
 
     pod: ApiPod
     victims: Mapping[str, MetaVictims]
@@ -68,7 +68,7 @@ class ExtenderPreemptionArgs(msgspec.Struct, frozen=True):
 
 
 class ExtenderPreemptionResult(msgspec.Struct, frozen=True):
-    """The remaining candidates, with their victims."""
+    """The remaining candidate nodes, with their victims."""
 
     victims: Mapping[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims", default={})
 
@@ -89,15 +89,15 @@ class ExtenderBindingResult(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 def extender_args(body: bytes) -> ExtenderArgs:
-    """Raises BadRequestError, which names the field, as all decoders here."""
+    """Raises BadRequestError, which names the field, like all decoders here."""
     raw = _decoded("ExtenderArgs", _ARGS, body)
     if raw.node_names is not None:
         return ExtenderArgs(_pod("ExtenderArgs", raw.pod), raw.node_names)
     if raw.nodes is None:
         raise BadRequestError("ExtenderArgs: NodeNames: is missing, and so is Nodes")
     items = {}
-    for place, item in enumerate(raw.nodes.items or ()):
-        name = _decoded(f"ExtenderArgs: Nodes.items[{place}]", _NAMED, item).metadata.name
+    for index, item in enumerate(raw.nodes.items or ()):
+        name = _decoded(f"ExtenderArgs: Nodes.items[{index}]", _NAMED, item).metadata.name
         items[name] = item.copy()
     return ExtenderArgs(_pod("ExtenderArgs", raw.pod), tuple(items), items)
 
@@ -136,14 +136,14 @@ def binding_args(body: bytes) -> ExtenderBindingArgs:
         ("Node", found.node),
     ):
         if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
-            raise BadRequestError(f"ExtenderBindingArgs: {field}: {name[:80]!r} is no name")
+            raise BadRequestError(f"ExtenderBindingArgs: {field}: {name[:80]!r} is not a name")
     if not found.pod_uid:
         raise BadRequestError("ExtenderBindingArgs: PodUID: is empty")
     return found
 
 
 def filter_answer(args: ExtenderArgs, result: ExtenderFilterResult) -> bytes:
-    """Encodes the result, with whole Nodes where the caller sent whole Nodes."""
+    """Encodes the result, with whole Nodes if the caller sent whole Nodes."""
     if args.items is None:
         return _encoder.encode(result)
     items = [args.items[name] for name in result.node_names if name in args.items]
@@ -154,9 +154,9 @@ def filter_answer(args: ExtenderArgs, result: ExtenderFilterResult) -> bytes:
     )
 
 
-def encode(answer: object) -> bytes:
-    """Encodes any other result."""
-    return _encoder.encode(answer)
+def encode(result: object) -> bytes:
+    """Encodes the result of any other verb."""
+    return _encoder.encode(result)
 
 
 def _decoded(what: str, decoder: msgspec.json.Decoder[Value], body: bytes | msgspec.Raw) -> Value:
@@ -216,13 +216,13 @@ class _Preemption(msgspec.Struct, frozen=True):
 
 
 class Constraints(msgspec.Struct, frozen=True):
-    """What a pod requires of a node beside resources, decoded from the pod's JSON."""
+    """The requirements of a pod to a node other than resources, decoded from the pod's JSON."""
 
     spec: _Spec | None = None
 
     def any(self) -> bool:
-        """Whether it has host ports, volumes that not every node has, affinity to pods, topology
-        spread constraints, or resource claims."""
+        """Whether the pod has host ports, volumes that not every node provides, affinity to pods,
+        topology spread constraints, or resource claims."""
         spec = self.spec or _Spec()
         containers = (*(spec.containers or ()), *(spec.init_containers or ()))
         affinity = spec.affinity or _Affinity()
@@ -274,7 +274,7 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)
 
 
 class Extender(Protocol):
-    """The handlers of the four verbs. Called from several threads at once. A failure is reported in
+    """The handlers of the four verbs, called from several threads at once. They report failures in
     the result; an exception is a bug."""
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult: ...
@@ -290,7 +290,7 @@ class Extender(Protocol):
 
 class RequestResult(StrEnum):
     """The outcome of a request: a result, a result with `Error`, an invalid body, no decision
-    because another process leads, an exception."""
+    because this process can't decide now, an exception."""
 
     ANSWERED = "answered"
     ERROR = "error"
@@ -301,7 +301,7 @@ class RequestResult(StrEnum):
 
 VERBS: Final = ("filter", "prioritize", "preempt", "bind")
 UnavailableReason = Callable[[], str | None]
-"""Returns why this process can't decide now; None when it can."""
+"""Returns why this process can't decide now; None if it can."""
 
 
 def metrics() -> SchedulerMetrics:
@@ -311,11 +311,11 @@ def metrics() -> SchedulerMetrics:
 def routes(
     verbs: Extender,
     unavailable: UnavailableReason,
-    counted: SchedulerMetrics,
+    metrics: SchedulerMetrics,
     also: Mapping[str, UnavailableReason] | None = None,
 ) -> dict[str, Route]:
-    """Returns the routes by path, for an empty `urlPrefix`. `also` has additional reasons not to
-    answer, by verb."""
+    """Returns the routes by path, for an empty `urlPrefix`. `also` has further checks of whether
+    this process can decide, by verb."""
 
     def ready(_: bytes) -> Reply:
         reason = unavailable()
@@ -324,7 +324,7 @@ def routes(
     pages = {
         "/healthz": Route("GET", lambda _: text_reply(200, "ok")),
         "/readyz": Route("GET", ready),
-        "/metrics": Route("GET", lambda _: Reply(200, counted.render(), TEXT)),
+        "/metrics": Route("GET", lambda _: Reply(200, metrics.render(), TEXT)),
     }
     answers = _Endpoints(verbs)
     handlers: dict[str, _Answer] = {
@@ -337,7 +337,7 @@ def routes(
     for verb, condition in (also or {}).items():
         conditions[verb] += (condition,)
     return pages | {
-        f"/{verb}": Route("POST", _guarded(verb, handlers[verb], conditions[verb], counted))
+        f"/{verb}": Route("POST", _guarded(verb, handlers[verb], conditions[verb], metrics))
         for verb in VERBS
     }
 
@@ -367,9 +367,9 @@ class _Endpoints:
 
 
 def _guarded(
-    verb: str, answer: _Answer, conditions: Sequence[UnavailableReason], counted: SchedulerMetrics
+    verb: str, answer: _Answer, conditions: Sequence[UnavailableReason], metrics: SchedulerMetrics
 ) -> Callable[[bytes], Reply]:
-    """An exception in one request becomes the answer to that request."""
+    """Returns a handler that turns an exception into the answer to that request."""
 
     def handle(body: bytes) -> Reply:
         start = time.perf_counter()
@@ -389,13 +389,13 @@ def _guarded(
             log.exception("%s: exception in the handler", verb)
             return _fault_reply(verb, f"topolet: {type(fault).__name__}: {fault}")
         finally:
-            counted.answered(verb, result, time.perf_counter() - start)
+            metrics.answered(verb, result, time.perf_counter() - start)
 
     return handle
 
 
 def _fault_reply(verb: str, text: str) -> Reply:
-    """kube-scheduler shows `Error` of a result to people, but not the body of a 500."""
+    """kube-scheduler reports the `Error` of a result to users, but not the body of a 500."""
     if verb == "filter":
         return Reply(200, encode(ExtenderFilterResult(error=text)))
     if verb == "bind":

@@ -1,5 +1,5 @@
-"""The handlers of the extender verbs filter, prioritize, preempt and bind, and the extender results
-that they make of the feasibility of nodes.
+"""The handlers of the extender verbs filter, prioritize, preempt and bind, and the results that
+they make of the feasibility of nodes.
 
 `QueueingExtender` wraps the handlers: it adds the pods that find no node to the queue of
 unschedulable pods, and keeps nominated nodes from pods of lower rank.
@@ -43,56 +43,55 @@ from agent.scheduler.state.pods_api import BindError
 from agent.scheduler.unschedulable.queue import UnschedulableQueue, queued_pod
 
 MAX_DETAILED_REASONS: Final = 5
-"""With more reasons than that, the reasons lose their amounts."""
+"""With more different reasons, amounts are omitted from the reasons."""
 
 
 def filter_result(
-    nodes: Sequence[str], answers: Sequence[Feasibility], *, best_alone: bool
+    nodes: Sequence[str], results: Sequence[Feasibility], *, best_only: bool
 ) -> ExtenderFilterResult:
-    """`answers` are in the order of `nodes`. `best_alone`: only the best feasible node is returned,
-    so that no other plugin's score and no tie-break decides; the other nodes have no reasons
-    then."""
-    if best_alone and (best := best_node(nodes, answers)) is not None:
+    """`results` are in the order of `nodes`. `best_only`: only the best feasible node is returned,
+    without reasons for the others, so that neither another plugin's score nor a tie-break
+    decides."""
+    if best_only and (best := best_node(nodes, results)) is not None:
         return ExtenderFilterResult((best,))
-    if all(isinstance(each, Feasible) for each in set(answers)):
+    if all(isinstance(each, Feasible) for each in set(results)):
         return ExtenderFilterResult(nodes)
-    fits: list[str] = []
+    feasible: list[str] = []
     failed: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
-    reasons = _reasons({each for each in set(answers) if isinstance(each, Infeasible)})
-    for node, answer in zip(nodes, answers, strict=True):
-        if isinstance(answer, Feasible):
-            fits.append(node)
-        elif answer.unresolvable:
-            unresolvable[node] = reasons[answer]
+    reasons = _reasons({each for each in set(results) if isinstance(each, Infeasible)})
+    for node, result in zip(nodes, results, strict=True):
+        if isinstance(result, Feasible):
+            feasible.append(node)
+        elif result.unresolvable:
+            unresolvable[node] = reasons[result]
         else:
-            failed[node] = reasons[answer]
-    return ExtenderFilterResult(fits, failed, unresolvable)
+            failed[node] = reasons[result]
+    return ExtenderFilterResult(feasible, failed, unresolvable)
 
 
-def _reasons(misfits: set[Infeasible]) -> dict[Infeasible, str]:
-    """kube-scheduler counts the nodes of each reason and truncates long messages: where there are
-    many reasons, they lose their amounts."""
-    many = len({each.reason for each in misfits}) > MAX_DETAILED_REASONS
-    return {each: (many and each.summary) or each.reason for each in misfits}
+def _reasons(infeasible: set[Infeasible]) -> dict[Infeasible, str]:
+    """kube-scheduler counts the nodes of each reason and truncates long messages: if there are many
+    reasons, their amounts are omitted."""
+    many = len({each.reason for each in infeasible}) > MAX_DETAILED_REASONS
+    return {each: (many and each.summary) or each.reason for each in infeasible}
 
 
-def best_node(nodes: Sequence[str], answers: Sequence[Feasibility]) -> str | None:
-    """The best node by score, order and name, an order without ties; None where no node is
-    feasible."""
-    fits = [each for each in set(answers) if isinstance(each, Feasible)]
-    if not fits:
+def best_node(nodes: Sequence[str], results: Sequence[Feasibility]) -> str | None:
+    """The best node by score, order and name, which exclude ties; None if no node is feasible."""
+    feasible = [each for each in set(results) if isinstance(each, Feasible)]
+    if not feasible:
         return None
-    least = min(each.key for each in fits)
-    first, *more = (each for each in fits if each.key == least)
-    pairs = zip(nodes, answers, strict=True)
+    least = min(each.key for each in feasible)
+    first, *more = (each for each in feasible if each.key == least)
+    pairs = zip(nodes, results, strict=True)
     if not more:
-        return min(node for node, answer in pairs if answer is first)
-    return min(node for node, answer in pairs if answer is first or answer in more)
+        return min(node for node, result in pairs if result is first)
+    return min(node for node, result in pairs if result is first or result in more)
 
 
 def only_node(nodes: Sequence[str], node: str, reason: str) -> ExtenderFilterResult:
-    """Returns the one node, if it is among `nodes`. `reason` is why the others fail."""
+    """Returns only `node`, if it is among `nodes`. `reason` is why the others fail."""
     if node not in nodes:
         return no_nodes(nodes, reason)
     others = dict.fromkeys(nodes, reason)
@@ -100,49 +99,50 @@ def only_node(nodes: Sequence[str], node: str, reason: str) -> ExtenderFilterRes
     return ExtenderFilterResult((node,), {}, others)
 
 
-def no_nodes(nodes: Iterable[str], reason: str, but: str = "") -> ExtenderFilterResult:
-    """Returns none of the nodes, all for one reason. Eviction may help on node `but` alone."""
+def no_nodes(nodes: Iterable[str], reason: str, resolvable: str = "") -> ExtenderFilterResult:
+    """Returns none of the nodes, all for one reason. Eviction may help on node `resolvable`
+    only."""
     unresolvable = dict.fromkeys(nodes, reason)
-    failed = {but: unresolvable.pop(but)} if but in unresolvable else {}
+    failed = {resolvable: reason} if unresolvable.pop(resolvable, None) is not None else {}
     return ExtenderFilterResult((), failed, unresolvable)
 
 
 MAX_PRIORITY: Final = 10
-"""Of an extender's score."""
+"""The highest score of an extender (MaxExtenderPriority)."""
 
 
 def priorities(
-    nodes: Sequence[str], answers: Sequence[Feasibility], *, decides: bool = True
+    nodes: Sequence[str], results: Sequence[Feasibility], *, decides: bool = True
 ) -> msgspec.Raw:
     """The list of HostPriority as JSON, in no order; infeasible nodes have no entry, which means 0.
-    `answers` are in the order of `nodes`.
+    `results` are in the order of `nodes`.
 
-    `decides`: the best node alone, with the tie-break of `filter`, has the highest priority, so
-    that the tie-break of kube-scheduler does not decide; the priorities of the others are scaled
-    between the least and the highest score of the call. Otherwise nodes of equal score have equal
+    `decides`: only the best node, with the tie-break of `filter`, has the highest priority, so that
+    the tie-break of kube-scheduler does not decide; the priorities of the others are scaled between
+    the lowest and the highest score of the call. Otherwise nodes of equal score have equal
     priority, and other plugins decide among them.
     """
-    fits = {each for each in set(answers) if isinstance(each, Feasible)}
-    levels = _levels(fits, MAX_PRIORITY - 1 if decides else MAX_PRIORITY)
+    feasible = {each for each in set(results) if isinstance(each, Feasible)}
+    levels = _levels(feasible, MAX_PRIORITY - 1 if decides else MAX_PRIORITY)
     hosts: list[list[str]] = [[] for _ in range(MAX_PRIORITY + 1)]
-    into = {answer: hosts[level].append for answer, level in levels.items()}
-    for node, answer in zip(nodes, answers, strict=True):
-        if answer in into:
-            into[answer](node)
-    if decides and (best := best_node(nodes, answers)) is not None:
-        hosts[levels[answers[nodes.index(best)]]].remove(best)
+    into = {result: hosts[level].append for result, level in levels.items()}
+    for node, result in zip(nodes, results, strict=True):
+        if result in into:
+            into[result](node)
+    if decides and (best := best_node(nodes, results)) is not None:
+        hosts[levels[results[nodes.index(best)]]].remove(best)
         hosts[MAX_PRIORITY].append(best)
     entries = (_entries(score, of) for score, of in enumerate(hosts) if of)
     return msgspec.Raw(f"[{','.join(entries)}]".encode())
 
 
-def _levels(fits: set[Feasible], highest: int) -> dict[Feasibility, int]:
-    """The highest level for all nodes where their scores are equal."""
-    scores = [each.score for each in fits] or [0]
+def _levels(feasible: set[Feasible], highest: int) -> dict[Feasibility, int]:
+    """The priority of each result; the highest one for all if their scores are equal."""
+    scores = [each.score for each in feasible] or [0]
     least, most = min(scores), max(scores)
     return {
         each: highest * (each.score - least) // (most - least) if most > least else highest
-        for each in fits
+        for each in feasible
     }
 
 
@@ -157,9 +157,9 @@ Preempt = Callable[[ExtenderPreemptionArgs], ExtenderPreemptionResult]
 Bind = Callable[[PodName, str], None]
 """Binds a pod to a node. Raises BindError."""
 
-# Attempts to find a node, where another pod takes the node before it is reserved.
-_TRIES: Final = 3
-_GROUP_AT_ONCE: Final = 128
+# Attempts to find a node, if another pod takes the node before it is reserved.
+_ATTEMPTS: Final = 3
+_GROUP_BATCH: Final = 128
 
 
 class ExtenderHandlers:
@@ -174,16 +174,16 @@ class ExtenderHandlers:
         cache: EquivalenceCache,
         preempt: Preempt,
         *,
-        best_alone: bool = True,
+        best_only: bool = True,
     ) -> None:
-        """`best_alone`: the filter returns only the best node for a pod that needs CPUs or
+        """`best_only`: the filter returns only the best node for a pod that needs CPUs or
         devices."""
         self._cluster = cluster
         self._groups = groups
         self._bind = bind
         self._pod_infos = pod_infos
         self._preempt = preempt
-        self._best_alone = Needs.CPUS | Needs.DEVICES if best_alone else Needs.NOTHING
+        self._best_only = Needs.CPUS | Needs.DEVICES if best_only else Needs.NOTHING
         self._cache = cache
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
@@ -192,18 +192,17 @@ class ExtenderHandlers:
             info = self._pod_infos.of(args.pod)
         except (PodRequestError, GroupError) as error:
             return no_nodes(nodes, str(error))
-        sent = self._cluster.reservation(info.pod.uid)
-        if sent is not None and sent.sent:
-            return only_node(
-                nodes, sent.node, f"an earlier Binding to {sent.node} may still come true"
-            )
+        kept = self._cluster.reservation(info.pod.uid)
+        if kept is not None and kept.sent:
+            reason = f"an earlier Binding to {kept.node} may take effect"
+            return only_node(nodes, kept.node, reason)
         if info.group is not None:
             return self._filter_group(info, info.group, nodes)
         if self._all_nodes_fit(info.pod_request):
             return ExtenderFilterResult(nodes)
-        answers = self._results(info.pod_request, nodes)
+        results = self._results(info.pod_request, nodes)
         return filter_result(
-            nodes, answers, best_alone=bool(info.pod_request.needs & self._best_alone)
+            nodes, results, best_only=bool(info.pod_request.needs & self._best_only)
         )
 
     def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
@@ -220,8 +219,8 @@ class ExtenderHandlers:
             )
         if self._all_nodes_fit(info.pod_request):
             return _NO_PRIORITIES
-        answers = self._results(info.pod_request, nodes)
-        return priorities(nodes, answers, decides=bool(info.pod_request.needs))
+        results = self._results(info.pod_request, nodes)
+        return priorities(nodes, results, decides=bool(info.pod_request.needs))
 
     def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
         return self._preempt(args)
@@ -235,8 +234,8 @@ class ExtenderHandlers:
         return ExtenderBindingResult()
 
     def _all_nodes_fit(self, pod_request: PodRequest) -> bool:
-        """Whether all nodes are equal for a pod that needs no CPUs or devices from us. Then the
-        handlers do not read the names of the nodes, and other plugins' scores decide."""
+        """Whether all nodes are equal for a pod that needs no CPUs or devices from Topolet. Then
+        the handlers do not read the names of the nodes, and other plugins' scores decide."""
         if pod_request.needs:
             return False
         if not pod_request.requests:
@@ -256,37 +255,37 @@ class ExtenderHandlers:
     def _filter_group(
         self, info: PodInfo, group: PodGroup, nodes: Sequence[str]
     ) -> ExtenderFilterResult:
-        """Returns the one node of the group. Finds and reserves it where the group has none yet."""
-        for _ in range(_TRIES):
+        """Returns only the node of the group. Finds and reserves it if the group has none yet."""
+        for _ in range(_ATTEMPTS):
             with self._cluster.lock:
                 self._groups.expire()
                 node = self._groups.node(group)
                 if node is not None:
                     return self._filter_member(info.pod_request, group, node, nodes)
-            answers = self._group_results(info.pod_request, group.size, nodes)
-            best = best_node(list(answers), list(answers.values()))
+            results = self._group_results(info.pod_request, group.size, nodes)
+            best = best_node(list(results), list(results.values()))
             if best is None:
-                return filter_result(list(answers), list(answers.values()), best_alone=True)
+                return filter_result(list(results), list(results.values()), best_only=True)
             with self._cluster.lock:
                 if self._groups.node(group) is None:
                     self._groups.reserve(group, info.pod_request, best)
-        return no_nodes(nodes, f"{group.title}: its nodes are taken faster than they can be held")
+        return no_nodes(nodes, f"{group.title}: its nodes were taken before they were reserved")
 
     def _group_results(
         self, pod_request: PodRequest, size: int, nodes: Sequence[str]
     ) -> dict[str, Feasibility]:
-        """The check of a whole group takes long: it runs on nodes with room for one member, in the
-        order of their score, some at a time until one has room for all."""
+        """The check of a whole group takes long. It runs on the nodes with room for one member, by
+        score and in batches, until a node has room for all."""
         of_one = dict(zip(nodes, self._results(pod_request, nodes), strict=True))
-        fits = {node: answer for node, answer in of_one.items() if isinstance(answer, Feasible)}
-        found = {node: answer for node, answer in of_one.items() if node not in fits}
-        ranked = sorted(fits, key=lambda node: (fits[node].key, node))
+        feasible = {node: result for node, result in of_one.items() if isinstance(result, Feasible)}
+        found = {node: result for node, result in of_one.items() if node not in feasible}
+        ranked = sorted(feasible, key=lambda node: (feasible[node].key, node))
         check = RequirementsCheck(self._cluster, GroupRequirements(pod_request, size))
-        for first in range(0, len(ranked), _GROUP_AT_ONCE):
-            some = ranked[first : first + _GROUP_AT_ONCE]
-            answers = self._cache.results(check, some)
-            found.update(zip(some, answers, strict=True))
-            if any(isinstance(each, Feasible) for each in set(answers)):
+        for first in range(0, len(ranked), _GROUP_BATCH):
+            batch = ranked[first : first + _GROUP_BATCH]
+            results = self._cache.results(check, batch)
+            found.update(zip(batch, results, strict=True))
+            if any(isinstance(each, Feasible) for each in set(results)):
                 break
         return found
 
@@ -297,14 +296,14 @@ class ExtenderHandlers:
         ineligibility = self._cluster.eligible(node, pod_request)
         if ineligibility is not None:
             return no_nodes(nodes, ineligibility)
-        lack = self._groups.rejection(group, pod_request)
-        if lack is not None:
-            return no_nodes(nodes, lack.reason, but="" if lack.unresolvable else node)
+        rejection = self._groups.rejection(group, pod_request)
+        if rejection is not None:
+            return no_nodes(nodes, rejection.reason, "" if rejection.unresolvable else node)
         return only_node(nodes, node, f"{group.title} is on node {node}")
 
 
 MAX_CANDIDATES: Final = 128
-"""Infeasible nodes kept per pod for evictions; kube-scheduler sends them in another order each
+"""Infeasible nodes kept for each pod for evictions; kube-scheduler sends them in another order each
 time."""
 
 
@@ -322,7 +321,7 @@ class QueueingExtender:
         preempting: Callable[[str, PodGroup | None], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`preempting` is called with a pod and its group when kube-scheduler makes room for it."""
+        """`preempting` is called with a pod and its group when kube-scheduler preempts for it."""
         self._handlers = handlers
         self._pod_infos = pod_infos
         self._cluster = cluster
@@ -369,7 +368,7 @@ class QueueingExtender:
             info = self._pod_infos.of(args.pod)
         except (PodRequestError, GroupError):
             return frozenset()
-        # A pod without CPUs or devices from us takes nothing of the room.
+        # A pod without CPUs or devices from Topolet takes none of that room.
         if info.pod_request.needs is Needs.NOTHING:
             return frozenset()
         return self._queue.nominated_for_others(
@@ -380,7 +379,7 @@ class QueueingExtender:
         try:
             info = self._pod_infos.of(args.pod)
         except (PodRequestError, GroupError):
-            return  # a change of a node does not help, and kube-scheduler sees a change of the pod
+            return  # a change of a node does not help, and kube-scheduler watches the pod itself
         failed = result.failed_nodes
         group_node = self._cluster.group_node(info.group) if info.group is not None else None
         candidates = failed if group_node is None else failed.keys() & {group_node}
@@ -395,9 +394,9 @@ class QueueingExtender:
 
 
 def _without(result: ExtenderFilterResult, nominated_nodes: Sequence[str]) -> ExtenderFilterResult:
-    """Adds to the result why the nodes in `nominated_nodes` are missing."""
+    """Adds to the result why the nodes in `nominated_nodes` are excluded."""
     if not nominated_nodes:
         return result
     reasons = result.failed_and_unresolvable_nodes
-    nominated = dict.fromkeys(nominated_nodes, "room is being made here for a more important pod")
+    nominated = dict.fromkeys(nominated_nodes, "the node is nominated for a more important pod")
     return msgspec.structs.replace(result, failed_and_unresolvable_nodes={**reasons, **nominated})

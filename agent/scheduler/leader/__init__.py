@@ -1,2 +1,2 @@
-"""Which of several processes answers: the election by a Lease, and the gate that opens once the
-leader knows all pods that were bound before."""
+"""Leader election: the election by a Lease, and the gate that lets the leader answer once it knows
+all pods that were bound before its term."""

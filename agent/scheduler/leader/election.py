@@ -1,7 +1,7 @@
 """Leader election among the schedulers, by a Lease (coordination.k8s.io/v1).
 
-Clocks of machines are not compared: a Lease expires when it has not changed for its duration by the
-candidate's own clock.
+The clocks of machines are not compared: a Lease expires when it has not changed for its duration,
+by the candidate's own clock.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _Object = dict[str, Any]
 
 
 class LeaseTimes(msgspec.Struct, frozen=True):
-    """A candidate takes a Lease that has not changed for `lease_seconds`. A leader that could not
-    renew it for `renew_seconds` stops. It is renewed, or read, every `retry_seconds`."""
+    """A candidate acquires a Lease that has not changed for `lease_seconds`. A leader that could
+    not renew it for `renew_seconds` stops. It is renewed, or read, every `retry_seconds`."""
 
     lease_seconds: int = 15
     renew_seconds: float = 10.0
@@ -37,14 +37,14 @@ class LeaseTimes(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not 0 < self.retry_seconds < self.renew_seconds < self.lease_seconds:
             raise ValueError(
-                f"a lease of {self.lease_seconds} s, given up after {self.renew_seconds} s and "
-                f"renewed every {self.retry_seconds} s: each must be less than the one before"
+                f"lease duration {self.lease_seconds} s, renew deadline {self.renew_seconds} s, "
+                f"retry period {self.retry_seconds} s: each must be less than the one before"
             )
 
 
 class Clocks(msgspec.Struct, frozen=True):
-    """`monotonic` decides, and includes the time that the machine is suspended. `wall` is for
-    people. `wait` returns True when it was interrupted."""
+    """`monotonic` decides, and includes the time that the machine is suspended. `wall` is for the
+    fields that users read. `wait` returns True if it was interrupted."""
 
     monotonic: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     wall: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC)
@@ -53,7 +53,7 @@ class Clocks(msgspec.Struct, frozen=True):
 
 
 def limits(times: LeaseTimes) -> ResponseLimits:
-    """The limits of the transport of a Leader: a later answer is useless."""
+    """The limits of a Leader's transport: an answer after them is useless."""
     patience = (times.renew_seconds - times.retry_seconds) / 3
     return ResponseLimits(connect_seconds=patience, read_seconds=patience, whole_seconds=patience)
 
@@ -62,7 +62,7 @@ class Leader:
     """A candidate, and the leader while `leading`. Runs on a thread of its own until `stop`.
 
     Leadership that could not be renewed ends by the clock alone, even while the thread is blocked,
-    some seconds before another candidate may begin.
+    some seconds before another candidate may lead.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Leader:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self.run, name=f"lease {name}", daemon=True)
         self._observed: _ObservedLease | None = None
-        self._ours: _Object | None = None
+        self._written: _Object | None = None
         self._until: float | None = None
         self._led = False
         self._term = 0
@@ -113,7 +113,7 @@ class Leader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Releases the Lease, so that another candidate can begin at once."""
+        """Releases the Lease, so that another candidate can lead at once."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(3 * self._transport.limits.whole_seconds)
@@ -133,40 +133,40 @@ class Leader:
     def step(self) -> None:
         """One attempt to renew or to acquire. Never raises."""
         began = self._clocks.monotonic()
-        self._notice_end()
+        self._check_end()
         try:
-            ours = self._renewed() or self._taken()
+            leads = self._renew() or self._acquire()
             self.trouble = None
         except (StoreError, ObjectError) as error:
             if str(error) != self.trouble:
                 log.warning("lease %s/%s: %s", self._namespace, self._name, error)
             self.trouble = str(error)
-            self._ours = None
+            self._written = None
             return
-        if ours:
+        if leads:
             # Counted from before the request: other candidates do not count from an earlier time.
             self._until = began + self._times.renew_seconds
             self._begin()
         else:
             self._until = None
-            self._notice_end()
+            self._check_end()
 
-    def _renewed(self) -> bool:
-        """Renews the Lease without a read. Returns False where another client wrote since our last
-        write."""
-        if self._ours is None or not self.leading:
+    def _renew(self) -> bool:
+        """Renews the Lease without a read. Returns False if another client changed it since this
+        process wrote it."""
+        if self._written is None or not self.leading:
             return False
         try:
-            self._write(self._ours)
+            self._write(self._written)
         except (ConflictError, NotFoundError):
-            self._ours = None
-        return self._ours is not None
+            self._written = None
+        return self._written is not None
 
-    def _taken(self) -> bool:
+    def _acquire(self) -> bool:
         try:
             found = _decoded(self._transport.get(self._path))
         except NotFoundError:
-            return self._made()
+            return self._create()
         observed_lease = _observation(_spec_of(found), self._observed, self._clocks.monotonic())
         self._observed = observed_lease
         if self._clocks.monotonic() < _expires_at(observed_lease, self.identity, self._times):
@@ -177,7 +177,7 @@ class Leader:
             return False
         return True
 
-    def _made(self) -> bool:
+    def _create(self) -> bool:
         spec = _renewed_spec(_LeaseSpec(), self.identity, self._times, self._clocks.wall())
         wanted = _new_lease(self._namespace, self._name, spec)
         try:
@@ -195,36 +195,35 @@ class Leader:
         self._keep(_decoded(answer.body))
 
     def _keep(self, written: _Object) -> None:
-        self._ours = written
+        self._written = written
         self._observed = _observation(_spec_of(written), self._observed, self._clocks.monotonic())
 
     def _begin(self) -> None:
         if not self._led:
             self._led = True
             self._term += 1
-            log.info("%s leads", self.identity)
+            log.info("%s is the leader", self.identity)
             self._acquired()
 
-    def _notice_end(self) -> None:
+    def _check_end(self) -> None:
         if self._led and not self.leading:
             self._led = False
             log.warning("%s has lost the lease; its holder is %s", self.identity, self.holder)
 
     def _release(self) -> None:
         leading, self._until = self.leading, None
-        self._notice_end()
-        if not leading or self._ours is None:
+        self._check_end()
+        if not leading or self._written is None:
             return
         try:
-            spec = _released_spec(_spec_of(self._ours), self._clocks.wall())
-            self._transport.request("PUT", self._path, body=_with_spec(self._ours, spec))
+            spec = _released_spec(_spec_of(self._written), self._clocks.wall())
+            self._transport.request("PUT", self._path, body=_with_spec(self._written, spec))
         except (StoreError, ObjectError) as error:
             log.warning("lease %s/%s is not released: %s", self._namespace, self._name, error)
 
 
 class _LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """`holder_identity` is empty where nobody holds the Lease. Times are in the format of the
-    API."""
+    """`holder_identity` is empty if the Lease has no holder. Times are in the format of the API."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -234,21 +233,22 @@ class _LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _ObservedLease(msgspec.Struct, frozen=True):
-    """A Lease as it was read. `since` is when it was first read with this content, by our clock."""
+    """A Lease as it was read. `since` is when it was first read with this content, by the local
+    clock."""
 
     spec: _LeaseSpec
     since: float
 
 
 def _observation(spec: _LeaseSpec, before: _ObservedLease | None, now: float) -> _ObservedLease:
-    """Returns `before` where the Lease has not changed, else a new observation."""
+    """Returns `before` if the Lease has not changed, else a new observation."""
     if before is not None and before.spec == spec:
         return before
     return _ObservedLease(spec, now)
 
 
 def _expires_at(observed_lease: _ObservedLease, identity: str, times: LeaseTimes) -> float:
-    """When `identity` may take the Lease, by the clock of the observation."""
+    """When `identity` may acquire the Lease, by the clock of the observation."""
     holder = observed_lease.spec.holder_identity
     if not holder or holder == identity:
         return observed_lease.since
@@ -260,20 +260,20 @@ def _expires_at(observed_lease: _ObservedLease, identity: str, times: LeaseTimes
 def _renewed_spec(
     before: _LeaseSpec, identity: str, times: LeaseTimes, wall: datetime.datetime
 ) -> _LeaseSpec:
-    """The spec of a Lease that `identity` renews or takes. `wall` is for people."""
+    """The spec of a Lease that `identity` renews or acquires. `wall` is the time in its fields."""
     now = _text(wall)
-    ours = before.holder_identity == identity
+    renews = before.holder_identity == identity
     return _LeaseSpec(
         identity,
         times.lease_seconds,
-        before.acquire_time if ours else now,
+        before.acquire_time if renews else now,
         now,
-        (before.lease_transitions or 0) + (0 if ours or before.renew_time is None else 1),
+        (before.lease_transitions or 0) + (0 if renews or before.renew_time is None else 1),
     )
 
 
 def _released_spec(before: _LeaseSpec, wall: datetime.datetime) -> _LeaseSpec:
-    """The spec of a Lease without holder: any candidate may take it."""
+    """The spec of a Lease without holder: any candidate may acquire it."""
     return _LeaseSpec("", 1, _text(wall), _text(wall), before.lease_transitions)
 
 
@@ -288,7 +288,7 @@ def _new_lease(namespace: str, name: str, spec: _LeaseSpec) -> _Object:
 
 
 def _with_spec(found: _Object, spec: _LeaseSpec) -> _Object:
-    """The same object, at the same resourceVersion, with our fields as in `spec`."""
+    """The same object, at the same resourceVersion, with the fields of `spec`."""
     return {**found, "spec": {**(found.get("spec") or {}), **msgspec.to_builtins(spec)}}
 
 

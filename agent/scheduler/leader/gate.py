@@ -28,7 +28,7 @@ class Leadership(Protocol):
 
 
 class AlwaysLeader:
-    """Leads always, where the cluster has one scheduler only."""
+    """Always leads, for a cluster with a single scheduler."""
 
     leading = True
     term = 1
@@ -54,8 +54,8 @@ class WatchState(Protocol):
 
 
 class LeaderGate:
-    """Follows a Leader and the watches on a thread of its own. With each term, and after a watch
-    failed, it has the watches catch up."""
+    """Observes a Leader and the watches on a thread of its own. At the beginning of each term, and
+    after a watch failed, it makes the watches catch up."""
 
     def __init__(
         self, leader: Leadership, state: WatchState, settled: Callable[[], None] = lambda: None
@@ -72,21 +72,21 @@ class LeaderGate:
         self._thread = threading.Thread(target=self._run, name="leader-gate", daemon=True)
 
     def reason(self) -> str | None:
-        """Returns why nothing may be answered now, for /readyz and for 503; None where it may."""
+        """Returns why no request may be answered now, for /readyz and for 503; None if they may."""
         if not self._leader.leading:
             holder = self._leader.holder
-            leads = f"{holder} leads" if holder else "nobody leads"
-            return "; ".join(filter(None, (leads, self._state.stale())))
+            leader = f"the leader is {holder}" if holder else "no replica is the leader"
+            return "; ".join(filter(None, (leader, self._state.stale())))
         if not self._state.synced:
-            return "; ".join(("not all objects are known yet", *self._state.troubles))
+            return "; ".join(("not all objects are listed yet", *self._state.troubles))
         if (stale := self._state.stale()) is not None:
             return stale
         if self._caught_up != self._leader.term:
-            return self._trouble or "what was bound before is not known yet"
+            return self._trouble or "the pods bound before this term are not known yet"
         return None
 
     def begin(self) -> None:
-        """Notes that the leader has acquired the lease. Does not block."""
+        """Wakes the thread after the leader acquired the lease. Does not block."""
         self._wake.set()
 
     def start(self) -> None:

@@ -1,2 +1,2 @@
-"""Room for a pod by the end of others: the handler of the verb preempt, the search for victims, the
-budgets that protect them, and the evictor, which acts where only our rules reject a node."""
+"""Preemption: the handler of the verb preempt, the selection of victims, the PodDisruptionBudgets,
+and the evictor, which makes room on nodes that only the extender rejects."""

@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets (policy/v1): how many more pods of a set may be disrupted now."""
+"""PodDisruptionBudgets (policy/v1): how many more of the selected pods may be disrupted now."""
 
 from __future__ import annotations
 

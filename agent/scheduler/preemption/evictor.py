@@ -1,11 +1,11 @@
-"""Evicts pods where only our own rules reject a node: CPUs are free in sum, but NUMA nodes or
+"""Evicts pods on nodes that only the extender rejects: CPUs are free in sum, but NUMA nodes or
 devices are full.
 
-kube-scheduler finds no victims there, since its own rules accept the node. The evictor selects
+kube-scheduler does not preempt there, since its own rules accept the node. The evictor selects
 victims by the rules of kube-scheduler's preemption: only pods of lower priority, and none for a pod
 whose preemptionPolicy is Never. Unlike kube-scheduler it never violates a disruption budget.
-Victims end by the Eviction API (policy/v1) with their grace period. The node becomes the pod's
-nominated node.
+Victims are evicted by the Eviction API (policy/v1) with their grace period. The node becomes the
+pod's nominated node.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue, s
 
 DISRUPTION_TARGET: Final = "DisruptionTarget"
 PREEMPTION: Final = "PreemptionByScheduler"
-"""kube-scheduler's own reason. While a pod with it ends on the nominated node, kube-scheduler
-selects no other victims and keeps the nomination."""
+"""kube-scheduler's own reason. While a pod with it is terminating on the nominated node,
+kube-scheduler selects no other victims and keeps the nomination."""
 
 
 class EvictionResult(enum.Enum):
-    """The API server's answer to an eviction: the pod ends (with dryRun: would end), is gone
-    already, or stays because of a disruption budget or because another pod has its name."""
+    """The API server's answer to an eviction: the pod is evicted (with dryRun: would be), no longer
+    exists, or must stay by a disruption budget."""
 
-    ENDS = "ends"
-    GONE = "gone"
-    STAYS = "stays"
+    EVICTED = "evicted"
+    DELETED = "deleted"
+    BLOCKED = "blocked"
 
 
 class EvictionApi:
@@ -70,13 +70,13 @@ class EvictionApi:
         return self._evict(victim, {})
 
     def set_condition(self, victim: BoundPod, title: str) -> None:
-        """Writes the condition DisruptionTarget into the status of a victim: it ends for the pod of
-        that title. Does nothing where the victim is gone."""
+        """Writes the condition DisruptionTarget into the status of a victim, with the title of the
+        pod to make room for. Does nothing if the victim no longer exists."""
         message = f"evicted to make room for pod {title}"
-        words = condition(DISRUPTION_TARGET, PREEMPTION, message)
+        target = condition(DISRUPTION_TARGET, PREEMPTION, message)
         with contextlib.suppress(NotFoundError, RejectedError):
             patch_status(
-                self._transport, victim.namespace, victim.name, victim.uid, {"conditions": [words]}
+                self._transport, victim.namespace, victim.name, victim.uid, {"conditions": [target]}
             )
 
     def _evict(self, victim: BoundPod, options: dict[str, Any]) -> EvictionResult:
@@ -89,21 +89,21 @@ class EvictionApi:
         try:
             self._transport.create(f"{pod_path(victim.namespace, victim.name)}/eviction", wanted)
         except (NotFoundError, ConflictError):
-            return EvictionResult.GONE
+            return EvictionResult.DELETED
         except TooManyRequestsError:
-            return EvictionResult.STAYS
-        return EvictionResult.ENDS
+            return EvictionResult.BLOCKED
+        return EvictionResult.EVICTED
 
 
 KUBE_SCHEDULER_SECONDS: Final = 1.0
-"""kube-scheduler sends its own victims in the same scheduling cycle, within this time."""
+"""Within this time kube-scheduler calls preempt for the pod, if its own rules need victims."""
 RETRY_INTERVAL_SECONDS: Final = 10.0
-"""Between two attempts for one pod."""
+"""The minimum between two attempts for one pod."""
 EVICTION_SECONDS: Final = 600.0
-"""Time for the victims to end."""
+"""The time in which the victims must terminate."""
 BIND_SECONDS: Final = 15.0
-"""Time for the pod to be bound after that."""
-# Limits of one round: pods, nodes for one pod, trials for one node.
+"""The time in which the pod must be bound after that."""
+# Limits of one step: pods, nodes for one pod, trials for one node.
 _PODS: Final = 8
 _NODES: Final = 32
 _TRIALS: Final = 120
@@ -121,7 +121,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Evictor:
-    """One thread calls `round`. `leading` returns whether this process leads; only the leader
+    """One thread calls `step`. `leading` returns whether this process leads; only the leader
     evicts."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Evictor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
-        self._evictions = EvictionApi(transport)
+        self._api = EvictionApi(transport)
         self._snapshots = snapshots
         self._queue = queue
         self._budgets = budgets
@@ -151,18 +151,18 @@ class Evictor:
         return tuple(self._plans.values())
 
     def pause(self, uid: str, group: PodGroup | None = None) -> None:
-        """Pauses evictions for that pod and its group: kube-scheduler makes room for them."""
+        """Pauses evictions for that pod and its group: kube-scheduler preempts for them."""
         self._paused_until[scheduling_unit(uid, group)] = self._clock() + RETRY_INTERVAL_SECONDS
 
-    def round(self) -> None:
-        """Updates the plans, and makes new ones for unschedulable pods. Drops all plans where this
+    def step(self) -> None:
+        """Updates the plans, and makes new ones for unschedulable pods. Drops all plans if this
         process does not lead."""
         if not self._leading():
             self._plans.clear()
             return
         now = self._clock()
         for plan in self.plans:
-            self._follow(plan, now)
+            self._update_plan(plan, now)
         for uid, until in tuple(self._paused_until.items()):
             if until <= now:
                 del self._paused_until[uid]
@@ -172,12 +172,12 @@ class Evictor:
             if found is not None:
                 self._execute(queued, found, now)
 
-    def _follow(self, plan: Plan, now: float) -> None:
+    def _update_plan(self, plan: Plan, now: float) -> None:
         if not self._queue.contains(plan.queued.uid) or now >= plan.until:
             self._end_plan(plan)
-        elif plan.until > now + BIND_SECONDS and self._snapshots.all_gone(plan.victims):
-            soon = msgspec.structs.replace(plan, until=now + BIND_SECONDS)
-            self._plans[plan.queued.unit] = soon
+        elif plan.until > now + BIND_SECONDS and self._snapshots.all_ended(plan.victims):
+            plan = msgspec.structs.replace(plan, until=now + BIND_SECONDS)
+            self._plans[plan.queued.unit] = plan
 
     def _end_plan(self, plan: Plan) -> None:
         """Makes the node available to other pods again."""
@@ -185,18 +185,18 @@ class Evictor:
             self._queue.withdraw(plan.queued.uid, plan.node)
 
     def _due(self, now: float) -> list[QueuedPod]:
-        """Returns the first pod of each group."""
+        """Returns the pods for which victims may be selected now, of each group only the first."""
         pods = self._queue.pods()
-        served = {each.unit for each in pods if each.nominated}
-        served |= self._plans.keys() | self._paused_until.keys()
+        excluded = {each.unit for each in pods if each.nominated}
+        excluded |= self._plans.keys() | self._paused_until.keys()
         found: dict[str, QueuedPod] = {}
         for each in pods:
-            if each.unit not in served and _ready(each, now):
+            if each.unit not in excluded and _ready(each, now):
                 found.setdefault(each.unit, each)
         return list(found.values())
 
     def _candidate(self, queued: QueuedPod) -> PreemptionCandidate | None:
-        """Returns the best candidate of all nodes; None where no eviction is needed or allowed."""
+        """Returns the best candidate of all nodes; None if no eviction is needed or allowed."""
         requirements = queued.requirements
         assert requirements is not None
         busy = {plan.node for plan in self.plans}
@@ -205,22 +205,22 @@ class Evictor:
             snapshot = self._snapshots.take(node, requirements.pod_request, queued.group)
             if snapshot is None:
                 continue
-            if isinstance(requirements.check(snapshot.place), Feasible):
-                return None  # the retry loop handles it
+            if isinstance(requirements.check(snapshot.allocator), Feasible):
+                return None  # the pod is retried without an eviction
             trials = max(1, _TRIALS // requirements.pods)
-            one = select_victims(
-                snapshot.place,
+            candidate = select_victims(
+                snapshot.allocator,
                 snapshot.potential_victims,
                 requirements,
                 self._budgets,
                 trials=trials,
             )
-            if one is not None and not one.violations:
-                found.append(one)
+            if candidate is not None and not candidate.violations:
+                found.append(candidate)
         return min(found, key=lambda each: each.key, default=None)
 
     def _execute(self, queued: QueuedPod, chosen: PreemptionCandidate, now: float) -> None:
-        """Evicts all victims or none, as far as a dry run can tell."""
+        """Evicts all victims, or none if a dry run fails for one of them."""
         victims = [each for each in chosen.victims if not each.terminating]
         if not victims:
             return  # all of them are terminating
@@ -241,28 +241,26 @@ class Evictor:
             return
         try:
             for each in victims:
-                self._evictions.set_condition(each, queued.title)
+                self._api.set_condition(each, queued.title)
             self._nominate(queued, chosen.node)
         except (KubeError, AccessError) as error:
-            # The victims end all the same; kube-scheduler lacks the nomination.
+            # The victims are evicted anyway; kube-scheduler does not know the nomination.
             log.warning("pod %s: status update failed: %s", queued.title, error)
 
     def _evict_all(self, queued: QueuedPod, node: str, victims: Sequence[BoundPod]) -> bool:
-        """Returns whether all victims end."""
+        """Returns whether all victims are evicted."""
         try:
-            if any(
-                self._evictions.dry_run_evict(each) is not EvictionResult.ENDS for each in victims
-            ):
+            if any(self._api.dry_run_evict(each) is not EvictionResult.EVICTED for each in victims):
                 return False
             if not self._leading():
-                return False  # another process leads by now
+                return False  # another process may lead by now
             for each in victims:
-                result = self._evictions.evict(each)
-                words = queued.title, each.title, node, result.value
-                log.info("pod %s: eviction of pod %s from node %s: %s", *words)
-                if result is EvictionResult.STAYS:
+                result = self._api.evict(each)
+                names = queued.title, each.title, node
+                log.info("pod %s: eviction of pod %s from node %s: %s", *names, result.value)
+                if result is EvictionResult.BLOCKED:
                     return False
-                self.evicted += result is EvictionResult.ENDS
+                self.evicted += result is EvictionResult.EVICTED
         except (KubeError, AccessError) as error:
             log.warning("pod %s: eviction on node %s failed: %s", queued.title, node, error)
             return False
@@ -284,5 +282,5 @@ def _ready(queued: QueuedPod, now: float) -> bool:
         queued.requirements is not None
         and queued.requirements.pod_request.preempts
         and bool(queued.candidates)
-        and now - queued.refused_at >= KUBE_SCHEDULER_SECONDS
+        and now - queued.rejected_at >= KUBE_SCHEDULER_SECONDS
     )

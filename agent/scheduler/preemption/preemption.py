@@ -1,5 +1,5 @@
-"""The handler of the verb preempt: kube-scheduler's candidates, with the victims that our
-requirements need."""
+"""The handler of the verb preempt: kube-scheduler's candidate nodes, with the victims that free the
+CPUs, NUMA nodes and devices for the pod."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from agent.scheduler.state.pod_info import PodInfo, Requirements, pod_info
 from agent.scheduler.unschedulable.queue import UnschedulableQueue
 
 EVICTION_SECONDS: Final = 10.0
-"""Time for kube-scheduler to end the victims, and to retry a member of the group after that."""
+"""Time in which kube-scheduler evicts the victims, and retries a member of the group after that."""
 SEARCH_SECONDS: Final = 2.0
-"""Time for the candidates of a request; the rest is omitted. kube-scheduler waits 5 s
-(`httpTimeout`), and begins with other nodes the next time."""
+"""Time for the candidates of a request; the other ones are omitted. kube-scheduler waits 5 s
+(`httpTimeout`), and starts with other nodes the next time."""
 # Trials for all candidates of a request, and the minimum for each.
-_TRIALS, _LEAST = 2000, 20
+_TRIALS, _MIN_TRIALS = 2000, 20
 
 
 class Preemption:
@@ -65,8 +65,8 @@ class Preemption:
     def __call__(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
         """Returns the candidates on which victims of lower priority make room.
 
-        Victims of kube-scheduler are replaced only where resources alone explain them, and only by
-        victims that release as much: kube-scheduler alone knows its other reasons.
+        Victims of kube-scheduler are replaced only if resources alone explain them, and only by
+        victims that release as much: its other reasons are not known here.
         """
         try:
             info = pod_info(args.pod)
@@ -81,27 +81,27 @@ class Preemption:
 
     def _for_pod(self, args: ExtenderPreemptionArgs, info: PodInfo) -> dict[str, MetaVictims]:
         pod_request, requirements = info.pod_request, self._cluster.requirements(info)
-        answers: dict[str, MetaVictims] = {}
+        candidates: dict[str, MetaVictims] = {}
         for node, named in self._before_deadline(args):
             snapshot = self._snapshots.take(node, pod_request)
             if snapshot is None:
                 continue
-            if pod_request.needs is Needs.NOTHING and not snapshot.place.properties.binds_all:
-                answers[node] = named
+            if pod_request.needs is Needs.NOTHING and not snapshot.allocator.properties.binds_all:
+                candidates[node] = named
             elif found := self._select(args, requirements, snapshot, named):
-                answers[node] = _victims(found)
-        return answers
+                candidates[node] = _victims(found)
+        return candidates
 
     def _for_group(
         self, args: ExtenderPreemptionArgs, info: PodInfo, group: PodGroup
     ) -> Mapping[str, MetaVictims]:
-        """Makes room once, on one node, for all members that have none."""
+        """Makes room once, on one node, for all members that have no room yet."""
         with self._cluster.lock:
             reserved_node = self._groups.reserved_node(group)
             group_node = self._cluster.group_node(group)
             requirements = self._cluster.requirements(info)
         if reserved_node is not None:
-            # The group has its reservation there; kube-scheduler's victims have other reasons.
+            # The group has reserved its parts there; kube-scheduler's victims have other reasons.
             return {node: named for node, named in args.victims.items() if node == reserved_node}
         if self._in_progress_for(group) or self._queue.has_nomination(group):
             return {}
@@ -126,17 +126,17 @@ class Preemption:
         named: MetaVictims,
     ) -> PreemptionCandidate | None:
         uids = frozenset(each.uid for each in named.pods)
-        exchange = not args.constrained and snapshot.resources.explains(
+        replaceable = not args.constrained and snapshot.resources.explains(
             requirements.pod_request.requests, uids
         )
         return select_victims(
-            snapshot.place,
+            snapshot.allocator,
             snapshot.potential_victims,
             requirements,
             self._budgets,
-            required=() if exchange else uids,
-            resources=snapshot.resources if exchange else None,
-            trials=max(_LEAST, _TRIALS // (len(args.victims) * requirements.pods)),
+            required=() if replaceable else uids,
+            resources=snapshot.resources if replaceable else None,
+            trials=max(_MIN_TRIALS, _TRIALS // (len(args.victims) * requirements.pods)),
         )
 
     def _before_deadline(self, args: ExtenderPreemptionArgs) -> Iterator[tuple[str, MetaVictims]]:
@@ -144,18 +144,18 @@ class Preemption:
         return itertools.takewhile(lambda _: self._clock() < until, args.victims.items())
 
     def _in_progress_for(self, group: PodGroup) -> bool:
-        """Whether the victims of our last answer for the group still end."""
+        """Whether victims of the last result for the group are still terminating."""
         now = self._clock()
-        for title, begun in list(self._preemptions.items()):
-            if self._snapshots.any_terminating(begun.victims):
-                begun.seen_at = now
-            elif now - begun.seen_at >= EVICTION_SECONDS:
+        for title, each in list(self._preemptions.items()):
+            if self._snapshots.any_terminating(each.victims):
+                each.seen_at = now
+            elif now - each.seen_at >= EVICTION_SECONDS:
                 del self._preemptions[title]
         return group.title in self._preemptions
 
 
 class _Preemption(msgspec.Struct):
-    """`seen_at` is when the preemption was last known to be in progress."""
+    """`seen_at` is when the preemption was last observed in progress."""
 
     victims: tuple[BoundPod, ...]
     seen_at: float

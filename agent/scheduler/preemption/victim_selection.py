@@ -1,8 +1,8 @@
-"""Selects the pods that must end on a node so that a pod, or a group, has room there: few, and
-those of lowest priority.
+"""Selects the victims on a node: few pods of low priority, without which a pod, or a group, has
+room there.
 
-`select_victims` tries on a copy of the node allocator whether a set of pods helps; `fewest`
-searches for the best set. A set that helps goes on helping when more pods end.
+`select_victims` checks on a copy of the node allocator whether the eviction of a set of pods makes
+room; `best_set` searches for the best set. A superset of a set that makes room makes room too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent.scheduler.state.pod_info import Feasible, Requirements
 from agent.scheduler.state.records import PodRecord
 
 TRIALS: Final = 400
-"""How often a search tries whether a set helps; the best set so far is then the result."""
+"""The number of sets that a search checks; after that the best set so far is the result."""
 
 
 class BoundPod(msgspec.Struct, frozen=True, gc=False):
@@ -43,7 +43,7 @@ class BoundPod(msgspec.Struct, frozen=True, gc=False):
 
 class PreemptionCandidate(msgspec.Struct, frozen=True):
     """A node and its victims, the most important first. `violations` is the number of victims whose
-    disruption budgets do not allow their end."""
+    disruption budgets do not allow their eviction."""
 
     node: str
     victims: tuple[BoundPod, ...]
@@ -67,9 +67,9 @@ class NodeResources(msgspec.Struct, frozen=True):
     allocatable: Mapping[str, int]
     requested: Mapping[str, Mapping[str, int]]
 
-    def fits(self, requests: Mapping[str, int], gone: Collection[str], pods: int = 1) -> bool:
-        """Whether `pods` pods with these requests in sum fit, once the pods in `gone` are gone."""
-        left = [each for uid, each in self.requested.items() if uid not in gone]
+    def fits(self, requests: Mapping[str, int], evicted: Collection[str], pods: int = 1) -> bool:
+        """Whether `pods` pods with these requests in sum fit without the pods in `evicted`."""
+        left = [each for uid, each in self.requested.items() if uid not in evicted]
         if len(left) + pods > self.allocatable.get("pods", len(left) + pods):
             return False
         return all(
@@ -77,15 +77,15 @@ class NodeResources(msgspec.Struct, frozen=True):
             for name, amount in requests.items()
         )
 
-    def explains(self, requests: Mapping[str, int], named: Collection[str]) -> bool:
+    def explains(self, requests: Mapping[str, int], victims: Collection[str]) -> bool:
         """Whether resources alone explain these victims: each of them is needed."""
-        return self.fits(requests, named) and not any(
-            self.fits(requests, [each for each in named if each != spared]) for spared in named
+        return self.fits(requests, victims) and not any(
+            self.fits(requests, [each for each in victims if each != spared]) for spared in victims
         )
 
 
 def select_victims(
-    place: NodeAllocator,
+    allocator: NodeAllocator,
     pods: Sequence[BoundPod],
     requirements: Requirements,
     budgets: Budgets,
@@ -94,11 +94,11 @@ def select_victims(
     resources: NodeResources | None = None,
     trials: int = TRIALS,
 ) -> PreemptionCandidate | None:
-    """Returns the fewest and least important pods of lower priority without which `place` has room;
-    None where there are none. Changes `place`, which must be a copy.
+    """Returns the fewest and least important pods of lower priority whose eviction makes room on
+    the node; None if there are none. Changes `allocator`, which must be a copy.
 
-    The pods in `required` must be among the victims. `resources`: the requests must fit in them
-    too. Terminating pods are selected first, since their end costs nothing.
+    The pods in `required` must be among the victims. The requests must fit into `resources` too.
+    Terminating pods are selected first, since they end anyway.
     """
     lower = [each for each in pods if each.priority < requirements.pod_request.priority]
     by_uid = {each.uid: each for each in lower}
@@ -106,49 +106,50 @@ def select_victims(
         return None
     allowed: dict[str, int] = {}
     candidates = [_candidate(each, budgets, allowed) for each in lower]
-    trial = _Trial(place, requirements)
+    trial = _Trial(allocator, requirements)
 
-    def helps(gone: frozenset[str]) -> bool:
-        if not gone.issuperset(required):
+    def makes_room(evicted: frozenset[str]) -> bool:
+        if not evicted.issuperset(required):
             return False
         if resources is not None and not resources.fits(
-            requirements.requests, gone, requirements.pods
+            requirements.requests, evicted, requirements.pods
         ):
             return False
-        return trial.has_room(gone)
+        return trial.has_room(evicted)
 
-    found = fewest(candidates, allowed, helps, trials=trials)
+    found = best_set(candidates, allowed, makes_room, trials=trials)
     if found is None:
         return None
     victims = sorted((by_uid[uid] for uid in found.uids), key=importance)
-    return PreemptionCandidate(place.properties.name, tuple(victims), found.violations)
+    return PreemptionCandidate(allocator.properties.name, tuple(victims), found.violations)
 
 
 class _Trial:
-    """A place from which pods are removed and to which they return."""
+    """Removes pods from a node allocator, and restores them."""
 
-    def __init__(self, place: NodeAllocator, requirements: Requirements) -> None:
-        self._place = place
+    def __init__(self, allocator: NodeAllocator, requirements: Requirements) -> None:
+        self._allocator = allocator
         self._requirements = requirements
-        self._holdings = dict(place.holdings)
-        self._gone: frozenset[str] = frozenset()
+        self._assigned = dict(allocator.holdings)
+        self._evicted: frozenset[str] = frozenset()
 
-    def has_room(self, gone: frozenset[str]) -> bool:
-        for uid in gone - self._gone:
-            self._place.release(uid)
-        for uid in self._gone - gone:
-            if (holding := self._holdings.get(uid)) is not None:
-                self._place.record(holding)
-        self._gone = gone
-        return isinstance(self._requirements.check(self._place), Feasible)
+    def has_room(self, evicted: frozenset[str]) -> bool:
+        for uid in evicted - self._evicted:
+            self._allocator.release(uid)
+        for uid in self._evicted - evicted:
+            if (assigned := self._assigned.get(uid)) is not None:
+                self._allocator.record(assigned)
+        self._evicted = evicted
+        return isinstance(self._requirements.check(self._allocator), Feasible)
 
 
-_LEAVES: Final = -(1 << 31) - 1
+# The priority of terminating pods, below that of all others.
+_TERMINATING: Final = -(1 << 31) - 1
 
 
 def _candidate(pod: BoundPod, budgets: Budgets, allowed: dict[str, int]) -> PotentialVictim:
     if pod.terminating:
-        return PotentialVictim(pod.uid, _LEAVES, pod.started_at)
+        return PotentialVictim(pod.uid, _TERMINATING, pod.started_at)
     covering = budgets.covering(pod.namespace, pod.name, pod.labels)
     for budget in covering:
         allowed[budget.title] = budget.allowed
@@ -157,10 +158,10 @@ def _candidate(pod: BoundPod, budgets: Budgets, allowed: dict[str, int]) -> Pote
 
 
 class NodeSnapshot(msgspec.Struct, frozen=True):
-    """A node at one moment. `place` is a copy that the caller may change. `potential_victims` are
+    """A node at one time. `allocator` is a copy that the caller may change. `potential_victims` are
     the pods that may be evicted, of any priority."""
 
-    place: NodeAllocator
+    allocator: NodeAllocator
     potential_victims: tuple[BoundPod, ...]
     resources: NodeResources
 
@@ -174,7 +175,7 @@ class NodeSnapshots:
     def take(
         self, node: str, pod_request: PodRequest, group: PodGroup | None = None
     ) -> NodeSnapshot | None:
-        """Returns None where the node is not eligible for the pod. Members of `group` are not
+        """Returns None if the node is not eligible for the pod. Members of `group` are not
         potential victims."""
         cluster = self._cluster
         with cluster.lock:
@@ -185,15 +186,15 @@ class NodeSnapshots:
                 or cluster.eligible(node, pod_request) is not None
             ):
                 return None
-            place = state.place.without((pod_request.uid,))
+            allocator = state.allocator.without((pod_request.uid,))
             members = cluster.bound_members(group) if group is not None else {}
-            pods = [cluster.pod(uid) for uid in place.holdings if uid not in members]
+            pods = [cluster.pod(uid) for uid in allocator.holdings if uid not in members]
             allocatable = state.node.allocatable
         return NodeSnapshot(
-            place,
+            allocator,
             tuple(_bound_pod(each) for each in pods if each is not None and not each.fixed),
             NodeResources(
-                allocatable, {uid: held.requests for uid, held in place.holdings.items()}
+                allocatable, {uid: held.requests for uid, held in allocator.holdings.items()}
             ),
         )
 
@@ -202,13 +203,13 @@ class NodeSnapshots:
         records = (self._cluster.pod(each.uid) for each in pods)
         return any(each is not None and each.terminating for each in records)
 
-    def all_gone(self, pods: Iterable[BoundPod]) -> bool:
+    def all_ended(self, pods: Iterable[BoundPod]) -> bool:
         """Whether none of the pods is on a node any more."""
         return not any(self._cluster.bound(each.uid) for each in pods)
 
 
 def _bound_pod(pod: PodRecord) -> BoundPod:
-    assert pod.assigned is not None, "the cluster keeps pods that hold something"
+    assert pod.assigned is not None, "the cluster keeps assigned pods only"
     namespace, _, name = pod.assigned.title.partition("/")
     return BoundPod(
         pod.uid,
@@ -221,7 +222,7 @@ def _bound_pod(pod: PodRecord) -> BoundPod:
     )
 
 
-Helps: TypeAlias = Callable[[frozenset[str]], bool]
+MakesRoom: TypeAlias = Callable[[frozenset[str]], bool]
 _Key: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
@@ -236,8 +237,8 @@ class PotentialVictim(msgspec.Struct, frozen=True):
 
 
 class Victims(msgspec.Struct, frozen=True):
-    """`uids`, the most important pod first; `violations`: how many of them their budgets do not
-    allow."""
+    """`uids`, the most important pod first. `violations`: the number of them that their budgets do
+    not allow."""
 
     uids: tuple[str, ...]
     violations: int
@@ -250,12 +251,12 @@ def importance(candidate: BoundPod | PotentialVictim) -> tuple[int, int, str]:
 
 
 def violations(chosen: Iterable[PotentialVictim], allowed: Mapping[str, int]) -> int:
-    """How many of these pods are more than their budgets allow; `chosen` by importance."""
-    return sum(_beyond(chosen, allowed))
+    """The number of these pods that their budgets do not allow; `chosen` by importance."""
+    return sum(_violating(chosen, allowed))
 
 
-def _beyond(chosen: Iterable[PotentialVictim], allowed: Mapping[str, int]) -> Iterator[bool]:
-    """Of each whether a budget of its own is used up by then."""
+def _violating(chosen: Iterable[PotentialVictim], allowed: Mapping[str, int]) -> Iterator[bool]:
+    """Yields for each pod whether one of its budgets is exceeded by it or the pods before it."""
     left = dict(allowed)
     for each in chosen:
         for budget in each.budgets:
@@ -263,109 +264,111 @@ def _beyond(chosen: Iterable[PotentialVictim], allowed: Mapping[str, int]) -> It
         yield any(left[budget] < 0 for budget in each.budgets)
 
 
-def fewest(
+def best_set(
     candidates: Sequence[PotentialVictim],
     allowed: Mapping[str, int],
-    helps: Helps,
+    makes_room: MakesRoom,
     *,
     trials: int = TRIALS,
 ) -> Victims | None:
-    """The set that helps and violates the fewest budgets, with the lowest priorities: the highest
-    of them is compared first, and a set that goes on is worse than one that ends. Between equals
-    those that started last. None where not even all of them help.
+    """Returns the set that makes room with the fewest violations of budgets, then with the lowest
+    priorities: they are compared from the highest one on, and fewer pods are better if these are
+    equal. Among equal sets it is that of the pods that started last. None if not even all pods make
+    room.
 
-    `allowed`: disruptions that each budget still allows. After so many `trials` the best set so far
+    `allowed`: disruptions that each budget still allows. After `trials` checks the best set so far
     is the result, which is never worse than reprieving pods one by one."""
-    return _Search(candidates, allowed, helps, trials).run()
+    return _Search(candidates, allowed, makes_room, trials).run()
 
 
 class _Search:
-    """Depth first over the pods by importance: spare, else end. Sets are bits by that order."""
+    """Depth-first search over the pods by importance: each is spared first, then evicted. Sets are
+    bits in that order."""
 
     def __init__(
         self,
         candidates: Sequence[PotentialVictim],
         allowed: Mapping[str, int],
-        helps: Helps,
+        makes_room: MakesRoom,
         trials: int,
     ) -> None:
         self._pods = sorted(candidates, key=importance)
         self._allowed = allowed
-        self._ask = helps
+        self._check = makes_room
         self._left = trials
-        self._answers: dict[int, bool] = {}
-        self._useless: list[int] = []
+        self._results: dict[int, bool] = {}
+        self._insufficient: list[int] = []
         self._best: tuple[_Key, int] | None = None
 
     def run(self) -> Victims | None:
-        everyone = (1 << len(self._pods)) - 1
-        if not self._pods or not self._helps(everyone):
+        all_pods = (1 << len(self._pods)) - 1
+        if not self._pods or not self._makes_room(all_pods):
             return None
-        self._record(self._spared(everyone))
-        self._few()
+        self._record(self._reprieve(all_pods))
+        self._try_few()
         self._descend(0, 0)
         assert self._best is not None
-        (broken, _, _), best = self._best
-        return Victims(tuple(each.uid for each in self._of(best)), broken)
+        (violated, _, _), best = self._best
+        return Victims(tuple(each.uid for each in self._of(best)), violated)
 
-    def _spared(self, everyone: int) -> int:
-        """What is left when pods are spared one by one, those first that no budget allows. How many
-        can be spared together is found by halving."""
-        beyond = list(_beyond(self._pods, self._allowed))
-        order = sorted(range(len(beyond)), key=lambda place: not beyond[place])
-        chosen, start = everyone, 0
+    def _reprieve(self, all_pods: int) -> int:
+        """Returns the rest after pods are spared one by one, first those that no budget allows.
+        Bisection finds how many can be spared together."""
+        violating = list(_violating(self._pods, self._allowed))
+        order = sorted(range(len(violating)), key=lambda index: not violating[index])
+        chosen, start = all_pods, 0
         while start < len(order):
             low, high = 0, len(order) - start
             while low < high:
                 middle = (low + high + 1) // 2
-                spared = sum(1 << place for place in order[start : start + middle])
-                if self._helps(chosen & ~spared):
+                spared = sum(1 << index for index in order[start : start + middle])
+                if self._makes_room(chosen & ~spared):
                     low = middle
                 else:
                     high = middle - 1
-            chosen &= ~sum(1 << place for place in order[start : start + low])
+            chosen &= ~sum(1 << index for index in order[start : start + low])
             start += low + 1
         return chosen
 
-    def _few(self) -> None:
+    def _try_few(self) -> None:
         """Single pods and pairs, the least important first: among many similar pods, where one
         large pod replaces several small ones, a search by importance finds it late."""
-        places = range(len(self._pods) - 1, -1, -1)
-        for place in places:
-            self._try((place,))
-        for last in places:
-            # No pair with it breaks fewer budgets than it alone does.
-            broken = violations((self._pods[last],), self._allowed)
+        indexes = range(len(self._pods) - 1, -1, -1)
+        for index in indexes:
+            self._try((index,))
+        for last in indexes:
+            # No pair with it violates fewer budgets than it alone does.
+            violated = violations((self._pods[last],), self._allowed)
             for first in range(last - 1, -1, -1):
                 priorities = self._pods[first].priority, self._pods[last].priority
-                least = broken, priorities, (-first,)
+                least = violated, priorities, (-first,)
                 if self._left <= 0 or (self._best is not None and least > self._best[0]):
-                    break  # so are all more important ones
+                    break  # so are all pairs with more important pods
                 self._try((first, last))
 
-    def _try(self, places: tuple[int, ...]) -> None:
-        bits = sum([1 << place for place in places])
-        if self._left <= 0 or self._in_vain(bits):
+    def _try(self, indexes: tuple[int, ...]) -> None:
+        bits = sum([1 << index for index in indexes])
+        if self._left <= 0 or self._known_insufficient(bits):
             return
-        if (self._best is None or self._places_key(places) < self._best[0]) and self._helps(bits):
+        if (self._best is None or self._key_of(indexes) < self._best[0]) and self._makes_room(bits):
             self._record(bits)
 
     def _better(self, chosen: int) -> bool:
         return self._best is None or self._key(chosen) < self._best[0]
 
-    def _descend(self, place: int, chosen: int) -> None:
-        """`chosen` of the pods before `place`; with all from there on it helps."""
+    def _descend(self, index: int, chosen: int) -> None:
+        """`chosen` are pods before index `index`; with all pods from `index` on they make room."""
         if self._left <= 0 or not self._better(chosen):
             return
-        if chosen and self._helps(chosen):
+        if chosen and self._makes_room(chosen):
             self._record(chosen)
             return
-        if place == len(self._pods):
+        if index == len(self._pods):
             return
-        rest = ((1 << len(self._pods)) - 1) & ~((2 << place) - 1)
-        if self._helps(chosen | rest):
-            self._descend(place + 1, chosen)
-        self._descend(place + 1, chosen | 1 << place)
+        rest = ((1 << len(self._pods)) - 1) & ~((2 << index) - 1)
+        if self._makes_room(chosen | rest):
+            self._descend(index + 1, chosen)
+        self._descend(index + 1, chosen | 1 << index)
 
     def _record(self, chosen: int) -> None:
         found = self._key(chosen), chosen
@@ -373,33 +376,33 @@ class _Search:
             self._best = found
 
     def _key(self, chosen: int) -> _Key:
-        """What is less is better; that of a set's first pods is never more than its own."""
-        return self._places_key([each for each in range(len(self._pods)) if chosen >> each & 1])
+        """Smaller is better. The key of the first pods of a set is never greater than its own."""
+        return self._key_of([each for each in range(len(self._pods)) if chosen >> each & 1])
 
-    def _places_key(self, places: Sequence[int]) -> _Key:
-        pods = [self._pods[place] for place in places]
+    def _key_of(self, indexes: Sequence[int]) -> _Key:
+        pods = [self._pods[index] for index in indexes]
         return (
             violations(pods, self._allowed),
             tuple(each.priority for each in pods),
-            tuple(-place for place in places),
+            tuple(-index for index in indexes),
         )
 
     def _of(self, chosen: int) -> list[PotentialVictim]:
-        return [each for place, each in enumerate(self._pods) if chosen >> place & 1]
+        return [each for index, each in enumerate(self._pods) if chosen >> index & 1]
 
-    def _in_vain(self, chosen: int) -> bool:
-        """No more than what is known not to help."""
-        return any(not chosen & ~useless for useless in self._useless)
+    def _known_insufficient(self, chosen: int) -> bool:
+        """Whether the set is a subset of one that is known not to make room."""
+        return any(not chosen & ~each for each in self._insufficient)
 
-    def _helps(self, chosen: int) -> bool:
-        if not chosen or self._in_vain(chosen):
+    def _makes_room(self, chosen: int) -> bool:
+        if not chosen or self._known_insufficient(chosen):
             return False
-        known = self._answers.get(chosen)
-        if known is None:
+        result = self._results.get(chosen)
+        if result is None:
             self._left -= 1
-            known = self._answers[chosen] = self._ask(
+            result = self._results[chosen] = self._check(
                 frozenset(each.uid for each in self._of(chosen))
             )
-            if not known:
-                self._useless.append(chosen)
-        return known
+            if not result:
+                self._insufficient.append(chosen)
+        return result

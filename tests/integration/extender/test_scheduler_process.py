@@ -163,11 +163,11 @@ def test_who_comes_after_knows_what_was_given(
         follower.start()
         pod = cluster.pod(owner(20), "b-first")
         node = scheduled(scheduler, pod)
-        eventually("knows who leads", lambda: "leads" in follower.ready()[1])
+        eventually("knows who leads", lambda: "the leader is" in follower.ready()[1])
         assert follower.ready()[0] == 503
         for verb, body in (("filter", args(pod, NODES)), ("bind", binding(pod, node))):
             status, text = follower.reply(verb, body)
-            assert (status, "leads" in text) == (503, True)
+            assert (status, "the leader is" in text) == (503, True)
         assert scheduler.end() == 0
         follower.until_ready()
         second = cluster.pod(owner(20), "b-second")
@@ -189,7 +189,7 @@ def test_no_replica_leads_while_a_request_of_the_last_leader_is_in_progress(
         socket.create_connection(("127.0.0.1", scheduler.port), timeout=30) as half,
     ):
         follower.start()
-        eventually("knows who leads", lambda: "leads" in follower.ready()[1])
+        eventually("knows who leads", lambda: "the leader is" in follower.ready()[1])
         half.sendall(b"POST /bind HTTP/1.1\r\nHost: x\r\n")
         eventually("is under way", lambda: scheduler.ready()[0] == 200)
         with ThreadPoolExecutor(1) as beside:
@@ -207,7 +207,7 @@ def test_a_leader_that_is_killed_is_replaced(
 ) -> None:
     with Scheduler(tmp_path, cluster.config, "follower") as follower:
         follower.start()
-        eventually("knows who leads", lambda: "leads" in follower.ready()[1])
+        eventually("knows who leads", lambda: "the leader is" in follower.ready()[1])
         scheduler.end(signal.SIGKILL)
         follower.until_ready()
         assert follower.end() == 0

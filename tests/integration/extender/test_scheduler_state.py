@@ -281,7 +281,7 @@ def test_the_next_leader_answers_when_it_knows_what_the_last_one_bound(
         gate = LeaderGate(second, it)
         second.start()
         gate.start()
-        eventually("it follows", lambda: gate.reason() == "first leads", PATIENCE_SECONDS)
+        eventually("it follows", lambda: gate.reason() == "the leader is first", PATIENCE_SECONDS)
         for number, each in enumerate(pods):
             notes = {RESOURCE_STATUS: json.dumps({"cpuset": f"{2 * number}-{2 * number + 1}"})}
             bind(apiserver, each, place, notes)

@@ -47,7 +47,7 @@ NODES = ["a", "b", "c"]
 class Scene:
     """The verbs over nodes a and b, which are small, and c with cards."""
 
-    def __init__(self, server: hostile.Server, *, best_alone: bool = True) -> None:
+    def __init__(self, server: hostile.Server, *, best_only: bool = True) -> None:
         self.server = server
         self.pods = Pods(server)
         self.cluster: SchedulerCache = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
@@ -62,7 +62,7 @@ class Scene:
             pod_infos,
             EquivalenceCache(self.cluster),
             _no_preemption,
-            best_alone=best_alone,
+            best_only=best_only,
         )
 
     def pod(self, kind: Kind, name: str, **annotations: str) -> ApiPod:
@@ -113,7 +113,7 @@ def test_a_pod_that_needs_cpus_is_offered_its_best_node_alone(scene: Scene) -> N
 
 
 def test_all_that_fit_are_offered_where_the_policy_says_so(server: hostile.Server) -> None:
-    scene = Scene(server, best_alone=False)
+    scene = Scene(server, best_only=False)
     assert scene.fits(scene.pod(owner(8, 8), "p")) == NODES
     result = scene.filter(scene.pod(owner(40, 8), "q"))
     assert result.node_names == ["c"]
@@ -259,7 +259,7 @@ def test_a_group_is_looked_for_on_nodes_beyond_those_that_suit_one_best(
     server: hostile.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three nodes, asked one by one, the last alone has room for all."""
-    monkeypatch.setattr(handlers, "_GROUP_AT_ONCE", 1)
+    monkeypatch.setattr(handlers, "_GROUP_BATCH", 1)
     scene = Scene(server)
     for node in ("a", "b"):
         assert scene.bind(scene.pod(owner(12, 8), f"before-{node}"), node) == ""

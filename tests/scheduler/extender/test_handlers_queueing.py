@@ -100,7 +100,7 @@ def test_node_that_is_nominated_for_another_is_not_asked_about(queue: Unschedula
     fits = ExtenderFilterResult(NODES)
     answer = asking(queue, objects.pod("p", labels=LSR))(fits)
     assert answer.failed_and_unresolvable_nodes == {
-        "a": "room is being made here for a more important pod"
+        "a": "the node is nominated for a more important pod"
     }
     assert asking(queue, objects.pod("plain"))(fits) is fits
     assert asking(queue, high)(fits) is fits

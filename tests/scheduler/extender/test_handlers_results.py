@@ -21,25 +21,25 @@ NODES = ["c", "a", "b", "d"]
 
 
 def test_all_that_fit_go_on_and_the_others_say_why() -> None:
-    result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_alone=False)
+    result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_only=False)
     assert result.node_names == ["c", "d"]
     assert result.failed_nodes == {"a": "no room"}
     assert result.failed_and_unresolvable_nodes == {"b": "no agent"}
 
 
 def test_where_all_fit_the_names_go_back_as_they_came() -> None:
-    result = filter_result(NODES, [Feasible(1)] * 4, best_alone=False)
+    result = filter_result(NODES, [Feasible(1)] * 4, best_only=False)
     assert result.node_names is NODES
     assert not result.failed_nodes
 
 
 def test_the_best_alone_goes_on_where_that_is_the_policy() -> None:
-    result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_alone=True)
+    result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_only=True)
     assert list(result.node_names) == ["d"]
 
 
 def test_the_reasons_are_told_where_there_is_no_best() -> None:
-    result = filter_result(["a", "x"], [FULL, UNKNOWN_NODE], best_alone=True)
+    result = filter_result(["a", "x"], [FULL, UNKNOWN_NODE], best_only=True)
     assert not result.node_names
     assert result.failed_nodes == {"a": "no room"}
     assert result.failed_and_unresolvable_nodes == {"x": "the node is not known to the scheduler"}
@@ -48,12 +48,12 @@ def test_the_reasons_are_told_where_there_is_no_best() -> None:
 def test_few_reasons_are_told_as_they_are_and_many_without_amounts() -> None:
     few = [Infeasible(f"CPUs (asked 9, available {free})", summary="CPUs") for free in range(5)]
     nodes = [f"n{place}" for place in range(7)]
-    result = filter_result(nodes[:5], few, best_alone=False)
+    result = filter_result(nodes[:5], few, best_only=False)
     assert result.failed_nodes == {
         f"n{free}": f"CPUs (asked 9, available {free})" for free in range(5)
     }
     more = [*few, Infeasible("CPUs (asked 9, available 5)", summary="CPUs"), BROKEN]
-    result = filter_result(nodes, more, best_alone=False)
+    result = filter_result(nodes, more, best_only=False)
     assert result.failed_nodes == dict.fromkeys(nodes[:6], "CPUs")
     assert result.failed_and_unresolvable_nodes == {"n6": "no agent"}
 

@@ -82,9 +82,9 @@ def answers(gate: LeaderGate, leader: Leader, state: State) -> None:
 
 
 def test_a_follower_answers_nothing_and_says_who_leads(gate: LeaderGate, leader: Leader) -> None:
-    assert gate.reason() == "nobody leads"
+    assert gate.reason() == "no replica is the leader"
     leader.holder = "other"
-    assert gate.reason() == "other leads"
+    assert gate.reason() == "the leader is other"
 
 
 def test_a_leader_answers_when_it_knows_what_was_bound_before(
@@ -92,9 +92,9 @@ def test_a_leader_answers_when_it_knows_what_was_bound_before(
 ) -> None:
     lead(leader, gate, 1)
     state.troubles = ("watch of /api/v1/pods: 403",)
-    assert gate.reason() == "not all objects are known yet; watch of /api/v1/pods: 403"
+    assert gate.reason() == "not all objects are listed yet; watch of /api/v1/pods: 403"
     state.synced = True
-    assert gate.reason() == "what was bound before is not known yet"
+    assert gate.reason() == "the pods bound before this term are not known yet"
     state.may_catch_up.set()
     eventually("on duty", lambda: gate.reason() is None)
 
@@ -103,9 +103,9 @@ def test_each_term_begins_with_catching_up(gate: LeaderGate, leader: Leader, sta
     answers(gate, leader, state)
     state.may_catch_up.clear()
     leader.leading = False
-    assert gate.reason() == "nobody leads"
+    assert gate.reason() == "no replica is the leader"
     lead(leader, gate, 2)
-    assert gate.reason() == "what was bound before is not known yet"
+    assert gate.reason() == "the pods bound before this term are not known yet"
     state.may_catch_up.set()
     eventually("on duty", lambda: gate.reason() is None)
 
@@ -117,7 +117,7 @@ def test_a_leader_with_a_stale_watch_answers_nothing_until_it_is_back(
     state.out_of_touch = "the watch of pods has been out of touch for 31 s"
     assert gate.reason() == state.out_of_touch
     leader.leading = False
-    assert gate.reason() == f"nobody leads; {state.out_of_touch}"
+    assert gate.reason() == f"no replica is the leader; {state.out_of_touch}"
     leader.leading = True
     state.out_of_touch = None
     assert gate.reason() is None
@@ -139,7 +139,7 @@ def test_what_is_known_is_settled_before_the_first_answer(leader: Leader, state:
     gate.start()
     answers(gate, leader, state)
     gate.stop()
-    assert reasons == ["what was bound before is not known yet"]
+    assert reasons == ["the pods bound before this term are not known yet"]
 
 
 def test_who_loses_the_lease_while_it_catches_up_begins_again(

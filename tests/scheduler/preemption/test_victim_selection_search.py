@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent.scheduler.preemption.victim_selection import (
     PotentialVictim,
     Victims,
-    fewest,
+    best_set,
     importance,
     violations,
 )
@@ -68,7 +68,7 @@ def brute(
 def test_equals_the_best_of_every_set(
     candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets
 ) -> None:
-    found = fewest(candidates, allowed, lambda chosen: helps(needed, chosen))
+    found = best_set(candidates, allowed, lambda chosen: helps(needed, chosen))
     assert set(found.uids if found else ()) == brute(candidates, allowed, needed)
 
 
@@ -76,7 +76,7 @@ def test_equals_the_best_of_every_set(
 def test_short_search_still_helps_and_spares_whom_it_can(
     candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets, trials: int
 ) -> None:
-    found = fewest(candidates, allowed, lambda chosen: helps(needed, chosen), trials=trials)
+    found = best_set(candidates, allowed, lambda chosen: helps(needed, chosen), trials=trials)
     everyone = frozenset(each.uid for each in candidates)
     assert (found is not None) == helps(needed, everyone)
     if found is not None:
@@ -89,8 +89,8 @@ def test_short_search_still_helps_and_spares_whom_it_can(
 def test_order_of_the_question_does_not_matter(
     candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets, chance: object
 ) -> None:
-    found = fewest(candidates, allowed, lambda chosen: helps(needed, chosen))
-    backwards = fewest(candidates[::-1], allowed, lambda chosen: helps(needed, chosen))
+    found = best_set(candidates, allowed, lambda chosen: helps(needed, chosen))
+    backwards = best_set(candidates[::-1], allowed, lambda chosen: helps(needed, chosen))
     assert found == backwards
 
 
@@ -140,7 +140,7 @@ CASES = {
 
 def test_short_search_spares_those_first_whom_a_budget_keeps() -> None:
     candidates = [pod("free", 5), pod("kept", 0, 0, "b")]
-    assert fewest(candidates, {"b": 0}, bool, trials=0) == Victims(("free",), 0)
+    assert best_set(candidates, {"b": 0}, bool, trials=0) == Victims(("free",), 0)
 
 
 def test_large_one_among_many() -> None:
@@ -153,7 +153,7 @@ def test_large_one_among_many() -> None:
         asked += 1
         return len(chosen) >= 3 or bool({"u00"} & chosen) or {"u10", "u11"} <= chosen
 
-    assert fewest(pods, {}, helps) == Victims(("u00",), 0)
+    assert best_set(pods, {}, helps) == Victims(("u00",), 0)
     assert asked <= 600
 
 
@@ -162,7 +162,7 @@ def test_of_many_pods_only_those_are_paired_that_could_be_better(kept: int) -> N
     """kube-scheduler offers hundreds of nodes at once, and waits for seconds."""
     pods = [pod(f"u{number:03}", number % 3, number, "b") for number in range(250)]
     allowed = Counted({"b": kept})
-    found = fewest(pods, allowed, lambda chosen: bool({"u001", "u006"} & chosen), trials=400)
+    found = best_set(pods, allowed, lambda chosen: bool({"u001", "u006"} & chosen), trials=400)
     assert found == Victims(("u006",), 1 - kept)
     assert allowed.looks < 4000, "of 31,125 pairs"
 
@@ -179,9 +179,9 @@ class Counted(collections.UserDict[str, int]):
 def test_case(case: str) -> None:
     candidates, allowed, needed, uids, count = CASES[case]
     sets = tuple(map(frozenset, needed))
-    assert fewest(candidates, allowed, lambda chosen: helps(sets, chosen)) == Victims(uids, count)
+    assert best_set(candidates, allowed, lambda chosen: helps(sets, chosen)) == Victims(uids, count)
 
 
 def test_nobody_helps() -> None:
-    assert fewest([pod("x")], {}, lambda chosen: False) is None
-    assert fewest([], {}, lambda chosen: True) is None
+    assert best_set([pod("x")], {}, lambda chosen: False) is None
+    assert best_set([], {}, lambda chosen: True) is None
