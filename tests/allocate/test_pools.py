@@ -127,7 +127,7 @@ def test_pod_bound_to_a_numa_node_without_shared_cpus_gets_the_whole_pool() -> N
         ("{", "is not JSON"),
         ("[]", "Expected `object"),
         ('{"cpuset": 3}', "$.cpuset"),
-        ('{"cpuset": "1-"}', "'1-' is no number or range"),
+        ('{"cpuset": "1-"}', "'1-' is not a number or range"),
         ('{"cpuset": "3-1"}', "runs backwards"),
         ('{"cpuset": "2,9"}', "CPUs 9 do not exist"),
         ('{"cpuset": "0-99999999999"}', "beyond CPU"),

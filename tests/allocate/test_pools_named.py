@@ -140,7 +140,7 @@ def test_a_snapshot_is_bounded_by_the_containers(named: tuple[str, ...] | None, 
                 SHARED_CONTAINERS: ",".join(f"c{number}" for number in range(300)),
             },
             SHARED_CONTAINERS,
-            "names 300 containers: 256 are the most",
+            "names 300 containers: at most 256",
         ),
         (
             {RESOURCE_STATUS: '{"cpuset": "0-65535:1/2"}'},

@@ -1,2 +1,2 @@
-"""CPUs as values: sets of them, the machine that they are in, and the policies of pods, nodes and
-settings for their allocation."""
+"""CPUs as values: sets of CPUs, the machine's topology, and the policies of pods, nodes and
+settings for the allocation of CPUs."""

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final, final
 
 MAX_ID: Final = 65_535
-"""Highest id accepted from text: a hostile range must not cost memory (the kernel: 8,191)."""
+"""Highest id accepted from text, so that a range can't exhaust the memory (the kernel's limit:
+8,191)."""
 
 
 class CpuSetError(ValueError):
@@ -20,7 +21,7 @@ class CpuSetError(ValueError):
 
 @final
 class CpuSet:
-    """Value type: hashable, ordered iteration, subset by `<=`; `bool(s)` is "not empty"."""
+    """A value type: hashable, iterates in order, `<=` is subset; `bool(s)` is "not empty"."""
 
     __slots__ = ("mask",)
     mask: int
@@ -64,7 +65,7 @@ class CpuSet:
         return cls.from_int(mask)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a CpuSet does not change")
+        raise AttributeError("a CpuSet is immutable")
 
     def __reduce__(self) -> tuple[object, tuple[int]]:
         return CpuSet.from_int, (self.mask,)
@@ -163,7 +164,7 @@ def _parse_part(part: str, text: str) -> int:
     used = _number(used_text, part, text)
     size = _number(size_text, part, text) if slash else 0
     if not dash or not 1 <= used <= size:
-        raise CpuSetError(f"CPU list {_quote(text)}: {_quote(part)} is no range with used/group")
+        raise CpuSetError(f"CPU list {_quote(text)}: {_quote(part)} is not a range with used/group")
     length = last - first + 1
     mask = (1 << used) - 1
     while size < length:
@@ -177,14 +178,14 @@ def _short_words(stripped: str, text: str) -> int:
     for index, word in enumerate(stripped.split(",")):
         digits = word.removeprefix("0x") if index == 0 else word
         if not _HEX.issuperset(digits) or not 1 <= len(digits) <= 8:
-            raise CpuSetError(f"CPU mask {_quote(text)}: {_quote(word)} is no 32-bit word")
+            raise CpuSetError(f"CPU mask {_quote(text)}: {_quote(word)} is not a 32-bit word")
         mask = mask << 32 | int(digits, 16)
     return mask
 
 
 def _number(digits: str, part: str, text: str) -> int:
     if not digits or not _DIGITS.issuperset(digits):
-        raise CpuSetError(f"CPU list {_quote(text)}: {_quote(part)} is no number or range")
+        raise CpuSetError(f"CPU list {_quote(text)}: {_quote(part)} is not a number or range")
     if len(digits) > 9 or int(digits) > MAX_ID:
         raise CpuSetError(f"CPU list {_quote(text)}: {_quote(part)} goes beyond CPU {MAX_ID}")
     return int(digits)

@@ -1,8 +1,7 @@
 """The policies and strategies of CPU, NUMA and GPU orchestration.
 
-Settings and kubelets name them. Pods name them in two annotations of Koordinator's, `resource-spec`
-and `numa-topology-spec` (apis/extension/numa_aware.go): how their CPUs are placed on cores and NUMA
-nodes."""
+Settings and the kubelet's configuration name them. Pods name them in two of Koordinator's
+annotations, `resource-spec` and `numa-topology-spec` (apis/extension/numa_aware.go)."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from agent.model.pod.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, Annot
 
 class BindPolicy(enum.StrEnum):
     """How a pod's CPUs are placed on physical cores (`resource-spec`; `Default`: the configured
-    one). CONSTRAINED_BURST binds no CPUs: it binds a pod that shares CPUs to NUMA nodes that fit
+    policy). CONSTRAINED_BURST binds no CPUs: it binds a pod that shares CPUs to NUMA nodes that fit
     its limit.
     """
 
@@ -28,7 +27,7 @@ class BindPolicy(enum.StrEnum):
 
 
 class ExclusivePolicy(enum.StrEnum):
-    """What a pod prefers not to share with pods of the same policy: cores, or NUMA nodes."""
+    """Whether a pod prefers not to share cores, or NUMA nodes, with pods of the same policy."""
 
     NONE = "None"
     PCPU_LEVEL = "PCPULevel"
@@ -36,19 +35,19 @@ class ExclusivePolicy(enum.StrEnum):
 
 
 class Strategy(enum.StrEnum):
-    """Which of several nodes, NUMA nodes, cores or devices is better. A setting accepts only the
-    strategies of its kind."""
+    """Which node, NUMA node, core or device to prefer. Each setting accepts only some
+    strategies."""
 
     MOST_ALLOCATED = "MostAllocated"
-    """The fullest that fits."""
+    """The one with the least free resources that fits."""
     LEAST_ALLOCATED = "LeastAllocated"
-    """The emptiest."""
+    """The one with the most free resources."""
     BALANCED_ALLOCATION = "BalancedAllocation"
-    """The one whose resources are used in the most equal parts."""
+    """The one whose resources are used in the most equal fractions."""
     LEAST_NUMA_NODES = "LeastNUMANodes"
-    """The one on the fewest and nearest NUMA nodes."""
+    """The node where the pod needs the fewest and nearest NUMA nodes."""
     DISTRIBUTE_EVENLY = "DistributeEvenly"
-    """An equal part of each."""
+    """An equal part of the request on each."""
 
 
 NUMA_STRATEGIES: Final = (
@@ -68,8 +67,8 @@ ZONE_STRATEGIES: Final = (*NODE_STRATEGIES, Strategy.LEAST_NUMA_NODES)
 
 
 class GpuObjective(enum.StrEnum):
-    """How to choose between sets of GPUs: no slow link within the set, or (as in go-gpuallocator)
-    good sets left for other pods."""
+    """How to choose between sets of GPUs: the set whose slowest link is fastest, or (as in
+    go-gpuallocator) the set that leaves good sets for other pods."""
 
     BANDWIDTH = "bandwidth"
     BESTEFFORT = "besteffort"
@@ -127,22 +126,22 @@ class _NumaSpecText(msgspec.Struct, frozen=True):
 
 _resource_spec_decoder = msgspec.json.Decoder(_ResourceSpecText | None)
 _numa_spec_decoder = msgspec.json.Decoder(_NumaSpecText | None)
-_Word = TypeVar("_Word", bound=enum.StrEnum)
+_Policy = TypeVar("_Policy", bound=enum.StrEnum)
 
 
 def resource_spec(annotations: Mapping[str, str]) -> ResourceSpec:
-    """Fields that are absent have their defaults. Raises AnnotationError that names the field."""
+    """Absent fields have their defaults. Raises AnnotationError, which names the field."""
     text = decoded(annotations, RESOURCE_SPEC, _resource_spec_decoder)
     if text is None:
         return ResourceSpec()
 
-    def word(kind: type[_Word], value: str, field: str) -> _Word | None:
-        return _word(kind, value, RESOURCE_SPEC, field)
+    def parsed(kind: type[_Policy], value: str, field: str) -> _Policy | None:
+        return _parsed(kind, value, RESOURCE_SPEC, field)
 
     return ResourceSpec(
-        word(BindPolicy, text.preferred_bind, "preferredCPUBindPolicy") or BindPolicy.DEFAULT,
-        word(BindPolicy, text.required_bind, "requiredCPUBindPolicy"),
-        word(
+        parsed(BindPolicy, text.preferred_bind, "preferredCPUBindPolicy") or BindPolicy.DEFAULT,
+        parsed(BindPolicy, text.required_bind, "requiredCPUBindPolicy"),
+        parsed(
             ExclusivePolicy,
             "" if text.exclusive == BindPolicy.DEFAULT else text.exclusive,
             "preferredCPUExclusivePolicy",
@@ -152,17 +151,17 @@ def resource_spec(annotations: Mapping[str, str]) -> ResourceSpec:
 
 
 def numa_spec(annotations: Mapping[str, str]) -> NumaSpec:
-    """Fields that are absent have their defaults. Raises AnnotationError that names the field."""
+    """Absent fields have their defaults. Raises AnnotationError, which names the field."""
     text = decoded(annotations, NUMA_TOPOLOGY_SPEC, _numa_spec_decoder)
     if text is None:
         return NumaSpec()
     return NumaSpec(
-        _word(NumaPolicy, text.policy, NUMA_TOPOLOGY_SPEC, "numaTopologyPolicy"),
-        _word(NumaExclusive, text.exclusive, NUMA_TOPOLOGY_SPEC, "singleNUMANodeExclusive"),
+        _parsed(NumaPolicy, text.policy, NUMA_TOPOLOGY_SPEC, "numaTopologyPolicy"),
+        _parsed(NumaExclusive, text.exclusive, NUMA_TOPOLOGY_SPEC, "singleNUMANodeExclusive"),
     )
 
 
-def _word(kind: type[_Word], value: str, key: str, field: str) -> _Word | None:
+def _parsed(kind: type[_Policy], value: str, key: str, field: str) -> _Policy | None:
     if not value:
         return None
     try:
@@ -173,24 +172,24 @@ def _word(kind: type[_Word], value: str, key: str, field: str) -> _Word | None:
 
 
 def kubelet_numa_policy(text: str) -> NumaPolicy | None:
-    """A topology manager policy in any of its spellings: the kubelet's own (`single-numa-node`),
-    NodeResourceTopology's seven (`SingleNUMANodePodLevel`) and Koordinator's; None if unknown.
+    """A topology manager policy in any spelling: the kubelet's (`single-numa-node`), the seven of
+    NodeResourceTopology (`SingleNUMANodePodLevel`) and Koordinator's; None if unknown.
 
     Container scope counts as the same policy of the whole pod (numa-topology-scheduling proposal).
     """
-    word = text.replace("-", "").lower()
+    name = text.replace("-", "").lower()
     for scope in ("podlevel", "containerlevel"):
-        word = word.removesuffix(scope)
-    return _BY_WORD.get(word)
+        name = name.removesuffix(scope)
+    return _BY_NAME.get(name)
 
 
 def reported_numa_policy(policy: str, scope: str) -> str:
-    """The kubelet's topology manager policy and scope as NodeResourceTopology's single value; None
-    for unknown ones."""
+    """The kubelet's topology manager policy and scope as a value of NodeResourceTopology; `None`
+    for an unknown policy."""
     known = kubelet_numa_policy(policy) or NumaPolicy.NONE
     if known is NumaPolicy.NONE:
         return NumaPolicy.NONE.value
     return f"{known}{'PodLevel' if scope == 'pod' else 'ContainerLevel'}"
 
 
-_BY_WORD = {each.lower(): each for each in NumaPolicy}
+_BY_NAME = {each.lower(): each for each in NumaPolicy}

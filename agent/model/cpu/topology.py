@@ -10,10 +10,10 @@ from agent.model.cpu.cpuset import CpuSet
 class Cpu(msgspec.Struct, frozen=True):
     """One online logical CPU.
 
-    `core` and `l3` are the lowest online CPU id that shares it, so they are unique on the machine;
-    `die` (unique per socket), `socket` and `node` are the kernel's ids; a socket whose id is
-    unknown or not unique has the lowest free number. `node` is in no list if the kernel has taken
-    the CPU's node offline. `kind` names the core kind of a hybrid machine: Intel's `core`, `atom`
+    `core` and `l3`: the lowest online CPU of the core and of the L3 cache, so they are unique on
+    the machine. `die` (unique per socket), `socket` and `node` are the kernel's ids; a socket whose
+    id is unknown or not unique has the lowest free number. If the kernel has taken the CPU's node
+    offline, `node` is in no list. `kind`: the core kind of a hybrid machine, Intel's `core`, `atom`
     and `lowpower`, else `capacity-N` relative to 1024.
     """
 
@@ -35,10 +35,10 @@ class HugePages(msgspec.Struct, frozen=True):
 
 
 class NumaNode(msgspec.Struct, frozen=True):
-    """One online NUMA node; `cpus` holds online CPUs only and may be empty.
+    """An online NUMA node. `cpus`: its online CPUs; may be empty.
 
-    `distances` follow the order of `Topology.numa_nodes` (SLIT: 10 is local), empty where the
-    machine reports none.
+    `distances`: in the order of `Topology.numa_nodes` (SLIT: 10 is local), empty if the machine
+    reports none.
     """
 
     id: int
@@ -49,10 +49,10 @@ class NumaNode(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """Everything sorted by id; equal machines compare equal.
+    """The machine, with all parts sorted by id.
 
-    `offline`: CPUs that are plugged in and do not run. `smt`: some core runs two threads or more.
-    `smt_control`: the kernel's value of the file of that name (`on`, `off`, `forceoff`, ...)."""
+    `offline`: CPUs that are present and offline. `smt`: some core runs two threads or more.
+    `smt_control`: the content of the kernel's file smt/control (`on`, `off`, `forceoff`, ...)."""
 
     cpus: tuple[Cpu, ...]
     numa_nodes: tuple[NumaNode, ...]

@@ -1,7 +1,7 @@
-"""What pods hold of each NUMA node, and what is free there, by the kubelet's PodResources API.
+"""The resources that pods hold of each NUMA node, by the kubelet's PodResources API.
 
-`holdings` and `device_portions` correct known gaps of its answers. Each rule cites its source:
-`server_v1.go` and other files are those of Kubernetes 1.36.
+`holdings` and `device_portions` correct known errors in the API's responses. Each rule cites its
+source; file names are those of Kubernetes 1.36.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Amounts = dict[int, dict[str, int]]
 
 
 class Holdings(msgspec.Struct, frozen=True):
-    """By pod; one that holds nothing is not in it. `problems` name what was left out."""
+    """`pods`: without pods that hold nothing. `problems`: what was left out, and why."""
 
     pods: Mapping[PodName, Held] = {}
     problems: tuple[str, ...] = ()
@@ -38,12 +38,12 @@ def holdings(
     allocatable: Allocatable | None = None,
     over: Collection[PodName] = (),
 ) -> Holdings:
-    """CPUs, bytes of memory and numbers of devices that pods hold.
+    """The CPUs, bytes of memory and numbers of devices that pods hold.
 
-    `over`: ended pods without anything left in the runtime: kubelets before 1.34 list them until
-    they are deleted (Kubernetes issue 119423; later ones have the feature gate
-    KubeletPodResourcesListUseActivePods). Two pods of one name are one entry, with what both hold.
-    A device counts on each NUMA node that it is near to."""
+    `over`: ended pods of which the runtime has nothing left. Kubelets before 1.34 list them until
+    they are deleted (Kubernetes issue 119423; later kubelets have the feature gate
+    KubeletPodResourcesListUseActivePods). Two pods with one name are one entry, with the resources
+    of both. A device counts on each NUMA node that it is near to."""
     alive = [pod for pod in pods if pod.key not in over]
     problems: list[str] = []
     cpus: dict[PodName, CpuSet] = {}
@@ -58,12 +58,12 @@ def holdings(
     for key, device in _held_devices(alive):
         for node in _here(device.nodes, room, f"{_title(key)}: {device.resource}", problems):
             _add(amounts, key, node, device.resource, 1)
-    # Blocks of one NUMA node first: what several nodes give is then where there is room.
+    # Blocks on one NUMA node first; blocks on several nodes then fill the remaining room.
     blocks = [(pod.key, block) for pod in alive for block in _blocks(pod)]
     for key, block in sorted(blocks, key=lambda each: (len(each[1].nodes), each[0])):
         field = f"{_title(key)}: {block.kind}"
         if not block.nodes:
-            problems.append(f"{field}: of no NUMA node")
+            problems.append(f"{field}: on no NUMA node")
         for node, size_bytes in _drained(block, _here(block.nodes, room, field, problems), room):
             _add(amounts, key, node, block.kind, size_bytes)
     return Holdings(
@@ -75,14 +75,14 @@ def holdings(
 def kept(
     before: Mapping[PodName, Held], now: Mapping[PodName, Held], running: Collection[PodName]
 ) -> dict[PodName, Held]:
-    """`now`, and what pods had before that the kubelet lists no more while the runtime still runs
-    them: it forgets pods that are deleted by force at once (kubernetes#104824)."""
+    """`now`, and the resources that running pods had before. The kubelet no longer lists a pod that
+    is deleted by force, although the runtime still runs it (kubernetes#104824)."""
     return {key: held for key, held in before.items() if key in running} | dict(now)
 
 
 def by_uid(held: Mapping[PodName, Held], names: Mapping[str, PodName]) -> dict[str, Held]:
-    """`names`: of the node's pods by uid. Where several pods have one name, none of them gets what
-    is held under it: the API does not show whose it is."""
+    """The resources by pod uid. `names`: the names of the node's pods by uid. If several pods have
+    one name, none of them is included, because the API does not identify the pod."""
     uids: dict[PodName, list[str]] = {}
     for uid, name in names.items():
         uids.setdefault(name, []).append(uid)
@@ -94,8 +94,8 @@ def by_uid(held: Mapping[PodName, Held], names: Mapping[str, PodName]) -> dict[s
 
 
 def reserved(topology: Topology, allocatable: Allocatable) -> Reserved:
-    """What the kubelet never gives to a pod as its own. Empty of CPUs or memory where the manager
-    of these has no static policy, as the kubelet then names none (cpumanager/policy_none.go)."""
+    """The resources that the kubelet never assigns exclusively. CPUs or memory are empty if their
+    manager has no static policy: the kubelet then lists none (cpumanager/policy_none.go)."""
     memory_bytes: dict[int, int] = {}
     told = _told_room(allocatable)
     for zone in zones(topology):
@@ -108,12 +108,12 @@ def reserved(topology: Topology, allocatable: Allocatable) -> Reserved:
 def device_portions(
     pods: Iterable[PodResources], allocatable: Allocatable, over: Collection[PodName] = ()
 ) -> tuple[Portion, ...]:
-    """One for each device of a device plugin and NUMA node it is near to.
+    """One portion for each device of a device plugin and each NUMA node that it is near to.
 
     A device that a pod holds and that the kubelet does not list as allocatable is unhealthy
-    (devicemanager/manager.go, GetAllocatableDevices): it exists, with nothing allocatable. `over`
-    as above: a device that is still listed for an ended pod may belong to another one already, and
-    counts once."""
+    (devicemanager/manager.go, GetAllocatableDevices): it has capacity, but nothing allocatable.
+    `over` as above: a device that is still listed for an ended pod may already be assigned to
+    another pod, and counts once."""
     healthy = {(each.resource, each.id): each for each in allocatable.devices}
     held: dict[tuple[str, str], GivenDevice] = {
         (device.resource, device.id): device
@@ -131,12 +131,12 @@ def device_portions(
 def _own_cpus(
     pods: Iterable[PodResources], allocatable: Allocatable | None
 ) -> Iterator[tuple[PodName, CpuSet]]:
-    """Kubelets of 1.20 list the shared pool with containers that have no CPUs of their own
-    (kubernetes#100211). It has the reserved CPUs, which no container gets as its own; while these
-    are unknown, sets of containers that overlap are the pool, and a single container in the pool is
-    not recognised."""
+    """The exclusive CPUs of each pod. Kubelets of 1.20 list the shared pool for containers without
+    exclusive CPUs (kubernetes#100211). The pool is recognised by the reserved CPUs in it, which no
+    container gets exclusively. If the reserved CPUs are unknown, overlapping sets of containers are
+    taken for the pool; a single container in the pool is then not recognised."""
     pods = tuple(pods)
-    # Containers of a pod with CPUs as a whole share what of them is no container's own.
+    # Containers of a pod with pod-level CPUs share those that no container has exclusively.
     seen = pool = EMPTY
     for cpus in (each.cpus for pod in pods if not pod.cpus for each in pod.containers):
         seen, pool = seen | cpus, pool | cpus & seen
@@ -149,7 +149,7 @@ def _own_cpus(
 
 
 def _held_devices(pods: Iterable[PodResources]) -> list[tuple[PodName, GivenDevice]]:
-    """Once for each name of pods, as containers may share a device."""
+    """The devices of each pod name, each device once: containers may share a device."""
     held = {(pod.key, each.resource, each.id): each for pod in pods for each in _devices(pod)}
     return [(key, device) for (key, _, _), device in sorted(held.items(), key=lambda each: each[0])]
 
@@ -160,8 +160,9 @@ def _devices(pod: PodResources) -> Iterator[GivenDevice]:
 
 
 def _blocks(pod: PodResources) -> Iterator[MemoryBlock]:
-    """The pod's as a whole or its containers', by kind whichever is more: the containers' are part
-    of the pod's (KEP-5526, pod-level resource managers)."""
+    """The pod-level blocks or those of the containers, for each kind of memory whichever are
+    larger: the containers' blocks are part of the pod-level ones (KEP-5526, pod-level resource
+    managers)."""
     containers = [block for container in pod.containers for block in container.memory]
     for kind in sorted({block.kind for block in (*pod.memory, *containers)}):
         whole = [block for block in pod.memory if block.kind == kind]
@@ -170,7 +171,7 @@ def _blocks(pod: PodResources) -> Iterator[MemoryBlock]:
 
 
 def _room(topology: Topology, allocatable: Allocatable | None) -> Amounts:
-    """By NUMA node of this machine and kind of memory: what the kubelet gives, else all."""
+    """The memory that the kubelet can assign, else all memory, by NUMA node and kind."""
     told = _told_room(allocatable or Allocatable())
     return {
         zone.node: {name: each.capacity for name, each in zone.resources.items()}
@@ -188,16 +189,16 @@ def _told_room(allocatable: Allocatable) -> Amounts:
 
 
 def _here(nodes: tuple[int, ...], room: Amounts, field: str, problems: list[str]) -> list[int]:
-    """Those that this machine has; the others are a problem."""
+    """The NUMA nodes that this machine has; others are added to `problems`."""
     if strange := CpuSet(set(nodes) - room.keys()):
         problems.append(f"{field}: this machine has no NUMA node {strange}")
     return [node for node in nodes if node in room]
 
 
 def _drained(block: MemoryBlock, nodes: list[int], room: Amounts) -> Iterator[tuple[int, int]]:
-    """Where the bytes of a block are: the kubelet fills its NUMA nodes in ascending order (kubelet:
-    pkg/kubelet/cm/memorymanager/policy_static.go, updateMachineState). What fits nowhere is on the
-    last one."""
+    """A block's bytes by NUMA node: the kubelet fills the nodes of a block in ascending order
+    (kubelet: pkg/kubelet/cm/memorymanager/policy_static.go, updateMachineState). Bytes that fit
+    nowhere count on the last node."""
     left = block.size_bytes
     for node in nodes:
         free = room[node].get(block.kind, 0)

@@ -1,9 +1,9 @@
-"""All that a node reports, before it is put into objects: zones, annotations, labels and resources.
+"""The content of a node's report, before it is encoded: zones, annotations, labels and resources.
 
-The zones are the machine's NUMA nodes with what pods have left of them, by the rules of
+The zones are the machine's NUMA nodes with the amounts that are available, by the rules of
 resource-topology-exporter (pkg/resourcemonitor/resourcemonitor.go, Scan), with two differences: a
-pod's memory counts on each NUMA node for the part that it has there, not in full on all of them,
-and only CPUs that pods own count as held."""
+pod's memory counts on each NUMA node only for the part that is there, not in full on every node;
+and only CPUs that pods own are subtracted."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ MANAGER: Final = {MANAGED_BY: "topolet"}
 
 
 class Held(msgspec.Struct, frozen=True):
-    """The resources of one pod: its own CPUs, and amounts by NUMA node and resource (bytes, or a
-    number of devices; `cpu` is a share of a pool and not counted). A pod counts until the runtime
-    has removed it."""
+    """The resources of one pod: the CPUs that it owns, and amounts by NUMA node and resource
+    (bytes, or a number of devices; `cpu` is a share of a pool and is not counted). A pod counts
+    until the runtime has removed it."""
 
     cpus: CpuSet = EMPTY
     amounts: Mapping[int, Mapping[str, int]] = {}
 
 
 class Reserved(msgspec.Struct, frozen=True):
-    """What is kept from pods: CPUs, and bytes of memory by NUMA node."""
+    """The reserved CPUs, and the reserved bytes of memory by NUMA node."""
 
     cpus: CpuSet = EMPTY
     memory_bytes: Mapping[int, int] = {}
@@ -55,10 +55,10 @@ def zones(
     reserved: Reserved | None = None,
     devices: Iterable[Portion] = (),
 ) -> tuple[Zone, ...]:
-    """One zone a NUMA node.
+    """One zone for each NUMA node.
 
-    `allocatable` of cpu is all of them: a scheduler of Koordinator's subtracts the reserved ones
-    that the annotations name by itself. `available` is without them: others read nothing else.
+    `allocatable` of cpu includes reserved CPUs, because Koordinator's scheduler subtracts them by
+    the annotations. `available`, the only value that other schedulers read, is without them.
     """
     held, devices = tuple(held), tuple(devices)
     reserved = reserved or Reserved()
@@ -78,7 +78,7 @@ def zones(
 
 
 def core_kinds(topology: Topology) -> dict[str, str]:
-    """Attributes with the CPUs of each kind, on a machine that has several."""
+    """Attributes with the CPUs of each core kind, on a machine with several kinds."""
     kinds = sorted({cpu.kind for cpu in topology.cpus if cpu.kind is not None})
     if len(kinds) < 2:
         return {}
@@ -146,9 +146,10 @@ def _binary(size_bytes: int) -> str:
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """The devices of a node, and what its pods hold of them. `annotations`: of its Device object;
-    `gfd_labels`: the Node gets those of NVIDIA's feature discovery too. `withheld`: the devices
-    that Device object and Node list instead, for schedulers that don't know the other holders."""
+    """The devices of a node, and the amounts that pods hold of them. `annotations`: those of the
+    Device object. `gfd_labels`: the Node also gets the labels of NVIDIA's feature discovery.
+    `withheld`: the devices that the Device object and the Node list instead, for schedulers that do
+    not read holdings."""
 
     devices: tuple[Device, ...] = ()
     gpus: GpuFacts = GpuFacts()
@@ -159,13 +160,13 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
     @property
     def listed(self) -> tuple[Device, ...]:
-        """For schedulers."""
+        """The devices that schedulers see."""
         return self.devices if self.withheld is None else self.withheld
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The input of a report. `plugged`: devices of the kubelet's plugins. `owner` and `fingerprint`
-    None: without a cluster."""
+    """The input of a report. `plugged`: devices of device plugins. `owner` and `fingerprint` are
+    None without a cluster."""
 
     name: str
     topology: Topology
@@ -182,7 +183,8 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`labels`: those of the Node that are ours; `resources`: what devices add to it, by name."""
+    """`labels`: Topolet's labels of the Node. `resources`: the Node's extended resources by
+    name."""
 
     topology: NodeTopology
     labels: dict[str, str]
@@ -191,7 +193,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def built(facts: Facts) -> Report:
-    """The same facts make the same report."""
+    """The report; it depends only on the input."""
     devices, configured = facts.devices.devices, facts.configured
     attributes = core_kinds(facts.topology)
     if facts.fingerprint is not None:

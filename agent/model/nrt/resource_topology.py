@@ -1,9 +1,8 @@
 """NodeResourceTopology as one value, and its form in both API versions (noderesourcetopology-api:
 pkg/apis/topology/v1alpha1/types.go and pkg/apis/topology/v1alpha2/types.go).
 
-v1alpha1 has no attributes at the top: the policy is one of `topologyPolicies`, the fingerprint an
-annotation, and the other attributes cannot be expressed there. `decode` reads objects of any
-writer."""
+v1alpha1 has no top-level attributes: the policy is an entry of `topologyPolicies`, the fingerprint
+is an annotation, and other attributes can't be expressed. `decode` reads objects of any writer."""
 
 from __future__ import annotations
 
@@ -28,19 +27,19 @@ POLICY: Final = "topologyManagerPolicy"
 SCOPE: Final = "topologyManagerScope"
 MAX_NUMA_NODES: Final = "topologyManagerMaxNUMANodes"
 L3_CPUS: Final = "l3_cpus"
-"""Of a zone: the CPUs of each L3 cache, separated by semicolons, where there are several."""
+"""Attribute of a zone with several L3 caches: the CPUs of each, separated by semicolons."""
 
 
 class Version(enum.StrEnum):
-    """The versions of the API, as servers name them; the newer one is preferred."""
+    """The versions of the API; the newer one is preferred."""
 
     V1ALPHA2 = "v1alpha2"
     V1ALPHA1 = "v1alpha1"
 
 
 class Amounts(msgspec.Struct, frozen=True):
-    """Of one resource on one NUMA node: capacity, allocatable and available. CPU in milli-CPU, the
-    rest in units (bytes, devices)."""
+    """Capacity, allocatable and available amount of one resource on one NUMA node. CPU is in
+    milli-CPU, other resources are in units (bytes, devices)."""
 
     capacity: int
     allocatable: int
@@ -48,7 +47,7 @@ class Amounts(msgspec.Struct, frozen=True):
 
 
 class Zone(msgspec.Struct, frozen=True):
-    """A NUMA node. `costs`: distances by NUMA node; `resources` by name."""
+    """A NUMA node. `costs`: distances by NUMA node. `resources`: by name."""
 
     node: int
     resources: dict[str, Amounts] = {}
@@ -57,16 +56,16 @@ class Zone(msgspec.Struct, frozen=True):
 
 
 class OwnerReference(msgspec.Struct, frozen=True):
-    """The Node that owns the object. It is not the controller, as an object may have only one, and
-    does not block the deletion, which needs a further permission."""
+    """The Node that owns the object. It is not the controller, because an object can have only one,
+    and it does not block the deletion, which would need a further permission."""
 
     name: str
     uid: str
 
 
 class NodeTopology(msgspec.Struct, frozen=True):
-    """The report of a node. `policy` and `scope` in the kubelet's terms; `max_numa_nodes` None: the
-    reader's default; `attributes`: all others, by name."""
+    """The report of a node. `policy`, `scope`: the kubelet's values. `max_numa_nodes` None: the
+    reader's default. `attributes`: all other attributes by name."""
 
     name: str
     zones: tuple[Zone, ...] = ()
@@ -81,7 +80,7 @@ class NodeTopology(msgspec.Struct, frozen=True):
 
 
 def encode(value: NodeTopology, version: Version) -> Object:
-    """The object as that version of the API has it, in a stable order."""
+    """The object in that version of the API, in a stable order."""
     annotations, attributes = dict(value.annotations), {}
     if version is Version.V1ALPHA2:
         attributes = {**value.attributes, POLICY: value.policy, SCOPE: value.scope}
@@ -109,19 +108,19 @@ def encode(value: NodeTopology, version: Version) -> Object:
 
 
 def zone_name(node: int) -> str:
-    """The only form of a name that a scheduler takes for a NUMA node."""
+    """The name of a NUMA node's zone; schedulers accept no other form."""
     return f"node-{node}"
 
 
 def zone_node(name: str) -> int | None:
-    """The NUMA node of a zone of that name, None for any other zone."""
+    """The NUMA node of the zone with that name, None if it is not a NUMA node."""
     match = _NODE_ZONE.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def ours(path: tuple[str, ...], name: str) -> bool:
-    """Whether Topolet writes that entry of a list, by the names of the lists that lead to it: such
-    an entry is removed when it is not wanted any more. All others belong to other writers."""
+    """Whether Topolet owns that entry of a list; `path`: the names of the lists that contain it.
+    Topolet removes its entries when they are no longer wanted, and keeps all others."""
     match path[-1]:
         case "zones":
             return zone_node(name) is not None
@@ -181,11 +180,12 @@ MOST_NUMA_NODES: Final = 1024
 
 
 def decode(body: object) -> NodeTopology:
-    """Either version, of any writer. Omits zones that are not NUMA nodes, and costs towards them;
-    an attribute with an invalid value leaves the default, as in a scheduler. Raises ObjectError."""
+    """Decodes either version, of any writer. Omits zones that are not NUMA nodes, and costs to
+    them. For an attribute with an invalid value the default applies, as in a scheduler. Raises
+    ObjectError."""
     raw = converted(body, KIND, _Raw)
     metadata = raw.metadata
-    policy, scope = _from_word(raw.topology_policies[0] if raw.topology_policies else "")
+    policy, scope = _policy_and_scope(raw.topology_policies[0] if raw.topology_policies else "")
     attributes = {each.name: each.value for each in raw.attributes or ()}
     given = attributes.pop(POLICY, None)
     policy = given if given in _POLICIES else policy
@@ -251,27 +251,27 @@ class _Raw(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _SCOPES: Final = ("container", "pod")
-_POLICY_WORDS: Final = {
+_POLICY_NAMES: Final = {
     "None": "none",
     "BestEffort": "best-effort",
     "Restricted": "restricted",
     "SingleNUMANode": "single-numa-node",
 }
-_POLICIES: Final = tuple(_POLICY_WORDS.values())
-_BY_WORD: Final = {
+_POLICIES: Final = tuple(_POLICY_NAMES.values())
+_BY_NAME: Final = {
     "Restricted": ("restricted", "container"),
     "BestEffort": ("best-effort", "container"),
     **{
-        f"{word}{level}Level": (_POLICY_WORDS[word], level.lower())
-        for word in ("SingleNUMANode", "Restricted", "BestEffort")
+        f"{name}{level}Level": (_POLICY_NAMES[name], level.lower())
+        for name in ("SingleNUMANode", "Restricted", "BestEffort")
         for level in ("Container", "Pod")
     },
 }
-"""All that `topologyPolicies` may hold but None."""
+"""All values of `topologyPolicies` except None."""
 
 
-def _from_word(word: str) -> tuple[str, str]:
-    return _BY_WORD.get(word, ("none", "container"))
+def _policy_and_scope(name: str) -> tuple[str, str]:
+    return _BY_NAME.get(name, ("none", "container"))
 
 
 def _max_numa_nodes(text: str) -> int | None:

@@ -1,5 +1,5 @@
-"""The pod annotations that Topolet reads, as values (keys and shapes are Koordinator's, except
-where noted)."""
+"""The pod annotations that Topolet reads, as values. Keys and formats are Koordinator's, except
+where noted."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
 NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 
 SHARED_CONTAINERS = "topolet.io/shared-containers"
-"""Ours: names of containers, separated by commas, that do not get their pod's own CPUs."""
+"""Topolet's annotation: names of containers, separated by commas, that do not run on the CPUs that
+their pod owns."""
 
 EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
 DEVICE_ALLOCATED = "scheduling.koordinator.sh/device-allocated"
 GPU_ISOLATION_PROVIDER = "koordinator.sh/gpu-isolation-provider"
-"""A label of pods that want a part of a GPU enforced, by the library that it names."""
+"""A label of pods with a part of a GPU: the library that enforces the limits of the part."""
 
 
 _Value = TypeVar("_Value")
 
 
 class AnnotationError(ValueError):
-    """An annotation that can't be read; `key` names it, the text is the reason."""
+    """An invalid annotation. `key`: its key."""
 
     def __init__(self, key: str, reason: str) -> None:
         reason = bounds.reason(reason)
@@ -41,7 +42,7 @@ class AnnotationError(ValueError):
 
 
 def text_of(annotations: Mapping[str, str], key: str, most_bytes: int) -> str:
-    """The annotation, "" when absent. Raises AnnotationError when it is too long."""
+    """The annotation, "" if absent. Raises AnnotationError if it is too long."""
     text = annotations.get(key, "")
     if why := bounds.excess(text, most_bytes):
         raise AnnotationError(key, why)
@@ -54,7 +55,7 @@ def decoded(
     decoder: msgspec.json.Decoder[_Value | None],
     most_bytes: int = bounds.POD_VALUE_BYTES,
 ) -> _Value | None:
-    """None when absent, empty or null. Raises AnnotationError."""
+    """The decoded annotation, None if it is absent, empty or null. Raises AnnotationError."""
     text = text_of(annotations, key, most_bytes)
     if not text:
         return None
@@ -65,7 +66,7 @@ def decoded(
 
 
 def cpu_list(key: str, field: str, text: str) -> CpuSet:
-    """A Linux list in a field of an annotation. Raises AnnotationError."""
+    """Parses a Linux list in a field of an annotation. Raises AnnotationError."""
     try:
         return CpuSet.parse(text)
     except CpuSetError as error:
@@ -73,21 +74,22 @@ def cpu_list(key: str, field: str, text: str) -> CpuSet:
 
 
 class NumaNodeResources(msgspec.Struct, frozen=True):
-    """What a pod got of one NUMA node; quantities as Kubernetes writes them."""
+    """The resources of one NUMA node that are allocated to a pod, as Kubernetes quantities."""
 
     node: int
     resources: Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MOST_RESOURCES)] = {}
 
 
 class SharedPool(msgspec.Struct, frozen=True):
-    """A NUMA node whose pool the pod shares; the older form of NumaNodeResources."""
+    """A NUMA node on whose pool the pod runs; an older form of NumaNodeResources."""
 
     node: int
     socket: int = 0
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What the scheduler decided: own CPUs (Linux list), NUMA nodes to share."""
+    """The scheduler's allocation: the CPUs that the pod owns (a Linux list), or the NUMA nodes on
+    whose pools it runs."""
 
     cpuset: str = ""
     numa_node_resources: Annotated[
@@ -98,27 +100,27 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
     ] = ()
 
     def cpus(self) -> CpuSet:
-        """The pod's own CPUs, empty when it has none. Raises AnnotationError."""
+        """The CPUs that the pod owns, empty if it owns none. Raises AnnotationError."""
         return cpu_list(RESOURCE_STATUS, "cpuset", self.cpuset)
 
     def shared_numa_nodes(self) -> tuple[int, ...]:
-        """NUMA nodes whose pools the pod is held to, in the annotation's order: all that gave it
-        something, if one of them gave it CPU. The older cpuSharedPools count where
-        numaNodeResources have no CPU. Raises AnnotationError."""
-        gave_cpu = [
+        """The NUMA nodes on whose pools the pod runs, in the annotation's order: all nodes of
+        numaNodeResources if one of them has CPU, else those of the older cpuSharedPools. Raises
+        AnnotationError."""
+        has_cpu = [
             _amount(each, name) > 0
             for each in self.numa_node_resources
             for name in _CPU_RESOURCES
             if name in each.resources
         ]
-        if any(gave_cpu):
+        if any(has_cpu):
             return tuple(each.node for each in self.numa_node_resources)
         return tuple(each.node for each in self.cpu_shared_pools)
 
     def amounts(self) -> dict[int, dict[str, int]]:
-        """By NUMA node and resource what the pod got: `cpu` in milli-CPU, the rest in units (bytes,
-        devices); an entry for a node that is named twice is the sum. Negative amounts are none, or
-        they would add to what is left for others. Raises AnnotationError."""
+        """The allocated amounts by NUMA node and resource: `cpu` in milli-CPU, the rest in units
+        (bytes, devices). If a node is named twice, its amounts are added. Negative amounts count as
+        0, because they would increase the free amounts. Raises AnnotationError."""
         amounts: dict[int, dict[str, int]] = {}
         for each in self.numa_node_resources:
             node = amounts.setdefault(each.node, {})
@@ -128,7 +130,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def status_text(cpus: CpuSet, amounts: Mapping[int, Mapping[str, int]]) -> str:
-    """The resource-status that reads back as these CPUs and amounts (as of `amounts()`)."""
+    """The annotation resource-status with these CPUs and amounts (as `amounts()` returns them)."""
     parts = [
         {"node": node, _RESOURCES: {name: _text(name, of[name]) for name in sorted(of)}}
         for node, of in sorted(amounts.items())
@@ -142,9 +144,9 @@ def status_text(cpus: CpuSet, amounts: Mapping[int, Mapping[str, int]]) -> str:
 
 
 def with_cpus(text: str, cpus: CpuSet, node_of: Mapping[int, int]) -> str:
-    """A resource-status with other CPUs than its scheduler chose; `node_of`: the NUMA node of each
-    CPU. Its numbers of CPU by NUMA node follow the CPUs. All other resources follow them where they
-    were on one node and the CPUs are on one again. Unknown fields stay. Raises AnnotationError."""
+    """The resource-status `text` with other CPUs. `node_of`: the NUMA node of each CPU. The amounts
+    of CPU by NUMA node are computed from the CPUs. Other resources move with the CPUs if they were
+    on one node and the CPUs are on one node too. Unknown fields stay. Raises AnnotationError."""
     texts = {RESOURCE_STATUS: text}
     before = resource_status(texts)
     fields = decoded(texts, RESOURCE_STATUS, _object_decoder, bounds.POD_TEXT_BYTES) or {}
@@ -163,19 +165,19 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any] | None)
 
 
 def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
-    """The decoded resource-status, an empty one where the pod has none. Raises AnnotationError."""
+    """The annotation resource-status, empty if it is absent. Raises AnnotationError."""
     return (
         decoded(annotations, RESOURCE_STATUS, _status_decoder, bounds.POD_TEXT_BYTES) or _NO_STATUS
     )
 
 
 def shared_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """The containers that stay on the shared pool (side-cars) while their pod owns CPUs, sorted.
+    """The containers that stay on the shared pool (sidecars) although their pod owns CPUs, sorted.
     Raises AnnotationError."""
     text = text_of(annotations, SHARED_CONTAINERS, bounds.POD_VALUE_BYTES)
     found = {name.strip() for name in text.split(",")} - {""}
     if len(found) > bounds.MOST_CONTAINERS:
-        why = f"names {len(found)} containers: {bounds.MOST_CONTAINERS} are the most"
+        why = f"names {len(found)} containers: at most {bounds.MOST_CONTAINERS}"
         raise AnnotationError(SHARED_CONTAINERS, why)
     return tuple(sorted(found))
 

@@ -1,12 +1,12 @@
-"""Batch resources: the amounts of a batch pod's containers, and the values of its cgroups that
-follow from them.
+"""Batch resources: the amounts of a batch pod's containers, and the cgroup values that follow from
+them.
 
-Kubernetes knows such pods as BestEffort, so their cgroups do not show the amounts. Koordinator's
+For Kubernetes such pods are BestEffort, so their cgroups do not have the amounts. Koordinator's
 webhook copies the amounts of batch-cpu and batch-memory into an annotation, by container
-(pkg/webhook/pod/mutating/extended_resource_spec.go, mutateByExtendedResources). The request is the
-weight of a group, the limit is its quota (Koordinator:
-pkg/koordlet/runtimehooks/hooks/batchresource/batch_resource.go); a pod gets the sum of its
-containers, and has no limit where one of them has none.
+(pkg/webhook/pod/mutating/extended_resource_spec.go, mutateByExtendedResources). The request becomes
+the weight of a cgroup, the limit its quota (Koordinator:
+pkg/koordlet/runtimehooks/hooks/batchresource/batch_resource.go). A pod's cgroup gets the sum over
+its containers; it has no limit if one of them has none.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from agent.model.snapshot import (
 )
 
 CPU_NAMES: Final = ("kubernetes.io/batch-cpu", "koordinator.sh/batch-cpu")
-"""Milli-CPU, counted as whole units; the first resource that is present counts."""
+"""Resources in milli-CPU; the first one that is present counts."""
 MEMORY_NAMES: Final = ("kubernetes.io/batch-memory", "koordinator.sh/batch-memory")
 
 MOST_CPU_MILLI: Final = 10**8
 MOST_MEMORY_BYTES: Final = 2**50
-"""No machine has more, and the kernel takes a sum of many."""
+"""No machine has more, and the kernel accepts a sum of many."""
 
 
 class BatchResources(msgspec.Struct, frozen=True):
-    """One container's. No limit is None; Koordinator reads 0 as none too."""
+    """The batch resources of one container. A limit of None is no limit; so is 0 in the annotation,
+    as for Koordinator."""
 
     cpu_request_milli: int = 0
     cpu_limit_milli: int | None = None
@@ -68,15 +69,15 @@ _NO_RESOURCES: Final = BatchResources()
 
 
 def batch_resources(annotations: Mapping[str, str]) -> dict[str, BatchResources]:
-    """By container name; empty for a pod without batch resources. Raises AnnotationError that names
-    the container and the resource."""
+    """By container name; empty for a pod without batch resources. Raises AnnotationError, which
+    names the container and the resource."""
     spec = decoded(annotations, EXTENDED_RESOURCE_SPEC, _decoder, bounds.POD_LIST_BYTES)
     containers = (spec and spec.containers) or {}
     return {name: _container(name, each) for name, each in containers.items()}
 
 
 def cpu_request_milli(containers: Mapping[str, BatchResources]) -> int:
-    """What the whole pod requests."""
+    """The request of the whole pod."""
     return sum(each.cpu_request_milli for each in containers.values())
 
 
@@ -93,7 +94,7 @@ def _container(name: str, amounts: _Amounts | None) -> BatchResources:
 
 
 def _cpu_and_memory(field: str, amounts: Mapping[str, Quantity] | None) -> tuple[int, int]:
-    """Raises QuantityError that begins with the field."""
+    """Raises QuantityError; its message begins with the field."""
     if not amounts:
         return 0, 0
     cpu = _amount(field, amounts, CPU_NAMES, MOST_CPU_MILLI)
@@ -110,14 +111,14 @@ def _amount(field: str, amounts: Mapping[str, Quantity], names: tuple[str, ...],
             raise QuantityError(f"{field}.{name}: {error}") from None
         if not 0 <= amount <= most:
             reason = "is below zero" if amount < 0 else f"is more than {most}"
-            said = str(amounts[name])[:40]
-            raise QuantityError(f"{field}.{name}: {said!r} {reason}")
+            text = str(amounts[name])[:40]
+            raise QuantityError(f"{field}.{name}: {text!r} {reason}")
         return amount
     return 0
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
-    """The pod's own group, and its containers' by name."""
+    """The values of the pod's cgroup, and of its containers' cgroups by name."""
 
     pod: CgroupLimits
     containers: dict[str, CgroupLimits]
@@ -126,10 +127,11 @@ class BatchLimits(msgspec.Struct, frozen=True):
 def batch_limits(
     qos: QoS, containers: Mapping[str, BatchResources], cpu_normalization_ratio: float = 1.0
 ) -> BatchLimits | None:
-    """None for a pod that is not BE or carries no amounts: its groups are left alone.
+    """The cgroup values; None for a pod that is not BE or has no batch resources, whose cgroups are
+    not changed.
 
-    `cpu_normalization_ratio`: how much faster this node's CPUs are than those that pods count in;
-    above 1, quotas shrink by it.
+    `cpu_normalization_ratio`: the speed of this node's CPUs relative to the CPUs that requests
+    count in; above 1, quotas are divided by it.
     """
     if qos is not QoS.BE or not containers:
         return None

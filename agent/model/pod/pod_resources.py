@@ -1,7 +1,7 @@
 """The kubelet's PodResources API v1 as values.
 
 The API is in Kubernetes: staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. It has no
-uid: a pod is known by namespace and name.
+uids: pods are identified by namespace and name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PodName = tuple[str, str]
 
 
 class MemoryBlock(msgspec.Struct, frozen=True):
-    """Memory of one kind (`memory`, `hugepages-2Mi`), from these NUMA nodes together."""
+    """Memory of one kind (`memory`, `hugepages-2Mi`) on these NUMA nodes together."""
 
     kind: str
     size_bytes: int
@@ -25,8 +25,8 @@ class MemoryBlock(msgspec.Struct, frozen=True):
 
 
 class GivenDevice(msgspec.Struct, frozen=True):
-    """A device of a device plugin, once; `nodes`: all NUMA nodes that it is near to, ascending,
-    empty where its plugin names none."""
+    """A device of a device plugin. `nodes`: all NUMA nodes that it is near to, ascending, empty if
+    its plugin names none."""
 
     resource: str
     id: str
@@ -34,8 +34,8 @@ class GivenDevice(msgspec.Struct, frozen=True):
 
 
 class ClaimedDevice(msgspec.Struct, frozen=True):
-    """A device of a claim: the first three name it on the node. `cdi`: CDI's qualified names of
-    what the container gets; `share`: which part of a device that several claims share."""
+    """A device of a claim, identified by driver, pool and device. `cdi`: the qualified CDI names
+    that the container gets. `share`: the part of a device that several claims share."""
 
     driver: str
     pool: str
@@ -45,7 +45,7 @@ class ClaimedDevice(msgspec.Struct, frozen=True):
 
 
 class ResourceClaim(msgspec.Struct, frozen=True):
-    """A ResourceClaim that the container uses; other containers and pods may use it too."""
+    """A ResourceClaim of the container; other containers and pods may use it too."""
 
     namespace: str
     name: str
@@ -53,7 +53,7 @@ class ResourceClaim(msgspec.Struct, frozen=True):
 
 
 class ContainerResources(msgspec.Struct, frozen=True):
-    """`cpus` are the container's own, save from kubelets that name the shared ones too."""
+    """`cpus`: the container's exclusive CPUs; old kubelets list shared CPUs here too."""
 
     name: str
     cpus: CpuSet = EMPTY
@@ -63,8 +63,8 @@ class ContainerResources(msgspec.Struct, frozen=True):
 
 
 class PodResources(msgspec.Struct, frozen=True):
-    """`containers`: the app containers and restartable init containers. `cpus` and `memory` are
-    given to the pod as a whole; what its containers list may be part of that."""
+    """`containers`: the app containers and restartable init containers. `cpus` and `memory`: the
+    pod-level resources; those of the containers may be part of them."""
 
     namespace: str
     name: str
@@ -78,10 +78,10 @@ class PodResources(msgspec.Struct, frozen=True):
 
 
 class Allocatable(msgspec.Struct, frozen=True):
-    """What the kubelet could give to pods, given or not.
+    """The kubelet's allocatable resources, assigned or not.
 
-    `cpus` is empty unless its CPU manager's policy is static, `memory` unless its memory manager's
-    is; `devices` are the healthy ones.
+    `cpus` is empty unless the CPU manager's policy is static, `memory` unless the memory manager's
+    is. `devices`: the healthy ones.
     """
 
     cpus: CpuSet = EMPTY
@@ -90,30 +90,30 @@ class Allocatable(msgspec.Struct, frozen=True):
 
 
 class OwnDevice(msgspec.Struct, frozen=True):
-    """`nodes`: the NUMA nodes that it is near to."""
+    """A device that a scheduler allocated. `nodes`: the NUMA nodes that it is near to."""
 
     id: str
     nodes: tuple[int, ...] = ()
 
 
 class ContainerCorrection(msgspec.Struct, frozen=True):
-    """`cpus` None: those of the kubelet's answer. `devices`: all of a type, by UUID or PCI address;
-    a type that is absent keeps those of the kubelet's answer."""
+    """`cpus` None: those of the kubelet's response stay. `devices`: all devices of a type, by UUID
+    or PCI address; for an absent type those of the kubelet's response stay."""
 
     cpus: CpuSet | None = None
     devices: Mapping[str, tuple[OwnDevice, ...]] = {}
 
 
 class PodCorrection(msgspec.Struct, frozen=True):
-    """`each` for containers that are not in `containers`, by name."""
+    """`containers`: corrections by container name; `each`: for all others."""
 
     each: ContainerCorrection = ContainerCorrection()
     containers: Mapping[str, ContainerCorrection] = {}
 
     def of(self, container: str) -> ContainerCorrection:
-        """The corrections of the container of that name."""
+        """The correction of the container with that name."""
         return self.containers.get(container, self.each)
 
 
 Corrections = Mapping[PodName, PodCorrection]
-"""A pod that is absent keeps the kubelet's answer."""
+"""For an absent pod the kubelet's response is not changed."""

@@ -1,4 +1,4 @@
-"""Pods and containers of a node, and the labels and annotations of a pod that decisions read."""
+"""Pods and containers of a node, and the labels and annotations of pods that decisions use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent.model.pod.qos import QOS_LABEL, KubeClass, QoS, qos_of
 
 
 class ContainerState(enum.StrEnum):
-    """An ended container is an Ended, not a Container."""
+    """Containers in the state ENDED are represented by Ended, not by Container."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -28,10 +28,10 @@ class ContainerState(enum.StrEnum):
 
 
 class Container(msgspec.Struct, frozen=True):
-    """One container the runtime holds; `group` is its cpuset cgroup, None while it has none.
+    """A container that the runtime has. `group`: its cpuset cgroup, None while it has none.
 
-    `virtual`: it runs in a virtual machine, whose kernel has its cgroup. `created_at` is in
-    nanoseconds since 1970. `shares`: of CPU time, as the runtime was asked for, 0 if unknown.
+    `virtual`: it runs in a virtual machine, whose kernel has its cgroup. `created_at`: nanoseconds
+    since 1970. `shares`: the requested cpu shares, 0 if unknown.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Container(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A container that runs no more, of a pod that lives; `cpuset`: what it had last."""
+    """An ended container of a pod whose sandbox runs. `cpuset`: its last cpuset."""
 
     name: str
     created_at: int
@@ -53,13 +53,14 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """A pod on this node. `containers` leaves out the pause containers: they are `sandboxes`.
-    `ended`: the newest container of each name that has none any more, where these matter.
+    """A pod on this node. `containers`: without the pause containers, which are `sandboxes`.
+    `ended`: the newest ended container of each name that has no other container; only for pods for
+    which ended containers matter.
 
-    `named`: the containers of its spec, None while the spec is not known.
+    `named`: the container names in its spec, None while the spec is unknown.
 
-    `created_at` is in nanoseconds since 1970 (of the oldest sandbox, or of the notification for a
-    pod that the runtime does not know yet).
+    `created_at`: nanoseconds since 1970, of the oldest sandbox, or of the notification if the
+    runtime does not have the pod yet.
     """
 
     uid: str
@@ -80,12 +81,12 @@ class Pod(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """What logs and errors call it."""
+        """The pod's name in logs and errors."""
         return f"{self.namespace}/{self.name}"
 
 
 def pod_uid(uid: str, namespace: str, name: str) -> str:
-    """The key of a pod; one created by hand, without a uid, is known by its name."""
+    """The key of a pod: its uid, or its name if it was created by hand without a uid."""
     return uid or f"{namespace}/{name}"
 
 
@@ -96,18 +97,18 @@ ANNOTATIONS: Final = {
     EXTENDED_RESOURCE_SPEC: bounds.POD_LIST_BYTES,
     DEVICE_ALLOCATED: bounds.POD_LIST_BYTES,
 }
-"""With the bytes that a reader takes of each."""
+"""The annotations that decisions use, with the longest length of each in bytes."""
 
 
 class PodMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Nothing but these."""
+    """Only the labels and annotations that decisions use."""
 
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 
 
 def pod_metadata(labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodMetadata:
-    """Those of a pod."""
+    """The metadata of a pod that decisions use."""
     return PodMetadata(
         {key: labels[key] for key in LABELS if key in labels},
         bounds.kept(annotations, ANNOTATIONS),

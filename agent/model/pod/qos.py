@@ -1,4 +1,4 @@
-"""Koordinator's QoS classes and how a pod gets its class."""
+"""Koordinator's QoS classes, and how the class of a pod is determined."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ KubeClass = Literal["guaranteed", "burstable", "besteffort"]
 
 
 class QoS(enum.StrEnum):
-    """LSE and LSR own CPUs, LS and BE share pools, SYSTEM stays out of the way."""
+    """LSE and LSR pods own CPUs, LS and BE pods share pools, SYSTEM pods run on the CPUs reserved
+    for them, if there are any."""
 
     LSE = "LSE"
     LSR = "LSR"
@@ -27,14 +28,14 @@ _BY_LABEL = {each.value: each for each in QoS}
 
 
 def qos_of(labels: Mapping[str, str], kube_class: KubeClass | None) -> QoS:
-    """The label decides; without a known one BestEffort is BE and everything else LS."""
+    """The class in the label. Without a known label, BestEffort pods are BE and all others LS."""
     by_label = _BY_LABEL.get(labels.get(QOS_LABEL, ""))
     return by_label or (QoS.BE if kube_class == "besteffort" else QoS.LS)
 
 
 def kube_class(cgroup_parent: str) -> KubeClass | None:
-    """The QoS class that follows from the place of a pod's (or a container's) cgroup. None for a
-    place outside the kubelet's, and for its root. The kubelet's root (`cgroupRoot`) may precede
+    """The Kubernetes QoS class that the path of a pod's or container's cgroup shows. None for a
+    path outside the kubelet's hierarchy, and for its root. The kubelet's `cgroupRoot` may precede
     `kubepods`."""
     for word, below in pairwise(_words(cgroup_parent)):
         if word == "kubepods":
@@ -48,10 +49,10 @@ def kube_class(cgroup_parent: str) -> KubeClass | None:
 
 
 def is_qos_root(group: str) -> bool:
-    """Whether the kubelet keeps its pods below this group, of all classes or of one.
+    """Whether this is the kubelet's cgroup of all pods, or of one QoS class.
 
-    Such a group is the kubelet's: it writes its files at start, and does not start where the
-    kernel refuses that.
+    The kubelet owns such a cgroup: it writes its files at start, and does not start if the kernel
+    refuses that.
     """
     return _words(group)[-2:] in _QOS_ROOTS or _words(group)[-1:] == ["kubepods"]
 
@@ -60,7 +61,7 @@ _QOS_ROOTS: Final = tuple(["kubepods", each] for each in ("guaranteed", "burstab
 
 
 def _words(group: str) -> list[str]:
-    """The names of nested groups; a slice's name holds those of the slices above it."""
+    """The names of nested cgroups; the name of a slice contains those of the slices above it."""
     words: list[str] = []
     for part in group.split("/"):
         if part.endswith(_SLICE):

@@ -235,7 +235,7 @@ def test_numa_nodes_that_are_not_here_are_told() -> None:
     assert set(told.problems) == {
         "pod ns/p: memory: this machine has no NUMA node 7",
         "pod ns/p: memory: this machine has no NUMA node 9",
-        "pod ns/p: hugepages-1Gi: of no NUMA node",
+        "pod ns/p: hugepages-1Gi: on no NUMA node",
     }
 
 
