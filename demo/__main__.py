@@ -37,7 +37,7 @@ EVENTS = 8
 
 
 class Show:
-    """The screen: an LSE pod starts and ends next to an LS and a BE pod, with the events."""
+    """The screen: an LS and a BE pod, an LSE pod that starts and ends, and the last events."""
 
     def __init__(self, stage: Stage, topology: Topology) -> None:
         self._stage = stage
@@ -51,21 +51,23 @@ class Show:
         self._lse_sandbox = ""
         self._next_turn = 0.0
 
-    def tell(self, text: str) -> None:
-        """One line among the events."""
+    def add_event(self, text: str) -> None:
+        """Adds a line to the events."""
         self._events.append(f"{time.strftime('%H:%M:%S')}  {text}")
 
     def begin(self) -> None:
-        """The LS and the BE pod."""
+        """Starts the LS and the BE pod."""
         for name, kube_class in (("ls", "burstable"), ("be", "besteffort")):
             run_pod(self._stage.cri, self._stage.pod(name, kube_class))
-            self.tell(f"{name.upper()} pod {NAMESPACE}/{name} started, without CPUs of its own")
+            self.add_event(
+                f"{name.upper()} pod {NAMESPACE}/{name} started, without CPUs of its own"
+            )
         self._next_turn = time.monotonic() + 2
 
     def turn(self) -> None:
-        """Starts or ends the LSE pod when it is due, and restarts processes that died."""
-        for told in self._stage.revive():
-            self.tell(told)
+        """Starts or ends the LSE pod when it is time, and restarts processes that died."""
+        for event in self._stage.restart_ended():
+            self.add_event(event)
         if time.monotonic() < self._next_turn:
             return
         self._next_turn = time.monotonic() + TURN_SECONDS
@@ -73,12 +75,12 @@ class Show:
             if self._lse_sandbox:
                 remove_pod(self._stage.cri, self._lse_sandbox)
                 self._lse_sandbox = ""
-                self.tell(f"LSE pod {NAMESPACE}/lse ended; its CPU returns to the pools")
+                self.add_event(f"LSE pod {NAMESPACE}/lse ended; its CPU returns to the pools")
             else:
                 self._lse_sandbox, _ = run_pod(self._stage.cri, self._lse)
-                self.tell(f"LSE pod {NAMESPACE}/lse started; it owns CPU {self._lse.cpuset}")
+                self.add_event(f"LSE pod {NAMESPACE}/lse started; it owns CPU {self._lse.cpuset}")
         except RpcError as error:
-            self.tell(f"LSE pod: {error}")
+            self.add_event(f"LSE pod: {error}")
 
     def picture(self, width: int, height: int, *, colour: bool) -> str:
         """The whole screen as text, with the last events that fit."""
@@ -107,7 +109,7 @@ class Show:
             return None
 
     def _kernel(self) -> str:
-        """The cpusets in cgroupfs, whatever the agent reports."""
+        """The cpusets as cgroupfs has them, not as the agent reports them."""
         found = []
         with contextlib.suppress(RpcError):
             for pod in self._observer.observe().pods:
@@ -134,11 +136,11 @@ def play(stage: Stage, seconds: float | None) -> None:
 
 
 def main() -> int:
-    """Exit code 1 when something did not start."""
+    """Exit code 1 if something did not start."""
     parser = argparse.ArgumentParser(prog="make run", description=__doc__)
     parser.add_argument("--dir", default="var", help="folder for all that the demo writes")
     parser.add_argument("--runtime", default="", help="unix:///... of a running containerd")
-    parser.add_argument("--seconds", type=float, help="end by itself after this number of seconds")
+    parser.add_argument("--seconds", type=float, help="end after this number of seconds")
     arguments = parser.parse_args()
     if os.geteuid():
         print("make run: needs root: containers and cgroups are real", file=sys.stderr)

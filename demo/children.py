@@ -1,4 +1,4 @@
-"""The processes of a demo: restarted when they die, found again after the demo itself died."""
+"""The processes of a demo, with a pid file for each: the next demo ends those of a killed one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begins a new log."""
+        """Starts the process, with a new log."""
         self.end_leftover()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The processes of a demo, below one folder: containerd, proxy and agent; and their removal."""
+"""The processes of a demo, with their files in one folder: containerd, proxy and agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fixtures.ports import free_port
 
 NAMESPACE = "topolet-demo"
 DEMO_ANNOTATION = "demo.topolet.io/folder"
-"""Names the demo that a pod belongs to, as several may use one runtime."""
+"""Names the demo to which a pod belongs: several demos may use one runtime."""
 START_SECONDS = 20.0
 
 
@@ -52,15 +52,16 @@ class Stage:
         self.cri = Cri(self.listen)
         self.direct = Cri(self.runtime_socket)
 
-    def start(self, tell: Callable[[str], None]) -> None:
-        """Cleans up after a demo that was killed, then starts everything. Raises StageError."""
+    def start(self, report: Callable[[str], None]) -> None:
+        """Cleans up after a demo that was killed, then starts everything; `report` gets each step.
+        Raises StageError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.agent.end_leftover()
         self.proxy.end_leftover()
         if self.private:
             if lacking := missing():
-                raise StageError(f"not on this machine: {', '.join(lacking)}")
-            tell("starting a private containerd")
+                raise StageError(f"not installed: {', '.join(lacking)}")
+            report("starting a private containerd")
         try:
             if self.private:
                 self.private.start()
@@ -73,7 +74,7 @@ class Stage:
             self._cgroup.claim()
         except OSError as error:
             raise StageError(str(error)) from error
-        tell("starting proxy and agent")
+        report("starting proxy and agent")
         self.start_proxy()
         self.start_agent()
 
@@ -90,33 +91,35 @@ class Stage:
         )
 
     def start_proxy(self) -> None:
-        """Returns when it accepts."""
+        """Returns when the proxy accepts connections."""
         self.proxy.start()
         self._wait_for(self.proxy, lambda: _accepts(self.listen))
 
     def start_agent(self) -> None:
-        """Returns when it is ready."""
+        """Returns when the agent is ready."""
         self.agent.start()
         self._wait_for(self.agent, self._ready)
 
-    def revive(self) -> list[str]:
-        """Restarts processes that died; returns a text for each."""
-        told = []
+    def restart_ended(self) -> list[str]:
+        """Restarts processes that ended; returns a line for each."""
+        events = []
         if self.private and (how := self.private.death()):
             self.private.start()
-            told.append(f"containerd ended ({how}); started again, its containers live on")
+            events.append(
+                f"containerd ended ({how}) and was restarted; its containers kept running"
+            )
         if how := self.proxy.death():
             self.start_proxy()
-            told.append(f"the proxy ended ({how}); started again")
+            events.append(f"the proxy ended ({how}) and was restarted")
         if how := self.agent.death():
             self.start_agent()
-            told.append(f"the agent ended ({how}); started again")
-        return told
+            events.append(f"the agent ended ({how}) and was restarted")
+        return events
 
     def stop(self) -> str:
         """Ends all processes and restores every value; returns the output of `topolet restore`."""
         self.agent.stop()
-        said = self._give_back()
+        output = self._restore_values()
         for sandbox in self._own_sandboxes():
             remove_pod(self.direct, sandbox)
         self.proxy.stop()
@@ -125,22 +128,23 @@ class Stage:
         if self.private:
             self.private.stop()
         self._cgroup.remove()
-        return said
+        return output
 
     def _clear(self) -> None:
         """Removes the pods, changed values and cgroups of a demo that was killed."""
         for sandbox in self._own_sandboxes():
             remove_pod(self.direct, sandbox)
         if self.state.exists():
-            self._give_back()
+            self._restore_values()
         self._cgroup.remove()
 
-    def _give_back(self) -> str:
+    def _restore_values(self) -> str:
         done = subprocess.run(self._restore, capture_output=True, text=True, check=False)
         return (done.stdout + done.stderr).strip()
 
     def _own_sandboxes(self) -> list[str]:
-        """Lists them itself, as the agent's client keeps only annotations that the agent reads."""
+        """Lists them with its own request: the agent's client drops annotations that the agent does
+        not read."""
         try:
             found = self.direct.call(
                 "ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse
@@ -183,5 +187,5 @@ def _accepts(path: str) -> bool:
 def _path(endpoint: str) -> str:
     path = endpoint.removeprefix("unix://")
     if not path.startswith("/"):
-        raise StageError(f"RUNTIME={endpoint}: no unix:///absolute/path")
+        raise StageError(f"RUNTIME={endpoint}: not unix:///absolute/path")
     return path

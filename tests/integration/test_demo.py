@@ -94,7 +94,7 @@ def refused(folder: pathlib.Path, *flags: str, reason: str) -> None:
 
 
 def test_a_runtime_that_is_no_socket_is_named(folder: pathlib.Path) -> None:
-    refused(folder, "--runtime=foo", reason="RUNTIME=foo: no unix:///absolute/path")
+    refused(folder, "--runtime=foo", reason="RUNTIME=foo: not unix:///absolute/path")
 
 
 def test_runs_twice_and_leaves_nothing(folder: pathlib.Path) -> None:
