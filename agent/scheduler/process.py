@@ -125,7 +125,7 @@ def agent_selector(settings: SchedulerSettings) -> AgentSelector:
 
 def run(settings: SchedulerSettings) -> None:
     """Runs until SIGTERM, or until a thread fails: the other threads would answer from a stale
-    state. Raises AccessError, CertificateError, FaultError, ServerError and SettingsError."""
+    state. Raises AccessError, CertificateError, FaultError, ServerStartError and SettingsError."""
     one_arena()
     args = scheduler_args(settings.scheduler_args_file)
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
@@ -237,7 +237,7 @@ class _Parts:
                 nodes=len(cluster.nodes()),
                 lost_races=binder.lost_races,
                 waiting=len(queue),
-                retried=retry.tried,
+                retried=retry.retried,
                 evicted=evictor.evicted if evictor else 0,
                 corrected=corrections.written,
                 uncorrected=corrections.failed,

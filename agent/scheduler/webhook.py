@@ -244,7 +244,8 @@ def routes(look_up: LookUp, on_failure: FailurePolicy) -> dict[str, Route]:
 
 
 def run(settings: WebhookSettings) -> None:
-    """Runs until SIGTERM. Raises AccessError, CertificateError, ServerError and SettingsError."""
+    """Runs until SIGTERM. Raises AccessError, CertificateError, ServerStartError and
+    SettingsError."""
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
     limits = server.ServerLimits()
     transport = Transport(

@@ -59,9 +59,9 @@ class NodeChanges(Protocol):
 class EquivalenceCache:
     """Safe for many threads. `lookups` counts the results returned, `misses` those computed."""
 
-    def __init__(self, log: NodeChanges, most: int = MAX_RESULTS) -> None:
+    def __init__(self, log: NodeChanges, max_results: int = MAX_RESULTS) -> None:
         self._log = log
-        self._most = most
+        self._max_results = max_results
         self._serial = self._placement_serial = 0
         self._rows: OrderedDict[Hashable, _Row] = OrderedDict()
         self._nodes: set[str] = set()
@@ -140,7 +140,7 @@ class EquivalenceCache:
         """Drops the least recently used rows while there are too many results, but not the row in
         use."""
         kept = sum(row.size for row in self._rows.values())
-        while len(self._rows) > 1 and kept > self._most:
+        while len(self._rows) > 1 and kept > self._max_results:
             _, row = self._rows.popitem(last=False)
             kept -= row.size
 

@@ -312,10 +312,10 @@ def routes(
     verbs: Extender,
     unavailable: UnavailableReason,
     metrics: SchedulerMetrics,
-    also: Mapping[str, UnavailableReason] | None = None,
+    by_verb: Mapping[str, UnavailableReason] | None = None,
 ) -> dict[str, Route]:
-    """Returns the routes by path, for an empty `urlPrefix`. `also` has further checks of whether
-    this process can decide, by verb."""
+    """Returns the routes by path, for an empty `urlPrefix`. `by_verb` has further checks of whether
+    this process can decide."""
 
     def ready(_: bytes) -> Reply:
         reason = unavailable()
@@ -334,7 +334,7 @@ def routes(
         "bind": answers.bind,
     }
     conditions: dict[str, tuple[UnavailableReason, ...]] = dict.fromkeys(VERBS, (unavailable,))
-    for verb, condition in (also or {}).items():
+    for verb, condition in (by_verb or {}).items():
         conditions[verb] += (condition,)
     return pages | {
         f"/{verb}": Route("POST", _guarded(verb, handlers[verb], conditions[verb], metrics))

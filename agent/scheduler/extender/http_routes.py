@@ -33,7 +33,7 @@ class BadRequestError(ValueError):
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """`body` is None where the request has no Content-Length."""
+    """`body` is None if the request has no Content-Length."""
 
     method: str
     path: str

@@ -113,7 +113,7 @@ class LeaderGate:
 
     def _catch_up(self, term: int) -> None:
         try:
-            if self._state.catch_up(lambda seconds: self._over(term, seconds)):
+            if self._state.catch_up(lambda seconds: self._term_ended(term, seconds)):
                 if self._caught_up != term:
                     self._settled()
                     log.info("all pods bound before this term are known")
@@ -124,7 +124,7 @@ class LeaderGate:
             self._trouble = str(error)
             self._stopped.wait(RETRY_SECONDS)
 
-    def _over(self, term: int, seconds: float) -> bool:
+    def _term_ended(self, term: int, seconds: float) -> bool:
         return self._stopped.wait(seconds) or (self._leader.term, self._leader.leading) != (
             term,
             True,

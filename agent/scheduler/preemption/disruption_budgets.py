@@ -32,7 +32,7 @@ class Budget(msgspec.Struct, frozen=True):
 
     def covers(self, name: str, labels: Mapping[str, str]) -> bool:
         """Whether the disruption of that pod of its namespace counts. An empty selector selects all
-        pods (policy/v1), a missing one none."""
+        pods (policy/v1), a missing one selects none."""
         return (
             self.selector is not None
             and name not in self.disrupted
@@ -60,7 +60,7 @@ class Budgets:
         self._by_namespace: dict[str, dict[str, Budget]] = {}
 
     def changed(self, changes: Sequence[Change[Budget]]) -> None:
-        """Takes the events of the watch."""
+        """Applies the events of the watch."""
         with self._lock:
             for change in changes:
                 budgets = dict(self._by_namespace.pop(change.key.namespace, {}))

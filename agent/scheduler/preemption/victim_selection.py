@@ -25,7 +25,7 @@ TRIALS: Final = 400
 
 
 class BoundPod(msgspec.Struct, frozen=True, gc=False):
-    """A pod on a node. `started_at` is in nanoseconds since 1970, 0 where it is unknown.
+    """A pod on a node. `started_at` is in nanoseconds since 1970, 0 if it is unknown.
     `terminating`: its deletion has begun."""
 
     uid: str
@@ -192,7 +192,7 @@ class NodeSnapshots:
             allocatable = state.node.allocatable
         return NodeSnapshot(
             allocator,
-            tuple(_bound_pod(each) for each in pods if each is not None and not each.fixed),
+            tuple(_bound_pod(each) for each in pods if each is not None and not each.mirror),
             NodeResources(
                 allocatable, {uid: held.requests for uid, held in allocator.holdings.items()}
             ),

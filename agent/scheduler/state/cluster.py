@@ -234,9 +234,9 @@ class SchedulerCache:
         for change in changes:
             with self.lock:
                 if change.kind is ChangeKind.DELETED:
-                    self._pod_ended(change.value, deleted=True)
+                    self._remove_pod(change.value, deleted=True)
                 else:
-                    self._pod_updated(change.value)
+                    self._update_pod(change.value)
 
     def nodes_changed(self, changes: Sequence[Change[NodeRecord]]) -> None:
         for change in changes:
@@ -265,15 +265,15 @@ class SchedulerCache:
             self._log.add(state.name)
         self._remove_if_empty(state)
 
-    def _pod_updated(self, pod: PodRecord) -> None:
+    def _update_pod(self, pod: PodRecord) -> None:
         if pod.assigned is None:
             # A pod is never unbound: it is terminated, or this event is an old one.
             if pod.node:
-                self._pod_ended(pod)
+                self._remove_pod(pod)
             return
         before = self._pods.get(pod.uid)
         if before is not None and before.node != pod.node:
-            self._pod_ended(before, deleted=True)
+            self._remove_pod(before, deleted=True)
         elif before is not None and before.group != pod.group:
             self._ungroup(before)
         self._pods[pod.uid] = pod
@@ -293,7 +293,7 @@ class SchedulerCache:
         if before is None or _report_fields(before) != _report_fields(pod):
             self._apply(state, state.update_pod(pod, new=reservation is not None))
 
-    def _pod_ended(self, pod: PodRecord, *, deleted: bool = False) -> None:
+    def _remove_pod(self, pod: PodRecord, *, deleted: bool = False) -> None:
         """Releases the allocation of a terminated or deleted pod. Until it is deleted, the zone
         report of its node counts it, and it may be an agent."""
         if (reservation := self._reservations.pop(pod.uid, None)) is not None:
@@ -355,7 +355,7 @@ class SchedulerCache:
 
 def _report_fields(pod: PodRecord) -> tuple[object, ...]:
     """The fields that decide whether the zone report of the pod's node counts the pod."""
-    return pod.begun, pod.started_at, pod.zoned
+    return pod.started, pod.started_at, pod.zoned
 
 
 def _value(change: Change[T]) -> T | None:
@@ -398,9 +398,9 @@ class ChangedNodes(msgspec.Struct, frozen=True):
 class ChangeLog:
     """Keeps the last change of each name, in order. One thread at a time."""
 
-    def __init__(self, most_names: int = MAX_NAMES) -> None:
-        """The log drops the oldest changes when it has more than `most_names` names."""
-        self._most = most_names
+    def __init__(self, max_names: int = MAX_NAMES) -> None:
+        """The log drops the oldest changes when it has more than `max_names` names."""
+        self._max_names = max_names
         self._last: dict[str, int] = {}
         self._dropped = 0
         self.serial = 0
@@ -410,7 +410,7 @@ class ChangeLog:
         self.serial += 1
         self._last.pop(name, None)
         self._last[name] = self.serial
-        if len(self._last) > self._most:
+        if len(self._last) > self._max_names:
             oldest = next(iter(self._last))
             self._dropped = self._last.pop(oldest)
 

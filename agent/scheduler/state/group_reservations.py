@@ -30,9 +30,9 @@ _RECHECK_SECONDS: Final = 1.0
 
 
 class _GroupReservation(msgspec.Struct):
-    """`shape` is that of the pod that the parts were made for. `parts` are not taken yet, by the
-    placeholder for a pod's uid. `members` has, by uid, the part that each member took; None if it
-    was bound before this process started."""
+    """`shape` is that of the pod for which the parts were reserved. `parts` has the parts that are
+    not taken yet, by a placeholder for the uid of a pod. `members` has, by uid, the part that each
+    member took; None if it was bound before this process started."""
 
     group: PodGroup
     node: str

@@ -54,8 +54,8 @@ class CpuMismatch(msgspec.Struct, frozen=True):
 
 
 class NodeInfo:
-    """Mutable; one thread at a time. Events arrive in any order: `node` is None for pods whose Node
-    was not reported yet."""
+    """Mutable; one thread at a time. `node` is None until the Node is reported, which may be after
+    its pods."""
 
     __slots__ = (
         "_agents",

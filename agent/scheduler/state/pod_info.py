@@ -58,8 +58,8 @@ MAX_PODS: Final = 4096
 class PodInfoCache:
     """The pods of the last requests. Safe for many threads."""
 
-    def __init__(self, most: int = MAX_PODS) -> None:
-        self._most = most
+    def __init__(self, max_pods: int = MAX_PODS) -> None:
+        self._max_pods = max_pods
         self._lock = threading.Lock()
         self._by_uid: OrderedDict[str, tuple[str, PodInfo]] = OrderedDict()
 
@@ -74,7 +74,7 @@ class PodInfoCache:
         with self._lock:
             self._by_uid[pod.uid] = pod.resource_version, info
             self._by_uid.move_to_end(pod.uid)
-            if len(self._by_uid) > self._most:
+            if len(self._by_uid) > self._max_pods:
                 self._by_uid.popitem(last=False)
         return info
 

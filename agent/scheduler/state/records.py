@@ -63,12 +63,12 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     `agent_ready` is set for agents only.
 
     Fields of assigned pods for the selection of victims: `labels`, `started_at` in nanoseconds
-    since 1970, `terminating` (its deletion has begun) and `fixed` (it is the mirror of a static
+    since 1970, `terminating` (its deletion has begun) and `mirror` (it is the mirror of a static
     pod, which the API server can't end).
 
-    Fields for the zone report: `zoned` without names of containers, `begun` (the pod runs, so a
-    fingerprint of the node's pods contains it), and `ended`, the title of a terminated pod that
-    still exists, since a fingerprint may contain it too.
+    Fields for the zone report: `zoned` without names of containers, `started` (the pod runs, so a
+    fingerprint of the node's pods contains it), and `terminated`, the title of a terminated pod
+    that still exists, since a fingerprint may contain it too.
     """
 
     uid: str
@@ -78,16 +78,16 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     labels: Mapping[str, str] = {}
     started_at: int = 0
     terminating: bool = False
-    fixed: bool = False
+    mirror: bool = False
     zoned: ZonedPod | None = None
-    begun: bool = False
+    started: bool = False
     group: PodGroup | None = None
-    ended: str = ""
+    terminated: str = ""
 
     @property
     def title(self) -> str:
         """The namespace/name of a pod on a node."""
-        return self.assigned.title if self.assigned is not None else self.ended
+        return self.assigned.title if self.assigned is not None else self.terminated
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -115,8 +115,8 @@ class InternPool(Generic[T]):
     is cleared, since most of its values may be unused by then. Two threads may both keep a value,
     which costs only memory."""
 
-    def __init__(self, most_kept: int = MAX_VALUES) -> None:
-        self._most = most_kept
+    def __init__(self, max_values: int = MAX_VALUES) -> None:
+        self._max_values = max_values
         self._kept: dict[bytes, T] = {}
 
     def of(self, value: T) -> T:
@@ -128,7 +128,7 @@ class InternPool(Generic[T]):
         kept = self._kept.get(key)
         if kept is None:
             kept = make()
-            if len(self._kept) >= self._most:
+            if len(self._kept) >= self._max_values:
                 self._kept.clear()
             self._kept[key] = kept
         return kept
@@ -151,8 +151,8 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
         if not pod.node:
             return PodRecord(pod.uid, "", None, ready)
         if pod.terminal:
-            zoned, ended = _zoned_of(pod), pod.title
-            return PodRecord(pod.uid, intern(pod.node), None, ready, zoned=zoned, ended=ended)
+            zoned, title = _zoned_of(pod), pod.title
+            return PodRecord(pod.uid, intern(pod.node), None, ready, zoned=zoned, terminated=title)
         assigned = holding_of(pod)
         for fault in assigned.faults:
             log.warning("pod %s on node %s: %s", pod.title, pod.node, fault)

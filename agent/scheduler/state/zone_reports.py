@@ -67,11 +67,11 @@ class ReportFreshness:
         """Takes the current record of a pod on the node, terminated or not. `new`: no report can
         count it yet."""
         uid, pods = pod.uid, self._started
-        if pod.ended:
+        if pod.terminated:
             self._ended = {**self._ended, uid: pod}
-        elif new or not pod.begun:
+        elif new or not pod.started:
             self._unreported |= {uid}
-        if not (pod.begun or pod.ended):
+        if not (pod.started or pod.terminated):
             pods = self._admitted
         elif uid in self._admitted:
             self._admitted.remove(uid)

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 class Retry:
     """One thread calls `step`. `leading` returns whether this process leads; only the leader
-    patches pods. `before` returns the pods that were unschedulable before this process led."""
+    patches pods. `initial` returns the pods that were unschedulable before this process led."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Retry:
         queue: UnschedulableQueue,
         source: FeasibilitySource,
         leading: Callable[[], bool],
-        before: Callable[[], Iterable[QueuedPod]] = tuple,
+        initial: Callable[[], Iterable[QueuedPod]] = tuple,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -52,10 +52,10 @@ class Retry:
         self._queue = queue
         self._source = source
         self._leading = leading
-        self._before = before
+        self._initial = initial
         self._led = False
         self._clock = clock
-        self.tried = 0
+        self.retried = 0
 
     def step(self) -> None:
         """Patches the pods for which a changed node has room. Clears the queue if this process does
@@ -70,7 +70,7 @@ class Retry:
 
     def _restore_queue(self) -> bool:
         try:
-            for queued in self._before():
+            for queued in self._initial():
                 self._queue.restore(queued)
         except (KubeError, AccessError) as error:
             log.warning("the unschedulable pods can't be listed: %s", error)
@@ -91,7 +91,7 @@ class Retry:
             except (KubeError, AccessError) as error:
                 log.warning("pod %s: retry failed: %s", queued.title, error)
                 continue
-            self.tried += 1
+            self.retried += 1
             log.info("pod %s is retried: node %s has room", queued.title, candidate.node)
 
 

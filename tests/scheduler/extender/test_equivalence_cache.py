@@ -143,7 +143,7 @@ def test_a_node_that_went_is_unknown(rooms: Rooms) -> None:
 
 
 def test_a_shape_that_was_forgotten_is_asked_anew(rooms: Rooms) -> None:
-    shapes = EquivalenceCache(rooms, most=4)
+    shapes = EquivalenceCache(rooms, max_results=4)
     for cpus in (1, 2, 3, 1):
         shapes.results(Wants(rooms, cpus), ["a", "b"])
     assert rooms.told == ["a", "b"] * 4
@@ -225,7 +225,7 @@ def test_who_names_no_node_leaves_no_row_for_ever(
 
 def test_nodes_that_a_row_was_never_asked_about_cost_it_nothing(rooms: Rooms) -> None:
     """They change all day, and the row is never asked for again."""
-    shapes = EquivalenceCache(rooms, most=3)
+    shapes = EquivalenceCache(rooms, max_results=3)
     shapes.results(Wants(rooms, 1), ["a"])
     for node in ("b", "c", "b"):
         rooms.set(node, 5)
@@ -236,7 +236,7 @@ def test_nodes_that_a_row_was_never_asked_about_cost_it_nothing(rooms: Rooms) ->
 
 
 def test_names_of_no_nodes_are_not_kept(rooms: Rooms) -> None:
-    shapes = EquivalenceCache(rooms, most=3)
+    shapes = EquivalenceCache(rooms, max_results=3)
     shapes.results(Wants(rooms, 1), ["a", "b"])
     shapes.results(Wants(rooms, 2), [f"x{place}" for place in range(10)])
     rooms.told.clear()
@@ -266,7 +266,7 @@ def test_a_node_may_change_between_the_parts_of_a_long_cold_question() -> None:
     """The lock is given up between them: the answer of a node that was told already may be old,
     those still to come are of the new state, and one that went meanwhile is unknown."""
     rooms = Rooms({f"n{place}": 8 for place in range(100)})
-    shapes = EquivalenceCache(rooms, most=1)
+    shapes = EquivalenceCache(rooms, max_results=1)
 
     class Meddling(Wants, frozen=True):
         def run(self, node: str) -> Feasibility:

@@ -16,7 +16,7 @@ def test_names_every_change_after_a_serial(names: list[str], asked: int) -> None
 
 @given(names=st.lists(st.sampled_from("abcdef"), max_size=30), asked=st.integers(0, 30))
 def test_what_it_forgot_counts_as_all(names: list[str], asked: int) -> None:
-    log = ChangeLog(most_names=3)
+    log = ChangeLog(max_names=3)
     for name in names:
         log.add(name)
     told = log.since(asked)

@@ -8,9 +8,9 @@ from agent.scheduler.state.records import InternPool, interned
 TABLES = st.dictionaries(st.integers(0, 3), st.dictionaries(st.sampled_from("ab"), st.integers()))
 
 
-@given(tables=st.lists(TABLES), most_kept=st.integers(1, 5))
-def test_what_comes_back_is_equal(tables: list[dict[int, dict[str, int]]], most_kept: int) -> None:
-    shared = InternPool[dict[int, dict[str, int]]](most_kept)
+@given(tables=st.lists(TABLES), max_values=st.integers(1, 5))
+def test_what_comes_back_is_equal(tables: list[dict[int, dict[str, int]]], max_values: int) -> None:
+    shared = InternPool[dict[int, dict[str, int]]](max_values)
     assert [shared.of(each) for each in tables] == tables
 
 
