@@ -106,7 +106,7 @@ def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
     assert process.agent_labels(" a=b, c= ,,") == {"a": "b", "c": ""}
     assert process.agent_labels("") == {}
     for text in ("a", "=b"):
-        with pytest.raises(SettingsError, match=f"agent-selector: '{text}' is no KEY=VALUE"):
+        with pytest.raises(SettingsError, match=f"agent-selector: '{text}' is not KEY=VALUE"):
             process.agent_labels(text)
 
 

@@ -222,7 +222,7 @@ def test_one_pod_is_not_bound_twice_at_once(cluster: SchedulerCache, sent: bool)
     cluster.reserve("n1", granted("a"))
     if sent:
         cluster.confirm("uid-a")
-    with pytest.raises(ReserveError, match="a bind of pod ns/a to n1 is under way"):
+    with pytest.raises(ReserveError, match="a bind of pod ns/a to n1 is in progress"):
         cluster.reserve("n2", granted("a"))
     assert (held(cluster), held(cluster, "n2")) == ({"a"}, set())
 
