@@ -86,7 +86,7 @@ class BindingApi:
         if found.node == node and annotations.items() <= found.annotations.items():
             return BindOutcome(True)
         return BindOutcome(
-            False, f"pod {pod.title} was bound to node {found.node} by another client"
+            False, f"pod {pod.title} is bound to node {found.node} already"
         )
 
 

@@ -131,7 +131,7 @@ def test_a_pod_made_anew_under_the_same_name_is_not_bound(
     binder = Binder(cluster, GroupReservations(cluster), BindingApi(transport), pod_infos)
     made(apiserver, namespace, owner(8, 1), "p")
     pod_infos.of(clusters.read(owner(8, 1).pod("p", uid="one-before")))
-    with pytest.raises(BindError, match="gone"):
+    with pytest.raises(BindError, match="no longer exists"):
         binder.bind(PodName(namespace, "p", "one-before"), "a")
     (pod,) = stored(apiserver, namespace)
     assert "nodeName" not in pod["spec"]

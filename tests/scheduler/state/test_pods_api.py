@@ -62,7 +62,7 @@ def test_another_pod_of_that_name_is_not_bound(pods: Pods, bindings: BindingApi)
 
 def test_a_pod_that_somebody_else_bound_is_not_ours(pods: Pods, bindings: BindingApi) -> None:
     pods.put("p", "u", node="m")
-    text = "pod default/p was bound to node m by another client"
+    text = "pod default/p is bound to node m already"
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, text)
 
 
