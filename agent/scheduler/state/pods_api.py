@@ -85,9 +85,7 @@ class BindingApi:
             return BindOutcome(False if conflict else None, str(error))
         if found.node == node and annotations.items() <= found.annotations.items():
             return BindOutcome(True)
-        return BindOutcome(
-            False, f"pod {pod.title} is bound to node {found.node} already"
-        )
+        return BindOutcome(False, f"pod {pod.title} is bound to node {found.node} already")
 
 
 def unscheduled_pods(transport: Transport, scheduler: str) -> list[ApiPod]:
