@@ -240,7 +240,7 @@ def test_shortage(request_: CpuRequest, shortage: Shortage) -> None:
         pytest.param("0-1,4-5", CpuRequest(2), "0,4", id="one thread per core all the same"),
     ],
 )
-def test_as_few_cpus_as_a_core_can_have_are_not_spread(
+def test_a_request_that_fits_in_one_core_is_not_spread(
     free: str, request_: CpuRequest, expected: str
 ) -> None:
     assert cpus(take(machine(1, 1, 2, 4), mask(free), NOTHING_HELD, request_)) == expected
@@ -251,7 +251,7 @@ def test_a_negative_count() -> None:
         CpuRequest(-1)
 
 
-def test_shared_cpus_go_to_those_that_fewest_hold() -> None:
+def test_the_least_shared_cpus_are_taken_first() -> None:
     small = machine(1, 1, 4, 2)
     holdings = NOTHING_HELD.adding(mask("0-3,5")).adding(mask("0-1"))
     assert cpus(take(small, small.cpus, holdings, CpuRequest(2, FULL), 3)) == "6-7"
@@ -280,7 +280,7 @@ def test_given_nodes(shares: dict[int, int], request_: CpuRequest, expected: str
     assert answer.steps[0] is AllocationStep.GIVEN_NODES
 
 
-def test_given_nodes_that_cannot_give() -> None:
+def test_given_nodes_without_enough_cpus() -> None:
     small = machine(1, 2, 4, 2)
     request = CpuRequest(6, FULL, required=True)
     assert take_on_nodes(
@@ -356,7 +356,7 @@ def requests(draw: st.DrawFn, layout: Layout) -> CpuRequest:
 
 @settings(max_examples=300)
 @given(st.data())
-def test_exactly_as_many_of_the_free_cpus_or_a_shortage(data: st.DataObject) -> None:
+def test_exactly_the_requested_number_of_free_cpus_or_a_shortage(data: st.DataObject) -> None:
     cpus = data.draw(MACHINES)
     layout = layouts.of(cpus)
     holdings = held(data.draw(pods(cpus)))
@@ -393,7 +393,7 @@ def test_exactly_as_many_of_the_free_cpus_or_a_shortage(data: st.DataObject) -> 
 
 
 @given(st.data())
-def test_evenly_leaves_nothing_to_even_out(data: st.DataObject) -> None:
+def test_an_even_distribution_cannot_be_improved(data: st.DataObject) -> None:
     """Between NUMA nodes of the request no CPU (FullPCPUs: core) could move to a smaller share."""
     cpus = data.draw(even_machines())
     layout = layouts.of(cpus)
@@ -428,7 +428,7 @@ def test_evenly_without_named_nodes_takes_the_fewest() -> None:
     )
 
 
-def test_evenly_apart_from_exclusive_numa_nodes() -> None:
+def test_an_even_distribution_without_exclusive_numa_nodes() -> None:
     holdings = NOTHING_HELD.adding(mask("0"), NODE).adding(mask("24"))
     request = CpuRequest(12, SPREAD, NODE, EVENLY)
     answer = take(FOUR_NODES, FOUR_NODES.cpus, holdings, request)

@@ -19,7 +19,7 @@ POLICIES = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS, BindPolicy.DEFAUL
 
 @settings(max_examples=1000)
 @given(st.data())
-def test_the_same_cpus_as_the_rule(data: st.DataObject) -> None:
+def test_the_cpus_equal_those_of_koordinators_rule(data: st.DataObject) -> None:
     cpus = data.draw(even_machines())
     max_ref = data.draw(st.integers(1, 3))
     others = data.draw(pods(cpus))

@@ -30,7 +30,7 @@ def test_even(rooms: list[int], need: int, shares: list[int]) -> None:
 
 
 @given(ROOMS, st.data())
-def test_no_share_could_be_evened_out(rooms: list[int], data: st.DataObject) -> None:
+def test_even_shares_cannot_be_improved(rooms: list[int], data: st.DataObject) -> None:
     need = data.draw(st.integers(0, sum(rooms)))
     shares = accumulator.even(rooms, need)
     assert sum(shares) == need
@@ -75,7 +75,7 @@ def test_shares(
 
 
 @given(st.integers(0, 2**32 - 1), st.data())
-def test_fewest_nodes_and_as_even_as_these_can_be(free: int, data: st.DataObject) -> None:
+def test_shares_are_on_the_fewest_nodes_and_even_on_them(free: int, data: st.DataObject) -> None:
     layout = machine(2, 2, 4, 2)
     need = data.draw(st.integers(0, free.bit_count()))
     rooms = {node.id: (free & node.cpus).bit_count() for node in layout.nodes}

@@ -24,7 +24,7 @@ def leads_where(cpus: tuple[Cpu, ...], wanted: dict[int, bool]) -> CpuSet:
 
 
 @given(st.data())
-def test_cores_by_how_many_cpus_they_have(data: st.DataObject) -> None:
+def test_cores_by_number_of_cpus(data: st.DataObject) -> None:
     cpus, mask = some(data)
     chosen = [cpu for cpu in cpus if mask >> cpu.id & 1]
     threads = Counter(cpu.core for cpu in cpus)

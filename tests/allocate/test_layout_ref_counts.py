@@ -43,7 +43,7 @@ def test_the_order_of_pods_does_not_matter(
 
 
 @given(PODS, st.data())
-def test_a_pod_that_leaves_leaves_nothing(
+def test_a_removed_pod_leaves_no_counts(
     pods: list[tuple[int, ExclusivePolicy, int]], data: st.DataObject
 ) -> None:
     gone = data.draw(st.lists(st.sampled_from(pods), unique_by=id) if pods else st.just([]))
@@ -53,7 +53,7 @@ def test_a_pod_that_leaves_leaves_nothing(
     assert holdings == account([pod for pod in pods if not any(pod is each for each in gone)])
 
 
-def test_exclusive_while_any_holder_is() -> None:
+def test_cpus_are_exclusive_while_any_holder_is() -> None:
     core, none = ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NONE
     both = NOTHING_HELD.adding(0b11, core).adding(0b10, none).adding(0b10, core)
     assert both.core_exclusive == (0b11, 0b10)
@@ -61,11 +61,11 @@ def test_exclusive_while_any_holder_is() -> None:
     assert both.removing(0b11, core).core_exclusive == (0b10,)
 
 
-def test_removing_what_is_not_held() -> None:
+def test_removing_cpus_that_are_not_held() -> None:
     with pytest.raises(ValueError, match="0x4 is not held"):
         NOTHING_HELD.adding(0b11).removing(0b110)
 
 
-def test_no_pod_may_take_a_cpu() -> None:
+def test_a_max_ref_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="max_ref: 0"):
         NOTHING_HELD.full(0)

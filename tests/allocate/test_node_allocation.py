@@ -20,7 +20,7 @@ def free(made: NodeAllocation) -> str:
     return str(CpuSet.from_int(made.free_cpus()))
 
 
-def test_owned_and_kept_cpus_are_not_free() -> None:
+def test_owned_and_reserved_cpus_are_not_free() -> None:
     node = facts(reserved=CpuSet.parse("0"), kubelet_reserved=CpuSet.parse("15"))
     assert free(account(node, claim("a", "1-3"), claim("b", "8"))) == "4-7,9-14"
 
@@ -36,12 +36,12 @@ def test_a_cpu_is_free_while_fewer_pods_hold_it_than_may_share_it() -> None:
     assert free(account(node, claim("a", "0-3"), claim("b", "2-5"))) == "0-1,4-15"
 
 
-def test_kept_cpus_are_not_for_numa_nodes_to_give() -> None:
+def test_reserved_cpus_are_subtracted_from_their_numa_node() -> None:
     made = account(facts(reserved=CpuSet.parse("0,8-9")))
     assert [made.totals()[node]["cpu"] for node in (0, 1)] == [7000, 6000]
 
 
-def test_amounts_and_owned_cpus_leave_what_is_available() -> None:
+def test_amounts_and_owned_cpus_reduce_what_is_available() -> None:
     made = account(
         facts(),
         claim("shares", amounts={0: {"cpu": 1500, "memory": GIB}}),
@@ -53,13 +53,13 @@ def test_amounts_and_owned_cpus_leave_what_is_available() -> None:
     }
 
 
-def test_owned_cpus_without_amounts_are_gone_all_the_same() -> None:
+def test_owned_cpus_without_amounts_are_subtracted_too() -> None:
     made = account(facts(), claim("owns", "8-9"))
     assert made.available()[1]["cpu"] == 6000
     assert made.recorded()[1]["cpu"] == 8000
 
 
-def test_amplified_cpu_is_sold_twice_save_what_is_owned() -> None:
+def test_amplified_cpu_is_overcommitted_except_for_owned_cpus() -> None:
     made = account(
         facts(cpu_ratio=1.5),
         claim("owns", "0-1", {0: {"cpu": 2000}}),
@@ -82,19 +82,19 @@ def test_numa_nodes_of_pods_within_one_and_across_several() -> None:
     }
 
 
-def test_amounts_of_a_numa_node_that_is_gone_harm_nobody() -> None:
+def test_amounts_of_a_missing_numa_node_are_ignored() -> None:
     made = account(facts(), claim("old", "40-41", {7: {"cpu": 2000}}))
     assert free(made) == "0-15"
     assert sorted(made.available()) == [0, 1]
 
 
-def test_a_numa_node_of_which_more_was_given_than_it_has_lends_nothing_to_others() -> None:
+def test_an_overcommitted_numa_node_does_not_reduce_the_others() -> None:
     made = account(facts(), claim("b", "0-7", {0: {"cpu": 9000, "memory": 17 * GIB}}))
     for left in (made.recorded(), made.available()):
         assert left == {0: {"cpu": 0, "memory": 0}, 1: {"cpu": 8000, "memory": 16 * GIB}}
 
 
-def test_a_pod_pays_for_the_cpus_it_holds_whatever_it_requests() -> None:
+def test_a_pod_is_charged_for_the_cpus_it_holds_whatever_it_requests() -> None:
     made = account(facts(cpu_ratio=1.5))
     assert made.paid(replace(claim("b", "0-1"), cpu_milli=0)) == 3000
     assert made.paid(replace(claim("b", "0-1"), cpu_milli=2500)) == 3500

@@ -33,32 +33,32 @@ def test_an_exclusive_policy_counts_with_cpus_only() -> None:
     assert pod_allocation("u", "ns/p", spec) == PodAllocation("u", "ns/p")
 
 
-def test_a_node_that_is_named_twice_is_the_sum() -> None:
+def test_amounts_of_a_repeated_numa_node_are_added() -> None:
     one = '{"node": 0, "resources": {"cpu": "1"}}'
     status = f'{{"numaNodeResources": [{one}, {one}]}}'
     assert pod_allocation("u", "ns/p", {RESOURCE_STATUS: status}).amounts == {0: {"cpu": 2000}}
 
 
-def test_negative_amounts_are_none() -> None:
+def test_negative_amounts_are_ignored() -> None:
     parts = '{"node": 0, "resources": {"cpu": "-4"}}, {"node": 0, "resources": {"cpu": "1"}}'
     held = pod_allocation("u", "ns/p", {RESOURCE_STATUS: f'{{"numaNodeResources": [{parts}]}}'})
     assert held.amounts == {0: {"cpu": 1000}}
     assert allocated(facts(), [held]).available()[0]["cpu"] == 7000
 
 
-def test_cpus_count_whatever_the_pod_writes_about_its_wishes() -> None:
+def test_cpus_count_whatever_the_pods_spec_says() -> None:
     notes = {RESOURCE_STATUS: '{"cpuset": "0-3"}', RESOURCE_SPEC: "{"}
     assert pod_allocation("u", "ns/p", notes) == PodAllocation("u", "ns/p", CpuSet(range(4)))
 
 
-def test_cpus_count_beside_amounts_that_are_none() -> None:
+def test_cpus_count_with_invalid_amounts() -> None:
     part = '{"node": 0, "resources": {"cpu": "four"}}'
     notes = {RESOURCE_STATUS: f'{{"cpuset": "0-3", "numaNodeResources": [{part}]}}'}
     assert pod_allocation("u", "ns/p", notes) == PodAllocation("u", "ns/p", CpuSet(range(4)))
 
 
 @pytest.mark.parametrize("amount", ['"1Zi"', '""', "true", "null"])
-def test_an_amount_that_is_none_is_named(amount: str) -> None:
+def test_an_invalid_amount_is_named(amount: str) -> None:
     status = f'{{"numaNodeResources": [{{"node": 3, "resources": {{"memory": {amount}}}}}]}}'
     with pytest.raises(AnnotationError, match=r"node 3, 'memory'|numaNodeResources.0..resources"):
         pod_allocation("u", "ns/p", {RESOURCE_STATUS: status})

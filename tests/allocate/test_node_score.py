@@ -61,7 +61,7 @@ def test_a_pod_that_runs_anywhere_is_scored_on_the_whole_node() -> None:
     assert scored(asked, got, requested=requested, **by_resources(BALANCED)) == 75
 
 
-def test_a_pod_that_is_held_to_a_numa_node_is_scored_there() -> None:
+def test_a_pod_bound_to_a_numa_node_is_scored_there() -> None:
     held = claim("b", amounts={1: {"cpu": 4000, "memory": 4 * GIB}})
     got = claim("a", amounts={1: {"cpu": 2000, "memory": 8 * GIB}})
     assert scored(sharer(2000, 8), got, held, **by_resources(MOST)) == 75
@@ -69,7 +69,7 @@ def test_a_pod_that_is_held_to_a_numa_node_is_scored_there() -> None:
     assert scored(sharer(2000, 8), got, held, **by_resources(MOST)) == (25 + 50) // 2
 
 
-def test_of_several_numa_nodes_the_worst_counts() -> None:
+def test_the_worst_of_several_numa_nodes_counts() -> None:
     held = claim("b", amounts={1: {"cpu": 4000, "memory": 8 * GIB}})
     got = claim("a", amounts={each: {"cpu": 2000, "memory": 4 * GIB} for each in (0, 1)})
     assert scored(sharer(4000, 8), got, held, **by_resources(MOST)) == 25
@@ -113,7 +113,7 @@ EIGHT = (2, 4, 4, 2)
         ("0-1", tuple(f"{8 * n}" for n in range(1, 8)), BALANCED, 100),
     ],
 )
-def test_numa_nodes_in_use_of_all(
+def test_the_count_is_the_share_of_numa_nodes_in_use(
     cpus: str, held: tuple[str, ...], strategy: Strategy, points: int
 ) -> None:
     others = [claim(f"p{number}", each) for number, each in enumerate(held)]
@@ -132,7 +132,7 @@ def test_amounts_use_a_numa_node_too() -> None:
 
 
 @pytest.mark.parametrize("strategy", NODE_STRATEGIES)
-def test_a_numa_node_that_is_not_there_is_not_in_use(strategy: Strategy) -> None:
+def test_a_missing_numa_node_is_not_in_use(strategy: Strategy) -> None:
     gone = claim("b", amounts={7: {"cpu": 1000}})
     alone = counted(claim("a", "0-1"), strategy=strategy)
     assert counted(claim("a", "0-1"), gone, strategy=strategy) == alone == 50
@@ -151,7 +151,7 @@ def test_both_measures_count_half() -> None:
     assert scored(owner(4, 8), got, claim("b", "8-9")) == (50 + 100) // 2
 
 
-def test_the_count_says_nothing_of_pods_that_use_no_known_numa_node() -> None:
+def test_the_count_ignores_pods_without_a_known_numa_node() -> None:
     full = {"requested": {"cpu": 16_000}}
     assert scored(sharer(8000, 8), claim("a"), claim("b", "0-15"), **full) == (100 + 25) // 2
 
@@ -163,7 +163,7 @@ def test_koordinator_scores_the_whole_node_under_best_effort() -> None:
     assert scored(sharer(8000, 8), got, on=facts(policies=SINGLE), **theirs) == (0 + 50) // 2
 
 
-def test_for_koordinator_owners_of_the_machine_stand_for_a_numa_node() -> None:
+def test_koordinators_rules_count_the_machines_owners_on_each_numa_node() -> None:
     got = claim("a", "0-1", {0: {"cpu": 2000, "memory": 8 * GIB}})
     elsewhere = claim("b", "8-11", {1: {"cpu": 4000}})
     node = facts(policies=SINGLE)

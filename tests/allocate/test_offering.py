@@ -143,7 +143,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
         ),
     ],
 )
-def test_what_is_offered(node, ask, held, cpus, amounts) -> None:
+def test_offers(node, ask, held, cpus, amounts) -> None:
     got = offered(node, ask, *held).claim
     assert (str(got.cpus), got.amounts) == (cpus, amounts)
 
@@ -247,12 +247,12 @@ def test_what_is_offered(node, ask, held, cpus, amounts) -> None:
         ),
     ],
 )
-def test_what_is_declined_says_what_is_lacking(node, ask, held, why) -> None:
+def test_refusals_have_their_reasons(node, ask, held, why) -> None:
     got = offering.offer(node, allocated(node, held), ask)
     assert (reasons(got) if isinstance(got, Declined) else []) == why
 
 
-def test_an_explanation_names_policies_candidates_and_the_step_that_decided() -> None:
+def test_an_explanation_lists_policies_candidates_and_the_deciding_step() -> None:
     node = facts(policies=NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED, bind_label=FULL))
     held = claim("b", "0-1", {0: {"cpu": 2000}})
     why = offered(node, owner(8, spec=ResourceSpec(SPREAD)), held).why
@@ -272,7 +272,7 @@ def policies(node: TopologyOptions, ask: ResourceRequest) -> set[tuple[str, str,
     return {(each.policy, each.value, each.source) for each in offered(node, ask).why.policies}
 
 
-def test_an_explanation_names_what_the_pod_itself_asked_for() -> None:
+def test_an_explanation_lists_the_pods_own_policies() -> None:
     spec = ResourceSpec(exclusive=ExclusivePolicy.PCPU_LEVEL)
     numa_spec = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE)
     assert {
@@ -284,12 +284,12 @@ def test_an_explanation_names_what_the_pod_itself_asked_for() -> None:
     assert burst in policies(facts(), sharer(1000, spec=BURST, cpu_limit_milli=2000))
 
 
-def test_an_explanation_names_no_bind_policy_for_a_pod_that_asks_for_no_cpu() -> None:
+def test_an_explanation_has_no_bind_policy_without_a_cpu_request() -> None:
     node = facts(policies=NodePolicies(bind_label=FULL))
     assert {each[0] for each in policies(node, sharer(0, 1))} == {"numa policy", "numa strategy"}
 
 
-def test_a_pod_that_asks_for_no_cpu_has_no_conflict_over_how_it_is_bound() -> None:
+def test_a_pod_without_a_cpu_request_has_no_bind_policy_conflict() -> None:
     forced = facts(policies=NodePolicies(bind_label=FULL))
     asked = owner(0, memory_gib=4, spec=ResourceSpec(required=SPREAD))
     assert offered(forced, asked).claim.cpus == CpuSet()
@@ -304,7 +304,7 @@ def test_a_pod_that_asks_for_no_cpu_has_no_conflict_over_how_it_is_bound() -> No
         (Strategy.MOST_ALLOCATED, {"memory": 1}, 0),
     ],
 )
-def test_numa_nodes_are_compared_as_the_profile_says(
+def test_the_profile_determines_how_numa_nodes_are_compared(
     scoring: Strategy | None, weights: dict[str, int], node: int
 ) -> None:
     profile = replace(PROFILES["koordinator"], scoring=scoring, weights=weights)
@@ -313,7 +313,7 @@ def test_numa_nodes_are_compared_as_the_profile_says(
     assert offered(there, sharer(2000, 1), *held).claim.amounts.keys() == {node}
 
 
-def test_arm_refuses_a_policy_that_the_nodes_label_brings() -> None:
+def test_arm_refuses_a_policy_of_the_nodes_label() -> None:
     node = facts(policies=NodePolicies(arm=True, bind_label=SPREAD))
     assert reasons(declined(node, owner(2))) == [(Reason.ARCHITECTURE, "", None, None)]
     assert offered(node, sharer(0, 1))
@@ -326,7 +326,7 @@ def test_arm_has_its_own_default_bind_policy() -> None:
     assert str(offered(arm, owner(2)).claim.cpus) == "0-1"
 
 
-def test_a_declined_pod_can_see_which_nodes_were_tried_and_what_they_lack() -> None:
+def test_a_refusal_lists_the_tried_nodes_and_their_shortages() -> None:
     node = numa(NumaPolicy.RESTRICTED)
     held = [claim("b", "0-7"), claim("c", "8-13", {1: {"cpu": 1000}})]
     got = declined(node, owner(4, 1), *held)
@@ -334,7 +334,7 @@ def test_a_declined_pod_can_see_which_nodes_were_tried_and_what_they_lack() -> N
     assert got.why.merged is not None
 
 
-def test_price_counts_numa_nodes_and_cores_that_are_broken() -> None:
+def test_the_price_counts_numa_nodes_and_split_cores() -> None:
     whole = offered(facts(), owner(4)).price
     broken = offered(facts(), owner(4, spec=ResourceSpec(SPREAD))).price
     both = offered(facts(), owner(12)).price
@@ -344,7 +344,7 @@ def test_price_counts_numa_nodes_and_cores_that_are_broken() -> None:
     assert both.score < whole.score
 
 
-def test_a_pod_alone_on_its_numa_node_keeps_pods_of_several_nodes_out() -> None:
+def test_an_exclusive_pod_does_not_share_a_numa_node_with_pods_across_nodes() -> None:
     alone = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.REQUIRED)
     beside = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.PREFERRED)
     across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
@@ -355,21 +355,19 @@ def test_a_pod_alone_on_its_numa_node_keeps_pods_of_several_nodes_out() -> None:
     assert offered(facts(), owner(4, numa=beside), across)
 
 
-def test_a_pod_of_several_nodes_lies_on_more_than_it_needs_where_the_narrowest_keep_it_out() -> (
-    None
-):
+def test_a_pod_takes_more_numa_nodes_when_the_narrowest_exclude_it() -> None:
     across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
     ask = owner(2, numa=NumaSpec(exclusive=NumaExclusive.REQUIRED))
     got = offered(numa(NumaPolicy.RESTRICTED), ask, across).claim
     assert got.amounts == {0: {"cpu": 1000}, 1: {"cpu": 1000}}
 
 
-def test_a_sharer_has_no_exclusive_policy_in_its_claim() -> None:
+def test_a_sharing_pod_has_no_exclusive_policy_in_its_claim() -> None:
     ask = sharer(1000, spec=ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL))
     assert offered(facts(), ask).claim.exclusive is ExclusivePolicy.NONE
 
 
-def test_an_exclusive_policy_is_kept_in_the_claim_and_heard_by_the_next() -> None:
+def test_an_exclusive_policy_is_recorded_in_the_claim_and_applies_to_the_next_pod() -> None:
     spec = ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
     first = offered(facts(), owner(2, spec=spec)).claim
     assert first.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
@@ -378,7 +376,7 @@ def test_an_exclusive_policy_is_kept_in_the_claim_and_heard_by_the_next() -> Non
     assert str(offered(most, owner(2, uid="b"), first).claim.cpus) == "2-3"
 
 
-def test_reserved_cpus_are_offered_only_where_the_profile_says_so() -> None:
+def test_reserved_cpus_are_offered_only_if_the_profile_allows_it() -> None:
     node = facts((1, 1, 2, 2), kubelet_reserved=facts().layout and claim("", "0-1").cpus)
     assert str(offered(node, owner(2)).claim.cpus) == "2-3"
     lenient = replace(node, profile=replace(PROFILES["koordinator"], owners_on_reserved=True))
@@ -390,14 +388,14 @@ def test_amounts_may_be_packed_instead_of_split_evenly() -> None:
     assert offered(packed, sharer(12_000)).claim.amounts == {0: {"cpu": 8000}, 1: {"cpu": 4000}}
 
 
-def test_an_owner_is_not_split_by_cpu_that_a_node_has_no_cpus_for() -> None:
+def test_an_owner_is_divided_by_online_cpus_and_not_by_zone_amounts() -> None:
     """As where CPUs are offline and the zone still counts them."""
     online = layout.of(cpu for cpu in machines.cpus((2, 1, 4, 2), "adjacent") if cpu.id >= 4)
     got = offered(numa(NumaPolicy.RESTRICTED, layout=online), owner(10)).claim
     assert got.amounts == {0: {"cpu": 4000}, 1: {"cpu": 6000}}
 
 
-def test_an_owner_gets_no_cpu_of_a_numa_node_that_it_cannot_pay_for_in_full() -> None:
+def test_an_owner_gets_only_cpus_whose_amplified_amount_is_available() -> None:
     node = numa(NumaPolicy.SINGLE_NUMA_NODE, cpu_ratio=1.5)
     sharers = claim("b", amounts={0: {"cpu": 11_000}, 1: {"cpu": 9000}})
     assert offered(node, owner(2), sharers).claim.amounts == {1: {"cpu": 2000}}
@@ -409,7 +407,7 @@ def test_an_owner_gets_no_cpu_of_a_numa_node_that_it_cannot_pay_for_in_full() ->
 BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)
 
 
-def test_a_bursting_pod_is_held_to_a_pool_that_fits_its_limit() -> None:
+def test_a_bursting_pod_is_bound_to_a_pool_that_fits_its_limit() -> None:
     ask = sharer(1000, spec=BURST, cpu_limit_milli=6000)
     assert offered(facts(), ask, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1000}}
     assert offered(facts(), ask, claim("b", "0-3"), claim("c", "8-11")).claim.amounts == {
@@ -418,7 +416,7 @@ def test_a_bursting_pod_is_held_to_a_pool_that_fits_its_limit() -> None:
     }
 
 
-def test_a_bursting_pod_is_declined_where_no_pools_fit_its_limit() -> None:
+def test_a_bursting_pod_is_declined_when_no_pools_fit_its_limit() -> None:
     ask = sharer(1000, spec=BURST, cpu_limit_milli=14_500)
     assert reasons(declined(facts(), ask, claim("b", "0-1"))) == [
         (Reason.NO_POOL_FITS, "cpu", 14_500, 14_000)
@@ -439,7 +437,7 @@ def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolic
 
 
 @pytest.mark.parametrize("policy", NumaPolicy)
-def test_a_bursting_pod_is_held_to_all_nodes_that_its_limit_needs_if_amounts_are_packed(
+def test_a_bursting_pod_with_packed_amounts_is_bound_to_all_nodes_that_its_limit_needs(
     policy: NumaPolicy,
 ) -> None:
     node = numa(policy, profile=replace(PROFILES["koordinator"], packed=True))
@@ -453,7 +451,7 @@ def test_a_bursting_pod_is_held_to_all_nodes_that_its_limit_needs_if_amounts_are
 
 
 @pytest.mark.parametrize("policy", NumaPolicy)
-def test_a_bursting_pod_that_requests_no_cpu_is_held_to_its_nodes_too(policy: NumaPolicy) -> None:
+def test_a_bursting_pod_without_a_cpu_request_is_bound_to_its_nodes_too(policy: NumaPolicy) -> None:
     ask = ResourceRequest("a", "ns/a", cpu_limit_milli=6000, spec=BURST)
     assert offered(numa(policy), ask, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1}}
     memory = replace(ask, requests={"memory": GIB})
@@ -463,7 +461,7 @@ def test_a_bursting_pod_that_requests_no_cpu_is_held_to_its_nodes_too(policy: Nu
 
 
 @pytest.mark.parametrize("policy", [NumaPolicy.NONE, NumaPolicy.BEST_EFFORT])
-def test_a_bursting_pod_is_held_to_no_numa_node_whose_cpu_is_all_promised(
+def test_a_bursting_pod_is_not_bound_to_a_numa_node_without_available_cpu(
     policy: NumaPolicy,
 ) -> None:
     promised = claim("b", amounts={0: {"cpu": 8000}})
@@ -476,7 +474,7 @@ def test_a_bursting_pod_is_held_to_no_numa_node_whose_cpu_is_all_promised(
     }
 
 
-def test_a_bursting_pod_is_held_where_numa_nodes_count_no_cpu() -> None:
+def test_a_bursting_pod_is_bound_when_numa_nodes_report_no_cpu() -> None:
     node, ask = facts(zones={}), sharer(1000, spec=BURST, cpu_limit_milli=6000)
     got = offered(node, ask, claim("b", "0-3"))
     assert got.claim.amounts == {1: {"cpu": 1000}}
@@ -497,7 +495,7 @@ def test_a_pod_without_a_limit_may_burst_anywhere(limit: int | None) -> None:
 
 @pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
 @pytest.mark.parametrize("more", [{}, {"memory": GIB}])
-def test_an_owner_is_declined_by_name_where_numa_nodes_count_no_cpu(
+def test_an_owner_is_declined_with_the_resource_when_numa_nodes_report_no_cpu(
     policy: NumaPolicy, more: dict[str, int]
 ) -> None:
     node = numa(policy, zones={0: {"memory": GIB}, 1: {"memory": GIB}})
@@ -506,7 +504,7 @@ def test_an_owner_is_declined_by_name_where_numa_nodes_count_no_cpu(
 
 
 @pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
-def test_34_numa_nodes_of_which_two_have_cpus(policy: NumaPolicy) -> None:
+def test_two_of_34_numa_nodes_have_cpus(policy: NumaPolicy) -> None:
     two = facts((2, 1, 36, 1))
     zones = {**two.zones, **{node: {"memory": 96 * GIB} for node in range(2, 34)}}
     node = replace(numa(policy), layout=two.layout, zones=zones)

@@ -73,7 +73,7 @@ sharers = st.builds(
 
 
 @given(nodes(), st.lists(owners | sharers, max_size=8))
-def test_whatever_is_offered_can_be_committed_and_nothing_is_sold_twice(
+def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
     node: TopologyOptions, asks: list[ResourceRequest]
 ) -> None:
     account = NodeAllocation(node)
@@ -114,7 +114,7 @@ def test_whatever_is_offered_can_be_committed_and_nothing_is_sold_twice(
 
 
 @given(nodes(), st.lists(owners | sharers, max_size=6), owners | sharers)
-def test_a_pod_is_declined_only_where_it_could_not_be_held(
+def test_a_pod_is_declined_only_when_it_does_not_fit(
     node: TopologyOptions, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:
     account = NodeAllocation(node)

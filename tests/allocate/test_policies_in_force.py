@@ -45,7 +45,7 @@ def test_numa_policy_in_force(pod, label, kubelet, profile, policy, source) -> N
     assert policies_in_force.numa_policy(NumaSpec(pod), node, profile) == (policy, source)
 
 
-def test_a_pod_and_a_node_of_two_numa_policies_conflict() -> None:
+def test_different_numa_policies_of_pod_and_node_conflict() -> None:
     node = NodePolicies(numa_label=BEST, numa_kubelet=SINGLE)
     got = policies_in_force.numa_policy(NumaSpec(BEST), node, KOORDINATOR)
     detail = "pod: BestEffort, kubelet: SingleNUMANode"
@@ -105,7 +105,7 @@ def test_bind_policy_in_force(spec, qos, owner, node, bind, source) -> None:
     assert policies_in_force.bind(spec, qos, node, KOORDINATOR, owner=owner) == (bind, source)
 
 
-def test_be_pod_owns_no_cpus_whatever_the_node_binds() -> None:
+def test_be_pod_owns_no_cpus_whatever_the_nodes_bind_policy() -> None:
     got = policies_in_force.bind(ResourceSpec(), QoS.BE, FULL_ONLY, KOORDINATOR, owner=False)
     assert got == (None, PolicySource.DEFAULT)
 
@@ -169,14 +169,14 @@ def test_policies_are_read_from_labels_and_kubelet() -> None:
     assert not faults
 
 
-def test_the_proposals_label_is_read_too_and_todays_wins() -> None:
+def test_the_proposals_label_is_read_but_the_current_one_wins() -> None:
     proposal = {"node.koordinator.sh/numa-topology-alignment-policy": "Restricted"}
     both = {**proposal, "node.koordinator.sh/numa-topology-policy": "BestEffort"}
     assert policies_in_force.node_policies(proposal)[0].numa_label is RESTRICTED
     assert policies_in_force.node_policies(both)[0].numa_label is BEST
 
 
-def test_words_that_mean_nothing_are_named_and_passed_over() -> None:
+def test_unknown_values_are_named_and_ignored() -> None:
     labels = {
         "node.koordinator.sh/cpu-bind-policy": "FullPCPUs",
         "node.koordinator.sh/numa-topology-policy": "",

@@ -95,12 +95,12 @@ def test_pools_and_owners(pods: list[Pod], expected: dict[str, str], ls: str, be
         assert not decision.refusals
 
 
-def test_pools_are_given_by_numa_node_and_empty_ones_left_out() -> None:
+def test_pools_are_listed_by_numa_node_without_empty_ones() -> None:
     decision = decided(machine(2, 2), pod("a", "LSE", "0-1"))
     assert [(pool.socket, pool.node, pool.cpuset) for pool in decision.ls_pools] == [(1, 1, "2-3")]
 
 
-def test_cpus_of_a_numa_node_that_is_in_no_list_are_shared_too() -> None:
+def test_cpus_of_an_unlisted_numa_node_are_shared_too() -> None:
     topology = machine(2, 2)
     listed = msgspec.structs.replace(topology, numa_nodes=topology.numa_nodes[1:])
     assert str(pool_cpus(decided(listed).ls_pools)) == "0-3"
@@ -135,7 +135,9 @@ def test_pod_bound_to_a_numa_node_without_shared_cpus_gets_the_whole_pool() -> N
         ('{"numaNodeResources": [{"node": "x"}]}', "$.numaNodeResources[0].node"),
     ],
 )
-def test_bad_claim_is_refused_by_name_and_shares(status: str, reason: str) -> None:
+def test_invalid_claim_is_refused_with_its_reason_and_the_pod_shares(
+    status: str, reason: str
+) -> None:
     first = pod("first", "LSE", "3")
     decision = decided(machine(), first, pod("bad", "LSE", status=status, created_at=1))
     (refusal,) = decision.refusals
@@ -145,19 +147,19 @@ def test_bad_claim_is_refused_by_name_and_shares(status: str, reason: str) -> No
 
 
 @pytest.mark.parametrize("status", ["", "{}", "null", '{"cpuset": ""}', '{"other": 1}'])
-def test_resource_status_without_cpus_is_no_claim(status: str) -> None:
+def test_resource_status_without_cpus_is_not_a_claim(status: str) -> None:
     decision = decided(machine(), pod("a", "LSE", status=status))
     assert not decision.refusals
     assert wanted(decision) == {"a": "0-3"}
 
 
-def test_the_older_pod_wins_and_an_owner_keeps() -> None:
+def test_the_older_pod_wins_and_an_owner_keeps_its_cpus() -> None:
     old, young = pod("z", "LSE", "1", created_at=1), pod("a", "LSE", "1", created_at=2)
     assert [o.uid for o in decided(machine(), old, young).owners] == ["z"]
     assert [o.uid for o in decided(machine(), old, young, owned_before=("a",)).owners] == ["a"]
 
 
-def test_after_a_restart_who_runs_on_its_cpus_keeps_them() -> None:
+def test_after_a_restart_a_pod_that_runs_on_its_cpus_keeps_them() -> None:
     old, young = pod("z", "LSE", "1", created_at=1), pod("a", "LSE", "1", created_at=2)
     decision = decided(machine(), old, young, running_on={"a": "1", "z": "0,2-3"})
     assert [owner.uid for owner in decision.owners] == ["a"]
@@ -176,7 +178,7 @@ def test_after_a_restart_who_runs_on_its_cpus_keeps_them() -> None:
         ),
     ],
 )
-def test_numa_nodes_that_make_no_sense_are_refused_by_name_and_the_pod_shares(
+def test_invalid_numa_nodes_are_refused_with_a_reason_and_the_pod_shares(
     resources: str, reason: str
 ) -> None:
     status = f'{{"numaNodeResources": {resources}}}'
@@ -196,18 +198,18 @@ def test_claim_that_empties_a_pool_in_use_is_refused(sharer: str | None, refused
         assert "all that pod ns/s and others share" in decision.refusals[0].reason
 
 
-def test_lsr_may_take_the_last_cpu_of_a_be_pod_since_they_share() -> None:
+def test_lsr_may_take_the_last_cpu_of_a_be_pod_because_they_share() -> None:
     decision = decided(machine(), pod("a", "LSR", "0-3"), pod("b", "BE"))
     assert wanted(decision) == {"a": "0-3", "b": "0-3"}
 
 
-def test_late_sharer_without_a_cpu_is_blocked_and_the_owner_keeps() -> None:
+def test_late_sharing_pod_without_a_cpu_is_blocked_and_the_owner_keeps_its_cpus() -> None:
     decision = decided(machine(), pod("a", "LSE", "0-3"), pod("b", "LS"), owned_before=("a",))
     assert wanted(decision) == {"a": "0-3", "b": None}
     assert decision.pods["b"].each.blocked == "no CPU is left for it: 0-3 belong to pod ns/a"
 
 
-def test_owner_that_claims_all_leaves_cpus_to_a_pod_whose_claim_it_refuses() -> None:
+def test_owner_that_claims_all_cpus_leaves_some_to_a_refused_pod() -> None:
     owner, other = pod("a", "LSE", "0-3"), pod("b", "LSE", "0", created_at=1)
     running = {"a": CpuSet([0]), "b": CpuSet.parse("1-3")}
     decision = decide(machine(), (owner, other), KubeletCpus(), {"a": CpuSet([0])}, running)
@@ -218,7 +220,7 @@ def test_owner_that_claims_all_leaves_cpus_to_a_pod_whose_claim_it_refuses() -> 
     ]
 
 
-def test_a_refusal_names_the_same_owner_in_whichever_order_claims_are_heard() -> None:
+def test_a_refusal_names_the_same_owner_in_any_order_of_claims() -> None:
     pods = pod("a", "LSE", "0"), pod("b", "LSE", "2"), pod("c", "LSE", "0-3")
     for owned_before in ((), ("a",), ("b",), ("a", "b")):
         decision = decided(machine(), *pods, owned_before=owned_before)
@@ -227,7 +229,7 @@ def test_a_refusal_names_the_same_owner_in_whichever_order_claims_are_heard() ->
         ]
 
 
-def test_refused_pod_whose_pool_equals_its_wish_is_still_refused_after_a_restart() -> None:
+def test_refused_pod_whose_pool_equals_its_claim_is_still_refused_after_a_restart() -> None:
     topology = machine(1, 2)
     pods = [pod("a", "LSE", "0"), pod("b", "LSE", "1", created_at=1), pod("c", "LS")]
     before = decided(topology, *pods)
@@ -236,12 +238,12 @@ def test_refused_pod_whose_pool_equals_its_wish_is_still_refused_after_a_restart
     assert after == before
 
 
-def test_isolated_cpus_are_shared_by_nobody_and_owned_on_request() -> None:
+def test_isolated_cpus_are_never_shared_and_owned_on_request() -> None:
     decision = decided(machine(isolated="2-3"), pod("a", "LS"), pod("b", "LSE", "2"))
     assert wanted(decision) == {"a": "0-1", "b": "2"}
 
 
-def test_claim_gets_what_is_online_of_it_whoever_came_first() -> None:
+def test_claim_gets_its_online_cpus_whichever_pod_is_older() -> None:
     topology = machine(1, 4, offline="2-3")
     partly, wholly = pod("a", "LSE", "1-2"), pod("b", "LSE", "3")
     decision = decided(topology, partly, wholly)
@@ -249,7 +251,7 @@ def test_claim_gets_what_is_online_of_it_whoever_came_first() -> None:
     assert [each.reason for each in decision.refusals] == ["CPUs 3 are offline"]
 
 
-def test_claim_of_a_cpu_that_never_was_is_refused_after_a_restart_too() -> None:
+def test_claim_of_a_nonexistent_cpu_is_refused_after_a_restart_too() -> None:
     claim = pod("p", "LSE", "0-4")
     before = decided(machine(), claim)
     assert not before.owners
@@ -257,13 +259,13 @@ def test_claim_of_a_cpu_that_never_was_is_refused_after_a_restart_too() -> None:
     assert after == before
 
 
-def test_owner_of_an_offline_cpu_keeps_the_rest_over_a_restart_too() -> None:
+def test_owner_of_an_offline_cpu_keeps_the_others_after_a_restart_too() -> None:
     topology = msgspec.structs.replace(machine(), offline=CpuSet([4]))
     decision = decided(topology, pod("a", "LSE", "3-4"), running_on={"a": "3"})
     assert wanted(decision) == {"a": "3"}
 
 
-def test_claim_of_cpus_that_never_were_stays_refused_where_its_pool_is_all_the_rest() -> None:
+def test_claim_of_nonexistent_cpus_stays_refused_when_its_pool_is_the_rest_of_the_claim() -> None:
     claimant = pod("a", "LSE", "0-1")
     first = decided(machine(1, 1), claimant)
     second = decided(machine(1, 1), claimant, running_on={"a": "0"})
@@ -271,7 +273,7 @@ def test_claim_of_cpus_that_never_were_stays_refused_where_its_pool_is_all_the_r
     assert "CPUs 1 do not exist" in second.refusals[0].reason
 
 
-def test_static_kubelet_owns_its_guaranteed_pods_and_only_those() -> None:
+def test_static_kubelet_places_its_guaranteed_pods_only() -> None:
     kubelet = KubeletCpus(True, {"g": CpuSet([0]), "l": CpuSet([1]), "gone": CpuSet([2])})
     guaranteed = pod("g", kube_class="guaranteed")
     labelled = pod("l", "LS", kube_class="guaranteed")
@@ -331,7 +333,7 @@ def test_invariants_hold_and_order_does_not_matter(
 
 @settings(max_examples=300)
 @given(nodes(), st.data())
-def test_a_restart_decides_as_if_it_had_not_happened(
+def test_a_restart_does_not_change_the_decision(
     case: tuple[Topology, list[Pod], KubeletCpus], data: st.DataObject
 ) -> None:
     """Pods come one by one, each running where it was told; then the agent forgets everything."""
@@ -358,7 +360,7 @@ def test_a_restart_decides_as_if_it_had_not_happened(
 
 
 @given(nodes(), st.data())
-def test_no_owner_that_is_there_still_ends_without_cpus(
+def test_no_present_owner_loses_all_its_cpus(
     case: tuple[Topology, list[Pod], KubeletCpus], data: st.DataObject
 ) -> None:
     """Whatever it claims now, and whatever others claim."""
@@ -376,7 +378,7 @@ def test_no_owner_that_is_there_still_ends_without_cpus(
     assert all(each.uid in refused or claim_of(each) & topology.offline for each in moved)
 
 
-def test_owner_that_may_not_move_keeps_its_cpu_from_an_older_claim() -> None:
+def test_owner_that_cannot_move_keeps_its_cpu_despite_an_older_claim() -> None:
     older, owner = pod("a", "LSR", "1", created_at=1), pod("b", "LSR", "0", created_at=2)
     rules = PoolRules(reserved=CpuSet([0]))
     decision = decide(
@@ -393,7 +395,7 @@ RESERVED = CpuSet.parse("0-1")
 
 
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
-def test_no_pod_owns_reserved_cpus_unless_configured_or_it_has_them(qos: str) -> None:
+def test_no_pod_owns_reserved_cpus_unless_configured_or_already_owned(qos: str) -> None:
     topology, owner = machine(), pod("a", qos, "1-2")
     refused = decided(topology, owner, rules=PoolRules(RESERVED))
     assert [each.reason for each in refused.refusals] == ["CPUs 1 are reserved by the kubelet"]
@@ -403,7 +405,9 @@ def test_no_pod_owns_reserved_cpus_unless_configured_or_it_has_them(qos: str) ->
 
 
 @pytest.mark.parametrize("others", [[], [pod("b", "BE")], [pod("c", "LSE", "3")]])
-def test_who_shares_reserved_cpus_is_no_owner_of_them_the_next_time(others: list[Pod]) -> None:
+def test_a_pod_that_shares_reserved_cpus_does_not_own_them_in_the_next_decision(
+    others: list[Pod],
+) -> None:
     """The pool that a refused pod shares may be just what it wished for."""
     pods = [pod("a", "LSR", "0-2" if others and others[0].qos is QoS.LSE else "0-3"), *others]
     first = decided(machine(), *pods, rules=PoolRules(RESERVED))
@@ -421,7 +425,7 @@ def test_who_shares_reserved_cpus_is_no_owner_of_them_the_next_time(others: list
         assert again == first
 
 
-def test_an_owner_of_cpus_that_are_reserved_later_keeps_them_over_a_restart() -> None:
+def test_an_owner_of_cpus_that_are_reserved_later_keeps_them_after_a_restart() -> None:
     running = {"a": "1-2", "l": "0,3"}
     pods = [pod("a", "LSE", "1-2"), pod("l", "LS")]
     decision = decided(machine(), *pods, running_on=running, rules=PoolRules(RESERVED))
@@ -442,7 +446,7 @@ def test_an_owner_of_cpus_that_are_reserved_later_keeps_them_over_a_restart() ->
         ),
     ],
 )
-def test_be_pods_run_on_reserved_cpus_alone_while_they_fit_there(pods: list[Pod], be: str) -> None:
+def test_be_pods_run_only_on_reserved_cpus_while_they_fit_there(pods: list[Pod], be: str) -> None:
     rules = PoolRules(RESERVED, owners_on_reserved=True, be_on_reserved=True)
     decision = decided(machine(), *pods, rules=rules)
     assert decision.pods["b"].each.cpuset == be
@@ -495,7 +499,7 @@ def names(decision: Decision) -> tuple[str, str, str]:
         ),
     ],
 )
-def test_what_the_node_keeps_is_in_no_pool(
+def test_cpus_that_the_node_reserves_are_in_no_pool(
     rules: PoolRules, expected: tuple[str, str, str]
 ) -> None:
     assert names(decided(machine(), rules=rules)) == expected
@@ -520,7 +524,7 @@ def test_system_pod_that_is_bound_to_numa_nodes_gets_their_pools() -> None:
     assert wanted(decided(machine(2, 2), bound, rules=PoolRules(system=RESERVED))) == {"s": "2-3"}
 
 
-def test_system_pods_leave_what_others_own() -> None:
+def test_system_pods_do_not_run_on_owned_cpus() -> None:
     rules = PoolRules(system=RESERVED, system_exclusive=False)
     pods = pod("s", "SYSTEM"), pod("a", "LSE", "0")
     assert wanted(decided(machine(), *pods, rules=rules)) == {"s": "1", "a": "0"}
@@ -528,7 +532,7 @@ def test_system_pods_leave_what_others_own() -> None:
     assert wanted(decided(machine(), pods[0], kubelet=kubelet, rules=rules)) == {"s": "0"}
 
 
-def test_claim_that_empties_the_cpus_of_system_pods_is_refused_while_there_are_any() -> None:
+def test_claim_that_takes_all_cpus_of_system_pods_is_refused_while_there_are_any() -> None:
     rules = PoolRules(system=RESERVED, system_exclusive=False)
     taker = pod("a", "LSR", "0-1")
     assert not decided(machine(), taker, rules=rules).refusals
@@ -552,7 +556,7 @@ def test_system_pods_whose_cpus_are_owned_count_among_those_on_the_ls_pool() -> 
         (PoolRules(system=RESERVED), "CPUs 1 belong to SYSTEM pods"),
     ],
 )
-def test_no_pod_owns_what_the_node_keeps_unless_it_has_them(
+def test_no_pod_owns_cpus_that_the_node_reserves_unless_it_already_does(
     qos: str, rules: PoolRules, reason: str
 ) -> None:
     owner = pod("a", qos, "1-2")
@@ -564,7 +568,7 @@ def test_no_pod_owns_what_the_node_keeps_unless_it_has_them(
     assert wanted(keeps) == wanted(runs) == {"a": "1-2"}
 
 
-def test_where_the_node_keeps_everything_nobody_is_moved_and_nobody_comes() -> None:
+def test_when_the_node_reserves_every_cpu_all_pods_are_blocked() -> None:
     rules = PoolRules(node_reserved=CpuSet(range(4)))
     decision = decided(machine(), pod("a", "LS"), pod("b", "BE"), rules=rules)
     assert names(decision) == ("", "", "")
@@ -574,12 +578,12 @@ def test_where_the_node_keeps_everything_nobody_is_moved_and_nobody_comes() -> N
     }
 
 
-def test_isolated_cpus_serve_system_pods_only_where_named() -> None:
+def test_isolated_cpus_are_used_for_system_pods_only_if_configured() -> None:
     rules = PoolRules(system=CpuSet([3]), system_exclusive=False)
     assert names(decided(machine(isolated="2-3"), rules=rules)) == ("0-1", "0-1", "3")
 
 
-def test_pod_of_the_older_annotation_is_held_to_its_pools() -> None:
+def test_pod_with_the_older_annotation_is_bound_to_its_pools() -> None:
     older = pod("a", "LS", status='{"cpuSharedPools": [{"socket": 1, "node": 1}]}')
     lost = pod("b", "LS", status='{"cpuSharedPools": [{"socket": 1, "node": 7}]}')
     decision = decided(machine(2, 2), older, lost)
@@ -587,7 +591,7 @@ def test_pod_of_the_older_annotation_is_held_to_its_pools() -> None:
     assert decision.pods["b"].refused == "NUMA nodes 7 do not exist"
 
 
-def test_quota_is_lifted_for_pods_with_cpus_of_their_own_only() -> None:
+def test_quota_is_lifted_only_for_pods_that_own_cpus() -> None:
     kubelet = KubeletCpus(True, {"g": CpuSet([3])})
     pods = (
         pod("a", "LSE", "0"),
@@ -616,7 +620,7 @@ some_rules = st.builds(
 
 
 @given(nodes(), some_rules)
-def test_invariants_hold_whatever_is_set_aside(
+def test_invariants_hold_with_any_reservation(
     case: tuple[Topology, list[Pod], KubeletCpus], rules: PoolRules
 ) -> None:
     topology, pods, kubelet = case
@@ -638,7 +642,7 @@ def test_invariants_hold_whatever_is_set_aside(
     assert again.owners == decision.owners
 
 
-def test_system_pod_on_the_cpus_that_its_class_shares_does_not_own_them_after_a_restart() -> None:
+def test_system_pod_on_its_class_cpus_does_not_own_them_after_a_restart() -> None:
     rules = PoolRules(system=RESERVED)
     claimant = pod("s", "SYSTEM", "0-1")
     first = decided(machine(), claimant, rules=rules)
@@ -648,21 +652,19 @@ def test_system_pod_on_the_cpus_that_its_class_shares_does_not_own_them_after_a_
 
 
 @pytest.mark.parametrize(("qos", "cpuset"), [("", "3"), ("BE", "2-3")])
-def test_best_effort_pod_that_was_given_cpu_of_numa_nodes_is_be_by_its_label_only(
-    qos: str, cpuset: str
-) -> None:
+def test_best_effort_pod_bound_to_numa_nodes_is_be_only_by_its_label(qos: str, cpuset: str) -> None:
     bound = pod("a", qos, kube_class="besteffort", numa_nodes=(1,))
     owner = pod("b", "LSR", "2")
     assert wanted(decided(machine(2, 2), bound, owner)) == {"a": cpuset, "b": "2"}
 
 
-def test_best_effort_pod_on_the_ls_pool_keeps_it_from_being_emptied() -> None:
+def test_the_ls_pool_is_not_emptied_while_a_best_effort_pod_runs_on_it() -> None:
     bound = pod("a", kube_class="besteffort", numa_nodes=(0,))
     (refusal,) = decided(machine(), bound, pod("b", "LSR", "0-3")).refusals
     assert refusal.reason == "CPUs 0-3 are all that pod ns/a and others share"
 
 
-def test_side_cars_stay_on_the_pool_while_their_pod_owns_cpus() -> None:
+def test_sidecars_stay_on_the_pool_while_their_pod_owns_cpus() -> None:
     owner = pod("a", "LSR", "1")
     owner.annotations[SHARED_CONTAINERS] = "envoy, logs"
     of_pod = decided(machine(), owner).pods["a"]
@@ -672,7 +674,7 @@ def test_side_cars_stay_on_the_pool_while_their_pod_owns_cpus() -> None:
     assert of_pod.of("logs") == envoy
 
 
-def test_own_claim_never_leaves_a_side_car_without_a_cpu() -> None:
+def test_claim_that_leaves_no_cpu_to_the_pods_sidecar_is_refused() -> None:
     owner = pod("a", "LSR", "0-3")
     owner.annotations[SHARED_CONTAINERS] = "envoy"
     (refusal,) = decided(machine(), owner).refusals
@@ -689,7 +691,7 @@ def test_own_claim_never_leaves_a_side_car_without_a_cpu() -> None:
         pytest.param(pod("a", "LSE", "4"), "", id="on a node without memory"),
     ],
 )
-def test_memory_goes_with_the_cpus(each: Pod, mems: str) -> None:
+def test_memory_nodes_follow_the_cpus(each: Pod, mems: str) -> None:
     plain = machine(3, 2)
     bare = msgspec.structs.replace(plain.numa_nodes[2], memory_bytes=0)
     topology = msgspec.structs.replace(plain, numa_nodes=(*plain.numa_nodes[:2], bare))
@@ -707,7 +709,7 @@ def test_memory_goes_with_the_cpus(each: Pod, mems: str) -> None:
         ('{"cpuset": "1-2"}', "CPUs 2 belong to pod ns/b"),
     ],
 )
-def test_owner_whose_new_claim_is_bad_keeps_its_cpus(status: str, refused: str) -> None:
+def test_owner_with_an_invalid_new_claim_keeps_its_cpus(status: str, refused: str) -> None:
     before = {"a": CpuSet([1]), "b": CpuSet([2])}
     pods = (pod("a", "LSE", status=status), pod("b", "LSE", "2"), pod("c", "LSE", "1"))
     decision = decide(machine(), pods, KubeletCpus(), before, {})
@@ -716,14 +718,14 @@ def test_owner_whose_new_claim_is_bad_keeps_its_cpus(status: str, refused: str) 
     assert decision.pods["c"].refused == "CPUs 1 belong to pod ns/a"
 
 
-def test_owners_may_change_places_at_once() -> None:
+def test_owners_may_swap_cpus_in_one_decision() -> None:
     before = {"a": CpuSet([1]), "b": CpuSet([2])}
     pods = (pod("a", "LSE", "2"), pod("b", "LSE", "1"))
     decision = decide(machine(), pods, KubeletCpus(), before, {})
     assert {each.uid: each.cpuset for each in decision.owners} == {"a": "2", "b": "1"}
 
 
-def test_owner_that_claims_more_takes_no_cpu_that_the_kubelet_gave_away() -> None:
+def test_owner_that_claims_more_gets_no_cpu_that_the_kubelet_assigned() -> None:
     kubelet = KubeletCpus(True, {"g": CpuSet([2])})
     pods = (pod("a", "LSE", "1-2"), pod("g", kube_class="guaranteed"))
     decision = decide(machine(), pods, kubelet, {"a": CpuSet([1])}, {})
@@ -731,7 +733,7 @@ def test_owner_that_claims_more_takes_no_cpu_that_the_kubelet_gave_away() -> Non
     assert decision.pods["a"].refused == "CPUs 2 are assigned by the kubelet"
 
 
-def test_container_that_the_kubelet_left_on_its_pool_is_on_ours() -> None:
+def test_container_on_the_kubelets_pool_is_on_topolets_pool() -> None:
     """A Guaranteed pod may have a container of whole CPUs and one of a fraction; the kubelet's pool
     holds our owners' CPUs."""
     given = KubeletCpus(True, {"g": CpuSet([3])}, {"g": {"whole": CpuSet([3])}})
@@ -759,7 +761,7 @@ RIVALS = ["3,5", "4-7", "5", "5-6"]
 
 
 @pytest.mark.parametrize("rival", RIVALS)
-def test_cpu_that_was_offline_is_its_owners_again_whoever_else_claims_it(rival: str) -> None:
+def test_cpu_that_was_offline_returns_to_its_owner_whichever_pod_else_claims_it(rival: str) -> None:
     pods = pod("a", "LSE", "4-7", created_at=5), pod("b", "LSE", rival, created_at=1), pod("c")
     steps = [machine(2, 4, offline=each) for each in ("", "5", "5-6", "")]
     assert rounds(steps, *pods) == [
@@ -771,7 +773,7 @@ def test_cpu_that_was_offline_is_its_owners_again_whoever_else_claims_it(rival: 
 
 
 @pytest.mark.parametrize("rival", RIVALS)
-def test_owner_without_any_cpu_left_shares_and_has_them_back_one_by_one(rival: str) -> None:
+def test_owner_without_online_cpus_shares_and_regains_them_one_by_one(rival: str) -> None:
     owner, other = pod("a", "LSE", "4-7", created_at=5), pod("b", "LSE", rival, created_at=1)
     steps = [machine(2, 4, offline=each) for each in ("4-7", "4-7", "4-6", "")]
     assert rounds(steps, owner, other, pod("c")) == [
@@ -786,19 +788,19 @@ def test_owner_without_any_cpu_left_shares_and_has_them_back_one_by_one(rival: s
     assert not decision.pods["a"].exclusive
 
 
-def test_claim_of_offline_cpus_keeps_nothing_for_who_never_owned_them() -> None:
+def test_claim_of_offline_cpus_reserves_nothing_for_a_pod_that_never_owned_them() -> None:
     steps = [machine(2, 4, offline=each) for each in ("4-7", "")]
     late = pod("late", "LSE", "4-7", created_at=5)
     assert rounds(steps, late, pod("x", "LSE", "4", created_at=1)) == [{}, {"x": ("4", "")}]
 
 
-def test_claim_gets_no_reserved_cpu_for_having_named_it_while_it_was_offline() -> None:
+def test_claim_of_an_offline_reserved_cpu_is_refused() -> None:
     rules = PoolRules(node_reserved=CpuSet([3]))
     decision = decided(machine(offline="3"), pod("b", "LSE", "1,3"), rules=rules)
     assert [each.reason for each in decision.refusals] == ["CPUs 3 are reserved by the node"]
 
 
-def test_owner_of_a_cpu_that_was_unplugged_keeps_the_others() -> None:
+def test_owner_of_an_unplugged_cpu_keeps_the_others() -> None:
     unplugged = msgspec.structs.replace(machine(2, 4, offline="5"), offline=CpuSet())
     assert rounds([unplugged, machine(2, 4)], pod("a", "LSE", "4-7"), pod("c")) == [
         {"a": ("4,6-7", "")},
@@ -814,7 +816,7 @@ CLAIM = KubeletCpus(claimed={"c": {"main": CpuSet([1, 2])}})
 
 
 @pytest.mark.parametrize("qos", ["", "LS", "BE", "LSE"])
-def test_cpus_of_a_claim_are_in_no_pool_and_nobody_may_own_them(qos: str) -> None:
+def test_cpus_of_a_resource_claim_are_in_no_pool_and_cannot_be_owned(qos: str) -> None:
     claimed, owner = pod("c", qos), pod("o", "LSE", "2-3")
     decision = decided(machine(), claimed, owner, pod("l", "LS"), pod("b", "BE"), kubelet=CLAIM)
     assert names(decision)[:2] == ("0,3", "0,3")
@@ -824,12 +826,12 @@ def test_cpus_of_a_claim_are_in_no_pool_and_nobody_may_own_them(qos: str) -> Non
     assert decision.pods["l"].of("main").cpuset == "0,3"
 
 
-def test_an_owner_beside_a_claim_keeps_its_own() -> None:
+def test_an_owner_keeps_its_cpus_next_to_a_resource_claim() -> None:
     decision = decided(machine(), pod("c"), pod("o", "LSE", "0"), kubelet=CLAIM)
     assert [(each.uid, each.cpuset) for each in decision.owners] == [("o", "0")]
     assert names(decision)[:2] == ("3", "3")
 
 
-def test_cpus_of_a_claim_that_went_offline_are_not_wanted() -> None:
+def test_offline_cpus_of_a_resource_claim_are_not_wanted() -> None:
     decision = decided(machine(offline="1"), pod("c"), kubelet=CLAIM)
     assert decision.pods["c"].of("main").cpuset == "2"

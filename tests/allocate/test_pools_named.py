@@ -56,9 +56,7 @@ SPEC = tuple(reversed(NAMES))
         (pod({}, "c099"), {*NAMES[:MOST_COMING], "c099"}),
     ],
 )
-def test_those_that_are_there_count_and_the_next_ones_of_the_spec(
-    it: Pod, wanted: set[str]
-) -> None:
+def test_present_containers_and_the_next_ones_of_the_spec_count(it: Pod, wanted: set[str]) -> None:
     assert counting(it, NAMES) == wanted
 
 
@@ -67,7 +65,7 @@ def test_those_that_are_there_count_and_the_next_ones_of_the_spec(
     st.none() | st.lists(st.sampled_from(NAMES), unique=True),
     st.sets(st.sampled_from(NAMES)),
 )
-def test_what_counts_is_bounded_by_what_is_there(
+def test_the_number_of_counted_containers_is_bounded(
     present: list[str], spec: list[str] | None, names: set[str]
 ) -> None:
     it = pod({}, *present, named=None if spec is None else tuple(spec))
@@ -85,7 +83,7 @@ def test_amounts_of_containers_that_are_not_in_the_spec_do_not_count() -> None:
     assert of_spec(msgspec.structs.replace(it, named=None), {"none": 3}) == {"none": 3}
 
 
-def test_a_pod_is_held_to_the_sum_of_its_own_containers() -> None:
+def test_a_pod_is_limited_to_the_sum_of_its_own_containers() -> None:
     it = pod(batch("main", "none"), named=("main",))
     decided = decide(TOPOLOGY, (it,), KubeletCpus(), {}, {}).pods["p"]
     assert decided.containers.keys() == {"main"}
@@ -160,7 +158,7 @@ def test_a_refusal_names_pod_and_annotation_and_is_short(
     assert decision.pods["p"].refused == refusal.reason
 
 
-def test_a_side_car_annotation_that_can_not_be_read_takes_no_cpus_away() -> None:
+def test_an_invalid_sidecar_annotation_takes_no_cpus_away() -> None:
     notes = {RESOURCE_STATUS: '{"cpuset": "1"}', SHARED_CONTAINERS: "c," * 9_000}
     decision = decide(TOPOLOGY, (pod(notes, "main", qos="LSR"),), KubeletCpus(), {}, {})
     assert decision.pods["p"].each.cpuset == "1"

@@ -64,7 +64,7 @@ def test_claim_that_differs_from_the_checkpoint_is_not_honoured(qos: str, be: st
     assert refusal.reason == "the kubelet assigned it CPUs 4-5"
 
 
-def test_claim_that_agrees_with_the_checkpoint_is_no_refusal() -> None:
+def test_claim_that_agrees_with_the_checkpoint_is_not_refused() -> None:
     given_to = checkpoint(a={"main": "4", "other": "5"})
     decision = decided(given_to, guaranteed("a", "LSE", "4-5"))
     assert decision.refusals == ()
@@ -72,7 +72,7 @@ def test_claim_that_agrees_with_the_checkpoint_is_no_refusal() -> None:
     assert owned(decision) == {"a": "4-5"}
 
 
-def test_plain_guaranteed_container_has_what_the_checkpoint_names_and_its_own_limits() -> None:
+def test_plain_guaranteed_container_has_the_checkpoints_cpus_and_its_own_limits() -> None:
     decision = decided(checkpoint(a={"main": "4-5"}), guaranteed("a"))
     main = decision.pods["a"].of("main")
     assert (main.cpuset, main.exclusive, main.lifts_quota) == ("4-5", True, False)
@@ -87,7 +87,7 @@ def test_quota_of_an_owner_by_class_is_lifted(qos: str) -> None:
     assert decision.pods["a"].group.quota_microseconds == UNLIMITED
 
 
-def test_claim_without_an_entry_is_honoured_as_far_as_the_kubelet_leaves_it() -> None:
+def test_claim_without_a_checkpoint_entry_gets_the_cpus_that_the_kubelet_did_not_assign() -> None:
     whole = decided(checkpoint(), pod("a", "LSE", "2-3"))
     assert (owned(whole), whole.refusals) == ({"a": "2-3"}, ())
     later = checkpoint(b={"main": "3"})
@@ -104,7 +104,7 @@ def test_claim_without_an_entry_is_honoured_as_far_as_the_kubelet_leaves_it() ->
 
 
 @pytest.mark.parametrize("owners_on_reserved", [False, True])
-def test_reserved_cpus_are_never_all_that_an_owner_has(owners_on_reserved: bool) -> None:
+def test_no_owner_has_only_reserved_cpus(owners_on_reserved: bool) -> None:
     rules = PoolRules(reserved=CpuSet([0]), owners_on_reserved=owners_on_reserved)
     kubelet = checkpoint(b={"main": "1"})
     decision = decided(kubelet, pod("a", "LSE", "0-1"), before={"a": "0-1"}, rules=rules)
@@ -115,9 +115,7 @@ def test_reserved_cpus_are_never_all_that_an_owner_has(owners_on_reserved: bool)
 
 @pytest.mark.parametrize("rules", [RESERVED, PoolRules()])
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
-def test_owner_yields_the_last_cpus_that_the_kubelet_leaves_to_who_runs_on_them(
-    qos: str, rules: PoolRules
-) -> None:
+def test_owner_loses_its_cpus_when_sharing_pods_have_no_others(qos: str, rules: PoolRules) -> None:
     claimant, sharer = pod("a", qos, "0-1", created_at=1), pod("b", "LS", created_at=2)
     before = {"a": "0-1"}
     running = {"a": "0-1", "b": "2-7"}
@@ -132,7 +130,7 @@ def test_owner_yields_the_last_cpus_that_the_kubelet_leaves_to_who_runs_on_them(
     assert refusal.reason == "CPUs 0-1 are all that pod ns/b and others share"
 
 
-def test_owner_keeps_the_last_cpus_where_nobody_runs_on_the_pool() -> None:
+def test_owner_keeps_the_last_cpus_when_no_pod_runs_on_the_pool() -> None:
     kubelet = checkpoint(c={"main": "2-7"})
     pods = (pod("a", "LSE", "0-1"), pod("b", "LS"), guaranteed("c"))
     decision = decided(kubelet, *pods, before={"a": "0-1"}, running={"a": "0-1"})
@@ -140,28 +138,28 @@ def test_owner_keeps_the_last_cpus_where_nobody_runs_on_the_pool() -> None:
     assert decision.pods["b"].each.blocked
 
 
-def test_container_without_an_entry_shares_beside_one_that_has_one() -> None:
+def test_container_without_a_checkpoint_entry_shares_while_another_has_one() -> None:
     kubelet = checkpoint(a={"main": "4-5"})
     decision = decided(kubelet, guaranteed("a", "LSE", "2-4"), pod("b", "LSE", "0-3,6-7"))
     assert decision.pods["a"].of("part").cpuset == "0-3,6-7"
     assert "b" not in owned(decision), "the container that shares keeps its pool"
 
 
-def test_side_car_of_the_annotation_has_what_the_kubelet_gave_it() -> None:
+def test_sidecar_of_the_annotation_has_the_cpus_that_the_kubelet_assigned() -> None:
     claimant = guaranteed("a", "LSE", "2-3")
     claimant.annotations[SHARED_CONTAINERS] = "envoy"
     decision = decided(checkpoint(a={"main": "4", "envoy": "5"}), claimant)
     assert decision.pods["a"].of("envoy").cpuset == "5"
 
 
-def test_label_that_shares_counts_but_not_beside_a_claim() -> None:
+def test_label_of_a_sharing_class_counts_except_with_a_claim() -> None:
     kubelet = checkpoint(a={"main": "4"}, b={"main": "5"})
     decision = decided(kubelet, guaranteed("a", "LS"), guaranteed("b", "LS", "2"))
     assert decision.pods["a"].of("main").cpuset == "0-4,6-7"
     assert decision.pods["b"].of("main").cpuset == "5"
 
 
-def test_cpu_that_the_checkpoint_names_twice_is_the_older_pods() -> None:
+def test_cpu_with_two_checkpoint_entries_belongs_to_the_older_pod() -> None:
     kubelet = checkpoint(a={"main": "2-3"}, b={"main": "3-4"}, gone={"main": "2"})
     young = pod("a", kube_class="guaranteed", created_at=2)
     old = pod("b", kube_class="guaranteed", created_at=1)
@@ -201,7 +199,7 @@ def nodes(draw: st.DrawFn) -> tuple[Topology, list[Pod], KubeletCpus, PoolRules]
 
 @settings(max_examples=300)
 @given(nodes(), st.data())
-def test_what_the_kubelet_gave_is_nobody_elses(
+def test_cpus_that_the_kubelet_assigned_belong_to_no_other_pod(
     case: tuple[Topology, list[Pod], KubeletCpus, PoolRules], data: st.DataObject
 ) -> None:
     topology, pods, kubelet, rules = case

@@ -39,7 +39,7 @@ def present(api: list[ApiPod], runtime: list[Pod]) -> tuple[Pod, ...]:
     return rule.present(api, runtime, metadata_by_uid(api))
 
 
-def test_the_api_has_the_newer_words_and_the_runtime_the_containers() -> None:
+def test_annotations_are_the_apis_and_containers_the_runtimes() -> None:
     (pod,) = present([told("a")], [running("a")])
     assert (pod.annotations, pod.created_at) == ({RESOURCE_STATUS: "api"}, 3)
     assert pod.containers == running("a").containers
@@ -54,30 +54,30 @@ def test_the_api_has_the_newer_words_and_the_runtime_the_containers() -> None:
         told("a", Phase.FAILED, deleted=True),
     ],
 )
-def test_a_pod_at_its_end_is_there_until_the_runtime_lets_go(pod: ApiPod) -> None:
+def test_an_ended_pod_is_present_until_the_runtime_removes_it(pod: ApiPod) -> None:
     assert [each.uid for each in present([pod], [running("a")])] == ["a"]
     assert present([pod], []) == ()
 
 
-def test_a_pod_that_the_api_forgot_is_there_until_the_runtime_lets_go() -> None:
+def test_a_pod_deleted_from_the_api_is_present_until_the_runtime_removes_it() -> None:
     assert present([], [running("a")]) == (running("a"),)
 
 
 @pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING, Phase.UNKNOWN])
-def test_a_pod_counts_before_the_runtime_has_it(phase: Phase) -> None:
+def test_a_pod_is_present_before_the_runtime_has_it(phase: Phase) -> None:
     (pod,) = present([told("a", phase)], [])
     assert (pod.uid, pod.containers, pod.created_at) == ("a", (), 5)
     assert not coming(msgspec.structs.replace(told("a", phase), node=""))
 
 
-def test_two_pods_of_one_name_are_two() -> None:
+def test_two_pods_with_one_name_are_separate() -> None:
     old, new = running("old", "web-0"), told("new", Phase.PENDING, name="web-0")
     pods = present([new], [old])
     assert [each.uid for each in pods] == ["new", "old"]
     assert pods[1].annotations == {RESOURCE_STATUS: "runtime"}, "not those of its successor"
 
 
-def test_a_static_pod_and_its_mirror_are_one_and_the_mirror_does_not_speak() -> None:
+def test_a_static_pod_and_its_mirror_are_one_and_the_mirrors_annotations_are_ignored() -> None:
     marks = {CONFIG_MIRROR: "hash", CONFIG_HASH: "hash", RESOURCE_STATUS: "api"}
     mirror = msgspec.structs.replace(told("api-uid"), annotations=marks)
     named = msgspec.structs.replace(running("hash"), named=())
@@ -86,7 +86,7 @@ def test_a_static_pod_and_its_mirror_are_one_and_the_mirror_does_not_speak() -> 
     assert waiting.uid == "hash"
 
 
-def test_only_what_decisions_read_is_taken_over() -> None:
+def test_only_metadata_that_decisions_read_is_merged() -> None:
     it = running("a")
     it = msgspec.structs.replace(it, labels={QOS_LABEL: "LS", "app": "x"})
     (joined,) = rule.present([], [it], {"a": PodMetadata({QOS_LABEL: "LSR"}, {})})
@@ -98,7 +98,7 @@ pods = st.builds(told, st.sampled_from("abc"), st.sampled_from(Phase), deleted=s
 
 
 @given(st.lists(pods, unique_by=lambda each: each.uid), st.sets(st.sampled_from("abcd")))
-def test_nobody_that_runs_is_left_out_and_the_order_told_does_not_matter(
+def test_every_running_pod_is_present_in_any_order_of_reports(
     api: list[ApiPod], uids: set[str]
 ) -> None:
     runtime = [running(uid) for uid in sorted(uids)]

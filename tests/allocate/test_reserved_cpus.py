@@ -13,11 +13,11 @@ LAYOUT = of(cpus([1, 1, 4, 2], "interleaved"))
 @pytest.mark.parametrize(
     ("cpu_milli", "chosen"), [(0, ""), (100, "0"), (1000, "0"), (1001, "0,4"), (3000, "0-1,4")]
 )
-def test_an_amount_takes_the_cpus_that_it_begins_core_by_core(cpu_milli: int, chosen: str) -> None:
+def test_an_amount_takes_whole_cpus_core_by_core(cpu_milli: int, chosen: str) -> None:
     assert str(cpus_for(LAYOUT, cpu_milli)) == chosen
 
 
-def test_more_than_the_machine_has() -> None:
+def test_an_amount_beyond_the_layout() -> None:
     with pytest.raises(NotEnoughCpusError):
         cpus_for(LAYOUT, 8001)
 
@@ -32,11 +32,11 @@ def test_more_than_the_machine_has() -> None:
         ('{"reservedCPUs": "2", "resources": {"cpu": "3"}}', "2"),
     ],
 )
-def test_named_cpus_win_over_an_amount(text: str, chosen: str) -> None:
+def test_listed_cpus_override_an_amount(text: str, chosen: str) -> None:
     assert str(reserved_cpus(LAYOUT, node_reservation({RESERVATION: text}))) == chosen
 
 
-def test_an_amount_beyond_the_machine_is_refused_by_name() -> None:
+def test_an_amount_beyond_the_machine_is_refused_with_its_annotation() -> None:
     reservation = node_reservation({RESERVATION: '{"resources": {"cpu": 9}}'})
     with pytest.raises(AnnotationError, match=r"reservation: resources\.cpu: 9 CPUs were req"):
         reserved_cpus(LAYOUT, reservation)

@@ -24,7 +24,7 @@ def test_total(
     assert pod_total(containers, init) == expected
 
 
-def test_what_the_pod_says_as_a_whole_goes_before_its_containers() -> None:
+def test_pod_level_requests_override_those_of_containers() -> None:
     containers = [{"cpu": 1000, "memory": 5, "x": 1}, {"cpu": 500}]
     whole = {"cpu": 700, "hugepages-2Mi": 4, "x": 9}
     assert pod_total(containers, [InitRequests({"cpu": 900})], whole) == {
@@ -35,7 +35,7 @@ def test_what_the_pod_says_as_a_whole_goes_before_its_containers() -> None:
     }
 
 
-def test_overhead_comes_on_top_of_everything() -> None:
+def test_overhead_is_added_to_everything() -> None:
     init = [InitRequests({"cpu": 900})]
     assert pod_total([{"cpu": 100}], init, overhead={"cpu": 50, "memory": 7}) == {
         "cpu": 950,

@@ -52,7 +52,7 @@ def test_points_are_0_to_100(
 
 
 @given(weighed, amounts, amounts, st.sampled_from(["cpu", "memory", "disk"]), st.integers(0, 1000))
-def test_more_use_is_never_worse_for_most_and_never_better_for_least(
+def test_more_use_never_lowers_most_allocated_and_never_raises_least_allocated(
     weights: dict[str, int], capacity: dict[str, int], used: dict[str, int], name: str, more: int
 ) -> None:
     then = {**used, name: used.get(name, 0) + more}
@@ -64,12 +64,12 @@ def test_more_use_is_never_worse_for_most_and_never_better_for_least(
     )
 
 
-def test_nothing_is_not_spread() -> None:
+def test_no_amounts_have_no_spread() -> None:
     assert spread({}) == 0
     assert spread({0.5: 0}) == 0
 
 
-def test_other_resources_count_where_a_pod_asks_for_them() -> None:
+def test_other_resources_count_if_a_pod_requests_them() -> None:
     weights = {"cpu": 1, "memory": 2, "a.b/card": 3, "a.b/port": 4}
     assert weights_that_count(weights, {"cpu": 1, "a.b/port": 1}) == {
         "cpu": 1,

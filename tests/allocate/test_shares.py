@@ -11,6 +11,6 @@ def test_host_application_of_class_ls_runs_on_the_ls_pool() -> None:
 
 
 @pytest.mark.parametrize("qos", ["", "BE", "LSR", "SYSTEM", "bogus"])
-def test_host_application_of_another_class_is_refused_by_name(qos: str) -> None:
+def test_host_application_of_another_class_is_refused_with_the_class(qos: str) -> None:
     with pytest.raises(ValueError, match=f"class '{qos}'"):
         host_application_cpus(qos, POOLS)

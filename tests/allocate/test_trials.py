@@ -19,7 +19,7 @@ from tests.allocate.test_offering_sums import nodes, owners, sharers
 
 
 @given(nodes(), st.lists(owners | sharers, max_size=5), owners | sharers)
-def test_what_is_said_to_do_is_found_and_what_lacks_is_not(
+def test_sufficient_numa_nodes_give_an_offer_and_insufficient_ones_do_not(
     node: TopologyOptions, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:
     """Whether NUMA nodes do is known without a search for CPUs, on machines whose cores differ in
@@ -39,7 +39,7 @@ def test_what_is_said_to_do_is_found_and_what_lacks_is_not(
         assert trials.lacks(some) == (found if isinstance(found, Rejection) else None)
 
 
-def test_cores_that_differ_may_not_add_up_to_what_the_sum_promises() -> None:
+def test_cores_that_differ_may_not_add_up_to_the_sum() -> None:
     """Two free cores of two threads have room for three CPUs, but not as whole cores."""
     leads = {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 5, 6: 5}
     made = layout.of(Cpu(cpu, core, None, None, 0, 0) for cpu, core in leads.items())

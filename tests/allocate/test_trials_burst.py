@@ -26,12 +26,12 @@ def test_nodes_that_fit(limit, request_milli, pools, available, strategy, nodes)
     assert trials.burst_nodes(limit, request_milli, pools, available, strategy) == nodes
 
 
-def test_a_limit_beyond_all_pools_says_how_much_there_is() -> None:
+def test_a_limit_beyond_all_pools_is_refused_with_their_sum() -> None:
     got = trials.burst_nodes(9000, 1000, {0: 4000, 1: 4000}, {0: 4000, 1: 4000}, LEAST)
     assert got == Rejection(Reason.NO_POOL_FITS, "cpu", 9000, 8000)
 
 
-def test_pools_that_fit_but_are_promised_to_others_are_another_reason() -> None:
+def test_pools_that_fit_but_are_allocated_to_others_have_another_reason() -> None:
     got = trials.burst_nodes(4000, 3000, {0: 4000, 1: 4000}, {0: 1000, 1: 1000}, LEAST)
     assert got == Rejection(Reason.NUMA_INSUFFICIENT, "cpu", 3000, 2000, (0, 1))
 
@@ -44,7 +44,7 @@ amounts = st.integers(0, 16).map(lambda cpus: cpus * 1000)
     st.integers(1, 40_000),
     st.sampled_from(NUMA_STRATEGIES),
 )
-def test_what_is_chosen_fits_and_no_single_node_was_passed_over(
+def test_the_chosen_nodes_fit_and_a_single_fitting_node_is_preferred(
     pools: dict[int, int], limit: int, strategy: Strategy
 ) -> None:
     got = trials.burst_nodes(limit, 500, pools, pools, strategy)

@@ -63,7 +63,7 @@ def nodes(draw: st.DrawFn) -> TopologyOptions:
 
 
 @given(nodes(), asks, st.lists(st.tuples(ids, ids), max_size=4), st.integers(0, 8000))
-def test_a_refusal_is_what_a_trial_says(
+def test_a_refusal_equals_the_trials_result(
     facts: TopologyOptions, ask: ResourceRequest, owned: list[tuple[int, int]], shared_milli: int
 ) -> None:
     account = NodeAllocation(facts)

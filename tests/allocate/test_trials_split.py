@@ -30,7 +30,7 @@ def test_evenly(asked: int, available: dict[int, int], unit: int, shares: dict[i
     assert trials.split_evenly(asked, available, unit) == shares
 
 
-def test_order_follows_the_nodes_own_availability_where_the_mask_does_not_start_at_node_0() -> None:
+def test_order_follows_availability_when_the_mask_does_not_start_at_node_0() -> None:
     assert trials.split_evenly(10, {1: 9, 3: 2}) == {3: 2, 1: 8}
 
 
@@ -49,7 +49,9 @@ def test_packed(asked: int, available: dict[int, int], shares: dict[int, int]) -
 @given(
     st.integers(0, 100), nodes, units, st.sampled_from([trials.split_evenly, trials.split_packed])
 )
-def test_nothing_is_lost_and_nothing_overdrawn(asked, available, unit, way) -> None:
+def test_amounts_are_split_completely_and_within_what_is_available(
+    asked, available, unit, way
+) -> None:
     shares = way(asked, available, unit)
     room = sum(amount // unit for amount in available.values())
     assert sum(shares.values()) == min(asked // unit, room) * unit
@@ -57,7 +59,7 @@ def test_nothing_is_lost_and_nothing_overdrawn(asked, available, unit, way) -> N
 
 
 @given(st.integers(0, 100), nodes, units)
-def test_even_shares_differ_by_more_than_a_unit_only_where_the_poorer_node_is_full(
+def test_even_shares_differ_by_more_than_a_unit_only_when_the_smaller_node_is_full(
     asked: int, available: dict[int, int], unit: int
 ) -> None:
     shares = trials.split_evenly(asked, available, unit)
@@ -67,7 +69,7 @@ def test_even_shares_differ_by_more_than_a_unit_only_where_the_poorer_node_is_fu
 
 
 @given(st.integers(1, 100), nodes)
-def test_no_fewer_nodes_would_hold_what_is_packed(asked: int, available: dict[int, int]) -> None:
+def test_packed_amounts_use_the_fewest_nodes(asked: int, available: dict[int, int]) -> None:
     shares = trials.split_packed(asked, available)
     if shares:
         fewer = itertools.combinations(available.values(), len(shares) - 1)

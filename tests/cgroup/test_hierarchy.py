@@ -27,7 +27,7 @@ def group(path: Path, **files: str) -> None:
         (path / f"cpuset.{name.replace('__', '.')}").write_text(text + "\n")
 
 
-def test_v1_is_found_beside_an_unrelated_v2(tmp_path: Path) -> None:
+def test_v1_is_found_next_to_an_unrelated_v2(tmp_path: Path) -> None:
     v1(tmp_path)
     v2(tmp_path / "unified", controllers="")
     found = Hierarchy(str(tmp_path))
@@ -52,7 +52,7 @@ def test_an_empty_v1_folder_does_not_hide_v2(tmp_path: Path) -> None:
     assert Hierarchy(str(tmp_path)).version == 2
 
 
-def test_a_machine_without_cpuset_is_named(tmp_path: Path) -> None:
+def test_a_machine_without_a_cpuset_controller_is_an_error(tmp_path: Path) -> None:
     v2(tmp_path, controllers="cpu memory")
     with pytest.raises(CgroupError, match=r"no cpuset controller below .*cgroup\.controllers"):
         Hierarchy(str(tmp_path))
@@ -75,7 +75,7 @@ def test_v1_reads(tmp_path: Path) -> None:
     assert not h.exists("/a/c")
 
 
-def test_v1_without_effective_files_uses_the_own_value(tmp_path: Path) -> None:
+def test_v1_without_effective_files_uses_the_cpuset_itself(tmp_path: Path) -> None:
     top = v1(tmp_path)
     group(top / "a", cpus="1", mems="0")
     assert Hierarchy(str(tmp_path)).effective_cpus("/a") == CpuSet([1])
@@ -107,7 +107,7 @@ def test_write_and_inherit(tmp_path: Path) -> None:
     assert (tmp_path / "a/cpuset.cpus").read_bytes() == b"\n"
 
 
-def test_a_group_in_use_that_may_not_inherit_is_told_apart(tmp_path: Path) -> None:
+def test_a_group_in_use_that_cannot_inherit_has_its_own_error(tmp_path: Path) -> None:
     v2(tmp_path)
     group(tmp_path / "a")
     (tmp_path / "a/cpuset.cpus").symlink_to("/dev/full")  # answers ENOSPC, as the kernel does
@@ -126,7 +126,7 @@ def test_an_empty_cpuset_is_never_written(tmp_path: Path) -> None:
     assert (top / "a/cpuset.cpus").read_text() == "1\n"
 
 
-def test_a_vanished_group_is_told_apart(tmp_path: Path) -> None:
+def test_a_removed_group_has_its_own_error(tmp_path: Path) -> None:
     v1(tmp_path)
     h = Hierarchy(str(tmp_path))
     for attempt in (
@@ -157,7 +157,7 @@ def test_an_error_names_file_value_and_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", "a", "a/b", "//a", "/a/", "/a/../b", "/..", "/a/./b", "/a\0b"]
 )
-def test_a_path_that_is_no_group_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_group_path_is_refused(tmp_path: Path, name: str) -> None:
     v1(tmp_path)
     with pytest.raises(CgroupError, match="is not a cgroup path"):
         Hierarchy(str(tmp_path)).own_cpus(name)
@@ -187,7 +187,7 @@ def test_group_of_a_process(tmp_path: Path, version: int, text: str, found: str 
     assert Hierarchy(str(tmp_path), str(tmp_path / "proc")).group_of(7) == found
 
 
-def test_group_of_a_process_that_is_gone_or_odd(tmp_path: Path) -> None:
+def test_group_of_an_ended_process_or_an_invalid_file(tmp_path: Path) -> None:
     v1(tmp_path)
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/cgroup").write_text("0::/only-v2\n")
@@ -197,7 +197,7 @@ def test_group_of_a_process_that_is_gone_or_odd(tmp_path: Path) -> None:
         h.group_of(7)
 
 
-def test_names_that_are_no_utf8_survive(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
     top = v1(tmp_path)
     os.makedirs(os.fsencode(top) + b"/a/\xff\n")
     h = Hierarchy(str(tmp_path))

@@ -31,7 +31,7 @@ def test_files_on_a_disk_are_opened_each_time(tmp_path: Path) -> None:
     assert str(path) not in open_files()
 
 
-def test_no_more_files_stay_open_than_allowed() -> None:
+def test_the_number_of_open_files_is_limited() -> None:
     paths = [f"/proc/sys/kernel/{name}" for name in ("ostype", "osrelease", "hostname")]
     handles = Handles(limit=2)
     for path in paths:
@@ -58,7 +58,7 @@ def test_files_that_the_kernel_removed_are_closed() -> None:
     handles.close()
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Handles().read(str(tmp_path / "none"))
     with pytest.raises(FileNotFoundError):

@@ -11,7 +11,7 @@ QUOTA = OriginalValue("/a", "cpu.max", "max 100000")
 MEMORY = OriginalValue("/a", "memory.max", "max")
 
 
-def test_what_is_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_entries_are_read_back_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "run/topolet/journal"
     journal = Journal(path)
     assert journal.originals == {}
@@ -33,7 +33,7 @@ def test_the_first_value_is_kept(tmp_path: Path) -> None:
     assert Journal(tmp_path / "j").originals == {"/a": A, "/b": B}
 
 
-def test_a_group_that_returns_is_remembered_anew(tmp_path: Path) -> None:
+def test_a_recreated_group_gets_a_new_entry(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.update([A])
     journal.update([Original("/a", "1")], forget=["/a", "/never"])
@@ -42,7 +42,7 @@ def test_a_group_that_returns_is_remembered_anew(tmp_path: Path) -> None:
     assert Journal(tmp_path / "j").originals == {}
 
 
-def test_nothing_new_is_not_written(tmp_path: Path) -> None:
+def test_an_unchanged_journal_is_not_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.update([A])
     (tmp_path / "j").unlink()
@@ -50,13 +50,13 @@ def test_nothing_new_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "j").exists()
 
 
-def test_names_that_are_no_utf8_survive(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
     odd = Original(os.fsdecode(b"/a/\xff\x00 \"'\x85"), "1")
     Journal(tmp_path / "j").update([odd])
     assert Journal(tmp_path / "j").originals == {odd.group: odd}
 
 
-def test_other_files_are_remembered_beside_the_cpuset(tmp_path: Path) -> None:
+def test_values_of_other_files_are_kept_with_the_cpuset(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.update([A])
     journal.update_values([QUOTA, MEMORY])
@@ -73,7 +73,7 @@ def test_other_files_are_remembered_beside_the_cpuset(tmp_path: Path) -> None:
     assert (last.originals, last.values) == ({}, {("/a", "memory.max"): MEMORY})
 
 
-def test_a_journal_from_before_other_files_is_read(tmp_path: Path) -> None:
+def test_a_journal_without_values_of_other_files_is_read(tmp_path: Path) -> None:
     (tmp_path / "j").write_text(
         '{"group":"/a","cpus":"0-3"}\n{"group":"/b","cpus":"","note":"inherited"}\n'
     )
@@ -103,7 +103,9 @@ def test_unknown_fields_of_a_later_version_are_read(tmp_path: Path) -> None:
         (b"null\n\n7", "2 lines unreadable, 1 groups kept"),
     ],
 )
-def test_damage_is_set_aside_and_the_rest_used(tmp_path: Path, damage: bytes, reason: str) -> None:
+def test_a_damaged_journal_is_kept_as_a_copy_and_its_valid_lines_are_used(
+    tmp_path: Path, damage: bytes, reason: str
+) -> None:
     path = tmp_path / "j"
     data = b'{"group":"/a","cpus":"0-3"}\n' + damage
     path.write_bytes(data)
@@ -118,7 +120,7 @@ def test_damage_is_set_aside_and_the_rest_used(tmp_path: Path, damage: bytes, re
     assert (again.originals, again.problems) == ({"/a": A}, ())
 
 
-def test_a_folder_in_its_place_is_set_aside(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_journal_is_renamed(tmp_path: Path) -> None:
     (tmp_path / "j").mkdir()
     journal = Journal(tmp_path / "j")
     assert "cannot be read (Is a directory)" in journal.problems[0]
@@ -127,7 +129,7 @@ def test_a_folder_in_its_place_is_set_aside(tmp_path: Path) -> None:
     assert (tmp_path / "j.broken").is_dir()
 
 
-def test_a_journal_that_cannot_be_written_says_so_and_stays(tmp_path: Path) -> None:
+def test_a_failed_write_is_an_error_and_keeps_the_entries(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     journal = Journal(tmp_path / "file/j")
     assert "Not a directory" in journal.problems[0]

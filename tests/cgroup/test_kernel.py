@@ -117,7 +117,7 @@ def test_reads(play: Playground) -> None:
         REAL.own_cpus(group)
 
 
-def test_a_group_of_the_same_name_is_another(play: Playground) -> None:
+def test_a_recreated_group_is_read_anew(play: Playground) -> None:
     """Files stay open between calls; what they say ends with their group."""
     group = play.make("/a", X)
     assert REAL.own_cpus(group) == X
@@ -138,7 +138,7 @@ def test_a_refused_write_names_the_reason(play: Playground) -> None:
         REAL.write(group, beyond)
 
 
-def test_an_exclusive_cpu_is_taken_and_given_back(play: Playground, journal: Journal) -> None:
+def test_an_exclusive_cpu_is_taken_and_restored(play: Playground, journal: Journal) -> None:
     """Two pods with a container each, one CPU changes hands; then everything is given back."""
     pods = [play.make("/one"), play.make("/two")]
     one, two = (play.make(f"{pod}/c".removeprefix(play.top)) for pod in pods)
@@ -168,7 +168,9 @@ def test_an_exclusive_cpu_is_taken_and_given_back(play: Playground, journal: Jou
     assert Journal(journal.path).originals == {}
 
 
-def test_what_is_above_grows_and_what_is_below_is_cut(play: Playground, journal: Journal) -> None:
+def test_ancestors_are_widened_and_descendants_are_narrowed(
+    play: Playground, journal: Journal
+) -> None:
     pod = play.make("/pod", X)
     container = play.make("/pod/c", X)
     pid = play.sleeper(container)
@@ -203,7 +205,7 @@ def test_disjoint_values_move_down_a_whole_branch(play: Playground, journal: Jou
     assert {each.state for each in again.changes} == {WriteState.RIGHT}
 
 
-def test_one_that_is_gone_does_not_stop_the_others(play: Playground, journal: Journal) -> None:
+def test_a_removed_group_does_not_stop_the_others(play: Playground, journal: Journal) -> None:
     there = play.make("/there")
     gone = f"{play.top}/gone"
     outcome = apply(REAL, journal, {there: X, gone: X})
@@ -219,7 +221,7 @@ def test_one_that_is_gone_does_not_stop_the_others(play: Playground, journal: Jo
     assert journal.originals == {}
 
 
-def test_a_restart_forgets_nothing(play: Playground, journal: Journal) -> None:
+def test_original_values_survive_a_restart(play: Playground, journal: Journal) -> None:
     group = play.make("/a", BOTH)
     assert apply(REAL, journal, {group: X}).ok
     restarted = Journal(journal.path)
@@ -228,7 +230,9 @@ def test_a_restart_forgets_nothing(play: Playground, journal: Journal) -> None:
     assert play.own(group) == BOTH
 
 
-def test_a_value_that_was_ours_from_the_start(play: Playground, journal: Journal) -> None:
+def test_a_value_without_a_journal_entry_is_restored_from_the_runtimes(
+    play: Playground, journal: Journal
+) -> None:
     group = play.make("/a", X)
     outcome = restore(REAL, journal, {group: BOTH})
     assert outcome.ok
@@ -236,7 +240,7 @@ def test_a_value_that_was_ours_from_the_start(play: Playground, journal: Journal
 
 
 @pytest.mark.skipif(not V1, reason="cgroup v2 cuts by itself")
-def test_v1_original_beyond_the_parent_is_cut(play: Playground, journal: Journal) -> None:
+def test_v1_original_beyond_the_parent_is_narrowed(play: Playground, journal: Journal) -> None:
     pod = play.make("/pod", BOTH)
     container = play.make("/pod/c", BOTH)
     assert apply(REAL, journal, {container: X}).ok
@@ -248,7 +252,7 @@ def test_v1_original_beyond_the_parent_is_cut(play: Playground, journal: Journal
 
 
 @pytest.mark.skipif(V1, reason="cgroup v1 can't inherit")
-def test_v2_inheritance_is_given_back(play: Playground, journal: Journal) -> None:
+def test_v2_inheritance_is_restored(play: Playground, journal: Journal) -> None:
     group = play.make("/a")
     assert play.own(group) == EMPTY
     assert apply(REAL, journal, {group: X}).ok

@@ -19,7 +19,7 @@ from agent.model.snapshot import UNLIMITED
         (UNLIMITED, "20000", "-1"),
     ],
 )
-def test_quota_is_for_the_period_there(quota: int, period: str, text: str) -> None:
+def test_quota_is_converted_to_the_current_period(quota: int, period: str, text: str) -> None:
     assert limits.quota_text(quota, period) == text
     v2 = limits.max_text(quota, f"max {period}")
     assert v2 == f"{'max' if text == '-1' else text} {period}"
@@ -30,7 +30,7 @@ def test_quota_is_for_the_period_there(quota: int, period: str, text: str) -> No
     ("text", "period", "quota"),
     [("50000", "100000", 50_000), ("10000", "20000", 50_000), ("-1", "100000", UNLIMITED)],
 )
-def test_quota_there(text: str, period: str, quota: int) -> None:
+def test_quota_is_read(text: str, period: str, quota: int) -> None:
     assert limits.quota_of(text, period) == quota
     assert limits.quota_of_max(f"{'max' if text == '-1' else text} {period}") == quota
 
@@ -45,7 +45,7 @@ def test_weight(shares: int, weight: int) -> None:
 
 
 @given(st.integers(1, 10_000))
-def test_shares_of_a_weight_are_that_weight_and_no_fewer_are(weight: int) -> None:
+def test_shares_of_a_weight_are_the_fewest_with_that_weight(weight: int) -> None:
     shares = limits.shares_of_weight(weight)
     assert limits.weight(shares) == weight
     assert shares == 2 or limits.weight(shares - 1) == weight - 1
@@ -69,7 +69,7 @@ def test_memory(text: str, limit: int) -> None:
     assert limits.memory_of(text) == limit
 
 
-def test_no_memory_limit_is_written_as_the_file_wants_it() -> None:
+def test_no_memory_limit_is_written_in_the_files_format() -> None:
     assert limits.memory_text(UNLIMITED, MEMORY) == "-1"
     assert limits.memory_text(UNLIMITED, MEMORY_MAX) == "max"
     assert limits.memory_text(8192, MEMORY_MAX) == "8192"
@@ -90,7 +90,7 @@ def test_no_memory_limit_is_written_as_the_file_wants_it() -> None:
         (MEMS, "0,1", "0-1"),
     ],
 )
-def test_the_same(file: str, one: str, other: str) -> None:
+def test_equal_values(file: str, one: str, other: str) -> None:
     assert limits.same(file, one, other)
     assert limits.same(file, other, one)
     assert not limits.grows(file, one, other)
@@ -111,18 +111,18 @@ def test_the_same(file: str, one: str, other: str) -> None:
         (MIGRATE, "0", "1"),
     ],
 )
-def test_less_and_more(file: str, less: str, more: str) -> None:
+def test_smaller_and_larger_values(file: str, less: str, more: str) -> None:
     assert not limits.same(file, less, more)
     assert limits.grows(file, less, more)
     assert not limits.grows(file, more, less)
 
 
-def test_other_nodes_grow_both_ways() -> None:
+def test_other_memory_nodes_count_as_larger_in_both_directions() -> None:
     assert limits.grows(MEMS, "0", "1")
     assert limits.grows(MEMS, "1", "0")
 
 
-def test_the_parents_nodes_may_be_more() -> None:
+def test_the_parents_memory_nodes_may_be_a_superset() -> None:
     assert limits.grows(MEMS, "0", "")
 
 
@@ -130,11 +130,11 @@ def test_the_parents_nodes_may_be_more() -> None:
     ("file", "text"),
     [(MAX, "max"), (MAX, "max 0"), (MAX, "x 1"), (QUOTA, ""), (MEMORY, "lots"), (MEMS, "x")],
 )
-def test_a_text_without_meaning_is_an_error(file: str, text: str) -> None:
+def test_an_invalid_text_is_an_error(file: str, text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - int()'s and CpuSet's too
         limits.same(file, text, "1 1")
 
 
-def test_a_file_that_is_no_limit_is_an_error() -> None:
+def test_a_file_without_a_limit_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"'cpu\.idle' is not a file of limits"):
         limits.same("cpu.idle", "0", "1")

@@ -144,7 +144,7 @@ operations = st.one_of(
     made=st.sets(groups).map(lambda some: [each for each in PATHS if each in some]),
     after=st.lists(operations, max_size=30),
 )
-def test_the_model_answers_as_the_kernel(
+def test_the_model_behaves_as_the_kernel(
     play: Playground, made: list[str], after: list[tuple[str, ...]]
 ) -> None:
     model = Kernel(REAL.version, {"/": ALL}, clears_used=clears_used(play))

@@ -33,11 +33,11 @@ OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
         ("", "/", None),
     ],
 )
-def test_a_group_by_the_names_of_the_host(shown: str, own: str, group: str | None) -> None:
+def test_a_group_path_in_the_hosts_namespace(shown: str, own: str, group: str | None) -> None:
     assert absolute(shown, own) == group
 
 
-def test_without_a_mount_of_our_namespace_its_root_is_not_known(tmp_path: Path) -> None:
+def test_without_a_mount_of_the_agents_namespace_its_root_is_unknown(tmp_path: Path) -> None:
     hierarchy = _hierarchy()
     assert own_root(hierarchy, str(tmp_path)) is None
     (tmp_path / "mountinfo").write_text(
@@ -47,7 +47,7 @@ def test_without_a_mount_of_our_namespace_its_root_is_not_known(tmp_path: Path) 
     assert own_root(hierarchy, str(tmp_path)) is None
 
 
-def test_outside_of_a_namespace_it_is_the_root() -> None:
+def test_outside_a_namespace_the_agents_root_is_the_root() -> None:
     assert own_root(_hierarchy()) == "/"
 
 
@@ -95,7 +95,7 @@ def _mounted() -> list[types.SimpleNamespace]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("hierarchy", _mounted(), ids=lambda each: f"v{each.version}")
-def test_the_kernel_shows_groups_relative_to_ours(
+def test_the_kernel_shows_groups_relative_to_the_readers_namespace(
     tmp_path: Path, hierarchy: types.SimpleNamespace
 ) -> None:
     top = f"/topolet-test-{uuid.uuid4().hex[:8]}"

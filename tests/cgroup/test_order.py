@@ -78,7 +78,9 @@ def related(a: str, b: str) -> bool:
 
 @settings(max_examples=300, deadline=None)
 @given(cases(inherits=False))
-def test_v1_every_write_is_legal_and_every_group_ends_right(case: tuple[Values, Values]) -> None:
+def test_v1_every_write_is_legal_and_every_group_gets_its_value(
+    case: tuple[Values, Values],
+) -> None:
     tree, wanted = case
     kernel, order = run(tree, wanted, inherits=False)
     event(f"{len(order)} writes")
@@ -98,7 +100,7 @@ def test_v1_every_write_is_legal_and_every_group_ends_right(case: tuple[Values, 
 
 @settings(max_examples=200, deadline=None)
 @given(cases(inherits=True))
-def test_v2_every_group_ends_right(case: tuple[Values, Values]) -> None:
+def test_v2_every_group_gets_its_value(case: tuple[Values, Values]) -> None:
     tree, wanted = case
     kernel, _ = run(tree, wanted, inherits=True)
     for group, own in tree.items():
@@ -227,7 +229,7 @@ def test_v2_orders(tree: Values, wanted: Values, order: list[str]) -> None:
         ({"/a": CpuSet([0]), "/a/b": CpuSet([0, 1])}, "'/a/b' wants '0-1', '/a' above it only '0'"),
     ],
 )
-def test_an_unfulfillable_wish_is_refused(wanted: Values, message: str) -> None:
+def test_an_impossible_plan_is_refused(wanted: Values, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan(GroupTree(values(a="0-1", a_b="1"), False), wanted)
 

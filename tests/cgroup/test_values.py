@@ -128,7 +128,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
     return Machine(tmp_path, request.param)
 
 
-def test_what_is_set_is_read(machine: Machine) -> None:
+def test_values_are_set_and_read_back(machine: Machine) -> None:
     nodes = EMPTY if machine.kind == "v2" else CpuSet([0, 1])
     migrate = None if machine.kind == "v2" else False
     before = CgroupLimits(UNLIMITED, 2, UNLIMITED, nodes, migrate)
@@ -147,7 +147,7 @@ def test_what_is_set_is_read(machine: Machine) -> None:
     assert Journal(machine.journal.path).values == {}
 
 
-def test_hybrid_files_are_where_their_controllers_are(tmp_path: Path) -> None:
+def test_hybrid_files_are_found_with_their_controllers(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "hybrid")
     machine.apply(box=FULL)
     assert machine.text(f"cpu{BOX}/cpu.cfs_quota_us") == "50000"
@@ -165,7 +165,7 @@ def test_v2_texts(v2: Machine) -> None:
     assert v2.text(f"{BOX}/cpuset.mems") == ""
 
 
-def test_nothing_to_do_is_one_read_of_each_file(machine: Machine) -> None:
+def test_unchanged_values_cost_one_read_of_each_file(machine: Machine) -> None:
     limits = CgroupLimits(50_000, 1024, 1 << 20, CpuSet([0]))
     machine.apply(box=limits, pod=limits)
     machine.handles.reads.clear()
@@ -179,20 +179,20 @@ def test_nothing_to_do_is_one_read_of_each_file(machine: Machine) -> None:
     assert not machine.journal.path.exists()
 
 
-def test_what_means_the_same_is_not_written(v1: Machine, tmp_path: Path) -> None:
+def test_equal_values_are_not_written(v1: Machine, tmp_path: Path) -> None:
     v1.put(f"cpu{BOX}/cpu.shares", "262144")
     v1.put(f"memory{BOX}/memory.limit_in_bytes", "4096")
     wish = CgroupLimits(UNLIMITED, 300_000, 4097, CpuSet([0, 1]), migrate=False)
     assert v1.apply(box=wish) == ([WriteState.RIGHT] * 5, [])
 
 
-def test_only_what_is_wanted_is_looked_at(machine: Machine) -> None:
+def test_only_files_with_a_wanted_value_are_read(machine: Machine) -> None:
     states, writes = machine.apply(box=CgroupLimits(shares=2), pod=CgroupLimits())
     assert (states, writes) == ([WriteState.RIGHT], [])
     assert len(machine.handles.reads) == 1
 
 
-def test_what_grows_starts_at_the_top_and_what_shrinks_at_the_bottom(v1: Machine) -> None:
+def test_values_grow_from_the_top_and_shrink_from_the_bottom(v1: Machine) -> None:
     small, big = CgroupLimits(quota_microseconds=1_000), CgroupLimits(quota_microseconds=2_000)
     pod, box = f"/cpu{POD}/cpu.cfs_quota_us", f"/cpu{BOX}/cpu.cfs_quota_us"
     v1.apply(pod=big, box=big)
@@ -206,7 +206,7 @@ def test_what_grows_starts_at_the_top_and_what_shrinks_at_the_bottom(v1: Machine
     assert v1.handles.writes == [f"{pod} -1", f"{box} -1"]
 
 
-def test_other_memory_nodes_pass_through_both(v1: Machine) -> None:
+def test_a_move_to_other_memory_nodes_goes_through_both(v1: Machine) -> None:
     pod, box = f"/cpuset{POD}/cpuset.mems", f"/cpuset{BOX}/cpuset.mems"
     zero, one = CgroupLimits(mems=CpuSet([0])), CgroupLimits(mems=CpuSet([1]))
     v1.apply(pod=zero, box=zero)
@@ -223,12 +223,12 @@ def test_migration_is_set_before_the_nodes(v1: Machine) -> None:
     assert v1.text(f"{folder}/cpuset.memory_migrate") == "0"
 
 
-def test_v2_migrates_unasked(v2: Machine) -> None:
+def test_v2_migrates_pages_without_a_switch(v2: Machine) -> None:
     assert v2.apply(box=CgroupLimits(migrate=True)) == ([], [])
 
 
 @pytest.mark.parametrize("group", ["/", "/kubepods", "/kubepods/besteffort"])
-def test_groups_that_pods_share_are_refused(machine: Machine, group: str) -> None:
+def test_groups_of_several_pods_are_refused(machine: Machine, group: str) -> None:
     outcome = values.apply(machine.controllers, machine.journal, {group: FULL, POD: FULL})
     refused = [each for each in outcome.changes if each.group == group]
     assert {each.state for each in refused} == {WriteState.FAILED}
@@ -252,21 +252,21 @@ def test_originals_are_on_disk_before_the_first_write(machine: Machine) -> None:
     assert machine.journal.values == originals, "the first value is kept"
 
 
-def test_a_journal_that_cannot_be_written_stops_every_write(machine: Machine) -> None:
+def test_a_failed_write_of_the_journal_stops_every_write(machine: Machine) -> None:
     machine.journal = Journal(machine.root / "cgroup.procs/journal")
     (machine.root / "cgroup.procs").write_text("")
     states, writes = machine.apply(box=FULL)
     assert (states, writes) == ([WriteState.FAILED] * 4, [])
 
 
-def test_vanished_groups_leave_the_journal_when_others_enter(v2: Machine) -> None:
+def test_removed_groups_leave_the_journal_when_others_enter(v2: Machine) -> None:
     v2.apply(box=CgroupLimits(shares=1024))
     (v2.root / BOX.lstrip("/")).rename(v2.root / "elsewhere")
     v2.apply(pod=CgroupLimits(shares=1024))
     assert list(v2.journal.values) == [(POD, "cpu.weight")]
 
 
-def test_a_vanished_group_is_gone_and_the_others_are_served(machine: Machine) -> None:
+def test_a_removed_group_is_reported_and_the_others_are_written(machine: Machine) -> None:
     outcome = values.apply(machine.controllers, machine.journal, {f"{POD}/gone": FULL, BOX: FULL})
     gone = outcome.having(WriteState.GONE)
     assert {each.group for each in gone} == {f"{POD}/gone"}
@@ -276,7 +276,7 @@ def test_a_vanished_group_is_gone_and_the_others_are_served(machine: Machine) ->
         present(machine.controllers, f"{POD}/gone")
 
 
-def test_a_group_that_is_gone_leaves_the_journal_with_the_restore(v2: Machine) -> None:
+def test_a_removed_group_leaves_the_journal_with_the_restore(v2: Machine) -> None:
     v2.apply(box=CgroupLimits(shares=1024))
     (v2.root / BOX.lstrip("/")).rename(v2.root / "elsewhere")
     outcome = values.restore(v2.controllers, v2.journal)
@@ -284,7 +284,7 @@ def test_a_group_that_is_gone_leaves_the_journal_with_the_restore(v2: Machine) -
     assert v2.journal.values == {}
 
 
-def test_a_restore_may_be_of_some_groups_alone(machine: Machine) -> None:
+def test_a_restore_may_be_limited_to_some_groups(machine: Machine) -> None:
     machine.apply(box=FULL, pod=FULL)
     of_box = {key for key in machine.journal.values if key[0] == BOX}
     outcome = values.restore(machine.controllers, machine.journal, only=of_box)
@@ -292,7 +292,7 @@ def test_a_restore_may_be_of_some_groups_alone(machine: Machine) -> None:
     assert {group for group, _ in machine.journal.values} == {POD}
 
 
-def test_what_could_not_be_given_back_stays_in_the_journal(v2: Machine) -> None:
+def test_values_that_could_not_be_restored_stay_in_the_journal(v2: Machine) -> None:
     v2.apply(box=FULL)
     v2.handles.refused[f"{BOX}/cpu.max max 100000"] = errno.EINVAL
     outcome = values.restore(v2.controllers, v2.journal)
@@ -309,7 +309,7 @@ def test_what_could_not_be_given_back_stays_in_the_journal(v2: Machine) -> None:
 @pytest.mark.parametrize(
     "number", [errno.EBUSY, errno.EINVAL, errno.EACCES, errno.ENOSPC, errno.EIO]
 )
-def test_a_refused_write_is_said_and_the_others_are_served(v2: Machine, number: int) -> None:
+def test_a_refused_write_is_reported_and_the_others_are_made(v2: Machine, number: int) -> None:
     v2.handles.refused[f"{BOX}/cpuset.mems 0"] = number
     outcome = values.apply(v2.controllers, v2.journal, {BOX: FULL})
     (failed,) = outcome.having(WriteState.FAILED)
@@ -321,7 +321,7 @@ def test_a_refused_write_is_said_and_the_others_are_served(v2: Machine, number: 
 
 
 @pytest.mark.parametrize("writes", range(5))
-def test_an_end_at_any_write_loses_no_original(machine: Machine, writes: int) -> None:
+def test_a_kill_at_any_write_loses_no_original(machine: Machine, writes: int) -> None:
     class Killed(BaseException):
         pass
 
@@ -343,7 +343,7 @@ def test_an_end_at_any_write_loses_no_original(machine: Machine, writes: int) ->
     assert again.values == {}
 
 
-def test_v2_memory_is_never_limited_below_what_is_used(v2: Machine) -> None:
+def test_v2_memory_is_never_limited_below_its_use(v2: Machine) -> None:
     v2.put(f"{BOX}/memory.current", str(2 << 20))
     outcome = values.apply(
         v2.controllers, v2.journal, {BOX: CgroupLimits(memory_limit_bytes=1 << 20)}
@@ -355,7 +355,7 @@ def test_v2_memory_is_never_limited_below_what_is_used(v2: Machine) -> None:
     assert v2.apply(box=CgroupLimits(memory_limit_bytes=1 << 20))[0] == [WriteState.WRITTEN]
 
 
-def test_a_used_v2_group_that_may_not_inherit_gets_the_nodes_above(v2: Machine) -> None:
+def test_a_used_v2_group_that_cannot_inherit_gets_its_parents_nodes(v2: Machine) -> None:
     v2.apply(box=CgroupLimits(mems=CpuSet([0])))
     v2.handles.refused[f"{BOX}/cpuset.mems "] = errno.ENOSPC
     (change,) = values.restore(v2.controllers, v2.journal).changes
@@ -363,7 +363,7 @@ def test_a_used_v2_group_that_may_not_inherit_gets_the_nodes_above(v2: Machine) 
     assert change.note == f"is used, so it got every node of '{POD}'"
 
 
-def test_v2_nodes_are_given_back_from_the_top(v2: Machine) -> None:
+def test_v2_nodes_are_restored_from_the_top(v2: Machine) -> None:
     """Else a group that may not inherit would get what its parent is about to lose."""
     v2.apply(pod=CgroupLimits(mems=CpuSet([0])), box=CgroupLimits(mems=CpuSet([0])))
     v2.handles.writes.clear()
@@ -371,7 +371,7 @@ def test_v2_nodes_are_given_back_from_the_top(v2: Machine) -> None:
     assert v2.handles.writes == [f"{POD}/cpuset.mems ", f"{BOX}/cpuset.mems "]
 
 
-def test_v1_nodes_that_were_none_stay_as_they_are(v1: Machine) -> None:
+def test_v1_nodes_that_were_empty_are_not_restored(v1: Machine) -> None:
     v1.put(f"cpuset{BOX}/cpuset.mems", "")
     v1.apply(box=CgroupLimits(mems=CpuSet([0])))
     (change,) = values.restore(v1.controllers, v1.journal).changes
@@ -379,20 +379,20 @@ def test_v1_nodes_that_were_none_stay_as_they_are(v1: Machine) -> None:
     assert v1.journal.values == {}
 
 
-def test_v1_is_never_given_no_nodes(v1: Machine) -> None:
+def test_v1_nodes_are_never_set_to_empty(v1: Machine) -> None:
     outcome = values.apply(v1.controllers, v1.journal, {BOX: CgroupLimits(mems=EMPTY)})
     assert "can't inherit" in (outcome.changes[0].note or "")
     assert v1.handles.writes == []
 
 
-def test_a_value_that_did_not_stay_is_said(v2: Machine) -> None:
+def test_a_value_that_reads_back_differently_is_reported(v2: Machine) -> None:
     v2.handles.lost.add(f"{BOX}/cpu.weight 39")
     outcome = values.apply(v2.controllers, v2.journal, {BOX: CgroupLimits(shares=1024)})
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note == "'39' was written to cpu.weight, '1' read back"
 
 
-def test_files_that_are_not_there_are_named(v2: Machine) -> None:
+def test_missing_files_are_named(v2: Machine) -> None:
     """A v2 group whose parent hands the controller not down."""
     (v2.root / BOX.lstrip("/") / "memory.max").unlink()
     outcome = values.apply(v2.controllers, v2.journal, {BOX: FULL})
@@ -402,7 +402,7 @@ def test_files_that_are_not_there_are_named(v2: Machine) -> None:
     assert present(v2.controllers, BOX).memory_limit_bytes is None
 
 
-def test_a_machine_without_a_controller_is_limited_by_nothing(tmp_path: Path) -> None:
+def test_a_machine_without_a_controller_has_no_limits(tmp_path: Path) -> None:
     root = tmp_path / "cgroup"
     (root / "cpuset/a").mkdir(parents=True)
     for folder in (root / "cpuset", root / "cpuset/a"):
@@ -416,14 +416,14 @@ def test_a_machine_without_a_controller_is_limited_by_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["a", "/a/../b", "/a//b"])
-def test_a_path_that_is_no_group_fails(machine: Machine, name: str) -> None:
+def test_an_invalid_group_path_fails(machine: Machine, name: str) -> None:
     outcome = values.apply(machine.controllers, machine.journal, {name: CgroupLimits(shares=5)})
     assert [each.state for each in outcome.changes] == [WriteState.FAILED]
     with pytest.raises(CgroupError, match="is not a cgroup path"):
         present(machine.controllers, name)
 
 
-def test_a_file_of_a_journal_that_is_none_of_ours_is_not_written(v2: Machine) -> None:
+def test_a_file_in_the_journal_that_is_not_a_limit_is_not_written(v2: Machine) -> None:
     """Someone else's line: nothing outside of limits is ever written."""
     (v2.root / BOX.lstrip("/") / "memory.reclaim").write_text("")
     for file in ("../cgroup.procs", "cgroup.kill", "memory.reclaim"):
@@ -434,7 +434,7 @@ def test_a_file_of_a_journal_that_is_none_of_ours_is_not_written(v2: Machine) ->
     assert v2.apply(box=CgroupLimits(shares=1024))[0] == [WriteState.WRITTEN], "and stops nothing"
 
 
-def test_garbage_in_a_file_is_an_error_that_names_it(v2: Machine) -> None:
+def test_invalid_content_is_an_error_that_names_the_file(v2: Machine) -> None:
     v2.put(f"{BOX}/cpu.max", "?")
     outcome = values.apply(
         v2.controllers, v2.journal, {BOX: CgroupLimits(quota_microseconds=5_000)}
@@ -444,7 +444,7 @@ def test_garbage_in_a_file_is_an_error_that_names_it(v2: Machine) -> None:
         present(v2.controllers, BOX)
 
 
-def test_a_group_without_the_controller_needs_no_lifting(tmp_path: Path) -> None:
+def test_a_group_without_the_controller_needs_no_lifted_limit(tmp_path: Path) -> None:
     """A v2 parent hands down what it was told to, and not always cpu and memory."""
     (tmp_path / "a").mkdir()
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")

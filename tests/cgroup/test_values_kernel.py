@@ -110,7 +110,7 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "journal")
 
 
-def test_everything_is_set_and_given_back(play: Playground, journal: Journal) -> None:
+def test_everything_is_set_and_restored(play: Playground, journal: Journal) -> None:
     before = {each: present(REAL, each) for each in (play.pod, play.box)}
     assert before[play.box].quota_microseconds == UNLIMITED
     assert before[play.box].memory_limit_bytes == UNLIMITED
@@ -161,7 +161,9 @@ def test_every_change_of_nested_quotas_and_memory_is_legal(
 
 
 @pytest.mark.skipif(not V1_CPU, reason="cgroup v2 takes any quota")
-def test_a_quota_beyond_the_pods_is_refused_and_said(play: Playground, journal: Journal) -> None:
+def test_a_quota_beyond_the_pods_is_refused_and_reported(
+    play: Playground, journal: Journal
+) -> None:
     assert values.apply(REAL, journal, {play.pod: CgroupLimits(10_000)}).ok
     outcome = values.apply(REAL, journal, {play.box: CgroupLimits(20_000, 512)})
     (failed,) = outcome.having(WriteState.FAILED)
@@ -200,7 +202,7 @@ def test_shares_stay_as_the_kernel_keeps_them(
     assert (now == shares) if V1_CPU else files.weight(now) == files.weight(shares)
 
 
-def test_memory_in_use_is_never_cut(play: Playground, journal: Journal) -> None:
+def test_the_limit_is_never_set_below_the_memory_in_use(play: Playground, journal: Journal) -> None:
     eater = play.eater()
     outcome = values.apply(REAL, journal, {play.box: CgroupLimits(memory_limit_bytes=16 * MIB)})
     (failed,) = outcome.having(WriteState.FAILED)
@@ -211,7 +213,7 @@ def test_memory_in_use_is_never_cut(play: Playground, journal: Journal) -> None:
     assert values.apply(REAL, journal, {play.box: CgroupLimits(memory_limit_bytes=256 * MIB)}).ok
 
 
-def test_a_group_that_returns_is_another(play: Playground, journal: Journal) -> None:
+def test_a_recreated_group_is_another(play: Playground, journal: Journal) -> None:
     assert values.apply(REAL, journal, {play.box: CgroupLimits(50_000, 512, 16 * MIB)}).ok
     play.remove(play.box)
     outcome = values.apply(REAL, journal, {play.box: NO_LIMITS})
@@ -223,7 +225,7 @@ def test_a_group_that_returns_is_another(play: Playground, journal: Journal) -> 
     assert present(REAL, play.box).quota_microseconds == 60_000
 
 
-def test_one_that_is_gone_at_the_restore(play: Playground, journal: Journal) -> None:
+def test_a_group_that_is_removed_before_the_restore(play: Playground, journal: Journal) -> None:
     assert values.apply(
         REAL, journal, {play.box: CgroupLimits(50_000), play.pod: CgroupLimits(60_000)}
     ).ok
@@ -237,7 +239,7 @@ def test_one_that_is_gone_at_the_restore(play: Playground, journal: Journal) -> 
 
 
 @pytest.mark.skipif(not V1_CPUSET, reason="cgroup v2 always migrates")
-def test_migration_is_a_choice(play: Playground, journal: Journal) -> None:
+def test_migration_is_optional(play: Playground, journal: Journal) -> None:
     assert values.apply(REAL, journal, {play.box: CgroupLimits(migrate=True)}).ok
     assert present(REAL, play.box).migrate is True
     assert values.restore(REAL, journal).ok

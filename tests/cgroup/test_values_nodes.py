@@ -92,7 +92,7 @@ def test_any_nodes_become_any_others(
         ({POD: CpuSet([0]), BOXES[0]: CpuSet([0])}, "busy"),
     ],
 )
-def test_a_group_that_was_not_asked_for_is_never_written(
+def test_a_group_without_a_wanted_value_is_never_written(
     tmp_path: Path, wish: dict[str, CpuSet], reason: str
 ) -> None:
     before = {POD: NODES, BOXES[0]: CpuSet([0, 1]), BOXES[1]: CpuSet([1]), BOXES[2]: CpuSet([1])}

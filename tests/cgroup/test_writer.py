@@ -70,7 +70,7 @@ def said(outcome: WriteOutcome) -> dict[str, tuple[WriteState, str | None]]:
 
 
 @pytest.mark.parametrize(("version", "reads"), [(1, 1), (2, 2)])
-def test_nothing_to_do_is_cheap(journal: Journal, version: int, reads: int) -> None:
+def test_unchanged_values_cost_few_reads(journal: Journal, version: int, reads: int) -> None:
     machine = Machine(version, {"/a": "0-1", "/a/b": "0", "/c": "2"})
     outcome = apply(machine, journal, cpusets(a="0-1", c="2"))
     assert {each.state for each in outcome.changes} == {WriteState.RIGHT}
@@ -97,7 +97,7 @@ def test_originals_are_on_disk_before_the_first_write(journal: Journal) -> None:
     assert {group: each.cpus for group, each in journal.originals.items()} == originals
 
 
-def test_vanished_groups_leave_the_journal_when_others_enter(journal: Journal) -> None:
+def test_removed_groups_leave_the_journal_when_others_enter(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-3", "/b": "0-3"})
     apply(machine, journal, cpusets(a="0"))
     del machine.groups["/a"]
@@ -126,7 +126,7 @@ def test_without_a_journal_nothing_is_written(tmp_path: Path) -> None:
         ({"/a": CpuSet([0]), "/a/b": CpuSet([1])}, "/a/b", "'1' is beyond '0', which '/a' is to g"),
     ],
 )
-def test_a_wish_that_cannot_be_is_said(
+def test_an_impossible_value_is_reported(
     journal: Journal, wanted: dict[str, CpuSet], group: str, reason: str
 ) -> None:
     machine = Machine(1, {"/a": "0-3", "/a/b": "0-3", "/c": "0-3"})
@@ -137,7 +137,7 @@ def test_a_wish_that_cannot_be_is_said(
     assert reason in (note or "")
 
 
-def test_a_cpu_that_a_failed_group_keeps_is_not_handed_on(journal: Journal) -> None:
+def test_a_cpu_that_a_failed_group_keeps_is_not_given_to_others(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/b": "2", "/c": "1-2"})
     machine.refusing = {"/a"}
     outcome = apply(machine, journal, cpusets(a="0", b="1-2", c="1-3"))
@@ -149,7 +149,7 @@ def test_a_cpu_that_a_failed_group_keeps_is_not_handed_on(journal: Journal) -> N
     assert machine.log == ["/c=1-3"]
 
 
-def test_what_needs_a_failed_ancestor_is_not_tried(journal: Journal) -> None:
+def test_a_write_that_needs_a_failed_ancestor_is_not_tried(journal: Journal) -> None:
     for version in (1, 2):
         machine = Machine(version, {"/a": "0", "/a/b": "0", "/c": "0-1"})
         machine.refusing = {"/a"}
@@ -166,7 +166,7 @@ def test_a_failed_child_keeps_its_ancestor_wide(journal: Journal) -> None:
     assert said(outcome)["/a"] == (WriteState.FAILED, "not written: '/a/b' still holds CPUs '0-1'")
 
 
-def test_a_group_that_ends_in_between_frees_its_cpus(journal: Journal) -> None:
+def test_a_group_that_is_removed_in_between_frees_its_cpus(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/a/x": "0-1", "/b": "2"})
     machine.vanishing = {"/a/x"}
     outcome = apply(machine, journal, cpusets(a="0", a_x="0", b="1-2"))
@@ -177,7 +177,7 @@ def test_a_group_that_ends_in_between_frees_its_cpus(journal: Journal) -> None:
     }
 
 
-def test_a_value_that_did_not_stay_is_said(journal: Journal) -> None:
+def test_a_value_that_reads_back_differently_is_reported(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1"})
     machine._write = lambda group, cpus: None  # type: ignore[method-assign]
     outcome = apply(machine, journal, cpusets(a="0"))
@@ -197,7 +197,7 @@ def test_v2_restore(journal: Journal) -> None:
     assert journal.originals == {}
 
 
-def test_v2_group_with_processes_that_may_not_inherit_gets_all_that_is_above(
+def test_v2_group_with_processes_that_cannot_inherit_gets_its_parents_cpus(
     journal: Journal,
 ) -> None:
     machine = Machine(2, {"/a": "0-2", "/a/b": ""})
@@ -214,7 +214,7 @@ def test_v2_group_with_processes_that_may_not_inherit_gets_all_that_is_above(
     assert journal.originals == {}
 
 
-def test_what_could_not_be_given_back_stays_in_the_journal(journal: Journal) -> None:
+def test_values_that_could_not_be_restored_stay_in_the_journal(journal: Journal) -> None:
     for version in (1, 2):
         machine = Machine(version, {"/a": "0-1", "/b": "0-1"})
         assert apply(machine, journal, cpusets(a="0", b="1")).ok

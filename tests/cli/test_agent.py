@@ -24,7 +24,7 @@ def agent(
     )
 
 
-def test_a_hook_server_without_grpcio_is_an_error_that_says_what_to_install(
+def test_a_hook_server_without_grpcio_is_an_error_that_names_the_extra(
     tmp_path: Path,
 ) -> None:
     done = agent(tmp_path, f"--hook-server-socket={tmp_path}/s", first="sys.modules['grpc'] = None")
@@ -62,7 +62,7 @@ def test_a_wrong_socket_for_corrected_pod_resources_is_named(
     assert said in done.stderr
 
 
-def test_grpcio_is_loaded_for_the_hook_server_alone(tmp_path: Path) -> None:
+def test_grpcio_is_loaded_only_for_the_hook_server(tmp_path: Path) -> None:
     """Each ends before it starts: by an option that is wrong, or one of the hook server's."""
     wrong = "--exclude=///"
     loaded = "print('grpc' in sys.modules)"

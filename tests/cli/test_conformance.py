@@ -71,7 +71,7 @@ def disagreeing(case: dict[str, Any], ours: Any) -> list[str]:
     return [line.strip() for line in text.splitlines()[-4:]]
 
 
-def test_long_case_is_cut_where_the_answers_differ() -> None:
+def test_long_case_is_cut_at_the_difference() -> None:
     alike = {f"step{number:03}": "same" for number in range(200)}
     expect, ours = {**alike, "step150": "theirs"}, {**alike, "step150": "ours"}
     first, case, theirs, mine = disagreeing({"list": ["x"] * 2_000, "expect": expect}, ours)
@@ -84,14 +84,14 @@ def test_long_case_is_cut_where_the_answers_differ() -> None:
         assert len(line) < 700
 
 
-def test_long_answer_against_a_short_one() -> None:
+def test_long_answer_next_to_a_short_one() -> None:
     first, case, theirs, mine = disagreeing({"need": 1, "expect": "x" * 1_000}, {"error": "none"})
     assert first.endswith("(--output json shows all of it)")
     assert (case, mine) == ('case   {"need":1}', 'ours   {"error":"none"}')
     assert theirs.startswith('expect "xxx')
 
 
-def test_order_of_keys_hides_no_difference() -> None:
+def test_keys_are_sorted() -> None:
     _, case, theirs, mine = disagreeing({"b": 1, "a": 2, "expect": {"y": 1, "x": 2}}, {"x": 3})
     assert case == 'case   {"b":1,"a":2}'
     assert (theirs, mine) == ('expect {"x":2,"y":1}', 'ours   {"x":3}')
@@ -134,7 +134,7 @@ def test_too_many_declared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_file_that_cannot_be_read_stops_no_other(
+def test_unreadable_file_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str
 ) -> None:
     none = str(tmp_path / "none")
@@ -152,7 +152,7 @@ def test_file_that_cannot_be_read_stops_no_other(
         assert told.out.startswith(f"{wrong}: parity, 1 case\n  0 agree\n  1 disagrees\n")
 
 
-def test_without_files_those_of_the_checkout(
+def test_without_files_the_checkouts_are_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = write(tmp_path, "parity.jsonl.gz", RIGHT)
@@ -173,7 +173,7 @@ def test_without_files_those_of_the_checkout(
 @pytest.mark.parametrize(
     "cases", [[{"what": 1}], [RIGHT, {"what": 1}], [WRONG]], ids=["other", "mixed", "wrong"]
 )
-def test_a_file_of_the_checkout_that_is_broken(
+def test_an_invalid_file_of_the_checkout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], cases: list[dict[str, Any]]
 ) -> None:
     write(tmp_path, "parity.jsonl", *cases)
@@ -200,7 +200,7 @@ def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
     assert done.stderr == f"topolet conformance: {tmp_path}: Is a directory\n"
 
 
-def test_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_name_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = os.fsdecode(bytes(tmp_path) + b"/\xff")
     (tmp_path / write(tmp_path, "cases", RIGHT)).rename(file)
     assert run(file) == 0

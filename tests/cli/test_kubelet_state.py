@@ -76,7 +76,7 @@ def test_json(folder: Path) -> None:
     assert entry["answer"] == REAL["Data"]["PodDeviceEntries"][0]["AllocResp"]
 
 
-def test_files_that_are_absent_are_no_fault(tmp_path: Path) -> None:
+def test_absent_files_are_not_errors(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(": ")[1] for line in done.stdout.splitlines()] == ["absent"] * 3
@@ -99,7 +99,7 @@ def test_torn_and_changed_files_and_problems(folder: Path) -> None:
     assert "memory_manager_state: version 1" in done.stdout
 
 
-def test_refusal_and_nothing_to_write(folder: Path, tmp_path: Path) -> None:
+def test_refused_write_and_nothing_to_write(folder: Path, tmp_path: Path) -> None:
     words = ("--write-kubelet-state", f"--state-dir={tmp_path / 'none'}", f"--root={tmp_path}")
     (tmp_path / "proc").mkdir()
     done = run(folder, *words)

@@ -25,7 +25,7 @@ def topolet(*words: str) -> subprocess.CompletedProcess[str]:
     return python("-m", "agent", *words)
 
 
-def test_no_command_tells_the_commands() -> None:
+def test_no_command_lists_the_commands() -> None:
     done = topolet()
     assert (done.returncode, done.stdout) == (2, "")
     assert all(f"  {name} " in done.stderr for name in COMMANDS)
@@ -38,7 +38,7 @@ def test_unknown_command_is_named() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_help_lists_every_command_and_each_has_its_own() -> None:
+def test_help_lists_every_command_and_each_has_its_own_help() -> None:
     done = topolet("--help")
     assert done.returncode == 0
     for name, text in COMMANDS.items():
@@ -71,7 +71,7 @@ def test_wrong_use_is_one_line(words: list[str], code: int, reason: str) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_address_that_is_none_leaves_no_socket_behind(tmp_path: Path) -> None:
+def test_invalid_address_leaves_no_socket_behind(tmp_path: Path) -> None:
     listen = tmp_path / "cri.sock"
     done = topolet("proxy", f"--listen={listen}", "--proxy-http=nowhere")
     assert done.returncode == 1
@@ -109,7 +109,7 @@ LOADED = "import sys\n{}\nprint(*sys.modules)"
     ],
     ids=["its imports", "its help"],
 )
-def test_proxy_stays_light(code: str, heavy: set[str]) -> None:
+def test_proxy_does_not_load_heavy_modules(code: str, heavy: set[str]) -> None:
     done = python("-c", LOADED.format(code))
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
@@ -140,7 +140,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=5))
-def test_plain_words_mean_what_argparse_makes_of_them(words: list[str]) -> None:
+def test_plain_arguments_are_read_as_by_argparse(words: list[str]) -> None:
     plain = options.plain(words, proxy.SETTINGS, ("standalone",))
     parser = argparse.ArgumentParser()
     parser.add_argument("--standalone", action="store_true")
@@ -149,7 +149,7 @@ def test_plain_words_mean_what_argparse_makes_of_them(words: list[str]) -> None:
         assert vars(plain) == vars(parser.parse_args(words))
 
 
-def test_the_usual_way_to_start_a_proxy_is_plain() -> None:
+def test_the_usual_arguments_of_a_proxy_are_plain() -> None:
     words = ["--listen", "unix:///x", "--hold-seconds=2", "--config", "/etc/topolet.toml"]
     assert options.plain(words, proxy.SETTINGS) is not None
     assert options.plain([*words, "--help"], proxy.SETTINGS) is None

@@ -25,7 +25,7 @@ def test_a_wrong_option_is_named(flag: str, error: str, capsys: pytest.CaptureFi
     assert error in capsys.readouterr().err
 
 
-def test_a_relay_that_is_on_is_named(
+def test_a_running_relay_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.nri.daemon.LOCK_SECONDS", 0)
@@ -35,7 +35,7 @@ def test_a_relay_that_is_on_is_named(
     relay.release()
 
 
-def test_a_socket_that_is_none_is_named(
+def test_an_invalid_plugin_socket_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NRI_PLUGIN_SOCKET", "x")

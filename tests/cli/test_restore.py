@@ -20,7 +20,7 @@ FILES = {
 }
 
 
-def test_every_value_is_given_back_after_a_crash(
+def test_every_value_is_restored_after_a_crash(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, state = tmp_path / "cgroup", tmp_path / "state"
@@ -57,7 +57,7 @@ def test_every_value_is_given_back_after_a_crash(
     assert capsys.readouterr().out == "0 cpusets restored\n"
 
 
-def test_nothing_is_given_back_under_a_plugin(
+def test_nothing_is_restored_while_a_plugin_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would put our values back into what the runtime is told."""

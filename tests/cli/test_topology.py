@@ -101,7 +101,7 @@ def test_terminal_without_box_characters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_root_that_is_no_folder(tmp_path: Path, output: str) -> None:
+def test_root_that_does_not_exist(tmp_path: Path, output: str) -> None:
     done = run("--root", str(tmp_path / "none"), "--output", output)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"topolet topology: --root {tmp_path}/none: no such folder\n"
@@ -128,7 +128,7 @@ def test_garbage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_reader_that_goes_away(tmp_path: Path, output: str) -> None:
+def test_reader_that_closes_the_pipe(tmp_path: Path, output: str) -> None:
     write(tmp_path, machine())
     reading, writing = os.pipe()
     os.close(reading)

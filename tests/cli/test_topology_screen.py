@@ -37,7 +37,7 @@ def terminal() -> Iterator[Terminal]:
     it.close()
 
 
-def test_terminal_shows_one_text_after_the_other_in_one_place(terminal: Terminal) -> None:
+def test_terminal_shows_each_text_in_place_of_the_last(terminal: Terminal) -> None:
     with Screen(terminal.stream) as screen:
         screen.show("a\nb\n", 24)
         assert terminal.seen() == "\x1b[?1049h\x1b[?25l\x1b[Ha\x1b[K\r\r\nb\x1b[K\r\r\n\x1b[J"
@@ -56,13 +56,13 @@ def test_text_higher_than_the_terminal_is_cut(terminal: Terminal) -> None:
     assert "\n3" not in shown
 
 
-def test_terminal_is_left_as_it_was_also_after_an_error(terminal: Terminal) -> None:
+def test_terminal_is_restored_after_an_error_too(terminal: Terminal) -> None:
     with pytest.raises(RuntimeError), Screen(terminal.stream):
         raise RuntimeError
     assert terminal.seen().endswith("\x1b[?25h\x1b[?1049l")
 
 
-def test_pipe_gets_every_new_text_whole_and_no_control_sequence() -> None:
+def test_pipe_gets_every_new_text_without_control_sequences() -> None:
     stream = io.StringIO()
     with Screen(stream) as screen:
         for text in ("a\nb\n", "a\nb\n", "c\n"):

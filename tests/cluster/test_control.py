@@ -80,7 +80,9 @@ def test_cpu_reserved_after_an_outage_is_not_allocated(installed: Cluster) -> No
 
 
 @pytest.mark.usefixtures("scheduler_back")
-def test_pods_without_our_keys_come_whatever_is_done_to_the_policies(installed: Cluster) -> None:
+def test_pods_without_topolet_keys_start_whatever_happens_to_the_policies(
+    installed: Cluster,
+) -> None:
     cluster = installed
     for number in range(3):
         cluster.delete("policies")

@@ -18,7 +18,7 @@ THERE: dict[str, Any] = {"node": GUEST, "hostNetwork": True}
 """Plugins of a pod's network take seconds each there."""
 
 
-def test_owner_gets_a_numa_node_and_gives_it_back(with_guest: Cluster) -> None:
+def test_owner_gets_a_numa_node_and_releases_it(with_guest: Cluster) -> None:
     cluster = with_guest
     cluster.create(manifest("ls", qos="LS", cpu="100m", **THERE), manifest("be", qos="BE", **THERE))
     cluster.wait_running("ls", "be")

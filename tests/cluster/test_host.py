@@ -9,7 +9,7 @@ from tests.cluster.cluster import HOST, NAMESPACE, Cluster
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("pods_gone")]
 
 
-def test_pods_of_every_class_come_and_go_while_parts_restart(installed: Cluster) -> None:
+def test_pods_of_every_class_start_and_end_while_components_restart(installed: Cluster) -> None:
     cluster = installed
     cluster.pod("ls", qos="LS", cpu="100m")
     cluster.pod("be", qos="BE")

@@ -43,7 +43,7 @@ def processes_of(folder: Path) -> list[Path]:
     return found
 
 
-def test_two_worlds_see_nothing_of_each_other_nor_the_machine_of_them() -> None:
+def test_two_worlds_are_isolated_from_each_other_and_from_the_machine() -> None:
     with world.made("") as one, world.made("") as other:
         for place in (one, other):
             place.write("/var/lib/kubelet/mine", str(place.folder))
@@ -68,7 +68,7 @@ def test_two_worlds_see_nothing_of_each_other_nor_the_machine_of_them() -> None:
         assert not processes_of(folder)
 
 
-def test_world_of_a_killed_session_ends_and_the_next_one_sweeps_it() -> None:
+def test_world_of_a_killed_session_ends_and_the_next_one_removes_it() -> None:
     words = [sys.executable, "-c", _HOLD]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -96,7 +96,7 @@ def test_failures_are_reported() -> None:
             place.alive("brief")
 
 
-def test_each_value_that_a_file_has_meanwhile_is_seen() -> None:
+def test_every_value_that_a_file_takes_is_observed() -> None:
     with world.made("") as place:
         place.write("/run/topolet/value", "1")
         with place.following(["/run/*/value", "/run/none"]) as seen:

@@ -25,20 +25,20 @@ READ = [(1, {"a": 1}), (2, {"b": [None]})]
     ],
     ids=["plain", "no last line end", "other line ends", "gzip", "gzip in two members"],
 )
-def test_content_decides_not_the_name(tmp_path: Path, content: bytes) -> None:
+def test_the_content_determines_the_compression(tmp_path: Path, content: bytes) -> None:
     for name in ("cases.jsonl", "cases.jsonl.gz"):
         file = tmp_path / name
         file.write_bytes(content)
         assert list(files.read(str(file))) == READ
 
 
-def test_blank_lines_are_counted_but_no_cases(tmp_path: Path) -> None:
+def test_blank_lines_are_counted_but_are_not_cases(tmp_path: Path) -> None:
     file = tmp_path / "cases"
     file.write_bytes(b'\n{"a": 1}\r\n \r\n\n{"b": [null]}\n\n')
     assert list(files.read(str(file))) == [(2, {"a": 1}), (5, {"b": [None]})]
 
 
-def test_empty_file_has_no_case(tmp_path: Path) -> None:
+def test_empty_file_has_no_cases(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert not list(files.read(str(tmp_path / "empty")))
 
@@ -69,7 +69,7 @@ LONG = gzip.compress(b"".join(b'{"number": %d}\n' % number for number in range(5
         "torn in its middle",
     ],
 )
-def test_broken(tmp_path: Path, content: bytes, place: str, reason: str) -> None:
+def test_invalid_files(tmp_path: Path, content: bytes, place: str, reason: str) -> None:
     file = tmp_path / "cases"
     file.write_bytes(content)
     with pytest.raises(FileError) as caught:
@@ -78,7 +78,7 @@ def test_broken(tmp_path: Path, content: bytes, place: str, reason: str) -> None
     assert reason in str(caught.value)
 
 
-def test_torn_file_gives_what_stands_before_and_names_the_line(tmp_path: Path) -> None:
+def test_torn_file_gives_its_whole_cases_and_names_the_torn_line(tmp_path: Path) -> None:
     file = tmp_path / "cases"
     file.write_bytes(LONG[: len(LONG) // 2])
     read: list[dict[str, object]] = []
@@ -89,9 +89,7 @@ def test_torn_file_gives_what_stands_before_and_names_the_line(tmp_path: Path) -
     assert f"line {len(read) + 1}: " in str(caught.value)
 
 
-def test_line_without_end_does_not_fill_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_long_a_line_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "LONGEST_BYTES", 20)
     file = tmp_path / "cases"
     file.write_bytes(b'{"a": 1}\n{"a": "01234567890"}\n')
@@ -99,7 +97,7 @@ def test_line_without_end_does_not_fill_the_memory(
         list(files.read(str(file)))
 
 
-def test_no_file_and_no_folder(tmp_path: Path) -> None:
+def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="/none: No such file or directory"):
         list(files.read(str(tmp_path / "none")))
     with pytest.raises(FileError, match="Is a directory"):

@@ -73,7 +73,7 @@ def test_every_part_of_a_report_is_compared() -> None:
         assert (verdict.agrees, verdict.declared) == (False, None), key
 
 
-def test_an_empty_pool_is_no_pool_and_a_default_is_no_news() -> None:
+def test_empty_pools_and_defaults_are_not_compared() -> None:
     others = {
         "nodeReservation": {"reservedCPUs": "2"},
         "systemQOS": {"cpuset": "", "cpusetExclusive": True},
@@ -88,7 +88,7 @@ def test_an_empty_pool_is_no_pool_and_a_default_is_no_news() -> None:
     assert pools(expect, **others).agrees
 
 
-def test_a_kubelet_that_is_not_asked_has_no_policy() -> None:
+def test_an_unconfigured_kubelet_has_no_policy() -> None:
     expect = {
         "ls": [{"socket": 0, "node": 0, "cpuset": "0"}, {"socket": 0, "node": 1, "cpuset": "2-3"}],
         "be": [
@@ -102,7 +102,7 @@ def test_a_kubelet_that_is_not_asked_has_no_policy() -> None:
     assert pools(expect, kubelet={**POOLS["kubelet"], "query": False}).agrees
 
 
-def test_a_container_whose_cpus_cannot_be_read_in_the_checkpoint_has_none() -> None:
+def test_a_container_with_invalid_cpus_in_the_checkpoint_has_none() -> None:
     assert pools(checkpoint={"gone": {"c0": "3", "c1": "x"}}).agrees
 
 
@@ -127,7 +127,7 @@ def test_claims_that_overlap(ls: Any, declared: str | None) -> None:
     assert verdict.ours["ls"] == [{"socket": 0, "node": 1, "cpuset": "2"}]
 
 
-def test_claims_apart_are_no_excuse() -> None:
+def test_claims_that_do_not_overlap_are_not_a_declared_difference() -> None:
     assert pools({"ls": None}).declared is None
 
 
@@ -184,7 +184,7 @@ def test_disagreement_about_containers(verdict: Any) -> None:
         ({"nrt": STATIC, "cgroupParent": GUARANTEED}, "0-1,4"),
     ],
 )
-def test_what_koordinator_leaves_to_another_part_is_on_the_pool_that_this_part_chooses_from(
+def test_cpus_that_another_part_of_koordinator_chooses_are_on_the_pool(
     other: dict[str, Any], ours: str
 ) -> None:
     verdict = hook(None, **other)
@@ -192,7 +192,7 @@ def test_what_koordinator_leaves_to_another_part_is_on_the_pool_that_this_part_c
     assert verdict.ours["cpuset"] == ours
 
 
-def test_error_agrees_with_a_refusal_of_the_same_input() -> None:
+def test_an_error_agrees_with_a_refusal_of_the_same_input() -> None:
     refused = {"error": True}
     assert judge({**HOOK, "resourceStatus": "bad", "expect": refused}).agrees
     assert not judge({**HOOK, "expect": refused}).agrees
@@ -285,18 +285,18 @@ def test_host_application(
     assert (verdict.agrees, verdict.declared) == (agrees, declared)
 
 
-def test_another_decision_is_not_known() -> None:
+def test_an_unknown_operation_is_an_error() -> None:
     with pytest.raises(KeyError, match="other"):
         judge({"op": "other", "expect": {}})
 
 
-def test_koordinators_answers() -> None:
+def test_koordinators_vectors() -> None:
     counted = outcomes("koordinator-cpuset-decisions", judge)
     unlisted = sum(counted[each.name] for each in DIFFERENCES if not each.listed)
     assert 0 < unlisted <= 0.02 * counted.total()
 
 
-def test_claim_beside_the_checkpoint_of_a_static_kubelet_is_a_declared_difference() -> None:
+def test_claim_next_to_a_static_kubelets_checkpoint_is_a_declared_difference() -> None:
     """Koordinator's pools lack what the annotation names, and have what the kubelet gave."""
     verdict = pools(checkpoint={"a": {"c0": "2"}, "gone": {"c0": "3"}})
     assert verdict.declared == "kubelet-decides"
@@ -311,7 +311,7 @@ def test_claim_beside_the_checkpoint_of_a_static_kubelet_is_a_declared_differenc
     assert [each["cpuset"] for each in verdict.ours["be"]] == ["0-1", "2"]
 
 
-def test_anything_else_beside_a_static_kubelet_is_still_a_disagreement() -> None:
+def test_other_differences_with_a_static_kubelet_are_disagreements() -> None:
     wrong = [{"socket": 0, "node": 0, "cpuset": "0"}]
     verdict = pools({"ls": wrong}, checkpoint={"a": {"c0": "2"}, "gone": {"c0": "3"}})
     assert verdict.declared is None

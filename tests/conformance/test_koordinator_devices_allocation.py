@@ -83,7 +83,7 @@ def test_another_answer_is_a_disagreement(expect: dict[str, Any]) -> None:
     assert (verdict.agrees, verdict.declared) == (False, None)
 
 
-def test_another_score_is_declared_only_where_it_is_that_of_one_device() -> None:
+def test_another_score_is_declared_only_if_it_is_that_of_one_device() -> None:
     def scored(score: int) -> str | None:
         expect = {**chosen(given(100, 0)), "score": score}
         return judge_allocation(case({CARDS: "1"}, TWO, None, "LeastAllocated", expect)).declared
@@ -211,7 +211,7 @@ def test_declared(asked: dict[str, Any], name: str | None) -> None:
     assert (verdict.agrees, verdict.declared) == (name is None, name)
 
 
-def test_functions_in_the_order_of_texts() -> None:
+def test_virtual_functions_in_string_order() -> None:
     vfs = [{"minor": -1, "busID": bus} for bus in ("0000:40:00.10", "0000:40:00.2")]
     one = device("rdma", 0, "p0", vfGroups=[{"labels": {"type": "fast"}, "vfs": vfs}])
     hint = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
@@ -222,7 +222,7 @@ def test_functions_in_the_order_of_texts() -> None:
     assert judge_allocation(case({RDMA: "1"}, [one], None, "", ours, pod={"hint": hint})).agrees
 
 
-def test_koordinators_answers() -> None:
+def test_koordinators_vectors() -> None:
     counted = outcomes("koordinator-device-allocate", judge_allocation)
     listed = {each.name for each in DIFFERENCES if each.listed}
     assert counted.keys() <= {None, *listed}

@@ -87,7 +87,7 @@ def test_declared() -> None:
     assert (well.agrees, well.declared) == (False, None)
 
 
-def test_koordinators_answers() -> None:
+def test_koordinators_vectors() -> None:
     counted = outcomes("koordinator-device-requests", judge_request)
     assert counted.keys() == {
         None,

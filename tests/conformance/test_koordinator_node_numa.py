@@ -271,7 +271,7 @@ def test_declared(asked: Json, name: str) -> None:
 
 
 @pytest.mark.parametrize(("asked", "name"), PATHS)
-def test_an_answer_that_the_rule_does_not_give_is_not_declared(asked: Json, name: str) -> None:
+def test_an_answer_that_differs_from_the_rule_is_not_declared(asked: Json, name: str) -> None:
     expect = asked["expect"]
     other = FAILS if "score" in expect else placed(1, "0-1")
     for wrong in (other, {**expect, "score": 99, "code": "other"}):
@@ -279,7 +279,7 @@ def test_an_answer_that_the_rule_does_not_give_is_not_declared(asked: Json, name
         assert verdict.declared != name
 
 
-def test_koordinators_answers() -> None:
+def test_koordinators_vectors() -> None:
     counted = outcomes("koordinator-node-numa", judge_node)
     listed = {each.name for each in DIFFERENCES if each.listed}
     unlisted = sum(count for name, count in counted.items() if name and name not in listed)

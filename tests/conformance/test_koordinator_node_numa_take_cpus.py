@@ -34,7 +34,7 @@ def test_agreement() -> None:
     )
 
 
-def test_an_answer_where_an_error_is_expected_and_an_error_where_none_is() -> None:
+def test_an_answer_and_an_error_disagree_both_ways() -> None:
     assert judged(expect={"error": "too few"}) == CaseVerdict(agrees=False, ours={"cpuset": "2-4"})
     assert judged(need=0, expect={"error": "none"}) == CaseVerdict(
         agrees=False, ours={"cpuset": ""}
@@ -69,12 +69,12 @@ def test_a_case_that_lacks_a_key(key: str) -> None:
         judge_take_cpus({name: value for name, value in CASE.items() if name != key})
 
 
-def test_koordinators_answers() -> None:
+def test_koordinators_vectors() -> None:
     counted = outcomes("koordinator-take-cpus", judge_take_cpus)
     declared = counted[MORE_THAN_ASKED.name]
     assert 0 < declared <= 0.02 * counted.total()
 
 
-def test_a_cpu_that_is_held_beyond_counting_is_just_taken() -> None:
+def test_a_huge_ref_count_means_a_taken_cpu() -> None:
     held = [{"cpus": "0", "ref": 10**20, "exclusive": "None"}]
     assert judged(allocated=held).agrees

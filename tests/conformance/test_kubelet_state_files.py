@@ -32,7 +32,7 @@ def test_a_case(case: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_is_not_verified_disagrees(case: dict[str, Any], ours: dict[str, Any]) -> None:
+def test_an_unverified_file_disagrees(case: dict[str, Any], ours: dict[str, Any]) -> None:
     verdict = judge_state_file(case)
     assert (verdict.agrees, verdict.ours, verdict.declared) == (False, ours, None)
 
@@ -41,12 +41,12 @@ def test_what_is_not_verified_disagrees(case: dict[str, Any], ours: dict[str, An
     "broken",
     [{"file": "cpu_manager_state"}, CASE | {"content": CONTENT[:9]}, CASE | {"file": "x"}],
 )
-def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
+def test_an_invalid_case_raises(broken: dict[str, Any]) -> None:
     with pytest.raises((KeyError, ValueError)):
         judge_state_file(broken)
 
 
-def test_no_vector_disagrees() -> None:
+def test_all_vectors_agree() -> None:
     result = run.judge(str(VECTORS))
     assert (result.kind, result.cases, result.agree) == ("kubelet-state-files", 14, 14)
     assert json.loads(VECTORS.read_text().splitlines()[-1]).keys() == EMPTY.keys()

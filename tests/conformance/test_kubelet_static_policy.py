@@ -190,7 +190,7 @@ def answered(wrong: dict[str, Any], **last: Any) -> dict[str, Any]:
         pytest.param(answered(EMPTIED, error="too few"), id="another error"),
     ],
 )
-def test_what_is_not_declared(wrong: dict[str, Any]) -> None:
+def test_undeclared_differences(wrong: dict[str, Any]) -> None:
     verdict = judge_static_policy(wrong)
     assert not verdict.agrees
     assert verdict.declared is None
@@ -202,7 +202,7 @@ def test_another_start_disagrees() -> None:
     assert not judge_static_policy(other).agrees
 
 
-def test_the_kubelets_answers() -> None:
+def test_the_kubelets_vectors() -> None:
     counted = outcomes("kubelet-static-policy", judge_static_policy)
     assert counted.total() == 750
     assert counted.keys() <= {

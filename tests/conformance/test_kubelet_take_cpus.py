@@ -38,7 +38,7 @@ def test_agreement() -> None:
     assert judged(CASE, expect={"cpuset": "1-4"}) == CaseVerdict(False, {"cpuset": "1-2,9-10"})
 
 
-def test_errors_agree_whatever_they_say() -> None:
+def test_errors_agree_whatever_their_text() -> None:
     assert judged(CASE, need=16, expect={"error": "too few"}).agrees
     assert not judged(CASE, expect={"error": "too few"}).agrees
     assert not judged(CASE, need=16).agrees
@@ -46,7 +46,7 @@ def test_errors_agree_whatever_they_say() -> None:
 
 @pytest.mark.parametrize("need", [4, 16])
 @pytest.mark.parametrize("outcome", ["hang", "panic"])
-def test_any_answer_is_better_than_none(need: int, outcome: str) -> None:
+def test_any_answer_agrees_with_a_panic_or_timeout(need: int, outcome: str) -> None:
     assert judged(CASE, need=need, expect={outcome: True}).agrees
 
 
@@ -68,13 +68,13 @@ def test_an_overwritten_combination_is_declared() -> None:
         ),
     ],
 )
-def test_what_is_not_declared(other: dict[str, Any]) -> None:
+def test_undeclared_differences(other: dict[str, Any]) -> None:
     verdict = judged(OVERWRITTEN, **other)
     assert not verdict.agrees
     assert verdict.declared is None
 
 
-def test_the_kubelets_answers() -> None:
+def test_the_kubelets_vectors() -> None:
     counted = outcomes("kubelet-take-cpus", judge_take_cpus)
     assert counted.total() == 4000
     assert counted.keys() <= {

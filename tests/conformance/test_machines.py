@@ -19,7 +19,7 @@ def test_numberings(numbering: str, first: str, last: str) -> None:
     assert (of_node(shape, numbering, 0), of_node(shape, numbering, 3)) == (first, last)
 
 
-def test_alternating_numbers_lie_on_different_nodes() -> None:
+def test_alternating_numbers_are_on_different_nodes() -> None:
     assert of_node((2, 1, 2, 2), "alternating", 1) == "1,3,5,7"
 
 
@@ -48,7 +48,7 @@ def test_caches_of_the_whole_machine() -> None:
         ((2, 1, 4, 2), "adjacent", 9, "9 L3 caches for 8 cores"),
     ],
 )
-def test_no_machine(
+def test_invalid_machines(
     shape: tuple[float, ...], numbering: str, caches: int | None, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):

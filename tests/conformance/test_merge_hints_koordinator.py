@@ -36,14 +36,14 @@ def test_a_case() -> None:
     assert judge_koordinator(CASE).agrees
 
 
-def test_another_answer_disagrees_and_ours_is_told() -> None:
+def test_another_answer_disagrees_and_topolets_is_reported() -> None:
     verdict = judge_koordinator(CASE | {"expect": CASE["expect"] | {"score": 9}})
     assert not verdict.agrees
     assert verdict.declared is None
     assert verdict.ours == CASE["expect"]
 
 
-def test_a_panic_agrees_with_our_answer_on_ids_with_gaps() -> None:
+def test_a_panic_agrees_with_an_answer_on_ids_with_gaps() -> None:
     verdict = judge_koordinator(
         CASE | {"numaNodes": [0, 5], "hints": [], "expect": {"panic": True}}
     )
@@ -55,18 +55,18 @@ def test_a_panic_agrees_with_our_answer_on_ids_with_gaps() -> None:
     "broken",
     [{"policy": "Loose"}, {"status": ["idle"]}, {"hints": [{"cpu": [{"mask": [0]}]}]}],
 )
-def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
+def test_an_invalid_case_raises(broken: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         judge_koordinator(CASE | broken)
 
 
-def test_no_vector_disagrees() -> None:
+def test_all_vectors_agree() -> None:
     cases = list(vectors("koordinator-merge-hints"))
     assert len(cases) == 3963
     assert [case for case in cases if not judge_koordinator(case).agrees] == []
 
 
-def test_a_numa_node_beyond_all_reason_is_refused_at_once() -> None:
+def test_a_huge_numa_node_id_is_refused_at_once() -> None:
     hints = [{"cpu": [{"mask": [10**9], "preferred": True}]}]
     with pytest.raises(ValueError, match="NUMA node 1000000000 is beyond"):
         judge_koordinator({**CASE, "hints": hints})

@@ -27,14 +27,14 @@ def test_a_case() -> None:
     assert judge_kubelet(CASE).agrees
 
 
-def test_another_answer_disagrees_and_ours_is_told() -> None:
+def test_another_answer_disagrees_and_topolets_is_reported() -> None:
     verdict = judge_kubelet(CASE | {"expect": CASE["expect"] | {"mask": [0, 2]}})
     assert not verdict.agrees
     assert verdict.declared is None
     assert verdict.ours == CASE["expect"]
 
 
-def test_a_panic_agrees_with_our_answer_on_ids_with_gaps() -> None:
+def test_a_panic_agrees_with_an_answer_on_ids_with_gaps() -> None:
     assert judge_kubelet(CASE | {"expect": {"panic": True}}).agrees
 
 
@@ -47,12 +47,12 @@ def test_a_panic_agrees_with_our_answer_on_ids_with_gaps() -> None:
         {"hints": [{"cpu": [{"mask": [9], "preferred": True}]}]},
     ],
 )
-def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
+def test_an_invalid_case_raises(broken: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         judge_kubelet(CASE | broken)
 
 
-def test_no_vector_disagrees() -> None:
+def test_all_vectors_agree() -> None:
     cases = list(vectors("kubelet-merge-hints"))
     assert len(cases) == 3000
     assert [case for case in cases if not judge_kubelet(case).agrees] == []

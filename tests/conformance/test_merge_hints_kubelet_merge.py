@@ -17,7 +17,7 @@ POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUM
 
 @settings(max_examples=500, deadline=None)
 @given(st.data())
-def test_the_answer_is_the_plain_products(data: st.DataObject) -> None:
+def test_the_merge_equals_the_plain_product(data: st.DataObject) -> None:
     nodes = data.draw(st.one_of(NODES, DENSE), label="nodes")
     hints = data.draw(providers(nodes), label="hints")
     policy = data.draw(st.sampled_from(POLICIES), label="policy")
@@ -79,7 +79,7 @@ def test_conflicting_hints_are_admitted_under_best_effort_on_all_nodes() -> None
     assert merged.causes == (MergeCause.NOTHING_IN_COMMON,)
 
 
-def test_the_hints_that_made_the_mask_are_told() -> None:
+def test_the_hints_behind_the_mask_are_reported() -> None:
     hints = [{"cpu": [TopologyHint(0b11, False), TopologyHint(0b110, True)], "memory": []}, {}]
     merged = kubelet_merge(hints, [0, 1, 2], NumaPolicy.RESTRICTED)
     assert merged.mask == 0b11
@@ -98,7 +98,7 @@ def test_hints_with_unknown_nodes_are_named() -> None:
         kubelet_merge([{"cpu": [TopologyHint(0b1000, True)]}], [0, 1], NumaPolicy.RESTRICTED)
 
 
-def test_what_lies_on_one_node_nowhere_is_told() -> None:
+def test_a_resource_without_a_single_node_hint_is_reported() -> None:
     hints = [{"cpu": [TopologyHint(0b01, True)], "memory": [TopologyHint(0b11, True)]}]
     merged = kubelet_merge(hints, [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
     assert (merged.mask, merged.admit) == (None, False)

@@ -92,7 +92,7 @@ def test_a_panic_agrees_with_any_score() -> None:
 
 
 @pytest.mark.parametrize("attributes", [SINGLE, POD_SCOPE])
-def test_sidecars_are_declared_where_they_make_the_difference(attributes: dict[str, str]) -> None:
+def test_sidecars_are_declared_if_they_cause_the_difference(attributes: dict[str, str]) -> None:
     side = container("3", always=True)
     verdict = judge(case([container("3")], [side], fits(), attributes))
     assert verdict.declared == SIDECARS.name
@@ -113,7 +113,7 @@ def test_an_impossible_request_under_restricted_is_declared() -> None:
     assert judge(case([container("2"), container("2")], [], fits(), restricted)).agrees
 
 
-def test_requests_that_are_not_of_zones_are_declared() -> None:
+def test_requests_for_resources_outside_the_zones_are_declared() -> None:
     licence = {"ephemeral-storage": "1Gi"}
     verdict = judge(case([container("2", **licence)], [], fits(LeastNUMANodes=0)))
     assert verdict.declared == MACHINES_OWN.name
@@ -130,7 +130,7 @@ def test_init_containers_that_end_are_declared() -> None:
     assert judge(case([container("3")], init, fits(LeastNUMANodes=88))).declared is None
 
 
-def test_scores_below_nothing_are_declared() -> None:
+def test_negative_scores_are_declared() -> None:
     few = {**SINGLE, "topologyManagerMaxNUMANodes": "2"}
     three = case([container("9")], [], fits(LeastNUMANodes=-50), few)
     for name in ("node-1", "node-2"):
@@ -157,7 +157,7 @@ def test_a_case_that_differs_twice_counts_as_not_listed() -> None:
     assert judge(two).declared == SIDECARS.name
 
 
-def test_no_vector_disagrees() -> None:
+def test_all_vectors_agree() -> None:
     found = run.judge(str(VECTORS))
     assert found.kind == "nrt-match"
     assert found.passes
@@ -165,7 +165,7 @@ def test_no_vector_disagrees() -> None:
     assert found.agree > 1600
 
 
-def test_other_answers_are_not_declared_away() -> None:
+def test_other_answers_are_not_declared() -> None:
     """A score one higher, or the other answer of the filter, disagrees in nearly every case."""
     missed = total = 0
     with gzip.open(VECTORS, "rt") as lines:

@@ -67,14 +67,14 @@ def test_declared_differences_are_few_unless_listed(
         ([{"number": [], "expect": 1}], ", line 1: TypeError: list indices"),
     ],
 )
-def test_what_cannot_be_judged_is_named(tmp_path: Path, cases: list[Any], reason: str) -> None:
+def test_an_unjudgeable_case_is_named(tmp_path: Path, cases: list[Any], reason: str) -> None:
     with pytest.raises(FileError) as caught:
         judged(tmp_path, *cases)
     assert str(caught.value).startswith(f"{tmp_path}/cases{reason}")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_vectors_of_the_systems_we_replace(kind: CaseKind) -> None:
+def test_vectors_of_the_replaced_systems(kind: CaseKind) -> None:
     result = run.judge(str(vectors.file(kind.name)))
     assert result.kind == kind.name
     assert result.first is None

@@ -17,12 +17,12 @@ def test_every_kind_has_vectors() -> None:
 
 
 @pytest.mark.parametrize("name", every())
-def test_every_case_tells_its_kind(name: str) -> None:
+def test_every_case_has_its_kind(name: str) -> None:
     found = {run.find(case) for _, case in files.read(str(file(name)))}
     assert {kind and kind.name for kind in found} == {name if name in NAMES else None}
 
 
-def test_keys_beyond_those_of_the_kind_are_no_matter() -> None:
+def test_additional_keys_are_ignored() -> None:
     assert run.find({"expect": 1, "number": 1, "comment": ""}, [PARITY]) is PARITY
     assert run.find({"number": 1}, [PARITY]) is None
     assert run.find({}, [PARITY]) is None
@@ -37,12 +37,12 @@ def test_an_operation_of_another_kind() -> None:
         assert run.find({"op": other, "expect": 1}) is None
 
 
-def test_kind_with_more_keys_goes_first() -> None:
+def test_kind_with_more_keys_is_tried_first() -> None:
     general = run.CaseKind("general", "", frozenset({"expect"}))
     for order in ((PARITY, general), (general, PARITY)):
         assert run.find({"number": 1, "expect": 1}, order) is PARITY
         assert run.find({"expect": 1}, order) is general
 
 
-def test_no_two_kinds_have_the_same_keys() -> None:
+def test_every_kind_has_different_keys() -> None:
     assert len({kind.keys for kind in KINDS}) == len(KINDS) == len(NAMES)

@@ -41,7 +41,9 @@ TWO = machine(2, 1, 4, 2)
         ("guaranteed", 1500, SharedReason.FRACTION),
     ],
 )
-def test_who_shares_and_why(kube_class: str, cpu_milli: int, reason: SharedReason) -> None:
+def test_containers_that_share_with_their_reasons(
+    kube_class: str, cpu_milli: int, reason: SharedReason
+) -> None:
     node = Node(policy(TWO))
     asking = PodCpu("a", kube_class, (ContainerCpu("c0", cpu_milli),))  # type: ignore[arg-type]
     assert node.place(asking, "c0") == Shared(reason)
@@ -64,14 +66,14 @@ def test_align_by_socket_takes_from_all_nodes_of_the_socket(
     assert node.cpus(pod("a", "2"), "c0", 1) == expected
 
 
-def test_a_container_that_has_its_cpus_keeps_them() -> None:
+def test_a_container_with_cpus_keeps_them() -> None:
     node = Node(policy(TWO))
     once = node.cpus(pod("a", "2"), "c0")
     again = node.place(pod("a", "2"), "c0", 1)
     assert again == Exclusive(mask(once), repeated=True)
 
 
-def test_reserved_cpus_are_never_given_away() -> None:
+def test_reserved_cpus_are_never_assigned() -> None:
     node = Node(policy(TWO, reserved="0-7"))
     assert node.refused(pod("a", "9"), "c0") == AllocationRefused(
         RefusalReason.NOT_ENOUGH_CPUS, 9, 8, 2
@@ -96,7 +98,7 @@ def test_cpus_of_an_init_container_are_for_its_own_pod() -> None:
     assert node.cpus(pod("b", "2"), "c0") == "3,11"
 
 
-def test_removing_gives_back_what_no_other_container_has() -> None:
+def test_removing_frees_the_cpus_that_no_other_container_has() -> None:
     node = Node(policy(TWO))
     work = pod("a", "2", init=("4",))
     node.cpus(work, "i0")
@@ -133,13 +135,13 @@ def test_a_container_that_keeps_its_cores_may_be_refused_again() -> None:
     )
 
 
-def test_no_half_core_is_given_away_where_the_reservation_splits_cores() -> None:
+def test_no_half_core_is_assigned_when_the_reservation_splits_cores() -> None:
     node = Node(policy(machine(2, 1, 2, 2), FULL, reserved="0-2"))
     assert node.cpus(pod("a", "2"), "c0", 0) == "3,7"
     assert node.refused(pod("b", "2"), "c0").reason is RefusalReason.NOT_ENOUGH_CORES
 
 
-def test_half_cores_of_older_assignments_are_not_given_away() -> None:
+def test_half_cores_of_older_assignments_are_not_assigned() -> None:
     found = StaticState(mask("0-2,4-7"), {"old": {"c0": mask("3")}})
     node = Node(policy(machine(1, 1, 4, 2), FULL), found)
     assert node.cpus(pod("a", "4"), "c0") == "1-2,5-6"
@@ -147,7 +149,7 @@ def test_half_cores_of_older_assignments_are_not_given_away() -> None:
     assert refused.reason is RefusalReason.NOT_ENOUGH_CORES
 
 
-def test_cores_unlike_are_not_split_either() -> None:
+def test_cores_of_different_sizes_are_not_split_either() -> None:
     """Core 0 has one thread, the others two: with it, four CPUs would need half a core."""
     layout = of(Cpu(n, (n + 1) // 2 * 2 - (n > 0), None, None, 0, 0) for n in range(7))
     node = Node(policy(layout, FULL, reserved=""))
@@ -179,7 +181,7 @@ def test_the_default_set_is_never_emptied() -> None:
     assert node.refused(pod("b", "1"), "c0").reason is RefusalReason.DEFAULT_EMPTIED
 
 
-def test_an_init_container_placed_again_takes_nothing_from_its_siblings() -> None:
+def test_a_restarted_init_container_takes_nothing_from_its_siblings() -> None:
     node = Node(policy(TWO))
     work = pod("a", "2", "2", init=("4",))
     node.cpus(work, "i0")
@@ -220,7 +222,7 @@ OPTIONS = st.sampled_from(
 
 
 @given(STEPS, OPTIONS, st.sampled_from(["0", "0,8", "0-2", "3-12"]))
-def test_what_holds_after_every_step(
+def test_invariants_hold_after_every_step(
     steps: list[tuple[tuple[PodCpu, str], object]], names: tuple[str, ...], reserved: str
 ) -> None:
     chosen = policy(TWO, *names, reserved=reserved)

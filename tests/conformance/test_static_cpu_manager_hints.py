@@ -39,7 +39,7 @@ def whole(node: Node, pod: PodCpu) -> list[str] | None:
         ("1.5", None),
     ],
 )
-def test_masks_by_what_is_free_preferred_by_what_there_is(
+def test_masks_depend_on_free_cpus_and_preference_on_all_cpus(
     request_: str, expected: list[str] | None
 ) -> None:
     node = Node(policy(TWO))
@@ -60,7 +60,7 @@ def test_the_fewest_nodes_stay_preferred_when_they_are_full() -> None:
     assert container(node, pod("c", "3"), "c0") == ["01"]
 
 
-def test_a_container_that_has_its_cpus_is_hinted_to_them() -> None:
+def test_a_container_with_cpus_has_hints_for_them() -> None:
     node = Node(policy(TWO))
     node.cpus(pod("a", "2"), "c0", 1)
     assert container(node, pod("a", "2"), "c0") == ["1*", "01"]

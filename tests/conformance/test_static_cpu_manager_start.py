@@ -33,14 +33,14 @@ def test_strictly_reserved_cpus_are_not_shared() -> None:
     assert Node(policy(TWO, STRICT, reserved="0,8")).default == "1-7,9-15"
 
 
-def test_reserved_cpus_are_chosen_as_others_are() -> None:
+def test_reserved_cpus_are_chosen_like_others() -> None:
     assert text(make_with_count(TWO, options(), NumaPolicy.NONE, 3).reserved) == "0-1,8"
 
 
 @pytest.mark.parametrize(
     ("count", "problem"), [(17, StartProblem.RESERVED_TOO_MANY), (16, None), (0, None)]
 )
-def test_no_more_can_be_reserved_than_there_is(count: int, problem: StartProblem | None) -> None:
+def test_only_existing_cpus_can_be_reserved(count: int, problem: StartProblem | None) -> None:
     if problem is None:
         assert make_with_count(TWO, options(), NumaPolicy.NONE, count).reserved.bit_count() == count
         return
@@ -69,7 +69,7 @@ def test_reserved_cpus_must_exist() -> None:
         pytest.param(False, "0-2,4-15", "3", None, "", id="right"),
     ],
 )
-def test_what_a_stored_state_must_be(
+def test_checks_of_a_stored_state(
     strict: bool, default: str, assigned: str, problem: StartProblem | None, cpus: str
 ) -> None:
     chosen = policy(TWO, *[STRICT] * strict)
@@ -83,7 +83,7 @@ def test_what_a_stored_state_must_be(
         assert error.subject == "a/c0"
 
 
-def test_two_pods_may_not_have_the_same_cpus() -> None:
+def test_two_pods_with_the_same_cpus_are_an_error() -> None:
     twice = StaticState(mask("0-2,5-15"), {"a": {"c0": mask("3-4")}, "b": {"c0": mask("4")}})
     error = problem_of(policy(TWO), twice)
     assert (error.problem, error.subject) == (StartProblem.ASSIGNED_TWICE, "b/c0")

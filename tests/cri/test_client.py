@@ -35,7 +35,7 @@ CONTAINERD = {
 }
 
 
-def test_what_containerd_tells() -> None:
+def test_carriers_from_containerd() -> None:
     assert device_carriers(json.dumps(CONTAINERD)) == Carriers(
         (
             ("NVIDIA_VISIBLE_DEVICES", "GPU-1"),
@@ -55,7 +55,7 @@ def test_what_containerd_tells() -> None:
     )
 
 
-def test_what_the_runtime_made_counts_and_not_what_it_was_asked_for() -> None:
+def test_the_runtime_spec_counts_and_not_the_request() -> None:
     """A plugin in the runtime (NRI) changes the specification behind the request."""
     asked = {
         "mounts": [{"container_path": "/var/run/nvidia-container-devices/GPU-1"}],
@@ -71,7 +71,7 @@ def test_what_the_runtime_made_counts_and_not_what_it_was_asked_for() -> None:
     assert len(alone.annotations) == 2
 
 
-def test_what_cri_o_tells() -> None:
+def test_carriers_from_cri_o() -> None:
     told = {"privileged": True, "runtimeSpec": CONTAINERD["runtimeSpec"]}
     found = device_carriers(json.dumps(told))
     assert found.privileged
@@ -80,5 +80,5 @@ def test_what_cri_o_tells() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[", '{"config":null,"runtimeSpec":{"process":null}}'])
-def test_a_runtime_that_tells_nothing(text: str) -> None:
+def test_a_runtime_without_verbose_status(text: str) -> None:
     assert device_carriers(text) == Carriers()

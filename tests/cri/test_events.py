@@ -92,9 +92,7 @@ def following(path: Path, heard: Heard) -> Iterator[ContainerEvents]:
         it.close()
 
 
-def test_runtime_that_refuses_a_call_unseen_is_asked_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_refused_by_goaway_is_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does that is just ending: GOAWAY before it began any call."""
     monkeypatch.setattr(events, "_FIRST_PAUSE_SECONDS", 0.01)
     settings, goaway = bytes.fromhex("000000040000000000"), "000008070000000000" + 16 * "0"
@@ -124,13 +122,13 @@ def test_runtime_that_refuses_a_call_unseen_is_asked_again(
         ("cri-o", "2.0.0", False),
     ],
 )
-def test_only_runtimes_that_tell_everybody_are_asked(
+def test_only_runtimes_that_serve_all_callers_are_subscribed(
     name: str, version: str, everybody: bool
 ) -> None:
     assert serves_all_callers(name, version) == everybody
 
 
-def test_more_than_both_windows_hold_is_heard_to_its_end(path: Path) -> None:
+def test_events_beyond_both_windows_are_all_received(path: Path) -> None:
     runtime, heard = Runtime(), Heard()
     with serving(path, runtime), following(path, heard) as it:
         assert runtime.subscribed.wait(10)
@@ -141,7 +139,7 @@ def test_more_than_both_windows_hold_is_heard_to_its_end(path: Path) -> None:
         assert it.streaming
 
 
-def test_restarted_runtime_is_subscribed_again_and_both_are_heard(
+def test_restarted_runtime_is_subscribed_again_and_both_are_reported(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_FIRST_PAUSE_SECONDS", 0.01)
@@ -157,7 +155,7 @@ def test_restarted_runtime_is_subscribed_again_and_both_are_heard(
 
 
 @pytest.mark.parametrize("runtime", [Runtime("v1.7.27"), Runtime(implemented=False)])
-def test_runtime_without_events_for_us_is_told_once_and_its_end_is_heard(
+def test_runtime_without_events_is_logged_once_and_its_end_is_reported(
     path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

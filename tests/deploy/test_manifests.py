@@ -66,7 +66,7 @@ HARDENED = {
 }
 
 
-def test_every_file_is_listed_and_every_object_is_there_once() -> None:
+def test_every_file_is_listed_and_every_object_exists_once() -> None:
     found = {path for path in DEPLOY.rglob("*.yaml") if path.name != "kustomization.yaml"}
     used = {path for each in EVERYTHING for path in listed(each)}
     patches = {DEPLOY / "overlays" / each for each in PATCHES}
@@ -80,7 +80,7 @@ def test_the_daemonset_at_the_top_is_the_one_of_the_base() -> None:
     assert (ROOT / "daemonset.yaml").resolve() == DEPLOY / "base" / "daemonset.yaml"
 
 
-def test_names_lead_somewhere() -> None:
+def test_every_referenced_name_exists() -> None:
     (namespace,) = of_kind("Namespace")
     accounts = of_kind("ServiceAccount")
     for each in ALL:
@@ -104,7 +104,7 @@ def webhook_pod() -> dict[str, Any]:
     return spec
 
 
-def test_the_webhook_is_asked_where_it_listens() -> None:
+def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
     """From the API server to the Service, from there to the pod's port, its page and its files."""
     (registered,) = of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]["webhooks"]
     service = of_kind("Service")[registered["clientConfig"]["service"]["name"]]
@@ -152,7 +152,7 @@ def test_the_pod_of_the_webhook_is_hardened() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "MutatingAdmissionPolicy"])
-def test_every_policy_is_in_force_and_reads_nothing_that_could_be_away(kind: str) -> None:
+def test_every_policy_is_bound_and_has_no_parameters_that_can_be_missing(kind: str) -> None:
     policies, bindings = of_kind(kind), of_kind(f"{kind}Binding")
     assert {each["spec"]["policyName"] for each in bindings.values()} == set(policies)
     guards = kind == "ValidatingAdmissionPolicy"
@@ -179,7 +179,7 @@ def expressions(value: Any) -> list[str]:
 @pytest.mark.parametrize(
     "name", ["topolet-allocations", "topolet-binding-allocations", "topolet-annotations"]
 )
-def test_a_policy_judges_the_keys_by_which_it_matches(name: str) -> None:
+def test_a_policy_validates_the_keys_by_which_it_matches(name: str) -> None:
     policy = of_kind("ValidatingAdmissionPolicy")[name]["spec"]
 
     def keys(part: str) -> set[str]:
@@ -205,7 +205,7 @@ def test_policies_and_webhook_name_the_same_accounts() -> None:
     }
 
 
-def test_the_agent_may_do_what_it_does_and_no_more() -> None:
+def test_the_agents_role_has_exactly_the_used_verbs() -> None:
     rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
     may = {
         (group, resource): set(rule["verbs"])
@@ -225,7 +225,7 @@ def test_the_agent_may_do_what_it_does_and_no_more() -> None:
     }
 
 
-def test_what_the_agent_writes_is_held_to_its_own_node() -> None:
+def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
     """Every resource that the role lets it change is in the policy, but Events: nothing is decided
     by what they say."""
     rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
@@ -267,13 +267,13 @@ def test_pods_are_hardened(overlay: str) -> None:
 
 
 @pytest.mark.parametrize(("overlay", "place"), [("reconcile", 0), ("nri", 1)])
-def test_flags_are_those_of_the_command(overlay: str, place: int) -> None:
+def test_flags_are_options_of_the_command(overlay: str, place: int) -> None:
     command, *flags = pod_of(overlay)["containers"][place]["args"]
     module = {"agent": agent_command, "nri": nri_command}[command]
     assert options.plain(flags, module.SETTINGS) is not None
 
 
-def test_the_host_lies_below_the_root_as_it_lies_on_the_host() -> None:
+def test_the_hosts_folders_have_their_paths_below_the_root() -> None:
     """So that a path that the kubelet's command line names leads somewhere."""
     pod = pod_of("reconcile")
     (container,) = pod["containers"]
@@ -322,7 +322,7 @@ NRT = "noderesourcetopologies.topology.node.k8s.io"
 
 
 @pytest.mark.parametrize("version", list(Version))
-def test_the_schema_takes_what_we_report(version: Version) -> None:
+def test_the_schema_accepts_the_agents_report(version: Version) -> None:
     zone = Zone(0, {"cpu": Amounts(1500, 1500, 0), "memory": Amounts(1, 1, 1)}, {0: 10}, {"a": "b"})
     value = NodeTopology("n", (zone,), "restricted", "pod", 8, "f", owner=OwnerReference("n", "u"))
     body = resource_topology.encode(value, version)
@@ -331,7 +331,7 @@ def test_the_schema_takes_what_we_report(version: Version) -> None:
     assert complaints(body, schema_of(NRT, version)) == [".zones[0].resources[0]: no available"]
 
 
-def test_one_version_is_stored_and_both_are_served() -> None:
+def test_one_version_is_stored_and_all_are_served() -> None:
     for crd in of_kind("CustomResourceDefinition").values():
         versions = crd["spec"]["versions"]
         assert [each["storage"] for each in versions].count(True) == 1
@@ -355,12 +355,12 @@ def keyed(schema: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def test_lists_with_keys_are_the_ones_that_are_compared_by_key() -> None:
+def test_lists_with_keys_are_compared_by_key() -> None:
     known = {key: value for key, value in cluster._KEYS.items() if key != "ownerReferences"}
     assert keyed(schema_of(NRT, "v1alpha2")) == known
 
 
-def test_the_schema_takes_devices() -> None:
+def test_the_schema_accepts_devices() -> None:
     device = Device(
         "gpu",
         "u",
@@ -394,7 +394,7 @@ def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overlay", ["webhook", "scheduler"])
-def test_tests_read_manifests_as_kustomize_does(overlay: str, tmp_path: Path) -> None:
+def test_the_tests_reader_of_manifests_equals_kustomize(overlay: str, tmp_path: Path) -> None:
     """All but the patched ones."""
     patched = ("DaemonSet", "ValidatingAdmissionPolicyBinding", "Deployment")
     theirs, ours = (
@@ -409,7 +409,7 @@ def test_tests_read_manifests_as_kustomize_does(overlay: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("overlay", ["webhook", "scheduler-evict"])
-def test_in_another_namespace_everything_names_that_one(overlay: str, tmp_path: Path) -> None:
+def test_in_another_namespace_everything_uses_that_one(overlay: str, tmp_path: Path) -> None:
     folder = kustomization(tmp_path, f"overlays/{overlay}", namespace="elsewhere")
     text = yaml.safe_dump_all(kustomized_folder(folder, tmp_path))
     assert "topolet-system" not in text
@@ -419,9 +419,7 @@ def test_in_another_namespace_everything_names_that_one(overlay: str, tmp_path: 
 
 
 @pytest.mark.parametrize("overlay", ["webhook", "scheduler-evict"])
-def test_before_1_36_all_but_the_policy_that_changes_pods_is_there(
-    overlay: str, tmp_path: Path
-) -> None:
+def test_before_1_36_only_the_mutating_policy_is_missing(overlay: str, tmp_path: Path) -> None:
     """That and its binding are all of their kinds."""
     folder = kustomization(tmp_path, f"overlays/{overlay}", ("before-1.36",))
     everything = kustomized(overlay, tmp_path)
@@ -454,7 +452,7 @@ def test_the_kustomization_of_the_readme_adds_an_account(tmp_path: Path) -> None
         ]
 
 
-def test_with_the_webhook_the_policy_that_cannot_see_pods_only_tells(tmp_path: Path) -> None:
+def test_with_the_webhook_the_policy_that_cannot_read_pods_only_warns(tmp_path: Path) -> None:
     found = kustomized("webhook", tmp_path)
     assert len(found) == len(objects("overlays/webhook"))
     actions = {

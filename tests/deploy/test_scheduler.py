@@ -56,7 +56,7 @@ def configuration() -> Object:
     return found
 
 
-def test_kube_scheduler_asks_where_the_extender_listens() -> None:
+def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
     (asked,) = configuration()["extenders"]
     url = urllib.parse.urlsplit(asked["urlPrefix"])
     assert (url.scheme, url.path, asked["enableHTTPS"]) == ("https", "", True)
@@ -79,7 +79,7 @@ def test_kube_scheduler_asks_where_the_extender_listens() -> None:
     assert tuple(verbs) == extender.VERBS
 
 
-def test_both_have_the_files_that_they_name() -> None:
+def test_both_have_the_files_of_their_configuration() -> None:
     ours, tls = settings(), configuration()["extenders"][0]["tlsConfig"]
     named = {
         "topolet-scheduler": [ours.tls_certificate_file, ours.tls_key_file, ours.client_ca_file],
@@ -98,7 +98,7 @@ def test_both_have_the_files_that_they_name() -> None:
     assert "--config=/etc/topolet/kube-scheduler/kube-scheduler.yaml" in container["command"]
 
 
-def test_agents_are_looked_for_where_they_are() -> None:
+def test_the_agent_selector_selects_the_daemonset() -> None:
     (agents,) = of_kind("DaemonSet").values()
     found = process.agent_selector(settings())
     labels = agents["spec"]["template"]["metadata"]["labels"]
@@ -106,7 +106,7 @@ def test_agents_are_looked_for_where_they_are() -> None:
     assert not found.include("default", labels)
 
 
-def test_the_extender_is_asked_about_every_pod_of_the_profile() -> None:
+def test_the_extender_is_called_for_every_pod_of_the_profile() -> None:
     (asked,) = configuration()["extenders"]
     assert "managedResources" not in asked
     assert asked["nodeCacheCapable"] is True
@@ -116,14 +116,14 @@ def test_the_extender_is_asked_about_every_pod_of_the_profile() -> None:
     assert variables()["TOPOLET_SCHEDULER_NAME"] == profile["schedulerName"]
 
 
-def test_our_order_outvotes_all_plugins() -> None:
+def test_the_extenders_score_outweighs_all_plugins() -> None:
     """One point of an extender's ten is worth ten times its weight."""
     found = configuration()
     assert found["percentageOfNodesToScore"] == 100
     assert found["extenders"][0]["weight"] * 10 > sum(THEIR_WEIGHTS.values()) * 100
 
 
-def test_the_two_leases_are_not_one() -> None:
+def test_the_two_leases_are_different() -> None:
     ours, theirs = settings(), configuration()["leaderElection"]
     leases = {
         "topolet-scheduler-lease": (ours.lease_namespace, ours.lease_name),
@@ -147,7 +147,7 @@ def rules(role: str) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def test_the_scheduler_may_do_no_more_than_it_does() -> None:
+def test_the_schedulers_role_has_exactly_the_used_verbs() -> None:
     assert rules("topolet-scheduler") == {
         ("", "pods"): {"get", "list", "watch", "patch"},
         ("", "nodes"): {"list", "watch"},
@@ -162,7 +162,7 @@ def test_the_scheduler_may_do_no_more_than_it_does() -> None:
     }
 
 
-def test_who_does_not_evict_may_not(tmp_path: Path) -> None:
+def test_the_role_for_evictions_exists_only_in_the_evict_overlay(tmp_path: Path) -> None:
     for overlay, evicts in (("scheduler", False), ("scheduler-evict", True)):
         found = kustomized(overlay, tmp_path)
         assert len(found) == len(objects(f"overlays/{overlay}"))

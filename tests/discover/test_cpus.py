@@ -62,7 +62,7 @@ def test_regular_machine(read: Read, masks: bool) -> None:
     assert [node.distances for node in topology.numa_nodes][2] == (21, 21, 10, 12)
 
 
-def test_names_before_5_2(read: Read) -> None:
+def test_file_names_before_linux_5_2(read: Read) -> None:
     files = without(machine(2, 1, 1, 2, 2), "core_cpus", "package_cpus", "/die_")
     topology = read(files)
     assert of(topology, "core") == {"0,4": 0, "1,5": 1, "2,6": 2, "3,7": 3}
@@ -96,7 +96,7 @@ def test_offline_cpus_in_the_list_of_a_node(read: Read) -> None:
     assert str(read(files).numa_nodes[0].cpus) == "0"
 
 
-def test_possible_cpus_that_nobody_plugged_in_are_not_offline(read: Read) -> None:
+def test_possible_cpus_that_are_not_present_are_not_offline(read: Read) -> None:
     files = machine() | {f"{CPU}/possible": "0-63", f"{CPU}/offline": "2-63"}
     assert str(read(files).offline) == ""
 
@@ -128,7 +128,7 @@ def test_index_is_not_the_level(read: Read) -> None:
     assert of(read(files), "l3") == {"0-1": 0, "2-3": 2}
 
 
-def test_instruction_cache_of_level_3_is_no_l3(read: Read) -> None:
+def test_instruction_cache_of_level_3_does_not_count_as_l3(read: Read) -> None:
     files = machine()
     for cpu in range(2):
         files[f"{CPU}/cpu{cpu}/cache/index3/type"] = "Instruction"
@@ -259,7 +259,7 @@ def test_hugepages_of_kernels_before_2_6_31(read: Read) -> None:
     assert read(files).numa_nodes[0].hugepages == (HugePages(4 << 20, 7, 5),)
 
 
-def test_sparse_nodes_one_without_cpus(read: Read) -> None:
+def test_sparse_nodes_and_one_without_cpus(read: Read) -> None:
     files = {
         path.replace("/node1/", "/node8/"): text for path, text in machine(2, 1, 1, 2).items()
     } | {
@@ -310,14 +310,14 @@ def test_overlapping_nodes(read: Read, second: str, lists: list[str]) -> None:
     assert [str(node.cpus) for node in nodes] == lists
 
 
-def test_stray_cpu_goes_by_its_link(read: Read) -> None:
+def test_cpu_without_a_node_list_is_placed_by_its_link(read: Read) -> None:
     files = machine(2, 1, 1, 2) | {f"{NODE}/node1/cpumap": "4"}
     topology = read(files, (f"{CPU}/cpu3/node1", "../../node/node1"))
     assert of(topology, "node") == {"0-1": 0, "2-3": 1}
     assert [str(node.cpus) for node in topology.numa_nodes] == ["0-1", "2-3"]
 
 
-def test_stray_cpu_without_link_goes_to_the_first_node(read: Read) -> None:
+def test_cpu_without_a_node_list_and_link_is_on_the_first_node(read: Read) -> None:
     topology = read(machine(2, 1, 1, 2) | {f"{NODE}/node1/cpumap": "4"})
     assert [str(node.cpus) for node in topology.numa_nodes] == ["0-1,3", "2"]
 
@@ -382,7 +382,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("path", "text"), BROKEN.values(), ids=BROKEN.keys())
-def test_garbage_is_named(tmp_path: Path, path: str, text: str) -> None:
+def test_invalid_content_is_named(tmp_path: Path, path: str, text: str) -> None:
     root = write(str(tmp_path), machine(2, 1, 1, 1) | {path: text})
     with pytest.raises(DiscoveryError) as caught:
         cpus.read(root)
@@ -413,7 +413,7 @@ OPTIONAL = (
     "text", ["", "\0", "zz 9-", "0" * 3000], ids=["blank", "nul", "word", "long"]
 )
 @pytest.mark.parametrize("path", OPTIONAL)
-def test_garbage_in_an_optional_fact(read: Read, path: str, text: str) -> None:
+def test_invalid_content_of_an_optional_file(read: Read, path: str, text: str) -> None:
     topology = read(machine(2, 1, 1, 2) | {path: text})
     assert str(topology.online) == "0-3"
     assert of(topology, "socket") == {"0-1": 0, "2-3": 1}
@@ -425,7 +425,7 @@ def test_garbage_in_an_optional_fact(read: Read, path: str, text: str) -> None:
     [({}, "no online CPU"), ({f"{CPU}/online": "0"}, "no online CPU"), ({CPU: "x"}, "no online")],
     ids=["empty", "list alone", "file for folder"],
 )
-def test_no_machine(tmp_path: Path, files: Files, words: str) -> None:
+def test_root_without_a_machine(tmp_path: Path, files: Files, words: str) -> None:
     with pytest.raises(DiscoveryError, match=words):
         cpus.read(write(str(tmp_path), files))
 

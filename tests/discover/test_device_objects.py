@@ -53,5 +53,7 @@ def test_an_hca(snapshot: Callable[[str], str], name: str, node: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["32intel64-2p8co2t+8ve", "nvidiagpunumanodes", "2arm-2c"])
-def test_machines_without_a_driver_for_any(snapshot: Callable[[str], str], name: str) -> None:
+def test_machines_without_a_driver_for_any_device(
+    snapshot: Callable[[str], str], name: str
+) -> None:
     assert device_object(snapshot(name))["spec"]["devices"] == []

@@ -83,7 +83,7 @@ def test_a_port_that_was_given_to_a_virtual_function(tmp_path: Path) -> None:
     assert [each.function_id for each in port.ports] == [LOOPBACK]
 
 
-def test_what_is_torn_or_out_of_place_is_told(tmp_path: Path) -> None:
+def test_invalid_entries_are_reported(tmp_path: Path) -> None:
     plug(tmp_path, CARD)
     dfl(tmp_path, "region0", CARD, {"dfl-port.0/afu_id": "nothing", "dfl-fme.0/dev": "x:y"})
     put(tmp_path / "sys/class/fpga_region/region7/dfl-port.7", {})

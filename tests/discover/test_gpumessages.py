@@ -19,7 +19,7 @@ MESSAGES: list[Answer] = [
 
 
 @given(st.lists(st.sampled_from(MESSAGES), max_size=5), st.data())
-def test_messages_come_whole_however_they_are_cut(
+def test_messages_are_reassembled_however_they_are_split(
     messages: list[Answer], data: st.DataObject
 ) -> None:
     sent = b"".join(map(line, messages))
@@ -30,7 +30,7 @@ def test_messages_come_whole_however_they_are_cut(
     assert [msgspec.json.decode(each, type=Answer) for each in found] == messages
 
 
-def test_a_line_without_an_end_is_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_a_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpumessages, "MOST_BYTES", 100)
     lines = Lines()
     assert lines.feed(b"x" * 100) == []
@@ -38,6 +38,6 @@ def test_a_line_without_an_end_is_no_message(monkeypatch: pytest.MonkeyPatch) ->
         lines.feed(b"x")
 
 
-def test_a_look_is_no_answer() -> None:
+def test_a_query_is_not_decoded_as_an_answer() -> None:
     with pytest.raises(ValueError, match="look"):
         msgspec.json.decode(line(Query(1)), type=Answer)

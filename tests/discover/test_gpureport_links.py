@@ -58,7 +58,7 @@ def test_links_of_a_pair(one: tuple, two: tuple, links: int, speed: int) -> None
     assert (pair.links, pair.mb_per_second) == (links, speed)
 
 
-def test_links_through_switches_are_told_from_straight_ones() -> None:
+def test_links_through_switches_are_distinguished_from_direct_ones() -> None:
     ends = {"straight": (to(1), to(0)), "through": (switch(0),) * 2, "half": (switch(0), to(0))}
     found = {name: pairs([gpu(0, one), gpu(1, two)], {}) for name, (one, two) in ends.items()}
     assert {name: pair.switched for name, (pair,) in found.items()} == {
@@ -68,7 +68,7 @@ def test_links_through_switches_are_told_from_straight_ones() -> None:
     }
 
 
-def test_what_a_pair_shares_is_found_in_either_order() -> None:
+def test_the_common_ancestor_of_a_pair_is_found_in_either_order() -> None:
     sharing = {frozenset(("GPU-1", "GPU-0")): (Ancestor.SWITCH, True)}
     (pair,) = pairs([gpu(1), gpu(0)], sharing)
     assert (pair.one, pair.two) == ("GPU-0", "GPU-1")
@@ -82,7 +82,7 @@ def test_what_a_pair_shares_is_found_in_either_order() -> None:
         max_size=6,
     )
 )
-def test_whatever_the_ends_say_no_pair_has_more_links_than_either_card(ends: list) -> None:
+def test_no_pair_has_more_links_than_either_card(ends: list) -> None:
     gpus = [gpu(index, *links) for index, links in enumerate(ends)]
     found = pairs(gpus, {})
     most = {each.uuid: len(each.links) for each in gpus}
@@ -105,5 +105,5 @@ def test_whatever_the_ends_say_no_pair_has_more_links_than_either_card(ends: lis
         ("3B:00.0", ""),
     ],
 )
-def test_addresses_as_sysfs_writes_them(told: str, address: str) -> None:
+def test_addresses_are_converted_to_sysfs_format(told: str, address: str) -> None:
     assert pci_address(told) == address

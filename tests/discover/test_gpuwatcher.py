@@ -72,7 +72,7 @@ def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
         each.watcher.stop()
 
 
-def test_a_driver_that_comes_later_and_is_replaced_needs_no_new_agent(
+def test_a_driver_that_is_loaded_later_and_replaced_needs_no_agent_restart(
     watch: Callable[..., Watch],
 ) -> None:
     machine = gpumachines.mixed()
@@ -90,7 +90,7 @@ def test_a_driver_that_comes_later_and_is_replaced_needs_no_new_agent(
     assert (report.inventory.driver, len(report.inventory.gpus)) == ("570.86.15", 2)
 
 
-def test_an_event_is_told_at_once_and_causes_a_look(watch: Callable[..., Watch]) -> None:
+def test_an_event_is_reported_at_once_and_causes_a_query(watch: Callable[..., Watch]) -> None:
     machine = gpumachines.mixed()
     here = watch(machine, ASKED)
     here.until(good)
@@ -102,7 +102,7 @@ def test_an_event_is_told_at_once_and_causes_a_look(watch: Callable[..., Watch])
     assert [each.fault for each in report.inventory.silent] == ["GpuLost"]
 
 
-def test_a_storm_of_events_causes_no_storm_of_looks(
+def test_many_events_cause_few_queries(
     watch: Callable[..., Watch],
 ) -> None:
     timing = GpuTiming(period=NEVER, least=NEVER, answer=DEADLINE_SECONDS)
@@ -121,7 +121,7 @@ def test_a_storm_of_events_causes_no_storm_of_looks(
     assert {news.report for news in taken} == {None}
 
 
-def test_an_event_that_came_after_a_look_is_told_after_it(watch: Callable[..., Watch]) -> None:
+def test_an_event_after_a_query_is_reported_after_its_answer(watch: Callable[..., Watch]) -> None:
     """Otherwise the look would be taken for evidence of what came of the event."""
     timing = GpuTiming(period=NEVER, least=NEVER, answer=DEADLINE_SECONDS)
     here = watch(gpumachines.mixed(), timing)
@@ -136,7 +136,7 @@ def test_an_event_that_came_after_a_look_is_told_after_it(watch: Callable[..., W
     assert here.watcher.take() == ()
 
 
-def test_an_agent_that_does_not_listen_costs_no_more_and_more(
+def test_reports_do_not_accumulate_while_the_agent_does_not_read(
     watch: Callable[..., Watch],
 ) -> None:
     here = watch(gpumachines.mixed(), ASKED)
@@ -152,14 +152,14 @@ def test_an_agent_that_does_not_listen_costs_no_more_and_more(
     }
 
 
-def test_who_asks_gets_a_look_before_its_time(watch: Callable[..., Watch]) -> None:
+def test_a_requested_report_comes_before_the_period_ends(watch: Callable[..., Watch]) -> None:
     here = watch(gpumachines.mixed(), ASKED)
     here.until(good)
     here.watcher.request_report()
     here.until(good)
 
 
-def test_who_asks_ends_the_wait_for_a_driver(watch: Callable[..., Watch]) -> None:
+def test_a_requested_report_ends_the_wait_for_a_driver(watch: Callable[..., Watch]) -> None:
     machine = gpumachines.mixed()
     here = watch(machine.but(init=9), ASKED)
     here.until(fault("DriverNotLoaded"))
@@ -168,7 +168,7 @@ def test_who_asks_ends_the_wait_for_a_driver(watch: Callable[..., Watch]) -> Non
     here.until(good)
 
 
-def test_a_driver_that_hangs_is_told_and_asked_again_by_another_child(
+def test_a_hanging_driver_is_reported_and_queried_again_by_another_child(
     watch: Callable[..., Watch],
 ) -> None:
     machine = gpumachines.mixed()
@@ -191,7 +191,7 @@ def test_a_child_that_was_killed_is_started_again(watch: Callable[..., Watch]) -
     here.until(good)
 
 
-def test_a_child_that_ends_again_and_again_before_it_answers_is_the_drivers_fault(
+def test_a_child_that_repeatedly_ends_before_its_answer_is_a_driver_fault(
     watch: Callable[..., Watch],
 ) -> None:
     machine = gpumachines.mixed()

@@ -118,7 +118,7 @@ def test_mig(start: Start) -> None:
     assert instance.memory_bytes == 20096 << 20
 
 
-def test_what_a_card_has_not_in_mig_mode_it_has_again_after_it(start: Start) -> None:
+def test_readings_that_mig_mode_hides_return_after_it(start: Start) -> None:
     whole = gpumachines.a100_hgx()
     divided = dataclasses.replace(whole.cards[0], mig=(1, 1))
     machine = Machine((divided,)).but(0, **{"return.nvmlDeviceGetUtilizationRates": 3})
@@ -128,7 +128,7 @@ def test_what_a_card_has_not_in_mig_mode_it_has_again_after_it(start: Start) -> 
     assert [each.gpu_percent for each in look(session).readings] == [30]
 
 
-def test_an_instance_that_is_being_taken_away_takes_no_card_with_it(start: Start) -> None:
+def test_an_instance_that_is_being_deleted_does_not_remove_its_card(start: Start) -> None:
     going = {"uuid": "MIG-1", "return.nvmlDeviceGetGpuInstanceId": 6}
     card = dataclasses.replace(gpumachines.with_mig().cards[1], instances=(going,))
     _, session = start(Machine((card,)))
@@ -139,9 +139,7 @@ def test_an_instance_that_is_being_taken_away_takes_no_card_with_it(start: Start
 @pytest.mark.parametrize(
     "call", ["nvmlDeviceGetMigMode", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMinorNumber"]
 )
-def test_a_card_that_does_not_tell_what_it_is_is_no_card_of_another_kind(
-    start: Start, call: str
-) -> None:
+def test_a_card_of_unknown_kind_is_not_reported_as_another_kind(start: Start, call: str) -> None:
     """One in MIG mode would be given as a whole one, one with memory as one that has the host's."""
     machine = gpumachines.with_mig()
     driver, session = start(machine)
@@ -190,7 +188,7 @@ def test_processes_with_and_without_samples_and_memory(start: Start) -> None:
     ]
 
 
-def test_the_symbols_that_an_old_driver_lacks_are_facts_that_nobody_knows(start: Start) -> None:
+def test_symbols_that_an_old_driver_lacks_give_unknown_values(start: Start) -> None:
     _, session = start(
         gpumachines.a100_hgx(),
         "nvmlDeviceGetModuleId",
@@ -219,7 +217,7 @@ def test_the_symbols_that_an_old_driver_lacks_are_facts_that_nobody_knows(start:
 @pytest.mark.parametrize(
     ("code", "fault"), [(15, "GpuLost"), (16, "ResetRequired"), (28, "GpuLost"), (999, "NoAnswer")]
 )
-def test_a_card_that_answers_no_more_is_its_own_trouble_only(
+def test_a_card_that_stops_answering_does_not_affect_the_others(
     start: Start, code: int, fault: str
 ) -> None:
     machine = gpumachines.a100_hgx()
@@ -231,7 +229,7 @@ def test_a_card_that_answers_no_more_is_its_own_trouble_only(
     assert [(each.index, each.fault) for each in found.silent] == [(3, fault)]
 
 
-def test_a_card_lost_between_its_name_and_its_readings_is_told_with_its_name(start: Start) -> None:
+def test_a_card_lost_before_its_readings_is_reported_with_its_uuid(start: Start) -> None:
     _, session = start(gpumachines.a100_hgx().but(3, **{"return.nvmlDeviceGetClockInfo": 15}))
     report = look(session)
     assert report.inventory is not None
@@ -241,13 +239,13 @@ def test_a_card_lost_between_its_name_and_its_readings_is_told_with_its_name(sta
     assert gpumachines.uuid(3) not in {each.uuid for each in report.readings}
 
 
-def test_one_that_may_not_be_opened_is_left_out(start: Start) -> None:
+def test_a_card_without_permission_is_left_out(start: Start) -> None:
     _, session = start(gpumachines.mixed().but(1, **{"return.nvmlDeviceGetHandleByIndex_v2": 4}))
     found = inventory(session)
     assert (len(found.gpus), [each.fault for each in found.silent]) == (1, ["NoPermission"])
 
 
-def test_text_that_is_none_costs_a_card_its_product_or_itself(start: Start) -> None:
+def test_invalid_text_makes_the_product_empty_or_the_card_unknown(start: Start) -> None:
     machine = gpumachines.mixed().but(0, name="NVIDIA \udcff").but(1, uuid="GPU-\udcff")
     _, session = start(machine)
     found = inventory(session)
@@ -255,7 +253,7 @@ def test_text_that_is_none_costs_a_card_its_product_or_itself(start: Start) -> N
     assert [(each.index, each.fault) for each in found.silent] == [(1, "NoAnswer")]
 
 
-def test_a_card_that_fell_off_the_bus_shifts_the_indices_and_no_uuid(start: Start) -> None:
+def test_a_card_that_fell_off_the_bus_shifts_indices_but_not_uuids(start: Start) -> None:
     machine = gpumachines.a100_hgx()
     driver, session = start(machine)
     before = {gpu.uuid: gpu for gpu in inventory(session).gpus}
@@ -277,7 +275,7 @@ def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) 
     assert reading.retirement_pending is None
 
 
-def test_a_card_before_ampere_tells_that_pages_wait_to_be_retired(start: Start) -> None:
+def test_a_card_before_ampere_reports_pages_that_wait_for_retirement(start: Start) -> None:
     machine = gpumachines.dgx1()
     driver, session = start(machine)
     assert {each.retirement_pending for each in look(session).readings} == {False}
@@ -289,7 +287,7 @@ def test_a_card_before_ampere_tells_that_pages_wait_to_be_retired(start: Start) 
     assert {each.retirement_pending for each in look(session).readings} == {False}
 
 
-def test_a_card_that_remaps_rows_is_not_asked_for_pages(start: Start) -> None:
+def test_a_card_that_remaps_rows_is_not_queried_for_retired_pages(start: Start) -> None:
     _, session = start(gpumachines.a100_hgx().but(0, retired__pending=1))
     assert look(session).readings[0].retirement_pending is None
 
@@ -309,7 +307,7 @@ def test_a_card_that_remaps_rows_is_not_asked_for_pages(start: Start) -> None:
         ({"return.nvmlSystemGetDriverVersion": 999}, "NoAnswer"),
     ],
 )
-def test_without_a_driver_to_talk_to_the_session_is_over(
+def test_without_a_driver_the_session_ends(
     start: Start, facts: dict[str, object], fault: str
 ) -> None:
     _, session = start(gpumachines.mixed().but(**facts))
@@ -337,7 +335,7 @@ def test_a_driver_upgrade_ends_the_session_and_the_next_one_has_the_new_driver(
 
 
 @pytest.mark.parametrize("more", [0, 1, 3])
-def test_a_child_that_cant_be_started_is_a_fault_of_ours(more: int) -> None:
+def test_a_child_that_cannot_be_started_is_the_agents_fault(more: int) -> None:
     """For want of descriptors: for the socket, for the child's streams, for what tells of exec."""
     program = (
         "import os, resource\n"
@@ -363,7 +361,7 @@ def test_no_library(tmp_path: Path) -> None:
         assert session.close()
 
 
-def test_links_to_the_library_are_those_of_the_drivers_root(tmp_path: Path) -> None:
+def test_symbolic_links_to_the_library_are_resolved_below_the_drivers_root(tmp_path: Path) -> None:
     driver = FakeDriver(tmp_path, gpumachines.mixed())
     folder = driver.root / "usr" / "lib64"
     (folder / "current").mkdir()
@@ -379,7 +377,7 @@ def test_links_to_the_library_are_those_of_the_drivers_root(tmp_path: Path) -> N
         assert session.close()
 
 
-def test_a_hung_driver_costs_the_deadline_and_its_child_is_gone(start: Start) -> None:
+def test_a_hanging_driver_takes_the_deadline_and_its_child_is_killed(start: Start) -> None:
     machine = gpumachines.mixed()
     driver, session = start(machine)
     look(session)
@@ -411,7 +409,7 @@ def heard(session: GpuSession) -> list[GpuEvent]:
     return session.events
 
 
-def test_xids_come_unasked_with_card_and_instance(start: Start) -> None:
+def test_xids_are_reported_with_card_and_instance(start: Start) -> None:
     driver, session = start(gpumachines.a100_hgx())
     look(session)
     driver.event(2, 79)
@@ -425,7 +423,7 @@ def test_xids_come_unasked_with_card_and_instance(start: Start) -> None:
     ]
 
 
-def test_the_xid_of_a_lost_card_has_its_name(start: Start) -> None:
+def test_the_xid_of_a_lost_card_has_its_uuid(start: Start) -> None:
     machine = gpumachines.a100_hgx()
     driver, session = start(machine)
     look(session)
@@ -435,7 +433,7 @@ def test_the_xid_of_a_lost_card_has_its_name(start: Start) -> None:
     assert session.events == [GpuEvent(gpumachines.uuid(2), 79)]
 
 
-def test_the_xid_of_a_card_that_falls_off_while_somebody_looks_is_told(start: Start) -> None:
+def test_the_xid_of_a_card_that_falls_off_during_a_query_is_reported(start: Start) -> None:
     machine = gpumachines.a100_hgx()
     driver, session = start(machine)
     look(session)
@@ -454,7 +452,7 @@ def test_the_xid_of_a_card_that_falls_off_while_somebody_looks_is_told(start: St
     assert session.events == [GpuEvent(gpumachines.uuid(2), 79)]
 
 
-def test_a_link_that_a_driver_tells_nothing_of_hides_none_behind_it(start: Start) -> None:
+def test_an_unreported_link_does_not_hide_later_ones(start: Start) -> None:
     _, session = start(gpumachines.a100_hgx().but(0, **{"link.3": "3 2 -"}))
     found = inventory(session)
     assert [link.number for link in found.gpus[0].links] == [*range(3), *range(4, 12)]
@@ -474,7 +472,7 @@ def test_links_are_read_once_for_the_same_cards_and_again_after_an_nvlink_error(
     assert inventory(session).pairs[0].links == 6
 
 
-def test_links_that_come_up_later_are_seen_in_time(start: Start) -> None:
+def test_links_that_come_up_later_are_reported_in_time(start: Start) -> None:
     """Those at NVSwitches wait for the fabric manager, which may start after any agent."""
     machine = gpumachines.a100_hgx()
     # A look waits for events, and here are many of both.
@@ -487,7 +485,7 @@ def test_links_that_come_up_later_are_seen_in_time(start: Start) -> None:
     eventually("links", lambda: inventory(session).pairs[0].links == 12)
 
 
-def test_waiting_for_events_that_goes_wrong_again_and_again_ends_the_session(start: Start) -> None:
+def test_repeated_failures_of_waiting_for_events_end_the_session(start: Start) -> None:
     machine = gpumachines.mixed()
     driver, session = start(machine)
     look(session)
@@ -503,7 +501,7 @@ def test_waiting_for_events_that_goes_wrong_again_and_again_ends_the_session(sta
     eventually("the session is over", over)
 
 
-def test_a_child_that_was_killed_is_told(start: Start) -> None:
+def test_a_killed_child_is_reported(start: Start) -> None:
     _, session = start(gpumachines.mixed())
     look(session)
     os.kill(session.pid, signal.SIGKILL)

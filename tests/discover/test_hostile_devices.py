@@ -73,7 +73,7 @@ strange = st.dictionaries(
 
 @settings(max_examples=50)
 @given(strange, st.sampled_from(LINKS))
-def test_a_strange_device_hides_no_sound_one(files: dict[str, str], target: str) -> None:
+def test_an_invalid_device_does_not_hide_a_valid_one(files: dict[str, str], target: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         sound(root)

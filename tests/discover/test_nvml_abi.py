@@ -35,7 +35,7 @@ def test_the_check_of_the_layout_can_fail(tmp_path) -> None:
     assert "nvmlMemory_v2_t.reserved" in said
 
 
-def test_the_binding_has_no_structure_of_another_size() -> None:
+def test_the_bindings_structures_have_the_same_sizes() -> None:
     """On x86-64 and arm64; the numbers are those that layout.c compares with nvml.h."""
     sizes = {
         pynvml.nvmlPciInfo_t: 68,

@@ -58,7 +58,7 @@ def test_accelerators_and_hcas_are_grouped_by_switch(engines: dict[str, Function
     assert (engines["0000:1b:00.0"].vendor, engines["0000:1b:00.0"].device) == (0x1BCF, 0x1C)
 
 
-def test_a_bridge_that_is_not_listed_is_still_on_the_way(engines: dict[str, Function]) -> None:
+def test_an_unlisted_bridge_is_part_of_the_path(engines: dict[str, Function]) -> None:
     port = engines["0000:60:00.1"]
     assert port.root == "pci0000:5d"
     assert port.bridges == ("0000:5d:02.0", "0000:5e:00.0", "0000:5f:03.0")
@@ -96,7 +96,9 @@ def test_the_node_of_every_root_bus(snapshot: Callable[[str], str]) -> None:
     assert nodes == {"pci0000:00": 0, "pci0000:40": 1, "pci0000:80": 2, "pci0000:c0": 3}
 
 
-def test_local_cpus_place_cards_that_have_no_numa_node(snapshot: Callable[[str], str]) -> None:
+def test_local_cpus_determine_the_node_of_cards_without_numa_node(
+    snapshot: Callable[[str], str],
+) -> None:
     root = snapshot("nvidiagpunumanodes")
     functions = pci.read(root, cpus.read(root)).by_address
     assert {address: each.node for address, each in functions.items()} == {
@@ -205,7 +207,7 @@ def test_nodes_of_memory_alone(
         ({"numa_node": "-1", "local_cpulist": "2-7"}, -1, 1),
     ],
 )
-def test_the_socket_is_told_only_where_one_has_all_cpus(
+def test_the_socket_is_known_only_if_one_has_all_cpus(
     tmp_path: Path, files: dict[str, str], node: int, socket: int
 ) -> None:
     plug(tmp_path, "pci0000:00/0000:00:05.0", files)
@@ -227,7 +229,7 @@ def test_virtual_functions_are_in_order_of_their_numbers(tmp_path: Path) -> None
     assert functions["0000:18:01.2"].physical == "0000:18:00.0"
 
 
-def test_what_is_torn_is_told_and_hides_nothing_else(tmp_path: Path) -> None:
+def test_invalid_files_are_reported_and_do_not_hide_other_devices(tmp_path: Path) -> None:
     plug(tmp_path, "pci0000:00/0000:00:01.0", {"class": "0xzz", "numa_node": "many"})
     plug(tmp_path, "pci0000:00/0000:00:02.0", {"vendor/x": "", "local_cpulist": "9-1"})
     plug(tmp_path, "pci0000:00/0000:00:03.0", {"numa_node": "0"})
@@ -243,7 +245,7 @@ def test_what_is_torn_is_told_and_hides_nothing_else(tmp_path: Path) -> None:
     ]
 
 
-def test_a_listing_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_an_unreadable_listing_is_an_error_that_names_it(tmp_path: Path) -> None:
     listing = tmp_path / "sys/bus/pci/devices"
     put(listing.parent, {"devices@": "devices"})
     with pytest.raises(DiscoveryError, match=f"{listing}: Too many levels"):

@@ -37,7 +37,7 @@ def only(root: Path) -> RdmaDevice:
 
 
 @pytest.mark.parametrize("name", ["40intel64-2g2n4c+pcilocality", "fakepcilocalities"])
-def test_an_hca_that_is_no_network_controller_by_class(
+def test_an_hca_whose_class_is_not_network_controller(
     snapshot: Callable[[str], str], name: str
 ) -> None:
     root = snapshot(name)
@@ -68,7 +68,7 @@ def test_adapters_whose_driver_for_rdma_is_not_loaded(snapshot: Callable[[str], 
 
 
 @pytest.mark.parametrize("name", ["mlx5_0", "rocep23s0f0", "ibp23s0", "bnxt_re0", "erdma_0", "x"])
-def test_names_of_any_kind(tmp_path: Path, name: str) -> None:
+def test_link_names_of_any_kind(tmp_path: Path, name: str) -> None:
     plug(tmp_path, f"{PORT}/0000:18:00.0", link(name, 7, "4: ACTIVE"))
     device = only(tmp_path)
     assert [each.name for each in device.physical.links] == [name]
@@ -78,7 +78,7 @@ def test_names_of_any_kind(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_what_is_not_below_a_pci_function_is_no_device(tmp_path: Path) -> None:
+def test_an_entry_that_is_not_below_a_pci_function_is_ignored(tmp_path: Path) -> None:
     put(tmp_path / "sys/class/infiniband", {"scif0@": "../../devices/virtual/infiniband/scif0"})
     plug(tmp_path, f"{PORT}/0000:18:00.0")
     assert read(tmp_path) == Rdma()
@@ -117,7 +117,7 @@ def test_several_links_of_a_function_have_files_of_their_own(tmp_path: Path) -> 
     assert physical.down == ("mlx5_1/1",)
 
 
-def test_virtual_functions_with_their_numbers_and_files(tmp_path: Path) -> None:
+def test_virtual_functions_have_their_numbers_and_files(tmp_path: Path) -> None:
     """Number 1 was given away whole: it has no links here, and stays."""
     virtual = {f"virtfn{n}@": f"../0000:18:00.{n + 1}" for n in (2, 0, 1)}
     plug(tmp_path, f"{PORT}/0000:18:00.0", virtual | link("mlx5_0", 0, "4: ACTIVE"))
@@ -147,12 +147,12 @@ def test_a_virtual_function_whose_physical_one_has_no_rdma_is_a_device(
     assert only(tmp_path).physical.address == "0000:18:00.1"
 
 
-def test_the_connection_manager_is_for_all(tmp_path: Path) -> None:
+def test_the_connection_managers_device_is_common_to_all(tmp_path: Path) -> None:
     put(tmp_path / "sys/class/misc/rdma_cm", {"dev": "10:58\n"})
     assert read(tmp_path).common == (CharDevice("/dev/infiniband/rdma_cm", (10, 58)),)
 
 
-def test_what_is_torn_is_told_and_the_device_stays(tmp_path: Path) -> None:
+def test_invalid_files_are_reported_and_the_device_is_kept(tmp_path: Path) -> None:
     files = link("mlx5_0", 0, "what")
     files |= {"infiniband/mlx5_0/ports/1/rate": "fast", "infiniband_verbs/uverbs0/dev": "c"}
     folder = plug(tmp_path, f"{PORT}/0000:18:00.0", files)

@@ -10,7 +10,7 @@ cpu_sets = st.sets(st.integers(0, 40)).map(CpuSet)
 
 
 @given(cpu_sets, st.dictionaries(st.integers(0, 40), st.none() | cpu_sets))
-def test_partition_covers_once_whatever_the_files_say(
+def test_partition_covers_every_cpu_once_whatever_the_files_contain(
     cpus: CpuSet, files: dict[int, CpuSet | None]
 ) -> None:
     groups = list(partition(cpus, files.get))
@@ -19,7 +19,7 @@ def test_partition_covers_once_whatever_the_files_say(
     assert all(members.first() == first for first, members in groups)
 
 
-def test_partition_asks_once_a_group() -> None:
+def test_partition_reads_once_per_group() -> None:
     asked = []
 
     def sharers(cpu: int) -> CpuSet:

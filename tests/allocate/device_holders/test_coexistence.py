@@ -76,12 +76,14 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("one", "other", "kept"), PAIRS)
-def test_two_pods_and_one_device(one: DeviceHolding, other: DeviceHolding, kept: bool) -> None:
+def test_conflicts_of_two_pods_and_one_device(
+    one: DeviceHolding, other: DeviceHolding, kept: bool
+) -> None:
     for pair in ((one, other), (other, one)):
         assert len(conflicts(pair, {CARD: CAPACITY})) == (0 if kept else 1)
 
 
-def test_the_table_has_a_row_for_any_two_and_each_is_tried() -> None:
+def test_the_table_covers_every_pair_of_forms_and_each_pair_is_tested() -> None:
     pairs = {frozenset(pair) for pair in combinations_with_replacement(Form, 2)}
     assert set(TABLE) == pairs
     tried = {frozenset({one.form, other.form}) for one, other, _ in PAIRS}
@@ -91,7 +93,7 @@ def test_the_table_has_a_row_for_any_two_and_each_is_tried() -> None:
 
 
 @pytest.mark.parametrize("other", [Form.WHOLE, Form.SHARE, Form.INSTANCE])
-def test_one_pod_may_have_a_device_by_two_names(other: Form) -> None:
+def test_one_pod_may_hold_a_device_under_two_names(other: Form) -> None:
     one, two = held("a", Form.WHOLE), held("a", other, source=HoldingSource.ALLOCATION)
     assert conflicts((one, two), {CARD: CAPACITY}) == ()
 
@@ -111,7 +113,9 @@ def test_other_devices_do_not_matter() -> None:
         ((HoldingSource.CHECKPOINT, HoldingSource.CHECKPOINT), "b"),
     ],
 )
-def test_who_is_refused(sources: tuple[HoldingSource, HoldingSource], refused: str) -> None:
+def test_which_holding_is_refused(
+    sources: tuple[HoldingSource, HoldingSource], refused: str
+) -> None:
     one, other = (held(uid, Form.WHOLE, source=of) for uid, of in zip("ab", sources, strict=True))
     (found,) = conflicts((one, other), {CARD: CAPACITY})
     assert (found.refused.uid, found.rule) == (refused, Rule.REFUSED)
@@ -121,7 +125,7 @@ shares = st.lists(st.integers(1, 60), max_size=6)
 
 
 @given(shares)
-def test_what_is_kept_of_shares_fits_and_more_would_not(amounts: list[int]) -> None:
+def test_kept_shares_fit_and_no_refused_share_would_fit(amounts: list[int]) -> None:
     held_shares = [held(str(n), Form.SHARE, core=core) for n, core in enumerate(amounts)]
     refused = {each.refused.uid for each in conflicts(held_shares, {CARD: CAPACITY})}
     kept = [each for each in held_shares if each.uid not in refused]
@@ -132,7 +136,7 @@ def test_what_is_kept_of_shares_fits_and_more_would_not(amounts: list[int]) -> N
         total += core if each in kept else 0
 
 
-def test_of_two_claims_on_one_cpu_one_is_refused() -> None:
+def test_two_pods_with_one_cpu_conflict_unless_they_share_a_claim() -> None:
     one, other = cpus("a", "2-3"), cpus("b", "3")
     assert conflicts((one, other, cpus("c", "4")), {}) == (Conflict(one, other, Rule.OTHER_CPUS),)
     shared = [msgspec.structs.replace(each, claim="ns/x") for each in (one, other)]

@@ -62,7 +62,7 @@ def visible(value: str) -> Carriers:
         ),
     ],
 )
-def test_names_in_a_container(carriers: Carriers, named: dict[str, tuple[str, ...]]) -> None:
+def test_device_names_in_a_container(carriers: Carriers, named: dict[str, tuple[str, ...]]) -> None:
     found = of_carriers("pod", "main", carriers)
     assert {each.resource: each.names for each in found} == named
     assert {(each.uid, each.container, each.source) for each in found} <= {
@@ -71,7 +71,7 @@ def test_names_in_a_container(carriers: Carriers, named: dict[str, tuple[str, ..
 
 
 @pytest.mark.parametrize(("privileged", "names"), [(False, [("/dev/nvidia0",)]), (True, [])])
-def test_device_nodes_say_nothing_of_a_privileged_container(
+def test_device_nodes_of_a_privileged_container_are_ignored(
     privileged: bool, names: list[tuple[str, ...]]
 ) -> None:
     carriers = Carriers(nodes=("/dev/nvidia0", "socket"), privileged=privileged)

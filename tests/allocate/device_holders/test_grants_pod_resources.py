@@ -29,7 +29,7 @@ def claim(name: str, device: str, share: str | None = None) -> ResourceClaim:
 UIDS = {("default", "a"): "uid-a", ("default", "b"): "uid-b"}
 
 
-def test_devices_and_claims_of_pods_that_are_here() -> None:
+def test_devices_and_claims_of_present_pods() -> None:
     devices = (
         GivenDevice("nvidia.com/gpu", "GPU-a1"),
         GivenDevice("nvidia.com/gpu", "GPU-b1"),
@@ -59,12 +59,12 @@ def clash(one: PodResources, other: PodResources) -> int:
     return len(conflicts(holdings, {}))
 
 
-def test_two_pods_share_a_device_by_one_claim_only() -> None:
+def test_two_pods_share_a_device_only_by_one_claim() -> None:
     assert clash(pod("a", claim("c", "gpu-0")), pod("b", claim("c", "gpu-0"))) == 0
     assert clash(pod("a", claim("c", "gpu-0")), pod("b", claim("d", "gpu-0"))) == 1
 
 
-def test_claims_share_a_device_that_their_driver_parts() -> None:
+def test_claims_share_a_device_that_their_driver_divides() -> None:
     one, other = pod("a", claim("c", "gpu-0", "s1")), pod("b", claim("d", "gpu-0", "s2"))
     assert clash(one, other) == 0
     (holding,) = meaning(of_pod_resources((one,), UIDS)[0], KEYS).holdings

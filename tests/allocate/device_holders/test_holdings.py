@@ -41,7 +41,7 @@ def whats(found: ResolvedHoldings) -> list[tuple[str, str, Form, str]]:
     return [(each.uid, each.device, each.form, each.part) for each in found.holdings]
 
 
-def test_what_the_kubelet_gave() -> None:
+def test_devices_from_the_kubelet() -> None:
     found = look(
         given_by_kubelet("b", "GPU-b1"),
         given_by_kubelet("a", "0000:18:00.1", resource="intel.com/sriov"),
@@ -58,7 +58,7 @@ def test_pods_that_ended_hold_nothing() -> None:
     assert [each.uid for each in look(*entries, present=None).holdings] == ["a", "b"]
 
 
-def test_for_what_a_scheduler_gave_only_its_word_counts() -> None:
+def test_a_schedulers_allocation_overrides_the_kubelets() -> None:
     entries = (
         given_by_kubelet("a", "GPU-a1"),
         given_by_kubelet("a", "0000:18:00.1", resource="intel.com/sriov"),
@@ -68,7 +68,7 @@ def test_for_what_a_scheduler_gave_only_its_word_counts() -> None:
     assert [(each.uid, each.type) for each in found.holdings] == [("a", "rdma"), ("b", "gpu")]
 
 
-def test_and_what_its_container_shows_beside_that() -> None:
+def test_devices_shown_in_a_container_count_with_the_allocation() -> None:
     """Its annotation was changed since, or could not be honoured and the plugin's choice stayed:
     it runs with what it shows."""
     entries = (
@@ -89,7 +89,7 @@ def test_and_what_its_container_shows_beside_that() -> None:
     assert look(*entries, allocated=same).holdings == ()
 
 
-def test_a_variable_without_end_costs_neither_time_nor_log() -> None:
+def test_a_huge_variable_costs_neither_time_nor_log_lines() -> None:
     """Anybody may write one."""
     value = ",".join(["GPU-a1", *map(str, range(10, 20_000)), "GPU-" + "9" * 9_000])
     (grant,) = of_carriers("a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),)))
@@ -104,7 +104,7 @@ def test_a_variable_without_end_costs_neither_time_nor_log() -> None:
     assert len(long.problems[0]) < 200
 
 
-def test_but_by_no_number_which_may_be_another_cards_since() -> None:
+def test_device_numbers_do_not_count_with_an_allocation() -> None:
     """Numbers move up when a card falls off, and hooks write them where a request has them."""
     named = Carriers(
         environment=(("NVIDIA_VISIBLE_DEVICES", "1"),),
@@ -116,14 +116,14 @@ def test_but_by_no_number_which_may_be_another_cards_since() -> None:
     assert len(look(*entries, allocated={"a": {"rdma": {"0000:18:00.0"}}}).holdings) == 3
 
 
-def test_what_a_plugin_answered_is_not_what_a_container_shows() -> None:
+def test_a_plugins_answer_does_not_count_as_shown_by_the_container() -> None:
     answered = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),))
     entries = of_carriers("a", "main", answered, HoldingSource.ANSWER)
     assert whats(look(*entries)) == [("a", "GPU-a1", Form.WHOLE, "")]
     assert look(*entries, allocated={"a": {"gpu": {"GPU-b1"}}}).holdings == ()
 
 
-def test_a_container_shows_less_of_a_replica_than_the_kubelet_knows() -> None:
+def test_the_kubelets_replica_ids_override_the_containers_card() -> None:
     shown = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),), nodes=("/dev/nvidia0",))
     found = look(
         *of_carriers("a", "main", shown),
@@ -154,14 +154,14 @@ def test_one_container_may_hold_several_parts_of_a_device() -> None:
     ]
 
 
-def test_the_device_node_of_an_instance_is_its_cards() -> None:
+def test_the_device_node_of_an_instance_is_the_cards() -> None:
     shown = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "MIG-x"),), nodes=("/dev/nvidia2",))
     assert whats(look(*of_carriers("a", "main", shown))) == [
         ("a", "GPU-b2", Form.INSTANCE, "MIG-x")
     ]
 
 
-def test_a_container_that_no_plugin_knows_of_holds_what_it_shows() -> None:
+def test_a_container_without_plugin_devices_holds_the_devices_it_shows() -> None:
     found = look(
         *of_carriers("a", "main", Carriers(cdi_devices=("nvidia.com/gpu=0",))),
         *of_carriers("b", "main", Carriers(nodes=("/dev/nvidia0", "/dev/nvidiactl"))),
@@ -188,7 +188,7 @@ def test_claims_and_cpus() -> None:
     ]
 
 
-def test_both_names_of_one_card_meet() -> None:
+def test_minor_and_uuid_of_one_card_conflict() -> None:
     """The pod of the scheduler has the card; the kubelet gave it to another pod too."""
     whole = of_allocation("a", {("gpu", 0): dict(GPU)}, {}, DEVICES)
     found = look(given_by_kubelet("b", "GPU-a1"), allocated={"a": {"gpu": {"GPU-a1"}}})
@@ -196,7 +196,7 @@ def test_both_names_of_one_card_meet() -> None:
     assert (conflict.kept.uid, conflict.refused.uid) == ("a", "b")
 
 
-def test_what_an_annotation_gave_in_the_same_terms() -> None:
+def test_holdings_from_an_annotation() -> None:
     found = of_allocation(
         "a",
         {
@@ -222,7 +222,7 @@ def held(form: Form, kind: str, device: str, part: str = "") -> DeviceHolding:
     return DeviceHolding("a", "main", "r", kind, device, form, part)
 
 
-def test_what_schedulers_count_as_used() -> None:
+def test_amounts_that_schedulers_count_as_used() -> None:
     holdings = (
         held(Form.WHOLE, "gpu", "GPU-a1"),
         held(Form.REPLICA, "gpu", "GPU-b1", "0"),
@@ -295,7 +295,7 @@ some_grants = st.lists(
 
 
 @given(some_grants)
-def test_who_reads_the_device_object_gives_nothing_twice(found: list[DeviceGrant]) -> None:
+def test_a_reader_of_the_device_object_allocates_nothing_twice(found: list[DeviceGrant]) -> None:
     """A scheduler has the object alone, and must take for used what the node knows is."""
     here = look(*found).holdings
     alone = keys(DEVICES)
@@ -321,7 +321,7 @@ ASKED = (
 
 
 @given(some_grants, st.booleans())
-def test_nothing_is_given_twice(found: list[DeviceGrant], annotated: bool) -> None:
+def test_nothing_is_allocated_twice(found: list[DeviceGrant], annotated: bool) -> None:
     """Whether a scheduler reads the annotation, or knows nothing but the devices: it gives one
     after the other until nothing is left, and none of what pods hold is among it."""
     here = look(*found).holdings

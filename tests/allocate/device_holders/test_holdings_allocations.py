@@ -17,7 +17,7 @@ def holder(uid: str, text: str) -> Pod:
     return msgspec.structs.replace(pod(uid), annotations={DEVICE_ALLOCATED: text})
 
 
-def test_what_schedulers_gave() -> None:
+def test_allocations_from_annotations() -> None:
     text = json.dumps({"gpu": [{"minor": 0}], "rdma": [], "fpga": None})
     pods = [holder("a", text), holder("torn", "{"), holder("none", '{"gpu":[]}'), pod("b")]
     found, troubles = given(pods)
@@ -28,7 +28,7 @@ def test_what_schedulers_gave() -> None:
     )
 
 
-def test_what_two_have() -> None:
+def test_overlaps_of_two_pods() -> None:
     found, _ = given([holder("a", json.dumps({"gpu": [{"minor": 0, "resources": GPU}]}))])
     held = {uid: amounts(of_pod) for uid, of_pod in found.items()}
     pods = {uid: pod(uid) for uid in "ab"}

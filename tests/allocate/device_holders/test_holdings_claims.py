@@ -31,7 +31,7 @@ def shows(uid: str, variables: dict[str, str]) -> tuple[DeviceGrant, ...]:
         claim(driver="x", device="cpudevmachine"),
     ],
 )
-def test_claim_and_variable_together_say_which_cpus(given: DeviceGrant) -> None:
+def test_claim_and_variable_together_determine_the_cpus(given: DeviceGrant) -> None:
     found = claimed_cpus((given, *shows("a", {"DRA_CPUSET_5f-7e": "2-3,5", "PATH": "/"})))
     assert found.by_uid == {"a": {"main": CpuSet([2, 3, 5])}}
     assert [(each.part, each.claim) for each in found.holdings] == [("2-3,5", "ns/a")]
@@ -70,7 +70,7 @@ def test_a_variable_without_its_claim_takes_no_cpu(given: tuple[DeviceGrant, ...
     ("value", "why"),
     [("dynamic", "'dynamic' does not name the CPUs"), (",", "',' is not a list of CPUs")],
 )
-def test_a_variable_that_names_no_cpu_is_told(value: str, why: str) -> None:
+def test_a_variable_without_a_cpu_is_reported(value: str, why: str) -> None:
     found = claimed_cpus((claim(), *shows("a", {"DRA_CPUSET_5f-7e": value})))
     assert found.by_uid == {}
     assert [each.partition(" in a variable: ")[2] for each in found.problems] == [why]

@@ -64,7 +64,7 @@ def read(resource: str, *names: str) -> DeviceGrant:
 
 
 @pytest.mark.parametrize(("resource", "name", "kind", "device", "form", "part"), TABLE)
-def test_what_a_name_takes(
+def test_holding_of_a_name(
     resource: str, name: str, kind: str, device: str, form: Form, part: str
 ) -> None:
     found = meaning(read(resource, name), KEYS)
@@ -86,7 +86,7 @@ def test_what_a_name_takes(
         ("", "/dev/nvidiactl", "is not a device that is counted here"),
     ],
 )
-def test_names_that_take_nothing(resource: str, name: str, why: str) -> None:
+def test_names_that_hold_nothing(resource: str, name: str, why: str) -> None:
     found = meaning(read(resource, name), KEYS)
     assert (found.holdings, found.left, found.unknown) == ((), ((name, why),), ())
 
@@ -105,20 +105,20 @@ def test_names_that_take_nothing(resource: str, name: str, why: str) -> None:
         ("dra.cpu", ","),
     ],
 )
-def test_devices_that_are_not_here(resource: str, name: str) -> None:
+def test_names_of_absent_devices_are_unknown(resource: str, name: str) -> None:
     """Among them a beginning that two UUIDs have."""
     found = meaning(read(resource, name), KEYS)
     assert (found.holdings, found.left, found.unknown) == ((), (), (name,))
 
 
-def test_the_number_of_an_instance_is_nvmls_where_its_slots_have_holes() -> None:
+def test_the_number_of_an_instance_is_nvmls_when_slots_have_holes() -> None:
     """The second instance is in slot 2: after the one in slot 1 was destroyed."""
     assert meaning(read("", "1:1"), KEYS).unknown == ("1:1",)
     (held,) = meaning(read("", "1:2"), KEYS).holdings
     assert (held.device, held.part) == ("GPU-b2", "MIG-y")
 
 
-def test_no_row_is_idle() -> None:
+def test_every_row_of_the_table_is_used() -> None:
     """Each is what some name above is read by."""
     names = [(resource, name) for resource, name, *_ in TABLE]
     names += [("", "all"), ("dra.cpu", "dynamic"), ("rdma/x", "7"), ("x", "y"), ("x", "minor:0")]
@@ -131,7 +131,7 @@ def test_no_row_is_idle() -> None:
     assert used == set(ROWS)
 
 
-def test_a_device_object_alone_tells_of_cards_and_virtual_functions() -> None:
+def test_a_device_object_alone_has_cards_and_virtual_functions() -> None:
     """What a scheduler has."""
     alone = keys(DEVICES)
     found = meaning(read(PLUGIN, "GPU-b2::MIG-x", "GPU-a1", "0000:18:00.2", "0"), alone)
@@ -144,7 +144,7 @@ def test_a_device_object_alone_tells_of_cards_and_virtual_functions() -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_any_name_is_held_left_or_unknown(resource: str, name: str) -> None:
+def test_any_name_is_held_ignored_or_unknown(resource: str, name: str) -> None:
     found = meaning(read(resource, name, name), KEYS)
     assert len(found.holdings) + len(found.left) + len(found.unknown) == 1
 

@@ -35,7 +35,7 @@ PREFERRED = {"deviceTypes": ["gpu", "rdma"]}
 SAME_PCIE = {**PREFERRED, "requiredScope": "SamePCIe"}
 
 
-def test_a_card_gives_what_is_asked_and_what_follows() -> None:
+def test_a_card_gives_the_requested_and_the_derived_amounts() -> None:
     found = asked(node(EIGHT), {GPU: 50})
     assert isinstance(found, Allocation)
     (card,) = found.devices["gpu"]
@@ -43,7 +43,7 @@ def test_a_card_gives_what_is_asked_and_what_follows() -> None:
     assert card.resources == {CORE: 50, RATIO: 50, MEMORY: BYTES // 2}
 
 
-def test_a_pod_that_asks_for_no_device() -> None:
+def test_a_pod_that_requests_no_device() -> None:
     assert device_request({"cpu": 1000}, {}) is None
 
 
@@ -76,7 +76,7 @@ def test_whole_cards_without_known_links(
         ("Device", {}, 1, None),
     ],
 )
-def test_a_scope_that_is_demanded(
+def test_a_required_scope(
     scope: str, used: dict[int, int], cards: int, expected: list[int] | None
 ) -> None:
     hint = {"gpu": {"requiredTopologyScope": scope}}
@@ -87,7 +87,7 @@ def test_a_scope_that_is_demanded(
         assert minors(found) == expected
 
 
-def test_shares_go_where_the_strategy_says() -> None:
+def test_the_strategy_chooses_the_card_of_a_share() -> None:
     """Koordinator mixes up what is free and what there is, and takes the other card."""
     both = [gpu(0), gpu(1)]
     assert minors(asked(node(both, {0: 10, 1: 80}), {GPU: 10}, strategy=MOST)) == [1]
@@ -97,7 +97,7 @@ def test_shares_go_where_the_strategy_says() -> None:
     assert minors(asked(node(apart, {0: 10}), {GPU: 95}, strategy=MOST)) == [1]
 
 
-def test_shares_without_a_strategy_go_where_most_is_in_use() -> None:
+def test_without_a_strategy_a_share_goes_to_the_most_used_switch() -> None:
     assert minors(asked(node(EIGHT, {5: 10}), {GPU: 10})) == [4]
 
 
@@ -112,7 +112,7 @@ def test_shares_of_several_cards_within_a_scope() -> None:
     )
 
 
-def test_core_of_several_cards_is_spread_over_them() -> None:
+def test_core_of_several_cards_is_divided_among_them() -> None:
     """Koordinator asks one card for it all."""
     found = asked(node(EIGHT), {CORE: 200, MEMORY: 400})
     assert isinstance(found, Allocation)
@@ -122,7 +122,9 @@ def test_core_of_several_cards_is_spread_over_them() -> None:
 
 
 @pytest.mark.parametrize(("cards", "least", "most"), [(1, 75, 25), (2, 50, 50), (4, 0, 100)])
-def test_a_node_is_scored_by_what_it_would_hold(cards: int, least: int, most: int) -> None:
+def test_a_node_is_scored_by_its_use_after_the_allocation(
+    cards: int, least: int, most: int
+) -> None:
     """Koordinator says 87 and 12 each time."""
     four = node([gpu(each) for each in range(4)])
     request = device_request({CARDS: cards}, {})
@@ -133,7 +135,7 @@ def test_a_node_is_scored_by_what_it_would_hold(cards: int, least: int, most: in
     assert node_score(four, request, found, MOST) == most
 
 
-def test_a_score_is_of_the_devices_that_the_pod_may_have() -> None:
+def test_a_score_counts_only_devices_that_the_pod_may_have() -> None:
     two = node([gpu(0, 0), gpu(1, 1)], {1: 100})
     request = device_request({GPU: 50}, {})
     assert request is not None
@@ -143,7 +145,7 @@ def test_a_score_is_of_the_devices_that_the_pod_may_have() -> None:
     assert node_score(two, request, found, LEAST, numa=0b01) == 50
 
 
-def test_ill_devices_are_not_chosen_and_for_all_means_all_that_are_well() -> None:
+def test_unhealthy_devices_are_not_chosen_and_apply_for_all_skips_them() -> None:
     nics = [nic(each, healthy=each != 1) for each in range(4)]
     hint = {"rdma": {"allocateStrategy": "ApplyForAll"}}
     assert minors(asked(node(nics), {RDMA: 10}, {HINT: hint}), "rdma") == [0, 2, 3]
@@ -154,7 +156,7 @@ def test_ill_devices_are_not_chosen_and_for_all_means_all_that_are_well() -> Non
     assert asked(node(ill), {RDMA: 10}) == DeviceRefusal("rdma", DeviceCause.INSUFFICIENT)
 
 
-def test_selectors_and_numa_nodes_leave_devices_out() -> None:
+def test_selectors_and_numa_nodes_exclude_devices() -> None:
     labelled = [gpu(each, each, labels={"tier": "ab"[each % 2]}) for each in range(4)]
     hint = {"gpu": {"selector": {"matchLabels": {"tier": "b"}}}}
     there = node(labelled)
@@ -165,13 +167,15 @@ def test_selectors_and_numa_nodes_leave_devices_out() -> None:
     )
 
 
-def test_a_device_of_no_numa_node_is_on_any_and_one_without_a_place_on_none() -> None:
+def test_a_device_with_numa_node_minus_one_is_on_every_node_and_one_without_topology_on_none() -> (
+    None
+):
     there = node([nic(0, None), nic(1, -1), nic(2, 1)])
     assert minors(asked(there, {RDMA: 200}, numa=0b10), "rdma") == [1, 2]
     assert minors(asked(there, {RDMA: 100}, numa=0b01), "rdma") == [1]
 
 
-def test_exclusion_by_switch_keeps_away_from_neighbours_in_use() -> None:
+def test_exclusion_by_switch_avoids_switches_in_use() -> None:
     """In Koordinator it has no effect."""
     hint = {"gpu": {"exclusivePolicy": "PCIeLevel"}}
     there = node(EIGHT, {0: 10, 2: 10})
@@ -203,14 +207,14 @@ def test_a_type_that_the_node_does_not_have() -> None:
     assert asked(node([nic(0)]), {CARDS: 1}) == DeviceRefusal("gpu", DeviceCause.NO_DEVICES)
 
 
-def test_a_scope_is_refused_where_a_card_does_not_say_where_it_sits() -> None:
+def test_a_scope_is_refused_when_a_card_has_no_topology() -> None:
     there = node([gpu(0), gpu(1, None)])
     hint = {"gpu": {"requiredTopologyScope": "PCIe"}}
     assert asked(there, {CARDS: 1}, {HINT: hint}) == DeviceRefusal("gpu", DeviceCause.NO_TOPOLOGY)
     assert minors(asked(there, {CARDS: 2})) == [0, 1]
 
 
-def test_nics_near_the_gpus_are_as_many_as_asked() -> None:
+def test_the_requested_number_of_nics_near_the_gpus_is_allocated() -> None:
     """Koordinator gives one for every switch."""
     there = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p2"), nic(1, 0, "p1")])
     found = asked(there, {CARDS: 2, RDMA: 100}, {JOINT: PREFERRED})
@@ -241,7 +245,7 @@ def test_several_switches_that_have_both_are_found() -> None:
     assert minors(found, "rdma") == [0, 1]
 
 
-def test_the_same_switches_mean_a_nic_under_each() -> None:
+def test_the_same_switches_require_a_nic_under_each() -> None:
     nics = [nic(each, 0, f"p{each}") for each in range(2)]
     there = node([*EIGHT[:4], *nics])
     found = asked(there, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE})
@@ -252,7 +256,7 @@ def test_the_same_switches_mean_a_nic_under_each() -> None:
     )
 
 
-def test_cards_are_parted_over_switches_where_each_has_one_nic() -> None:
+def test_cards_are_divided_among_switches_with_one_nic_each() -> None:
     there = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")])
     found = asked(there, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})
     assert minors(found) == [0, 2]
@@ -268,7 +272,7 @@ def test_cards_are_parted_over_switches_where_each_has_one_nic() -> None:
     assert minors(asked(parted, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 2]
 
 
-def test_one_numa_node_may_be_demanded_instead() -> None:
+def test_one_numa_node_may_be_required_instead() -> None:
     """Two switches of one NUMA node; the first NUMA node has no NIC that is free."""
     joint = {**PREFERRED, "requiredScope": "SameNUMANode"}
     there = node([*EIGHT, nic(0, 0, "p9"), nic(1, 1, "p9")], nics={0: 100})
@@ -279,7 +283,7 @@ def test_one_numa_node_may_be_demanded_instead() -> None:
     assert isinstance(asked(there, {CARDS: 5, RDMA: 50}, {JOINT: joint}), DeviceRefusal)
 
 
-def test_gpus_beside_a_leading_nic() -> None:
+def test_gpus_near_a_leading_nic() -> None:
     """Koordinator chooses them as if they were alone."""
     there = node([*EIGHT, nic(0, 1, "p3")])
     lead = {"deviceTypes": ["rdma", "gpu"]}
@@ -287,7 +291,7 @@ def test_gpus_beside_a_leading_nic() -> None:
     assert minors(asked(there, {CARDS: 4, RDMA: 1}, {JOINT: lead})) == [0, 1, 2, 3]
 
 
-def test_a_card_of_which_few_bytes_are_held_is_not_given_whole() -> None:
+def test_a_card_with_few_used_bytes_is_not_allocated_whole() -> None:
     """They are less than one percent, which is what whole cards are counted in."""
     held = {("gpu", 0): {CORE: 0, RATIO: 0, MEMORY: 9}}
     there = node_devices(inventory([gpu(0), gpu(1)]), held)
@@ -296,7 +300,7 @@ def test_a_card_of_which_few_bytes_are_held_is_not_given_whole() -> None:
     assert minors(asked(there, {RATIO: 99})) == [0]
 
 
-def test_a_card_that_lists_half_of_itself_gives_no_more() -> None:
+def test_a_card_that_lists_half_its_resources_gives_at_most_half() -> None:
     """What follows from the bytes that are asked for has to be there too."""
     half = msgspec.structs.replace(gpu(0), resources={CORE: 50, RATIO: 50, MEMORY: BYTES // 2})
     found = asked(node([half]), {SHARED: 1, MEMORY: BYTES // 2})

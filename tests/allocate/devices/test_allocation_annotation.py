@@ -33,7 +33,7 @@ from tests.allocate.devices.builders import (
 VF_HINT = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
 
 
-def test_as_koordinator_writes_it() -> None:
+def test_the_annotation_equals_koordinators() -> None:
     there = node([gpu(0), nic(0, functions=["0000:40:00.1"])])
     found = asked(there, {GPU: 50, RDMA: 1}, {HINT: VF_HINT})
     assert isinstance(found, Allocation)
@@ -51,7 +51,7 @@ def test_as_koordinator_writes_it() -> None:
 
 
 @given(st.lists(st.sampled_from((10, 30, 50, 100, 200)), max_size=20))
-def test_pods_one_after_the_other_never_get_the_same_twice(percents: list[int]) -> None:
+def test_successive_pods_never_get_the_same_device(percents: list[int]) -> None:
     """Until nothing that fits is left, and with one function of a NIC each."""
     devices = [*(gpu(each) for each in range(3)), nic(0, functions=[f"0:0.{n}" for n in range(4)])]
     known = inventory(devices)

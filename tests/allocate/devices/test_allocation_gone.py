@@ -59,17 +59,17 @@ def missing(
         ({RDMA: 1}, ALONE, node(THERE, nics={1: 1}), "rdma 0 no longer matches the pod's hint"),
     ],
 )
-def test_what_is_gone_is_named(
+def test_missing_devices_are_named(
     amounts: dict[str, int], hints: dict[str, Any], now: NodeDevices, said: str
 ) -> None:
     assert missing(amounts, now, hints) == said
 
 
-def test_another_card_with_the_same_number_is_not_the_one() -> None:
+def test_another_card_with_the_same_minor_does_not_count() -> None:
     other = msgspec.structs.replace(gpu(0), uuid="GPU-new")
     assert missing({CARDS: 1}, node([other])) == "gpu 0 (GPU-0) no longer exists"
 
 
-def test_resources_that_a_card_does_not_list_do_not_lack() -> None:
+def test_resources_that_a_card_does_not_list_are_not_missing() -> None:
     bare = msgspec.structs.replace(gpu(0), resources={MEMORY: 1000})
     assert missing({MEMORY: 10}, node([bare]), devices=[bare]) == ""

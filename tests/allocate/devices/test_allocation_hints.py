@@ -19,13 +19,13 @@ def hints(
     return device_hints(node([*FOUR, *NICS], used), request, range(numa_nodes))
 
 
-def test_the_numa_nodes_that_have_enough_fewest_preferred() -> None:
+def test_hints_cover_numa_nodes_with_enough_cards_and_prefer_the_fewest() -> None:
     assert hints({0: 1}, {CARDS: 2}) == {
         "gpu": (TopologyHint(0b10, True, 500), TopologyHint(0b11, False, 500))
     }
 
 
-def test_the_cards_that_would_be_chosen_of_all_count_most() -> None:
+def test_the_mask_with_the_best_cards_scores_highest() -> None:
     assert hints({2: 1}, {CARDS: 1}) == {
         "gpu": (
             TopologyHint(0b01, True),
@@ -35,25 +35,25 @@ def test_the_cards_that_would_be_chosen_of_all_count_most() -> None:
     }
 
 
-def test_all_types_have_the_hints_of_what_they_are_chosen_as_together() -> None:
+def test_types_that_are_allocated_jointly_have_the_same_hints() -> None:
     both = hints({0: 1, 1: 1}, {CARDS: 1, RDMA: 100})
     assert both == dict.fromkeys(
         ("gpu", "rdma"), (TopologyHint(0b10, True, 500), TopologyHint(0b11, False, 500))
     )
 
 
-def test_numa_nodes_without_devices_may_be_there_too() -> None:
+def test_masks_may_include_numa_nodes_without_devices() -> None:
     found = hints({0: 1, 1: 1, 2: 1}, {CARDS: 1}, numa_nodes=3)
     assert isinstance(found, dict)
     masks = [(hint.mask, hint.preferred) for hint in found["gpu"]]
     assert masks == [(0b010, True), (0b011, False), (0b110, False), (0b111, False)]
 
 
-def test_a_node_that_has_too_few() -> None:
+def test_a_node_with_too_few_cards() -> None:
     assert hints({0: 1}, {CARDS: 4}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
 
 
-def test_the_merge_takes_them_with_those_of_cpus() -> None:
+def test_device_hints_merge_with_cpu_hints() -> None:
     """CPUs are on both NUMA nodes, the cards that are free on the second."""
     devices = hints({0: 1, 1: 1}, {CARDS: 2, RDMA: 50})
     assert isinstance(devices, dict)
@@ -68,7 +68,7 @@ def test_the_merge_takes_them_with_those_of_cpus() -> None:
     assert (merged.mask, merged.admit) == (0b10, True)
 
 
-def test_the_narrowest_are_those_that_are_preferred() -> None:
+def test_the_narrowest_hints_are_the_preferred_ones() -> None:
     request = device_request({CARDS: 1}, {})
     assert request is not None
     for used in ({}, {0: 1, 1: 1}, {0: 1, 2: 1}):

@@ -94,7 +94,7 @@ def switches(devices: list[Device], kind: str, chosen: list[int]) -> set[str]:
 
 
 @given(nodes(), AMOUNTS, SCOPES, STRATEGIES, st.none() | st.integers(1, 3))
-def test_nothing_is_given_that_is_not_there(
+def test_only_free_devices_are_allocated(
     made: Made,
     amounts: dict[str, int],
     scope: str,
@@ -131,7 +131,7 @@ def test_nothing_is_given_that_is_not_there(
 
 
 @given(nodes(), st.integers(1, 5), STRATEGIES)
-def test_whole_cards_are_refused_only_where_too_few_are_idle(
+def test_whole_cards_are_refused_only_when_too_few_are_idle(
     made: Made, cards: int, strategy: Strategy | None
 ) -> None:
     devices, there = made.devices, made.node()
@@ -146,7 +146,7 @@ def test_whole_cards_are_refused_only_where_too_few_are_idle(
 
 @settings(max_examples=250)
 @given(nodes(), st.integers(1, 3), st.sampled_from((1, 50, 100, 200)), STRATEGIES)
-def test_the_same_switches_are_found_wherever_there_are_any(
+def test_the_same_switches_are_found_whenever_they_exist(
     made: Made, cards: int, amount: int, strategy: Strategy | None
 ) -> None:
     """By definition: cards, and a NIC for each of their switches, or more if more are asked for,

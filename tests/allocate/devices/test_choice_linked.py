@@ -41,7 +41,7 @@ def test_links_count_more_than_numbers_and_switches(
     assert minors(asked(there, {CARDS: cards})) == expected
 
 
-def test_by_the_objective_that_is_set() -> None:
+def test_the_configured_objective_decides() -> None:
     """Three cards, one pair of which is close: a single card should not break it, whichever number
     it has."""
     pair = symmetric(3, lambda i, j: 9 if (i, j) == (0, 1) else 1)
@@ -55,7 +55,7 @@ def test_by_the_objective_that_is_set() -> None:
 
 
 @pytest.mark.parametrize(("scope", "expected"), [("PCIe", [0, 1]), ("NUMANode", [0, 2])])
-def test_within_a_scope_that_is_demanded(scope: str, expected: list[int]) -> None:
+def test_within_a_required_scope(scope: str, expected: list[int]) -> None:
     there = node(EIGHT, links=linked(range(8), CROSSED))
     hint = {"gpu": {"requiredTopologyScope": scope}}
     assert minors(asked(there, {CARDS: 2}, {HINT: hint})) == expected
@@ -82,7 +82,7 @@ NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]
         pytest.param("", {CARDS: 2, RDMA: 100}, {1: 1, 3: 1, 6: 1, 7: 1}, [0, 4], id="preferred"),
     ],
 )
-def test_cards_that_must_be_near_nics_are_the_best_of_one_place_that_has_both(
+def test_cards_near_nics_are_the_best_within_one_scope_that_has_both(
     scope: str, asks: dict[str, int], used: dict[int, int], expected: list[int]
 ) -> None:
     """On DGX-1; 0 and 4 have two links across NUMA nodes, 0 and 1 one behind their switch."""
@@ -94,7 +94,7 @@ def test_cards_that_must_be_near_nics_are_the_best_of_one_place_that_has_both(
         assert set(minors(found, "rdma")) == {minor // 2 for minor in expected}
 
 
-def test_a_narrower_scope_of_the_cards_themselves_holds_too() -> None:
+def test_a_narrower_scope_of_the_cards_applies_too() -> None:
     links = linked(range(8), matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH))
     words = {
         JOINT: {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SameNUMANode"},
@@ -104,7 +104,7 @@ def test_a_narrower_scope_of_the_cards_themselves_holds_too() -> None:
     assert minors(asked(there, {CARDS: 2, RDMA: 100}, words)) in ([0, 1], [4, 5])
 
 
-def test_places_in_the_matrix_need_not_be_minors() -> None:
+def test_matrix_indices_need_not_be_minors() -> None:
     cards = [gpu(each) for each in (1, 4, 6, 9)]
     close = symmetric(4, lambda i, j: 9 if (i, j) in ((0, 3), (1, 2)) else 1)
     links = linked([1, 4, 6, 9], close)
@@ -112,15 +112,15 @@ def test_places_in_the_matrix_need_not_be_minors() -> None:
     assert minors(asked(node(cards, {9: 1}, links=links), {CARDS: 2})) == [4, 6]
 
 
-def test_where_the_matrix_lacks_cards_the_place_decides() -> None:
+def test_the_topology_decides_when_the_matrix_lacks_cards() -> None:
     links = linked(range(2), symmetric(2, lambda _i, _j: 1))
     assert minors(asked(node(EIGHT, links=links), {CARDS: 4})) == [0, 1, 2, 3]
 
 
-def test_more_cards_than_a_table_can_have() -> None:
+def test_more_cards_than_a_table_allows() -> None:
     assert linked(range(17), symmetric(17, lambda _i, _j: 1)) is None
 
 
-def test_shares_do_not_look_at_links() -> None:
+def test_shares_ignore_links() -> None:
     there = node(EIGHT, {5: 10}, links=linked(range(8), CROSSED))
     assert minors(asked(there, {GPU: 10})) == [4]

@@ -15,7 +15,7 @@ from tests.allocate.devices.links import MATRICES
 
 @pytest.mark.parametrize("objective", GpuObjective)
 @given(MATRICES, st.data())
-def test_it_is_the_best_of_all_sets_that_touch_each_group(
+def test_the_result_is_the_best_set_that_touches_each_group(
     objective: GpuObjective, matrix: Matrix, data: st.DataObject
 ) -> None:
     everyone = range(len(matrix))

@@ -15,7 +15,7 @@ def best(matrix: Matrix, free: set[int], count: int) -> tuple[int, ...] | None:
 
 
 @given(MATRICES, st.data())
-def test_it_is_the_best_by_the_definition(matrix: Matrix, data: st.DataObject) -> None:
+def test_the_result_is_the_best_set_by_definition(matrix: Matrix, data: st.DataObject) -> None:
     free = data.draw(st.integers(1, (1 << len(matrix)) - 1))
     table = BandwidthTable(matrix)
     for count in range(1, free.bit_count() + 1):
@@ -25,9 +25,7 @@ def test_it_is_the_best_by_the_definition(matrix: Matrix, data: st.DataObject) -
 
 
 @given(MATRICES, st.integers(0, 2**60), st.data())
-def test_equal_sums_are_told_apart_by_nearness(
-    matrix: Matrix, seed: int, data: st.DataObject
-) -> None:
+def test_equal_sums_are_ordered_by_distance(matrix: Matrix, seed: int, data: st.DataObject) -> None:
     near = symmetric(len(matrix), lambda i, j: 1 << (seed >> (i + 8 * j) & 3))
     free = data.draw(st.integers(1, (1 << len(matrix)) - 1))
     table = BandwidthTable(matrix, near)
@@ -38,7 +36,9 @@ def test_equal_sums_are_told_apart_by_nearness(
 
 
 @given(st.integers(0, 2**60), st.integers(1, (1 << 11) - 1), st.integers(1, 11))
-def test_so_it_is_where_free_sets_are_looked_for(seed: int, free: int, count: int) -> None:
+def test_the_result_is_also_the_best_when_free_sets_are_enumerated(
+    seed: int, free: int, count: int
+) -> None:
     """Eleven GPUs have hundreds of sets of a size."""
     matrix = symmetric(11, lambda i, j: seed >> (i + j) % 56 & 3)
     chosen = BandwidthTable(matrix).best(free, count)
@@ -83,6 +83,6 @@ def test_a_slow_pair_counts_more_than_the_sum() -> None:
         pytest.param(((0, 1), (1,)), "links of GPU 1: 1 for 2 GPUs", id="ragged"),
     ],
 )
-def test_what_is_no_matrix(matrix: Matrix, message: str) -> None:
+def test_an_invalid_matrix_is_refused(matrix: Matrix, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BandwidthTable(matrix)

@@ -44,7 +44,7 @@ def by_definition(matrix: Matrix, free: int, size: int) -> tuple[int, ...]:
 
 
 @given(MATRICES, st.data())
-def test_it_is_the_best_by_the_definition(matrix: Matrix, data: st.DataObject) -> None:
+def test_the_result_is_the_best_set_by_definition(matrix: Matrix, data: st.DataObject) -> None:
     free = data.draw(st.integers(1, (1 << len(matrix)) - 1))
     table = BestEffortTable(matrix)
     for count in range(1, free.bit_count() + 1):
@@ -64,14 +64,14 @@ def test_it_is_the_best_by_the_definition(matrix: Matrix, data: st.DataObject) -
         pytest.param(VOLTA, {0, 1}, 3, None, id="more than are free"),
     ],
 )
-def test_go_gpuallocators_own_answers(
+def test_results_equal_go_gpuallocators(
     matrix: Matrix, free: set[int], count: int, expected: tuple[int, ...] | None
 ) -> None:
     mask = BestEffortTable(matrix).best(sum(1 << place for place in free), count)
     assert (None if mask is None else tuple(members(mask))) == expected
 
 
-def test_sixteen_into_pairs_ends() -> None:
+def test_sixteen_gpus_are_divided_into_pairs_in_time() -> None:
     matrix = tuple(tuple(abs(i - j) % 5 for j in range(16)) for i in range(16))
     table = BestEffortTable(matrix)
     table.prepare(2)

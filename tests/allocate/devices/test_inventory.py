@@ -13,20 +13,20 @@ from agent.model.pod.annotations import DEVICE_ALLOCATED
 from tests.allocate.devices.builders import BYTES, CORE, MEMORY, RATIO, gpu, nic, node, part
 
 
-def test_what_is_free_is_what_pods_do_not_hold() -> None:
+def test_free_amounts_are_those_that_no_pod_holds() -> None:
     stock = node([gpu(0), gpu(1), gpu(2)], {0: 30, 2: 100}).stocks["gpu"]
     assert stock.free == {0: part(70), 1: part(100), 2: part(0)}
     assert (stock.used, stock.idle) == (0b101, 0b010)
     assert (stock.sums[RATIO], stock.sums[MEMORY]) == (170, BYTES * 170 // 100)
 
 
-def test_an_ill_device_has_nothing_free_and_may_be_in_use() -> None:
+def test_an_unhealthy_device_has_nothing_free_but_may_be_in_use() -> None:
     stock = node([gpu(0, healthy=False), gpu(1)], {0: 30}).stocks["gpu"]
     assert stock.free == {0: {}, 1: part(100)}
     assert (stock.used, stock.idle) == (0b01, 0b10)
 
 
-def test_more_than_there_is_and_devices_that_are_gone() -> None:
+def test_over_allocated_and_removed_devices() -> None:
     stock = node([gpu(0)], {0: 130, 5: 10}).stocks["gpu"]
     assert stock.free == {0: part(0)}
     assert stock.used == 0b100001
@@ -34,26 +34,26 @@ def test_more_than_there_is_and_devices_that_are_gone() -> None:
 
 
 @pytest.mark.parametrize("minor", [-1, 1024, 10**18])
-def test_a_number_that_no_device_has_is_nothing(minor: int) -> None:
+def test_an_invalid_minor_is_ignored(minor: int) -> None:
     """Anybody may write it into the annotation of a pod."""
     stock = node_devices(inventory([gpu(0)]), {("gpu", minor): part(100)}).stocks["gpu"]
     assert (stock.free, stock.used, stock.idle) == ({0: part(100)}, 0, 1)
 
 
-def test_of_two_devices_with_one_minor_the_later_counts() -> None:
+def test_the_later_of_two_devices_with_one_minor_counts() -> None:
     fleet = inventory([gpu(0, 0, "p0"), gpu(0, 1, "p1"), nic(-1), nic(5000)]).fleets
     assert fleet["gpu"].pcies == {"p1": 1}
     assert "rdma" not in fleet
 
 
-def test_from_the_annotations_of_pods() -> None:
+def test_amounts_from_the_annotations_of_pods() -> None:
     share = '{"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "25"}}]}'
     pods = [{DEVICE_ALLOCATED: share}] * 2
     there = node_devices(inventory([gpu(0)]), sum_amounts(map(allocated, pods)))
     assert there.stocks["gpu"].free[0][CORE] == 50
 
 
-def test_functions_that_pods_hold() -> None:
+def test_virtual_functions_that_pods_hold() -> None:
     held = '{"minor": 1, "extension": {"vfs": [{"busID": "a"}, {"busID": "b", "minor": 3}]}}'
     text = f'{{"rdma": [{held}, {{"minor": 2, "extension": null}}], "gpu": null}}'
     assert virtual_functions({DEVICE_ALLOCATED: text}) == {("rdma", 1): frozenset("ab")}

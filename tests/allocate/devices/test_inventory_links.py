@@ -28,18 +28,18 @@ from tests.allocate.devices.links import VOLTA, VOLTA_PAIRS, matrix, symmetric
         pytest.param(GpuPair("a", "b"), 0, 0, id="nothing known"),
     ],
 )
-def test_worth_of_a_pair(pair: GpuPair, bandwidth: int, points: int) -> None:
+def test_score_of_a_pair(pair: GpuPair, bandwidth: int, points: int) -> None:
     assert pair_value(pair, GpuObjective.BANDWIDTH) == bandwidth
     assert pair_value(pair, GpuObjective.BESTEFFORT) == points
 
 
-def test_any_link_is_worth_more_than_none() -> None:
+def test_any_link_scores_higher_than_no_link() -> None:
     nearest = pair_value(GpuPair("a", "b", Ancestor.BOARD), GpuObjective.BANDWIDTH)
     slowest = GpuPair("a", "b", Ancestor.SYSTEM, links=1, mb_per_second=20_000)
     assert nearest < pair_value(slowest, GpuObjective.BANDWIDTH)
 
 
-def test_a_node_whose_driver_told_of_its_links() -> None:
+def test_a_node_with_links_reported_by_its_driver() -> None:
     cards = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
     told = interconnect.decode_links(interconnect.encode_links(cards, VOLTA_PAIRS))
     devices = [nic(0), *reversed(cards)]
@@ -50,7 +50,7 @@ def test_a_node_whose_driver_told_of_its_links() -> None:
     assert minors(asked(node(devices, used, links=by_speed), {CARDS: 2})) == [0, 4]
 
 
-def test_a_pair_that_nobody_tells_of_is_the_worst() -> None:
+def test_an_unreported_pair_scores_lowest() -> None:
     near = Interlink(Ancestor.SWITCH)
     links = links_of({(2, 5): near, (5, 7): near})
     assert links is not None
@@ -73,7 +73,7 @@ def test_nodes_of_one_model_share_a_table() -> None:
 
 
 @pytest.mark.parametrize("objective", GpuObjective)
-def test_worth_tells_the_better_of_two_sets(objective: GpuObjective) -> None:
+def test_scores_order_two_sets(objective: GpuObjective) -> None:
     close = symmetric(4, lambda i, j: 9 if (i, j) in ((0, 1), (2, 3)) else 1)
     linked = table(close, objective)
     assert linked.best(0b1111, 2) == 0b0011

@@ -52,7 +52,7 @@ def test_the_best_score_comes_first() -> None:
     assert minors(asked(node(EIGHT, partitions=told(PAIRS)), {CARDS: 2})) == [2, 3]
 
 
-def test_in_the_tables_order_of_minors() -> None:
+def test_cards_come_in_the_tables_order_of_minors() -> None:
     there = node(EIGHT, {2: 1}, partitions=told(PAIRS))
     assert minors(asked(there, {CARDS: 2})) == [5, 4]
 
@@ -60,7 +60,7 @@ def test_in_the_tables_order_of_minors() -> None:
 @pytest.mark.parametrize(
     ("policy", "expected"), [("Restricted", None), ("BestEffort", [0, 1])], ids=str
 )
-def test_restricted_looks_at_the_best_score_alone(policy: str, expected: list[int] | None) -> None:
+def test_restricted_uses_only_the_best_score(policy: str, expected: list[int] | None) -> None:
     there = node(EIGHT, {2: 1, 4: 1}, partitions=told(PAIRS))
     found = asked(there, {CARDS: 2}, {PARTITION: {"allocatePolicy": policy}})
     if expected is None:
@@ -69,12 +69,12 @@ def test_restricted_looks_at_the_best_score_alone(policy: str, expected: list[in
         assert minors(found) == expected
 
 
-def test_what_leaves_larger_sets_whole_is_preferred() -> None:
+def test_partitions_that_keep_larger_ones_intact_are_preferred() -> None:
     table = {2: [one(0, 1), one(2, 3), one(4, 5)], 4: [one(0, 1, 2, 3)]}
     assert minors(asked(node(EIGHT, partitions=told(table)), {CARDS: 2})) == [4, 5]
 
 
-def test_a_bandwidth_that_is_asked_for() -> None:
+def test_a_requested_bandwidth() -> None:
     table = {2: [one(0, 1), one(2, 3, bandwidth="100Gi"), one(4, 5, bandwidth="400Gi")]}
     there = node(EIGHT, partitions=told(table))
     assert minors(asked(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "200Gi"}})) == [4, 5]
@@ -86,7 +86,9 @@ def test_a_bandwidth_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("cards", "cause"), [(3, DeviceCause.PARTITION_SIZE), (2, DeviceCause.PARTITION)], ids=str
 )
-def test_honor_gives_nothing_else_and_prefer_does(cards: int, cause: DeviceCause) -> None:
+def test_honor_refuses_cards_outside_the_table_and_prefer_allows_them(
+    cards: int, cause: DeviceCause
+) -> None:
     used = {0: 1, 2: 1, 4: 1}
     honoring = node(EIGHT, used, partitions=told(PAIRS, HONOR))
     assert asked(honoring, {CARDS: cards}) == DeviceRefusal("gpu", cause)
@@ -99,14 +101,14 @@ def test_shares_are_not_bound_to_the_table() -> None:
     assert minors(asked(there, {GPU: 50})) == [2]
 
 
-def test_ill_cards_are_in_no_set() -> None:
+def test_unhealthy_cards_are_in_no_partition() -> None:
     cards = [gpu(each, healthy=each != 2) for each in range(8)]
     assert minors(asked(node(cards, partitions=told(PAIRS, HONOR)), {CARDS: 2})) == [5, 4]
 
 
 @pytest.mark.parametrize("near", [{}, JOINED], ids=["alone", "with a port"])
 @pytest.mark.parametrize("left", [0, 50])
-def test_cards_that_list_less_than_is_asked_are_in_no_set(
+def test_cards_that_list_less_than_requested_are_in_no_partition(
     left: int, near: dict[str, object]
 ) -> None:
     """As those that an agent withholds: nobody holds anything of them that is known here."""
@@ -119,7 +121,7 @@ def test_cards_that_list_less_than_is_asked_are_in_no_set(
 
 @pytest.mark.parametrize("model", ["H100", "H800", "H20", "H100-80GB-HBM3"])
 @pytest.mark.parametrize("vendor", ["", "nvidia"])
-def test_models_whose_table_is_known(model: str, vendor: str) -> None:
+def test_models_with_a_known_table(model: str, vendor: str) -> None:
     """Koordinator does not know the models as NVML writes them."""
     known = partitions(HONOR, {}, {MODEL: model, VENDOR: vendor})
     assert not known.honor
@@ -132,7 +134,7 @@ def test_models_whose_table_is_known(model: str, vendor: str) -> None:
 @pytest.mark.parametrize(
     "labels", [{MODEL: "A100"}, {MODEL: "H100", VENDOR: "huawei"}, {}], ids=str
 )
-def test_others_have_none(labels: dict[str, str]) -> None:
+def test_other_models_have_no_table(labels: dict[str, str]) -> None:
     known = partitions({}, {}, labels)
     assert known.table is None
     found = asked(node(EIGHT, partitions=known), {CARDS: 1}, {PARTITION: {}})
@@ -150,7 +152,7 @@ def test_others_have_none(labels: dict[str, str]) -> None:
         ('{"2": [{"minors": [0, 1], "ringBusBandwidth": "fast"}]}', "'fast' is not a quantity"),
     ],
 )
-def test_a_table_that_can_not_be_read(text: str, message: str) -> None:
+def test_an_invalid_table(text: str, message: str) -> None:
     with pytest.raises(AnnotationError) as raised:
         partitions({}, {GPU_PARTITIONS: text}, {})
     assert GPU_PARTITIONS in str(raised.value)

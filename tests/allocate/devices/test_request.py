@@ -73,7 +73,7 @@ GIB = 1 << 30
     ],
     ids=str,
 )
-def test_gpus_that_can_be_asked_for(
+def test_valid_gpu_requests(
     amounts: dict[str, int], count: int, per: dict[str, int], shared: bool
 ) -> None:
     ask = type_requests({"cpu": 4000, "memory": GIB, **amounts})["gpu"]
@@ -128,25 +128,25 @@ def test_other_devices(amounts: dict[str, int], count: int, each: int) -> None:
     ],
     ids=str,
 )
-def test_what_can_not(amounts: dict[str, int], reason: RequestFault) -> None:
+def test_invalid_requests(amounts: dict[str, int], reason: RequestFault) -> None:
     with pytest.raises(RequestError) as raised:
         type_requests(amounts)
     assert raised.value.reason is reason
     assert all(name in str(raised.value) for name in amounts)
 
 
-def test_what_is_wrong_with_a_unit_is_told_before_unequal_shares() -> None:
+def test_a_wrong_unit_is_reported_before_unequal_shares() -> None:
     with pytest.raises(RequestError, match="150"):
         type_requests({CORE: 100, RATIO: 300, RDMA: 150})
 
 
-def test_zeros_are_not_asked_for() -> None:
+def test_zero_amounts_are_not_requests() -> None:
     assert type_requests({GPU: 0, RDMA: 0, "cpu": 1}) == {}
     assert type_requests({CORE: 0, RATIO: 50})["gpu"].total == {RATIO: 50}
 
 
 @given(st.dictionaries(st.sampled_from((GPU, CORE, MEMORY, RATIO, SHARED)), st.integers(1, 900)))
-def test_cards_get_together_what_is_asked_but_for_bytes_that_do_not_part(
+def test_the_cards_amounts_add_up_to_the_request_except_for_indivisible_bytes(
     amounts: dict[str, int],
 ) -> None:
     try:
@@ -170,7 +170,7 @@ def test_cards_get_together_what_is_asked_but_for_bytes_that_do_not_part(
     ],
     ids=str,
 )
-def test_the_unit_that_was_not_asked_for_follows(
+def test_the_unit_that_was_not_requested_is_derived(
     per: dict[str, int], capacity: dict[str, int], expected: dict[str, int]
 ) -> None:
     assert filled(per, capacity) == expected

@@ -63,7 +63,7 @@ def test_choice(
     assert taken(layout, free, count, options) == expected
 
 
-def test_what_a_kubelet_never_answers() -> None:
+def test_an_input_that_a_kubelet_does_not_finish() -> None:
     layout = of(cpus([4, 1, 8, 2], "interleaved", 4))
     free = layout.cpus & ~CpuSet.parse("0,8,16,24").mask
     chosen = take(layout, free, 54, FULL_NUMA)
@@ -71,7 +71,7 @@ def test_what_a_kubelet_never_answers() -> None:
     assert not chosen & ~free
 
 
-def test_only_the_first_cores_of_an_l3_are_looked_at() -> None:
+def test_only_the_first_cores_of_an_l3_are_considered() -> None:
     layout = of(cpus([1, 1, 16, 2], "adjacent", 4))
     assert taken(layout, "1-31", 4, CACHES) == "8-11"
 
@@ -89,7 +89,7 @@ def test_more_than_is_free() -> None:
 
 
 @given(st.data())
-def test_as_many_as_asked_of_those_that_are_free(data: st.DataObject) -> None:
+def test_the_requested_number_of_free_cpus_is_taken(data: st.DataObject) -> None:
     machine = data.draw(MACHINES)
     free = data.draw(masks(machine))
     count = data.draw(st.integers(0, free.bit_count()))
@@ -101,7 +101,7 @@ def test_as_many_as_asked_of_those_that_are_free(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_packed_splits_no_more_cores_than_it_must(data: st.DataObject) -> None:
+def test_packed_splits_as_few_cores_as_possible(data: st.DataObject) -> None:
     """Of cores alike: with enough wholly free ones, at most the last is taken in part."""
     layout = machine(2, 2, 4, 2, 4)
     free = data.draw(st.integers(0, layout.cpus))
@@ -112,7 +112,9 @@ def test_packed_splits_no_more_cores_than_it_must(data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 64), st.sampled_from([1, 2]))
-def test_distribution_over_nodes_alike_differs_by_a_group(groups: int, group: int) -> None:
+def test_distribution_over_equal_nodes_differs_by_at_most_one_group(
+    groups: int, group: int
+) -> None:
     layout = machine(2, 4, 4, 2, 8)
     options = FULL_NUMA if group == 2 else NUMA
     count = min(groups * group, layout.cpus.bit_count())

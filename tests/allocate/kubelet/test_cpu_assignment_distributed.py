@@ -45,7 +45,7 @@ def dealt(after: list[int], subset: tuple[int, ...], group: int, deal: int) -> l
 
 @settings(max_examples=400)
 @given(st.data())
-def test_the_kubelets_first_best_choice(data: st.DataObject) -> None:
+def test_the_choice_is_the_kubelets_first_best_one(data: st.DataObject) -> None:
     high = data.draw(st.sampled_from([4, 12, 40]))
     free = data.draw(st.lists(st.integers(1, high), min_size=1, max_size=6))
     group = data.draw(st.integers(1, 4))

@@ -74,7 +74,7 @@ def test_an_unknown_option_is_named() -> None:
         (("2",), ("3.5s", "4"), 4),
     ],
 )
-def test_the_most_that_runs_at_one_time(
+def test_cpus_of_a_pod_are_the_most_that_run_at_once(
     containers: tuple[str, ...], init: tuple[str, ...], expected: int
 ) -> None:
     assert pod_cpus(pod("a", *containers, init=init)) == expected

@@ -78,7 +78,7 @@ def test_a_pod_that_needs_nothing_gets_nothing_anywhere() -> None:
         assert (found.offer, found.allocation, found.annotations()) == (None, None, {})
 
 
-def test_the_kubelets_policy_is_not_for_pods_that_are_not_koordinators() -> None:
+def test_the_kubelets_policy_does_not_apply_to_pods_without_koordinator_keys() -> None:
     """It places them itself; Koordinator's words on a node are for every pod."""
     plain = pod("a", {"cpu": "500m"})
     kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
@@ -97,7 +97,7 @@ def test_amplified_cpu_is_counted_for_every_pod() -> None:
     )
 
 
-def test_cpus_need_a_node_that_tells_of_them() -> None:
+def test_cpus_need_a_node_resource_topology() -> None:
     bare = NodeAllocator(NodeProperties("n"))
     for of in (
         pod("a", {"cpu": 1}, "LSR"),
@@ -123,7 +123,7 @@ def test_devices_alone_need_no_node_resource_topology() -> None:
     assert cards(granted(place, pod("b", {CARDS: 1}))) == [1]
 
 
-def test_cpus_of_a_pods_own_are_written_with_the_policy_in_force() -> None:
+def test_exclusive_cpus_are_written_with_the_policy_in_force() -> None:
     place = NodeAllocator(facts())
     bound = bind(place, pod("a", {"cpu": 2}, "LSR"))
     assert bound.annotations == {
@@ -133,13 +133,13 @@ def test_cpus_of_a_pods_own_are_written_with_the_policy_in_force() -> None:
     assert holding_of(bound) == place.holdings["a"]
 
 
-def test_a_spec_that_says_it_already_is_not_written_again() -> None:
+def test_a_spec_with_the_policy_in_force_is_not_written_again() -> None:
     spec = '{ "requiredCPUBindPolicy": "SpreadByPCPUs" }'
     found = granted(NodeAllocator(facts()), pod("a", {"cpu": 2}, "LSR", {SPEC: spec}))
     assert found.annotations() == {STATUS: '{"cpuset":"0,2"}'}
 
 
-def test_what_stood_on_a_pod_before_is_emptied() -> None:
+def test_stale_allocation_annotations_are_emptied() -> None:
     notes = {STATUS: {"cpuset": "0-3"}, ALLOCATED: {"gpu": [{"minor": 0, "resources": {CORE: 9}}]}}
     forged = pod("a", {"cpu": 1}, notes=notes)
     bound = annotated(forged, granted(NodeAllocator(facts()), forged).annotations())
@@ -166,7 +166,7 @@ def test_cpus_are_on_the_numa_node_of_the_cards() -> None:
     assert found.offer.claim.cpus == CpuSet.parse("8-11")
 
 
-def test_no_numa_node_has_both() -> None:
+def test_a_pod_is_refused_when_no_numa_node_has_cpus_and_cards() -> None:
     place = NodeAllocator(facts(policy=ONE, devices=CARDS_OF_BOTH))
     bind(place, pod("cpus", {"cpu": 8}, "LSR"))
     bind(place, pod("gpus", {CARDS: 2}, notes={HINT: {"gpu": {"selector": {}}}}))
@@ -184,13 +184,13 @@ def test_devices_alone_are_aligned_too() -> None:
     assert refusal(place, pod("b", {CARDS: 3})).reasons
 
 
-def test_without_a_policy_devices_are_where_they_are() -> None:
+def test_without_a_policy_devices_are_not_aligned() -> None:
     place = NodeAllocator(facts(devices=CARDS_OF_BOTH))
     found = granted(place, pod("a", {"cpu": 16, CARDS: 3}, "LSR"))
     assert cards(found) == [0, 1, 2]
 
 
-def test_what_numa_nodes_count_of_devices_is_not_counted_twice() -> None:
+def test_devices_that_zones_count_too_are_not_counted_twice() -> None:
     """The zones know of the cards, and of fewer than there are."""
     zones = {node: {"cpu": 8000, "memory": 100, CARDS: 1, CORE: 100} for node in (0, 1)}
     place = NodeAllocator(facts(policy=ONE, devices=CARDS_OF_BOTH, zones=zones))
@@ -201,7 +201,7 @@ def test_what_numa_nodes_count_of_devices_is_not_counted_twice() -> None:
     assert cards(granted(place, pod("b", {"cpu": 1, CORE: 200, RATIO: 200}, "LS"))) == [2, 3]
 
 
-def test_why_devices_are_refused_is_what_devices_say() -> None:
+def test_a_refusal_for_devices_has_the_devices_reason() -> None:
     place = NodeAllocator(facts(policy=ONE, devices=CARDS_OF_BOTH))
     found = refusal(place, pod("a", {"cpu": 1, CARDS: 5}))
     assert found.reasons == (DeviceRefusal("gpu", DeviceCause.INSUFFICIENT),)
@@ -210,7 +210,7 @@ def test_why_devices_are_refused_is_what_devices_say() -> None:
     assert refusal(place, pod("a", {RDMA: 1})).unresolvable
 
 
-def test_imported_holdings_count_as_held() -> None:
+def test_holdings_from_the_device_object_count_as_held() -> None:
     node = facts(devices=[*CARDS_OF_BOTH, nic(0, functions=["v1", "v2"])])
     imported = {
         "other": Imported({("gpu", 0): {CORE: 100, RATIO: 100}}, {}),
@@ -224,7 +224,7 @@ def test_imported_holdings_count_as_held() -> None:
     assert found.allocation.devices["rdma"][0].functions[0].bus == "v2"
 
 
-def test_what_a_pod_was_given_and_an_agent_tells_of_too_counts_once() -> None:
+def test_an_allocation_that_an_agent_reports_too_counts_once() -> None:
     imported = {"a": Imported({("gpu", 3): {CORE: 100, RATIO: 100}, ("rdma", 0): {RDMA: 100}}, {})}
     node = facts(devices=[*CARDS_OF_BOTH, nic(0)])
     place = NodeAllocator(msgspec.structs.replace(node, imported=imported))
@@ -234,7 +234,7 @@ def test_what_a_pod_was_given_and_an_agent_tells_of_too_counts_once() -> None:
     assert refusal(place, pod("b", {RDMA: 1})).reasons
 
 
-def test_what_a_pod_runs_with_beside_its_allocation_is_held_too() -> None:
+def test_devices_that_a_pod_uses_in_addition_to_its_allocation_are_held_too() -> None:
     """Agents tell of it when containers show another card than the annotation."""
     imported = {"a": Imported({("gpu", 0): {CORE: 100, RATIO: 100}}, {})}
     place = NodeAllocator(msgspec.structs.replace(facts(devices=CARDS_OF_BOTH), imported=imported))
@@ -245,7 +245,7 @@ def test_what_a_pod_runs_with_beside_its_allocation_is_held_too() -> None:
 
 
 @pytest.mark.parametrize("amounts", [None, {}, {CORE: 0, RATIO: 0}])
-def test_who_says_nothing_of_its_part_of_a_device_holds_all_of_it(
+def test_a_pod_without_an_amount_of_its_device_holds_all_of_it(
     amounts: dict[str, int] | None,
 ) -> None:
     """As on its node, where nobody else is let in."""
@@ -259,7 +259,7 @@ def test_who_says_nothing_of_its_part_of_a_device_holds_all_of_it(
     assert granted(place, pod("d", {RDMA: 1}, notes={HINT: {"rdma": {"vfSelector": {}}}}))
 
 
-def test_a_pod_holds_the_card_that_it_was_given_whatever_its_number_is_now() -> None:
+def test_a_pod_holds_its_card_by_uuid_when_its_minor_has_changed() -> None:
     """A driver counts its cards anew when it starts: where one is missing, others move up."""
     whole = {CORE: 100, RATIO: 100}
     given = {
@@ -294,7 +294,7 @@ def test_parts_of_gpus_need_the_isolation_that_the_pod_names() -> None:
     assert cards(granted(NodeAllocator(node), pod("a", {GPU: 100}, labels=label))) == [0]
 
 
-def test_models_of_which_no_parts_are_given() -> None:
+def test_models_that_are_not_shared() -> None:
     place = NodeAllocator(msgspec.structs.replace(facts(devices=CARDS_OF_BOTH), shares_gpus=False))
     assert refusal(place, pod("a", {GPU: 50})).unresolvable
     assert cards(granted(place, pod("a", {GPU: 100}))) == [0]
@@ -308,7 +308,7 @@ def test_an_offer_changes_nothing() -> None:
     assert place.holdings.keys() == {"held"}
 
 
-def test_a_pod_that_holds_something_is_offered_as_if_it_did_not() -> None:
+def test_an_offer_for_a_pod_ignores_its_own_holdings() -> None:
     place = NodeAllocator(facts((1, 1, 4, 2), policy=ONE, devices=[gpu(0)]))
     of = pod("a", {"cpu": 8, CARDS: 1}, "LSR")
     first = granted(place, of)
@@ -317,7 +317,7 @@ def test_a_pod_that_holds_something_is_offered_as_if_it_did_not() -> None:
     assert place.commit(granted(place, of)) == held
 
 
-def test_two_offers_of_the_same_only_one_comes_true() -> None:
+def test_only_one_of_two_offers_of_the_same_cpus_can_be_committed() -> None:
     place = NodeAllocator(facts(devices=CARDS_OF_BOTH))
     one, two = (granted(place, pod(uid, {"cpu": 2}, "LSR")) for uid in "ab")
     place.commit(one)
@@ -326,7 +326,7 @@ def test_two_offers_of_the_same_only_one_comes_true() -> None:
     assert place.holdings.keys() == {"a"}
 
 
-def test_devices_that_are_gone_are_named_and_cpus_stay_free() -> None:
+def test_a_stale_offer_names_missing_devices_and_leaves_its_cpus_free() -> None:
     place = NodeAllocator(facts(devices=CARDS_OF_BOTH))
     one, two = (granted(place, pod(uid, {"cpu": 2, CARDS: 1}, "LSR")) for uid in "ab")
     place.commit(one)
@@ -337,7 +337,7 @@ def test_devices_that_are_gone_are_named_and_cpus_stay_free() -> None:
     assert granted(place, pod("d", {"cpu": 16}, "LSR"))
 
 
-def test_objects_that_are_gone_are_named() -> None:
+def test_a_stale_offer_names_missing_objects() -> None:
     there = facts(policy=ONE, devices=CARDS_OF_BOTH)
     found = granted(NodeAllocator(there), pod("a", {"cpu": 1, CARDS: 1}))
     bare = msgspec.structs.replace(there, cpus=None)
@@ -347,14 +347,14 @@ def test_objects_that_are_gone_are_named() -> None:
         NodeAllocator(msgspec.structs.replace(there, inventory=None)).commit(found)
 
 
-def test_an_offer_serves_every_pod_of_its_shape() -> None:
+def test_an_offer_applies_to_every_pod_of_its_equivalence_class() -> None:
     place = NodeAllocator(facts(policy=ONE, devices=CARDS_OF_BOTH))
     first, second = (pod(uid, {"cpu": 2, CARDS: 1}, "LSR") for uid in "ab")
     found = granted(place, first)
     assert found.to(request_of(second)) == granted(place, second)
 
 
-def test_what_if_some_pods_were_not_there() -> None:
+def test_an_offer_without_some_pods() -> None:
     place = NodeAllocator(facts((1, 1, 4, 2), policy=ONE, devices=[gpu(0), gpu(1)]))
     for uid in "abc":
         bind(place, pod(uid, {"cpu": 2, **({CARDS: 1} if uid != "c" else {})}, "LSR"))
@@ -383,7 +383,7 @@ def test_a_node_that_has_changed_keeps_its_holdings() -> None:
     assert found.offer.claim.cpus == CpuSet.parse("2-15")
 
 
-def test_overlaps_are_told_with_their_holders() -> None:
+def test_overlaps_are_reported_with_their_holders() -> None:
     place = NodeAllocator(facts(devices=[gpu(0), nic(0, functions=["v"])]))
     vf = {"minor": 0, "resources": {RDMA: 1}, "extension": {"vfs": [{"minor": -1, "busID": "v"}]}}
     notes = {
@@ -401,13 +401,13 @@ def test_overlaps_are_told_with_their_holders() -> None:
     ]
 
 
-def test_the_best_is_first_whatever_the_score() -> None:
+def test_the_best_offer_is_first_whatever_the_score() -> None:
     whole = granted(NodeAllocator(facts((1, 1, 4, 2))), pod("a", {"cpu": 2}, "LSR"))
     torn = granted(NodeAllocator(facts((1, 1, 4, 2))), pod("a", {"cpu": 1}, "LSR"))
     assert whole.order < torn.order
 
 
-def test_a_holding_is_what_annotations_say_whoever_committed_it() -> None:
+def test_a_holding_equals_the_annotations_whoever_committed_it() -> None:
     place = NodeAllocator(facts(policy=ONE, devices=[*CARDS_OF_BOTH, nic(0, functions=["v"])]))
     vf = {HINT: {"rdma": {"vfSelector": {}}}}
     of = pod("a", {"cpu": 3, "memory": 7, GPU: 50, RDMA: 1}, "LSR", vf, priority=9500)
@@ -417,7 +417,7 @@ def test_a_holding_is_what_annotations_say_whoever_committed_it() -> None:
     assert held.functions == {("rdma", 0): frozenset("v")}
 
 
-def test_liking_is_configured() -> None:
+def test_the_strategy_for_devices_is_configured() -> None:
     place_facts = facts(devices=[nic(0), nic(1)])
     for strategy, minor in (("LeastAllocated", 1), ("MostAllocated", 0)):
         rules = msgspec.convert({"strategy": strategy}, AllocatorRules)
@@ -428,7 +428,7 @@ def test_liking_is_configured() -> None:
         assert [each.minor for each in found.devices["rdma"]] == [minor]
 
 
-def test_amplified_cpu_is_paid_by_pods_that_the_kubelet_aligns_itself() -> None:
+def test_amplified_cpu_is_charged_to_pods_that_the_kubelet_aligns() -> None:
     """Its word is not followed twice."""
     kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
     place = NodeAllocator(facts(policies=kubelet, cpu_ratio=2.0, cpu_milli=32_000))
@@ -440,7 +440,7 @@ def test_amplified_cpu_is_paid_by_pods_that_the_kubelet_aligns_itself() -> None:
     )
 
 
-def test_a_limit_that_no_longer_fits_the_pools_is_told_at_commit() -> None:
+def test_a_limit_that_no_longer_fits_the_pools_is_reported_at_commit() -> None:
     place = NodeAllocator(facts())
     burst = {SPEC: {"preferredCPUBindPolicy": "ConstrainedBurst"}}
     found = granted(place, pod("a", {"cpu": 1}, notes=burst, limits={"cpu": 8}))
@@ -465,7 +465,7 @@ def test_a_kubelet_that_binds_cpus_does_so_itself_for_pods_with_devices() -> Non
     assert len(bound.offer.claim.cpus) == 2
 
 
-def test_a_node_that_tells_something_new_has_accounts_of_its_own() -> None:
+def test_a_node_with_new_properties_has_its_own_account() -> None:
     """Whether its CPUs are told anew or not."""
     place = NodeAllocator(facts(devices=CARDS_OF_BOTH))
     bind(place, pod("a", {"cpu": 2, CARDS: 2}, "LSR"))
@@ -479,7 +479,7 @@ def test_a_node_that_tells_something_new_has_accounts_of_its_own() -> None:
         assert other.overlaps() == ()
 
 
-def test_best_effort_takes_what_lies_apart() -> None:
+def test_best_effort_allows_cpus_and_cards_on_different_numa_nodes() -> None:
     """CPUs are on one NUMA node, the cards on the other."""
     place = NodeAllocator(facts(policy=NumaPolicy.BEST_EFFORT, devices=CARDS_OF_BOTH))
     bind(place, pod("cpus", {"cpu": 8}, "LSR"))
@@ -492,7 +492,7 @@ def test_best_effort_takes_what_lies_apart() -> None:
 
 
 @pytest.mark.parametrize("policy", [ONE, NumaPolicy.RESTRICTED])
-def test_what_lies_apart_is_refused_by_the_others(policy: NumaPolicy) -> None:
+def test_other_policies_refuse_cpus_and_cards_on_different_numa_nodes(policy: NumaPolicy) -> None:
     place = NodeAllocator(facts(policy=policy, devices=CARDS_OF_BOTH))
     bind(place, pod("cpus", {"cpu": 8}, "LSR"))
     place.record(

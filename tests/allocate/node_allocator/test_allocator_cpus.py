@@ -47,14 +47,14 @@ claims = st.builds(
 
 
 @given(st.lists(claims, max_size=8, unique_by=lambda each: each.uid), st.randoms())
-def test_the_same_pods_in_any_order_are_the_same_state(held: list[PodAllocation], random) -> None:
+def test_the_same_pods_in_any_order_give_the_same_state(held: list[PodAllocation], random) -> None:
     shuffled = random.sample(held, len(held))
     assert allocated(NODE, held) == allocated(NODE, shuffled)
     assert allocator(NODE, held).overlaps() == allocator(NODE, shuffled).overlaps()
 
 
 @given(st.lists(claims, max_size=8))
-def test_pods_that_came_and_went_leave_no_trace(held: list[PodAllocation]) -> None:
+def test_removed_pods_leave_no_trace(held: list[PodAllocation]) -> None:
     place, account = allocator(NODE), allocated(NODE)
     for each in held:
         if (before := place.holdings.get(each.uid)) is not None:
@@ -107,7 +107,7 @@ def _annotations(held: PodAllocation) -> dict[str, str]:
     return {**held.annotations(), RESOURCE_SPEC: spec}
 
 
-def test_pods_that_overlap_are_reported_with_all_who_hold_a_cpu() -> None:
+def test_overlaps_are_reported_with_all_holders_of_a_cpu() -> None:
     place = allocator(
         NODE, [claim("c", "2-5"), claim("a", "0-3"), claim("b", "3"), claim("d", "9")]
     )
@@ -128,7 +128,7 @@ def test_a_pod_that_holds_cpus_is_offered_them_again() -> None:
     assert place.offer(pod_request(owner(16))) == first
 
 
-def test_an_offer_that_another_pod_was_faster_with_is_stale_and_costs_nothing() -> None:
+def test_an_offer_is_stale_after_another_pods_commit_and_changes_nothing() -> None:
     place = allocator(NODE)
     mine, yours = (place.offer(pod_request(owner(2, uid=uid))) for uid in "ab")
     assert isinstance(mine, Granted)
@@ -141,7 +141,7 @@ def test_an_offer_that_another_pod_was_faster_with_is_stale_and_costs_nothing() 
     assert place.offer(pod_request(owner(2, uid="c"))) != mine
 
 
-def test_an_offer_of_memory_that_is_gone_is_stale() -> None:
+def test_an_offer_of_memory_that_is_no_longer_free_is_stale() -> None:
     place = allocator(BEST_EFFORT)
     mine, yours = (place.offer(pod_request(sharer(1000, 9, uid=uid))) for uid in "ab")
     assert isinstance(mine, Granted)
@@ -151,7 +151,7 @@ def test_an_offer_of_memory_that_is_gone_is_stale() -> None:
         place.commit(mine)
 
 
-def test_an_offer_of_amplified_cpu_that_is_sold_is_stale() -> None:
+def test_an_offer_of_amplified_cpu_that_is_no_longer_free_is_stale() -> None:
     place = allocator(facts(cpu_ratio=1.5, cpu_milli=6000))
     mine = place.offer(pod_request(owner(2)))
     assert isinstance(mine, Granted)
@@ -160,7 +160,7 @@ def test_an_offer_of_amplified_cpu_that_is_sold_is_stale() -> None:
         place.commit(mine)
 
 
-def test_an_offer_of_a_numa_nodes_cpu_that_no_longer_pays_for_it_in_full_is_stale() -> None:
+def test_an_offer_is_stale_when_the_numa_node_no_longer_has_its_amplified_cpu() -> None:
     node = facts(cpu_ratio=1.5, policies=NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE))
     place = allocator(node)
     mine = place.offer(pod_request(owner(2)))
@@ -170,14 +170,14 @@ def test_an_offer_of_a_numa_nodes_cpu_that_no_longer_pays_for_it_in_full_is_stal
         place.commit(mine)
 
 
-def test_a_pod_that_asks_for_no_cpu_fits_where_more_is_sold_than_there_is() -> None:
+def test_a_pod_without_a_cpu_request_fits_an_overcommitted_node() -> None:
     place = allocator(facts(cpu_ratio=1.5, cpu_milli=2000), [claim("b", "8-11")])
     got = place.offer(pod_request(sharer(0, 1)))
     assert isinstance(got, Granted), got
     assert place.commit(got).allocation == got.offer.claim
 
 
-def test_claims_of_cpus_that_are_not_there_are_kept() -> None:
+def test_claims_of_missing_cpus_are_kept() -> None:
     """The node was larger."""
     place = allocator(facts((1, 1, 4, 2)), [claim("a", "0-1"), claim("b", "12")])
     assert set(place.holdings) == {"a", "b"}

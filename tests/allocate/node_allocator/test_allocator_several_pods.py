@@ -46,12 +46,12 @@ def given(on: NodeAllocator, kind: Kind, count: int) -> tuple[Granted, ...]:
     return found
 
 
-def test_pods_with_own_cpus_share_none() -> None:
+def test_pods_with_exclusive_cpus_share_none() -> None:
     found = given(place(SMALL), owner(8, 8), 3)
     assert len(union(each.holding().allocation.cpus for each in found)) == 24
 
 
-def test_without_room_for_all_none_gets_anything() -> None:
+def test_a_group_is_refused_when_one_pod_does_not_fit() -> None:
     found = place(SMALL).offer_all(pod_requests(owner(16, 8), 3))
     assert isinstance(found, Refused)
     assert found.text().startswith("cpu: not enough free CPUs (requested 16, available ")
@@ -76,7 +76,7 @@ def test_a_group_as_large_as_the_node_takes_it_all() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 3, 5])
-def test_where_no_switch_has_enough_the_pods_take_what_there_is(before: int) -> None:
+def test_without_a_large_enough_switch_the_pods_take_any_free_cards(before: int) -> None:
     on = place(CARDS)
     for number in range(before):
         taken(on, carder(1), f"before-{number}")
@@ -88,12 +88,12 @@ def test_where_no_switch_has_enough_the_pods_take_what_there_is(before: int) -> 
         assert len(set.union(*map(cards, found))) == 4
 
 
-def test_parts_of_cards_lie_as_for_each_alone() -> None:
+def test_shares_of_cards_are_placed_as_for_each_pod_alone() -> None:
     found = given(place(CARDS), part(50), 3)
     assert [cards(each) for each in found] == [{0}, {0}, {1}]
 
 
-def test_a_policy_that_no_whole_group_meets_binds_each_pod() -> None:
+def test_a_policy_that_a_whole_group_cannot_meet_applies_to_each_pod() -> None:
     """All cards together span both NUMA nodes; each pod's cards and CPUs may not."""
     model = msgspec.structs.replace(SINGLE, gpus=8)
     found = given(place(model), carder(2, 8), 4)

@@ -41,7 +41,7 @@ EXCLUSIVE = {"preferredCPUExclusivePolicy": "PCPULevel", "unknown": [1]}
         ({"preferredCPUBindPolicy": "SpreadByPCPUs"}, SPREAD, False, None),
     ],
 )
-def test_what_is_missing_or_default_is_the_policy_in_force(
+def test_a_missing_or_default_policy_is_filled_in(
     spec: dict[str, str], policy: BindPolicy, forced: bool, expected: dict[str, str] | None
 ) -> None:
     text = spec_text(json.dumps(spec), policy, forced=forced)
@@ -53,7 +53,7 @@ def test_no_spec_at_all() -> None:
         assert spec_text(text, FULL, forced=False) == '{"preferredCPUBindPolicy":"FullPCPUs"}'
 
 
-def test_as_koordinator_writes_it() -> None:
+def test_the_spec_equals_koordinators() -> None:
     """Pods with CPUs; whose word holds is the node's where it has one."""
     path = DATA / "vectors" / "koordinator-node-numa.jsonl.gz"
     seen = 0

@@ -17,7 +17,7 @@ DEVICES = {
 }
 
 
-def test_a_pod_that_was_given_nothing() -> None:
+def test_a_pod_without_an_allocation() -> None:
     assert holding_of(pod("a", {"cpu": 1, "memory": 3}, priority=9)) == AssignedPod(
         "a",
         "ns/a",
@@ -29,7 +29,7 @@ def test_a_pod_that_was_given_nothing() -> None:
     )
 
 
-def test_all_that_annotations_say() -> None:
+def test_every_field_of_the_annotations() -> None:
     status = {"cpuset": "0-1", "numaNodeResources": [{"node": 0, "resources": {"cpu": "2"}}]}
     exclusive = {"preferredCPUExclusivePolicy": "PCPULevel"}
     notes = {STATUS: status, SPEC: exclusive, ALLOCATED: DEVICES}
@@ -61,7 +61,7 @@ def test_all_that_annotations_say() -> None:
         ({STATUS: "[", ALLOCATED: "{"}, "", False, [STATUS, ALLOCATED]),
     ],
 )
-def test_one_part_that_can_not_be_read_leaves_the_others(
+def test_one_invalid_annotation_does_not_affect_the_others(
     notes: dict[str, object], cpus: str, devices: bool, said: list[str]
 ) -> None:
     held = holding_of(pod("a", {"cpu": 2}, "LSR", notes))
@@ -71,7 +71,7 @@ def test_one_part_that_can_not_be_read_leaves_the_others(
     assert [fault.split()[1].rstrip(":") for fault in held.faults] == said
 
 
-def test_functions_count_though_an_amount_can_not_be_read() -> None:
+def test_virtual_functions_count_even_with_an_invalid_amount() -> None:
     odd = {"rdma": [{**DEVICES["rdma"][0], "resources": {RDMA: "many"}}]}
     held = holding_of(pod("a", notes={ALLOCATED: odd}))
     assert held.functions == {("rdma", 0): frozenset("b")}

@@ -158,7 +158,7 @@ def used(place: NodeAllocator) -> dict[tuple[str, int, str], int]:
 
 
 @given(places(), steps)
-def test_nothing_is_given_twice_or_lost_and_annotations_say_all(
+def test_nothing_is_allocated_twice_or_lost_and_annotations_are_complete(
     node: NodeProperties, history: list[tuple[ApiPod, int, int]]
 ) -> None:
     place = NodeAllocator(node)
@@ -193,7 +193,7 @@ def test_nothing_is_given_twice_or_lost_and_annotations_say_all(
 
 
 @given(places(), st.lists(pods, min_size=2, max_size=8))
-def test_of_offers_made_together_those_that_can_come_true_do(
+def test_every_concurrent_offer_that_still_fits_can_be_committed(
     node: NodeProperties, wanted: list[ApiPod]
 ) -> None:
     """As when several pods are bound at once: whatever comes true overlaps with nothing."""
@@ -222,7 +222,7 @@ def test_of_offers_made_together_those_that_can_come_true_do(
 
 
 @given(places(), st.lists(pods, min_size=1, max_size=8), st.sets(st.integers(0, 7)))
-def test_what_if_is_as_if_it_had_never_been(
+def test_an_allocator_without_pods_equals_one_that_never_had_them(
     node: NodeProperties, wanted: list[ApiPod], left_out: set[int]
 ) -> None:
     place = NodeAllocator(node)

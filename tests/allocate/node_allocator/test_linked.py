@@ -93,7 +93,7 @@ def others(free: Collection[int]) -> set[int]:
     ("free", "expected"),
     [((0, 2, 4, 5), (4, 5)), ((0, 4, 5, 6), (5, 6)), ((0, 1, 3), (0, 3)), ((0, 1, 4), (0, 4))],
 )
-def test_what_go_gpuallocator_gives_on_dgx1(
+def test_cards_on_dgx1_equal_go_gpuallocators(
     free: tuple[int, ...], expected: tuple[int, ...], table: bool
 ) -> None:
     """Its own examples (devices.md §4.1)."""
@@ -105,7 +105,7 @@ masks = st.integers(1, 255)
 
 
 @given(masks, st.data())
-def test_without_a_partition_table_it_is_the_best_by_the_definition(
+def test_without_a_partition_table_the_cards_are_the_best_by_definition(
     free: int, data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, free.bit_count()))
@@ -114,7 +114,7 @@ def test_without_a_partition_table_it_is_the_best_by_the_definition(
 
 
 @given(masks)
-def test_with_one_a_pair_is_as_fast_as_can_be_all_the_same(free: int) -> None:
+def test_with_a_partition_table_a_pair_is_as_fast_as_possible_too(free: int) -> None:
     if free.bit_count() >= 2:
         one, two = cards(node(VOLTA_PAIRS, others(tuple(members(free)))).offer(pod_request(2)))
         best, beside = by_definition(SPEEDS, free, 2)
@@ -133,14 +133,14 @@ def test_with_one_a_pair_is_as_fast_as_can_be_all_the_same(free: int) -> None:
         pytest.param((5,), 3, (4, 6, 7), id="the quad that is broken already"),
     ],
 )
-def test_where_switches_link_all_cards_alike(
+def test_cards_that_switches_link_equally(
     held: tuple[int, ...], count: int, expected: tuple[int, ...]
 ) -> None:
     assert cards(node(HGX_PAIRS, held).offer(pod_request(count))) == expected
 
 
 @given(masks)
-def test_the_cards_of_a_group_are_the_best_for_all_of_it(free: int) -> None:
+def test_the_cards_of_a_group_are_the_best_for_the_whole_group(free: int) -> None:
     there = node(VOLTA_PAIRS, others(tuple(members(free))), table=False)
     found = there.offer_all([pod_request(2, uid) for uid in "ab"])
     if free.bit_count() < 4:

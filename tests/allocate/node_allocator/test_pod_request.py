@@ -34,11 +34,11 @@ CPUS = Needs.NUMA | Needs.CPUS
         ({"requests": {"cpu": 1, RDMA: 1}, "qos": "LSR"}, CPUS | Needs.DEVICES),
     ],
 )
-def test_what_a_pod_needs_of_us(of: dict[str, Any], needs: Needs) -> None:
+def test_pods_that_need_the_allocator(of: dict[str, Any], needs: Needs) -> None:
     assert request_of(pod(**of)).needs == needs
 
 
-def test_devices_are_asked_of_devices_alone() -> None:
+def test_device_requests_are_not_part_of_the_zone_request() -> None:
     """NUMA nodes may count them too."""
     pod_request = request_of(pod("a", {"cpu": 2, CORE: 50, RATIO: 50, RDMA: 1, "x/y": 3}))
     assert pod_request.resources.requests == {"cpu": 2000, "x/y": 3}
@@ -102,7 +102,9 @@ def test_sidecars_overhead_and_requests_of_the_pod_count() -> None:
         ),
     ],
 )
-def test_the_limit_of_what_runs_at_once(spec: dict[str, Any], limit_milli: int | None) -> None:
+def test_the_limit_of_containers_that_run_at_once(
+    spec: dict[str, Any], limit_milli: int | None
+) -> None:
     assert request_of(pod(**spec)).resources.cpu_limit_milli == limit_milli
 
 
@@ -115,13 +117,13 @@ def test_the_limit_of_what_runs_at_once(spec: dict[str, Any], limit_milli: int |
         ({"requests": {CORE: 150, RATIO: 100}}, CORE),
     ],
 )
-def test_what_can_not_be_read_is_named_with_its_pod(of: dict[str, Any], said: str) -> None:
+def test_an_invalid_request_is_reported_with_its_pod(of: dict[str, Any], said: str) -> None:
     with pytest.raises(PodRequestError, match="pod ns/a: ") as caught:
         request_of(pod(**of))
     assert said in str(caught.value)
 
 
-def test_a_shape_is_that_of_all_pods_with_the_same_wish() -> None:
+def test_pods_with_the_same_request_are_equivalent() -> None:
     first = request_of(pod("a", {"cpu": 1, "memory": 5}, "LSR"))
     assert first.shape == request_of(pod("b", {"memory": 5, "cpu": "1000m"}, "LSR")).shape
 
@@ -148,24 +150,24 @@ DIFFERENT = [
 ]
 
 
-def test_what_makes_a_difference_to_a_node_is_in_the_shape() -> None:
+def test_whatever_affects_the_node_is_part_of_the_equivalence_class() -> None:
     shapes = [request_of(pod(**of)).shape for of in DIFFERENT]
     assert len(set(shapes)) == len(DIFFERENT)
 
 
-def test_what_makes_none_is_not() -> None:
+def test_whatever_does_not_affect_the_node_is_not_part_of_it() -> None:
     plain = {"requests": {"cpu": 1}}
     limited = pod(**plain, limits={"cpu": 3}, labels={"app": "x"}, notes={"note": "y", HINT: "3"})
     assert request_of(limited).shape == request_of(pod(**plain)).shape
 
 
-def test_annotations_that_we_write_are_known_to_be_there() -> None:
+def test_stale_allocation_annotations_are_listed() -> None:
     forged = pod(notes={STATUS: {"cpuset": "0-3"}, ALLOCATED: {"gpu": [{"minor": 0}]}})
     assert request_of(forged).stale == (RESOURCE_STATUS, DEVICE_ALLOCATED)
     assert request_of(pod()).stale == ()
 
 
-def test_words_of_a_pod() -> None:
+def test_fields_of_a_pod() -> None:
     said = pod("a", {"cpu": 1}, priority=7, preemptionPolicy="Never")
     pod_request = request_of(said)
     assert (pod_request.uid, pod_request.title, pod_request.priority, pod_request.preempts) == (

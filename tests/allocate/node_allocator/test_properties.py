@@ -26,11 +26,11 @@ HONOR = {"node.koordinator.sh/gpu-partition-policy": "Honor"}
 HOPPER = {"node.koordinator.sh/gpu-model": "H100-80GB", "node.koordinator.sh/gpu-vendor": "nvidia"}
 
 
-def test_nothing_is_known_of_a_bare_node() -> None:
+def test_a_node_without_objects_has_no_properties() -> None:
     assert node_properties("n", {}) == NodeProperties("n")
 
 
-def test_a_device_object_without_devices_is_one() -> None:
+def test_a_device_object_without_devices_is_an_empty_inventory() -> None:
     found = node_properties("n", {}, device=DeviceObject("n"))
     assert found.inventory is not None
     assert found.inventory.fleets == {}
@@ -82,12 +82,12 @@ def test_nodes_of_one_model_share_the_table_of_their_links() -> None:
     ("objective", "worth"),
     [(GpuObjective.BANDWIDTH, 50_000), (GpuObjective.BESTEFFORT, 250)],
 )
-def test_links_are_worth_what_the_objective_says(objective: GpuObjective, worth: int) -> None:
+def test_links_are_scored_by_the_objective(objective: GpuObjective, worth: int) -> None:
     table = linked("n", AllocatorRules(gpu_objective=objective)).table
     assert table.score(0b11, 0b11)[0] == worth
 
 
-def test_what_can_not_be_read_is_told_and_the_rest_counts() -> None:
+def test_invalid_annotations_are_reported_and_the_rest_counts() -> None:
     notes = {GPU_PARTITIONS: "{", GPU_LINKS: '[{"pairs":[[0,0]]}]', DEVICES_CHECKPOINTS: "3"}
     device = DeviceObject("n", DEVICES, {}, notes)
     found = node_properties("n", {}, device=device, faults=("said before",))
@@ -101,7 +101,7 @@ def test_what_can_not_be_read_is_told_and_the_rest_counts() -> None:
     ]
 
 
-def test_imported_holdings_as_an_agent_publishes_them() -> None:
+def test_holdings_are_read_as_an_agent_publishes_them() -> None:
     held = [
         DeviceHolding("u", "c", "nvidia.com/gpu", "gpu", "GPU-1", Form.REPLICA, "3"),
         DeviceHolding("v", "c", "nic", "rdma", DEVICES[2].uuid, Form.FUNCTION, "0000:40:00.2"),
@@ -114,7 +114,7 @@ def test_imported_holdings_as_an_agent_publishes_them() -> None:
     }
 
 
-def test_an_imported_device_that_is_not_there_is_a_fault() -> None:
+def test_a_published_holding_of_a_missing_device_is_a_fault() -> None:
     held = [DeviceHolding("u", "c", "nvidia.com/gpu", "gpu", "GPU-9", Form.WHOLE)]
     device = DeviceObject("n", DEVICES, {}, holding.encode(held))
     found = node_properties("n", {}, device=device)
@@ -122,7 +122,7 @@ def test_an_imported_device_that_is_not_there_is_a_fault() -> None:
     assert ["GPU-9" in fault for fault in found.faults] == [True]
 
 
-def test_words_about_parts_of_gpus() -> None:
+def test_labels_about_shares_of_gpus() -> None:
     rules = AllocatorRules(unshared={"nvidia": frozenset({"T4"})})
     labels = {
         "node.koordinator.sh/gpu-model": "T4",
@@ -146,7 +146,7 @@ def test_words_about_parts_of_gpus() -> None:
         (NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED, full_pcpus_only=True), 1.0, False),
     ],
 )
-def test_whose_words_are_for_every_pod(
+def test_policies_that_apply_to_every_pod(
     policies: NodePolicies, ratio: float, expected: bool
 ) -> None:
     cpus = msgspec.structs.replace(node_facts(), policies=policies, cpu_ratio=ratio)

@@ -44,7 +44,7 @@ def zone(node: int, cpu_milli: int, **more: int) -> Zone:
     return Zone(node, {name: Amounts(n, n, 0) for name, n in amounts.items()})
 
 
-def test_what_the_agent_reports_comes_back() -> None:
+def test_the_agents_report_reads_back() -> None:
     configured = NodeConfiguration(
         kubelet_policy="static",
         kubelet_options={"full-pcpus-only": "true"},
@@ -66,7 +66,7 @@ def test_what_the_agent_reports_comes_back() -> None:
     assert facts.policies.full_pcpus_only
 
 
-def test_cores_are_numbered_anew_in_each_socket() -> None:
+def test_core_ids_may_repeat_in_each_socket() -> None:
     detail = [
         {"id": each.id, "core": each.core % 4, "socket": each.socket, "node": each.node}
         for each in MACHINE
@@ -102,24 +102,24 @@ def test_labels_and_ratios_are_the_nodes() -> None:
     assert facts.totals() == {0: {"cpu": 3000, "memory": 13, "pods": 4}}
 
 
-def test_a_shared_system_cpuset_keeps_nothing() -> None:
+def test_a_shared_system_cpuset_reserves_no_cpus() -> None:
     notes = told(NodeConfiguration(system_qos=SystemQos("1", cpuset_exclusive=False)))
     assert topology_options({}, {}, NodeTopology("n", annotations=notes))[0].kept == EMPTY
 
 
-def test_pods_that_the_kubelet_did_not_place_have_their_own_claims() -> None:
+def test_cpus_that_topolet_assigned_are_not_counted_as_the_kubelets() -> None:
     ours = PodCpuAlloc("ns", "ours", "u", "4,12")
     topology = NodeTopology("n", annotations=told(PLAIN, ours, ALLOC))
     assert topology_options({}, {}, topology)[0].kept == CpuSet.parse("6,14")
 
 
-def test_options_mean_nothing_under_another_policy() -> None:
+def test_options_are_ignored_under_another_policy() -> None:
     configured = NodeConfiguration(kubelet_options={"full-pcpus-only": "true"})
     facts, _ = topology_options({}, {}, NodeTopology("n", annotations=told(configured)))
     assert not facts.policies.full_pcpus_only
 
 
-def test_a_node_that_tells_of_no_cpus_has_its_zones() -> None:
+def test_a_node_without_cpu_details_has_its_zones() -> None:
     facts, faults = topology_options({}, {}, NodeTopology("n", (zone(3, 1000),)))
     assert (facts.layout, facts.zones, faults) == (None, {3: {"cpu": 1000}}, ())
 
@@ -146,9 +146,7 @@ def test_a_node_that_tells_of_no_cpus_has_its_zones() -> None:
         (SYSTEM_QOS, '{"cpuset":"?"}', "cpuset"),
     ],
 )
-def test_no_cpus_are_bound_where_it_is_not_known_whose_they_are(
-    key: str, text: str, said: str
-) -> None:
+def test_no_cpus_are_bound_when_their_owners_are_unknown(key: str, text: str, said: str) -> None:
     topology = NodeTopology("n", (zone(0, 1000),), annotations={**told(), key: text})
     facts, faults = topology_options({}, {}, topology)
     assert facts.layout is None
@@ -159,14 +157,14 @@ def test_no_cpus_are_bound_where_it_is_not_known_whose_they_are(
 
 
 @pytest.mark.parametrize("ratio", ['{"cpu": 1e9}', '{"cpu": "x"}', "[]"])
-def test_an_unreadable_ratio_is_none(ratio: str) -> None:
+def test_an_invalid_ratio_is_ignored(ratio: str) -> None:
     facts, faults = topology_options({}, {AMPLIFICATION_RATIO: ratio}, NodeTopology("n"))
     assert facts.cpu_ratio == 1.0
     (fault,) = faults
     assert fault.startswith(f"annotation {AMPLIFICATION_RATIO}: ")
 
 
-def test_complaints_about_labels_come_too() -> None:
+def test_invalid_labels_are_reported_too() -> None:
     labels = {"node.koordinator.sh/cpu-bind-policy": "Sideways"}
     _, faults = topology_options(labels, {}, NodeTopology("n"))
     assert "Sideways" in faults[0]

@@ -53,7 +53,7 @@ def test_every_pod_of_the_node_counts(place: NodeAllocator) -> None:
     assert score(place, ls(4)) == 50
 
 
-def test_what_a_pod_holds_itself_does_not_count_for_it(place: NodeAllocator) -> None:
+def test_a_pods_own_holdings_do_not_count(place: NodeAllocator) -> None:
     granted = place.offer(ls(4))
     assert isinstance(granted, Granted)
     place.commit(granted)
@@ -61,7 +61,7 @@ def test_what_a_pod_holds_itself_does_not_count_for_it(place: NodeAllocator) -> 
     assert score(place, ls(4, "b")) == 75
 
 
-def test_a_pod_that_went_counts_no_more(place: NodeAllocator) -> None:
+def test_a_removed_pod_no_longer_counts(place: NodeAllocator) -> None:
     place.record(holding_of(pod("other", {"cpu": 8})))
     assert score(place, ls(4)) == 100
     assert score(place.without({"other"}), ls(4)) == 50
@@ -71,10 +71,10 @@ def test_a_pod_that_went_counts_no_more(place: NodeAllocator) -> None:
     assert score(place, ls(4)) == 50
 
 
-def test_a_pod_held_to_a_numa_node_is_scored_there() -> None:
+def test_a_pod_bound_to_a_numa_node_is_scored_there() -> None:
     place = NodeAllocator(node(NumaPolicy.SINGLE_NUMA_NODE))
     assert score(place, ls(4)) == 50
 
 
-def test_the_node_is_scored_by_the_facts_where_nothing_is_set() -> None:
+def test_the_default_score() -> None:
     assert score(NodeAllocator(facts(policy=NumaPolicy.SINGLE_NUMA_NODE)), ls(4)) == (50 + 100) // 2

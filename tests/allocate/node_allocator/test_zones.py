@@ -46,7 +46,7 @@ def put(there: NodeAllocator, of: ApiPod) -> None:
     there.commit(found)
 
 
-def test_a_plain_pod_has_to_fit_by_the_nodes_own_word() -> None:
+def test_a_plain_pod_must_fit_the_reported_zones() -> None:
     there = place()
     assert fits(there, plain(8))
     found = there.offer(request_of(plain(9)))
@@ -58,19 +58,19 @@ def test_a_plain_pod_has_to_fit_by_the_nodes_own_word() -> None:
     assert lacking.unresolvable
 
 
-def test_a_node_whose_word_is_not_heard_passes_all() -> None:
+def test_a_node_without_a_zone_report_passes_all_pods() -> None:
     assert fits(NodeAllocator(NodeProperties("n")), plain(99))
     assert fits(NodeAllocator(facts()), plain(99))
 
 
-def test_a_pod_of_koordinators_is_placed_by_its_rules() -> None:
+def test_a_koordinator_pod_is_placed_by_koordinators_rules() -> None:
     """The node's word is old, and CPUs that pods own are counted here."""
     there = place(node({0: {"cpu": 0}, 1: {"cpu": 0}}))
     assert fits(there, pod("a", {"cpu": 2}, "LSR"))
     assert fits(there, pod("a", {"cpu": 2}, "LS"))
 
 
-def test_koordinators_words_on_the_node_come_before_its_own() -> None:
+def test_koordinator_labels_take_precedence_over_the_zone_report() -> None:
     labelled = facts(policy=NumaPolicy.SINGLE_NUMA_NODE)
     there = NodeAllocator(
         msgspec.structs.replace(labelled, zones=word(node({0: {"cpu": 0}, 1: {"cpu": 0}})))
@@ -78,7 +78,7 @@ def test_koordinators_words_on_the_node_come_before_its_own() -> None:
     assert fits(there, plain(8))
 
 
-def test_what_came_since_the_node_spoke_counts() -> None:
+def test_pods_assigned_since_the_report_count() -> None:
     there = place()
     put(there, plain(6, "a"))
     assert not fits(there, plain(6, "b"))
@@ -90,7 +90,7 @@ def test_what_came_since_the_node_spoke_counts() -> None:
     assert fits(there, plain(7, "c"))
 
 
-def test_an_offer_that_was_overtaken_is_stale() -> None:
+def test_an_offer_is_stale_after_another_commit() -> None:
     there = place()
     late = there.offer(request_of(plain(4, "late")))
     assert isinstance(late, Granted)
@@ -100,7 +100,7 @@ def test_an_offer_that_was_overtaken_is_stale() -> None:
     assert set(there.holdings) == {"early"}
 
 
-def test_a_node_of_whose_pods_nobody_knows_is_closed_to_those_that_take_of_it() -> None:
+def test_a_node_with_unknown_pods_is_refused_to_pods_that_use_zones() -> None:
     there = place()
     there.update_report(there.properties.zones, None)
     refused = there.offer(request_of(plain(1)))
@@ -113,7 +113,7 @@ def test_a_node_of_whose_pods_nobody_knows_is_closed_to_those_that_take_of_it() 
     assert "container c requests 9 cpu" in lasting.text()
 
 
-def test_what_an_eviction_could_free_is_not_lacking_for_good() -> None:
+def test_a_shortage_that_eviction_can_end_is_resolvable() -> None:
     there = place(node({0: {"cpu": 1000, "memory": 8 * GIB}, 1: {"cpu": 0, "memory": 8 * GIB}}))
     for cpus, lasting in ((8, False), (9, True)):
         found = there.offer(request_of(plain(cpus)))
@@ -121,14 +121,14 @@ def test_what_an_eviction_could_free_is_not_lacking_for_good() -> None:
         assert found.unresolvable is lasting
 
 
-def test_cpus_that_a_pod_owns_are_gone_from_their_numa_node() -> None:
+def test_owned_cpus_are_subtracted_from_their_numa_node() -> None:
     there = place()
     put(there, pod("a", {"cpu": 8}, "LSR"))
     assert fits(there, plain(4, "b"))
     assert not fits(there, plain(5, "b"))
 
 
-def test_what_the_kubelet_takes_for_a_pod_of_koordinators_is_gone_from_some_numa_node() -> None:
+def test_cpus_that_the_kubelet_gives_a_koordinator_pod_count_on_each_numa_node() -> None:
     """An LS pod that is Guaranteed, where the kubelet's CPU manager is static."""
     there = place()
     amounts = {"cpu": 3, "memory": "1Gi"}
@@ -137,7 +137,7 @@ def test_what_the_kubelet_takes_for_a_pod_of_koordinators_is_gone_from_some_numa
     assert not fits(there, plain(6, "b"))
 
 
-def test_devices_of_others_are_gone_from_some_numa_node() -> None:
+def test_devices_that_the_kubelet_assigns_are_subtracted_from_each_numa_node() -> None:
     """CPUs of its own lie where the claim says, and the kubelet chooses a card of another's."""
     there = place(node({zone: {**amounts, NIC: 1} for zone, amounts in TWO.items()}))
     with_card = {"cpu": 2, "memory": "1Gi", NIC: 1}
@@ -147,7 +147,7 @@ def test_devices_of_others_are_gone_from_some_numa_node() -> None:
     assert not fits(there, pod("b", with_card, limits=with_card))
 
 
-def test_a_share_of_a_pool_takes_no_cpu() -> None:
+def test_a_pod_on_a_shared_pool_takes_no_cpu() -> None:
     there = place()
     numa = {"scheduling.koordinator.sh/numa-topology-spec": {"numaTopologyPolicy": "Restricted"}}
     put(there, pod("a", {"cpu": 3, "memory": "7Gi"}, "LS", numa))
@@ -158,7 +158,7 @@ def test_a_share_of_a_pool_takes_no_cpu() -> None:
     assert fits(there, big)
 
 
-def test_a_new_word_counts_those_that_it_is_not_said_to_leave_out() -> None:
+def test_a_new_report_counts_all_pods_that_are_not_listed_as_uncounted() -> None:
     there = place()
     put(there, plain(5, "a"))
     put(there, plain(2, "b"))
@@ -170,7 +170,7 @@ def test_a_new_word_counts_those_that_it_is_not_said_to_leave_out() -> None:
     assert not fits(beside, plain(3, "c"))
 
 
-def test_a_new_word_alone_is_heard_in_place() -> None:
+def test_a_new_report_alone_updates_the_allocator_in_place() -> None:
     there = place()
     put(there, plain(5, "a"))
     put(there, plain(2, "b"))
@@ -186,7 +186,7 @@ def test_a_new_word_alone_is_heard_in_place() -> None:
     assert fits(there, plain(99, "c"))
 
 
-def test_what_if_pods_were_not_there_that_the_node_does_not_tell_of() -> None:
+def test_an_offer_without_pods_that_the_report_does_not_count() -> None:
     there = place()
     put(there, plain(8, "a"))
     assert fits(there.without(["a"]), plain(8, "b"))
@@ -203,7 +203,7 @@ def test_the_score_is_by_the_configured_strategy() -> None:
     assert least > most > 0
 
 
-def test_shapes_tell_containers_apart_where_numa_nodes_do() -> None:
+def test_equivalence_classes_distinguish_containers_when_zones_do() -> None:
     one = {"containers": [{"name": "c", "resources": {"requests": {"cpu": 4}}}]}
     half = {"resources": {"requests": {"cpu": 2}}}
     two = {"containers": [{"name": "c", **half}, {"name": "d", **half}]}
@@ -212,7 +212,7 @@ def test_shapes_tell_containers_apart_where_numa_nodes_do() -> None:
     assert empty[0] == empty[1]
 
 
-def test_the_nodes_own_word_is_heard_beside_koordinators_words_on_other_things() -> None:
+def test_the_zone_report_applies_with_koordinator_labels_on_other_subjects() -> None:
     """Amplification says nothing of NUMA nodes."""
     amplified = facts(cpu_ratio=1.5, cpu_milli=24_000)
     there = NodeAllocator(msgspec.structs.replace(amplified, zones=word(node(TWO))))

@@ -83,7 +83,7 @@ def test_moves_are_bounded(limit: int) -> None:
     assert len(moves(decide(node, claims, sharing()))) == min(limit, 3)
 
 
-def test_room_is_made_for_a_request_of_whole_cores() -> None:
+def test_containers_move_for_a_request_of_whole_cores() -> None:
     """Among CPUs that were given before the option was set."""
     claims = [
         claim("a", 2, owned="3,7"),
@@ -102,7 +102,7 @@ def test_room_is_made_for_a_request_of_whole_cores() -> None:
     )
 
 
-def test_nobody_makes_room_that_its_pod_keeps() -> None:
+def test_no_container_moves_for_cpus_that_its_own_pod_keeps() -> None:
     """An ended container of pod c holds on to CPUs 6 and 7: without them b gains nothing, however
     often c's other container comes and goes."""
     claims = [
@@ -117,14 +117,14 @@ def test_nobody_makes_room_that_its_pod_keeps() -> None:
     assert [moves(decision) for _, decision in steps] == [[], []]
 
 
-def test_a_move_does_not_take_what_another_leaves_in_the_same_decision() -> None:
+def test_a_move_does_not_take_cpus_that_another_frees_in_the_same_decision() -> None:
     claims = [claim("a", 2, owned="0-1"), claim("b", 2, owned="2,5")]
     node = rules(SMALL, LocalPolicy.DYNAMIC, max_moves=2)
     first = decide(node, claims, sharing())
     assert moves(first) == ["a 0-1 > 0,4 DEFRAGMENT", "b 2,5 > 2,6 DEFRAGMENT"]
 
 
-def test_the_last_shared_cpus_are_not_moved_onto() -> None:
+def test_no_container_moves_to_the_last_shared_cpus() -> None:
     """The pod's ended container would keep what the move frees."""
     claims = [
         claim("a/init", 2, owned="0-1", ended=True),
@@ -135,13 +135,13 @@ def test_the_last_shared_cpus_are_not_moved_onto() -> None:
     assert moves(decide(node, claims, sharing())) == []
 
 
-def test_nobody_swaps_without_a_free_cpu() -> None:
+def test_no_containers_swap_without_a_free_cpu() -> None:
     claims = [claim("a", 2, owned="0-1"), claim("b", 2, owned="4-5")]
     node = rules(SMALL, LocalPolicy.DYNAMIC, reserved="2-3,6-7")
     assert moves(decide(node, claims, sharing())) == []
 
 
-def test_a_container_that_moves_may_go_back_to_no_more_than_its_new_cpus() -> None:
+def test_a_moved_containers_original_cpus_are_its_new_ones() -> None:
     node = rules(SMALL, LocalPolicy.DYNAMIC)
     moved = claim("a", 2, owned="0-1", original="0-1")
     resized = claim("b", 2, owned="2,7", original="2")

@@ -63,20 +63,20 @@ KEPT: dict[str, tuple[Layout, list[LocalRequest], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_who_owns_what(name: str) -> None:
+def test_which_container_owns_which_cpus(name: str) -> None:
     layout, claims, expected = KEPT[name]
     for ordered in (claims, claims[::-1]):
         assert answers(decide(rules(layout), ordered, sharing())) == expected
 
 
-def test_policy_none_gives_nothing() -> None:
+def test_policy_none_assigns_nothing() -> None:
     decision = decide(
         rules(SMALL, LocalPolicy.NONE), [claim("a", 2, owned="0,4")], sharing(unavailable="7")
     )
     assert (decision.answers, str(decision.pool)) == ({}, "0-6")
 
 
-def test_reserved_cpus_are_shared_and_nobodys_own() -> None:
+def test_reserved_cpus_are_shared_and_never_owned() -> None:
     node = rules(SMALL, reserved="0")
     decision = decide(node, [claim("a", 7), claim("b", 8)], sharing(unavailable="4"))
     assert answers(decision) == {"a": "(NOT_ENOUGH_CPUS)", "b": "(NOT_ENOUGH_CPUS)"}
@@ -90,12 +90,12 @@ def test_strictly_reserved_cpus_do_not_keep_the_pool_alive() -> None:
     assert answers(decide(node, [claim("a", 7)], sharing(users=False))) == {"a": "1-7"}
 
 
-def test_the_pool_is_not_given_away_while_a_refused_container_needs_it() -> None:
+def test_the_pool_is_not_assigned_while_a_refused_container_needs_it() -> None:
     decision = decide(rules(SMALL), [claim("a", 8), claim("b", 9)], sharing(users=False))
     assert answers(decision) == {"a": "(DEFAULT_EMPTIED)", "b": "(NOT_ENOUGH_CPUS)"}
 
 
-def test_the_last_owner_yields_when_the_first_one_comes_who_shares() -> None:
+def test_the_last_owner_loses_its_cpus_when_the_first_sharing_container_comes() -> None:
     claims = [claim("a", 4, owned="0-1,4-5"), claim("b", 4, owned="2-3,6-7")]
     decision = decide(rules(SMALL), claims, sharing())
     assert answers(decision) == {"a": "0-1,4-5", "b": "(NOT_ENOUGH_CPUS)"}
@@ -125,7 +125,7 @@ def test_a_container_that_runs_on_the_pool_does_not_own_it() -> None:
     assert answers(decision) == {"a": "0-2,4-6", "b": "(DEFAULT_EMPTIED)"}
 
 
-def test_alone_on_the_pool_and_not_of_the_size_it_wants() -> None:
+def test_a_container_alone_on_a_pool_of_another_size_does_not_own_it() -> None:
     claims = [claim("a", 4, held="0-1,4-5"), claim("b", 6, held="2-3,6-7")]
     decision = decide(rules(SMALL), claims, sharing(users=False))
     assert answers(decision) == {"a": "0-1,4-5", "b": "(NOT_ENOUGH_CPUS)"}
@@ -139,7 +139,7 @@ GROWN = {
 
 
 @pytest.mark.parametrize("name", GROWN)
-def test_grown_keeps_what_it_has(name: str) -> None:
+def test_a_grown_container_keeps_its_cpus(name: str) -> None:
     _, owned, expected, wanted = GROWN[name]
     for known in (claim("a", wanted, owned=owned), claim("a", wanted, held=owned)):
         decision = decide(rules(BIG), [known], sharing())
@@ -147,7 +147,7 @@ def test_grown_keeps_what_it_has(name: str) -> None:
         assert [each.reason.name for each in decision.moves] == ["WIDEN"]
 
 
-def test_grown_as_far_as_there_is_nothing_it_stays() -> None:
+def test_a_container_that_cannot_grow_keeps_its_cpus() -> None:
     claims = [claim("a", 5, owned="0,4"), claim("b", 4, owned="1-2,5-6")]
     decision = decide(rules(SMALL), claims, sharing())
     assert answers(decision) == {"a": "0,4(NOT_ENOUGH_CPUS)", "b": "1-2,5-6"}
@@ -165,7 +165,7 @@ SHRUNK = {
 
 
 @pytest.mark.parametrize("name", SHRUNK)
-def test_shrunk(name: str) -> None:
+def test_a_shrunk_container(name: str) -> None:
     wanted, owned, original, expected = SHRUNK[name]
     shrunk = claim("a", wanted, owned, owned, original=original)
     decision = decide(rules(BIG), [shrunk], sharing())
@@ -189,7 +189,7 @@ def test_a_resize_to_and_fro_ends_where_it_began() -> None:
     assert answers(last) == answers(first)
 
 
-def test_cpus_about_to_be_left_are_given_in_the_next_decision() -> None:
+def test_cpus_that_a_container_is_leaving_are_assigned_in_the_next_decision() -> None:
     claims = [claim("a", 2, owned="0-3,4-6"), claim("b", 4)]
     first = decide(rules(SMALL), claims, sharing())
     assert answers(first) == {"a": "0,4", "b": "(NOT_ENOUGH_CPUS)"}
@@ -199,13 +199,13 @@ def test_cpus_about_to_be_left_are_given_in_the_next_decision() -> None:
     assert not second.again
 
 
-def test_cpus_of_a_write_that_is_not_done_are_nobody_elses() -> None:
+def test_cpus_of_an_incomplete_write_are_not_assigned_to_others() -> None:
     claims = [claim("a", 2, held="0,4", owned="1,5"), claim("b", 4)]
     decision = decide(rules(SMALL), claims, sharing(held="2-3,6-7", users=False))
     assert answers(decision) == {"a": "1,5", "b": "2-3,6-7"}
 
 
-def test_init_containers_leave_their_cpus_to_their_pod() -> None:
+def test_init_containers_pass_their_cpus_on_to_their_pod() -> None:
     init = claim("a/init", 4, owned="2-3,6-7", ended=True)
     claims = [init, claim("a/app", 2), claim("a/side", 3), claim("b", 2)]
     decision = decide(rules(SMALL), claims, sharing())
@@ -221,7 +221,7 @@ def test_init_containers_leave_their_cpus_to_their_pod() -> None:
     )
 
 
-def test_a_restarted_container_has_its_cpus_again() -> None:
+def test_a_restarted_container_gets_its_cpus_again() -> None:
     ended = claim("b", 2, owned="2,6", ended=True)
     first = decide(rules(SMALL), [claim("a", 4), ended], sharing())
     assert answers(first) == {"a": "0-1,4-5", "b": "2,6"}
@@ -232,19 +232,19 @@ def test_a_restarted_container_has_its_cpus_again() -> None:
     assert moves(again) == []
 
 
-def test_half_written_after_a_restart() -> None:
+def test_incomplete_writes_after_a_restart() -> None:
     """The owner has its cpuset, those who share were not yet kept off it."""
     claims = [claim("a", 2, held="2,6"), claim("b", 2, held="0-7")]
     decision = decide(rules(SMALL), claims, sharing(held="0-7"))
     assert answers(decision) == {"a": "2,6", "b": "0,4"}
 
 
-def test_an_owner_that_wants_no_whole_cores_any_more_keeps_what_it_has_and_is_told() -> None:
+def test_an_owner_that_no_longer_requests_whole_cores_keeps_its_cpus_and_is_reported() -> None:
     node = rules(SMALL, LocalPolicy.STATIC, FULL)
     decision = decide(node, [claim("a", 3, owned="0-1,4-5")], sharing())
     assert answers(decision) == {"a": "0-1,4-5(NO_WHOLE_CORES)"}
 
 
-def test_an_owner_whose_cpus_are_all_gone_gets_others() -> None:
+def test_an_owner_whose_cpus_are_all_offline_gets_others() -> None:
     decision = decide(rules(SMALL), [claim("a", 2, owned="0,4")], sharing(unavailable="0,4"))
     assert moves(decision) == ["a 0,4 > 1,5 REPLACE"]

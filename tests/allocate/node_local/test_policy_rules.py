@@ -117,7 +117,7 @@ _CHOSEN = (MoveReason.DEFRAGMENT, MoveReason.MAKE_ROOM)
 
 
 @given(st.data())
-def test_any_input_gets_a_right_answer(data: st.DataObject) -> None:
+def test_any_input_gets_a_valid_decision(data: st.DataObject) -> None:
     node = data.draw(rules_of())
     others = msgspec.structs.replace(
         data.draw(sharing_of(node.layout)), held=data.draw(some_of(node.layout))
@@ -129,7 +129,7 @@ def test_any_input_gets_a_right_answer(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_a_decision_in_force_is_decided_again(data: st.DataObject) -> None:
+def test_a_decision_in_force_is_stable(data: st.DataObject) -> None:
     node = msgspec.structs.replace(data.draw(rules_of()), policy=LocalPolicy.STATIC)
     others = data.draw(sharing_of(node.layout))
     claims = data.draw(claims_of(node.layout))
@@ -194,7 +194,7 @@ def _resized_in_place(claims: list[LocalRequest], decision: LocalDecision) -> No
 
 
 @given(st.data())
-def test_each_move_to_better_cpus_lowers_a_cost(data: st.DataObject) -> None:
+def test_each_move_to_better_cpus_lowers_the_cost(data: st.DataObject) -> None:
     node = msgspec.structs.replace(
         data.draw(rules_of()), policy=LocalPolicy.DYNAMIC, max_moves=data.draw(st.integers(1, 3))
     )
@@ -216,7 +216,7 @@ def test_each_move_to_better_cpus_lowers_a_cost(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_cpus_of_a_wish_are_no_worse_than_any_one_area_gives(data: st.DataObject) -> None:
+def test_requested_cpus_are_at_least_as_good_as_those_of_any_one_area(data: st.DataObject) -> None:
     layout = of(data.draw(even_machines()))
     fit = CpuFit(layout, options())
     free = data.draw(some_of(layout)).mask

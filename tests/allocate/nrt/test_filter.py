@@ -28,16 +28,16 @@ def misfit(found: ZoneFit | Misfit) -> Misfit:
     return found
 
 
-def test_a_pod_passes_a_node_that_tells_of_no_numa_nodes() -> None:
+def test_a_pod_passes_a_node_without_reported_numa_nodes() -> None:
     assert filter(None, pod(small(gpu=9))) == PASSED
 
 
 @pytest.mark.parametrize("policy", ["none", "best-effort", "restricted"])
-def test_other_policies_hold_a_pod_to_no_single_numa_node(policy: str) -> None:
+def test_other_policies_do_not_require_a_single_numa_node(policy: str) -> None:
     assert filter(node(TWO, policy), pod(small(6), small(5))) == PASSED
 
 
-def test_a_pod_that_requests_nothing_passes_whatever_there_is() -> None:
+def test_a_pod_without_requests_passes_any_node() -> None:
     assert filter(node({0: {}}), pod(container())) == PASSED
 
 
@@ -47,7 +47,7 @@ def test_a_pod_that_requests_only_devices_needs_a_numa_node_of_them() -> None:
     assert misfit(filter(there, pod(container(gpu=3, limited=False)))).available == 2
 
 
-def test_containers_share_what_the_numa_nodes_have() -> None:
+def test_containers_share_the_resources_of_the_numa_nodes() -> None:
     assert filter(node(TWO), pod(small(4), small(4), small(4))) == ZoneFit((0, 1, 1))
     last = container("last", cpu=5 * CPU, memory=GIB)
     found = misfit(filter(node(TWO), pod(small(4), small(4), last)))
@@ -64,14 +64,14 @@ def test_pod_scope_puts_all_containers_on_one_numa_node() -> None:
     )
 
 
-def test_a_plain_init_container_gives_back_what_it_had() -> None:
+def test_a_plain_init_container_releases_its_resources() -> None:
     assert filter(node(TWO), pod(small(8), init=(small(8), small(8)))) == ZoneFit((1, 1, 1))
     found = misfit(filter(node(TWO), pod(small(1), init=(small(9),))))
     assert found.unaligned == "cannot align init container"
 
 
 @pytest.mark.parametrize("scope", ["container", "pod"])
-def test_a_sidecar_keeps_what_it_has_beside_the_containers(scope: str) -> None:
+def test_a_sidecar_keeps_its_resources_while_the_containers_run(scope: str) -> None:
     one = node({0: {"cpu": 4 * CPU, "memory": 8 * GIB}}, scope=scope)
     side = sidecar(cpu=3 * CPU, memory=GIB)
     assert isinstance(filter(one, pod(small(3), init=(side,))), Misfit)
@@ -85,7 +85,7 @@ def test_a_sidecar_that_fits_nowhere_is_named() -> None:
     assert (found.unaligned, found.name) == ("cannot align sidecar container", "mesh")
 
 
-def test_what_is_not_guaranteed_needs_a_numa_node_that_tells_of_it_no_amount() -> None:
+def test_a_pod_that_is_not_guaranteed_needs_a_numa_node_with_the_resource_but_no_amount() -> None:
     there = node({0: {"memory": 1}, 1: {"cpu": 0, "memory": 0, NIC: 1}})
     loose = {"cpu": 64 * CPU, "memory": GIB}
     assert filter(there, pod(container(limited=False, **loose))) == ZoneFit((1,))
@@ -138,20 +138,20 @@ def test_the_reason_names_the_resource(
     assert "container main" in found.text()
 
 
-def test_what_no_numa_node_tells_of_may_lie_anywhere() -> None:
+def test_resources_that_no_numa_node_reports_may_be_anywhere() -> None:
     there = node(TWO)
     asked = pod(small(1, nic=3, **{"ephemeral-storage": GIB}))
     assert filter(there, asked) == ZoneFit((0,))
 
 
-def test_the_reason_counts_numa_nodes_that_have_the_rest() -> None:
+def test_the_reason_counts_numa_nodes_that_have_the_other_resources() -> None:
     there = node({0: {"cpu": CPU, GPU: 2}, 1: {"cpu": 4 * CPU, GPU: 1}})
     sure = pod(container(cpu=2 * CPU, gpu=2), requests=SOME, limits=SOME)
     found = misfit(filter(there, sure))
     assert (found.resource, found.available, found.nodes) == (GPU, 1, (1,))
 
 
-def test_under_restricted_all_numa_nodes_together_have_to_do() -> None:
+def test_under_restricted_all_numa_nodes_together_must_suffice() -> None:
     there = node(TWO, "restricted")
     found = misfit(filter(there, pod(small(6), small(7))))
     assert (found.cause, found.asked, found.available) == (
@@ -195,7 +195,9 @@ def test_under_restricted_all_numa_nodes_together_have_to_do() -> None:
         ),
     ],
 )
-def test_the_reason_with_and_without_what_is_left(found: Misfit, text: str, words: str) -> None:
+def test_the_reason_with_and_without_the_available_amount(
+    found: Misfit, text: str, words: str
+) -> None:
     assert found.text() == text
     assert found.words() == words
 
@@ -220,7 +222,7 @@ pods = st.builds(
 
 
 @given(zones, st.sampled_from(["container", "pod"]), pods)
-def test_what_fits_is_there_for_all_parts_together(
+def test_a_fitting_pods_parts_fit_together(
     there: dict[int, dict[str, int]], scope: str, asked: ZonedPod
 ) -> None:
     before = node(there, scope=scope)
@@ -237,7 +239,7 @@ def test_what_fits_is_there_for_all_parts_together(
 
 
 @given(zones, st.sampled_from(["container", "pod"]), pods, st.integers(0, 80), amounts)
-def test_more_of_what_is_there_never_stands_in_the_way(
+def test_more_resources_never_prevent_a_fit(
     there: dict[int, dict[str, int]], scope: str, asked: ZonedPod, zone: int, more: int
 ) -> None:
     def whole(found: ZonedNode) -> bool:

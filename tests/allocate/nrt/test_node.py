@@ -33,12 +33,12 @@ def test_policy_and_scope_are_the_kubelets(
     assert found.max_numa_nodes == MAX_NUMA_NODES
 
 
-def test_what_kubernetes_counts_itself_is_on_every_node() -> None:
+def test_resources_that_kubernetes_counts_are_on_every_node() -> None:
     found = zoned_node(topology({}), ("example.com/licence",))
     assert {"cpu", "memory", "ephemeral-storage", "pods", "example.com/licence"} == found.resources
 
 
-def test_an_empty_node_has_all_that_pods_may_have() -> None:
+def test_an_empty_node_has_all_allocatable_resources() -> None:
     told = NodeTopology(
         "node-a", (Zone(0, {"cpu": Amounts(8 * CPU, 6 * CPU, CPU)}),), "single-numa-node"
     )

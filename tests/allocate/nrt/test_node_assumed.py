@@ -15,14 +15,14 @@ def asking(cpus: int, **more: int) -> ZonedPod:
     return pod(container(cpu=cpus * CPU, memory=1, **more))
 
 
-def test_a_pod_is_gone_from_its_numa_node() -> None:
+def test_an_assumed_pod_is_subtracted_from_its_numa_node() -> None:
     after = without(node(TWO), [Assumed({0: {"cpu": 3 * CPU, "memory": 1}})])
     assert after.available["cpu"] == {0: CPU, 1: 4 * CPU}
     assert after.together == {"cpu": 5 * CPU, "memory": 15, GPU: 1}
     assert filter(after, asking(3)) == ZoneFit((1,))
 
 
-def test_where_nobody_knows_it_is_gone_from_each() -> None:
+def test_a_pod_on_an_unknown_numa_node_is_subtracted_from_each() -> None:
     after = without(node(TWO), [Assumed(anywhere=asking(3, gpu=1).whole.taken)])
     assert after.available == {
         "cpu": {0: CPU, 1: CPU},
@@ -32,14 +32,14 @@ def test_where_nobody_knows_it_is_gone_from_each() -> None:
     assert isinstance(filter(after, asking(2)), Misfit)
 
 
-def test_from_all_together_a_pod_is_gone_once() -> None:
+def test_a_pod_is_subtracted_once_from_the_sum() -> None:
     after = without(node(TWO, "restricted"), [Assumed(anywhere=asking(3).whole.taken)])
     assert after.together["cpu"] == 5 * CPU
     assert isinstance(filter(after, asking(5)), ZoneFit)
     assert isinstance(filter(after, asking(6)), Misfit)
 
 
-def test_it_is_never_less_than_nothing_nor_of_what_is_not_told() -> None:
+def test_amounts_are_never_negative_and_unreported_resources_stay_unreported() -> None:
     there = node(TWO)
     much = Assumed({0: {"cpu": 99 * CPU, "nic": 1}, 7: {"cpu": 1}}, {"memory": 99, "nic": 2})
     after = without(there, [much])
@@ -57,7 +57,7 @@ taken = st.builds(
 
 
 @given(st.lists(taken, max_size=4))
-def test_one_by_one_is_the_same_as_all_at_once(pods: list[Assumed]) -> None:
+def test_pods_one_by_one_give_the_same_as_all_at_once(pods: list[Assumed]) -> None:
     here = node(TWO)
     for each in pods:
         here = without(here, [each])

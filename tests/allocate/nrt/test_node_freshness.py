@@ -22,22 +22,22 @@ ALL = [FIRST, OWNER, LAST]
 told = fingerprint.together
 
 
-def test_zones_of_all_that_are_known_are_current() -> None:
+def test_zones_that_count_all_known_pods_are_current() -> None:
     assert freshness(told(ALL), ALL) == Freshness(NrtFreshness.CURRENT)
     assert freshness(told([]), []) == Freshness(NrtFreshness.CURRENT)
 
 
-def test_the_pods_that_began_last_may_be_missing() -> None:
+def test_the_pods_that_started_last_may_be_missing() -> None:
     assert freshness(told([FIRST, OWNER]), ALL) == Freshness(NrtFreshness.BEHIND, 1)
     assert freshness(told([]), ALL) == Freshness(NrtFreshness.BEHIND, 3)
 
 
 @pytest.mark.parametrize("there", [(FIRST, LAST), (*ALL, FOREIGN), (GONE,)])
-def test_zones_of_other_pods_are_none_of_ours(there: tuple[int, ...]) -> None:
+def test_zones_that_count_unknown_pods_are_refused(there: tuple[int, ...]) -> None:
     assert freshness(told(there), ALL) == Freshness(NrtFreshness.OTHER)
 
 
-def test_pods_that_are_gone_may_be_in_a_report_still() -> None:
+def test_deleted_pods_may_still_be_in_a_report() -> None:
     gone = [LONG_GONE, GONE]
     assert freshness(told([*ALL, GONE]), ALL, gone) == Freshness(NrtFreshness.BEHIND)
     assert freshness(told([*ALL, *gone]), ALL, gone) == Freshness(NrtFreshness.BEHIND)
@@ -45,13 +45,13 @@ def test_pods_that_are_gone_may_be_in_a_report_still() -> None:
     assert freshness(told(ALL), ALL, gone) == Freshness(NrtFreshness.CURRENT)
 
 
-def test_who_went_first_is_forgotten_first() -> None:
+def test_the_pod_deleted_first_leaves_the_report_first() -> None:
     assert freshness(told([*ALL, LONG_GONE]), ALL, [LONG_GONE, GONE]) == Freshness(
         NrtFreshness.OTHER
     )
 
 
-def test_a_node_may_tell_none() -> None:
+def test_a_node_may_report_no_fingerprint() -> None:
     assert freshness(None, ALL) == Freshness(NrtFreshness.UNREPORTED)
 
 
@@ -64,17 +64,17 @@ def test_a_node_may_tell_none() -> None:
         ("of-the-moon", Method.ALL),
     ],
 )
-def test_the_nodes_word_for_the_method(word: str | None, expected: Method) -> None:
+def test_the_nodes_value_for_the_fingerprint_method(word: str | None, expected: Method) -> None:
     attributes = {} if word is None else {FINGERPRINT_METHOD: word}
     assert method_of(NodeTopology("node-a", attributes=attributes)) is expected
 
 
-def test_not_more_than_some_are_looked_for() -> None:
+def test_only_a_limited_number_of_missing_pods_is_tried() -> None:
     many = [fingerprint.pod_hash("ns", f"pod-{each}") for each in range(MOST_MISSING + 1)]
     assert freshness(told(many[:1]), many) == Freshness(NrtFreshness.BEHIND, MOST_MISSING)
     assert freshness(told([]), many) == Freshness(NrtFreshness.OTHER)
 
 
 @given(st.permutations(ALL), st.integers(0, 3))
-def test_what_is_missing_and_what_is_not_are_all(order: list[int], begun: int) -> None:
+def test_missing_and_counted_pods_are_all_pods(order: list[int], begun: int) -> None:
     assert freshness(told(order[:begun]), order).missing == len(order) - begun

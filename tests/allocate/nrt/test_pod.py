@@ -22,7 +22,7 @@ def test_parts_are_the_init_containers_and_then_the_others() -> None:
     ]
 
 
-def test_the_whole_counts_sidecars_overhead_and_the_pods_own_word() -> None:
+def test_the_whole_counts_sidecars_overhead_and_pod_level_resources() -> None:
     init = (sidecar(cpu=CPU, gpu=1), container("i", cpu=5 * CPU))
     found = pod(container(cpu=2 * CPU, gpu=1), init=init, overhead={"cpu": 10, "memory": 5})
     assert found.whole.requests == {"cpu": 6010, GPU: 2, "memory": 5}
@@ -47,13 +47,13 @@ def test_the_whole_counts_sidecars_overhead_and_the_pods_own_word() -> None:
         ([container(**SURE)], {"requests": SURE, "limits": {"cpu": CPU}}, "burstable"),
     ],
 )
-def test_the_class_as_the_api_server_finds_it(
+def test_the_class_equals_the_api_servers(
     containers: list[ApiContainer], more: dict[str, Any], expected: str
 ) -> None:
     assert kube_class_of(api_pod(*containers, **more)) == expected
 
 
-def test_init_containers_have_a_say_in_the_class() -> None:
+def test_init_containers_count_for_the_class() -> None:
     assert kube_class_of(api_pod(container(**SURE), init=(container(),))) == "burstable"
 
 
@@ -67,7 +67,7 @@ def test_init_containers_have_a_say_in_the_class() -> None:
         ("attachable-volumes.kubernetes.io/x", False),
     ],
 )
-def test_devices_are_foreign_to_kubernetes(resource: str, expected: bool) -> None:
+def test_devices_are_not_native_kubernetes_resources(resource: str, expected: bool) -> None:
     assert foreign(resource) is expected
 
 
@@ -86,5 +86,5 @@ def test_devices_are_foreign_to_kubernetes(resource: str, expected: bool) -> Non
         (pod(container(gpu=0, limited=False)), False),
     ],
 )
-def test_who_holds_what_no_other_can_use(asked: Any, expected: bool) -> None:
+def test_pods_with_exclusive_resources(asked: Any, expected: bool) -> None:
     assert exclusive(asked, {"cpu", "memory", GPU}) is expected

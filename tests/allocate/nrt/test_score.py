@@ -16,14 +16,14 @@ TWO = {0: {"cpu": 4 * CPU, "memory": 100}, 1: {"cpu": 8 * CPU, "memory": 100}}
 
 
 @pytest.mark.parametrize("strategy", ZONE_STRATEGIES)
-def test_pods_that_are_not_guaranteed_suit_every_node_alike(strategy: Strategy) -> None:
+def test_pods_that_are_not_guaranteed_score_equally_on_every_node(strategy: Strategy) -> None:
     loose = pod(container(cpu=99 * CPU, limited=False))
     assert score(node(TWO), loose, strategy) == 100
     assert score(None, loose, strategy) == 100
 
 
 @pytest.mark.parametrize("strategy", ZONE_STRATEGIES)
-def test_a_node_that_tells_nothing_suits_least(strategy: Strategy) -> None:
+def test_a_node_without_a_report_scores_lowest(strategy: Strategy) -> None:
     assert score(None, pod(container(cpu=CPU, memory=1)), strategy) == 0
 
 
@@ -38,7 +38,7 @@ def test_a_node_that_tells_nothing_suits_least(strategy: Strategy) -> None:
         (FEWEST, "single-numa-node", 94),
     ],
 )
-def test_single_numa_nodes_count_only_where_the_policy_is_so(
+def test_single_numa_nodes_count_only_under_that_policy(
     strategy: Strategy, policy: str, expected: int
 ) -> None:
     assert score(node(TWO, policy, costs=LOCAL), pod(container(cpu=CPU, memory=1)), strategy) == (
@@ -57,7 +57,7 @@ def test_single_numa_nodes_count_only_where_the_policy_is_so(
         (BALANCED, {"cpu": 9}, 95),
     ],
 )
-def test_a_node_counts_by_its_least_suited_numa_node(
+def test_a_nodes_score_is_that_of_its_worst_numa_node(
     strategy: Strategy, weights: dict[str, int], expected: int
 ) -> None:
     """2 CPUs of 4 or of 8, 20 of 100 bytes. The variance of two parts is half of the square of
@@ -65,13 +65,13 @@ def test_a_node_counts_by_its_least_suited_numa_node(
     assert score(node(TWO), pod(container(cpu=2 * CPU, memory=20)), strategy, weights) == expected
 
 
-def test_a_numa_node_that_has_nothing_left_does_not_count() -> None:
+def test_a_numa_node_with_nothing_available_does_not_count() -> None:
     there = node({**TWO, 2: {"cpu": 0, "memory": 0}})
     assert score(there, pod(container(cpu=8 * CPU, memory=100)), MOST) == 50
     assert score(node({2: {}}), pod(container(cpu=8 * CPU, memory=100)), MOST) == 0
 
 
-def test_a_part_of_a_cpu_counts_as_one_but_has_to_fit() -> None:
+def test_a_fraction_of_a_cpu_scores_as_one_but_must_fit() -> None:
     there = node({0: {"cpu": 3500, "memory": 100}})
     assert score(there, pod(container(cpu=500, memory=100)), MOST) == (25 + 100) // 2
     assert score(there, pod(container(cpu=4 * CPU, memory=100)), MOST) == 50
@@ -85,7 +85,7 @@ def test_one_resource_is_balanced() -> None:
 
 
 @pytest.mark.parametrize("strategy", [LEAST, MOST, BALANCED])
-def test_containers_without_requests_have_no_say(strategy: Strategy) -> None:
+def test_containers_without_requests_do_not_count(strategy: Strategy) -> None:
     own = {"cpu": CPU, "memory": 1}
     alone = pod(container("a", cpu=CPU, memory=1), requests=own, limits=own)
     beside = pod(container("a", cpu=CPU, memory=1), container("b"), requests=own, limits=own)
@@ -94,13 +94,13 @@ def test_containers_without_requests_have_no_say(strategy: Strategy) -> None:
     assert score(node(TWO), nothing, strategy) == 0
 
 
-def test_in_container_scope_containers_count_by_their_mean_and_in_pod_scope_together() -> None:
+def test_container_scope_uses_the_mean_of_containers_and_pod_scope_their_sum() -> None:
     asked = pod(container("a", cpu=CPU, memory=25), container("b", cpu=3 * CPU, memory=25))
     assert score(node(TWO), asked, LEAST) == ((75 + 75) // 2 + (25 + 75) // 2) // 2
     assert score(node(TWO, scope="pod"), asked, LEAST) == (0 + 50) // 2
 
 
-def test_sidecars_count_beside_containers_in_pod_scope() -> None:
+def test_sidecars_count_with_containers_in_pod_scope() -> None:
     asked = pod(container(cpu=CPU, memory=50), init=(sidecar(cpu=3 * CPU, memory=50),))
     assert score(node(TWO, scope="pod"), asked, MOST) == (50 + 100) // 2
 
@@ -110,16 +110,18 @@ class TestFewestNumaNodes:
         ("cpus", "most", "expected"),
         [(4, None, 94), (12, None, 82), (13, None, 0), (4, 2, 75), (12, 2, 25), (4, 16, 97)],
     )
-    def test_the_fewer_the_better(self, cpus: int, most: int | None, expected: int) -> None:
+    def test_fewer_numa_nodes_score_higher(
+        self, cpus: int, most: int | None, expected: int
+    ) -> None:
         there = node(TWO, "none", "pod", LOCAL, max_numa_nodes=most)
         assert score(there, pod(container(cpu=cpus * CPU, memory=1)), FEWEST) == expected
 
-    def test_none_is_worth_less_than_nothing(self) -> None:
+    def test_no_score_is_negative(self) -> None:
         three = {n: {"cpu": CPU, "memory": 1} for n in range(3)}
         there = node(three, "none", max_numa_nodes=2)
         assert score(there, pod(container(cpu=3 * CPU, memory=1)), FEWEST) == 0
 
-    def test_the_closest_are_worth_more(self) -> None:
+    def test_closer_numa_nodes_score_higher(self) -> None:
         """Nodes 0 and 1 lie close together, and so do 2 and 3."""
         costs = {
             i: {j: 10 if i == j else 12 if i // 2 == j // 2 else 32 for j in range(4)}
@@ -134,7 +136,7 @@ class TestFewestNumaNodes:
         assert suits(4, 4, 4, 4) == suits(0, 0, 4, 4) == 100 - 2 * 12 + 6
         assert suits(4, 0, 4, 0) == 100 - 2 * 12
 
-    def test_distances_that_are_not_told_are_the_longest(self) -> None:
+    def test_unreported_distances_count_as_the_longest(self) -> None:
         asked = pod(container(cpu=CPU, memory=1))
         assert score(node(TWO, costs={0: {0: 10}}), asked, FEWEST) == 94
         only_far = node({**TWO, 0: {"cpu": 0, "memory": 1}}, costs={0: {0: 10}})
@@ -145,7 +147,7 @@ class TestFewestNumaNodes:
         asked = pod(container("a", cpu=2 * CPU, memory=1), container("b", cpu=9 * CPU, memory=1))
         assert score(there, asked, FEWEST) == 82
 
-    def test_containers_take_from_what_later_ones_get(self) -> None:
+    def test_containers_reduce_the_amounts_for_later_ones(self) -> None:
         there = node({0: TWO[0], 1: TWO[0]}, "none", "container", LOCAL)
         three = [container(f"c{n}", cpu=3 * CPU, memory=1) for n in range(3)]
         assert score(there, pod(*three[:2]), FEWEST) == 94
@@ -154,14 +156,14 @@ class TestFewestNumaNodes:
         side = sidecar(cpu=3 * CPU, memory=1)
         assert score(there, pod(*three[:2], init=(side,)), FEWEST) == 0
 
-    def test_what_no_numa_node_tells_of_has_no_say(self) -> None:
+    def test_resources_that_no_numa_node_reports_do_not_count(self) -> None:
         there = node(TWO, costs=LOCAL)
         storage = {"ephemeral-storage": 5}
         assert score(there, pod(container(cpu=CPU, memory=1, **storage)), FEWEST) == 94
         none = node({0: {"hugepages-2Mi": 1}})
         assert score(none, pod(container(cpu=CPU, memory=1)), FEWEST) == 100
 
-    def test_numa_nodes_that_do_not_tell_of_a_resource_do_not_help(self) -> None:
+    def test_numa_nodes_without_a_resource_do_not_contribute(self) -> None:
         zones = {0: {"cpu": 4 * CPU, "memory": 100}, 1: {"cpu": 4 * CPU}}
         there = node(zones, costs=LOCAL)
         assert score(there, pod(container(cpu=4 * CPU, memory=1)), FEWEST) == 94

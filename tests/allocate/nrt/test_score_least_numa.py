@@ -48,16 +48,14 @@ def by_definition(there: ZonedNode, asked: dict[str, int]) -> Spread | None:
 
 
 @given(nodes(), st.integers(1, 9), st.integers(0, 9))
-def test_the_search_finds_what_looking_at_all_sets_finds(
-    there: ZonedNode, cpu: int, memory: int
-) -> None:
+def test_the_search_equals_a_full_enumeration(there: ZonedNode, cpu: int, memory: int) -> None:
     asked = {"cpu": cpu}
     if "memory" in there.available:
         asked["memory"] = memory
     assert spread(there, there.available, asked) == by_definition(there, asked)
 
 
-def test_many_numa_nodes_alike_are_soon_searched() -> None:
+def test_many_equal_numa_nodes_are_searched_quickly() -> None:
     """All sets of half of them would be 2.3 billion."""
     zones = {each: {"cpu": 1} for each in range(34)}
     costs = {i: {j: 10 if i == j else 20 for j in range(34)} for i in range(34)}

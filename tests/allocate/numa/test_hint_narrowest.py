@@ -20,7 +20,7 @@ machines = st.lists(amounts, min_size=1, max_size=5).map(lambda held: dict(enume
     st.frozensets(st.integers(1, 31)),
     st.integers(0, 3),
 )
-def test_masks_beyond_the_narrowest_change_nothing_that_is_chosen(
+def test_wider_masks_do_not_change_the_result(
     request, available, policy, exclusive, status, failing, spread
 ) -> None:
     """Where pods are kept apart that holds for what is preferred; else all masks are made."""
@@ -60,7 +60,7 @@ def test_masks_beyond_the_narrowest_change_nothing_that_is_chosen(
     st.lists(st.integers(1, 31), max_size=8, unique=True),
     st.integers(0, 3),
 )
-def test_what_the_companion_does_not_prefer_changes_nothing_where_all_agree(
+def test_masks_that_the_other_provider_does_not_prefer_do_not_change_the_result(
     request, available, policy, exclusive, status, failing, offered, spread
 ) -> None:
     """Hints of more nodes are left out at first; where nothing is preferred then, all are made."""

@@ -44,14 +44,14 @@ def test_a_node_with_nothing_left_is_no_hint_of_that_resource() -> None:
     assert found == {"cpu": (), "memory": (TopologyHint(0b11, True, 3),)}
 
 
-def test_the_fewest_nodes_count_for_each_resource_alone() -> None:
+def test_the_fewest_nodes_are_determined_for_each_resource_alone() -> None:
     available = {0: {"cpu": 1000}, 1: {"cpu": 3000, "memory": 16}, 2: {"memory": 16}}
     found = hints({"cpu": 3000, "memory": 8}, available)
     assert found["cpu"] == (TopologyHint(0b010, True, 2), TopologyHint(0b011, False, 3))
     assert found["memory"] == (TopologyHint(0b010, True, 2), TopologyHint(0b110, False, 6))
 
 
-def test_what_no_node_counts_has_no_preference() -> None:
+def test_resources_that_no_node_counts_have_no_hints() -> None:
     assert hints({"example.com/fpga": 1, "cpu": 0}, FOUR) == {}
 
 
@@ -62,7 +62,7 @@ def test_a_failed_trial_is_no_hint() -> None:
     assert found == {"cpu": (TopologyHint(0b10, True), TopologyHint(0b11, False))}
 
 
-def test_a_trial_is_not_made_where_the_sums_are_too_small() -> None:
+def test_no_trial_is_made_when_the_sums_are_too_small() -> None:
     tried: list[int] = []
 
     def trial(mask: int) -> bool:

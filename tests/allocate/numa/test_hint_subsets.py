@@ -44,5 +44,5 @@ def test_thirty_four_nodes_are_tried_in_pairs_and_runs() -> None:
     assert 0b1011 not in masks
 
 
-def test_no_nodes_have_no_sets() -> None:
+def test_no_nodes_give_no_subsets() -> None:
     assert list(subsets([])) == []

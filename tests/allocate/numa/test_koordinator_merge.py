@@ -28,7 +28,7 @@ def answer(
 
 @settings(max_examples=500, deadline=None)
 @given(st.data())
-def test_the_answer_is_the_plain_products(data: st.DataObject) -> None:
+def test_the_merge_equals_the_plain_product(data: st.DataObject) -> None:
     nodes = data.draw(st.one_of(NODES, DENSE), label="nodes")
     hints = data.draw(providers(nodes), label="hints")
     policy = data.draw(st.sampled_from(POLICIES), label="policy")
@@ -41,7 +41,7 @@ def test_the_answer_is_the_plain_products(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_long_lists_of_hints_that_none_prefers(seed: int) -> None:
+def test_long_lists_without_preferred_hints(seed: int) -> None:
     draw = random.Random(seed)
     nodes = list(range(draw.choice([3, 4])))
     smallest = draw.choice([1, 1, 2])
@@ -82,7 +82,7 @@ def test_exclusivity_on_numa_ids_with_gaps() -> None:
     assert (merged.mask, merged.admit) == (1 << 70, True)
 
 
-def test_exclusivity_says_so() -> None:
+def test_a_rejection_for_exclusivity_has_its_cause() -> None:
     merged = merge(
         [{"cpu": [TopologyHint(1, True)]}],
         [0, 1],
@@ -105,7 +105,7 @@ def test_the_reason_is_data() -> None:
     assert merged.picks == (Pick(0, "cpu", 0), Pick(0, "memory", None), Pick(1, None, None))
 
 
-def test_picks_count_in_what_the_provider_gave() -> None:
+def test_picks_are_indices_into_the_providers_list() -> None:
     hints = [
         TopologyHint(0b11, False),
         TopologyHint(0b10, False),
@@ -117,7 +117,7 @@ def test_picks_count_in_what_the_provider_gave() -> None:
     assert merged.picks == (Pick(0, "cpu", 3),)
 
 
-def test_nothing_in_common() -> None:
+def test_no_common_numa_node() -> None:
     merged = merge(
         [{"cpu": [TopologyHint(0b01, True)], "memory": [TopologyHint(0b10, True)]}],
         [0, 1],
@@ -159,7 +159,7 @@ def test_a_machine_without_numa_nodes_is_refused() -> None:
         merge([], [], NumaPolicy.RESTRICTED)
 
 
-def test_what_lies_on_one_node_nowhere_is_told() -> None:
+def test_a_resource_without_a_single_node_hint_is_reported() -> None:
     hints = [{"cpu": [TopologyHint(0b01, True)], "memory": [TopologyHint(0b11, True)]}]
     merged = merge(hints, [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
     assert (merged.mask, merged.admit) == (None, False)

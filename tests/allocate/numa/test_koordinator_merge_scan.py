@@ -56,14 +56,14 @@ LIST = st.lists(st.tuples(MASKS, st.integers(0, 4)), max_size=7)
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(LIST, min_size=1, max_size=3), st.integers(0, 2))
-def test_ends_as_the_plain_scan_does(lists: list[list[tuple[int, int]]], start: int) -> None:
+def test_the_scan_equals_the_plain_scan(lists: list[list[tuple[int, int]]], start: int) -> None:
     masks = [[mask for mask, _ in held] for held in lists]
     scores = [[score for _, score in held] for held in lists]
     check(masks, scores, None if start < 2 else Best(2, 2, None))
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_lists_as_hints_are_made_by_size(seed: int) -> None:
+def test_lists_ordered_by_size(seed: int) -> None:
     draw = random.Random(seed)
     every = sorted(range(1, 16), key=int.bit_count)
     masks = [
@@ -73,17 +73,17 @@ def test_lists_as_hints_are_made_by_size(seed: int) -> None:
     check(masks, [[draw.randint(0, top) for _ in held] for held in masks], None)
 
 
-def test_a_larger_mask_that_scored_is_not_left_for_a_still_larger_one_that_scores_less() -> None:
+def test_a_larger_mask_is_not_replaced_by_a_still_larger_one_with_a_lower_score() -> None:
     masks = [[1, 2, 4, 7], [7]]
     assert outcome(masks, [[0, 5, 3, 0], [0]], {1, 2, 4}, None) == Best(2, 5, (1, 0))
 
 
-def test_a_smaller_mask_takes_over_whatever_it_scores() -> None:
+def test_a_smaller_mask_wins_whatever_its_score() -> None:
     masks = [[2, 1, 7], [7, 7]]
     assert outcome(masks, [[9, 0, 0], [0, 0]], {1, 2}, None) == Best(1, 0, (1, 0))
 
 
-def test_no_lists_have_one_combination() -> None:
+def test_no_lists_give_one_combination() -> None:
     assert outcome([], [], {3}, None) == Best(3, 0, ())
 
 

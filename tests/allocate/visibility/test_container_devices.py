@@ -104,13 +104,13 @@ def test_shares(
         [whole("s", 1, init=True, sidecar=True), whole("late", 2)],
     ],
 )
-def test_more_than_the_pod_was_given(containers: list[ContainerDeviceRequest]) -> None:
+def test_requests_beyond_the_pods_allocation(containers: list[ContainerDeviceRequest]) -> None:
     with pytest.raises(SplitError, match="container late requests"):
         split(cards(100, 100), GPU, containers)
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 2))
-def test_containers_that_run_together_share_no_whole_card(counts: list[int], spare: int) -> None:
+def test_containers_that_run_at_once_share_no_whole_card(counts: list[int], spare: int) -> None:
     containers = [whole(str(place), count) for place, count in enumerate(counts)]
     given_ = cards(*[100] * (sum(counts) + spare))
     shares = split(given_, GPU, containers)

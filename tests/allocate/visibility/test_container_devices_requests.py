@@ -26,7 +26,7 @@ def container(name: str, limits: dict[str, str], **more: str) -> dict[str, Any]:
     return {"name": name, "resources": {"limits": limits}, **more}
 
 
-def test_in_the_order_in_which_they_start() -> None:
+def test_requests_are_in_the_order_in_which_containers_start() -> None:
     it = pod(
         [container("a", {"nvidia.com/gpu": "2", "cpu": "3"}), container("b", {RDMA: "100"})],
         [
@@ -45,11 +45,11 @@ def test_in_the_order_in_which_they_start() -> None:
     )
 
 
-def test_a_part_that_means_nothing_alone_is_not_known() -> None:
+def test_an_incomplete_share_makes_the_requests_unknown() -> None:
     it = pod([container("a", {GPU_CORE: "50"}), container("b", {GPU_MEMORY_RATIO: "50"})], [])
     assert container_device_requests(it) is None
 
 
-def test_always_restarted_means_nothing_of_a_container_that_is_no_init_container() -> None:
+def test_restart_policy_always_is_ignored_on_a_container_that_is_not_an_init_container() -> None:
     requests = container_device_requests(pod([container("a", {}, restartPolicy="Always")], []))
     assert requests == (ContainerDeviceRequest("a"),)

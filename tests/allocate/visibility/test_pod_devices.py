@@ -95,7 +95,7 @@ def one(pod_: DevicePod, isolation: Isolation = Isolation()) -> PodVisibility:  
     return pod_visibility([pod_], FILES, isolation)[pod_.uid]
 
 
-def test_each_container_sees_its_own_and_others_nothing() -> None:
+def test_each_container_sees_its_own_devices_and_others_none() -> None:
     it = one(
         pod("p", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b"), ContainerDeviceRequest("c"))
     )
@@ -114,7 +114,7 @@ def test_the_uuid_wins_over_the_minor() -> None:
     ]
 
 
-def test_where_nobody_knows_who_asked_all_containers_see_what_the_pod_has() -> None:
+def test_without_container_requests_all_containers_see_the_pods_devices() -> None:
     for unknown in (
         pod("p", {"gpu": [entry(0)]}),
         pod("p", {"gpu": [entry(0)]}, ContainerDeviceRequest("a")),
@@ -124,7 +124,7 @@ def test_where_nobody_knows_who_asked_all_containers_see_what_the_pod_has() -> N
         assert not it.containers
 
 
-def test_an_instance_is_had_by_its_uuid_alone() -> None:
+def test_an_instance_is_found_only_by_its_uuid() -> None:
     assert one(pod("p", {"gpu": [entry(2, "MIG-1")]})).each.gpus == (PART,)
 
 
@@ -149,7 +149,9 @@ def test_an_instance_is_had_by_its_uuid_alone() -> None:
         ),
     ],
 )
-def test_what_cannot_be_given_is_told(given: Any, why: str) -> None:
+def test_an_allocation_that_cannot_be_honoured_is_refused_with_a_reason(
+    given: Any, why: str
+) -> None:
     it = one(pod("p", given, cards("a"), cards("b", 2)))
     assert it.each.refused.startswith(why)
     assert not it.containers
@@ -157,19 +159,19 @@ def test_what_cannot_be_given_is_told(given: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("annotations", [{}, {DEVICE_ALLOCATED: ""}, {DEVICE_ALLOCATED: "{}"}])
-def test_a_pod_without_devices_is_not_decided_about(annotations: dict[str, str]) -> None:
+def test_a_pod_without_devices_has_no_decision(annotations: dict[str, str]) -> None:
     assert pod_visibility([DevicePod("p", "ns/p", annotations)], FILES) == {}
 
 
 @pytest.mark.parametrize(
     "given", [{"gpu": [entry(0, "ascend-0")]}, {"npu": [entry(0)]}, {"npu": [], "gpu": []}]
 )
-def test_devices_that_are_not_known_here_are_left_to_others(given: dict[str, Any]) -> None:
+def test_unknown_device_types_are_left_to_others(given: dict[str, Any]) -> None:
     """It is decided that nothing is: a container must not wait for more."""
     assert pod_visibility([pod("p", given)], FILES) == {"p": PodVisibility(Visible())}
 
 
-def test_without_a_card_of_ours_a_nameless_one_is_anothers() -> None:
+def test_on_a_node_without_gpus_a_gpu_without_a_uuid_is_ignored() -> None:
     none = DeviceFiles((), FILES.others, FILES.common)
     assert pod_visibility([pod("p", {"gpu": [{"minor": 0}]})], none) == {
         "p": PodVisibility(Visible())
@@ -178,24 +180,24 @@ def test_without_a_card_of_ours_a_nameless_one_is_anothers() -> None:
     assert "is not on this node" in pod_visibility([pod("p", named)], none)["p"].each.refused
 
 
-def test_one_card_of_ours_makes_the_list_ours() -> None:
+def test_one_known_card_makes_the_whole_list_nvidias() -> None:
     it = one(pod("p", {"gpu": [entry(0, "GPU-1"), entry(0, "ascend-0")]}))
     assert it.each.refused == "gpu ascend-0 is not on this node"
 
 
-def test_cards_of_another_vendor_come_beside_ours() -> None:
+def test_cards_of_another_vendor_are_ignored_with_known_devices() -> None:
     given: dict[str, list[dict[str, Any]]] = {"gpu": [entry(0, "ascend-0")]}
     assert one(pod("p", {**given, "rdma": [nic(1)]})).each.gpus is None
 
 
-def test_nothing_is_decided_until_the_driver_has_told_its_cards() -> None:
+def test_gpus_are_not_decided_until_the_driver_has_reported_its_cards() -> None:
     early = DeviceFiles(None, FILES.others, FILES.common)
     pods = [pod("gpu", {"gpu": [entry(0)], "rdma": [nic(1)]}), pod("rdma", {"rdma": [nic(1)]})]
     assert list(pod_visibility(pods, early)) == ["rdma"]
     assert [each.uuid for each in held(early, {})][:2] == ["0000:17:00.0", "0000:17:00.1"]
 
 
-def test_nobody_is_given_what_another_pod_has() -> None:
+def test_no_pod_gets_another_pods_device() -> None:
     pods = [
         pod("first", {"gpu": [entry(0)]}),
         pod("second", {"gpu": [entry(0)]}),
@@ -215,7 +217,7 @@ def test_nobody_is_given_what_another_pod_has() -> None:
     }
 
 
-def test_nor_by_a_word_that_was_changed_later() -> None:
+def test_a_changed_annotation_gets_no_device_of_another_pod() -> None:
     """Whoever may change a pod may write another card into it; the order says nothing then."""
     pods = [
         pod("claims", {"gpu": [entry(0), entry(1)]}),
@@ -238,7 +240,7 @@ def test_nor_by_a_word_that_was_changed_later() -> None:
     assert (refused["claims"], refused["has"]) == ("", "GPU-1 belongs to pod ns/claims")
 
 
-def test_nor_what_one_has_by_another_way() -> None:
+def test_a_device_that_a_plugin_gave_to_another_pod_is_refused() -> None:
     elsewhere = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
     given = {"gpu": [entry(0)]}
     found = pod_visibility([pod("own", given)], FILES, elsewhere=elsewhere)
@@ -258,7 +260,7 @@ def test_nor_what_one_has_by_another_way() -> None:
         ("gone", {"pod"}, False),
     ],
 )
-def test_what_one_has_stays_its_own_when_a_plugin_gives_it_again(
+def test_a_pod_keeps_its_device_when_a_plugin_gives_it_to_another(
     had: str, running: set[str], kept: bool
 ) -> None:
     """A device plugin knows nothing of a scheduler's choice: the pod that runs with the card would
@@ -278,7 +280,7 @@ def test_what_one_has_stays_its_own_when_a_plugin_gives_it_again(
 @pytest.mark.parametrize(
     "amounts", [{GPU_CORE: 0}, {GPU_CORE: 0, GPU_MEMORY_RATIO: 0}, {GPU_MEMORY_RATIO: 0}]
 )
-def test_who_says_that_its_part_is_none_has_all_or_nothing(amounts: dict[str, int]) -> None:
+def test_a_share_of_zero_counts_as_the_whole_device(amounts: dict[str, int]) -> None:
     none = pod("none", {"gpu": [{"minor": 0, "resources": amounts}]})
     for owner in (pod("owner", {"gpu": [entry(0)]}), pod("owner", {"gpu": [entry(0, percent=30)]})):
         assert (
@@ -291,7 +293,7 @@ def test_who_says_that_its_part_is_none_has_all_or_nothing(amounts: dict[str, in
         )
 
 
-def test_nothing_is_beside_a_whole_card_however_little_it_is() -> None:
+def test_the_smallest_share_conflicts_with_a_whole_card() -> None:
     """Of 500 MiB the percentage is 0, as schedulers round it."""
     little = {GPU_MEMORY_RATIO: 0, GPU_MEMORY: 500 << 20}
     pods = [pod(uid, {"gpu": [{"minor": 0, "resources": little}]}) for uid in ("one", "other")]
@@ -305,7 +307,7 @@ def test_nothing_is_beside_a_whole_card_however_little_it_is() -> None:
     )
 
 
-def test_a_core_and_memory_alone_of_one_card_fit_together() -> None:
+def test_core_with_memory_and_memory_alone_fit_on_one_card() -> None:
     parts = [{GPU_CORE: 100, GPU_MEMORY_RATIO: 50}, {GPU_MEMORY_RATIO: 50}]
     pods = [
         pod(f"p{place}", {"gpu": [{"minor": 0, "resources": part}]})
@@ -314,7 +316,7 @@ def test_a_core_and_memory_alone_of_one_card_fit_together() -> None:
     assert all(not each.each.refused for each in pod_visibility(pods, FILES).values())
 
 
-def test_devices_that_containers_ask_too_much_of_are_nobody_elses() -> None:
+def test_devices_of_a_pod_with_excessive_requests_stay_its_own() -> None:
     """Its annotation was cut short while it ran: what is left in it stays its own."""
     cut = pod("cut", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b", 2))
     found = pod_visibility([cut, pod("second", {"gpu": [entry(0)]})], FILES)
@@ -323,7 +325,7 @@ def test_devices_that_containers_ask_too_much_of_are_nobody_elses() -> None:
     assert found["second"].each.refused == "GPU-1 belongs to pod ns/cut"
 
 
-def test_rdma_devices_come_with_what_all_need() -> None:
+def test_rdma_devices_come_with_the_common_device_node() -> None:
     asks = ContainerDeviceRequest("a", {"rdma": ask(1, {RDMA: 100})})
     it = one(pod("p", {"rdma": [nic(1)]}, asks, ContainerDeviceRequest("b")))
     assert it.containers["a"] == Visible(
@@ -344,13 +346,13 @@ def test_the_address_wins_over_the_minor_and_a_minor_is_of_its_type() -> None:
     assert gone.each.refused == "rdma 0000:99:00.0 is not on this node"
 
 
-def test_a_virtual_function_comes_in_place_of_its_device() -> None:
+def test_a_virtual_function_replaces_its_device() -> None:
     it = one(pod("p", {"rdma": [nic(0, 1, "0000:17:00.2")]}))
     assert it.each.nodes == {"rdma": (CM, DeviceNode("/dev/infiniband/uverbs2"))}
     assert it.devices == {"0000:17:00.2"}
 
 
-def test_a_virtual_function_is_had_once_and_not_beside_its_whole_device() -> None:
+def test_a_virtual_function_is_given_once_and_not_with_its_whole_device() -> None:
     pods = [
         pod("first", {"rdma": [nic(0, 1, "0000:17:00.1")]}),
         pod("second", {"rdma": [nic(0, 1, "0000:17:00.2")]}),
@@ -366,7 +368,7 @@ def test_a_virtual_function_is_had_once_and_not_beside_its_whole_device() -> Non
     }
 
 
-def test_a_share_of_a_device_leaves_its_virtual_functions_to_others() -> None:
+def test_a_share_of_a_device_does_not_block_its_virtual_functions() -> None:
     """As the table of who may share says, and schedulers count."""
     pods = [
         pod("share", {"rdma": [nic(0, 1)]}),
@@ -382,7 +384,7 @@ def test_a_share_of_a_device_leaves_its_virtual_functions_to_others() -> None:
     assert pod_visibility(pods[::-1], FILES)["function"].each.refused
 
 
-def test_a_hint_that_gave_more_devices_than_were_asked_for_gives_them_to_all_who_asked() -> None:
+def test_devices_beyond_the_requested_number_go_to_every_requesting_container() -> None:
     wish = {"rdma": ask(2, {RDMA: 100})}
     it = one(
         pod(
@@ -400,7 +402,7 @@ HAMI = {GPU_ISOLATION_PROVIDER: "HAMi-core"}
 LIBRARY = Isolation("/opt/libvgpu.so", "/run/lock")
 
 
-def test_a_part_is_enforced_where_the_pod_asks() -> None:
+def test_a_share_is_enforced_if_the_pod_requests_it() -> None:
     given = {"gpu": [entry(0, percent=50)]}
     it = one(pod("p", given, labels=HAMI), LIBRARY).each
     assert dict(it.environment) == {
@@ -418,7 +420,7 @@ def test_a_part_is_enforced_where_the_pod_asks() -> None:
     assert not whole.mounts
 
 
-def test_two_containers_in_one_card_are_each_held_to_their_own_part() -> None:
+def test_two_containers_on_one_card_are_limited_to_their_own_shares() -> None:
     given = {"gpu": [entry(0, percent=80)]}
     requests = cards("a", percent=60), cards("b", percent=20), ContainerDeviceRequest("c")
     it = one(pod("p", given, *requests, labels=HAMI), LIBRARY)
@@ -430,7 +432,7 @@ def test_two_containers_in_one_card_are_each_held_to_their_own_part() -> None:
     assert not it.each.environment
 
 
-def test_a_part_that_cannot_be_enforced_is_not_given() -> None:
+def test_a_share_that_cannot_be_enforced_is_refused() -> None:
     given = {"gpu": [entry(0, percent=50)]}
     assert "which this node does not have" in one(pod("p", given, labels=HAMI)).each.refused
     silent = {"gpu": [{"minor": 0, "resources": {GPU_MEMORY_RATIO: 50}}]}
@@ -440,7 +442,7 @@ def test_a_part_that_cannot_be_enforced_is_not_given() -> None:
     )
 
 
-def test_what_hooks_hear_of_every_device() -> None:
+def test_devices_and_holders_that_hooks_get() -> None:
     pods = [
         pod("a", {"gpu": [entry(0, percent=50)], "rdma": [nic(0, 1, "0000:17:00.1")]}),
         pod("b", {"gpu": [entry(0, percent=50)]}),
@@ -468,7 +470,7 @@ def test_what_hooks_hear_of_every_device() -> None:
         max_size=6,
     )
 )
-def test_no_card_is_seen_by_more_pods_than_it_has_room_for(
+def test_no_card_is_visible_to_more_pods_than_it_has_room_for(
     wanted: list[tuple[dict[int, int], list[str]]],
 ) -> None:
     pods = [
