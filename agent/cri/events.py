@@ -16,6 +16,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from agent.host.log_once import Problem
 from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
 from agent.rpc import unary
@@ -47,7 +48,7 @@ class ContainerEvents:
         self._path = socket_path
         self._on_event = on_event
         self.streaming = False
-        self._logged = ""
+        self._no_events = Problem(log, "", logging.INFO)
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -104,7 +105,9 @@ class ContainerEvents:
         except RpcError as error:
             if error.code != Code.UNIMPLEMENTED:
                 raise
-            self._log_once("the runtime has no events; cgroup events and passes replace them")
+            self._no_events.report(
+                "the runtime has no events; cgroup events and passes replace them"
+            )
         finally:
             self.streaming = False
 
@@ -119,14 +122,8 @@ class ContainerEvents:
             raise RpcError(Code.INTERNAL, f"Version: {error}") from None
         if serves_all_callers(reply.runtime_name, reply.runtime_version):
             return True
-        self._log_once(
+        self._no_events.report(
             f"{reply.runtime_name} {reply.runtime_version} may have container events for one "
             "caller only, which are the kubelet's; cgroup events and passes replace them"
         )
         return False
-
-    def _log_once(self, what: str) -> None:
-        """A restart of the runtime is not an event."""
-        if what != self._logged:
-            log.info("%s", what)
-        self._logged = what

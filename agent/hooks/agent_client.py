@@ -11,6 +11,7 @@ import socket
 from collections import deque
 
 from agent.host import files
+from agent.host.log_once import Problem
 from agent.model import snapshot as snapshots
 from agent.model.notifications import Created, Notification, encode
 from agent.model.snapshot import Snapshot
@@ -30,7 +31,7 @@ class SnapshotFile:
         self._boot_id = boot_id
         self._stamp: tuple[int, int, int] | None = None
         self._current: Snapshot | None = None
-        self._error = ""
+        self._problem = Problem(log, "keeping the last snapshot: ")
         self.unreadable = 0
 
     def current(self) -> Snapshot | None:
@@ -58,16 +59,14 @@ class SnapshotFile:
         except snapshots.SnapshotError as error:
             self._keep(f"{self._path}: {error}")
         else:
-            self._error = ""
+            self._problem.clear()
             self._current = new if new.boot_id == self._boot_id else None
             if self._current is None:
                 log.info("%s is of another boot: waiting for the agent", self._path)
 
     def _keep(self, error: str) -> None:
         self.unreadable += 1
-        if error != self._error:
-            self._error = error
-            log.warning("keeping the last snapshot: %s", error)
+        self._problem.report(error)
 
 
 class Notifier:

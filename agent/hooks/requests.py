@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from agent.host.log_once import CountedWarnings
 from agent.model.devices.visible import Mount
 from agent.model.notifications import (
     ContainerFailed,
@@ -255,7 +256,7 @@ class Outcomes:
         self._policies = policies
         self.failed_open: Counter[Key] = Counter()
         self.failed: Counter[Key] = Counter()
-        self._logged_at: dict[Key, float] = {}
+        self._warnings = CountedWarnings(log, _LOG_AGAIN_SECONDS)
 
     def fails(self, hook: str, class_: str | None, reason: str, detail: str) -> bool:
         """Whether the call fails by the policy of its hook and class."""
@@ -280,9 +281,4 @@ class Outcomes:
     def _note(
         self, counts: Counter[Key], hook: str, class_: str | None, reason: str, text: str
     ) -> None:
-        key = (hook, str(class_ or ""), reason)
-        counts[key] += 1
-        now = time.monotonic()
-        if now - self._logged_at.get(key, -_LOG_AGAIN_SECONDS) >= _LOG_AGAIN_SECONDS:
-            self._logged_at[key] = now
-            log.warning("%s %s", hook, text)
+        self._warnings.add(counts, (hook, str(class_ or ""), reason), f"{hook} {text}")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from agent.host.log_once import Problem
 from agent.kube.errors import (
     ForbiddenError,
     NotFoundError,
@@ -95,7 +96,7 @@ class Recorder:
         self._not_before = 0.0
         self._backoff = Backoff(random.random)
         self._closed = False
-        self._trouble = ""
+        self._problem = Problem(log, "can't send an Event: ")
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def record(self, pod: Regarding, reason: str, note: str) -> None:
@@ -136,13 +137,13 @@ class Recorder:
             result = "written"
             try:
                 self._send(key, first=not series.sent, count=count)
-                self._trouble = ""
+                self._problem.clear()
             except (ForbiddenError, NotFoundError, RejectedError) as error:
                 result = "failed"
-                self._warn(error)
+                self._problem.report(str(error))
             except StoreError as error:
                 self._postpone(key, error)
-                self._warn(error)
+                self._problem.report(str(error))
                 continue
             with self._changed:
                 self._backoff.reset()
@@ -221,11 +222,6 @@ class Recorder:
                 "uid": pod.uid,
             },
         }
-
-    def _warn(self, error: StoreError) -> None:
-        if str(error) != self._trouble:
-            log.warning("can't send an Event: %s", error)
-        self._trouble = str(error)
 
 
 def _name(key: EventKey) -> str:

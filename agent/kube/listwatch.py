@@ -14,6 +14,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from agent.host.log_once import Problem
 from agent.kube import errors, wire
 from agent.kube.errors import (
     GoneError,
@@ -81,7 +82,7 @@ class ListWatch(Generic[T]):
         """Counts failures and calls of `mark_behind`."""
         self._touched_at = self._received_at = self._pace.clock()
         self.synced = False
-        self.trouble: str | None = None
+        self._problem = Problem(log, f"watch of {path}: ")
         self.syncs = 0
 
     def objects(self) -> dict[ObjectKey, T]:
@@ -91,6 +92,11 @@ class ListWatch(Generic[T]):
     def version(self) -> str | None:
         """The resourceVersion up to which all changes were reported; None while it is unknown."""
         return self._version
+
+    @property
+    def problem(self) -> str | None:
+        """The current error of the watch."""
+        return self._problem.text
 
     @property
     def age_seconds(self) -> float:
@@ -195,14 +201,11 @@ class ListWatch(Generic[T]):
         if self._stopped.is_set():
             return
         self.mark_behind()
-        if str(error) != self.trouble:
-            log.warning("watch of %s: %s", self.path, error)
-        self.trouble = str(error)
+        self._problem.report(str(error))
 
     def _served(self) -> None:
-        if self.trouble is not None:
+        if self._problem.clear():
             log.info("watch of %s continues", self.path)
-        self.trouble = None
 
     def _progressed(self) -> None:
         self._served()

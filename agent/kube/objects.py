@@ -59,7 +59,7 @@ class Watch(Protocol[T]):
         ...
 
     @property
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """The current error of the watch."""
         ...
 

@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from agent.host import files
+from agent.host.log_once import Problem
 from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError
@@ -230,7 +231,12 @@ class FolderWatch(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="watch of a folder", daemon=True)
         self._read_at = time.monotonic()
         self.synced = False
-        self.trouble: str | None = None
+        self._problem = Problem(log, "", logging.ERROR)
+
+    @property
+    def problem(self) -> str | None:
+        """The current error of the watch."""
+        return self._problem.text
 
     @property
     def age_seconds(self) -> float:
@@ -263,11 +269,9 @@ class FolderWatch(Generic[T]):
                 ]
             )
         except StoreError as error:
-            if str(error) != self.trouble:
-                log.error("%s", error)
-            self.trouble = str(error)
+            self._problem.report(str(error))
             return
-        self.trouble = None
+        self._problem.clear()
         self._read_at = time.monotonic()
         if (changes or not self.synced) and not self._stopped.is_set():
             self._changed(changes)

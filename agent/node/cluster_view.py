@@ -108,8 +108,8 @@ class ClusterView:
     def troubles(self) -> tuple[str, ...]:
         """Why watches and deliveries fail at present."""
         found = self._watches.troubles()
-        if self._outbox is not None and self._outbox.trouble:
-            found += (self._outbox.trouble,)
+        if self._outbox is not None and self._outbox.problem.text:
+            found += (self._outbox.problem.text,)
         return found
 
     def start(self) -> None:
@@ -186,7 +186,7 @@ class ClusterWatches:
     def troubles(self) -> tuple[str, ...]:
         """The reasons why watches fail at present."""
         watches = self._node_watch, self._pods_watch
-        return tuple(each.trouble for each in watches if each.trouble is not None)
+        return tuple(each.problem for each in watches if each.problem is not None)
 
     def ages_seconds(self) -> dict[str, float]:
         """By resource: the time since the last answer of the server to its watch."""

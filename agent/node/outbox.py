@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from agent.host.log_once import Problem
 from agent.kube.cluster import SPREAD_SECONDS
 from agent.kube.errors import (
     KubeError,
@@ -75,7 +76,7 @@ class Outbox:
         self._closed = threading.Event()
         self._started = False
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
-        self.trouble = ""
+        self.problem = Problem(log, "a report could not be delivered: ", logging.ERROR)
 
     def start(self) -> None:
         """Starts the thread. A second call does nothing."""
@@ -103,7 +104,7 @@ class Outbox:
         """The server is available again. All nodes notice this at about the same time, so each
         delays its report by a random part of SPREAD_SECONDS."""
         with self._news:
-            if self.trouble:
+            if self.problem.text:
                 self._backoff.reset()
                 soon = self._clock() + random.random() * SPREAD_SECONDS
                 self._not_before = min(self._not_before, soon)
@@ -182,21 +183,17 @@ class Outbox:
                 if self._pending_since is None:
                     self._pending_since = self._clock()
             return
-        if self.trouble:
+        if self.problem.clear():
             log.info("reports are delivered again")
         self._succeeded()
-        self.trouble = ""
         self._metrics.reports.labels("written" if written else "unchanged").inc()
         self._checked = self._clock()
 
     def _failed(self, error: StoreError) -> None:
-        trouble = str(error)
         self._metrics.reports.labels("failed").inc()
-        if trouble != self.trouble:
-            log.error("a report could not be delivered: %s", trouble)
         asked_after = error.retry_after_seconds if isinstance(error, KubeError) else None
         with self._news:
-            self.trouble = trouble
+            self.problem.report(str(error))
             self._not_before = self._clock() + self._backoff.next(asked_after)
 
     def _succeeded(self) -> None:

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from agent.host.log_once import CountedWarnings
+
 _BOTH: Final = re.compile(r'plugins "([^"]+)" and "([^"]+)" both tried to set (\w+)')
 _PARENTS: Final = "of its parent"
 _LOG_AGAIN_SECONDS: Final = 60.0
@@ -44,7 +46,7 @@ class Conflicts:
         """By kind (`error`, `undone`, `changed`) and name, "" where the plugin is unknown."""
         self._own = own
         self._others = others
-        self._logged_at: dict[tuple[str, str], float] = {}
+        self._warnings = CountedWarnings(log, _LOG_AGAIN_SECONDS)
         self._names = ""
         self._asked_at = -_ASK_AGAIN_SECONDS
 
@@ -81,12 +83,7 @@ class Conflicts:
         return self._names
 
     def _note(self, kind: str, name: str, text: str) -> None:
-        key = (kind, name)
-        self.found[key] += 1
-        now = time.monotonic()
-        if now - self._logged_at.get(key, -_LOG_AGAIN_SECONDS) >= _LOG_AGAIN_SECONDS:
-            self._logged_at[key] = now
-            log.warning("%s", text)
+        self._warnings.add(self.found, (kind, name), text)
 
 
 _SOCK_DIAG: Final = 4

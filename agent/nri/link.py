@@ -12,6 +12,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from agent.hooks.requests import Changes
+from agent.host.log_once import Problem
 from agent.host.loop import READ, WRITE, Loop, Timer
 from agent.model.verdict import Code
 from agent.nri import messages
@@ -228,7 +229,7 @@ class PluginLink:
         self._update_seconds = update_seconds
         self._connection: _PluginConnection | None = None
         self._delay_seconds = _FIRST_DELAY_SECONDS
-        self._error = ""
+        self._problem = Problem(log, "no session with the runtime: ")
         self._retry: Timer | None = None
         self._closing = False
 
@@ -279,7 +280,7 @@ class PluginLink:
             self._connection.finish()
 
     def _ready(self) -> None:
-        self._error = ""
+        self._problem.clear()
         log.info("registered with the runtime as %s-%s", self._index, self._name)
 
     def _ended(self, why: str, lasted_seconds: float) -> None:
@@ -287,9 +288,7 @@ class PluginLink:
         if self._closing:
             return
         self.failed_sessions += was_up
-        if was_up or why != self._error:
-            log.warning("no session with the runtime: %s", why)
-        self._error = why
+        self._problem.report(why, again=was_up)
         if self._over is not None:
             self._over()
             return

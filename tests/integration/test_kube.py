@@ -319,7 +319,7 @@ def test_watch_has_pods_of_this_node_only_and_survives_a_killed_server(
         assert set(follower.known) == {"p0", "p1", "p2"}
         told = follower.count
         server.kill_server()
-        eventually("noticed", lambda: watch.trouble, RECOVERY_SECONDS)
+        eventually("noticed", lambda: watch.problem, RECOVERY_SECONDS)
         server.start_server()
         _remove_pod(server, f"{pods}/p0")
         _remove_pod(server, f"{pods}/p1")
@@ -331,11 +331,11 @@ def test_watch_has_pods_of_this_node_only_and_survives_a_killed_server(
 
         # Other members of etcd's quorum would have forgotten too.
         server.kill_server()
-        eventually("noticed", lambda: watch.trouble, RECOVERY_SECONDS)
+        eventually("noticed", lambda: watch.problem, RECOVERY_SECONDS)
         server.kill_etcd()
         server.start_etcd()
         server.start_server("--watch-cache=false")
-        eventually("watching", lambda: watch.trouble is None, RECOVERY_SECONDS)
+        eventually("watching", lambda: watch.problem is None, RECOVERY_SECONDS)
         server.pod(place, "p4", place)
         eventually("equal", equal, RECOVERY_SECONDS)
     assert not follower.wrong
@@ -357,7 +357,7 @@ def test_watch_from_a_compacted_version_begins_anew(
         syncs = watch.syncs
         # Revisions go on without this node being told of any, then are forgotten.
         server.kill_server()
-        eventually("noticed", lambda: watch.trouble, RECOVERY_SECONDS)
+        eventually("noticed", lambda: watch.problem, RECOVERY_SECONDS)
         server.write_beside()
         server.compact()
         server.start_server("--watch-cache=false")
@@ -469,7 +469,7 @@ def test_token_is_read_again_when_it_changes_and_when_it_is_refused(
         with pytest.raises(UnauthorizedError):
             transport.get(path)
         # A watch that was granted goes on.
-        assert watch.trouble is None
+        assert watch.problem is None
         fresh = tmp_path / "fresh"
         fresh.write_text(apiserver.token(place, "agent"))
         fresh.rename(token)
@@ -511,7 +511,7 @@ def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) 
     watch = cluster.watch_pods(place, as_type(Named), Follower())
     with started(watch):
         lacking = f"no role lets {account} watch pods at the cluster scope"
-        eventually("trouble", lambda: lacking in (watch.trouble or ""), RECOVERY_SECONDS)
+        eventually("trouble", lambda: lacking in (watch.problem or ""), RECOVERY_SECONDS)
 
 
 def test_kubeconfig_with_an_exec_plugin(apiserver: ApiServer, place: str, tmp_path: Path) -> None:

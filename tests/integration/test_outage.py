@@ -82,13 +82,13 @@ def test_every_watch_is_back_soon_after_an_outage(
             running.enter_context(each.running())
         eventually("synced", lambda: all(each.synced for each in watches))
         with apiserver.outage(seconds):
-            eventually("noticed", lambda: all(each.trouble for each in watches))
+            eventually("noticed", lambda: all(each.problem for each in watches))
         back_at = time.monotonic()
         new = {"metadata": {"labels": {"new": "1"}}}
         apiserver.admin.merge(f"/api/v1/namespaces/{node}/pods/p", new)
         apiserver.admin.merge(f"/api/v1/nodes/{node}", new)
         eventually("told", lambda: all(len(each.told_at) == 2 for each in agents), BACK_SECONDS)
-        assert all(each.trouble is None for each in watches)
+        assert all(each.problem is None for each in watches)
         assert max(each.age_seconds for each in watches) < BACK_SECONDS
     late = sorted(at - back_at for each in agents for at in each.told_at.values())
     record_property(

@@ -460,7 +460,7 @@ def test_resync_tells_what_the_watch_has_not(
         assert follower.equals(server)
         assert follower.watch.version == str(server.version)
         assert [each.key.name for each in follower.changes[told:]] == ["new"]
-        assert (server.requests[asked].at, follower.watch.trouble) == (began, None)
+        assert (server.requests[asked].at, follower.watch.problem) == (began, None)
         eventually("watching", lambda: server.watching)
         server.put("newer", "1")
         eventually("told", lambda: follower.equals(server))
@@ -509,7 +509,7 @@ def test_silent_watch_is_not_trusted(server: Server, clock: Clock) -> None:
         server.answer = silent
         server.break_watches()
         eventually("another sync", lambda: follower.watch.syncs == 2)
-        assert follower.watch.trouble is None
+        assert follower.watch.problem is None
 
 
 def _threads(name: str) -> list[threading.Thread]:
@@ -519,9 +519,9 @@ def _threads(name: str) -> list[threading.Thread]:
 def test_trouble_is_told_and_taken_back(server: Server, clock: Clock) -> None:
     server.answer = answering(500)
     with following(server, clock) as follower:
-        eventually("trouble", lambda: "500" in (follower.watch.trouble or ""))
+        eventually("trouble", lambda: "500" in (follower.watch.problem or ""))
         server.answer = None
-        eventually("none", lambda: follower.watch.trouble is None and follower.watch.synced)
+        eventually("none", lambda: follower.watch.problem is None and follower.watch.synced)
 
 
 def again(server: Server, clock: Clock, seconds: float, *first: Answer) -> None:
@@ -682,7 +682,7 @@ def test_however_short_its_watches_all_that_exists_has_time_to_be_told(
         eventually("watching", lambda: server.watching and len(server.requests) == 2)
         server.put("a", "2")
         eventually("told", lambda: follower.equals(server))
-        assert (follower.watch.syncs, follower.watch.trouble) == (1, None)
+        assert (follower.watch.syncs, follower.watch.problem) == (1, None)
     first, second = [each.query for each in server.requests]
     assert "sendInitialEvents" in first
     assert 240 <= int(first["timeoutSeconds"]) <= 360

@@ -43,11 +43,11 @@ def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
         path = pod(tmp_path, "a", "p", "n", changed="yes")
         eventually("told", lambda: len(told) == 3)
         path.write_text("{")
-        eventually("trouble", lambda: "Pod a/p" in (watch.trouble or ""))
+        eventually("trouble", lambda: "Pod a/p" in (watch.problem or ""))
         assert len(watch.objects()) == 2, "what was known stays"
         path.unlink()
         eventually("told", lambda: len(told) == 4)
-        assert watch.trouble is None
+        assert watch.problem is None
     finally:
         watch.stop()
     assert sorted(told[:2]) == [("added", ObjectKey("a", "p")), ("added", ObjectKey("b", "p"))]

@@ -167,14 +167,14 @@ def test_what_fails_is_told_once_and_tried_ever_more_seldom(
     for _ in range(20):
         time.passes(0.5)
     assert server.tried <= 5
-    assert str(failure) in outbox.trouble
+    assert str(failure) in (outbox.problem.text or "")
     told = [each for each in caplog.records if each.levelname == "ERROR"]
     assert len(told) == 1
     server.failing = None
     outbox.put(report("b"))
     time.passes(100)
     assert server.delivered == ["b"]
-    assert outbox.trouble == ""
+    assert outbox.problem.text is None
 
 
 def test_a_report_is_delivered_soon_after_a_server_that_was_away_answers_anybody(
@@ -244,4 +244,4 @@ def test_what_comes_first_is_tried_until_it_succeeds_and_at_its_own_pace(
     time.now += 100
     assert asked <= 2
     it.close()
-    assert (server.tried, it.trouble) == (0, "not yet")
+    assert (server.tried, it.problem.text) == (0, "not yet")

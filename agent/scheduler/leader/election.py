@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from agent.host.log_once import Problem
 from agent.kube.errors import ConflictError, NotFoundError, RejectedError, StoreError
 from agent.kube.transport import ResponseLimits, Transport, segment
 from agent.model.objects import ObjectError, converted, decoded
@@ -79,7 +80,7 @@ class Leader:
         """`identity` must be unique, also across restarts. `acquired` is called on the thread at
         each acquisition, and must not block."""
         self.identity = identity
-        self.trouble: str | None = None
+        self.problem = Problem(log, f"lease {namespace}/{name}: ")
         self._transport = transport
         self._namespace, self._name = namespace, name
         self._folder = f"{_BASE}/{segment(namespace)}/leases"
@@ -136,11 +137,9 @@ class Leader:
         self._check_end()
         try:
             leads = self._renew() or self._acquire()
-            self.trouble = None
+            self.problem.clear()
         except (StoreError, ObjectError) as error:
-            if str(error) != self.trouble:
-                log.warning("lease %s/%s: %s", self._namespace, self._name, error)
-            self.trouble = str(error)
+            self.problem.report(str(error))
             self._written = None
             return
         if leads:

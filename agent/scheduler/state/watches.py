@@ -54,7 +54,7 @@ class KindWatch(Generic[T]):
         self._version: str | None = None
         self._discovered = False
         self._checked_at = pace.clock()
-        self._trouble: str | None = None
+        self._error: str | None = None
 
     @property
     def resource(self) -> str:
@@ -81,20 +81,20 @@ class KindWatch(Generic[T]):
         return self._discovered and (watch is None or watch.synced)
 
     @property
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         watch = self._watch
-        return self._trouble or (watch.trouble if watch is not None else None)
+        return self._error or (watch.problem if watch is not None else None)
 
     def check(self) -> None:
         """Starts, stops or restarts the watch. Never raises."""
-        if self._watch is None or self._watch.trouble is not None:
+        if self._watch is None or self._watch.problem is not None:
             self._discovery.forget(self._kind)
         try:
             version = self._discovery.version(self._kind)
         except StoreError as error:
-            self._trouble = f"{self._kind.plural}: {error}"
+            self._error = f"{self._kind.plural}: {error}"
             return
-        self._trouble = None
+        self._error = None
         self._checked_at = self._pace.clock()
         if version != self._version:
             self._end()
@@ -193,7 +193,7 @@ class Watches:
     @property
     def troubles(self) -> tuple[str, ...]:
         """The current errors of the watches."""
-        return tuple(each.trouble for each in self._all.values() if each.trouble is not None)
+        return tuple(each.problem for each in self._all.values() if each.problem is not None)
 
     @property
     def ages_seconds(self) -> dict[str, float]:
@@ -262,7 +262,7 @@ class WatchAge(Protocol):
     def age_seconds(self) -> float: ...
 
     @property
-    def trouble(self) -> str | None: ...
+    def problem(self) -> str | None: ...
 
 
 def stale(watches: Mapping[str, WatchAge], stale_seconds: float) -> str | None:
@@ -273,7 +273,7 @@ def stale(watches: Mapping[str, WatchAge], stale_seconds: float) -> str | None:
     if age_seconds <= stale_seconds:
         return None
     text = f"the watch of {resource} has been out of touch for {age_seconds:.0f} s"
-    return f"{text}: {oldest.trouble}" if oldest.trouble else text
+    return f"{text}: {oldest.problem}" if oldest.problem else text
 
 
 class CatchUp:
@@ -291,7 +291,7 @@ class CatchUp:
         step. Raises StoreError."""
         proof = self._proofs.get(watch)
         if proof is None or proof.breaks != watch.breaks:
-            if watch.trouble is not None or not watch.synced:
+            if watch.problem is not None or not watch.synced:
                 return  # it must reach the server first
             breaks, reached = watch.breaks, watch.version
             proof = self._proofs[watch] = _Proof(breaks, self._version(watch.path))

@@ -189,7 +189,7 @@ def test_a_kind_that_is_not_there_yet_is_followed_when_it_comes(
             eventually("served", lambda: served(apiserver, DEVICES), PATIENCE_SECONDS)
             apiserver.create(DEVICES, objects.devices(place))
             eventually("seen", lambda: cluster.eligible(place, gpu) is None, PATIENCE_SECONDS)
-            assert not it.troubles
+            assert not it.problem.texts
             apiserver.admin.delete(path)
             eventually(
                 "missed",
@@ -306,10 +306,10 @@ def test_leadership_ends_while_the_server_is_away(apiserver: ApiServer, place: s
     apiserver.kill_server()
     try:
         eventually("leads no more", lambda: not it.leading, PATIENCE_SECONDS)
-        assert it.trouble
+        assert it.problem.text
     finally:
         apiserver.start_server()
     eventually("leads again", lambda: it.leading, PATIENCE_SECONDS)
-    assert (it.term, it.trouble) == (2, None)
+    assert (it.term, it.problem.text) == (2, None)
     it.stop()
     transport.close()

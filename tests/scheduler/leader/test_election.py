@@ -154,11 +154,11 @@ def test_leadership_ends_when_it_can_not_be_renewed(
     machine.step(0)
     leases.trouble = code
     assert machine.step(9)
-    assert machine.leader.trouble
+    assert machine.leader.problem.text
     assert not machine.step(10)
     leases.trouble = None
     assert machine.step(12)
-    assert machine.leader.trouble is None
+    assert machine.leader.problem.text is None
     assert (machine.beginnings, machine.leader.term) == (2, 2)
 
 
@@ -177,7 +177,7 @@ def test_a_lease_that_makes_no_sense_is_named(server: Server, leases: Leases) ->
     leases.put({"metadata": {"name": "l"}, "spec": {"leaseDurationSeconds": "long"}})
     machine = Machine(server, "a")
     assert not machine.step(0)
-    assert machine.leader.trouble == (
+    assert machine.leader.problem.text == (
         "Lease l: spec.leaseDurationSeconds: Expected `int | null`, got `str`"
     )
 

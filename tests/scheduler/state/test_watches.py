@@ -90,7 +90,7 @@ def watch(server: Server, api: Api, told: Told) -> Iterator[KindWatch[Item]]:
 def test_a_kind_that_is_not_there_is_no_reason_to_wait(watch: KindWatch[Item], told: Told) -> None:
     assert not watch.synced
     watch.check()
-    assert (watch.synced, watch.trouble, told.known) == (True, None, {})
+    assert (watch.synced, watch.problem, told.known) == (True, None, {})
 
 
 @pytest.mark.parametrize("version", ["v1alpha1", "v1alpha2"])
@@ -125,9 +125,9 @@ def test_of_a_kind_that_goes_all_objects_go(
     eventually("told", lambda: told.known == {"n1": "1"})
     api.versions = []
     server.break_watches()
-    eventually("trouble", lambda: watch.trouble)
+    eventually("trouble", lambda: watch.problem)
     watch.check()
-    assert (told.known, watch.synced, watch.trouble) == ({}, True, None)
+    assert (told.known, watch.synced, watch.problem) == ({}, True, None)
 
 
 def test_another_version_tells_all_anew(
@@ -142,7 +142,7 @@ def test_another_version_tells_all_anew(
     server.remove("n2")
     eventually("told", lambda: len(told.known) == 1)
     server.break_watches()
-    eventually("trouble", lambda: watch.trouble)
+    eventually("trouble", lambda: watch.problem)
     watch.check()
     eventually("synced", lambda: watch.synced)
     assert told.known == {"n1": "1"}
@@ -154,14 +154,14 @@ def test_a_server_in_trouble_is_no_server_without_the_kind(
     api.trouble = True
     watch.check()
     assert not watch.synced
-    assert "noderesourcetopologies: " in (watch.trouble or "")
+    assert "noderesourcetopologies: " in (watch.problem or "")
     api.trouble, api.versions = False, ["v1alpha2"]
     server.put("n1", "1")
     watch.check()
     eventually("told", lambda: told.known == {"n1": "1"})
     api.trouble = True
     server.break_watches()
-    eventually("trouble", lambda: watch.trouble)
+    eventually("trouble", lambda: watch.problem)
     watch.check()
     assert told.known == {"n1": "1"}
 
