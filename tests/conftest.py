@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import resource
 import tarfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -101,22 +103,50 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByModule(config, log)
 
 
+_CPU: Final = "cpu seconds"
+_cpu_seconds = 0.0
+
+
+def _spent_cpu_seconds() -> float:
+    """The CPU time of this process and of its children that have ended."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in usages)
+
+
+def pytest_sessionstart() -> None:
+    global _cpu_seconds
+    _cpu_seconds = _spent_cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds the CPU time since the last report to each report, that of servers when they end."""
+    global _cpu_seconds
+    report = yield
+    before, _cpu_seconds = _cpu_seconds, _spent_cpu_seconds()
+    report.user_properties.append((_CPU, _cpu_seconds - before))
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests recorded as their "summary"; the time of every suite: the folders below tests/."""
-    seconds: dict[str, float] = {}
+    """What tests recorded as their "summary"; the time and the CPU time of every suite: the folders
+    below tests/."""
+    seconds: Counter[str] = Counter()
+    cpu_seconds: Counter[str] = Counter()
     summaries: list[str] = []
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 suite = "/".join(report.nodeid.partition("::")[0].split("/")[:2])
-                seconds[suite] = seconds.get(suite, 0.0) + report.duration
-                if report.when == "call":
-                    summaries += [
-                        str(text) for name, text in report.user_properties if name == "summary"
-                    ]
+                seconds[suite] += report.duration
+                for name, value in report.user_properties:
+                    if name == _CPU:
+                        cpu_seconds[suite] += float(str(value))
+                    elif name == "summary" and report.when == "call":
+                        summaries.append(str(value))
     for summary in summaries:
         terminalreporter.section("summary")
         terminalreporter.write_line(summary)
-    terminalreporter.section("suites")
+    terminalreporter.section("suites: time, and CPU time with that of ended children")
     for suite, each in sorted(seconds.items()):
-        terminalreporter.write_line(f"{each:7.1f} s  {suite}")
+        terminalreporter.write_line(f"{each:7.1f} s {cpu_seconds[suite]:7.1f} s  {suite}")
