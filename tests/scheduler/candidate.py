@@ -1,8 +1,6 @@
-"""A candidate for a Lease as a process, that a test can kill: says `leads` when it does.
-
-Arguments: the server's URL, its CA, our certificate and key, namespace, name, identity, and the
-three times of the lease.
-"""
+"""A candidate for a Lease as a process that a test can kill: prints `leads` when it leads.
+Arguments: the server's URL, its CA, the client's certificate and key, namespace, name, identity,
+and the three times of the lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds that pass when a test says so."""
+"""A clock that a test advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SchedulerCache that was told of a few nodes of a made-up fleet, and pods that ask for them."""
+"""A SchedulerCache with a few nodes of a made-up fleet, and pods that request their resources."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _read_pod = records.pods(AgentSelector())
 
 
 def cluster(nodes: Mapping[str, Model]) -> SchedulerCache:
-    """Each with its agent."""
+    """The nodes, each with its agent."""
     known = SchedulerCache()
     for name, model in nodes.items():
         add(known, name, model)
@@ -43,7 +43,7 @@ def cluster(nodes: Mapping[str, Model]) -> SchedulerCache:
 
 
 def add(known: SchedulerCache, name: str, model: Model, *, agent: bool = True) -> None:
-    """A node of that model comes."""
+    """Adds a node of that model."""
     node, topology, devices = _changes(name, model)
     known.nodes_changed([node])
     known.topologies_changed([topology])
@@ -63,14 +63,14 @@ def _changes(name: str, model: Model) -> tuple[Change[Any], Change[Any], Change[
 
 
 def remove(known: SchedulerCache, name: str) -> None:
-    """A node goes; its pods stay for a while."""
+    """Deletes a node; its pods stay for a while."""
     key = ObjectKey("", name)
     read = records.node(json.dumps({"metadata": {"name": name}}).encode())
     known.nodes_changed([Change(ChangeKind.DELETED, key, read)])
 
 
 def tell(known: SchedulerCache, pod: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
-    """What a watch shows of a pod."""
+    """The pod as a watch reports it."""
     metadata = pod["metadata"]
     value: PodRecord = _read_pod(json.dumps(pod).encode())
     known.pods_changed([Change(kind, ObjectKey(metadata["namespace"], metadata["name"]), value)])

@@ -1,4 +1,4 @@
-"""One Lease as an API server keeps it, on real sockets."""
+"""One Lease of an API server, on real sockets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PATH = "/apis/coordination.k8s.io/v1/namespaces/n/leases"
 
 
 class Leases:
-    """`trouble`: answered in place of everything, while it is set; `lost`: writes come true, but
-    nobody hears of it."""
+    """`trouble`: while it is set, it is the answer to every request. `lost`: writes take effect,
+    but their answers are lost."""
 
     def __init__(self, server: Server) -> None:
         self.stored: dict[str, Any] | None = None

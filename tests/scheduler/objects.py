@@ -1,4 +1,4 @@
-"""Objects of a small cluster as the API server tells them, and as a Cluster is told of them."""
+"""Objects of a small cluster as the API server sends them, and as events for a SchedulerCache."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pod(
     started: str = "2026-01-01T00:00:00Z",
     namespace: str = "ns",
 ) -> Object:
-    """`cpus`: those that its annotation says it has of its own."""
+    """`cpus`: the exclusive CPUs in its annotation."""
     notes = dict(annotations or {})
     if cpus:
         notes[RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
@@ -74,7 +74,7 @@ def pod(
 
 
 def agent(node: str, ready: bool = True, **more: Any) -> Object:
-    """The agent's pod there."""
+    """The agent's pod on that node."""
     phase = more.pop("phase", "Running")
     return pod(f"agent-{node}", node, labels=AGENT_LABELS, phase=phase, ready=ready, **more)
 
@@ -93,8 +93,8 @@ def topology(
     policy: str = "none",
     pods: Iterable[tuple[str, str]] | None = None,
 ) -> Object:
-    """Of so many NUMA nodes with two cores of two threads each; all CPUs may be given away. `pods`:
-    namespaces and names of those that what is left is told beside."""
+    """A NodeResourceTopology of `nodes` NUMA nodes with two cores of two threads each; all CPUs are
+    allocatable. `pods`: namespaces and names of the pods that the report counts."""
     machine = Topology(machines.cpus((zones, 1, 2, 2), "adjacent"), (), EMPTY, EMPTY, smt=True)
     amounts = resource_topology.Amounts(4000, 4000, available_milli)
     return resource_topology.encode(
@@ -110,7 +110,7 @@ def topology(
 
 
 def devices(name: str, gpus: int = 2) -> Object:
-    """So many whole GPUs."""
+    """A number of whole GPUs."""
     amounts = {
         "koordinator.sh/gpu-core": 100,
         "koordinator.sh/gpu-memory": 1 << 30,

@@ -14,8 +14,8 @@ Object = dict[str, Any]
 
 
 class Pods:
-    """Pods by namespace and name, bound as a real server does it. `instead`, while it is set, is
-    asked before each Binding: what it returns is the answer, None lets the Binding be."""
+    """Pods by namespace and name, bound as by a real server. `instead`, while it is set, is called
+    before each Binding: its result is the answer; None lets the Binding pass."""
 
     def __init__(self, server: Server) -> None:
         self.pods: dict[tuple[str, str], Object] = {}
@@ -32,7 +32,7 @@ class Pods:
         return pod
 
     def bind(self, request: Request) -> tuple[int, Object]:
-        """A Binding comes true; the status and the body of its answer."""
+        """A Binding takes effect; returns the status and the body of the answer."""
         _, _, _, _, namespace, _, name, _ = request.path.split("/")
         binding = json.loads(request.body)
         with self._lock:

@@ -1,5 +1,5 @@
-"""Whatever happens in a cluster, in whatever order its watches tell it: the state is that of the
-objects, nothing is given twice, and nothing that is promised is lost."""
+"""Whatever happens in a cluster, in whatever order its watches report it: the state is that of the
+objects, nothing is allocated twice, and no reservation is lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WISHES = tuple(
 
 
 class Server:
-    """The objects, and for each kind what its watch has still to tell."""
+    """The objects, and for each kind the events that its watch has not sent yet."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[ObjectKey, Object]] = {kind: {} for kind in KINDS}
@@ -88,7 +88,7 @@ class Scheduler:
         }
 
     def hear(self, kind: str, *, twice: bool = False) -> None:
-        """The next event of its watch; `twice`: after a reconnect it comes again."""
+        """The next event of its watch; `twice`: after a reconnect it is sent again."""
         if self._server.queues[kind]:
             event, told = self._server.queues[kind].popleft()
             for _ in range(1 + twice):
@@ -112,7 +112,7 @@ class Scheduler:
 
 
 class World:
-    """One server, one scheduler, and the binds that are under way (by uid: node and pod)."""
+    """One server, one scheduler, and the binds in progress (by uid: node and pod)."""
 
     def __init__(self, luck: random.Random) -> None:
         self.luck = luck
@@ -127,12 +127,12 @@ class World:
             self.server.put("devices", objects.devices(name))
             self.server.put("pods", objects.agent(name))
 
-    # what others do
+    # actions of other clients
     def pod_is_made(self) -> None:
         self._made += 1
         qos, kube_class, requests = self.luck.choice(ASKS)
         labels = {"koordinator.sh/qosClass": qos} if qos else {}
-        # Names come again, for other pods.
+        # Names are reused for other pods.
         name = f"p{self.luck.randrange(12)}"
         if self.server.pod(name) is None:
             uid = f"uid-{name}-{self._made}"
@@ -194,7 +194,8 @@ class World:
             self._node_tells(name, _policy(told), untold=self.luck.random() < 0.1)
 
     def _node_tells(self, name: str, policy: str, *, untold: bool = False) -> None:
-        """What is left, beside the pods that have begun there; `untold`: it does not say which."""
+        """The amounts that the started pods leave free; `untold`: the report does not name these
+        pods."""
         pods = [
             (key.namespace, key.name)
             for key, each in self.server.objects["pods"].items()
@@ -204,7 +205,7 @@ class World:
         left = self.luck.choice((1000, 2000, 3000, 4000))
         self.server.put("topologies", objects.topology(name, 2, left, policy, beside))
 
-    # what we do
+    # actions of the scheduler
     def event_comes(self) -> None:
         for _ in range(self.luck.randrange(1, 4)):
             self.scheduler.hear(self.luck.choice(KINDS), twice=self.luck.random() < 0.2)
@@ -229,7 +230,7 @@ class World:
             self.binding[pod_request.uid] = name, found
 
     def bind_ends(self) -> None:
-        """The API server binds a pod that is there and not bound; its answer may be lost."""
+        """The API server binds a pod that exists and is not bound; its answer may be lost."""
         if not self.binding:
             return
         uid = self.luck.choice(sorted(self.binding))
@@ -266,10 +267,11 @@ class World:
         self.luck.choices(acts, weights)[0](self)
 
     def settle(self) -> None:
-        """All binds end, the watches tell all, and time passes: what no watch can tell is asked."""
+        """All binds end, the watches send all events, and time passes: overdue reservations are
+        checked."""
         while self.binding:
             self.bind_ends()
-        # What plain pods find hangs on who came first and who is gone, until a word counts all.
+        # The results for plain pods depend on the order of pods, until a report counts all.
         for key, told in list(self.server.objects["topologies"].items()):
             self._node_tells(key.name, _policy(told))
         for kind in KINDS:
@@ -300,7 +302,7 @@ class World:
         for uid, (name, granted) in self.binding.items():
             reservation = self.cluster.reservation(uid)
             if reservation is None:
-                # A watch has shown what became of it: bound by another, ended, or gone.
+                # A watch has reported the outcome: bound by another client, terminated, or deleted.
                 told = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
                 there = told is not None and told["metadata"]["uid"] == uid
                 assert uid in shown or not there or told["status"]["phase"] in OVER

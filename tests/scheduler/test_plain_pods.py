@@ -1,4 +1,5 @@
-"""Plain pods through the verbs: the zones of nodes decide, with all pods that are on their way."""
+"""Plain pods through the handlers: the zones of nodes decide, with all pods that are reserved or
+not reported yet."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ LSR = {"koordinator.sh/qosClass": "LSR"}
 
 
 class Scene:
-    """The verbs over a cluster, and the API server that they bind at."""
+    """The handlers over a cluster, and the API server to which they bind."""
 
     def __init__(self, server: hostile.Server, strategy: str = "LeastAllocated") -> None:
         self.pods = Pods(server).pods
@@ -74,7 +75,7 @@ class Scene:
         self.cluster.topologies_changed([objects.of_topology(told)])
 
     def see(self, told: Object, node: str, phase: str = "Running") -> None:
-        """A watch shows the pod there."""
+        """A watch reports the pod on that node."""
         spec = {**told["spec"], "nodeName": node}
         shown = {**told, "spec": spec, "status": {"phase": phase}}
         self.cluster.pods_changed([objects.of_pod(shown)])
@@ -148,14 +149,14 @@ def test_kubelets_that_decline_nobody_get_all(scene: Scene, policy: str) -> None
 
 
 def test_zones_do_not_care_about_pods_without_anything_of_their_own(scene: Scene) -> None:
-    """Not even those of a node whose report is of pods that nobody knows."""
+    """Not even those of a node whose report counts unknown pods."""
     scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("stranger",)))
     for told in (pod("p"), pod("q", {"cpu": "8", "memory": "1"}, limited=False)):
         assert scene.fits(told) == ["a"]
 
 
 def test_two_pods_never_get_the_room_of_one(scene: Scene) -> None:
-    """The kubelet may put the first one on either NUMA node, before the agent tells."""
+    """The kubelet may place the first one on either NUMA node, before the agent reports it."""
     scene.node("a", {0: TWO[0], 1: {**TWO[1], "cpu": 5000}}, None)
     scene.tell(topology("a", {0: TWO[0], 1: {**TWO[1], "cpu": 5000}}))
     first, second = pod("p", FOUR), pod("q", FOUR)
@@ -327,7 +328,7 @@ def test_a_node_without_a_fingerprint_counts_all_that_began_before_its_report(
 
 
 def test_our_own_pods_take_from_the_numa_nodes_that_we_chose(scene: Scene) -> None:
-    """LSR pods get CPUs from us, whatever the kubelet will tell of them."""
+    """LSR pods get CPUs from Topolet, whatever the kubelet reports of them."""
     machine = objects.topology("a")
     told = topology("a", TWO)
     told["metadata"] |= {"annotations": machine["metadata"]["annotations"]}
@@ -344,7 +345,8 @@ def test_our_own_pods_take_from_the_numa_nodes_that_we_chose(scene: Scene) -> No
 
 
 def test_pods_of_koordinators_are_not_asked_of_zones(scene: Scene) -> None:
-    """Its policy is for LS pods too, and knows what they share: zones tell only what is owned."""
+    """Its policy applies to LS pods too, with their shared CPUs: zones report only exclusive
+    CPUs."""
     told = topology("a", TWO, {0: {"cpu": 4000}, 1: {"cpu": 4000}}, ("stranger",))
     told["metadata"] |= {"annotations": objects.topology("a")["metadata"]["annotations"]}
     scene.node("a", TWO, told)
@@ -374,14 +376,14 @@ def test_the_configured_strategy_chooses_the_node(
 
 
 class World:
-    """One scheduler, two nodes with kubelets, and watches that tell when they like."""
+    """One scheduler, two nodes with kubelets, and watches that report at any time."""
 
     NODES = ("n1", "n2")
 
     def __init__(
         self, server: hostile.Server, luck: random.Random, *, others: bool = False
     ) -> None:
-        """`others`: another scheduler binds pods too, and asks nobody."""
+        """`others`: another scheduler binds pods too, without the extender."""
         self.luck = luck
         self._others = others
         self.scene = Scene(server)
@@ -403,7 +405,7 @@ class World:
             self.watch_tells("zones")
 
     def pod_is_bound(self) -> None:
-        """A plain pod comes, and gets a node that we offer, if there is one."""
+        """A plain pod is created, and bound to a node that the filter returns, if there is one."""
         told = self._made()
         if self._others and self.luck.random() < 0.3:
             self._bound(told, self.luck.choice(self.NODES))
@@ -424,7 +426,7 @@ class World:
         return pod(name, *parts, limited=self.luck.random() < 0.8)
 
     def _bound(self, told: Object, node: str) -> bool:
-        """Whether the kubelet takes the pod; if not, it has failed."""
+        """Whether the kubelet admits the pod; if not, it has failed."""
         guaranteed = bool(told["spec"]["containers"][0]["resources"]["limits"])
         admitted = not guaranteed or self.kubelets[node].admits(told)
         status = {"phase": "Pending" if admitted else "Failed"}
@@ -448,7 +450,7 @@ class World:
             self._event("pods", told, ChangeKind.DELETED)
 
     def agent_reports(self, node: str = "") -> None:
-        """It writes only what is new."""
+        """It writes only changes."""
         name = node or self.luck.choice(self.NODES)
         begun = tuple(
             each["metadata"]["name"]
@@ -509,8 +511,8 @@ class World:
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 80), others=st.booleans())
 def test_no_zone_is_given_twice_and_none_is_lost(seed: int, steps: int, others: bool) -> None:
-    """Whenever the agents report, and the watches tell: no kubelet has to refuse a pod while nobody
-    else binds any, and once all has been told the scheduler offers what the kubelets have."""
+    """Whenever the agents and the watches report: no kubelet rejects a pod while no other scheduler
+    binds any, and once everything is reported the scheduler offers what the kubelets have."""
     with hostile.serving() as server:
         world = World(server, random.Random(seed), others=others)
         for _ in range(steps):

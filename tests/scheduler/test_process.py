@@ -49,7 +49,8 @@ def test_a_bind_has_ended_when_another_may_begin(lease_seconds: int) -> None:
 
 
 def test_a_bind_that_the_api_server_is_silent_to_is_answered_while_kube_scheduler_waits() -> None:
-    """It tells people the reason then. After the silence the pod is looked at, in silence too."""
+    """It reports the reason to users then. After a Binding without an answer the pod is read, which
+    may get no answer either."""
     folder = Path(__file__).parents[2] / "deploy/overlays/scheduler"
     patience = re.search(r"httpTimeout: (\d+)s", (folder / "configuration.yaml").read_text())
     assert patience is not None
@@ -144,7 +145,8 @@ def test_every_node_gives_by_what_is_configured() -> None:
     ],
 )
 def test_settings_that_do_not_fit_each_other(changes: dict[str, str], said: str) -> None:
-    """Who asks for clients' certificates must not get a port that is open to all."""
+    """A setting that requires client certificates must not lead to a port that accepts all
+    clients."""
     settings = msgspec.structs.replace(SchedulerSettings(scheduler_http=""), **changes)
     pages = dict.fromkeys(("/healthz", "/readyz", "/metrics"))
     with pytest.raises(SettingsError, match=said):
@@ -167,7 +169,7 @@ def unchanged(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
 
 
 def test_binds_that_wait_for_the_api_server_hold_no_filter_back() -> None:
-    """kube-scheduler binds aside, as many pods as come, and waits for the filter alone."""
+    """kube-scheduler sends any number of binds in parallel, and waits only for the filter."""
     go, bodies = threading.Event(), [owner(2, 2).pod(f"p{number}") for number in range(15)]
 
     def late(_: hostile.Server, connection: socket.socket, request: Request) -> bool:
@@ -217,7 +219,7 @@ def test_binds_that_wait_for_the_api_server_hold_no_filter_back() -> None:
 def test_when_one_of_its_threads_fails_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ledger that nobody keeps up would give away what others have."""
+    """A state that is not updated would allocate CPUs twice."""
 
     def fails(_: ReservationExpiry) -> None:
         raise ZeroDivisionError

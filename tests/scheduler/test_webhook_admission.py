@@ -58,7 +58,7 @@ def review(
 def pod(
     *, limits: Object | None = None, requests: Object | None = None, init: bool = False
 ) -> ApiPod:
-    """With one container that asks for something, and one that does not."""
+    """With one container that requests something, and one that does not."""
     asking = {"name": "asks", "resources": {"limits": limits, "requests": requests}}
     plain = {"name": "plain", "resources": {"limits": {"cpu": "1"}}}
     fields = {"initContainers": [asking], "containers": [plain]} if init else {}
@@ -168,7 +168,7 @@ def test_a_binding_without_a_name_in_its_path_names_the_pod_itself() -> None:
 
 
 def test_a_pod_that_is_not_there_is_not_bound() -> None:
-    """It may come between our look and the write."""
+    """It may be created between the read and the write."""
     for policy in ("Fail", "Ignore"):
         response = answered(review(), None, policy)
         assert response["allowed"] is False
@@ -215,7 +215,7 @@ def test_no_body_does_more_than_be_refused(body: bytes) -> None:
 
 
 def test_the_policy_that_gives_gpu_pods_their_scheduler_means_the_same_pods() -> None:
-    """Else a pod would be given a scheduler that is not asked for, or the other way round."""
+    """Otherwise a pod would get the scheduler without GPUs, or GPUs without the scheduler."""
     policy = of_kind("MutatingAdmissionPolicy")["topolet-gpu-scheduler"]["spec"]
     (asks,) = (
         each["expression"] for each in policy["matchConditions"] if each["name"] == "asks-for-gpus"

@@ -1,4 +1,4 @@
-"""Nodes whose kubelets put plain pods on single NUMA nodes, and the agents that tell of them."""
+"""Nodes whose kubelets place plain pods on single NUMA nodes, and the agents that report them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pod(
     labels: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> Object:
-    """Guaranteed where `limited`, if it asks for CPU and memory; one container for each request."""
+    """Guaranteed if `limited` and if it requests CPU and memory; one container for each request."""
     return {
         "metadata": {
             "name": name,
@@ -77,8 +77,8 @@ def topology(
     scope: str = "container",
     method: str = "all",
 ) -> Object:
-    """`used` of what the zones have; `pods`: by name, those that the fingerprint is of, None: it
-    tells none."""
+    """`used`: the amounts used of the zones. `pods`: the names in the fingerprint; None: the report
+    has none."""
     taken = used or {}
     told = None if pods is None else fingerprint.of(("default", each) for each in pods)
     return resource_topology.encode(
@@ -104,7 +104,8 @@ def topology(
 
 
 class Kubelet:
-    """What it gave to whom: every container gets its part of the lowest NUMA node that holds it."""
+    """The allocations of the kubelet: every container gets its part on the lowest NUMA node with
+    room."""
 
     def __init__(self, name: str, zones: Zones, scope: str = "container") -> None:
         self.name = name
@@ -144,7 +145,7 @@ class Kubelet:
         return used
 
     def report(self, pods: tuple[str, ...]) -> Object:
-        """`pods`: those that have begun, as its agent knows from the API server."""
+        """`pods`: the started pods, as the agent reads them from the API server."""
         return topology(self.name, self.zones, self.used(), pods, scope=self.scope)
 
     def _parts(self, told: Object) -> list[dict[str, int]]:

@@ -13,7 +13,7 @@ from agent.scheduler.extender.connections import RequestReader, Writer
 
 
 class Pieces:
-    """A stream that gives and takes as much at a time as it likes, at least a byte."""
+    """A stream that reads and writes any number of bytes at a time, at least one."""
 
     def __init__(self, sizes: Iterator[int], data: bytes = b"") -> None:
         self._sizes = sizes

@@ -19,7 +19,7 @@ class Room(msgspec.Struct, frozen=True):
 
 
 class Rooms:
-    """Nodes with so many free CPUs each, and the log of what changed, of so many names at most."""
+    """Nodes with their numbers of free CPUs, and a change log of at most `reach` names."""
 
     def __init__(self, free: dict[str, int], reach: int = 1000) -> None:
         self.lock = threading.RLock()
@@ -59,7 +59,7 @@ class Rooms:
 
 
 class Wants(msgspec.Struct, frozen=True):
-    """So many CPUs."""
+    """A request for a number of CPUs."""
 
     rooms: Rooms
     cpus: int
@@ -74,7 +74,7 @@ class Wants(msgspec.Struct, frozen=True):
 
 
 def told(answers: list[Feasibility]) -> list[object]:
-    """Values to compare: the answers themselves compare as objects."""
+    """Values to compare: the results themselves compare as objects."""
     return [each.score if isinstance(each, Feasible) else each.reason for each in answers]
 
 
@@ -120,7 +120,7 @@ def test_only_nodes_that_are_named_are_asked(rooms: Rooms) -> None:
 
 
 def test_equal_answers_are_one_object(rooms: Rooms) -> None:
-    """5,000 nodes that are full alike cost one text."""
+    """The reason of 5,000 equal full nodes is stored once."""
     first, second = EquivalenceCache(rooms).results(Wants(rooms, 3), ["b", "c"])
     assert first is second
 
@@ -152,8 +152,8 @@ def test_a_shape_that_was_forgotten_is_asked_anew(rooms: Rooms) -> None:
 
 
 class Pauses:
-    """Stands for `time` during a question: in each pause another thread takes the lock. `told`: how
-    many answers were found by then."""
+    """Replaces `time` during a lookup: in each pause another thread takes the lock. `told`: the
+    number of results found by then."""
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
@@ -185,7 +185,7 @@ def test_others_have_the_lock_while_many_answers_are_found(monkeypatch: pytest.M
 def test_others_have_the_lock_after_each_answer_that_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As those of a large group."""
+    """As for a large group."""
     rooms = Rooms({f"n{place}": 8 for place in range(30)})
     pauses = Pauses(rooms)
     monkeypatch.setattr(shapes_module, "time", pauses)
@@ -200,7 +200,7 @@ def test_others_have_the_lock_after_each_answer_that_takes_long(
 
 
 def test_rows_are_bounded_however_short(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is looked at for every change of a node."""
+    """Every change of a node takes time for each row."""
     monkeypatch.setattr(shapes_module, "MAX_CLASSES", 2)
     shapes = EquivalenceCache(rooms)
     for cpus in (1, 2, 3, 1):
@@ -224,7 +224,7 @@ def test_who_names_no_node_leaves_no_row_for_ever(
 
 
 def test_nodes_that_a_row_was_never_asked_about_cost_it_nothing(rooms: Rooms) -> None:
-    """They change all day, and the row is never asked for again."""
+    """They change all day, and the row is never used again."""
     shapes = EquivalenceCache(rooms, max_results=3)
     shapes.results(Wants(rooms, 1), ["a"])
     for node in ("b", "c", "b"):
@@ -263,8 +263,8 @@ def test_what_all_answer_alike_is_known_without_a_look_at_their_names() -> None:
 
 
 def test_a_node_may_change_between_the_parts_of_a_long_cold_question() -> None:
-    """The lock is given up between them: the answer of a node that was told already may be old,
-    those still to come are of the new state, and one that went meanwhile is unknown."""
+    """The lock is released between the parts: a result that was found already may be old, later
+    ones are of the new state, and a node that was deleted meanwhile is unknown."""
     rooms = Rooms({f"n{place}": 8 for place in range(100)})
     shapes = EquivalenceCache(rooms, max_results=1)
 

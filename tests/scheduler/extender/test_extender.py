@@ -24,7 +24,8 @@ BODIES = {"filter": ARGS, "prioritize": ARGS, "preempt": PREEMPTION, "bind": BIN
 
 
 class First:
-    """The first node is the best one; pods that are called so are refused or break us."""
+    """The first node is the best one; pods with certain names are rejected or raise an
+    exception."""
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
         self._break(args.pod.name)
@@ -50,7 +51,7 @@ class First:
 
 
 class Page:
-    """Routes with what they stand on."""
+    """The routes, with the parts that they use."""
 
     def __init__(self) -> None:
         self.reason: str | None = None

@@ -120,7 +120,7 @@ def test_a_binding_as_it_was_recorded() -> None:
 
 @pytest.mark.parametrize("name", ["", "\0", "no such node", "../n1", "Ünïcode", "n" * 10_000])
 def test_a_node_of_any_name_may_be_asked_for(name: str) -> None:
-    """Whether it is known is for the filter to say."""
+    """The filter determines whether the node is known."""
     assert extender.extender_args(text({**ARGS, "NodeNames": [name, name]})).node_names == [
         name,
         name,
@@ -224,7 +224,7 @@ BODIES = {
 
 
 def replaced(body: Any, path: list[int], by: object) -> Any:
-    """`body` with something in its depths in place of what was there."""
+    """`body` with one nested value replaced by another."""
     if not path or not isinstance(body, dict | list) or not body:
         return by
     first, *rest = path

@@ -45,7 +45,7 @@ NODES = ["a", "b", "c"]
 
 
 class Scene:
-    """The verbs over nodes a and b, which are small, and c with cards."""
+    """The handlers over nodes a and b, which are small, and c with cards."""
 
     def __init__(self, server: hostile.Server, *, best_only: bool = True) -> None:
         self.server = server
@@ -66,7 +66,7 @@ class Scene:
         )
 
     def pod(self, kind: Kind, name: str, **annotations: str) -> ApiPod:
-        """One that the API server has too."""
+        """A pod that exists on the API server too."""
         body = kind.pod(name)
         body["metadata"]["annotations"] |= annotations
         self.pods.pods["default", name] = body
@@ -84,7 +84,7 @@ class Scene:
         return {each["Host"]: each["Score"] for each in entries}
 
     def cards(self, name: str) -> list[int]:
-        """What the pod's annotation says that it has."""
+        """The allocation in the pod's annotation."""
         notes = self.pods.pods["default", name]["metadata"]["annotations"]
         return [each["minor"] for each in json.loads(notes[DEVICE_ALLOCATED])["gpu"]]
 
@@ -130,7 +130,8 @@ def test_a_pod_that_needs_nothing_is_offered_all(scene: Scene) -> None:
 
 
 def test_a_pod_that_needs_nothing_is_drawn_to_no_node(scene: Scene) -> None:
-    """Also where some node is refused to it: of the others the plugins of kube-scheduler say."""
+    """Also if one node is infeasible for it: among the others the plugins of kube-scheduler
+    decide."""
     clusters.add(scene.cluster, "s", SINGLE)
     wide = scene.pod(plain("60", "8Gi"), "p")
     assert scene.fits(wide, ["c", "b", "s"]) == ["c", "b"]
@@ -231,8 +232,8 @@ def test_a_group_that_fits_nowhere_says_so(scene: Scene) -> None:
 
 
 def test_pods_get_the_cards_with_the_best_links_that_are_left(scene: Scene) -> None:
-    """On DGX-1 the partition table has no sets of three; the first two leave the last pod a pair
-    with two links, which is no set of the table either."""
+    """On DGX-1 the partition table has no sets of three. The first two pods leave a pair with two
+    links to the last one, which is not a set of the table either."""
     clusters.add(scene.cluster, "dgx1", DGX1)
     given = []
     for name, count in (("p", 3), ("q", 3), ("r", 2)):
@@ -244,7 +245,7 @@ def test_pods_get_the_cards_with_the_best_links_that_are_left(scene: Scene) -> N
 
 
 def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
-    """Where a card is held, the other quad, and a pair with two links for each member."""
+    """If a card is allocated, the other quad, and a pair with two links for each member."""
     clusters.add(scene.cluster, "dgx1", DGX1)
     assert scene.bind(scene.pod(carder(1), "before"), "dgx1") == ""
     assert scene.cards("before") == [0]
@@ -258,7 +259,7 @@ def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
 def test_a_group_is_looked_for_on_nodes_beyond_those_that_suit_one_best(
     server: hostile.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three nodes, asked one by one, the last alone has room for all."""
+    """Of three nodes, checked one by one, only the last has room for all."""
     monkeypatch.setattr(handlers, "_GROUP_BATCH", 1)
     scene = Scene(server)
     for node in ("a", "b"):
@@ -311,7 +312,7 @@ def test_what_preemption_says_is_passed_on(scene: Scene) -> None:
 
 
 def test_a_node_under_a_policy_speaks_for_itself(scene: Scene) -> None:
-    """A node whose kubelet is held to a single NUMA node refuses what spans two."""
+    """A node whose kubelet has the policy single-numa-node rejects a pod that spans two."""
     model: Model = SINGLE
     clusters.add(scene.cluster, "s", model)
     wide = scene.pod(owner(60, 8), "p")

@@ -1,5 +1,5 @@
-"""Random histories through the verbs: nothing is given twice, nothing that a pod was given is lost,
-and what the scheduler knows is what another one reads from the objects alone."""
+"""Random histories of requests: nothing is allocated twice, no allocation of a pod is lost, and
+another scheduler that reads the objects has the same state."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ Object = dict[str, Any]
 NODES: dict[str, Model] = {"a": SMALL, "b": SMALL, "c": CARDS}
 KINDS = (owner(8, 8), owner(12, 4, "FullPCPUs"), sharer("3", 4), carder(2, 8), part(50), NOTHING)
 REQUEST_SECONDS = 60.0
-"""Of a kube-apiserver: --request-timeout."""
+"""The --request-timeout of kube-apiserver."""
 ENDS = ("well", "well", "well", "refused", "silent, done", "silent, not done", "late", "trouble")
 
 
 class Api:
-    """A Transport to an API server of pods, whose answers `end` as they are told."""
+    """A Transport to an API server of pods; `end` determines how a request ends."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Object] = {}
@@ -97,7 +97,7 @@ class Api:
 
 
 class World:
-    """One API server, one scheduler, and what others do to them."""
+    """One API server, one scheduler, and the actions of other clients."""
 
     def __init__(self, luck: random.Random) -> None:
         self.luck = luck
@@ -108,7 +108,7 @@ class World:
         self.start()
 
     def step(self) -> None:
-        """One of the things that happen, the likelier the more often it stands here."""
+        """A random event; an event that is listed more often is more likely."""
         self.luck.choice(
             (
                 *(self.pod_comes,) * 5,
@@ -124,7 +124,7 @@ class World:
         )()
 
     def start(self) -> None:
-        """Another process begins: not before Bindings of the one before have come to their end."""
+        """Another process starts, after the Bindings of the previous one have ended."""
         self.api.late.clear()
         self.cluster = SchedulerCache(clock=lambda: self.now)
         for name, model in NODES.items():
@@ -153,7 +153,7 @@ class World:
         self.api.pods[f"p{self.made}"] = body
 
     def pod_is_scheduled(self) -> None:
-        """Filtered, and bound unless somebody else objects."""
+        """Filters the pod, and binds it unless another client interferes."""
         pod = self.waiting()
         if pod is None:
             return
@@ -174,7 +174,7 @@ class World:
             self.bound += 1
 
     def pod_is_bound_unasked(self) -> None:
-        """As by a kube-scheduler that asked the one who led before."""
+        """Binds a pod that the previous leader filtered."""
         pod = self.waiting()
         if pod is not None:
             node = self.luck.choice(sorted(NODES))
@@ -211,20 +211,20 @@ class World:
         return clusters.read(self.api.pods[self.luck.choice(names)]) if names else None
 
     def check(self) -> None:
-        """Nothing is given twice, nothing that a pod was given is lost."""
+        """Nothing is allocated twice, and no allocation of a pod is lost."""
         written = rebuilt(self.api)
         for name in NODES:
             there, overlaps = holdings(written, name)
             assert overlaps == ()
             here, overlaps = holdings(self.cluster, name)
-            # A watch that lags tells of pods that are gone, whose CPUs others have by right.
+            # A watch that lags reports deleted pods, whose CPUs are allocated to others already.
             alive = {each["metadata"]["uid"] for each in self.api.pods.values()}
             assert not [each for each in overlaps if len(alive & {*each.uids}) > 1]
             for uid, holding in there.items():
                 assert here.get(uid) == holding, f"{uid} on {name}"
 
     def settle(self) -> None:
-        """All that is under way comes to its end."""
+        """All requests in progress end."""
         for _ in range(3):
             self.watch_tells(len(self.api.told))
             self.time_passes(70)
@@ -246,7 +246,7 @@ def test_whatever_happens_nothing_overlaps_and_nothing_is_lost(seed: int) -> Non
 
 
 def test_histories_have_something_in_them() -> None:
-    """Else the test above shows nothing."""
+    """Otherwise the test above proves nothing."""
     world = World(random.Random(7))
     for _ in range(400):
         world.step()
@@ -254,7 +254,7 @@ def test_histories_have_something_in_them() -> None:
 
 
 def rebuilt(api: Api) -> SchedulerCache:
-    """What another scheduler reads."""
+    """The state that another scheduler reads."""
     cluster = clusters.cluster(NODES)
     for pod in api.pods.values():
         clusters.tell(cluster, pod, ChangeKind.ADDED)

@@ -1,4 +1,4 @@
-"""Who waits is known from the answers that kube-scheduler gets."""
+"""The queue of unschedulable pods follows from the results of the filter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LSR = {"koordinator.sh/qosClass": "LSR"}
 
 
 class Answering:
-    """Verbs with one answer to every filter."""
+    """Handlers with one result for every filter."""
 
     def __init__(self, result: ExtenderFilterResult) -> None:
         self.result = result
@@ -131,7 +131,7 @@ def test_what_is_made_free_for_a_member_is_kept_for_its_group(queue: Unschedulab
 
 
 def test_late_member_waits_for_its_companions_node_alone(queue: UnschedulableQueue) -> None:
-    """It needs no room for the whole group, and no other node helps it."""
+    """It does not need room for the whole group, and other nodes do not help it."""
     known, late = clusters.cluster({"a": SMALL, "b": SMALL}), owner(8, 8).pod("late")
     first = owner(24, 8).pod("first")
     for body in (first, late):

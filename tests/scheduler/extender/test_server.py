@@ -27,14 +27,14 @@ LIMITS = ServerLimits(
     body_bytes=1000, header_bytes=2000, request_seconds=DEADLINE_SECONDS, threads=4, waiting=8
 )
 HASTY = msgspec.structs.replace(LIMITS, request_seconds=1.0)
-"""For clients that never come to an end."""
+"""For clients that never finish."""
 
 # More than the buffers of two sockets hold.
 LARGE_BYTES = 64 << 20
 
 
 class Held:
-    """A handler that answers when it is let go."""
+    """A handler that answers when the test releases it."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -180,7 +180,7 @@ def test_what_is_wrong_is_said(
 
 
 def test_who_is_told_that_another_answers_connects_anew(plain: Server) -> None:
-    """A connection that stays would lead to this process for ever."""
+    """A connection that stays open would always reach this process."""
     made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
     assert ask(made, "GET", "/away") == (503, "another leads\n")
     assert made.sock is None
@@ -231,7 +231,7 @@ def posted(body: bytes, length: int | None = None) -> bytes:
 def test_requests_that_come_in_one_go_are_answered_in_turn(
     either: http.client.HTTPConnection,
 ) -> None:
-    """The first read takes no more than a part of them: TLS keeps the rest to itself."""
+    """The first read returns only a part of them: TLS buffers the rest."""
     sock = raw(either)
     bodies = [letter * 999 for letter in (b"a", b"b") for _ in range(10)]
     sock.sendall(b"".join(posted(each) for each in bodies))
@@ -282,7 +282,7 @@ def test_who_speaks_plain_http_is_told(server: Server) -> None:
 
 
 def test_who_only_connects_holds_no_thread(started: Started, authority: Authority) -> None:
-    """More of them than there are threads; a request of theirs would take for ever."""
+    """More clients than threads; their requests would never end."""
     server = started(msgspec.structs.replace(LIMITS, request_seconds=3600.0))
     silent = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
@@ -299,7 +299,7 @@ def test_who_only_connects_holds_no_thread(started: Started, authority: Authorit
 def test_many_halves_hold_nobody_back_for_long(
     started: Started, authority: Authority, tls: bool
 ) -> None:
-    """More of them than there are threads; alone each would have all the time that it likes."""
+    """More clients than threads; without other clients each would have all the time it needs."""
     limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, waiting=64)
     server = started(limits, shown=authority if tls else None)
     halves = [
@@ -319,7 +319,8 @@ def test_many_halves_hold_nobody_back_for_long(
 def test_of_those_who_only_connect_few_are_kept(
     started: Started, authority: Authority, tls: bool
 ) -> None:
-    """Each takes a file of the process: without one it could not renew its lease."""
+    """Each connection takes a file descriptor: without a free one the process could not renew its
+    lease."""
     server = started(shown=authority if tls else None)
     kept = connection(server, authority) if tls else plainly(server)
     assert ask(kept, "GET", "/healthz") == (200, "ok\n")
@@ -338,7 +339,7 @@ def test_of_those_who_only_connect_few_are_kept(
 
 
 def test_requests_beyond_those_that_may_wait_end_at_once(started: Started) -> None:
-    """A connection that only the collection of garbage ends would keep a file of the process."""
+    """A connection that only garbage collection closes would keep a file descriptor."""
     held = Held()
     server = started(msgspec.structs.replace(LIMITS, threads=1), held, shown=None)
     asked = b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -373,7 +374,7 @@ def test_requests_beyond_those_that_may_wait_end_at_once(started: Started) -> No
 
 
 def test_who_was_answered_holds_no_thread_for_long(plain: Server) -> None:
-    """More of them than there are threads."""
+    """More clients than threads."""
     kept = [
         http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
         for _ in range(LIMITS.threads + 1)
@@ -421,7 +422,7 @@ def either(
 def hasty(
     request: pytest.FixtureRequest, started: Started, authority: Authority
 ) -> http.client.HTTPConnection:
-    """To a server of little patience."""
+    """To a server with short time limits."""
     if request.param == "tls":
         return connection(started(HASTY), authority)
     return http.client.HTTPConnection(
@@ -430,7 +431,7 @@ def hasty(
 
 
 def test_a_request_that_drips_in_ends_in_time(hasty: http.client.HTTPConnection) -> None:
-    """Each byte comes within any limit of a single read."""
+    """Each byte arrives within any limit of a single read."""
     assert ask(hasty, "GET", "/healthz")[0] == 200
     hasty.putrequest("POST", "/echo")
     hasty.putheader("Content-Type", "application/json")
@@ -488,7 +489,7 @@ def test_answers_on_one_plain_connection(plain: Server) -> None:
 def shown_by(
     server: Server, authority: Authority, name: str, of: Authority | None = None
 ) -> http.client.HTTPSConnection:
-    """Of a client that shows the certificate of that name."""
+    """A connection of a client with a certificate for that name."""
     trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
     if name:
         folder = (of or authority).folder

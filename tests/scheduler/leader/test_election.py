@@ -19,7 +19,7 @@ NOON = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
 
 
 class Machine:
-    """One candidate with clocks of its own: `offset` and `rate` are against the world's time."""
+    """One candidate with clocks of its own: `offset` and `rate` are relative to the test's time."""
 
     def __init__(
         self, server: Server, name: str, wall_offset: float = 0, offset: float = 0, rate: float = 1
@@ -87,8 +87,8 @@ def test_renewal_keeps_when_it_began_and_what_others_wrote(server: Server, lease
     assert first.beginnings == 1
 
 
-# How far the second machine's clocks are from the first's, and when it may take over a Lease that
-# it first saw at 1 and that nobody renewed since 0.
+# How far the second machine's clocks are from the first's, and when it may acquire a Lease that it
+# first read at 1 and that was last renewed at 0.
 @pytest.mark.parametrize("wall_offset", [0, 3600, -3600, 86_400 * 400])
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 def test_a_dead_leaders_lease_is_taken_after_its_time_by_the_takers_own_clock(

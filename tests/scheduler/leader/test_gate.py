@@ -17,7 +17,7 @@ class Leader:
 
 
 class State:
-    """Catches up when the test lets it."""
+    """Catches up when the test allows it."""
 
     synced = False
     troubles: tuple[str, ...] = ()

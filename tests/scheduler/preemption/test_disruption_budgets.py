@@ -1,4 +1,4 @@
-"""What a PodDisruptionBudget covers."""
+"""The pods that a PodDisruptionBudget covers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kube-scheduler's candidates, rewritten."""
+"""The victims on kube-scheduler's candidates."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def preempted(
     constrained: bool = False,
     budgets: Budgets | None = None,
 ) -> tuple[list[str], int] | None:
-    """Names of the victims and how many of them no budget allows; None: the node is no candidate
+    """Names of the victims and how many of them no budget allows; None: the node is not a candidate
     any more."""
     victims = {node: MetaVictims(tuple(MetaPod(f"uid-{each}") for each in named))}
     args = ExtenderPreemptionArgs(from_object(pod), victims, constrained)
@@ -94,13 +94,13 @@ def test_named_ones_stay_where_more_than_resources_may_be_why() -> None:
 
 
 def test_named_ones_stay_where_resources_are_not_why() -> None:
-    """One of them alone would give back enough in sum."""
+    """One of them alone would release enough in sum."""
     answer = preempted(cluster(*FULL), asking(2), "p0", "p1")
     assert answer == (["p0", "p1"], 0)
 
 
 def test_victims_give_back_what_the_pod_needs_in_sum() -> None:
-    """CPUs 6 and 7 are nobody's, but others may use them: of the pods one alone is large enough."""
+    """CPUs 6 and 7 are free, but other pods may use them: only one of the pods is large enough."""
     small, smaller = tenant("q4"), tenant("s5")
     for body, cpu in ((small, "1500m"), (smaller, "500m")):
         body["metadata"]["labels"] = {"koordinator.sh/qosClass": "LS"}
@@ -139,7 +139,7 @@ def test_pod_that_makes_no_sense_has_no_candidates() -> None:
 
 
 def member(name: str, size: int = 2) -> dict[str, Any]:
-    """One of a group that has two CPUs each."""
+    """A member of a group whose pods have two CPUs each."""
     pod = asking(2)
     pod["metadata"] |= {"name": name, "uid": f"uid-{name}"}
     pod["metadata"]["annotations"] = {**ONE_NODE, GROUP_ANNOTATION: f"g/{size}"}
@@ -154,7 +154,7 @@ def test_pod_whose_group_makes_no_sense_has_no_candidates() -> None:
 
 @pytest.mark.parametrize(("constrained", "victims"), [(False, ["p2", "p3"]), (True, ["p0", "p3"])])
 def test_victims_make_room_for_the_whole_group(constrained: bool, victims: list[str]) -> None:
-    """kube-scheduler named one, as it was asked about one member."""
+    """kube-scheduler named one victim, for one member."""
     answer = preempted(cluster(*FULL), member("m0"), "p0", constrained=constrained)
     assert answer == (victims, 0)
 
@@ -164,7 +164,7 @@ def test_no_candidate_where_not_even_all_make_room_for_the_group() -> None:
 
 
 class Scene:
-    """A cluster of full nodes, and members of a group that are asked about in turn."""
+    """A cluster of full nodes, and preempt requests for the members of a group."""
 
     def __init__(self, *nodes: str) -> None:
         self.now = 0.0
@@ -219,7 +219,7 @@ def test_room_for_a_group_is_made_on_the_best_node_and_once() -> None:
 
 
 def test_candidates_are_looked_at_for_so_long() -> None:
-    """kube-scheduler hears of those that were found by then."""
+    """kube-scheduler receives those that were found by then."""
     scene = Scene("a", "b", "c")
     seen = iter((0.0, 1.0, SEARCH_SECONDS))
     preemption = Preemption(

@@ -1,4 +1,4 @@
-"""Victims on a real place, against the rule written as a search of every set of pods."""
+"""Compares the victims on a node allocator with an exhaustive search of all sets of pods."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def settled(place: NodeAllocator, of: ApiPod) -> None:
 
 
 def inhabited(*pods: ApiPod, place: NodeAllocator | None = None) -> NodeAllocator:
-    """Each where it is best, as far as there is room."""
+    """Each pod on its best CPUs, as far as there is room."""
     place = place or NodeAllocator(facts(SHAPE, ONE))
     for each in pods:
         settled(place, each)
@@ -106,8 +106,8 @@ def test_equals_the_best_of_every_set(
 def brute(
     place: NodeAllocator, tenants: Sequence[BoundPod], pod_request: PodRequest, allowed: int
 ) -> tuple[set[str], int] | None:
-    """Of every set of lower priority that lets the pod in: fewest beyond the budget, then the
-    lowest priorities, then the last started; the end of who leaves costs less than nobody's."""
+    """The best of all sets of lower priority that make room: the fewest violations of the budget,
+    then the lowest priorities, then the last started pods; terminating pods cost nothing."""
     lower = [each for each in tenants if each.priority < pod_request.priority]
     least = -(10**10)
 
@@ -135,7 +135,8 @@ def brute(
 
 
 def test_both_halves_of_a_numa_node_not_one_of_each() -> None:
-    """In sum 8 of 16 CPUs are needed; two pods on one NUMA node make them, any two do not."""
+    """In sum 8 of 16 CPUs are needed; two pods on one NUMA node release them, other pairs do
+    not."""
     place = inhabited(*(pod(f"u{each}", {"cpu": 4}, "LSR") for each in range(4)))
     homes = {
         uid: {cpu // 8 for cpu in held.allocation.cpus} for uid, held in place.holdings.items()
@@ -149,7 +150,8 @@ def test_both_halves_of_a_numa_node_not_one_of_each() -> None:
 
 @pytest.mark.parametrize(("asked", "victims"), [(100, ["whole"]), (50, ["part2"])])
 def test_cards(asked: int, victims: list[str]) -> None:
-    """Two cards: one whole given to one pod, one shared by two; the part that started last goes."""
+    """Two cards: one is allocated whole, one is shared by two pods; the part that started last is
+    the victim."""
     place = inhabited(
         pod("whole", {CORE: 100, RATIO: 100}),
         pod("part1", {CORE: 50, RATIO: 50}),
@@ -179,7 +181,7 @@ def test_those_that_others_named_are_among_them() -> None:
 
 
 def test_victims_give_back_what_the_sum_needs() -> None:
-    """The NUMA node would be free without the small pod alone; the node's sum is not."""
+    """Without the small pod alone the NUMA node would have room, but not the node in sum."""
     place = inhabited(pod("small", {"cpu": 2}, "LSR"), pod("large", {"cpu": 6}, "LSR"))
     tenants = [BoundPod("small", "ns", "small", 0, 2), BoundPod("large", "ns", "large", 0, 1)]
     requested = {uid: held.requests for uid, held in place.holdings.items()}

@@ -1,4 +1,4 @@
-"""Victims against the rule written as a search of every set."""
+"""Compares the selected victims with an exhaustive search of all sets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def helps(needed: Sets, chosen: frozenset[str]) -> bool:
 def brute(
     candidates: Sequence[PotentialVictim], allowed: Mapping[str, int], needed: Sets
 ) -> set[str]:
-    """The best of every set."""
+    """The best of all sets."""
     ordered = sorted(candidates, key=importance)
     best: tuple[object, ...] | None = None
     answer: set[str] = set()
@@ -144,7 +144,7 @@ def test_short_search_spares_those_first_whom_a_budget_keeps() -> None:
 
 
 def test_large_one_among_many() -> None:
-    """Of 60 pods alike any three do, and two certain ones, and the first one alone."""
+    """Of 60 equal pods any three make room, or two certain ones, or the first one alone."""
     pods = [pod(f"u{number:02}", 0, number) for number in range(60)]
     asked = 0
 
@@ -159,7 +159,7 @@ def test_large_one_among_many() -> None:
 
 @pytest.mark.parametrize("kept", [0, 1], ids=["a budget keeps all", "a budget keeps none"])
 def test_of_many_pods_only_those_are_paired_that_could_be_better(kept: int) -> None:
-    """kube-scheduler offers hundreds of nodes at once, and waits for seconds."""
+    """kube-scheduler sends hundreds of nodes at once, and waits for seconds."""
     pods = [pod(f"u{number:03}", number % 3, number, "b") for number in range(250)]
     allowed = Counted({"b": kept})
     found = best_set(pods, allowed, lambda chosen: bool({"u001", "u006"} & chosen), trials=400)

@@ -29,7 +29,7 @@ EIGHT = owner(8, 8)
 
 
 class Bench(msgspec.Struct):
-    """All that a bind touches."""
+    """All parts that a bind uses."""
 
     cluster: SchedulerCache
     groups: GroupReservations
@@ -39,7 +39,7 @@ class Bench(msgspec.Struct):
     binder: Binder
 
     def put(self, kind: Kind, name: str, **notes: str) -> PodName:
-        """A pod that is in the API server, and that no filter was asked about."""
+        """A pod that exists on the API server, and that was not filtered."""
         body = kind.pod(name)
         body["metadata"]["annotations"] |= notes
         self.pods.pods["default", name] = body
@@ -164,7 +164,7 @@ def test_a_pod_whose_binding_is_in_doubt_may_be_bound_again(bench: Bench) -> Non
 
 
 def test_what_is_sent_again_does_not_expire_meanwhile(bench: Bench) -> None:
-    """The first Binding's time is over, and the pod was found without a node a moment ago."""
+    """The first Binding has timed out, and the pod had no node a moment ago."""
     bench.pods.instead = lambda *_: False
     with pytest.raises(BindError):
         bench.bind(EIGHT, "p")
@@ -215,7 +215,7 @@ def test_an_answer_that_got_lost_is_a_bound_pod(bench: Bench) -> None:
 
 
 def test_a_pod_is_bound_by_one_call_at_a_time(bench: Bench) -> None:
-    """The first one's Binding is under way when kube-scheduler, out of patience, sends another."""
+    """The first Binding is in progress when kube-scheduler, after its timeout, sends another."""
     arrived, leave = threading.Event(), threading.Event()
 
     def slow(_: socket.socket, __: Request) -> None:
@@ -259,7 +259,8 @@ def test_the_lock_is_free_while_the_api_server_thinks(bench: Bench) -> None:
 
 
 def test_a_pod_that_is_bound_there_already_is_left_as_it_is(bench: Bench) -> None:
-    """kube-scheduler lost patience, and asks again; first the watch has not told of it yet."""
+    """kube-scheduler timed out, and calls again; at first the watch has not reported the pod
+    yet."""
     bench.bind(EIGHT, "p")
     pod, name = bench.pods.pods["default", "p"], PodName("default", "p", "uid-p")
     for _ in range(2):
@@ -294,7 +295,7 @@ def test_a_node_that_can_not_take_the_pod_is_named(bench: Bench) -> None:
 
 
 def test_who_has_ceased_to_lead_sends_no_binding(bench: Bench) -> None:
-    """The look at a pod that no filter was asked about takes its time: another decides by then."""
+    """The read of a pod that was not filtered takes long: another process leads by then."""
     leads, answer = [True], bench.server.answer
 
     def slow(server: Server, connection: socket.socket, request: Request) -> bool:
@@ -346,7 +347,7 @@ def test_a_member_that_is_not_bound_leaves_its_part(bench: Bench) -> None:
 def test_of_32_callers_at_once_no_two_get_the_same(
     bench: Bench, kind: Kind, nodes: list[str], each: int
 ) -> None:
-    """More want a node than it can hold: the others hear so."""
+    """More pods are bound to a node than it has room for: the others get an error."""
     names = [bench.put(kind, f"p{place}") for place in range(40)]
 
     def one(place: int) -> bool:

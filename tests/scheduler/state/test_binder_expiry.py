@@ -25,7 +25,7 @@ WISH = objects.pod_request({"cpu": "1"}, name="a")
 
 @pytest.fixture
 def cluster(clock: Clock) -> SchedulerCache:
-    """Of one node, where a reservation stands."""
+    """A cluster of one node with a reservation."""
     it = SchedulerCache(clock=clock)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     it.reserve("n1", Granted(WISH))
@@ -54,7 +54,7 @@ def says(server: Server, code: int, body: Any) -> None:
     server.answer = answer
 
 
-# What the API server says of a pod whose Binding it took, and whether the reservation stays.
+# The API server's answer about a pod whose Binding it accepted, and whether the reservation stays.
 ANSWERS = {
     "bound": (200, objects.pod("a", "n1"), True),
     "bound elsewhere": (200, objects.pod("a", "n2"), True),
@@ -100,7 +100,7 @@ def test_a_bind_under_way_never_expires(
 def test_what_was_held_for_a_group_is_free_again_though_nobody_asks(
     cluster: SchedulerCache, groups: GroupReservations, expiry: ReservationExpiry, clock: Clock
 ) -> None:
-    """Who was refused for it is tried again only when the node has changed."""
+    """A pod that was rejected for it is retried only when the node has changed."""
     assert groups.reserve(PodGroup("ns", "g", 2), WISH, "n1") is None
     held = cluster.changed_since(0).serial
     clock.now += 61

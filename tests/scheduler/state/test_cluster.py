@@ -22,7 +22,7 @@ LSR = objects.pod_request({"cpu": "2"}, qos="LSR")
 
 @pytest.fixture
 def cluster(clock: Clock) -> SchedulerCache:
-    """Of nodes n1 and n2, each with all its objects and an agent."""
+    """A cluster of nodes n1 and n2, each with all its objects and an agent."""
     it = SchedulerCache(clock=clock)
     for name in ("n1", "n2"):
         it.nodes_changed([objects.of_node(objects.node(name))])
@@ -33,7 +33,7 @@ def cluster(clock: Clock) -> SchedulerCache:
 
 
 def held(cluster: SchedulerCache, name: str = "n1") -> set[str]:
-    """Titles of who holds something, agents aside."""
+    """Titles of the pods with an allocation, without agents."""
     state = cluster.node(name)
     assert state is not None
     titles = {each.title.removeprefix("ns/") for each in state.allocator.holdings.values()}
@@ -322,7 +322,7 @@ def test_where_no_agents_are_wanted_none_is_missed() -> None:
 
 # Changes
 def changes(cluster: SchedulerCache, *acts: Any) -> list[set[str]]:
-    """Which nodes each of the acts changed."""
+    """The nodes that each of the actions changed."""
     told = []
     for act in acts:
         serial = cluster.changed_since(0).serial
@@ -397,7 +397,7 @@ def test_two_threads_never_reserve_the_same_pod(cluster: SchedulerCache) -> None
 
 
 def test_every_node_gives_by_the_rules_of_the_cluster() -> None:
-    """Single NUMA nodes where nobody says otherwise, and scores of their CPU alone."""
+    """The default policy is single-numa-node, and nodes are scored by CPU only."""
     settings = {
         "kind": "CPUOrchestrationPluginArgs",
         "numaTopologyAlignmentPolicy": "SingleNUMANode",

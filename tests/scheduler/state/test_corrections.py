@@ -1,4 +1,5 @@
-"""Pods beside a static kubelet: what the scheduler counts, and what it tells them."""
+"""Pods on a node with a static kubelet: the CPUs that the scheduler counts, and the annotations
+that it corrects."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ Object = dict[str, Any]
 def topology(
     name: str = "n1", given: dict[str, str] | None = None, policy: str = "static"
 ) -> Object:
-    """Two NUMA nodes with CPUs 0-3 and 4-7; 0 is reserved. `given`: by uid, by the kubelet."""
+    """Two NUMA nodes with CPUs 0-3 and 4-7; 0 is reserved. `given`: the CPUs that the kubelet gave,
+    by uid."""
     told = objects.topology(name)
     manager = {"policy": policy, "reservedCPUs": "0"}
     allocs = [
@@ -182,7 +184,7 @@ def test_pod_that_ended_needs_no_correction(
 def test_server_that_does_not_answer_ends_the_step(
     cluster: SchedulerCache, api: Api, corrections: Corrections, server: Server, clock: Clock
 ) -> None:
-    """A step asks nobody again who let the first request wait until its time was over."""
+    """After a request has timed out, a step sends no other one."""
     names = [f"lse-{number}" for number in range(3)]
     for name in names:
         shown(cluster, api.put(name, "2-3"))
@@ -235,7 +237,7 @@ def test_only_a_static_kubelets_word_counts(
 
 
 def free(cluster: SchedulerCache, count: int) -> Granted | Refused:
-    """What the node offers to an LSE pod that the kubelet would serve."""
+    """The node's offer to an LSE pod to which the kubelet would give CPUs."""
     state = cluster.node("n1")
     assert state is not None
     body = objects.pod("new", requests={"cpu": str(count)}, kube_class="Guaranteed")
@@ -272,7 +274,7 @@ def test_both_choices_count_until_the_annotation_is_right(
 
 
 def test_reported_cpus_stay_taken_after_the_reservation_ends(cluster: SchedulerCache) -> None:
-    """The report may come before the watch shows that the pod is bound."""
+    """The report may arrive before the watch reports the pod as bound."""
     offer = free(cluster, 2)
     assert isinstance(offer, Granted)
     assert offer.offer is not None

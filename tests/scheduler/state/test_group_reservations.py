@@ -176,7 +176,7 @@ def test_a_member_goes_nowhere_else(groups: GroupReservations) -> None:
 def test_a_group_that_nobody_asked_about_is_held_when_it_is_bound(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
-    """The filter was another process's, before this one began to lead."""
+    """The previous leader filtered the pod."""
     taken(groups, PAIR, "p0", "b")
     assert held_cpus(cluster, "b") == 16
 
@@ -201,7 +201,7 @@ def test_all_members_say_the_same_size(groups: GroupReservations) -> None:
 def test_a_group_that_the_watch_has_shown_is_known_by_it(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
-    """Of groups that are long bound nothing is kept, and nothing is looked at at every call."""
+    """No state of bound groups is kept, so a call does not check them."""
     groups.reserve(PAIR, pod_request("p0"), "a")
     for name in ("p0", "p1"):
         granted = taken(groups, PAIR, name)
@@ -233,7 +233,7 @@ def first_of_trio(cluster: SchedulerCache) -> clusters.Object:
 def test_members_that_were_bound_before_this_process_began_are_known(
     cluster: SchedulerCache,
 ) -> None:
-    """By what the watches tell of them alone."""
+    """Only by the events of the watches."""
     body = first_of_trio(cluster)
     groups = GroupReservations(cluster)
     assert groups.node(TRIO) == "b"
@@ -246,7 +246,7 @@ def test_members_that_were_bound_before_this_process_began_are_known(
 
 
 def test_all_members_say_the_size_of_those_that_are_bound(cluster: SchedulerCache) -> None:
-    """Whether they were bound a moment ago, or before this process began."""
+    """Whether they were bound a moment ago, or before this process started."""
     body = first_of_trio(cluster)
     groups = GroupReservations(cluster)
     assert groups.node(PAIR) == "b"

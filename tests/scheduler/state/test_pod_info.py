@@ -26,7 +26,7 @@ def cluster() -> SchedulerCache:
 def test_what_the_pod_holds_itself_is_no_room_for_others_of_its_shape(
     cluster: SchedulerCache,
 ) -> None:
-    """The answer is remembered for all of them."""
+    """The result is cached for all of them."""
     pod_request = clusters.pod_request(owner(24, 8), "p")
     state = cluster.node("a")
     assert state is not None

@@ -98,7 +98,8 @@ def test_where_no_answer_comes_at_all_nobody_knows(pods: Pods, server: Server) -
 
 
 def test_a_look_has_limits_of_its_own(pods: Pods, bindings: BindingApi, server: Server) -> None:
-    """A Binding may take long; kube-scheduler waits for it and for the look together."""
+    """A Binding may take long; kube-scheduler waits for it and for the read of its outcome
+    together."""
     with hostile.serving() as silent:
         silent.answer = lambda *_: False
         sending, looking = (Transport(FileAccess(each.url)) for each in (silent, server))

@@ -20,7 +20,7 @@ def test_equal_values_become_one() -> None:
 
 
 def test_values_of_long_ago_take_no_room_from_those_of_today() -> None:
-    """Pods of jobs have labels of their own: in a day or two there were more than are kept."""
+    """Pods of jobs have unique labels: in a day or two they exceed the limit."""
     shared = InternPool[dict[str, int]](8)
     for old in range(100):
         shared.of({"old": old})

@@ -22,7 +22,7 @@ from tests.kube.hostile import Request, Server
 from tests.kube.reading import as_type
 from tests.waiting import eventually
 
-# Nobody waits long between two requests.
+# Short pauses between two requests.
 PACE = WatchPace(wait=lambda stopped, seconds: stopped.wait(0.01), random=random.Random(3).random)
 
 
@@ -168,7 +168,7 @@ def test_a_server_in_trouble_is_no_server_without_the_kind(
 
 @pytest.fixture
 def watching(server: Server) -> Iterator[Watches]:
-    """A cluster of unbound pods; all has been told."""
+    """A cluster of unbound pods; all objects were reported."""
     transport = Transport(FileAccess(server.url))
     it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=PACE, check_seconds=0.01)
     server.put("first")
@@ -213,7 +213,7 @@ def test_what_no_watch_tells_is_listed_anew(watching: Watches, server: Server) -
 def test_no_watch_of_a_server_restored_from_a_backup_is_believed(
     watching: Watches, server: Server
 ) -> None:
-    """What it has now is of lower versions than what was told."""
+    """Its current versions are lower than those that it sent before."""
     server.put("lost")
     eventually("told", lambda: pods(watching) == {"first", "lost"})
     server.remove("lost")

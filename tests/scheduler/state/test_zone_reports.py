@@ -21,7 +21,7 @@ FOREIGN = "its NUMA nodes are reported with other pods than those known here"
 
 @pytest.fixture
 def cluster() -> SchedulerCache:
-    """Of one node with two NUMA nodes of four CPUs, without a word on them yet."""
+    """A cluster of one node with two NUMA nodes of four CPUs, without a report yet."""
     it = SchedulerCache(agents=False)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     return it
@@ -33,7 +33,7 @@ def tell(
     available_milli: int = 4000,
     policy: str = SINGLE,
 ) -> None:
-    """The node says what is left on each NUMA node beside these pods."""
+    """The node reports the free CPUs of each NUMA node with these pods."""
     names = None if pods is None else [("ns", each) for each in pods]
     told = objects.topology("n1", 2, available_milli, policy, names)
     cluster.topologies_changed([objects.of_topology(told)])
@@ -47,7 +47,7 @@ def see(cluster: SchedulerCache, name: str, cpu: str, phase: str = "Running", **
 
 
 def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
-    """True, or why not."""
+    """True, or the reason."""
     if (ineligibility := cluster.eligible("n1", pod_request)) is not None:
         return ineligibility
     state = cluster.node("n1")
@@ -90,7 +90,7 @@ def test_a_promise_is_taken_off_until_the_word_counts_it(cluster: SchedulerCache
         found = state.allocator.offer(pod_request)
         assert isinstance(found, Granted)
         cluster.reserve("n1", found)
-    # Nobody said where the kubelet puts them.
+    # It is unknown where the kubelet places them.
     assert fits(cluster) is not True
     see(cluster, "a", "2", phase="Pending")
     assert fits(cluster) is not True
@@ -139,14 +139,15 @@ def test_a_word_without_a_fingerprint_is_believed(cluster: SchedulerCache) -> No
 def test_what_koordinator_gave_is_taken_off_where_it_is(cluster: SchedulerCache) -> None:
     tell(cluster)
     see(cluster, "a", "2", phase="Pending", cpus="0-1", labels={"koordinator.sh/qosClass": "LSR"})
-    # Node 1 has all four left.
+    # All four CPUs of node 1 are free.
     assert fits(cluster, objects.pod_request({"cpu": "4"}, kube_class=GUARANTEED)) is True
     see(cluster, "b", "2", phase="Pending", cpus="4-5", labels={"koordinator.sh/qosClass": "LSR"})
     assert fits(cluster) is not True
 
 
 def changed(cluster: SchedulerCache, act: Any) -> tuple[bool, bool]:
-    """Whether the node's answers changed by it, and whether also those of who needs us."""
+    """Whether the node's feasibility changed, and whether also for pods that need CPUs or
+    devices."""
     everyone = cluster.changed_since(0).serial
     ours = cluster.placement_changed_since(0).serial
     act()

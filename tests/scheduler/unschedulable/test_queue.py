@@ -1,4 +1,4 @@
-"""Who is tried again, and when."""
+"""Which pods are retried, and when."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent.scheduler.unschedulable.queue import (
 
 
 class Kind:
-    """A question of that shape."""
+    """A check of that equivalence class."""
 
     def __init__(self, shape: str) -> None:
         self.equivalence_class = shape
@@ -33,7 +33,7 @@ class Kind:
 
 
 class Nodes:
-    """`room`: by node the shapes that fit."""
+    """`room`: by node the equivalence classes that fit."""
 
     def __init__(self, *names: str) -> None:
         self.room: dict[str, set[str]] = {name: set() for name in names}
@@ -70,7 +70,7 @@ def nodes() -> Nodes:
 
 @pytest.fixture
 def queue(nodes: Nodes) -> UnschedulableQueue:
-    """With one pod, after the round that looks at every node."""
+    """With one pod, after the call that checks every node."""
     it = UnschedulableQueue()
     it.add(queued("p"))
     assert it.retryable(nodes, 0.0) == []
@@ -96,7 +96,7 @@ def test_change_without_room_is_none(queue: UnschedulableQueue, nodes: Nodes) ->
 def test_node_that_kube_scheduler_did_not_offer_is_no_reason(
     nodes: Nodes, offered: list[str], again: bool
 ) -> None:
-    """It has something against that node itself, and knows when that is over."""
+    """It rejects that node by its own rules, and retries the pod when these accept it."""
     queue = UnschedulableQueue()
     queue.add(queued("p"), ["unrelated", *offered])
     queue.retryable(nodes, 0.0)
@@ -138,7 +138,7 @@ def test_log_that_does_not_reach_back_means_every_node(
 
 
 def test_change_while_a_pod_was_judged(nodes: Nodes) -> None:
-    """The round came between the answer, which did not know of the change, and the word of it."""
+    """The call came between the filter, which did not see the change, and the rejection."""
     it = UnschedulableQueue()
     it.retryable(nodes, 0.0)
     nodes.change("b", "small")
@@ -184,7 +184,7 @@ def test_of_two_that_are_as_important_one_may_have_the_node() -> None:
 def test_who_was_kept_from_a_node_looks_at_it_again(
     queue: UnschedulableQueue, nodes: Nodes, end: str
 ) -> None:
-    """Its room is no news by then."""
+    """Its room is not a new change by then."""
     queue.add(queued("high", shape="large", priority=1))
     queue.nominate("high", "b")
     nodes.change("b", "small")
