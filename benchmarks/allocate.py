@@ -1,13 +1,13 @@
-"""Decisions about CPUs and NUMA nodes, with the kubelet's own code on the same input as base.
+"""Decisions about CPUs and NUMA nodes; the base is the kubelet's code with the same input.
 
 CPUs: machines of 64, 256 and 512 CPUs, several sizes of request and patterns of taken CPUs.
 `take_cpus_N` is the sum over all of them. The base is the packed algorithm of the static CPU
-manager policy. For Koordinator's rule there is no base: microseconds of a decision, the mean and
-the slowest.
+manager policy. Koordinator's rule has no base: its rows are the microseconds of a decision, the
+mean and the slowest.
 
 NUMA: `merge_NxR` merges the hints of R resources under the policy restricted. Each resource has all
-masks of N nodes and prefers those of one node; in `apart` the last prefers those of two, so that
-no choice suits all.
+masks of N nodes and prefers those of one node; in `apart` the last one prefers those of two nodes,
+so that no mask is preferred by all.
 
 A time is the median of single calls, without work that is done once for each machine (the layout,
 the kubelet's topology). Both sides take turns in batches, and must give the same answer.
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
 from common import Row, alone, arguments, compared, report, skipped, timed
-from peers.go_peer import KUBELET, GoPeer, beside
+from peers.go_peer import KUBELET, GoPeer, run_peer
 
 from agent.allocate import accumulator, layout
 from agent.allocate.accumulator import Taken
@@ -44,10 +44,10 @@ from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.cpu.topology import Cpu
 
 SHAPES = {64: (2, 1, 16, 2), 256: (2, 4, 16, 2), 512: (2, 8, 16, 2)}
-"""Sockets, NUMA nodes a socket, cores a node, threads a core; numbered `interleaved`."""
+"""Sockets, NUMA nodes per socket, cores per node, threads per core; numbered `interleaved`."""
 
 TAKEN = {"none": 0.0, "25": 0.25, "50": 0.5, "75": 0.75, "threads": None}
-"""Which part of the CPUs is taken at random; None: one thread of each core."""
+"""The part of the CPUs that is taken at random; None: one thread of each core."""
 
 MERGES = {
     "2x3": (2, (1, 1, 1)),
@@ -57,7 +57,8 @@ MERGES = {
     "8x2_apart": (8, (1, 2)),
     "8x3": (8, (1, 1, 1)),
 }
-"""NUMA nodes, and a resource each: how many nodes its preferred masks have. The slowest last."""
+"""The number of NUMA nodes, and for each resource the number of nodes in its preferred masks. The
+slowest case is last."""
 
 OPTIONS = StaticOptions()
 BASE = "kubelet"
@@ -68,13 +69,13 @@ ANSWER_SECONDS = 120.0
 
 
 class Turns(msgspec.Struct, frozen=True):
-    """How much is measured."""
+    """The extent of the measurement."""
 
     rounds: int
     batch_seconds: float
 
     def fitting(self, nanoseconds: int) -> int:
-        """Calls of a batch if one takes this long; at least one."""
+        """The number of calls in a batch if one takes this long; at least one."""
         return max(1, int(self.batch_seconds * 1e9) // max(1, nanoseconds))
 
 
@@ -83,15 +84,15 @@ QUICK = Turns(rounds=2, batch_seconds=0.004)
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Microseconds of one decision; `base` is None if the other side is missing."""
+    """Microseconds of one decision; `base` is None if the Go program is missing."""
 
     ours: float
     base: float | None
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One decision for both sides: `ours` makes it, `asked` is the request to the other side,
-    `same` compares the two answers."""
+    """One decision for both sides: `ours` is Topolet's, `asked` is the request to the Go program,
+    `same` compares both answers."""
 
     case: str
     ours: Callable[[], Any]
@@ -100,14 +101,14 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Rivals:
-    """Calls both sides in turns. `peer`: the other side, or the reason why it is missing."""
+    """Calls both sides in turns. `peer`: the Go program, or the reason why it is missing."""
 
     def __init__(self, peer: GoPeer | str, turns: Turns) -> None:
         self._peer = peer
         self._turns = turns
 
     def times(self, question: Question) -> Times:
-        """Ends the program where the other side fails or answers otherwise."""
+        """Ends the benchmark if the Go program fails or its answer differs."""
         decided = question.ours()
         mine: list[int] = []
         theirs: list[int] = []
@@ -116,7 +117,7 @@ class Rivals:
         if not isinstance(self._peer, str):
             answer = self._ask(question, 1)
             if not question.same(decided, answer):
-                raise SystemExit(f"{question.case}: ours differs from {answer}: {question.asked}")
+                raise SystemExit(f"{question.case}: the base differs: {answer}: {question.asked}")
             took = answer["ns"][0]
             if took > ONCE_SECONDS * 1e9:
                 theirs.append(took)
@@ -141,7 +142,7 @@ class Rivals:
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A request of `need` CPUs where only those in `free` (a mask) may be taken."""
+    """A request of `need` CPUs of those in `free`, a mask."""
 
     name: str
     need: int
@@ -150,7 +151,7 @@ class Point(msgspec.Struct, frozen=True):
 
 def points(machine: Layout) -> Iterator[Point]:
     """Every size and pattern with enough free CPUs, except requests for all of them, which need no
-    decision. The same points every time."""
+    decision. All runs have the same points."""
     everything = list(CpuSet.from_int(machine.cpus))
     sizes = (2, 8, len(everything) // 4 - 2, len(everything) // 2 - 2)
     lot = random.Random(len(everything))
@@ -189,7 +190,7 @@ def taking(machine: Layout, point: Point) -> Callable[[], int]:
 
 
 def theirs(cpu: Cpu) -> dict[str, int]:
-    """Without cache information a kubelet takes the socket for an L3 cache."""
+    """A kubelet without cache information uses the socket as the L3 cache."""
     return {
         "id": cpu.id,
         "core": cpu.core,
@@ -283,7 +284,7 @@ def main() -> None:
     options = arguments(__doc__)
     turns = QUICK if options.quick else FULL
     with ExitStack() as stack:
-        peer = beside(stack, KUBELET, build=not options.quick)
+        peer = run_peer(stack, KUBELET, build=not options.quick)
         table = rows(peer, turns)
     report(table, options.output)
 

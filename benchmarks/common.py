@@ -16,7 +16,8 @@ Row = dict[str, Any]
 def arguments(
     doc: str | None, add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> argparse.Namespace:
-    """`--output text|json` and `--quick` of a benchmark whose docstring is `doc`, and its own."""
+    """Parses `--output text|json`, `--quick` and the benchmark's own arguments. `doc`: the
+    benchmark's docstring."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--quick", action="store_true", help="end within 30 s")
@@ -26,7 +27,7 @@ def arguments(
 
 
 def interleaved(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
-    """Seconds of every call in every round, the calls taking turns after one round of warm-up."""
+    """The seconds of every call in every round; the calls take turns, after one warm-up round."""
     samples: list[list[float]] = [[] for _ in calls]
     for turn in range(rounds + 1):
         for index, call in enumerate(calls):
@@ -38,7 +39,7 @@ def interleaved(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[fl
 
 
 def timed(call: Callable[[], Any], calls: int) -> list[int]:
-    """Nanoseconds of each call."""
+    """The nanoseconds of each call."""
     took = []
     for _ in range(calls):
         start = time.perf_counter_ns()
@@ -65,7 +66,7 @@ def compared(case: str, ours: float, base: float, base_name: str, unit: str, **m
 
 
 def alone(case: str, value: float, unit: str) -> Row:
-    """A row without a base, as for memory."""
+    """A row without a base, such as memory."""
     return {"case": case, "value": value, "unit": unit}
 
 
@@ -75,7 +76,7 @@ def skipped(case: str, ours: float, unit: str, reason: str) -> Row:
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:
-    """The value below which `percent` of the samples lie."""
+    """The value below which `percent` of the samples are."""
     if len(samples) < 2:
         return samples[0]
     return statistics.quantiles(samples, n=100, method="inclusive")[percent - 1]

@@ -1,13 +1,14 @@
 """The CRI proxy compared with the direct call, socat (two socket hops, nothing else), a grpcio
-proxy, and any proxy in front of `--backend` that `--proxy` names. Start that one after the backend
-listens; the program waits for it.
+proxy, and any proxy in front of `--backend` that `--proxy` names. Start such a proxy after the
+backend listens; the program waits for it.
 
-The backend is a trivial grpcio server, for `create_container` and the rows that end in
-`_containerd` a private containerd; the client speaks raw HTTP/2. A call is its p50 in microseconds,
-`cpu_us` the CPU time of topolet's proxy for each call. The paths take turns in batches, in another
-order every time; a ratio is the median of the turns' ratios, so that other load affects both sides.
-`added_vs_grpcio` compares what each proxy adds to the small call; `rss_mb` is taken after 1,000
-hooked creations; `accept_seconds` is exec to the first accepted connection.
+The backend is a trivial grpcio server; for `create_container` and the rows that end in
+`_containerd` it is a private containerd. The client uses raw HTTP/2. The time of a call is the p50
+in microseconds, `cpu_us` is the CPU time of topolet's proxy for each call. The paths take turns in
+batches, in another order every time; a ratio is the median of the turns' ratios, so that other load
+affects both sides. `added_vs_grpcio` compares the time that each proxy adds to the small call;
+`rss_mb` is measured after 1,000 hooked creations; `accept_seconds` is the time from exec to the
+first accepted connection.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ CONTAINERD_CASES = {
 }
 
 Calls = Callable[[Client], list[float]]
-"""Makes one batch of calls; the seconds of each."""
+"""Makes one batch of calls; returns the seconds of each."""
 
 
 class Measured:
-    """`turns`: microseconds by path, the median of every batch; `ours`: of all our calls.
+    """`turns`: by path, the median microseconds of every batch; `ours`: those of all calls through
+    topolet's proxy.
 
-    A path whose replies differ from the direct ones does not do the work: it is left out, in
-    `unlike`.
+    A path whose replies differ from the direct ones is not measured; `unlike` names it.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Measured:
         carried = {path: _carried_bytes(client, make) for path, client in clients.items()}
         self.unlike = [path for path in clients if carried[path] != carried["direct"]]
         if "ours" in self.unlike:
-            raise SystemExit(f"replies are not the same through ours: bytes by path: {carried}")
+            raise SystemExit(f"topolet's proxy changes replies: bytes by path: {carried}")
         self.turns: dict[str, list[float]] = {
             path: [] for path in clients if path not in self.unlike
         }
@@ -82,9 +83,9 @@ class Measured:
     def rows(self, case: str, suffix: str = "") -> list[Row]:
         """Compared with the direct call, and with every other path."""
         p99 = percentile(self.ours, 99)
-        table = [self._beside(case + suffix, "direct", p99=p99, cpu_us=self.cpu_us)]
+        table = [self._compared(case + suffix, "direct", p99=p99, cpu_us=self.cpu_us)]
         table += [
-            self._beside(f"{case}_{path}{suffix}", path)
+            self._compared(f"{case}_{path}{suffix}", path)
             for path in sorted(self.turns)
             if path not in ("direct", "ours")
         ]
@@ -100,7 +101,7 @@ class Measured:
         pairs = zip(self.turns[path], self.turns["direct"], strict=True)
         return statistics.median(each - direct for each, direct in pairs)
 
-    def _beside(self, row: str, base: str, **more: float) -> Row:
+    def _compared(self, row: str, base: str, **more: float) -> Row:
         pairs = list(zip(self.turns["ours"], self.turns[base], strict=True))
         p50 = [statistics.median(side) for side in zip(*pairs, strict=True)]
         ratio = statistics.median(ours / other for ours, other in pairs)
@@ -108,14 +109,14 @@ class Measured:
 
 
 def _carried_bytes(client: Client, make: Calls) -> int:
-    """Of the messages in the replies to one batch, which warms the path up."""
+    """The bytes of the messages in the replies to one batch, which warms the path up."""
     before = client.received_bytes
     make(client)
     return client.received_bytes - before
 
 
 def create_request() -> bytes:
-    """A CreateContainer request of 4 KB, by hand: this program does not use protobuf."""
+    """A CreateContainer request of 4 KB, encoded by hand: this program does not use protobuf."""
 
     def field(number: int, content: bytes) -> bytes:
         size, length = len(content), bytearray()
@@ -132,7 +133,7 @@ def create_request() -> bytes:
 
 
 def passing(method: str, batch: int, together: int) -> Calls:
-    """Calls without content, without a hook."""
+    """Empty calls of a method without a hook."""
 
     def make(client: Client) -> list[float]:
         client.prepare(SERVICE + method, batch)
@@ -142,7 +143,7 @@ def passing(method: str, batch: int, together: int) -> Calls:
 
 
 def trivial_rows(stage: Stage, part: float, backend: str, given: dict[str, str]) -> list[Row]:
-    """Against a backend that answers at once; `given`: sockets of other proxies in front of it."""
+    """With a backend that answers at once; `given`: sockets of other proxies in front of it."""
     backend = backend or str(stage.folder / "direct")
     stage.backend(backend)
     ours, clients = stage.proxies(backend)
@@ -162,7 +163,7 @@ def trivial_rows(stage: Stage, part: float, backend: str, given: dict[str, str])
 
 
 def containerd_rows(stage: Stage, part: float) -> list[Row]:
-    """Against a real runtime, if it can run."""
+    """With a real runtime, if it can run."""
     try:
         runtime = Runtime()
     except NoRuntimeError as error:
@@ -198,7 +199,7 @@ def rows(part: float, backend: str, given: dict[str, str]) -> list[Row]:
 
 
 def hooked_rss(client: Client, proxy: Process) -> float:
-    """Megabytes of the proxy after 1,000 creations."""
+    """The proxy's megabytes after 1,000 creations."""
     client.prepare(CREATE, CREATES)
     client.calls(CREATE, create_request(), CREATES, 1)
     return proxy.rss_mb()
@@ -213,7 +214,7 @@ def named_socket(text: str) -> tuple[str, str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--backend", default="", metavar="SOCKET", help="where the trivial backend is to listen"
+        "--backend", default="", metavar="SOCKET", help="socket on which the backend listens"
     )
     parser.add_argument(
         "--proxy",
@@ -221,7 +222,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=named_socket,
         metavar="NAME=SOCKET",
-        help="measure this proxy in front of --backend too",
+        help="also measure this proxy in front of --backend",
     )
 
 

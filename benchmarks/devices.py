@@ -1,18 +1,19 @@
 """Choices of devices: the best set of linked GPUs, and all devices of a pod.
 
-`best_gpu_set_N`: of N GPUs, the best set by the objective `bandwidth` for random sizes and sets of
-free GPUs, all for the first time, after the tables of the matrix are made (`_setup`); over three
-matrices: PCIe alone, a mesh of NVLinks, one switch for all. The base is a search of all sets by the
-definition, in Python, over the same matrix and requests. `_again`: the same requests once more.
-`_besteffort`: by that objective, over the mesh; its definition has too many partitions to search.
+`best_gpu_set_N`: the best set among N GPUs by the objective `bandwidth`, for random sizes and sets
+of free GPUs, each for the first time, after the tables of the matrix were built (`_setup`). There
+are three matrices: PCIe only, a mesh of NVLinks, one switch for all. The base is a search of all
+sets by the definition, in Python, with the same matrix and requests. `_again`: the same requests a
+second time. `_besteffort`: by that objective, with the mesh; its definition has too many partitions
+to search.
 
-`allocate_N`: a pod's devices on a node of N GPUs, the mean over pods of whole cards, shares, and
+`allocate_N`: a pod's devices on a node of N GPUs, the mean over pods with whole cards, shares, and
 cards with NICs under the same switches, as when the scheduler reserves them. The base is the code
-of Koordinator's plugin DeviceShare on the same node and pods; both must allocate as many devices.
-`_linked`: ours with known links. `hints_8_nodes`: the hints of a pod for all sets
-of 8 NUMA nodes; `hints_N_linked`: the mean over the same pods for 2 NUMA nodes and N linked GPUs.
+of Koordinator's plugin DeviceShare with the same node and pods; both must allocate the same number
+of devices. `_linked`: Topolet with known links. `hints_8_nodes`: the hints of a pod for all sets of
+8 NUMA nodes; `hints_N_linked`: the mean over the same pods for 2 NUMA nodes and N linked GPUs.
 
-A time is microseconds of a single call: the median of the rounds, and the mean over questions or
+A time is the microseconds of a single call: the median of the rounds, and the mean over requests or
 pods. Both sides take turns in batches.
 """
 
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
 from common import Row, alone, arguments, compared, percentile, report, skipped, timed
-from peers.go_peer import KOORDINATOR, GoPeer, beside
+from peers.go_peer import KOORDINATOR, GoPeer, run_peer
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_hints
 from agent.allocate.devices.gpu_sets import BandwidthTable, BestEffortTable, GpuTable, Matrix
@@ -55,7 +56,7 @@ STRATEGY = Strategy.LEAST_ALLOCATED
 JOINT = "scheduling.koordinator.sh/device-joint-allocate"
 SAME_PCIE = '{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}'
 USED = {1: 50, 2: 100, 5: 100}
-"""By minor of a GPU, the percent that pods hold."""
+"""The percent of a GPU that pods hold, by minor."""
 
 PODS: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     "one card": ({"nvidia.com/gpu": 1}, {}),
@@ -65,7 +66,7 @@ PODS: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     "a share by memory": ({GPU_CORE: 20, GPU_MEMORY: GPU_BYTES // 8}, {}),
     "cards and NICs": ({"nvidia.com/gpu": 2, RDMA: 100}, {JOINT: SAME_PCIE}),
 }
-"""Total requests, and annotations."""
+"""The total requests and the annotations of each pod."""
 
 MATRICES: dict[str, Callable[[int, int], int]] = {
     "PCIe": lambda i, j: 50 if i // 2 == j // 2 else 40 if i // 4 == j // 4 else 20,
@@ -75,7 +76,7 @@ MATRICES: dict[str, Callable[[int, int], int]] = {
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """How much is measured."""
+    """The extent of the measurement."""
 
     questions: int
     rounds: int
@@ -88,7 +89,7 @@ FULL = Amount(questions=60, rounds=5, calls=300, parted=(2, 4, 8))
 QUICK = Amount(questions=20, rounds=3, calls=50, parted=(2, 8))
 
 Question = tuple[int, int]
-"""A mask of free GPUs, and how many are wanted."""
+"""A mask of free GPUs, and the number of requested ones."""
 
 
 def matrix(size: int, value: Callable[[int, int], int]) -> Matrix:
@@ -99,7 +100,7 @@ def matrix(size: int, value: Callable[[int, int], int]) -> Matrix:
 
 
 def questions(size: int, count: int) -> list[Question]:
-    """The same every time, all different, without those that leave no choice."""
+    """Different requests, the same in every run, without those that leave no choice."""
     lot = random.Random(size)
     found: set[Question] = set()
     while len(found) < count:
@@ -109,7 +110,7 @@ def questions(size: int, count: int) -> list[Question]:
 
 
 def by_definition(links: Matrix, free: int, count: int) -> int:
-    """The best set of all by `bandwidth`."""
+    """The best of all sets by `bandwidth`."""
     places = tuple(members(free))
 
     def key(chosen: tuple[int, ...]) -> tuple[int, int, int]:
@@ -131,7 +132,7 @@ def best_sets(size: int, amount: Amount) -> Iterator[Row]:
             found: list[int] = []
             base += micro(lambda: found.append(by_definition(links, *question)))  # noqa: B023
             if found != [table.best(*question)]:
-                raise SystemExit(f"best_gpu_set_{size}: ours differs from {found}: {question}")
+                raise SystemExit(f"best_gpu_set_{size}: the choice is not {found}: {question}")
     case = f"best_gpu_set_{size}"
     row = compared(case, statistics.mean(mine.first), statistics.mean(base), BRUTE, UNIT)
     yield {**row, "p99": percentile(mine.first, 99)}
@@ -149,8 +150,8 @@ def besteffort(size: int, amount: Amount) -> Iterator[Row]:
 
 
 class Queries:
-    """Times of tables that are asked: microseconds of the `first` time that each question is asked
-    and of the second, each the median of the rounds, and of the setup."""
+    """Microseconds of queries to tables: the `first` query of each question and the second
+    (`again`), each the median of the rounds, and the setup of a table."""
 
     def __init__(self) -> None:
         self.first: list[float] = []
@@ -226,8 +227,8 @@ def node(there: list[Device], links: LinkTable | None = None) -> NodeDevices:
     return node_devices(inventory(there, None, links), of_pods)
 
 
-def told(there: list[Device], name: str) -> dict[str, Any]:
-    """One pod's request, for the other side."""
+def peer_request(there: list[Device], name: str) -> dict[str, Any]:
+    """One pod's request to the base."""
     amounts, annotations = PODS[name]
     requests = {resource: str(amount) for resource, amount in amounts.items()}
     container = {"name": "main", "resources": {"requests": requests, "limits": requests}}
@@ -260,10 +261,10 @@ def allocations(size: int, peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
             ours += timed(call, amount.calls)
             if isinstance(peer, GoPeer):
                 answer = peer.ask(
-                    told(there, name), amount.calls, ANSWER_SECONDS, f"{name}: {BASE}"
+                    peer_request(there, name), amount.calls, ANSWER_SECONDS, f"{name}: {BASE}"
                 )
                 if {kind: len(each) for kind, each in answer["allocation"].items()} != chosen:
-                    raise SystemExit(f"allocate_{size}: {name}: ours differs: {answer}")
+                    raise SystemExit(f"allocate_{size}: {name}: the base differs: {answer}")
                 base += answer["ns"]
         mine.append(statistics.median(ours) / 1e3)
         if base:
@@ -331,7 +332,7 @@ def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
 def main() -> None:
     options = arguments(__doc__)
     with ExitStack() as stack:
-        peer = beside(stack, KOORDINATOR, build=not options.quick)
+        peer = run_peer(stack, KOORDINATOR, build=not options.quick)
         table = rows(peer, QUICK if options.quick else FULL)
     report(table, options.output)
 

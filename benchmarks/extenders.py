@@ -1,6 +1,6 @@
-"""Server processes for the benchmark of the scheduler. `python -m benchmarks.extenders API` serves
-the verbs as `topolet scheduler` does, over plain HTTP, with the API server at that port. Without a
-port it serves bare exchanges: it answers every request with the bytes that /told sent."""
+"""Server processes for the benchmark of the scheduler. `python -m benchmarks.extenders PORT API`
+serves the verbs as `topolet scheduler` does, over plain HTTP, with the API server at the port API.
+Without API it serves bare exchanges: it answers every request with the last body of /answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERBS: Final = ("filter", "prioritize", "bind")
 
 
 def ours(api: int, port: int) -> None:
-    """Runs until SIGTERM, as in production except for the address of the API server."""
+    """Runs until SIGTERM, as in production except for the access to the API server."""
     auth.access = lambda *_: FileAccess(f"http://127.0.0.1:{api}")
     process.run(
         SchedulerSettings(
@@ -33,16 +33,16 @@ def ours(api: int, port: int) -> None:
 
 
 def bare(port: int) -> None:
-    """The exchange of the same bytes by the same server, and nothing else."""
-    told = b"{}"
+    """Exchanges the same bytes with the same server, without any decision."""
+    answer = b"{}"
 
-    def learn(body: bytes) -> Reply:
-        nonlocal told
-        told = body
+    def set_answer(body: bytes) -> Reply:
+        nonlocal answer
+        answer = body
         return Reply(200, b"{}")
 
-    routes = {f"/{verb}": Route("POST", lambda _: Reply(200, told)) for verb in VERBS}
-    server = Server(f"127.0.0.1:{port}", {**routes, "/told": Route("POST", learn)}, None)
+    routes = {f"/{verb}": Route("POST", lambda _: Reply(200, answer)) for verb in VERBS}
+    server = Server(f"127.0.0.1:{port}", {**routes, "/answer": Route("POST", set_answer)}, None)
     ended = threading.Event()
     with Ending(ended.set):
         server.start()

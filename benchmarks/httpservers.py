@@ -1,7 +1,7 @@
 """HTTP servers for the scheduler's extender: the exchange of the bytes of a filter request.
 
-Each server is a separate process and answers without a decision; the callers take turns over the
-servers, on one connection that stays open and on four at once. gunicorn is not a dependency: `pip
+Each server is a separate process and answers without a decision. The client calls the servers in
+turns, on one open connection and on four at the same time. gunicorn is not a dependency: `pip
 install gunicorn` for its rows.
 """
 
@@ -39,14 +39,14 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Caller:
-    """One connection, with no more of HTTP than the exchange needs."""
+    """One connection, with only as much of HTTP as the exchange needs."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def exchange(self, request: bytes) -> int:
-        """The answer's size. Raises RuntimeError for an invalid answer."""
+        """Returns the size of the answer. Raises RuntimeError for an invalid answer."""
         self._socket.sendall(request)
         got = b""
         while (end := got.find(b"\r\n\r\n")) < 0:
@@ -101,7 +101,7 @@ def serving(name: str) -> Iterator[Peer]:
 
 
 def samples(peer: Peer, asked: bytes, connections: int, calls: int) -> list[float]:
-    """Milliseconds of every exchange, `calls` of them on each connection at the same time."""
+    """The milliseconds of every exchange. All connections make `calls` exchanges in parallel."""
     took: list[list[float]] = [[] for _ in range(connections)]
 
     def call(mine: list[float]) -> None:

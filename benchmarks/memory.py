@@ -1,9 +1,9 @@
 """Resident memory of the agent on a node of 100 pods, and of the proxy after 1,000 creations.
 
 The agent: 100 real pods of one container each in a private containerd 2, the same pods in a real
-API server and in the answers of a PodResources API; the runtime's event stream, both watches and
-PodResources are open. `--quick` starts one pod and shows it to the agent as 100. The base is a bare
-interpreter.
+API server and in the answers of a PodResources API. The runtime's event stream, both watches and
+PodResources are open. `--quick` starts one pod, which the agent sees as 100 pods. The base is a
+bare interpreter.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def agent_mb(quick: bool) -> float:
 
 @contextmanager
 def shown_as_many(folder: Path, runtime: Runtime, uids: dict[str, str]) -> Iterator[str]:
-    """The socket of a runtime with all these pods."""
+    """The socket of a runtime that lists all these pods."""
     runtime.clear()
     first = min(uids)
     runtime.run(first, uids[first])
@@ -82,12 +82,12 @@ def shown_as_many(folder: Path, runtime: Runtime, uids: dict[str, str]) -> Itera
 
 
 def settled(agent: Agent, cluster: Cluster, asked: Callable[[], int]) -> float:
-    """The agent's memory after it has read and reported everything, and some passes."""
+    """The agent's memory after it has read and reported everything and made some passes."""
     agent.until("reporting", cluster.reported)
-    agent.until("asking the kubelet", lambda: asked() >= 3)
+    agent.until("reading PodResources", lambda: asked() >= 3)
     agent.until("comparing", lambda: agent.metric('topolet_reports_total{result="unchanged"}') >= 5)
     agent.until(
-        "told by the runtime", lambda: agent.metric('topolet_wakes_total{source="runtime"}') > 0
+        "receiving events", lambda: agent.metric('topolet_wakes_total{source="runtime"}') > 0
     )
     if agent.has_mapped("grpc"):
         raise SystemExit("the agent has loaded grpcio")

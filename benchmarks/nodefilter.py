@@ -2,10 +2,10 @@
 
 `filter_bind_single`: a pod with 8 exclusive CPUs, under SingleNUMANode on 2 NUMA nodes of 64 CPUs.
 `filter_share_restricted_8`: a pod that shares CPUs, under Restricted on 8 NUMA nodes of 32 CPUs;
-`_wide`: one that needs five of them. Each node has pods of both kinds already. Ours is the offer of
-a node allocator; the base is the filter of Koordinator's plugin NodeNUMAResource, with its objects
-in memory. The work that is done once for each pod is not timed on either side; `_pod` is ours. Both
-must choose the same NUMA nodes. Go was measured at 2.2 ms and, for the second, 43 ms.
+`_wide`: one that needs five of them. Each node already has pods of both kinds. Topolet's side is
+the offer of a node allocator; the base is the filter of Koordinator's plugin NodeNUMAResource, with
+its objects in memory. Neither time includes the work that is done once for each pod; `_pod` is that
+of Topolet. Both must choose the same NUMA nodes. Go took 2.2 ms and, for the second case, 43 ms.
 
 A time is the median of single calls. Both sides take turns in batches.
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
 from common import Row, alone, arguments, compared, median_ms, report, skipped, timed
-from peers.go_peer import KOORDINATOR, GoPeer, beside
+from peers.go_peer import KOORDINATOR, GoPeer, run_peer
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
@@ -49,7 +49,7 @@ ZONE_BYTES = 128 << 30
 
 class Case(msgspec.Struct, frozen=True):
     """A machine's shape (see `conformance.machines`), the node's policy, the pod's class, CPU and
-    memory, and how many pods of each class were allocated before."""
+    memory, and the number of pods of each class that were allocated before."""
 
     name: str
     shape: tuple[int, int, int, int]
@@ -70,7 +70,7 @@ CASES = (
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """How much is measured; of the base `base_calls` a round."""
+    """The extent of the measurement; the base has `base_calls` in each round."""
 
     rounds: int
     calls: int
@@ -82,7 +82,7 @@ QUICK = Amount(rounds=3, calls=100, base_calls=5)
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One pod and one node: as objects, and as values."""
+    """One pod and one node, as objects and as values."""
 
     asked: dict[str, Any]
     place: NodeAllocator
@@ -163,7 +163,7 @@ def _zone(node: int, cpus: int) -> Zone:
 
 
 def rows(peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
-    """`peer`: the other side, or the reason why it is missing. Ends the program if it differs."""
+    """`peer`: the Go program, or the reason why it is missing. Ends the benchmark if it differs."""
     for case in CASES:
         about = question(case)
         chosen = about.numa_nodes()
@@ -176,7 +176,7 @@ def rows(peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
                     about.asked, amount.base_calls, ANSWER_SECONDS, f"{case.name}: {BASE}"
                 )
                 if answer["numaNodes"] != chosen:
-                    reason = f"ours differs: {chosen}, {answer['numaNodes']}"
+                    reason = f"the base differs: {chosen}, {answer['numaNodes']}"
                     raise SystemExit(f"{case.name}: {reason}")
                 base += answer["ns"]
         if base:
@@ -188,8 +188,8 @@ def rows(peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
 
 
 def table(stack: ExitStack, *, quick: bool) -> list[Row]:
-    """With the other side as base, if it is built or, unless `quick`, can be built."""
-    peer = beside(stack, KOORDINATOR, build=not quick)
+    """All rows. The Go program is the base if it is built or, unless `quick`, can be built."""
+    peer = run_peer(stack, KOORDINATOR, build=not quick)
     return list(rows(peer, QUICK if quick else FULL))
 
 

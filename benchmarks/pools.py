@@ -1,11 +1,11 @@
-"""A node whose pool shrinks and grows, with raw writes of the same bytes to the same files as base.
+"""A node whose pool shrinks and grows; the base is raw writes of the same bytes to the same files.
 
-An owner of one CPU starts or ends next to 250 pods of one or two containers. `pools_250_pods` is
-the decision, the plan and every write, on this kernel's cpusets, in the benchmark's own groups; the
-base is the writes alone: the same bytes to the same files in the same order, opened before the
-clock starts. `pools_250_sandboxes` also writes a sandbox for each pod. `pools_readback` reads the
-values back; its base is one read of each open file. The sides take turns, each in both directions;
-a time is that of one round, a ratio the median of the turns' ratios.
+An owner of one CPU starts or ends on a node with 250 pods of one or two containers.
+`pools_250_pods` is the decision, the plan and every write, in this kernel's cpusets, in cgroups of
+the benchmark. The base is the writes alone: the same bytes to the same files in the same order; the
+files are open before the clock starts. `pools_250_sandboxes` also writes a sandbox for each pod.
+`pools_readback` reads the values back; its base is one read of each open file. The sides take
+turns, each in both directions; a time is that of one pass, a ratio the median of the turns' ratios.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def unusable() -> str | None:
-    """Why cpusets can't be written here."""
+    """The reason why cpusets can't be written here, or None."""
     if os.geteuid():
         return "cpusets can't be written without root"
     try:
@@ -66,14 +66,15 @@ def unusable() -> str | None:
     except CgroupError as error:
         return str(error)
     if hierarchy.version == 2:
-        handed_down = Path(hierarchy.path, "cgroup.subtree_control").read_text().split()
-        if "cpuset" not in handed_down:
-            return "the root's cgroup.subtree_control does not hand cpuset down"
+        enabled = Path(hierarchy.path, "cgroup.subtree_control").read_text().split()
+        if "cpuset" not in enabled:
+            return "the root's cgroup.subtree_control does not have cpuset"
     return None
 
 
 def row(case: str, ours: list[float], base: list[float], base_name: str) -> common.Row:
-    """Milliseconds; the ratio is that of the turns, so that a slow while slows both sides."""
+    """Milliseconds. The ratio is the median over the turns, in which other load affects both
+    sides."""
     middle = statistics.median
     new = common.compared(
         case,
@@ -88,11 +89,11 @@ def row(case: str, ours: list[float], base: list[float], base_name: str) -> comm
 
 
 Samples = tuple[list[float], list[float]]
-"""Seconds of ours and of the base, turn by turn."""
+"""The seconds of Topolet and of the base in each turn."""
 
 
 def measured(turns: int, *, sandboxes: bool) -> tuple[Samples, Samples]:
-    """Of writing, and of reading back."""
+    """The samples of writing, and of reading back."""
     written: Samples = [], []
     read: Samples = [], []
     with ExitStack() as stack:
@@ -103,16 +104,16 @@ def measured(turns: int, *, sandboxes: bool) -> tuple[Samples, Samples]:
         recorded = []
         for moment in (OWNED, FREE):  # the first fills the journal
             recorder.writes = []
-            Node(recorder, journal, pods).round(moment)
+            Node(recorder, journal, pods).run_pass(moment)
             recorded.append(recorder.writes)
         node = Node(Hierarchy(), journal, pods)
-        node.round(FREE)
+        node.run_pass(FREE)
         files = {path: stack.enter_context(open(path, "r+b", 0)) for path, _ in recorded[0]}
         comes, goes = ([(files[path].fileno(), text) for path, text in each] for each in recorded)
         for _ in range(turns):
-            came = node.round(OWNED)
+            came = node.run_pass(OWNED)
             base = raw_writes(goes), raw_writes(comes)
-            went = node.round(FREE)
+            went = node.run_pass(FREE)
             reads = raw_reads(comes), raw_reads(goes)
             for samples, mine, floor in ((written, 0, base), (read, 1, reads)):
                 samples[0].append((came[mine] + went[mine]) / 2)
@@ -121,7 +122,7 @@ def measured(turns: int, *, sandboxes: bool) -> tuple[Samples, Samples]:
 
 
 class Recorder(Hierarchy):
-    """Remembers path and bytes of each write."""
+    """Records path and bytes of each write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +134,7 @@ class Recorder(Hierarchy):
 
 
 class Node:
-    """The pods, and an owner of the last CPU that comes and goes."""
+    """The pods, and an owner of the last CPU, which starts and ends."""
 
     def __init__(self, hierarchy: Hierarchy, journal: Journal, pods: tuple[Pod, ...]) -> None:
         self._hierarchy = hierarchy
@@ -143,8 +144,8 @@ class Node:
         status = {RESOURCE_STATUS: f'{{"cpuset": "{cpuset}"}}'}
         self._moments = (pods, (*pods, pod("owner", "LSE", "guaranteed", status)))
 
-    def round(self, moment: int) -> tuple[float, float]:
-        """Seconds from the event to the last write, and of reading back."""
+    def run_pass(self, moment: int) -> tuple[float, float]:
+        """Returns the seconds from the event to the last write, and those of reading back."""
         pods = self._moments[moment]
         start = time.perf_counter()
         decision = pools.decide(self._topology, pods, KubeletCpus(), {}, {})
@@ -154,14 +155,14 @@ class Node:
         pass_.read_back()
         end = time.perf_counter()
         if not pass_.outcome().ok:
-            raise RuntimeError(f"not every group is right: {pass_.outcome()}")
+            raise RuntimeError(f"a group has a wrong value: {pass_.outcome()}")
         return written - start, end - written
 
 
 def pod(
     name: str, qos: str, kube_class: KubeClass, annotations: dict[str, str], groups: str = ""
 ) -> Pod:
-    """With containers and sandboxes in these groups: space-separated paths."""
+    """A pod with containers and sandboxes in these groups: space-separated paths."""
     made = [Container(each, each, ContainerState.RUNNING, each) for each in groups.split()]
     return Pod(
         uid=name,
@@ -178,7 +179,8 @@ def pod(
 
 @contextmanager
 def groups(hierarchy: Hierarchy, sandboxes: bool) -> Iterator[tuple[Pod, ...]]:
-    """Two LS pods to a BE pod, each with a group and its containers' in it; every CPU is theirs."""
+    """Two LS pods for each BE pod. Each has a group, with those of its containers in it, and all
+    CPUs."""
     top = f"/topolet-benchmark-{os.getpid()}"
     made: list[str] = []
 
@@ -212,7 +214,7 @@ def groups(hierarchy: Hierarchy, sandboxes: bool) -> Iterator[tuple[Pod, ...]]:
 
 
 def raw_writes(writes: list[tuple[int, bytes]]) -> float:
-    """Seconds for all of them."""
+    """The seconds of all writes."""
     start = time.perf_counter()
     for file, text in writes:
         os.write(file, text)
@@ -220,7 +222,7 @@ def raw_writes(writes: list[tuple[int, bytes]]) -> float:
 
 
 def raw_reads(writes: list[tuple[int, bytes]]) -> float:
-    """Seconds for one read of every file."""
+    """The seconds of one read of every file."""
     start = time.perf_counter()
     for file, _ in writes:
         os.pread(file, 4_096, 0)

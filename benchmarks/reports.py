@@ -1,9 +1,9 @@
-"""What the agent writes to the API server, as the server counts it (its audit log).
+"""The agent's writes to the API server, counted by the server's audit log.
 
-Idle: a node with a few real pods, on which nothing happens but the kubelet's heartbeats, while the
-agent compares its report with what is stored twice a second (300 s is its habit). Burst: 100 pods
-with and without CPUs of their own come at once; counted until the report is right and was compared
-once more. One real etcd and kube-apiserver serve both.
+Idle: a node with a few real pods, without any change but the kubelet's heartbeats. The agent
+compares its report with the stored objects twice a second (every 300 s by default). Burst: 100
+pods, half of which own CPUs, are created at once; the count ends when the report is correct and was
+compared once more. One real etcd and kube-apiserver serve both.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ POOLS = "node.koordinator.sh/cpu-shared-pools"
 
 
 def compared_again(agent: Agent, times: int) -> None:
-    """Waits until the agent has held its report against the server's so often, and found no
-    difference."""
+    """Waits until the agent has compared its report with the server's this number of times, and
+    found no difference."""
     series = 'topolet_reports_total{result="unchanged"}'
     before = agent.metric(series)
     agent.until("comparing", lambda: agent.metric(series) >= before + times)
@@ -65,7 +65,7 @@ def idle(folder: Path, cluster: Cluster, runtime: Runtime, seconds: float) -> Ro
 
 
 def burst(folder: Path, cluster: Cluster, runtime: Runtime) -> Row:
-    runtime.clear()  # the machine that the agent sees from here on has other CPUs than this one
+    runtime.clear()  # the agent below sees a machine with other CPUs than this one
     root = trees.write(str(folder / "machine"), trees.machine(2, 1, 1, 16, 2))
     (Path(root) / "proc").mkdir(exist_ok=True)
     flags = [f"--root={root}", f"--recheck-seconds={RECHECK_SECONDS}"]
@@ -84,13 +84,13 @@ def burst(folder: Path, cluster: Cluster, runtime: Runtime) -> Row:
                     "annotations": {RESOURCE_STATUS: json.dumps({"cpuset": str(own)})},
                 }
             cluster.api.pod("default", f"burst-{number}", NODE, **metadata)
-        agent.until("right", lambda: shared(cluster) == CPUS - owned)
+        agent.until("reporting the new pools", lambda: shared(cluster) == CPUS - owned)
         compared_again(agent, 1)
         return alone(BURST, len(cluster.writes()) - before, "writes")
 
 
 def shared(cluster: Cluster) -> CpuSet:
-    """The CPUs of the shared pools, as reported."""
+    """The CPUs of the reported shared pools."""
     notes = (cluster.reported() or {}).get("metadata", {}).get("annotations", {})
     return union(CpuSet.parse(each["cpuset"]) for each in json.loads(notes.get(POOLS, "[]")))
 

@@ -1,13 +1,13 @@
 """The scheduler's extender compared with the bare HTTP exchange of the same bytes; pods a second.
 
-The server runs as in production, in its own process, and follows an API server of a made-up cluster
-in another; the caller is a third, over kept connections. Every call is of another pod; a pod is
-bound between any two calls, so that some nodes changed since the last call for a shape.
-`cold`: the first call of each shape, in addition to the warm ones. The steps of a case are the
-times of decoding, deciding and encoding, and the rest for HTTP. `passed_through`: the time of a
-verb for a pod that needs nothing of Topolet, beyond the bare exchange. `growth_N`: all nodes of
-clusters of other sizes.
-The cases of single nodes are those of nodefilter.py and zonefilter.py.
+The server runs as in production, in its own process, and watches the API server of a simulated
+cluster in a second process; this process calls it over open connections. Every call is for another
+pod. A pod is bound between any two calls, so that some nodes changed since the last call for a
+shape. `cold`: the first call of each shape, in addition to the warm ones. The steps of a case are
+the times of decoding, deciding and encoding, and the rest for HTTP. `passed_through`: the time of a
+verb for a pod that needs nothing of Topolet, in addition to the bare exchange. `growth_N`: all
+nodes of clusters of other sizes. The cases of single nodes are those of nodefilter.py and
+zonefilter.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ START_SECONDS: Final = 240.0
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """How much is measured. `grown`: sizes of clusters, each asked about all of its nodes."""
+    """The extent of the measurement. `grown`: sizes of clusters, with requests about all nodes."""
 
     nodes: int = 5000
     pods: int = 100_000
@@ -58,14 +58,14 @@ QUICK: Final = Amount(pods=5000, kinds=5, rounds=24, burst=80, grown=())
 
 
 class Connection:
-    """One kept connection; a request costs the caller little."""
+    """One open connection, at little cost for the caller."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def post(self, path: str, body: bytes) -> bytes:
-        """The body of the answer; raises RuntimeError for another status than 200."""
+        """Returns the body of the answer. Raises RuntimeError for another status than 200."""
         self._socket.sendall(
             b"POST /%s HTTP/1.1\r\nHost: x\r\nUser-Agent: Go-http-client/1.1\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -120,7 +120,7 @@ class Extender:
         raise RuntimeError("the extender does not listen")
 
     def page(self, path: str) -> str | None:
-        """None where it is not served now."""
+        """Returns None if the page is not served now."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
                 return str(answer.read().decode())
@@ -141,7 +141,7 @@ class Extender:
         raise RuntimeError(f"no metric {name}")
 
     def seconds(self, verb: str) -> float:
-        """That it spent on all calls of the verb so far, from body to answer."""
+        """Returns the time that it has spent on all calls of the verb, from body to answer."""
         return self.metric(f'topolet_scheduler_verb_seconds_sum{{verb="{verb}"}}')
 
     def rss_mb(self) -> float:
@@ -179,8 +179,8 @@ def ended(process: subprocess.Popen[str]) -> None:
 
 
 class Took(msgspec.Struct, frozen=True):
-    """Milliseconds of filter and prioritize of one pod: ours, and the bare exchanges' of the same
-    bytes; `read` and `written`: to decode and encode them."""
+    """The milliseconds of filter and prioritize of one pod: Topolet's, and those of bare exchanges
+    of the same bytes. `read` and `written`: decoding and encoding of these bytes."""
 
     ours: float
     base: float
@@ -189,7 +189,7 @@ class Took(msgspec.Struct, frozen=True):
 
 
 class Caller:
-    """kube-scheduler's part, for pods of the first `kinds` shapes in turn."""
+    """The part of kube-scheduler, for pods of the first `kinds` shapes in turn."""
 
     def __init__(self, ours: Extender, bare: Extender, nodes: int, kinds: int) -> None:
         self.ours = ours
@@ -206,7 +206,8 @@ class Caller:
     def next(
         self, candidates: int, kind: int | None = None, names: Sequence[str] = ()
     ) -> tuple[str, bytes]:
-        """A new pod's name and the body of its questions, about these `names` or some others."""
+        """Returns a new pod's name and the body of its requests, with these node `names` or random
+        ones."""
         if kind is None:
             kind = self._count % self._shapes * self._step
         self._count += 1
@@ -223,7 +224,7 @@ class Caller:
         self.lost += bool(answer["Error"])
 
     def decide(self, connection: Connection, body: bytes) -> str | None:
-        """Filter and prioritize; the node that kube-scheduler takes then."""
+        """Calls filter and prioritize; returns the node that kube-scheduler would choose."""
         answer = msgspec.json.decode(connection.post("filter", body), type=_Filtered)
         priorities = msgspec.json.decode(connection.post("prioritize", body), type=list[_Priority])
         if priorities:
@@ -231,13 +232,13 @@ class Caller:
         return answer.names[0] if answer.names else None
 
     def measured(self, candidates: int, kind: int | None = None) -> Took:
-        """One pod through both verbs; then it is bound."""
+        """Calls both verbs for one pod, then binds it."""
         name, body = self.next(candidates, kind)
         ours: list[float] = []
         base: list[float] = []
         answers = []
         for verb in VERBS:
-            took, answer = self._asked(self.ours, verb, body)
+            took, answer = self._posted(self.ours, verb, body)
             bare = self._bare_exchange(verb, body, answer)
             ours.append(took)
             base.append(bare)
@@ -247,28 +248,28 @@ class Caller:
         return Took(sum(ours), sum(base), read, written)
 
     def beyond(self, candidates: int, kind: int) -> tuple[float, float]:
-        """What each verb about one pod of that shape takes beyond its bare exchange, ms. Another
-        pod of the shape was asked about before; that the API server tells of the bind between is
-        heard by then."""
+        """Returns the milliseconds that each verb takes beyond its bare exchange, for one pod of
+        that shape. Another pod of the shape came before; the watch has received its bind by
+        then."""
         _, body = self.next(candidates, kind)
-        answers = [self._asked(self.ours, verb, body)[1] for verb in VERBS]
+        answers = [self._posted(self.ours, verb, body)[1] for verb in VERBS]
         name, body = self.next(candidates, kind, json.loads(body)["NodeNames"])
         bare = [
             self._bare_exchange(verb, body, answer)
             for verb, answer in zip(VERBS, answers, strict=True)
         ]
-        ours = [self._asked(self.ours, verb, body)[0] for verb in VERBS]
+        ours = [self._posted(self.ours, verb, body)[0] for verb in VERBS]
         self._bind_first(name, answers[0])
         return ours[0] - bare[0], ours[1] - bare[1]
 
     @staticmethod
-    def _asked(whom: Extender, verb: str, body: bytes) -> tuple[float, bytes]:
+    def _posted(whom: Extender, verb: str, body: bytes) -> tuple[float, bytes]:
         took, answer = _timed(lambda: whom.connection.post(verb, body))
         return took, answer
 
     def _bare_exchange(self, verb: str, body: bytes, answer: bytes) -> float:
-        self._bare.connection.post("told", answer)
-        return self._asked(self._bare, verb, body)[0]
+        self._bare.connection.post("answer", answer)
+        return self._posted(self._bare, verb, body)[0]
 
     def _bind_first(self, name: str, filtered: bytes) -> None:
         nodes = json.loads(filtered)["NodeNames"]
@@ -301,7 +302,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
 def verbs(
     case: str, caller: Caller, candidates: int, rounds: int, cold: Sequence[Took]
 ) -> list[Row]:
-    """Warm calls as a row with the cold ones' median beside, and a row for each step."""
+    """A row of warm calls, with the median of the cold ones, and a row for each step."""
     before = _spent(caller.ours)
     took = [caller.measured(candidates) for _ in range(rounds)]
     inside = (_spent(caller.ours) - before) / rounds
@@ -332,7 +333,7 @@ def _spent(ours: Extender) -> float:
 
 
 def passed_through(caller: Caller, candidates: int, rounds: int) -> Row:
-    """What a pod that needs nothing of us costs a verb, beyond the bare exchange."""
+    """The time of a verb beyond the bare exchange, for a pod that needs nothing of Topolet."""
     nothing = len(fleet.kinds())
     caller.measured(caller.nodes, nothing)
     took = [caller.beyond(candidates, nothing) for _ in range(rounds)]
@@ -344,7 +345,7 @@ def passed_through(caller: Caller, candidates: int, rounds: int) -> Row:
 def pods_per_second(
     stack: ExitStack, caller: Caller, candidates: int, pods: int, callers: int = 8
 ) -> float:
-    """As kube-scheduler does it: one pod after the other is decided, and bound aside."""
+    """Like kube-scheduler: decides one pod after the other, and binds each on another thread."""
     connections = [Connection(caller.ours.port) for _ in range(callers)]
     for each in connections:
         stack.callback(each.close)
@@ -370,7 +371,7 @@ def pods_per_second(
 
 
 def cluster(stack: ExitStack, nodes: int, pods: int) -> Extender:
-    """Ours over an API server with so much in it; returns when it may be asked."""
+    """Starts Topolet's extender with an API server of that size; returns when it is ready."""
     api = started(stack, "benchmarks.stubapi", str(nodes), str(pods))
     assert api.stdout is not None
     ours = Extender(stack, api.stdout.readline().strip())
@@ -379,7 +380,7 @@ def cluster(stack: ExitStack, nodes: int, pods: int) -> Extender:
 
 
 def growth(stack: ExitStack, bare: Extender, nodes: int, amount: Amount) -> list[Row]:
-    """A cluster of another size, asked about all of its nodes."""
+    """The rows of a cluster of another size, with requests about all of its nodes."""
     with ExitStack() as own:
         caller = Caller(cluster(own, nodes, 4 * nodes), bare, nodes, 10)
         cold = [caller.measured(nodes) for _ in range(10)]

@@ -1,7 +1,7 @@
-"""An API server of a made-up cluster that answers at once: lists, watches, Bindings.
+"""The API server of a simulated cluster, which answers at once: lists, watches, Bindings.
 
-A process of its own: `python -m benchmarks.stubapi NODES PODS` prints its port and serves until its
-stdin ends.
+It is a separate process: `python -m benchmarks.stubapi NODES PODS` prints its port and serves until
+its stdin ends.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def node_name(number: int) -> str:
 
 
 def pod_name(kind: int, number: int) -> str:
-    """Of a pod that is still to be bound: the server knows what it is from its name."""
+    """The name of a pod to be bound, which contains its kind."""
     return f"new-{kind}-{number}"
 
 
 class Cluster:
-    """`pods` that run already are small ones, spread evenly."""
+    """`pods`: the number of running pods, which are small and spread evenly."""
 
     def __init__(self, nodes: int, pods: int) -> None:
         self._nodes = nodes
@@ -64,7 +64,7 @@ class Cluster:
                 yield self._small[number % 2].pod(f"run-{number}", node=node)
 
     def bind(self, name: str, binding: dict[str, Any]) -> dict[str, Any]:
-        """The pod with its node."""
+        """Returns the pod with its node."""
         kind = int(name.split("-")[1])
         made = fleet.NOTHING if kind == len(self._kinds) else self._kinds[kind]
         pod = made.pod(name, uid=binding["metadata"]["uid"], node=binding["target"]["name"])
@@ -77,7 +77,7 @@ class Cluster:
 
 
 class Server:
-    """Threads over sockets: its cost has to be small compared with the measured times."""
+    """Threads on sockets: its cost must be small compared with the measured times."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -104,12 +104,12 @@ class Server:
         if method == "POST" and path.endswith("/binding"):
             pod = self._cluster.bind(path.split("/")[-2], json.loads(body))
             _reply(connection, b'{"kind":"Status","status":"Success"}', 201)
-            self._tell("MODIFIED", pod)
+            self._send_event("MODIFIED", pod)
         elif method == "DELETE":
             gone = self._cluster.delete(path.split("/")[-1])
             _reply(connection, b"{}", 200 if gone else 404)
             if gone:
-                self._tell("DELETED", gone)
+                self._send_event("DELETED", gone)
         elif path in (NODE, POD, TOPOLOGY, DEVICE, BUDGET):
             if "watch=true" in query:
                 self._watch(connection, path, "sendInitialEvents" in query)
@@ -124,8 +124,8 @@ class Server:
             _reply(connection, b'{"kind":"Status","code":404}', 404)
 
     def _list(self, connection: socket.socket, path: str, query: str) -> None:
-        """Nobody whose watches are served asks for a whole list: of one item or none the version
-        matters, and of the pods that wait for a node there is none."""
+        """Clients with working watches request no whole list. Of a list of at most one item they
+        read only the version, and there are no unscheduled pods."""
         if "limit=1" not in query.split("&") and "fieldSelector=" not in query:
             _reply(connection, b'{"kind":"Status","code":404}', 404)
             return
@@ -153,7 +153,7 @@ class Server:
             with self._lock:
                 self._watching.append(connection)
 
-    def _tell(self, kind: str, pod: dict[str, Any]) -> None:
+    def _send_event(self, kind: str, pod: dict[str, Any]) -> None:
         with self._lock:
             self._version += 1
             line = _event(kind, _versioned(pod, self._version))

@@ -1,7 +1,7 @@
-"""A discovery of the CPU topology in a running interpreter, compared with tools on the same tree.
+"""Discovery of the CPU topology in a running interpreter, compared with tools on the same tree.
 
-The trees are machines of 128, 256 and 512 CPUs built for the purpose, and the largest snapshots of
-real ones in tests/data/sysfs.
+The trees are generated machines of 128, 256 and 512 CPUs, and the largest snapshots of real
+machines in tests/data/sysfs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks import common
 from tests.fixtures import trees
 
 SHAPES = {"": (2, 2, 2, 8, 2), "_256": (2, 4, 2, 8, 2), "_512": (2, 4, 4, 8, 2)}
-"""128 CPUs is the case without a suffix."""
+"""The case without a suffix has 128 CPUs."""
 
 SYSFS = Path(__file__).resolve().parents[1] / "tests" / "data" / "sysfs"
 SNAPSHOTS = ("128arm-2pa2n8cluster4co", "256ia64-64n2s2c")
@@ -42,9 +42,9 @@ def main() -> None:
 
 
 def roots(folder: str, quick: bool) -> Iterator[tuple[str, str]]:
-    """Suffix of the case and root of the tree, for every tree.
+    """The suffix of the case and the root of each tree.
 
-    `quick` leaves out those that take seconds to write.
+    `quick` omits trees that take seconds to write.
     """
     for suffix, shape in SHAPES.items():
         if not quick or suffix != "_512":
@@ -86,9 +86,9 @@ def compare(suffix: str, root: str, rounds: int) -> Iterator[common.Row]:
 
 
 def unusable(command: list[str]) -> str | None:
-    """Why the tool can't read the tree, None if it can."""
+    """The reason why the tool can't read the tree, or None."""
     if shutil.which(command[0]) is None:
-        return f"no {command[0]} here"
+        return f"{command[0]} is not installed"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return None

@@ -1,10 +1,10 @@
-"""The filter of a plain pod by the zones of one node, nothing cached.
+"""The filter of a plain pod by the zones of one node, without caches.
 
 `filter_zones` is the mean over nodes of 2 and 8 NUMA nodes, both scopes, and pods that fit, that do
-not, and that have sidecars. Ours begins with the pod and the NodeResourceTopology as values, and so
-does the base: the filter of kube-scheduler's plugin NodeResourceTopologyMatch, with its objects in
-memory. Both must give the same answer. Beside it `_pod`, where the pod is read once for many
-nodes; and `_node`, what is made once whenever a NodeResourceTopology changes.
+not, and that have sidecars. Topolet's side begins with the pod and the NodeResourceTopology as
+values. So does the base, the filter of kube-scheduler's plugin NodeResourceTopologyMatch, with its
+objects in memory. Both must give the same answer. `_pod`: the same if the pod is read once for many
+nodes. `_node`: the work that each change of a NodeResourceTopology causes.
 
 A time is the median of single calls. Both sides take turns in batches.
 """
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
 from common import Row, alone, arguments, compared, median_ms, report, skipped, timed
-from peers.go_peer import SCHEDULER_PLUGINS, GoPeer, beside
+from peers.go_peer import SCHEDULER_PLUGINS, GoPeer, run_peer
 
 from agent.allocate.nrt.filter import Misfit
 from agent.allocate.nrt.filter import filter as by_zones
@@ -49,12 +49,12 @@ PODS: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     "several": ([{"cpu": "2", "memory": "4Gi"}, {"cpu": "1", "memory": "2Gi"}], []),
     "sidecar": ([{"cpu": "2", "memory": "4Gi", GPU: "1"}], [{"cpu": "1", "memory": "1Gi"}]),
 }
-"""Requests, which are the limits too, of containers and of sidecars. With its sidecar none is
-larger than what NUMA nodes have, where the two sides would differ."""
+"""The requests, which are also the limits, of containers and of sidecars. No container with its
+sidecar is larger than a NUMA node, since the two sides differ there."""
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """How much is measured."""
+    """The extent of the measurement."""
 
     rounds: int
     calls: int
@@ -65,7 +65,7 @@ QUICK = Amount(rounds=3, calls=100)
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One pod and one node: as objects, and as values."""
+    """One pod and one node, as objects and as values."""
 
     asked: dict[str, Any]
     topology: NodeTopology
@@ -142,7 +142,7 @@ def pod_object(containers: list[dict[str, str]], sidecars: list[dict[str, str]])
 
 
 def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
-    """`peer`: the other side, or the reason why it is missing. Ends the program if it differs."""
+    """`peer`: the Go program, or the reason why it is missing. Ends the benchmark if it differs."""
     mine: list[float] = []
     theirs: list[float] = []
     known: list[float] = []
@@ -157,7 +157,7 @@ def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
             if isinstance(peer, GoPeer):
                 answer = peer.ask(question.asked, amount.calls, ANSWER_SECONDS, f"{CASE}: {BASE}")
                 if answer["reason"] != reason:
-                    raise SystemExit(f"{CASE}: ours differs: {reason!r}, {answer['reason']!r}")
+                    raise SystemExit(f"{CASE}: the base differs: {reason!r}, {answer['reason']!r}")
                 base += answer["ns"]
         mine.append(median_ms(ours))
         if base:
@@ -186,8 +186,8 @@ def _made(question: Question) -> Callable[[], object]:
 
 
 def table(stack: ExitStack, *, quick: bool) -> list[Row]:
-    """With the other side as base, if it is built or, unless `quick`, can be built."""
-    peer = beside(stack, SCHEDULER_PLUGINS, build=not quick)
+    """All rows. The Go program is the base if it is built or, unless `quick`, can be built."""
+    peer = run_peer(stack, SCHEDULER_PLUGINS, build=not quick)
     return rows(peer, QUICK if quick else FULL)
 
 

@@ -1,4 +1,4 @@
-"""Our agent as a process of a benchmark, in cluster mode."""
+"""Topolet's agent as a process of a benchmark, in cluster mode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class Agent:
-    """`log` is what it says on standard error."""
+    """`log` has its standard error."""
 
     def __init__(self, process: subprocess.Popen[bytes], http: str, log: Path) -> None:
         self.pid = process.pid
@@ -34,11 +34,11 @@ class Agent:
         return rss_mb(self.pid)
 
     def has_mapped(self, part: str) -> bool:
-        """Whether a library (or any file) with that in its path is in its memory."""
+        """Whether it has mapped a library (or any file) with that text in its path."""
         return part in Path(f"/proc/{self.pid}/maps").read_text()
 
     def metric(self, series: str) -> float:
-        """Of one series with its labels; 0 while there is none."""
+        """The value of one series with its labels; 0 while it does not exist."""
         for line in self._get("/metrics").splitlines():
             name, _, value = line.rpartition(" ")
             if name == series:
@@ -49,7 +49,7 @@ class Agent:
         return bool(self._get("/readyz"))
 
     def until(self, what: str, true: Callable[[], object]) -> None:
-        """Waits for it; ends the program when it does not come."""
+        """Waits until the condition is true; ends the benchmark after PATIENCE_SECONDS."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not true():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -58,7 +58,7 @@ class Agent:
             time.sleep(0.05)
 
     def _get(self, page: str) -> str:
-        """Empty where it does not answer, or not with 200."""
+        """Returns "" if the agent does not answer with 200."""
         with (
             suppress(OSError),
             urllib.request.urlopen(f"http://{self._http}{page}", timeout=5) as reply,
@@ -69,7 +69,7 @@ class Agent:
 
 @contextmanager
 def running(folder: Path, cluster: Cluster, runtime_socket: str, *flags: str) -> Iterator[Agent]:
-    """A ready one, with its files in `folder`."""
+    """A ready agent, with its files in `folder`."""
     compiled()
     folder.mkdir()
     log = folder / "agent.log"

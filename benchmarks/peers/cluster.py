@@ -1,4 +1,4 @@
-"""A real API server for benchmarks, with our manifests applied, one node, and an agent's account.
+"""A real API server for benchmarks, with Topolet's manifests, one node, and an agent's account.
 
 etcd and kube-apiserver are those of the tests (built once from their modules, or taken from the
 folder KUBEBUILDER_ASSETS).
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from tests.integration.apiserver.server import ApiServer
 
 NODE = "node-19"
-"""By its name it is among the first of a fleet to connect."""
+"""An agent on a node of this name is among the first of a fleet to connect."""
 TOPOLOGY = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{NODE}"
 WRITING = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
 
 class NoClusterError(Exception):
-    """Why none can run here."""
+    """The reason why no API server can run here."""
 
 
 class Cluster:
-    """`api` is the administrator's hand; it is the server itself that counts."""
+    """`api` has the administrator's account; writes are counted from the server's audit log."""
 
     def __init__(
         self, api: ApiServer, audit: Path, flags: list[str], environment: dict[str, str]
     ) -> None:
-        """`flags`, `environment`: an agent's."""
+        """`flags`, `environment`: for an agent."""
         self.api = api
         self.flags = flags
         self.environment = environment
         self._audit = audit
 
     def writes(self) -> list[str]:
-        """All that the agent asked the server to change so far, whatever came of it."""
+        """All write requests of the agent so far, also those that failed."""
         if not self._audit.exists():
             return []
         events = [json.loads(line) for line in self._audit.read_text().splitlines()]
@@ -55,13 +55,13 @@ class Cluster:
         ]
 
     def beat(self) -> None:
-        """What a kubelet does to its Node all the time."""
+        """Updates the Node's status as a kubelet does regularly."""
         now = {"type": "Ready", "status": "True", "reason": f"beat-{os.urandom(4).hex()}"}
         path = f"/api/v1/nodes/{NODE}/status"
         self.api.admin.merge(path, {"status": {"conditions": [now]}})
 
     def reported(self) -> dict[str, Any] | None:
-        """The agent's NodeResourceTopology, None before there is one."""
+        """The agent's NodeResourceTopology, None before it exists."""
         try:
             found: dict[str, Any] = json.loads(self.api.admin.get(TOPOLOGY))
         except KubeError:
@@ -70,7 +70,7 @@ class Cluster:
 
 
 def audited(user: str) -> dict[str, Any]:
-    """The policy of a server that writes down every request of the user, once answered."""
+    """The audit policy that records every request of the user after its answer."""
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",

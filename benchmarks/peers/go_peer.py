@@ -1,7 +1,8 @@
-"""Decisions of others, asked of Go programs of ours that link the published modules.
+"""Decisions of other implementations: Go programs that link the published modules and answer
+requests.
 
-Each is built once (minutes, with network) and kept in the cache folder, named by what it is built
-of.
+Each program is built once (minutes, with network) and kept in the cache folder; its name has the
+module's version and a digest of its sources.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ BUILD_SECONDS = 1_800
 
 
 class PeerError(Exception):
-    """No answer can be had, and why."""
+    """The program can't be built or started, or does not answer; the message has the reason."""
 
 
 class Source(NamedTuple):
-    """A program in a folder beside this file. `copied`: packages of the module, below its root,
-    whose files are built together with ours in the folders of their names: what they do not export
-    is reached so."""
+    """A program in a folder next to this file. `copied`: packages of the module, below its root.
+    Their files are compiled together with the program's in folders of the same names, so that the
+    program can use what they do not export."""
 
     name: str
     module: str
@@ -65,7 +66,7 @@ SCHEDULER_PLUGINS = Source(
 
 
 class GoPeer:
-    """One process that is asked in turns. Raises PeerError where it can't be started."""
+    """One process that answers requests one after the other. Raises PeerError if it can't start."""
 
     def __init__(self, program: Path) -> None:
         pipe = subprocess.PIPE
@@ -89,8 +90,8 @@ class GoPeer:
     def ask(
         self, question: dict[str, Any], calls: int, within_seconds: float, about: str
     ) -> dict[str, Any]:
-        """The answer to the last of so many calls, with `ns` of each. Where there is none the
-        program ends, saying what it was about."""
+        """Returns the answer to the last of `calls` calls, with the nanoseconds of each (`ns`).
+        Without an answer the benchmark ends with an error that begins with `about`."""
         try:
             return self._answer(question, calls, within_seconds)
         except PeerError as error:
@@ -99,7 +100,7 @@ class GoPeer:
     def _answer(
         self, question: dict[str, Any], calls: int, within_seconds: float
     ) -> dict[str, Any]:
-        """Raises PeerError, after which no more can be asked."""
+        """Raises PeerError; after that the process answers no more requests."""
         asked, answers = self._process.stdin, self._process.stdout
         assert asked is not None
         assert answers is not None
@@ -116,8 +117,9 @@ class GoPeer:
         return answer
 
 
-def beside(stack: ExitStack, source: Source, *, build: bool) -> GoPeer | str:
-    """Runs until the stack ends; a text says why it can't be had. `build`: see `program`."""
+def run_peer(stack: ExitStack, source: Source, *, build: bool) -> GoPeer | str:
+    """Starts a program, which runs until the stack ends, or returns the reason why it can't.
+    `build`: see `program`."""
     try:
         return stack.enter_context(GoPeer(program(source, build)))
     except PeerError as error:
@@ -125,7 +127,8 @@ def beside(stack: ExitStack, source: Source, *, build: bool) -> GoPeer | str:
 
 
 def program(source: Source, build: bool) -> Path:
-    """The built program, from the cache folder if it is there; else it is built, or PeerError."""
+    """The program in the cache folder. If it is not there, it is built, or, without `build`, that
+    is a PeerError."""
     files = sorted(each for each in source.folder.rglob("*") if each.is_file())
     digest = hashlib.sha256(b"\0".join(each.read_bytes() for each in files)).hexdigest()
     home = Path(os.environ.get("TOPOLET_CACHE") or Path.home() / ".cache" / "topolet")
@@ -135,7 +138,7 @@ def program(source: Source, build: bool) -> Path:
     if not build:
         raise PeerError(f"the code of {source.name} is not built yet: run once without --quick")
     if shutil.which("go") is None:
-        raise PeerError("no go here")
+        raise PeerError("go is not installed")
     print(f"building the code of {source.name}: minutes, the first time", file=sys.stderr)
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -149,7 +152,7 @@ def program(source: Source, build: bool) -> Path:
 
 
 def _build(source: Source, folder: Path, target: Path) -> None:
-    """In a copy of the program's folder."""
+    """Builds in a copy of the program's folder."""
     shutil.copytree(source.folder, folder)
     if source.copied:
         module = _go(folder, "mod", "download", "-json", f"{source.module}@{source.version}")
@@ -163,7 +166,7 @@ def _build(source: Source, folder: Path, target: Path) -> None:
 
 
 def _go(folder: Path, *words: str) -> str:
-    """What it prints. Raises PeerError."""
+    """Returns the output of the command. Raises PeerError."""
     try:
         done = subprocess.run(
             ["nice", "-n", "15", "go", *words],

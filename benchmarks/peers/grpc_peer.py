@@ -1,7 +1,7 @@
 """The grpcio processes of the CRI benchmark: `backend SOCKET` and `proxy SOCKET UPSTREAM`.
 
-The backend answers any method with valid protobuf (field 1, length-delimited); the proxy hands
-bytes on, unread.
+The backend answers any method with valid protobuf (field 1, length-delimited); the proxy
+forwards bytes unread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A raw HTTP/2 client for gRPC calls; header blocks are encoded beforehand: its cost is small."""
+"""A raw HTTP/2 client for gRPC calls; it encodes header blocks in advance: its cost is small."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Client:
         self._buffer = bytearray()
         self._spent = 0
         self.received_bytes = 0
-        """Of the messages in all replies."""
+        """The bytes of the messages in all replies."""
         self._read = memoryview(bytearray(1 << 20))
 
     def prepare(self, method: str, calls: int) -> None:
@@ -58,11 +58,11 @@ class Client:
             )
 
     def call(self, method: str, request: bytes) -> float:
-        """Seconds of one call."""
+        """The seconds of one call."""
         return self.calls(method, request, 1, 1)[0]
 
     def calls(self, method: str, request: bytes, count: int, together: int) -> list[float]:
-        """Seconds of each of `count` calls, `together` of them in flight."""
+        """The seconds of each of `count` calls, with `together` of them in flight."""
         blocks = self._blocks[method]
         message = b"\0" + len(request).to_bytes(4, "big") + request
         begun: dict[int, float] = {}
@@ -81,7 +81,7 @@ class Client:
         return took
 
     def _receive(self) -> list[int]:
-        """Streams that ended in what arrived."""
+        """The streams that ended in the arrived bytes."""
         size = self._socket.recv_into(self._read)
         if not size:
             raise ConnectionError("closed by the peer")

@@ -1,5 +1,5 @@
-"""One HTTP server with the routes of an extender that decides nothing: what the exchange of a
-request's and an answer's bytes costs. `httpserver.py KIND` prints its port."""
+"""An HTTP server with the routes of an extender that decides nothing: it shows the cost of the
+exchange of bytes. `httpserver.py KIND` prints its port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADS = 16
 
 
 def answered(body: bytes) -> Reply:
-    """As large as an answer that lets all nodes pass, as a request of that size asks for."""
+    """Returns the request, which is as large as an answer with all its nodes."""
     return Reply(200, body)
 
 
@@ -71,7 +71,7 @@ def application(environ: dict[str, Any], start: Callable[..., object]) -> list[b
 
 
 def gunicorn() -> None:
-    """One worker process, as the scheduler's state has one; the port comes from its hook."""
+    """One worker process, as the scheduler's state is in one; its hook prints the port."""
     from gunicorn.app.base import BaseApplication
 
     class One(BaseApplication):  # type: ignore[misc, unused-ignore]

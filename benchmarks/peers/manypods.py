@@ -1,8 +1,8 @@
-"""One real pod of a runtime, shown as many: for who has no time to start so many.
+"""One real pod of a runtime, listed as many pods, which need no time to start.
 
-What is listed and told of each is the runtime's own answer with other ids of the same length, which
-are replaced in its bytes. Their cgroups are there, without processes. Every caller of
-GetContainerEvents hears of one event.
+The answers about each pod are the runtime's own, with other ids of the same length replaced in
+their bytes. The cgroups of all pods exist, without processes. Every caller of GetContainerEvents
+receives one event.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ID = re.compile(rb"[0-9a-f]{64}")
 
 
 class ManyPods:
-    """Answers as a runtime would."""
+    """Answers like a runtime."""
 
     def __init__(self, socket: str, name: str, pods: Mapping[str, str]) -> None:
         """The runtime's only pod is `pods[name]`; `pods`: uid by name, names of one length."""
@@ -68,7 +68,7 @@ class ManyPods:
         self.event = pb.ContainerStatusRequest(container_id=container.id).SerializeToString()
 
     def answer(self, method: str, request: bytes) -> bytes:
-        """Raises KeyError for what an agent does not ask."""
+        """Raises KeyError for a method that an agent does not call."""
         if method not in STATUSES:
             return self._fixed[method]
         found = _ID.search(request)
@@ -77,7 +77,7 @@ class ManyPods:
 
 @contextmanager
 def serving(path: Path, many: ManyPods) -> Iterator[None]:
-    """On a real gRPC server. Raises NoPackageError."""
+    """Serves on a real gRPC server. Raises NoPackageError."""
     imported("grpcio", ("grpc",))
     import grpc
 
@@ -108,7 +108,7 @@ def serving(path: Path, many: ManyPods) -> Iterator[None]:
 
 
 def _make_groups(like: Path, group: Path) -> None:
-    """In every hierarchy; they go with the runtime's own."""
+    """Creates the cgroups in every hierarchy; they are removed with those of the runtime."""
     for mount in MOUNTS.iterdir():
         old, new = (mount / str(each).lstrip("/") for each in (like, group))
         if not old.is_dir():

@@ -1,4 +1,4 @@
-"""Packages that only a base or a server needs: `pip install .` does not bring them."""
+"""Packages that only a base or a server needs: `pip install .` does not install them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 
 class NoPackageError(Exception):
-    """Why it can't be had."""
+    """The reason why a package can't be installed."""
 
 
 @functools.cache
 def cached(name: str, modules: tuple[str, ...]) -> Path | None:
-    """The folder with what `pip install NAME...` brings, made once in the cache; None where this
-    interpreter came with all `modules`. `name`: one or more, with spaces. Raises NoPackageError.
+    """The folder in the cache with the packages of `pip install NAME...`; None if this interpreter
+    has all `modules`. `name`: one or more names, with spaces. Raises NoPackageError.
     """
     if all(importlib.util.find_spec(module) for module in modules):
         return None
@@ -33,7 +33,7 @@ def cached(name: str, modules: tuple[str, ...]) -> Path | None:
 
 
 def imported(name: str, modules: tuple[str, ...]) -> None:
-    """From now on this process can import them. Raises NoPackageError."""
+    """Makes the modules importable in this process. Raises NoPackageError."""
     target = cached(name, modules)
     if target is not None and str(target) not in sys.path:
         sys.path.append(str(target))

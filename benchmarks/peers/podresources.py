@@ -1,4 +1,4 @@
-"""A kubelet's PodResources API for benchmarks: the tests' one, on a real gRPC server."""
+"""A kubelet's PodResources API for benchmarks: that of the tests, on a real gRPC server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MIB = 1 << 20
 
 @contextmanager
 def serving(path: Path, pods: Sequence[str]) -> Iterator[Callable[[], int]]:
-    """Pods of `default` that hold memory each; gives how often they were asked for. Raises
-    NoPackageError."""
+    """Serves pods of `default` that each hold memory; yields a function that returns the number of
+    requests. Raises NoPackageError."""
     imported("grpcio", ("grpc",))
     from agent.proto import podresources_pb2 as pb
     from tests.kubelet import played

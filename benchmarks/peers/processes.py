@@ -18,8 +18,8 @@ from peers.h2client import Client
 from peers.packages import NoPackageError, cached
 
 ROOT = Path(__file__).resolve().parents[2]
-# grpcio and mypy bring typing_extensions, which nothing that `topolet` depends on does; where it
-# is found msgspec imports it: a megabyte that an installation does not have.
+# grpcio and mypy install typing_extensions, which no dependency of `topolet` does. If msgspec finds
+# it, it imports it: a megabyte that an installation does not have.
 START = (
     "import sys; sys.modules['typing_extensions'] = None; "
     "from agent.cli.main import main; sys.exit(main())"
@@ -34,7 +34,7 @@ PEER = str(Path(__file__).resolve().parent / "grpc_peer.py")
 
 
 def grpcio_environment() -> dict[str, str] | str:
-    """What the grpcio processes need in their environment, or why they can't be had."""
+    """The environment of the grpcio processes, or the reason why they can't run."""
     try:
         target = cached("grpcio", ("grpc",))
     except NoPackageError as error:
@@ -43,13 +43,13 @@ def grpcio_environment() -> dict[str, str] | str:
 
 
 def compiled() -> None:
-    """As in an installation: a process that compiles its source needs more memory."""
+    """Compiles the sources, as an installation does: otherwise a process needs more memory."""
     compileall.compile_dir(str(ROOT / "agent"), quiet=2)
 
 
 @contextmanager
 def running(command: list[str], path: Path, environment: dict[str, str]) -> Iterator[Process]:
-    """A process and how long it took from exec to accepting a connection."""
+    """A process, and its seconds from exec to the first accepted connection."""
     began = time.monotonic()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
@@ -81,7 +81,7 @@ def rss_mb(pid: int) -> float:
 
 
 def bare_rss_mb() -> float:
-    """Of an interpreter that has imported nothing."""
+    """The memory of an interpreter without imports."""
     command = [sys.executable, "-c", "print(flush=True); input()"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
@@ -107,7 +107,7 @@ def accepts(path: Path | str) -> bool:
 
 
 def wait_for_given(name: str, path: str) -> None:
-    """Returns when a proxy that the user starts accepts at `path`."""
+    """Returns when a proxy that the user starts accepts connections at `path`."""
     end = time.monotonic() + GIVEN_SECONDS
     while not accepts(path):
         if time.monotonic() > end:
@@ -116,7 +116,7 @@ def wait_for_given(name: str, path: str) -> None:
 
 
 class Stage:
-    """Where processes and connections of one run live; all end with `stack`."""
+    """The processes and connections of one run; all end with `stack`."""
 
     def __init__(self, stack: ExitStack, environment: dict[str, str]) -> None:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -125,21 +125,21 @@ class Stage:
         compiled()
 
     def backend(self, path: str) -> None:
-        """The trivial one."""
+        """Starts the trivial backend."""
         command = [sys.executable, PEER, "backend", "{listen}"]
         self._stack.enter_context(
             running([word.format(listen=path) for word in command], Path(path), self._environment)
         )
 
     def start(self, name: str, command: list[str], upstream: str = "") -> Process:
-        """`name` is that of its socket too."""
+        """`name` is also the name of its socket."""
         listen = self.folder / name
         words = {"listen": str(listen), "upstream": upstream}
         filled = [word.format(**words) for word in command]
         return self._stack.enter_context(running(filled, listen, self._environment))
 
     def proxies(self, upstream: str, mark: str = "") -> tuple[Process, dict[str, Client]]:
-        """Our process, and a client for each path to `upstream`."""
+        """Starts Topolet's proxy, and returns it with a client for each path to `upstream`."""
         ours = self.start(f"ours{mark}", OURS, upstream)
         commands = {"grpcio": [sys.executable, PEER, "proxy", "{listen}", "{upstream}"]}
         if socat := shutil.which("socat"):

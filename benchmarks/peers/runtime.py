@@ -1,4 +1,4 @@
-"""A private containerd for benchmarks, with a pod in which containers are created, and others."""
+"""A private containerd for benchmarks, with a pod for created containers, and more pods."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.fixtures.pods import PodSpec, create_request, run_pod, run_sandbox
 
 
 class NoRuntimeError(Exception):
-    """Why none can run here."""
+    """The reason why no runtime can run here."""
 
 
 def with_events() -> Path:
-    """The programs of a containerd that tells each client of containers: 2 and later. Raises
+    """The programs of a containerd that sends events to every client: 2 and later. Raises
     NoRuntimeError."""
     programs = tools.built("containerd")
     if isinstance(programs, str):
@@ -33,13 +33,14 @@ def with_events() -> Path:
 
 
 class Runtime:
-    """`programs`: a folder with another containerd than this machine's. Raises NoRuntimeError."""
+    """`programs`: a folder with another containerd than that of this machine. Raises
+    NoRuntimeError."""
 
     def __init__(self, programs: Path | None = None) -> None:
         if os.geteuid():
             raise NoRuntimeError("needs root: containers and cgroups are real")
         if lacking := containerd.missing(programs):
-            raise NoRuntimeError(f"not on this machine: {', '.join(lacking)}")
+            raise NoRuntimeError(f"not installed: {', '.join(lacking)}")
         self._folder = Path(tempfile.mkdtemp(prefix="topolet-"))
         self._cgroup = OwnCgroup("topolet-benchmark", self._folder.name)
         self._containerd = containerd.Containerd(self._folder, programs=programs)
@@ -68,20 +69,20 @@ class Runtime:
         self._close()
 
     def create_request(self) -> bytes:
-        """A container that was not asked for before."""
+        """A request for a container with a new name."""
         name = f"c{next(self._numbers)}"
         return create_request(self._spec, self._sandbox, name).SerializeToString()
 
     def run(self, name: str, uid: str) -> None:
-        """A pod that runs, as the kubelet makes one of the API's."""
+        """Starts a pod, as the kubelet does for a pod of the API."""
         run_pod(self._cri, PodSpec(name, "LS", uid=uid, cgroup_root=self._cgroup.root))
 
     def clear(self) -> None:
-        """No pod is left."""
+        """Removes all pods."""
         containerd.remove_all_pods(self.socket)
 
     def containers(self) -> int:
-        """How many there are."""
+        """The number of containers."""
         return len(self._cri.containers())
 
     def _close(self) -> None:
