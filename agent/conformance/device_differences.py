@@ -1,4 +1,5 @@
-"""The declared differences from Koordinator's devices: the cases in which it is wrong, and how."""
+"""The declared differences from Koordinator's device allocation: each with a predicate that finds
+the cases in which Koordinator's answer is wrong."""
 
 from __future__ import annotations
 
@@ -25,20 +26,20 @@ from agent.model.nrt.node_status import GPU_CORE
 
 UNEVEN_SHARES: Final = Difference(
     "uneven-shares",
-    "core that can't be divided into equal shares for the cards of the memory is cut down "
-    "(core 100 on three cards is 33 each); Topolet refuses it",
+    "gpu-core that can't be divided into equal shares for the cards that the memory request needs "
+    "is rounded down (100 on three cards: 33 each); Topolet refuses it",
     listed=True,
 )
 CORE_OF_SEVERAL: Final = Difference(
     "core-of-several-cards",
-    "core of more than one card with memory of one or by the byte is requested of one card, which "
-    "never fits; Topolet divides it over that number of cards",
+    "gpu-core of more than one card, with memory of one or by the byte, is requested of a single "
+    "card and never fits; Topolet divides it over that number of cards",
     listed=True,
 )
 HEALTHY_ALONE: Final = Difference(
     "for-all-healthy",
-    "ApplyForAll counts unhealthy devices, and never fits a node with one; Topolet takes all that "
-    "are healthy",
+    "ApplyForAll counts unhealthy devices, so the pod never fits a node with one; Topolet takes "
+    "all healthy devices",
     listed=True,
 )
 
@@ -80,7 +81,7 @@ def _for_all_healthy(request: DeviceRequest, needs: dict[str, Need], answers: _A
 
 
 def _pcie_exclusive(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
-    """Whether Koordinator's devices share a switch with a device in use."""
+    """Whether Koordinator allocates a device that shares a switch with a used device."""
     return any(
         each.hint is not None
         and each.hint.exclusion is Exclusion.PCIE_LEVEL
@@ -162,7 +163,8 @@ def _gpu_beside(request: DeviceRequest, needs: dict[str, Need], answers: _Answer
 
 
 def _unfit_take_turns(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
-    """The leading devices are the same, and of those under their switches some do not fit."""
+    """Whether the leading devices are the same, and some devices under their switches do not
+    fit."""
     joint = request.preferences.joint
     kinds = partners(joint, request.preferences.hints, needs) if joint else []
     if not kinds or answers.minors(kinds[0])[0] != answers.minors(kinds[0])[1]:
@@ -198,7 +200,7 @@ _Test = Callable[[DeviceRequest, dict[str, Need], _Answers], bool]
 
 
 class DeviceCase(msgspec.Struct, frozen=True):
-    """A case as Topolet's values. `request`: a RequestFault if it is refused without regard to the
+    """A case as Topolet's values. `request`: a RequestFault if the request is invalid on any
     node."""
 
     node: NodeDevices
@@ -213,8 +215,8 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "pcie-level-exclusion",
-            "the policy PCIeLevel has no effect; Topolet gives no device whose neighbours "
-            "under the switch are in use",
+            "the policy PCIeLevel has no effect; Topolet allocates no device with a used device "
+            "under the same switch",
             listed=True,
         ),
         _pcie_exclusive,
@@ -223,7 +225,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
         Difference(
             "partition-order",
             "sets of the partition table are tried from the worst score up, and Restricted uses "
-            "only the worst; Topolet goes from the best down",
+            "only the worst; Topolet tries the best score first",
             listed=True,
         ),
         _partition_order,
@@ -231,8 +233,8 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "shares-as-asked",
-            "shares of cards go to the wrong one of two (free and total are mixed up), or to the "
-            "fuller switch whatever the strategy; Topolet follows the strategy",
+            "shares of cards are taken from the wrong one of two (free and total are mixed up), or "
+            "from the fuller switch whatever the strategy; Topolet follows the strategy",
             listed=True,
         ),
         _shares_as_asked,
@@ -240,7 +242,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "several-shares-in-scope",
-            "shares of several cards within a scope are refused; Topolet chooses them",
+            "shares of several cards within a scope are refused; Topolet allocates them",
             listed=True,
         ),
         _shares_in_scope,
@@ -275,15 +277,15 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "unfit-take-turns",
-            "NICs that have too little left, or are unhealthy, take their switch's turn, so the "
-            "next of the switch comes after all others; Topolet counts only those that fit",
+            "a NIC that has too little left, or is unhealthy, takes its switch's turn, so the next "
+            "NIC of that switch comes after all others; Topolet counts only NICs that fit",
         ),
         _unfit_take_turns,
     ),
     (
         Difference(
             "functions-by-number",
-            "virtual functions are taken in the order of texts, 10 before 2; Topolet by number",
+            "virtual functions are taken in text order, 10 before 2; Topolet takes them by number",
             listed=True,
         ),
         _functions_by_number,
@@ -291,7 +293,7 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
     (
         Difference(
             "resource-not-listed",
-            "a device that does not list a resource gives any amount of it; Topolet gives none",
+            "a device that does not list a resource has any amount of it; for Topolet it has none",
         ),
         _not_listed,
     ),
@@ -299,16 +301,16 @@ _TESTS: Final[tuple[tuple[Difference, _Test], ...]] = (
 
 _NODE_SCORE: Final = Difference(
     "score-of-what-is-held",
-    "a node is scored as if the pod took one device, and no memory for a percentage; Topolet "
-    "scores it with all that the pod gets",
+    "a node is scored as if the pod took one device, and no memory if it requests a percentage; "
+    "Topolet scores it with all amounts that the pod gets",
     listed=True,
 )
 DIFFERENCES: Final = (*(each for each, _ in _TESTS), UNEVEN_SHARES, _NODE_SCORE)
 
 
 def declared(question: DeviceCase, theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
-    """The name of the difference, None if there is none. If both chose the same devices,
-    Koordinator's score must be the one that its rule gives."""
+    """The name of the difference, None if there is none. If both systems chose the same devices,
+    Koordinator's score must be the one that its rule yields."""
     request = question.request
     if isinstance(request, RequestFault):
         return UNEVEN_SHARES.name if request is RequestFault.UNEVEN else None

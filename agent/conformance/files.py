@@ -1,4 +1,4 @@
-"""Vector files (JSON lines, one case a line, plain or gzip; blank lines are ignored), and the
+"""Vector files (JSON lines, one case per line, plain or gzip; blank lines are ignored), and the
 verdict on a case: the same answer, a declared difference, or a disagreement."""
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from agent.model.bounds import JsonError
 Case = dict[str, Any]
 
 LONGEST_BYTES: Final = 1 << 26
-"""The longest line, so that a file without line ends does not fill the memory."""
+"""The longest line, so that a file without line breaks does not exhaust the memory."""
 
 _GZIP: Final = b"\x1f\x8b"
 _CASE: Final = msgspec.json.Decoder(Case)
 
 
 class FileError(Exception):
-    """A file that can't be read to its end; names the file, and the line where one is at fault."""
+    """A file that can't be read completely; the message names the file, and the line if there is
+    one."""
 
     def __init__(self, path: str, reason: str, line: int | None = None) -> None:
         place = path if line is None else f"{path}, line {line}"
@@ -60,8 +61,8 @@ def _case(path: str, number: int, line: bytes) -> Case:
 
 class Difference(msgspec.Struct, frozen=True):
     """A case in which Topolet's answer differs on purpose, because the other system's answer is
-    wrong. `listed`: the vectors' own tables list it as wrong, and it is counted separately; the
-    others together may be at most 2 % of a set.
+    wrong. `listed`: the tables in the vectors' README list the answer as wrong, and it is counted
+    separately. All other differences together may be at most 2 % of a set.
     """
 
     name: str
@@ -70,8 +71,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class CaseVerdict(msgspec.Struct, frozen=True):
-    """`ours` is Topolet's answer in the form of the case's `expect`; `declared` names a Difference
-    and is set only where `ours` differs and its predicate over the case holds."""
+    """`ours`: Topolet's answer in the form of the case's `expect`. `declared`: the name of a
+    Difference, set only if `ours` differs and the case satisfies the predicate of the
+    Difference."""
 
     agrees: bool
     ours: Any
@@ -79,9 +81,9 @@ class CaseVerdict(msgspec.Struct, frozen=True):
 
 
 class Judge(msgspec.Struct, frozen=True):
-    """How cases of one kind are compared. `judge` raises an ArithmeticError, AttributeError,
-    LookupError, TypeError or ValueError for a case that it can't read; `differences`: all that it
-    may declare, in the order in which they are reported."""
+    """The comparison for one kind of case. `judge` raises an ArithmeticError, AttributeError,
+    LookupError, TypeError or ValueError for a case that it can't read. `differences`: all that it
+    may declare, in the order of the report."""
 
     judge: Callable[[Case], CaseVerdict]
     differences: tuple[Difference, ...] = ()

@@ -1,16 +1,16 @@
-"""Koordinator's node agent: the pools that it reports, and the cpuset that it gives a container or
-a host application. Three decisions, by the value of `op`: `pools` (in `koordinator_pools`), `hook`
-(a container), `hostapp` (a host application).
+"""Koordinator's node agent: the pools that it reports, and the cpuset of a container or a host
+application. The value of `op` is the kind of decision: `pools` (in `koordinator_pools`), `hook` (a
+container) or `hostapp` (a host application).
 
-The case's reported node becomes the snapshot that the proxy reads; what only the agent decides
-(CPUs that the pod names, Guaranteed pods of a static kubelet) is in it as the agent writes it. The
-kubelet has assigned no CPUs: the cases do not contain any.
+The node that the case reports is converted into the snapshot that the proxy reads, with the
+decisions that only the agent makes (CPUs that the pod names, Guaranteed pods of a static kubelet).
+The cases contain no CPUs that the kubelet assigned.
 
-Where Koordinator answers with no cpuset, it leaves the container to another part: those in a
-BestEffort group to its own that shrinks and widens the BE pool, others under a static kubelet to
-the kubelet. Topolet has one part, which answers at once, so that no container starts on an owner's
-CPUs. Such a case agrees if Topolet leaves the container alone too, or puts it on the pool from
-which the other part has to choose: that of its class, of the NUMA nodes that it is bound to.
+If Koordinator's answer has no cpuset, another component sets it: for containers in a BestEffort
+cgroup Koordinator's CPU suppressor, for others under a static kubelet the kubelet. Topolet sets the
+cpuset itself, so that no container starts on an owner's CPUs. Such a case agrees if Topolet sets no
+cpuset either, or the pool from which the other component has to choose: the pool of the container's
+class on the NUMA nodes that it is bound to.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from agent.model.verdict import Wait
 
 _STRAY_COMMA: Final = Difference(
     "stray-comma",
-    "pools are joined with the empty ones among them: a cpuset such as `,4-7` is not a CPU list",
+    "empty pools are joined with the others: a cpuset such as `,4-7` is not a CPU list",
     listed=True,
 )
 
@@ -64,8 +64,8 @@ _EMPTY_POOL: Final = Difference(
 
 _BE_ON_LS_POOL: Final = Difference(
     "be-on-ls-pool",
-    "a pod labelled BE whose group is not BestEffort gets the LS pool; Topolet uses the BE pool of"
-    " its class, wherever its group is",
+    "a pod labelled BE whose cgroup is not BestEffort gets the LS pool; Topolet uses the BE pool"
+    " of its class, wherever its cgroup is",
 )
 
 DIFFERENCES: Final[tuple[Difference, ...]] = (
@@ -96,8 +96,8 @@ class _Reported(msgspec.Struct, frozen=True):
 
 def _judge_container(case: dict[str, Any]) -> CaseVerdict:
     expect = case["expect"]
-    comes = _comes(case)
-    pod = announced(comes, 0)
+    pod_announced = _announcement(case)
+    pod = announced(pod_announced, 0)
     try:
         reported = _reported(case.get("nrt"))
     except AnnotationError as error:
@@ -111,7 +111,7 @@ def _judge_container(case: dict[str, Any]) -> CaseVerdict:
         reported = _Reported()
     snapshot = None if reported is None else _snapshot(pod, claimed, reported)
     request = CreateContainer(
-        comes, _CONTAINER, RequestedResources(quota_microseconds=_QUOTA_MICROSECONDS)
+        pod_announced, _CONTAINER, RequestedResources(quota_microseconds=_QUOTA_MICROSECONDS)
     )
     answer = cpuset.create(request, snapshot, ())
     wanted = snapshot.pods.get(pod.uid) if snapshot else None
@@ -138,7 +138,7 @@ def _judge_host_application(case: dict[str, Any]) -> CaseVerdict:
     return _joined(ours, expect["cpuset"] or "") or CaseVerdict(False, ours)
 
 
-def _comes(case: dict[str, Any]) -> PodAnnounced:
+def _announcement(case: dict[str, Any]) -> PodAnnounced:
     status = case.get("resourceStatus")
     return PodAnnounced(
         uid="uid",
@@ -165,7 +165,8 @@ def _reported(nrt: dict[str, Any] | None) -> _Reported | None:
 
 
 def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
-    """Contains the pod only if the agent's decision is needed: the proxy reads the pools itself."""
+    """The snapshot contains the pod only if the agent's decision is needed: the proxy reads the
+    pools itself."""
     decision = decide(_machine(claimed), (pod,), KubeletCpus(), {pod.uid: claimed}, {})
     if decision.owners:
         pods = decision.pods
@@ -198,7 +199,7 @@ def _machine(cpus: CpuSet) -> Topology:
 
 
 def _ours(answer: Answer, *, lifts_pod: bool) -> dict[str, Any]:
-    """In the form of a case's `expect`; `wait`: why no container is created."""
+    """The answer in the form of a case's `expect`; `wait`: why no container is created."""
     given = answer.wanted if isinstance(answer, Override) else NOTHING
     return {
         "cpuset": given.cpuset or None,
@@ -235,7 +236,7 @@ def _compared(
 
 
 def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:
-    """Whether Koordinator's hook is the part that answers for such a container."""
+    """Whether Koordinator's hook, not another component, sets the cpuset of this container."""
     bound = bool(nodes) and (case.get("qos") != QoS.BE or case["beCPUManager"])
     by_class = case.get("qos") == QoS.LS or (case.get("qos") == QoS.SYSTEM and reported.system)
     to_others = pod.kube_class == "besteffort" or reported.static
@@ -243,7 +244,7 @@ def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _
 
 
 def _joined(ours: dict[str, Any], theirs: str) -> CaseVerdict | None:
-    """None where the CPUs differ."""
+    """The verdict if the CPUs are the same, else None."""
     if _cpus(theirs) != _cpus(ours["cpuset"] or ""):
         return None
     stray = "" in theirs.split(",") and theirs != ""

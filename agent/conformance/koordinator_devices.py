@@ -1,5 +1,5 @@
-"""Koordinator's devices: the validation and translation of what a pod requests, and the choice of
-devices on one node with the node's score."""
+"""Koordinator's device allocation: the validation and conversion of a pod's request, and the choice
+of devices on one node with the node's score."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from agent.model.quantities import whole
 
 
 def judge_request(case: dict[str, Any]) -> CaseVerdict:
-    """Compares every field; errors by their kind."""
+    """Compares every field; errors are compared by their kind."""
     ours = _requested(case)
     if ours == case["expect"]:
         return CaseVerdict(True, ours)
@@ -71,36 +71,36 @@ def judge_request(case: dict[str, Any]) -> CaseVerdict:
 def _requested(case: dict[str, Any]) -> dict[str, Any]:
     total = _total(case["pod"])
     try:
-        asked = type_requests(total)
+        requested = type_requests(total)
     except RequestError as error:
         return {"error": error.reason.value}
-    if not asked:
+    if not requested:
         return {"skip": True}
     hints = _preferences(case["pod"]).hints
     there = _devices(case["devices"])
     return {
         kind: _described(kind, ask, hints.get(kind), [each for each in there if each.type == kind])
-        for kind, ask in asked.items()
+        for kind, ask in requested.items()
     }
 
 
 def _described(
     kind: str, ask: TypeRequest, hint: DeviceHint | None, there: list[Device]
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {"total": ask.total}
+    described: dict[str, Any] = {"total": ask.total}
     if kind == GPU:
-        told |= {"count": ask.count, "per": ask.per, "shared": ask.shared}
+        described |= {"count": ask.count, "per": ask.per, "shared": ask.shared}
         if all(each.healthy for each in there):
-            told["filled"] = [
+            described["filled"] = [
                 {"minor": each.minor, "resources": filled(ask.per, each.resources)}
                 for each in there
             ]
         else:
-            told["filled"] = None
+            described["filled"] = None
     else:
         ask = hinted(ask, hint, sum(map(_selected(hint), there)))
-        told |= {"count": ask.count, "per": ask.per}
-    return told if there and ask.count else {"total": ask.total, "insufficient": True}
+        described |= {"count": ask.count, "per": ask.per}
+    return described if there and ask.count else {"total": ask.total, "insufficient": True}
 
 
 def _selected(hint: DeviceHint | None) -> Any:
@@ -119,7 +119,7 @@ def _total(pod: dict[str, Any]) -> dict[str, int]:
 
 
 def _declared_request(case: dict[str, Any], ours: dict[str, Any]) -> str | None:
-    """All that differs has to be for one of the reasons."""
+    """The difference, None if one of the differing types has no declared reason."""
     theirs: dict[str, Any] = case["expect"]
     if ours.get("error") == RequestFault.UNEVEN:
         total = theirs.get(GPU, {}).get("total", {})
@@ -141,9 +141,9 @@ def _reason(
         return CORE_OF_SEVERAL.name if several else None
     hint = _preferences(case["pod"]).hints.get(kind)
     there = [each for each in _devices(case["devices"]) if each.type == kind]
-    ill = not all(each.healthy for each in _matching(hint, there))
+    unhealthy = not all(each.healthy for each in _matching(hint, there))
     for_all = hint is not None and hint.strategy is DeviceAllocateStrategy.APPLY_FOR_ALL
-    return HEALTHY_ALONE.name if for_all and ill else None
+    return HEALTHY_ALONE.name if for_all and unhealthy else None
 
 
 def _matching(hint: DeviceHint | None, there: Iterable[Device]) -> list[Device]:
@@ -152,15 +152,16 @@ def _matching(hint: DeviceHint | None, there: Iterable[Device]) -> list[Device]:
 
 
 def _uneven(total: dict[str, int]) -> bool:
-    """Whether an amount has no equal whole share for each card of the greatest percentage."""
+    """Whether an amount can't be divided into equal whole shares for the number of cards that the
+    greatest percentage needs."""
     cards = max(1, *(total.get(name, 0) // FULL for name in (GPU_CORE, GPU_MEMORY_RATIO)))
     parts = (total.get(name, 0) for name in (GPU_CORE, GPU_MEMORY_RATIO, NPU_CORE))
     return GPU_SHARED not in total and any(part % cards for part in parts)
 
 
 def judge_allocation(case: dict[str, Any]) -> CaseVerdict:
-    """Errors agree with errors of any text; a choice agrees in every device, its amounts, its
-    functions and the order, and in the score."""
+    """Any error agrees with any error. Choices agree if all devices, their amounts, their
+    functions, the order and the score are the same."""
     question = _question(case)
     ours = _allocation(question)
     theirs: dict[str, Any] = case["expect"]
@@ -173,8 +174,8 @@ def judge_allocation(case: dict[str, Any]) -> CaseVerdict:
 def _question(case: dict[str, Any]) -> DeviceCase:
     request: DeviceRequest | RequestFault
     try:
-        asked = type_requests(_amounts(case["pod"]["requests"]))
-        request = DeviceRequest(asked, _preferences(case["pod"]))
+        requested = type_requests(_amounts(case["pod"]["requests"]))
+        request = DeviceRequest(requested, _preferences(case["pod"]))
     except RequestError as error:
         request = error.reason
     numa, strategy = case["numa"], case["strategy"]
@@ -248,12 +249,12 @@ _KEYS: Final = {
 
 
 def _devices(written: list[dict[str, Any]]) -> tuple[Device, ...]:
-    """Entries of `spec.devices`."""
+    """The devices of entries of `spec.devices`."""
     return device_object.decode({"metadata": {"name": "node"}, "spec": {"devices": written}})
 
 
 def _preferences(pod: Mapping[str, Any]) -> DevicePreferences:
-    """The contents of the pod's annotations."""
+    """The preferences in the pod's annotations."""
     return device_preferences(
         {key: msgspec.json.encode(pod[name]).decode() for name, key in _KEYS.items() if name in pod}
     )

@@ -1,8 +1,8 @@
 """Koordinator's plugin NodeNUMAResource on one node (koordinator-node-numa): whether a pod fits,
-its CPUs and NUMA nodes, the policy that is written with them, and the node's score; and its
-accumulator of CPUs alone (koordinator-take-cpus).
+its CPUs and NUMA nodes, the policy that is written with them, and the node's score; and its CPU
+accumulator alone (koordinator-take-cpus).
 
-The node comes as the two objects that a scheduler reads, the Node and the NodeResourceTopology.
+A case contains the two objects that a scheduler reads, the Node and the NodeResourceTopology.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.conformance.node_numa_differences import (
     DIFFERENCES,
     QUIRKS,
+    KoordinatorTrials,
     Quirk,
-    RecordedAccount,
-    TheirTrials,
+    RecordedAllocation,
 )
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy, resource_spec
@@ -68,7 +68,7 @@ from agent.model.settings.plugin_args import Rules, defaults
 _MOST_QUIRKS: Final = 3
 
 _PROFILE: Final = msgspec.structs.replace(PROFILES["koordinator"], label_first=True)
-"""The vectors' scheduler: the plugin's defaults; the node's label overrides the kubelet."""
+"""The scheduler of the vectors: the plugin's defaults; the node's label overrides the kubelet."""
 
 _ANNOTATIONS: Final = {
     "resourceSpec": RESOURCE_SPEC,
@@ -79,16 +79,17 @@ _ANNOTATIONS: Final = {
 MORE_THAN_ASKED: Final = Difference(
     name="more-than-asked",
     reason=(
-        "a FullPCPUs request that ends inside a core gets the whole core where it takes the last "
-        "whole cores of a socket: more CPUs than it asked for, and more than it pays for"
+        "a FullPCPUs request that ends inside a core gets that whole core if it takes the last "
+        "whole cores of a socket: more CPUs than it requested, and more than are accounted"
     ),
 )
 
 
 def judge_node(case: dict[str, Any]) -> CaseVerdict:
-    """Errors agree with errors of the same kind (resolvable by evictions or not), of any text and
-    stage; allocations and policies agree by value. The declared difference is the rule that turns
-    ours into Koordinator's answer; of several rules that are needed together, the first."""
+    """Errors agree with errors of the same kind (resolvable by evictions or not), whatever their
+    text and stage. Allocations and policies are compared by value. The declared difference is the
+    rule under which Topolet gives Koordinator's answer; if several rules are needed together, the
+    first."""
     ours = _answer(case)
     theirs = _value(case["expect"])
     if _value(ours) == theirs:
@@ -102,28 +103,28 @@ def judge_node(case: dict[str, Any]) -> CaseVerdict:
 
 
 def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, Any]:
-    """Topolet's answer in the form of a case's `expect`, under these rules of Koordinator."""
+    """Topolet's answer under these rules of Koordinator, in the form of a case's `expect`."""
     seen = case
     for quirk in quirks:
         seen = quirk.case(seen)
-    asked = _question(seen)
-    if not asked.ask.requests:
+    question = _question(seen)
+    if not question.ask.requests:
         return {"skip": True}
-    account = _account(asked, quirks)
+    account = _account(question, quirks)
     if refusal := next((quirk.refused for quirk in quirks if quirk.refused), ""):
         return {"error": "refused", "code": refusal}
-    found = offering.offer(asked.options, account, asked.ask, trying=_trying(quirks))
+    found = offering.offer(question.options, account, question.ask, trying=_trying(quirks))
     if isinstance(found, Declined):
         return {
             "error": "; ".join(str(each.reason) for each in found.rejections),
             "code": _code(found.rejections),
         }
-    policies = in_force(asked.options.policies, asked.options.profile, asked.ask)
+    policies = in_force(question.options.policies, question.options.profile, question.ask)
     assert not isinstance(policies, Rejection)
-    options = asked.options
+    options = question.options
     if any(quirk.unamplified for quirk in quirks):
         options = msgspec.structs.replace(options, cpu_ratio=1.0)
-    state = ScoreInput(options, account, WholeNode(asked.allocatable, asked.requested))
+    state = ScoreInput(options, account, WholeNode(question.allocatable, question.requested))
     claim = found.claim
     if any(quirk.unaccounted for quirk in quirks):
         claim = msgspec.structs.replace(claim, amounts={})
@@ -132,16 +133,16 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
         bind = policies.bind
         spec = spec_text(spec, bind.policy, forced=bind.required) or spec
     return {
-        "score": node_score.score(defaults(Rules.KOORDINATOR), state, asked.ask, claim),
+        "score": node_score.score(defaults(Rules.KOORDINATOR), state, question.ask, claim),
         "resourceStatus": msgspec.json.decode(claim.annotations().get(RESOURCE_STATUS, "{}")),
         "resourceSpec": msgspec.json.decode(spec or "{}"),
     }
 
 
-def _account(asked: _NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
+def _account(question: _NodeCase, quirks: Sequence[Quirk]) -> NodeAllocation:
     recorded_only = any(quirk.recorded_only for quirk in quirks)
-    account = (RecordedAccount if recorded_only else NodeAllocation)(asked.options)
-    for claim in asked.claims:
+    account = (RecordedAllocation if recorded_only else NodeAllocation)(question.options)
+    for claim in question.claims:
         account.add(claim)
     return account
 
@@ -154,7 +155,7 @@ def _trying(
     unbound = any(quirk.unbound for quirk in quirks)
     if not (loose or by_position or unbound):
         return Trials
-    return partial(TheirTrials, loose=loose, by_position=by_position, unbound=unbound)
+    return partial(KoordinatorTrials, loose=loose, by_position=by_position, unbound=unbound)
 
 
 def _code(rejections: Sequence[Rejection]) -> str:
@@ -163,7 +164,8 @@ def _code(rejections: Sequence[Rejection]) -> str:
 
 
 def _value(answer: Mapping[str, Any]) -> object:
-    """The parts of an answer; a preferred policy is ignored where one is required."""
+    """The parts of an answer that are compared; a preferred policy is ignored if one is
+    required."""
     if answer.get("skip"):
         return "skip"
     if "error" in answer:
@@ -176,7 +178,7 @@ def _value(answer: Mapping[str, Any]) -> object:
 
 
 class _NodeCase(msgspec.Struct, frozen=True):
-    """`allocatable` and `requested` of the whole node, the latter before CPU is amplified."""
+    """`allocatable` and `requested`: of the whole node, `requested` before CPU is amplified."""
 
     options: TopologyOptions
     claims: tuple[PodAllocation, ...]
@@ -186,7 +188,7 @@ class _NodeCase(msgspec.Struct, frozen=True):
 
 
 def _question(case: Mapping[str, Any]) -> _NodeCase:
-    """Raises ObjectError, AnnotationError and what reading a case may raise."""
+    """Raises ObjectError, AnnotationError and the exceptions that Judge permits."""
     ratio = case.get("amplification", 1)
     allocatable = _amounts(case["allocatable"])
     allocatable["cpu"] = math.ceil(allocatable["cpu"] * ratio)
@@ -247,17 +249,17 @@ def _topology(case: Mapping[str, Any]) -> NodeTopology:
 
 
 def _written(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Those of a pod that a case has."""
+    """The annotations of a pod in a case."""
     return {key: _text(pod[name]) for name, key in _ANNOTATIONS.items() if name in pod}
 
 
 def _amounts(resources: Mapping[str, Any]) -> dict[str, int]:
-    """CPU in milli-CPU, the rest in units."""
+    """Amounts: CPU in milli-CPU, the rest in units."""
     return {name: (milli if name == "cpu" else whole)(each) for name, each in resources.items()}
 
 
 def _text(value: object) -> str:
-    """JSON."""
+    """The value as JSON."""
     return msgspec.json.encode(value).decode()
 
 
@@ -284,7 +286,7 @@ def _zone(zone: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
-    """Errors agree with errors of any text."""
+    """Any error agrees with any error."""
     request = CpuRequest(
         count=case["need"],
         bind=BindPolicy(case["bind"]),
@@ -294,7 +296,7 @@ def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
     holdings = NOTHING_HELD
     for each in case["allocated"]:
         cpus = CpuSet.parse(each["cpus"]).mask
-        times = min(each["ref"], case["maxRef"])  # more is no different
+        times = min(each["ref"], case["maxRef"])  # larger numbers have the same effect
         holdings = holdings.adding(cpus, _exclusive(each["exclusive"]), times)
     answer = take(
         _layout(tuple(case["shape"]), case["numbering"]),
@@ -315,8 +317,8 @@ def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
 
 
 def _more_than_asked(case: dict[str, Any]) -> bool:
-    """Less than a core too many, for a request that ends inside a core: by itself, or by what the
-    preferred CPUs leave of it."""
+    """Whether the answer exceeds the request by less than a core, and the request ends inside a
+    core: by its number, or by the part that the preferred CPUs leave of it."""
     threads: int = case["shape"][3]
     need: int = case["need"]
     surplus = len(CpuSet.parse(case["expect"].get("cpuset", ""))) - need

@@ -1,8 +1,8 @@
-"""The agent's report of a node: pools, CPUs that the kubelet assigned, reserved CPUs. The case's
-node passes through Topolet's own code, from the Node object and the kubelet's configuration to the
-applied objects. Its pods ran before, so they keep the CPUs that they name. Pods in the kubelet's
-checkpoint are Guaranteed, because others get no CPUs; a text there that is not a CPU list gives
-none. An empty pool and no pool are the same: both have no CPU to run on.
+"""Koordinator's report of a node: pools, CPUs that the kubelet assigned, reserved CPUs. Topolet's
+code runs from the Node object and the kubelet's configuration to the applied objects. The pods of a
+case already run, so they keep the CPUs that they name. Pods in the kubelet's checkpoint are
+Guaranteed, because other pods get no CPUs; a text there that is not a CPU list counts as empty. An
+empty pool and a missing pool are the same, because neither has a CPU.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from agent.node.report import ReportInput, facts
 
 CLAIMED_TWICE: Final = Difference(
     "claimed-twice",
-    "two pods' annotations name one CPU: both keep all their CPUs from the pools, while Topolet"
-    " honours one of them and lets the other share",
+    "two pods' annotations name the same CPU: both keep all their CPUs from the pools; with"
+    " Topolet one of them owns its CPUs, the other is refused and shares",
 )
 
 
 KUBELET_DECIDES: Final = Difference(
     "kubelet-decides",
-    "under a static kubelet the annotation counts: CPUs that the checkpoint gives to a pod whose"
-    " annotation names others stay in the pools, and so do CPUs that the checkpoint gives to one"
+    "under a static kubelet the annotation counts: CPUs that the checkpoint assigns to a pod whose"
+    " annotation names others stay in the pools, and so do CPUs that the checkpoint assigns to one"
     " pod and an annotation to another; a pod may own CPUs that the kubelet reserves; BE pods do"
     " not run on the CPUs that the kubelet assigned to an LSR pod without an annotation",
     listed=True,
@@ -62,14 +62,14 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
     verdict = _judged(case)
     if verdict.agrees or verdict.declared or case["kubelet"].get("policy") != "static":
         return verdict
-    as_theirs = _judged(_annotations_first(case), reserved=False)
-    if as_theirs.agrees or as_theirs.declared:
+    koordinator = _judged(_annotations_first(case), reserved=False)
+    if koordinator.agrees or koordinator.declared:
         return CaseVerdict(False, verdict.ours, KUBELET_DECIDES.name)
     return verdict
 
 
 def _annotations_first(case: dict[str, Any]) -> dict[str, Any]:
-    """The case with only those entries of the kubelet's checkpoint that Koordinator uses."""
+    """The case with only the entries of the kubelet's checkpoint that Koordinator uses."""
     checkpoint = case.get("checkpoint", {})
     managed = {
         pod["uid"]
@@ -91,12 +91,12 @@ def _judged(case: dict[str, Any], *, reserved: bool = True) -> CaseVerdict:
     configured = _configured(case, topology)
     kubelet = _kubelet(case, static=configured.kubelet_policy == "static")
     owned_before = {pod.uid: _claimed_cpus(pod) for pod in pods}
-    standing = rules(configured)
+    pool_rules = rules(configured)
     if not reserved:
-        standing = msgspec.structs.replace(standing, reserved=EMPTY)
-    decision = decide(topology, pods, kubelet, owned_before, {}, standing)
-    told = report.built(facts("node", ReportInput(topology, decision, pods, kubelet, configured)))
-    ours = _reported(told.topology)
+        pool_rules = msgspec.structs.replace(pool_rules, reserved=EMPTY)
+    decision = decide(topology, pods, kubelet, owned_before, {}, pool_rules)
+    built = report.built(facts("node", ReportInput(topology, decision, pods, kubelet, configured)))
+    ours = _reported(built.topology)
     expect = case["expect"]
     differing = {key for key in expect if _value(key, ours[key]) != _value(key, expect[key])}
     if not differing:
@@ -161,7 +161,7 @@ def _cpus(text: str) -> CpuSet:
 
 
 def _reported(topology: NodeTopology) -> dict[str, Any]:
-    """In the form of a case's `expect`."""
+    """The report in the form of a case's `expect`."""
     notes = topology.annotations
     pools = {"ls": CPU_SHARED_POOLS, "be": BE_CPU_SHARED_POOLS}
     read = msgspec.json.decode
@@ -179,7 +179,7 @@ def _reported(topology: NodeTopology) -> dict[str, Any]:
 
 
 def _value(key: str, reported: Any) -> object:
-    """What the text of a reported value means."""
+    """A reported value in a form that can be compared."""
     if key in ("ls", "be"):
         pools = shared_pools({key: _text(reported)}, key)
         return {(pool.socket, pool.node): pool.cpus for pool in pools if pool.cpus}
@@ -201,8 +201,8 @@ def _reservation(reported: Any) -> NodeReservation:
 def _claimed_twice(
     pods: tuple[Pod, ...], decision: Decision, ours: dict[str, Any], expect: dict[str, Any]
 ) -> bool:
-    """Whether Koordinator's pools are Topolet's without the CPUs of claims that Topolet refuses
-    because they overlap."""
+    """Whether Koordinator's pools are Topolet's pools without the CPUs of the claims that Topolet
+    refuses because they overlap."""
     owned = union(owner.cpus for owner in decision.owners)
     refused = {each.uid for each in decision.refusals}
     claimed: dict[QoS, CpuSet] = {}

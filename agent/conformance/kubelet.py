@@ -1,6 +1,6 @@
 """The kubelet: its choice of CPUs (kubelet-take-cpus), sequences of allocations, removals and hints
-on one static policy (kubelet-static-policy), and its state files, each with the checksum that the
-kubelet wrote into it (kubelet-state-files)."""
+under one static policy (kubelet-static-policy), and its state files with their checksums
+(kubelet-state-files)."""
 
 from __future__ import annotations
 
@@ -45,32 +45,32 @@ from agent.model.quantities import milli
 _SHARED_SLICE: Final = Difference(
     "shared-slice",
     "distribution over four or more NUMA nodes: the best combination found is overwritten by a"
-    " later one, that leaves the nodes no more even",
+    " later one that is no more even",
     listed=True,
 )
 
 HALF_CORES: Final = Difference(
     "half-cores",
-    "full-pcpus-only hands out half a core where the reservation or an older assignment splits it",
+    "full-pcpus-only assigns half a core if the reservation or an earlier assignment splits it",
     listed=True,
 )
 
 _REUSABLE_TWICE: Final = Difference(
     "reusable-counted-twice",
-    "hints offer NUMA nodes with too few CPUs: those of a removed init container count as reusable"
-    " and as free",
+    "hints include NUMA nodes with too few CPUs: the CPUs of a removed init container count as"
+    " reusable and as free",
     listed=True,
 )
 
 _HANDED_OUT_TWICE: Final = Difference(
     "reused-while-held",
-    "an init container placed again makes its CPUs reusable that an app container of the pod has",
+    "an init container that is placed again makes CPUs reusable that an app container holds",
     listed=True,
 )
 
 _SHARED_EMPTIED: Final = Difference(
     "shared-pool-emptied",
-    "an allocation takes the last CPUs that all containers without CPUs of their own share",
+    "an allocation takes the last shared CPUs, so that other containers have none",
     listed=True,
 )
 
@@ -99,7 +99,8 @@ def judge_take_cpus(case: dict[str, Any]) -> CaseVerdict:
 
 
 def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
-    """A sequence is judged up to the first step that differs: later steps have another state."""
+    """A sequence is judged up to the first step that differs, because later steps start from
+    another state."""
     expect = case["expect"]
     begun: dict[str, Any] = {}
     try:
@@ -130,8 +131,8 @@ def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
 
 
 class _Run:
-    """The state of a sequence. `doubtful`: CPUs that the kubelet considers reusable by the pod that
-    placed a container last, although another of its containers runs on them."""
+    """The state of a sequence. `doubtful`: CPUs that the kubelet treats as reusable by the pod that
+    placed a container last, although another container of the pod runs on them."""
 
     def __init__(self, policy: StaticPolicy, state: StaticState) -> None:
         self._policy = policy
@@ -160,7 +161,8 @@ class _Run:
         ours: dict[str, Any],
         theirs: dict[str, Any],
     ) -> Difference | None:
-        """Why the kubelet's answer to this step is wrong, if it is known to be."""
+        """The declared difference that explains the kubelet's answer to this step, None if there is
+        none."""
         before = self.state
         if self._doubtful and before.reusable_of == pod.uid:
             reusable = before.reusable | self._doubtful
@@ -188,7 +190,7 @@ class _Run:
 
 
 def _offers_more(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Whether the kubelet has all of Topolet's hints, and more."""
+    """Whether the kubelet has all of Topolet's hints, and possibly more."""
     return bool(theirs["hints"]) and all(hint in theirs["hints"] for hint in ours["hints"])
 
 
@@ -246,7 +248,7 @@ def _found(state: dict[str, Any] | None) -> StaticState:
 
 
 def _pod(pod: dict[str, Any]) -> PodCpu:
-    """A container that is limited to no CPU counts as unlimited, so its pod is not Guaranteed."""
+    """A container with a CPU limit of 0 counts as unlimited, so its pod is not Guaranteed."""
     containers = tuple(_container(each) for each in pod["containers"])
     init = tuple(_container(each) for each in pod["init"])
     limited = all(each.cpu_milli for each in (*init, *containers))
@@ -265,8 +267,8 @@ def _hints(hints: tuple[TopologyHint, ...] | None) -> list[dict[str, Any]] | Non
 
 
 def _overwritten(layout: Layout, free: int, ours: int, theirs: int) -> bool:
-    """Whether both take as many of the free CPUs from as many NUMA nodes, enough for slices to be
-    shared, and ours leaves the nodes at least as even."""
+    """Whether both take the same number of free CPUs from the same number of NUMA nodes, at least
+    four, and Topolet's choice leaves the nodes at least as even."""
     nodes = len(layout.node_ids(ours))
     return (
         nodes >= _FEWEST_NODES
@@ -278,7 +280,7 @@ def _overwritten(layout: Layout, free: int, ours: int, theirs: int) -> bool:
 
 
 def _squares(layout: Layout, left: int) -> int:
-    """The sum of squares of the free CPUs per node: smaller is more even."""
+    """The sum of squares of the free CPUs per node; a smaller sum is more even."""
     return sum((node.cpus & left).bit_count() ** 2 for node in layout.nodes)
 
 
@@ -287,9 +289,9 @@ def _text(mask: int) -> str:
 
 
 def judge_state_file(case: dict[str, Any]) -> CaseVerdict:
-    """Agrees where the checksum of what we read is the recorded one, and all of it was read.
-    `content` is the text of a file; a case with `policy` and `checksum` instead is a memory
-    manager's file without anything in it."""
+    """Agrees if the computed checksum is the recorded one, and the whole file could be read.
+    `content`: the text of the file. A case with `policy` and `checksum` instead is an empty file of
+    the memory manager."""
     raw = _content(case).encode()
     state: Any = None
     match case["file"]:

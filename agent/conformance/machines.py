@@ -1,4 +1,4 @@
-"""Machines as vectors describe them: a shape and how its CPUs are numbered."""
+"""Machines as vectors describe them: a shape, and the numbering of its CPUs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _MOST_CPUS: Final = 65_536
 
 
 def cpus(shape: Sequence[float], numbering: str, caches: int | None = None) -> tuple[Cpu, ...]:
-    """`shape`: sockets, NUMA nodes a socket (0.5: a node spans two), cores a node, threads a core;
-    `caches`: L3 caches of the whole machine. Raises ValueError for anything else."""
+    """`shape`: sockets, NUMA nodes per socket (0.5: a node spans two sockets), cores per node,
+    threads per core. `caches`: L3 caches of the whole machine. Raises ValueError for impossible
+    values."""
     if not math.prod(shape) <= _MOST_CPUS:
         raise ValueError(f"shape {list(shape)} has more than {_MOST_CPUS} CPUs")
     sockets, nodes_per_socket, cores_per_node, threads = shape
     nodes = round(sockets * nodes_per_socket)
     cores = nodes * int(cores_per_node)
     if not (1 <= sockets <= cores and threads >= 1):
-        raise ValueError(f"shape {list(shape)} has no CPUs, or a socket without")
+        raise ValueError(f"shape {list(shape)} has no CPUs, or a socket without CPUs")
     if caches is not None and not 1 <= caches <= cores:
         raise ValueError(f"{caches} L3 caches for {cores} cores")
     made = []

@@ -1,14 +1,14 @@
-"""Vectors of the merge of NUMA hints: Koordinator's, which the scheduler uses, and the kubelet's,
-which is here. Masks are lists of NUMA ids in both.
+"""The merge of NUMA hints: Koordinator's, which Topolet's scheduler uses too, and the kubelet's,
+which is implemented here. Masks are lists of NUMA ids in the vectors.
 
-In the kubelet's merge, combinations and preferred ones are as in Koordinator's, without scores.
-Among preferred ones the narrowest mask wins: fewest nodes, then (where closest nodes are requested)
-smallest distance, then the lowest number. Otherwise the mask should have as many nodes as the
-neediest resource needs at least: B, the largest over the resources of the fewest nodes that one of
-its hints names. The kubelet's comparison, candidate by candidate, ends with the narrowest mask of B
-nodes if there is one, else of the most nodes below B, else of the fewest above: a mask of B nodes
-is never left, one below B is left only for one nearer to B, and one above B for any narrower one.
-So only the set of all intersections is needed, in no order.
+In the kubelet's merge, combinations and preferred combinations are as in Koordinator's, without
+scores. Of the preferred masks the narrowest wins: the fewest nodes, then (if closest nodes are
+preferred) the smallest distance, then the lowest number. Without a preferred mask, the number of
+nodes should be B: the minimum number of nodes over the hints of a resource, maximised over the
+resources. The kubelet compares candidate by candidate. Its result is the narrowest mask of B nodes
+if there is one, else one of the most nodes below B, else one of the fewest above: it never replaces
+a mask of B nodes, replaces one below B only by one nearer to B, and one above B by any narrower
+one. So only the set of all intersections is needed, in any order.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _distances(case: dict[str, Any]) -> Distances | None:
 
 
 def _providers(written: list[Any]) -> list[Provider]:
-    """An object a provider, null for none; resource -> null, [] or hints."""
+    """One object per provider, or null; it maps a resource to null, [] or hints."""
     return [
         {
             resource: None if hints is None else [_hint(hint) for hint in hints]
@@ -111,7 +111,7 @@ def _providers(written: list[Any]) -> list[Provider]:
 
 
 def ids(mask: int | None) -> list[int] | None:
-    """A mask as its ids, null for no restriction."""
+    """The ids of a mask, None for no restriction."""
     return None if mask is None else list(members(mask))
 
 
@@ -139,12 +139,12 @@ def kubelet_merge(
     policy: NumaPolicy,
     distances: Distances | None = None,
 ) -> Merged:
-    """The NUMA nodes for a pod or a container. `distances`: given where the closest nodes are
-    preferred; without meaning for one node, so SingleNUMANode ignores it.
+    """The NUMA nodes for a pod or a container. `distances`: given if the closest nodes are
+    preferred. SingleNUMANode ignores it, because it chooses one node.
 
-    None and BestEffort always admit, the others a preferred combination. Raises ValueError for
-    hints with nodes that the machine lacks, naming provider and resource, and for nodes without a
-    distance."""
+    None and BestEffort always admit, the other policies only a preferred combination. Raises
+    ValueError for hints with nodes that the machine does not have, which names provider and
+    resource, and for nodes without a distance."""
     full = full_mask(nodes)
     if policy is NumaPolicy.NONE:
         return Merged(None, preferred=False, admit=True)
@@ -191,7 +191,7 @@ def kubelet_merge(
 
 
 def _needed(table: Sequence[Column]) -> int:
-    """B; resources without a preference need nothing."""
+    """B; resources without a preference count as 0."""
     return max(
         (
             min((mask.bit_count() for mask in column.named if mask is not None), default=0)
@@ -218,12 +218,13 @@ def _preferring(column: Column, mask: int) -> int:
 
 
 Distances: TypeAlias = Mapping[int, Mapping[int, int]]
-"""From node to node, by NUMA id, as in the firmware's table (10: local)."""
+"""Distances from node to node by NUMA id, as in the firmware's table (10: local)."""
 
 
 def span(mask: int, distances: Distances) -> int:
-    """The sum over all ordered pairs, a node with itself included: among masks of equally many
-    nodes it orders as the mean does. Raises ValueError for a pair without a distance."""
+    """The sum of the distances of all ordered pairs, including each node with itself. Masks with
+    the same number of nodes have the same order as by the mean. Raises ValueError for a pair
+    without a distance."""
     nodes = list(members(mask))
     total = 0
     for node in nodes:

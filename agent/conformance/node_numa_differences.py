@@ -1,8 +1,8 @@
 """The declared differences from Koordinator's NodeNUMAResource.
 
-Each is a rule of theirs that is wrong, as what it does to a case, to the account of the node, to
-the trials of its NUMA nodes or to the answer. A case is declared only if ours under that rule
-answers exactly what they did.
+Each is a wrong rule of Koordinator's, given as a change of the case, of the node's allocation, of
+the trials of its NUMA nodes or of the answer. A case is declared only if Topolet, under that rule,
+gives exactly Koordinator's answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EXCLUSIVE: Final = "preferredCPUExclusivePolicy"
 _READ_POLICIES: Final = ("BestEffort", "Restricted", "SingleNUMANodePodLevel")
 
 
-def _as_it_is(case: Case) -> Case:
+def _unchanged(case: Case) -> Case:
     return case
 
 
@@ -65,7 +65,7 @@ def _no_cpus(case: Case) -> bool:
     return bool(case.get("noCPUTopology"))
 
 
-def _forgotten(case: Case) -> Case:
+def _without_allocations(case: Case) -> Case:
     return {**case, "allocated": [{"requests": each["requests"]} for each in case["allocated"]]}
 
 
@@ -75,7 +75,7 @@ def _unrecorded(case: Case) -> bool:
 
 
 def _recorded(case: Case) -> dict[int, set[str]]:
-    """What pods recorded, by NUMA node."""
+    """The resources that pods recorded, by NUMA node."""
     names: dict[int, set[str]] = {}
     for pod in case["allocated"]:
         for part in pod.get("resourceStatus", {}).get("numaNodeResources", ()):
@@ -88,7 +88,8 @@ def _uncounted(case: Case) -> bool:
 
 
 def _with_nothing(case: Case) -> Case:
-    """What pods recorded and a zone does not count is there, and there is none of it."""
+    """The case with an amount of 0 for each resource that pods recorded and the zone does not
+    report."""
     named = _recorded(case)
     zones = [
         {
@@ -107,7 +108,7 @@ def _split(case: Case) -> bool:
     return len(case["zones"]) > 1
 
 
-def _amplified_blindly(case: Case) -> bool:
+def _amplified_without_cpus(case: Case) -> bool:
     return _amplified(case) and _no_cpus(case)
 
 
@@ -123,9 +124,9 @@ def _spec(case: Case) -> Mapping[str, str]:
     return case["pod"].get("resourceSpec") or {}
 
 
-def _unsaid(case: Case, word: str) -> Case:
-    """The pod has no such policy."""
-    kept = {key: value for key, value in _spec(case).items() if key != word}
+def _without_policy(case: Case, name: str) -> Case:
+    """The case without this policy of the pod."""
+    kept = {key: value for key, value in _spec(case).items() if key != name}
     return {**case, "pod": {**case["pod"], "resourceSpec": kept}}
 
 
@@ -137,19 +138,19 @@ def _without_cpu(case: Case) -> bool:
     return "cpu" not in case["pod"]["requests"]
 
 
-def _amplified_for_nothing(case: Case) -> bool:
+def _amplified_without_request(case: Case) -> bool:
     return case.get("amplification", 1) > 1 and _without_cpu(case)
 
 
 class Quirk(msgspec.Struct, frozen=True):
-    """`applies`: whether the case is one that the rule is about. `case`: what it makes of it.
-    `recorded_only`: a RecordedAccount; `unpaid`, `by_position`, `unbound`: TheirTrials.
-    `unaccounted`: no amounts of NUMA nodes are written. `unamplified`: the score knows no ratio.
-    `refused`: every pod is, with that code."""
+    """A wrong rule. `applies`: whether it concerns the case. `case`: changes the case.
+    `recorded_only`: uses RecordedAllocation. `unpaid`, `by_position`, `unbound`: use
+    KoordinatorTrials. `unaccounted`: no amounts of NUMA nodes are written. `unamplified`: the score
+    ignores the amplification ratio. `refused`: every pod is refused with that code."""
 
     difference: Difference
     applies: Callable[[Case], bool]
-    case: Callable[[Case], Case] = _as_it_is
+    case: Callable[[Case], Case] = _unchanged
     recorded_only: bool = False
     unpaid: bool = False
     by_position: bool = False
@@ -163,7 +164,7 @@ QUIRKS: Final = (
     Quirk(
         Difference(
             "policy-spellings",
-            "of the spellings of a topology manager policy three are read; ours reads all",
+            "of the spellings of a topology manager policy three are read; Topolet reads all",
             listed=True,
         ),
         _spelled,
@@ -172,7 +173,7 @@ QUIRKS: Final = (
     Quirk(
         Difference(
             "one-numa-node",
-            "SingleNUMANode on a machine of one NUMA node accounts for nothing; ours accounts",
+            "SingleNUMANode on a machine with one NUMA node: nothing is counted; Topolet counts",
             listed=True,
         ),
         _single_machine,
@@ -181,7 +182,7 @@ QUIRKS: Final = (
     Quirk(
         Difference(
             "be-owns-cpus",
-            "where the node binds CPUs BE pods own some too; ours leave them on what is left",
+            "where the node binds CPUs, BE pods own CPUs too; with Topolet they run on the rest",
             listed=True,
         ),
         _be_bound,
@@ -190,8 +191,8 @@ QUIRKS: Final = (
     Quirk(
         Difference(
             "split-by-position",
-            "an amount is split over NUMA nodes by what others of them have; ours goes by the "
-            "nodes themselves",
+            "an amount is split over NUMA nodes by the availability of other nodes; Topolet "
+            "splits it by the availability of these nodes",
             listed=True,
         ),
         _split,
@@ -200,44 +201,44 @@ QUIRKS: Final = (
     Quirk(
         Difference(
             "amplified-without-topology",
-            "where CPU is amplified and no CPU topology is reported, no pod that asks for CPU "
-            "comes; ours counts what pods own",
+            "where CPU is amplified and no CPU topology is reported, every pod that requests CPU "
+            "is rejected; Topolet counts the CPUs that pods own",
         ),
-        _amplified_blindly,
+        _amplified_without_cpus,
         refused="UnschedulableAndUnresolvable",
     ),
     Quirk(
         Difference(
             "amplified-before-conflict",
-            "a pod whose bind policy conflicts with the node's is told first that amplified CPU "
-            "is lacking, as if evicting pods could help; ours names the conflict",
+            "a pod whose bind policy conflicts with the node's is rejected for missing amplified "
+            "CPU, as if evictions helped; Topolet reports the conflict",
         ),
         _amplified_conflict,
-        case=partial(_unsaid, word=_REQUIRED),
+        case=partial(_without_policy, name=_REQUIRED),
     ),
     Quirk(
         Difference(
             "exclusive-unheard",
-            "the exclusive policy of a pod whose CPUs only the node binds is not heard; ours hears "
-            "whoever has one",
+            "the exclusive policy of a pod whose CPUs only the node binds is ignored; Topolet "
+            "applies it to every pod",
         ),
         _exclusive,
-        case=partial(_unsaid, word=_EXCLUSIVE),
+        case=partial(_without_policy, name=_EXCLUSIVE),
     ),
     Quirk(
         Difference(
             "claims-without-topology",
-            "on a node that reports no CPU topology what pods hold of NUMA nodes is forgotten; "
-            "ours counts it",
+            "on a node that reports no CPU topology, the amounts that pods hold of NUMA nodes are "
+            "ignored; Topolet counts them",
         ),
         _no_cpus,
-        case=_forgotten,
+        case=_without_allocations,
     ),
     Quirk(
         Difference(
             "owned-without-amounts",
-            "CPUs that a pod owns without recorded amounts are not gone from their NUMA node; "
-            "with ours they are",
+            "CPUs that a pod owns without recorded amounts are not subtracted from their NUMA "
+            "node; Topolet subtracts them",
         ),
         _unrecorded,
         recorded_only=True,
@@ -245,8 +246,8 @@ QUIRKS: Final = (
     Quirk(
         Difference(
             "amplified-cpu-unpaid",
-            "CPUs are bound in a NUMA node that has not so much amplified CPU left; ours binds as "
-            "many as it can pay for",
+            "more CPUs are bound in a NUMA node than its amplified CPU covers; Topolet binds as "
+            "many as it covers",
         ),
         _amplified,
         unpaid=True,
@@ -254,8 +255,8 @@ QUIRKS: Final = (
     Quirk(
         Difference(
             "fitting-without-cpu",
-            "for a pod that asks for no CPU NUMA nodes are compared by the CPUs that suit the "
-            "policy by which the node binds others; ours compares what they have",
+            "for a pod that requests no CPU, NUMA nodes are compared by the CPUs that suit the "
+            "node's bind policy; Topolet compares them by all their CPUs",
         ),
         _without_cpu,
         unbound=True,
@@ -263,8 +264,8 @@ QUIRKS: Final = (
     Quirk(
         Difference(
             "resource-not-in-zone",
-            "a resource that a zone does not count but a pod recorded makes pods fail; ours does "
-            "not take it for the NUMA nodes'",
+            "a resource that zones do not report but a pod recorded makes pods fail; for Topolet "
+            "it is not a resource of NUMA nodes",
             listed=True,
         ),
         _uncounted,
@@ -273,28 +274,28 @@ QUIRKS: Final = (
     Quirk(
         Difference(
             "amplified-without-cpu",
-            "a pod that asks for no CPU is scored as if CPU that others own were not amplified; "
-            "ours counts the node as it is",
+            "a pod that requests no CPU is scored as if owned CPUs were not amplified; Topolet "
+            "counts them amplified",
         ),
-        _amplified_for_nothing,
+        _amplified_without_request,
         unamplified=True,
     ),
 )
 DIFFERENCES: Final = tuple(each.difference for each in QUIRKS)
 
 
-class RecordedAccount(NodeAllocation):
-    """CPUs that a pod owns without recorded amounts are still their NUMA node's to give."""
+class RecordedAllocation(NodeAllocation):
+    """CPUs that a pod owns without recorded amounts stay available on their NUMA node."""
 
     def available(self) -> Amounts:
         return self.recorded()
 
 
-class TheirTrials(Trials):
-    """`loose`: a NUMA node has all that its amounts tell, whatever CPUs are free and what they cost
-    amplified, unless a bind policy is required. `by_position`: an amount is split in the order of
-    what the NUMA nodes 0, 1, ... have, whichever nodes these are. `unbound`: for a pod without CPU
-    a NUMA node has no more CPU than suits the policy by which the node binds others."""
+class KoordinatorTrials(Trials):
+    """`loose`: unless a bind policy is required, a NUMA node has its recorded amounts, regardless
+    of its free CPUs and of amplification. `by_position`: an amount is split in the order of the
+    amounts of the NUMA nodes 0, 1, ..., whatever the ids of the nodes are. `unbound`: for a pod
+    without CPU, a NUMA node has only the CPU that suits the node's bind policy."""
 
     def __init__(
         self,
@@ -310,8 +311,10 @@ class TheirTrials(Trials):
         self._loose = loose
         self._by_position = by_position
         super().__init__(options, account, ask, policies)
-        said = options.policies
-        forced = BindPolicy.FULL_PCPUS if said.full_pcpus_only else said.bind_label
+        node_policies = options.policies
+        forced = (
+            BindPolicy.FULL_PCPUS if node_policies.full_pcpus_only else node_policies.bind_label
+        )
         if unbound and policies.bind is None and forced is not None:
             self._keep_fitting(forced)
 
@@ -353,7 +356,7 @@ class TheirTrials(Trials):
 
 
 def _insertion_sorted(nodes: list[int], available: Amounts, name: str) -> list[int]:
-    """By comparing places instead of what stands there."""
+    """Sorts the nodes, but compares the amounts at the positions instead of those of the nodes."""
     have = [available.get(place, {}).get(name, 0) for place in range(len(nodes))]
     for end in range(1, len(nodes)):
         place = end

@@ -1,4 +1,4 @@
-"""Vectors of the plugin NodeResourceTopologyMatch: filter, and the four scores."""
+"""kube-scheduler's plugin NodeResourceTopologyMatch: the filter and the four scores."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ from agent.model.nrt import resource_topology
 
 SIDECARS: Final = Difference(
     "sidecars-stay",
-    "sidecars count as init containers that end: they take nothing from a NUMA node, and a pod of "
-    "sidecar and container is as large as the larger one; ours count beside all that come after",
+    "sidecars count as init containers that end: they take nothing from a NUMA node, and sidecar "
+    "and container together are as large as the larger one; Topolet adds them to later containers",
     listed=True,
 )
 TOGETHER: Final = Difference(
     "restricted-has-an-end",
-    "under the policy restricted every pod passes, also one for which all NUMA nodes together have "
-    "not enough, and the kubelet refuses it; ours says so",
+    "under the policy restricted every pod passes, also one for which all NUMA nodes together do "
+    "not have enough, and the kubelet refuses it; Topolet rejects it",
     listed=True,
 )
-MACHINES_OWN: Final = Difference(
+NOT_OF_ZONES: Final = Difference(
     "not-of-zones",
-    "a request for what no NUMA node tells of (ephemeral storage, a licence) makes LeastNUMANodes "
-    "0; ours counts the NUMA nodes for the rest",
+    "a request for a resource that no zone reports (ephemeral storage, a licence) makes "
+    "LeastNUMANodes 0; Topolet counts the NUMA nodes for the rest",
     listed=True,
 )
 INIT_ENDS: Final = Difference(
     "init-containers-end",
-    "LeastNUMANodes takes what init containers have from NUMA nodes for good, which the filter "
-    "never does; ours gives it back",
+    "LeastNUMANodes never releases the resources of init containers, the filter does; Topolet "
+    "releases them in both",
 )
 BELOW_NOTHING: Final = Difference(
     "no-score-below-0",
-    "LeastNUMANodes is below 0 for more NUMA nodes than the topology manager works for, with which "
-    "kube-scheduler gives up the pod; ours is 0",
+    "LeastNUMANodes is below 0 for more NUMA nodes than the topology manager supports, and "
+    "kube-scheduler then fails the pod; Topolet's score is 0",
 )
-DIFFERENCES: Final = (SIDECARS, TOGETHER, MACHINES_OWN, INIT_ENDS, BELOW_NOTHING)
+DIFFERENCES: Final = (SIDECARS, TOGETHER, NOT_OF_ZONES, INIT_ENDS, BELOW_NOTHING)
 
 _PANIC: Final = "panic"
 
 
 def judge(case: dict[str, Any]) -> CaseVerdict:
-    """Compares fit, reason and scores; a panic agrees with any score. A case that differs in
-    several ways counts for the one of them that is not listed."""
-    asked = _Question(case)
-    found = by_zones(asked.node, asked.pod)
+    """Compares fit, reason and scores; a panic agrees with any score. If a case has several
+    differences, one that is not listed counts."""
+    question = _Question(case)
+    found = by_zones(question.node, question.pod)
     expect = case["expect"]
     ours = {
         **_fit(found),
-        "score": {name: asked.score(asked.pod, name) for name in expect["score"]},
+        "score": {name: question.score(question.pod, name) for name in expect["score"]},
     }
     why = {
-        asked.why_score(name, theirs)
+        question.why_score(name, theirs)
         for name, theirs in expect["score"].items()
         if theirs not in (_PANIC, ours["score"][name])
     }
     if _fit(found) != {key: value for key, value in expect.items() if key != "score"}:
-        why.add(asked.why_fit(found, expect))
+        why.add(question.why_fit(found, expect))
     if not why:
         return CaseVerdict(True, ours)
     declared = None
@@ -75,7 +75,7 @@ def judge(case: dict[str, Any]) -> CaseVerdict:
 
 
 class _Question:
-    """A case, and what the plugin takes its pod for."""
+    """A case, and its pod as the plugin reads it."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.node = _node(case)
@@ -88,7 +88,7 @@ class _Question:
         return score(self.node, pod, Strategy(name), self._weights)
 
     def why_fit(self, found: object, expect: dict[str, Any]) -> Difference | None:
-        """What explains that they answer otherwise."""
+        """The difference that explains another answer of the filter, None if there is none."""
         fits = expect["fit"]
         if fits and isinstance(found, Misfit) and found.cause is MisfitCause.ZONES_TOGETHER:
             return TOGETHER
@@ -100,27 +100,26 @@ class _Question:
         return SIDECARS if same else None
 
     def why_score(self, name: str, theirs: int) -> Difference | None:
-        """What explains that they score otherwise."""
+        """The difference that explains another score, None if there is none."""
         if Strategy(name) is not Strategy.LEAST_NUMA_NODES:
             return SIDECARS if self.score(self._ending, name) == theirs else None
-        if theirs == 0 and self._asks_machine():
-            return MACHINES_OWN
+        if theirs == 0 and self._requests_other_resources():
+            return NOT_OF_ZONES
         if theirs < 0 and self.score(self.pod, name) == 0:
             return BELOW_NOTHING
         if self.node is not None and self.node.scope is TopologyManagerScope.CONTAINER:
             return INIT_ENDS if self.score(self._staying, name) == theirs else None
         return SIDECARS if self.score(self._ending, name) == theirs else None
 
-    def _asks_machine(self) -> bool:
-        """Whether a container requests resources of which NUMA nodes report some, and others
-        not."""
+    def _requests_other_resources(self) -> bool:
+        """Whether the zones report some of a container's requested resources, and others not."""
         node = self.node
         if node is None:
             return False
-        told = [
+        reported = [
             [name in node.available for name in part.requests] for part in parts_of(node, self.pod)
         ]
-        return any(any(each) and not all(each) for each in told)
+        return any(any(each) and not all(each) for each in reported)
 
 
 def _fit(found: object) -> dict[str, Any]:
@@ -162,7 +161,7 @@ def _named(values: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _pod(written: dict[str, Any], sidecars: bool | None = None) -> ZonedPod:
-    """`sidecars`: what all init containers are taken for, if not for what they are."""
+    """`sidecars`: whether all init containers count as sidecars; None: those that are sidecars."""
     pod = apiobjects.from_object(
         {
             "metadata": {"name": "pod", "uid": "pod"},

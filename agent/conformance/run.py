@@ -1,7 +1,7 @@
-"""One vector file judged case by case.
+"""Judges a vector file case by case.
 
-A case shows its kind by its keys and by the value of `op`. A kind is added by an entry in KINDS and
-a Judge under its name in the JUDGES of its module.
+The kind of a case follows from its keys and from the value of `op`. To add a kind, add an entry to
+KINDS, and a Judge under its name to JUDGES of its module.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from agent.conformance.files import Case, CaseVerdict, Difference, FileError, Ju
 
 
 class CaseKind(msgspec.Struct, frozen=True):
-    """`keys`: those that every case has; a case may have more. `ops`: the values of the key `op`,
-    empty for a kind without that key. `module`: has the kind's Judge in JUDGES, by name."""
+    """`keys`: the keys that every case has; a case may have more. `ops`: the values of the key
+    `op`, empty for a kind without that key. `module`: the module whose JUDGES has the kind's
+    Judge."""
 
     name: str
     module: str
@@ -80,24 +81,24 @@ KINDS: Final = (
 
 
 def find(case: Case, kinds: Sequence[CaseKind] = KINDS) -> CaseKind | None:
-    """The kind of a case: of those that it fits, the one with most keys."""
+    """The kind of a case: of all that fit, the one with the most keys."""
     fitting = [kind for kind in kinds if kind.fits(case)]
     return max(fitting, key=lambda kind: len(kind.keys), default=None)
 
 
 DECLARED_PERCENT: Final = 2
-"""How much of a set may differ in declared ways that are not listed."""
+"""The largest part of a set that may have declared differences that are not listed."""
 
 _UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""The exceptions of code that takes a value for another type."""
+"""The exceptions of code that gets a value of an unexpected type."""
 
 
 class UnknownKindError(FileError):
-    """A file whose first case is of no known kind."""
+    """The first case of a file is of an unknown kind."""
 
 
 class Disagreement(msgspec.Struct, frozen=True):
-    """`ours`: our answer in the form of the case's `expect`."""
+    """`ours`: Topolet's answer in the form of the case's `expect`."""
 
     line: int
     case: Case
@@ -105,14 +106,15 @@ class Disagreement(msgspec.Struct, frozen=True):
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """How many cases differ in this way; at least one."""
+    """The number of cases with this difference; at least one."""
 
     difference: Difference
     cases: int
 
 
 class FileResult(msgspec.Struct, frozen=True):
-    """What came of a file. Every case agrees, is declared or disagrees; `first` of the latter."""
+    """The result of a file. Every case agrees, is declared or disagrees. `first`: the first
+    disagreement."""
 
     file: str
     kind: str
@@ -124,7 +126,7 @@ class FileResult(msgspec.Struct, frozen=True):
 
     @property
     def unlisted(self) -> int:
-        """Cases that differ in declared ways which the vectors' own tables do not call wrong."""
+        """The number of cases with declared differences that are not listed."""
         return sum(each.cases for each in self.declared if not each.difference.listed)
 
     @property
@@ -137,10 +139,10 @@ class FileResult(msgspec.Struct, frozen=True):
 
 
 def judge(path: str, known: Sequence[CaseKind] = KINDS) -> FileResult:
-    """Runs a file; its first case shows the kind, and all cases must be of that kind.
+    """Judges a file. All cases must be of the kind of the first case.
 
-    Raises UnknownKindError for a file whose first case is of no known kind, and FileError for one
-    that can't be read, that has cases of several kinds, or that has no case."""
+    Raises UnknownKindError if the kind of the first case is unknown, and FileError for a file that
+    can't be read, has cases of several kinds, or has no case."""
     kind: CaseKind | None = None
     agree = disagree = 0
     declared: Counter[str] = Counter()
@@ -149,7 +151,7 @@ def judge(path: str, known: Sequence[CaseKind] = KINDS) -> FileResult:
         found = find(case, known)
         if found is None:
             fault = FileError if kind else UnknownKindError
-            raise fault(path, f"a case of no known kind; {_keys(case)}", line)
+            raise fault(path, f"a case of an unknown kind; {_keys(case)}", line)
         if kind is None:
             kind, by = found, found.load()
         elif found is not kind:
@@ -189,7 +191,7 @@ def _verdict(path: str, line: int, case: Case, by: Judge) -> CaseVerdict:
 
 
 def _explained(counts: Counter[str], by: Judge) -> tuple[Declared, ...]:
-    """In the order of the kind's differences."""
+    """The declared differences with their counts, in the order of the kind's differences."""
     known = {difference.name: difference for difference in by.differences}
     unknown = counts.keys() - known.keys()
     if unknown:

@@ -2,9 +2,9 @@
 (pkg/kubelet/cm/cpumanager/policy_static.go).
 
 Containers of Guaranteed pods that request whole CPUs get exclusive CPUs; all others share the
-default set. Three answers differ from the kubelet's on purpose: full-pcpus-only never gives half a
-core, the default set is never emptied, and an init container that is placed again makes no CPUs
-reusable that another container of its pod runs on.
+default set. Three results differ from the kubelet's on purpose: full-pcpus-only never assigns half
+a core, the default set is never emptied, and when an init container is placed again, CPUs on which
+another container of its pod runs do not become reusable.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from agent.model.cpu.policies import NumaPolicy
 
 
 class Exclusive(msgspec.Struct, frozen=True, tag="exclusive"):
-    """`cpus`: the container's own from now on; `reused`: those of them that an init container of
-    its pod had; `repeated`: it had all of them before."""
+    """The container has exclusive CPUs. `reused`: those of them that an init container of its pod
+    had. `repeated`: the container had all of them before."""
 
     cpus: int
     reused: int = 0
@@ -58,9 +58,9 @@ Placement: TypeAlias = Exclusive | Shared | AllocationRefused
 
 
 class StaticState(msgspec.Struct, frozen=True):
-    """CPU masks. `default`: what containers without CPUs of their own share; `assigned`: by pod uid
-    and container. `reusable`: CPUs of ended or ending init containers of the one pod
-    `reusable_of`, that placed a container last; its next containers may have them."""
+    """CPU masks. `default`: the CPUs that containers without exclusive CPUs share. `assigned`:
+    exclusive CPUs by pod uid and container. `reusable_of`: the pod that placed a container last.
+    `reusable`: the CPUs of its init containers, which its next containers may get."""
 
     default: int
     assigned: dict[str, dict[str, int]] = {}
@@ -68,18 +68,18 @@ class StaticState(msgspec.Struct, frozen=True):
     reusable: int = 0
 
     def held(self, uid: str, container: str) -> int:
-        """The container's own CPUs; 0 where it has none."""
+        """The container's exclusive CPUs; 0 if it has none."""
         return self.assigned.get(uid, _NOTHING).get(container, 0)
 
     def reusable_by(self, uid: str) -> int:
         return self.reusable if uid == self.reusable_of else 0
 
     def with_assigned(self, uid: str, container: str, cpus: int) -> dict[str, dict[str, int]]:
-        """The assignments and this one."""
+        """The assignments with this one added."""
         return {**self.assigned, uid: {**self.assigned.get(uid, _NOTHING), container: cpus}}
 
     def without(self, uid: str, container: str) -> dict[str, dict[str, int]]:
-        """The assignments but this one."""
+        """The assignments without this one."""
         mine = {name: cpus for name, cpus in self.assigned[uid].items() if name != container}
         others = {other: held for other, held in self.assigned.items() if other != uid}
         return {**others, uid: mine} if mine else others
@@ -90,8 +90,8 @@ _NOTHING: Final[dict[str, int]] = {}
 
 
 class StaticPolicy(msgspec.Struct, frozen=True):
-    """What is fixed while the policy runs. `reserved`: CPUs that no container gets as its own;
-    `reserved_cores`: with the siblings of those."""
+    """The constants of a running policy. `reserved`: CPUs that no container gets exclusively.
+    `reserved_cores`: these CPUs and their siblings."""
 
     layout: Layout
     options: StaticOptions
@@ -100,7 +100,7 @@ class StaticPolicy(msgspec.Struct, frozen=True):
 
     @property
     def all_cpus(self) -> int:
-        """What the default set and the assignments are made of."""
+        """All CPUs of the default set and the assignments."""
         kept = self.reserved if self.options.strict_cpu_reservation else 0
         return self.layout.cpus & ~kept
 
@@ -121,7 +121,8 @@ def make(
 def make_with_count(
     layout: Layout, options: StaticOptions, topology_policy: NumaPolicy, count: int
 ) -> StaticPolicy:
-    """A policy that chooses the CPUs to reserve as it chooses others. Raises PolicyStartError."""
+    """A policy that chooses the CPUs to reserve like those of a container. Raises
+    PolicyStartError."""
     check_options(options, layout, topology_policy)
     try:
         reserved = take(layout, layout.cpus, count, options)
@@ -131,8 +132,7 @@ def make_with_count(
 
 
 def start(policy: StaticPolicy, found: StaticState) -> StaticState:
-    """The state to go on from; `found` is the one that was stored, or EMPTY. Raises
-    PolicyStartError."""
+    """The initial state. `found`: the stored state, or EMPTY. Raises PolicyStartError."""
     everything = policy.all_cpus
     if not found.default:
         if any(found.assigned.values()):
@@ -169,26 +169,26 @@ def allocate(
     container: str,
     nodes: Iterable[int] | None = None,
 ) -> tuple[StaticState, Placement]:
-    """Places a container; `nodes`: ids of the NUMA nodes to take from first. Raises KeyError where
-    the pod has no such container."""
-    asked = exclusive_cpus(pod, pod.container(container))
-    if not isinstance(asked, int):
-        return state, Shared(asked)
+    """Places a container. `nodes`: ids of the NUMA nodes to take CPUs from first. Raises KeyError
+    if the pod has no such container."""
+    requested = exclusive_cpus(pod, pod.container(container))
+    if not isinstance(requested, int):
+        return state, Shared(requested)
     held = state.held(pod.uid, container)
-    refused = _smt_refusal(policy, state, asked, held)
+    refused = _smt_refusal(policy, state, requested, held)
     if refused is not None:
         return state, refused
     reusable = state.reusable_by(pod.uid)
     if held:
         return _with_reusable(state, pod, container, held), Exclusive(held, repeated=True)
     allocatable = policy.available(state) | reusable
-    cpus = _chosen(policy, allocatable, asked, nodes)
+    cpus = _chosen(policy, allocatable, requested, nodes)
     if isinstance(cpus, AllocationRefused):
         return state, cpus
     default = state.default & ~cpus
     if not default and state.default:
         reason = RefusalReason.DEFAULT_EMPTIED
-        return state, _refused(policy, reason, asked, allocatable.bit_count())
+        return state, _refused(policy, reason, requested, allocatable.bit_count())
     placed = StaticState(
         default,
         state.with_assigned(pod.uid, container, cpus),
@@ -199,7 +199,7 @@ def allocate(
 
 
 def remove(state: StaticState, uid: str, container: str) -> StaticState:
-    """Takes a container's CPUs back, but those that others of its pod have too."""
+    """Releases a container's CPUs except those that other containers of its pod have too."""
     cpus = state.held(uid, container)
     if not cpus:
         return state
@@ -210,27 +210,27 @@ def remove(state: StaticState, uid: str, container: str) -> StaticState:
 
 
 def _smt_refusal(
-    policy: StaticPolicy, state: StaticState, asked: int, held: int
+    policy: StaticPolicy, state: StaticState, requested: int, held: int
 ) -> AllocationRefused | None:
-    """The kubelet checks this even where the container has its CPUs, without reusable CPUs."""
+    """The kubelet checks this without reusable CPUs, and even if the container has its CPUs."""
     if not policy.options.full_pcpus_only:
         return None
     free = (state.default & ~policy.reserved_cores).bit_count()
-    if asked % policy.layout.threads:
-        return _refused(policy, RefusalReason.NO_WHOLE_CORES, asked, free, held)
-    if asked > free:
-        return _refused(policy, RefusalReason.NOT_ENOUGH_CORES, asked, free, held)
+    if requested % policy.layout.threads:
+        return _refused(policy, RefusalReason.NO_WHOLE_CORES, requested, free, held)
+    if requested > free:
+        return _refused(policy, RefusalReason.NOT_ENOUGH_CORES, requested, free, held)
     return None
 
 
 def _refused(
-    policy: StaticPolicy, reason: RefusalReason, asked: int, available: int, held: int = 0
+    policy: StaticPolicy, reason: RefusalReason, requested: int, available: int, held: int = 0
 ) -> AllocationRefused:
-    return AllocationRefused(reason, asked, available, policy.layout.threads, held)
+    return AllocationRefused(reason, requested, available, policy.layout.threads, held)
 
 
 def _chosen(
-    policy: StaticPolicy, allocatable: int, asked: int, nodes: Iterable[int] | None
+    policy: StaticPolicy, allocatable: int, requested: int, nodes: Iterable[int] | None
 ) -> int | AllocationRefused:
     layout, options = policy.layout, policy.options
     try:
@@ -238,19 +238,19 @@ def _chosen(
         if nodes is not None:
             aligned = allocatable & _aligned(policy, nodes)
             usable = of_whole_cores(layout, aligned) if options.full_pcpus_only else aligned
-            first = take_aligned(layout, aligned, min(asked, usable.bit_count()), options)
+            first = take_aligned(layout, aligned, min(requested, usable.bit_count()), options)
         rest = allocatable & ~first
-        return first | take_aligned(layout, rest, asked - first.bit_count(), options)
+        return first | take_aligned(layout, rest, requested - first.bit_count(), options)
     except NotEnoughCpusError:
         if options.full_pcpus_only:
             cores = of_whole_cores(layout, allocatable).bit_count()
-            return _refused(policy, RefusalReason.NOT_ENOUGH_CORES, asked, cores)
+            return _refused(policy, RefusalReason.NOT_ENOUGH_CORES, requested, cores)
         free = allocatable.bit_count()
-        return _refused(policy, RefusalReason.NOT_ENOUGH_CPUS, asked, free)
+        return _refused(policy, RefusalReason.NOT_ENOUGH_CPUS, requested, free)
 
 
 def _aligned(policy: StaticPolicy, nodes: Iterable[int]) -> int:
-    """All CPUs of these NUMA nodes, with align-by-socket of the sockets that they touch."""
+    """All CPUs of these NUMA nodes; with align-by-socket, of all their sockets."""
     cpus = policy.layout.of_nodes(nodes)
     if policy.options.align_by_socket:
         for socket in policy.layout.sockets:
@@ -275,26 +275,27 @@ def _with_reusable(state: StaticState, pod: PodCpu, container: str, cpus: int) -
 def container_hints(
     policy: StaticPolicy, state: StaticState, pod: PodCpu, container: str
 ) -> tuple[TopologyHint, ...] | None:
-    """In the order of `subsets`, whose limit holds; None: no preference; empty: can't be satisfied.
+    """The hints, in the order of `subsets`, whose limit applies. None: no preference. Empty: the
+    request can't be satisfied.
 
-    A container that has its CPUs gets the masks that hold these. Raises KeyError where the pod has
+    For a container that has its CPUs, the masks that contain these. Raises KeyError if the pod has
     no such container.
     """
-    asked = cpus_of(pod, pod.container(container))
-    if not asked:
+    requested = cpus_of(pod, pod.container(container))
+    if not requested:
         return None
     held = state.held(pod.uid, container)
     if held:
-        return _hints(policy, held, 0, asked) if held.bit_count() == asked else ()
-    return _hints(policy, policy.available(state), state.reusable_by(pod.uid), asked)
+        return _hints(policy, held, 0, requested) if held.bit_count() == requested else ()
+    return _hints(policy, policy.available(state), state.reusable_by(pod.uid), requested)
 
 
 def pod_hints(
     policy: StaticPolicy, state: StaticState, pod: PodCpu
 ) -> tuple[TopologyHint, ...] | None:
-    """The same for the pod as a whole."""
-    asked = pod_cpus(pod)
-    if not asked:
+    """The hints of the pod as a whole."""
+    requested = pod_cpus(pod)
+    if not requested:
         return None
     assigned = 0
     for container in (*pod.init, *pod.containers):
@@ -303,35 +304,35 @@ def pod_hints(
             if held.bit_count() != cpus_of(pod, container):
                 return ()
             assigned |= held
-    if assigned.bit_count() == asked:
-        return _hints(policy, assigned, 0, asked)
+    if assigned.bit_count() == requested:
+        return _hints(policy, assigned, 0, requested)
     reusable = state.reusable_by(pod.uid) | assigned
-    return _hints(policy, policy.available(state), reusable, asked)
+    return _hints(policy, policy.available(state), reusable, requested)
 
 
 def _hints(
-    policy: StaticPolicy, available: int, bound: int, asked: int
+    policy: StaticPolicy, available: int, bound: int, requested: int
 ) -> tuple[TopologyHint, ...]:
-    """Masks with enough CPUs that have all nodes of the `bound` CPUs; a CPU that is available as
-    well as bound counts once."""
+    """The masks with enough CPUs that contain all nodes of the `bound` CPUs. A CPU that is
+    available and bound counts once."""
     layout = policy.layout
     usable = available | bound
     places = [(1 << node.id, (node.cpus & usable).bit_count()) for node in layout.nodes]
     needed = of_nodes(layout.node_ids(bound))
-    smallest = _smallest([node.cpus.bit_count() for node in layout.nodes], asked)
+    smallest = _smallest([node.cpus.bit_count() for node in layout.nodes], requested)
     return tuple(
         TopologyHint(mask, _preferred(policy, mask, smallest))
         for mask in subsets(node.id for node in layout.nodes)
-        if not needed & ~mask and sum(held for node, held in places if node & mask) >= asked
+        if not needed & ~mask and sum(held for node, held in places if node & mask) >= requested
     )
 
 
-def _smallest(sizes: list[int], asked: int) -> int:
-    """The fewest NUMA nodes that could hold the request if all their CPUs were free."""
+def _smallest(sizes: list[int], requested: int) -> int:
+    """The smallest number of NUMA nodes that fit the request if all their CPUs are free."""
     held = 0
     for count, size in enumerate(sorted(sizes, reverse=True), 1):
         held += size
-        if held >= asked:
+        if held >= requested:
             return count
     return len(sizes)
 

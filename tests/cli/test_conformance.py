@@ -144,7 +144,7 @@ def test_unreadable_file_does_not_stop_the_others(
     told = capsys.readouterr()
     assert told.err.splitlines() == [
         f"topolet conformance: {none}: No such file or directory",
-        f"topolet conformance: {unknown}, line 1: a case of no known kind; its keys: what",
+        f"topolet conformance: {unknown}, line 1: a case of an unknown kind; its keys: what",
     ]
     if output == "json":
         assert [entry["file"] for entry in json.loads(told.out)] == [wrong]

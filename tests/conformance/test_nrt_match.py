@@ -10,7 +10,7 @@ from agent.conformance import run
 from agent.conformance.nrt_match import (
     BELOW_NOTHING,
     INIT_ENDS,
-    MACHINES_OWN,
+    NOT_OF_ZONES,
     SIDECARS,
     TOGETHER,
     judge,
@@ -116,7 +116,7 @@ def test_an_impossible_request_under_restricted_is_declared() -> None:
 def test_requests_for_resources_outside_the_zones_are_declared() -> None:
     licence = {"ephemeral-storage": "1Gi"}
     verdict = judge(case([container("2", **licence)], [], fits(LeastNUMANodes=0)))
-    assert verdict.declared == MACHINES_OWN.name
+    assert verdict.declared == NOT_OF_ZONES.name
     assert verdict.ours["score"] == {"LeastNUMANodes": 94}
     verdict = judge(case([container("2", **licence)], [], fits(LeastNUMANodes=88)))
     assert verdict.declared is None

@@ -58,8 +58,8 @@ def test_declared_differences_are_few_unless_listed(
     ("cases", "reason"),
     [
         ([], ": has no case"),
-        ([{}], ", line 1: a case of no known kind; its keys: none"),
-        ([RIGHT, {"what": 1, "a": 2}], ", line 2: a case of no known kind; its keys: a, what"),
+        ([{}], ", line 1: a case of an unknown kind; its keys: none"),
+        ([RIGHT, {"what": 1, "a": 2}], ", line 2: a case of an unknown kind; its keys: a, what"),
         ([RIGHT, {"other": 1}], ", line 2: other among parity; its keys: other"),
         ([{"number": {}, "expect": 1}], ", line 1: missing or unknown: 'value'"),
         ([RIGHT, RIGHT, {"number": 7, "expect": 1}], ", line 3: TypeError: 'int' object is not"),
