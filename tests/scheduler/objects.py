@@ -93,7 +93,7 @@ def topology(
     policy: str = "none",
     pods: Iterable[tuple[str, str]] | None = None,
 ) -> Object:
-    """A NodeResourceTopology of `nodes` NUMA nodes with two cores of two threads each; all CPUs are
+    """A NodeResourceTopology of `zones` NUMA nodes with two cores of two threads each; all CPUs are
     allocatable. `pods`: namespaces and names of the pods that the report counts."""
     machine = Topology(machines.cpus((zones, 1, 2, 2), "adjacent"), (), EMPTY, EMPTY, smt=True)
     amounts = resource_topology.Amounts(4000, 4000, available_milli)
