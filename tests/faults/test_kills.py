@@ -13,7 +13,7 @@ def check(tally: Tally, kills: int) -> None:
     assert len(tally.points) > kills // 8, "deaths at many steps"
 
 
-def test_kills_under_churn_lose_no_pin() -> None:
+def test_kills_under_churn_lose_no_cpuset() -> None:
     """On v1 and v2."""
     check(kill(80, seed=20), 80)
 

@@ -11,7 +11,7 @@ from tests.integration.harness import eventually
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_torn_checkpoint_takes_nothing_from_the_kubelets_pods(
+def test_torn_checkpoint_does_not_affect_the_kubelets_pods(
     around: Around, tmp_path: Path, restarts: bool
 ) -> None:
     """Where no answer is known from before, nothing is changed until there is one."""

@@ -75,7 +75,7 @@ def observer(around: Around) -> Iterator[RuntimeView]:
     hierarchy.close()
 
 
-def test_one_status_that_hangs_hides_no_container_and_is_left_alone_for_a_while(
+def test_one_hanging_status_hides_no_container_and_is_retried_later(
     around: Around, observer: RuntimeView
 ) -> None:
     groups = {around.running("LS"), around.running("LS"), around.running("LS")}
@@ -87,7 +87,7 @@ def test_one_status_that_hangs_hides_no_container_and_is_left_alone_for_a_while(
         assert around.node.runtime.asked.count(hung) == 1
 
 
-def test_statuses_that_all_hang_are_a_runtime_that_does_not_answer(
+def test_hanging_statuses_of_all_containers_are_a_failed_runtime(
     around: Around, observer: RuntimeView
 ) -> None:
     for _ in range(3):

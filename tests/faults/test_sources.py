@@ -301,7 +301,7 @@ def named(cases: list[tuple[Take, SourceName]]) -> list[object]:
 
 
 @pytest.mark.parametrize(("take", "source"), named(BOTH + AT_START))
-def test_a_start_without_it(place: Place, take: Take, source: SourceName) -> None:
+def test_a_start_without_a_source(place: Place, take: Take, source: SourceName) -> None:
     take(place)
     place.start()
     place.right()
@@ -309,7 +309,9 @@ def test_a_start_without_it(place: Place, take: Take, source: SourceName) -> Non
 
 
 @pytest.mark.parametrize(("take", "source"), named(BOTH))
-def test_it_goes_while_the_agent_runs(place: Place, take: Take, source: SourceName) -> None:
+def test_a_source_is_lost_while_the_agent_runs(
+    place: Place, take: Take, source: SourceName
+) -> None:
     place.start()
     place.right()
     take(place)
@@ -318,7 +320,7 @@ def test_it_goes_while_the_agent_runs(place: Place, take: Take, source: SourceNa
     place.right()
 
 
-def test_a_server_that_is_away_keeps_no_node_from_being_right(place: Place, tmp_path: Path) -> None:
+def test_an_unreachable_api_server_does_not_stop_the_agent(place: Place, tmp_path: Path) -> None:
     """The API server, at an address without a listener."""
     account = tmp_path / "account"
     account.mkdir()
@@ -364,7 +366,7 @@ def test_a_machine_with_fewer_files(place: Place, path: str) -> None:
     place.right()
 
 
-def test_a_source_that_comes_back_is_reported_and_used(place: Place) -> None:
+def test_a_source_that_returns_is_reported_and_used(place: Place) -> None:
     place.config.unlink()
     place.start()
     eventually("it is named", lambda: place.named(SourceName.KUBELET_CONFIG))

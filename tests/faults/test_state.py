@@ -10,7 +10,7 @@ ALL = "0-15"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_torn_snapshot_costs_no_owner_its_cpus(around: Around, share: float) -> None:
+def test_no_owner_loses_its_cpus_by_a_torn_snapshot(around: Around, share: float) -> None:
     """Not even to an older pod that claims them too: the cgroups show which pod has them."""
     rival = around.node.add("LSE")
     own, ls = around.running("LSE", "1-2"), around.running("LS")
@@ -30,7 +30,7 @@ def test_torn_snapshot_costs_no_owner_its_cpus(around: Around, share: float) -> 
     assert "belong to pod" in published.pods[rival.uid].refused
 
 
-def test_torn_journal_gives_up_its_whole_lines_and_restore_the_rest(around: Around) -> None:
+def test_torn_journal_keeps_its_whole_lines_for_the_restore(around: Around) -> None:
     groups = [around.running("LSE", "1-2"), around.running("LS"), around.running("BE")]
     around.start()
     around.launcher.kill()
@@ -45,7 +45,7 @@ def test_torn_journal_gives_up_its_whole_lines_and_restore_the_rest(around: Arou
     assert [around.cpus(each) for each in groups] == [ALL, ALL, ALL]
 
 
-def test_state_folder_that_is_gone_costs_no_pin_and_no_way_back(around: Around) -> None:
+def test_removed_state_folder_loses_no_cpuset_and_no_restore(around: Around) -> None:
     own, ls = around.running("LSE", "1-2"), around.running("LS")
     around.start()
     around.launcher.kill()

@@ -42,7 +42,7 @@ def before_writes(monkeypatch: pytest.MonkeyPatch, to: str, does: Callable[[], N
 
 
 @pytest.mark.parametrize("number", [errno.EBUSY, errno.EINVAL, errno.EACCES, errno.ENOSPC])
-def test_refused_write_is_named_blocks_the_owner_and_no_one_else(
+def test_refused_write_is_reported_and_blocks_only_the_owner(
     three: World, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse() -> None:
@@ -62,7 +62,7 @@ def test_refused_write_is_named_blocks_the_owner_and_no_one_else(
     assert three.snapshot().pods["own"].each.blocked == ""
 
 
-def test_group_that_goes_between_plan_and_write_fails_nothing(
+def test_group_removed_between_plan_and_write_is_not_a_failure(
     three: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = three.cpuset / LS
@@ -85,7 +85,7 @@ def small_disk(three: World) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(three.state)], check=True)
 
 
-def test_full_disk_stops_writes_and_not_the_agent(three: World, small_disk: Path) -> None:
+def test_full_disk_stops_writes_but_not_the_agent(three: World, small_disk: Path) -> None:
     """No value is changed that could not be restored; earlier writes stay."""
     spared = three.runtime.listed_sandboxes.pop(0)
     agent = three.agent()

@@ -32,7 +32,7 @@ def write(path: Path, content: Snapshot | bytes) -> None:
     files.replace(str(path), raw, durable=False)
 
 
-def test_absent_written_replaced_and_gone(path: Path) -> None:
+def test_snapshot_is_absent_written_replaced_and_removed(path: Path) -> None:
     file = SnapshotFile(str(path), BOOT)
     assert file.current() is None
     write(path, EMPTY)
@@ -57,7 +57,7 @@ def test_unchanged_file_is_not_read_again(path: Path) -> None:
     [b"", b"\0" * 400, b'{"boot_id":"\xff"}', b"[" * 100_000, snapshots.encode(OWNED)[:99]],
     ids=["empty", "zeros", "no UTF-8", "deep", "cut"],
 )
-def test_torn_file_leaves_the_last_in_force_and_is_said_once(
+def test_torn_file_leaves_the_last_snapshot_in_force_and_is_reported_once(
     path: Path, torn: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = SnapshotFile(str(path), BOOT)
@@ -72,12 +72,12 @@ def test_torn_file_leaves_the_last_in_force_and_is_said_once(
     assert file.current() == EMPTY
 
 
-def test_torn_from_the_start_is_none(path: Path) -> None:
+def test_file_torn_from_the_start_gives_no_snapshot(path: Path) -> None:
     write(path, b"{")
     assert SnapshotFile(str(path), BOOT).current() is None
 
 
-def test_snapshot_of_another_boot_is_none_also_where_one_was_in_force(path: Path) -> None:
+def test_snapshot_of_another_boot_is_ignored_even_with_one_in_force(path: Path) -> None:
     file = SnapshotFile(str(path), BOOT)
     write(path, OWNED)
     assert file.current() == OWNED
@@ -85,7 +85,7 @@ def test_snapshot_of_another_boot_is_none_also_where_one_was_in_force(path: Path
     assert file.current() is None
 
 
-def test_a_file_beyond_the_bound_leaves_the_last_in_force_and_is_said_once(
+def test_too_large_a_file_leaves_the_last_snapshot_in_force_and_is_reported_once(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(snapshots, "MOST_BYTES", len(snapshots.encode(EMPTY)))
@@ -141,7 +141,7 @@ def heard(path: Path, notifier: Notifier, then: Notification) -> list[Notificati
                 return received
 
 
-def test_creations_are_told_when_the_agent_is_back_and_once(
+def test_creations_are_reported_once_when_the_agent_returns(
     notifier: Notifier, tmp_path: Path
 ) -> None:
     for notification in (
@@ -160,7 +160,7 @@ def test_creations_are_told_when_the_agent_is_back_and_once(
     assert (notifier.sent, notifier.undelivered) == (5, 3)
 
 
-def test_agent_that_stays_away_costs_bounded_memory(notifier: Notifier, tmp_path: Path) -> None:
+def test_absent_agent_costs_bounded_memory(notifier: Notifier, tmp_path: Path) -> None:
     for number in range(MOST_KEPT + 5):
         notifier.notify(Created(f"c{number}", RequestedResources()))
     told: list[Notification] = []

@@ -125,7 +125,7 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
         ),
     ],
 )
-def test_creation_goes_on(
+def test_answers_to_a_creation(
     asks: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
 ) -> None:
     assert cpuset.create(asks, snap, grants) == answer
@@ -215,7 +215,7 @@ GIVEN = Wanted("2-3", exclusive=True, kubelet=True)
         pytest.param(whole("2-3"), static(Wanted()), False, id="containers not known: hands off"),
     ],
 )
-def test_what_a_static_kubelet_gave_passes_once_the_agent_has_read_it(
+def test_cpus_of_a_static_kubelet_pass_after_the_agent_has_read_them(
     asks: CreateContainer, snap: Snapshot, waits: bool
 ) -> None:
     answer = cpuset.create(asks, snap, [])
@@ -241,7 +241,7 @@ some_wanted = st.builds(
     st.lists(some_cpus, max_size=2),
     some_cpus,
 )
-def test_no_snapshot_makes_the_hook_replace_what_a_static_kubelet_gave(
+def test_no_snapshot_replaces_the_cpus_of_a_static_kubelet(
     given_to: CpuSet,
     qos: str,
     claim: str,
@@ -260,13 +260,13 @@ def test_no_snapshot_makes_the_hook_replace_what_a_static_kubelet_gave(
     assert cpuset.changes(asks, answer).cpuset is None
 
 
-def test_container_that_the_kubelet_gave_cpus_waits_while_another_may_hold_them() -> None:
+def test_container_with_cpus_of_the_kubelet_waits_while_another_may_hold_them() -> None:
     assert isinstance(cpuset.create(whole("2-3"), static(GIVEN), [UNSEEN]), Wait)
     blocked = Wanted("2-3", exclusive=True, kubelet=True, blocked="held by ns/x")
     assert cpuset.create(whole("2-3"), static(blocked), []) == Wait("held by ns/x")
 
 
-def test_part_of_a_cpu_is_no_gift_of_the_kubelet() -> None:
+def test_fraction_of_a_cpu_is_not_assigned_by_the_kubelet() -> None:
     shares = CreateContainer(whole("").pod, "main", RequestedResources("0,2-3", shares=512))
     assert cpuset.create(shares, static(Wanted("0,2")), []) == Override(Wanted("0,2"))
 
@@ -279,7 +279,7 @@ def test_update_with_cpus_of_the_kubelet_passes(asked: str, cpus: str | None) ->
     assert cpuset.changes(update, answer).cpuset == cpus
 
 
-def test_update_of_a_container_nobody_knows_keeps_what_the_kubelet_gave_its_pod() -> None:
+def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
     owner = Owner("p", "ns/p", QoS.LSE, "2-3", kubelet=True)
     update = UpdateContainer("new", RequestedResources("2-3"))
     assert cpuset.without_owners(update, snapshot(owners=(owner,))) == Keep()
@@ -325,7 +325,7 @@ def test_update_of_a_container_nobody_knows_keeps_what_the_kubelet_gave_its_pod(
         ),
     ],
 )
-def test_a_creation_that_goes_on_alone_gets_no_cpu_of_an_owner(
+def test_a_creation_without_a_decision_gets_no_cpu_of_an_owner(
     asks: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
 ) -> None:
     assert cpuset.fallback(asks, snap, grants) == answer
@@ -366,13 +366,13 @@ def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_only() -
     )
 
 
-def test_update_that_asks_for_nothing_but_owned_cpus_keeps_what_it_has() -> None:
+def test_update_that_requests_only_owned_cpus_changes_no_cpuset() -> None:
     assert (
         cpuset.without_owners(UpdateContainer("new", RequestedResources("1")), snapshot()) == give()
     )
 
 
-def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
+def test_correct_request_is_not_rewritten() -> None:
     message = pb.CreateContainerRequest()
     message.config.linux.resources.cpuset_cpus = "1"
     raw = message.SerializeToString()
@@ -395,7 +395,7 @@ def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
         (CgroupLimits(mems=CpuSet([0]), memory_limit_bytes=5), ("shares", "quota_microseconds")),
     ],
 )
-def test_what_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]) -> None:
+def test_fields_that_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]) -> None:
     message = pb.CreateContainerRequest()
     message.config.linux.resources.cpu_shares = 512
     parsed = create_container(message.SerializeToString())
@@ -418,7 +418,7 @@ def test_what_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]) -> No
         ((50_000, 0), 50_000, (50_000, 0)),
     ],
 )
-def test_quota_is_for_a_period_of_its_own(
+def test_quota_has_its_own_period(
     asked: tuple[int, int], wanted: int, left: tuple[int, int]
 ) -> None:
     update = pb.UpdateContainerResourcesRequest()
@@ -433,7 +433,7 @@ def test_quota_is_for_a_period_of_its_own(
 @pytest.mark.parametrize(
     ("asked", "lift", "left"), [(5000, True, -1), (5000, False, 5000), (0, True, 0), (-1, True, -1)]
 )
-def test_only_a_limit_is_lifted_and_only_where_the_cpus_are_the_containers_own(
+def test_only_a_limit_is_lifted_and_only_with_exclusive_cpus(
     asked: int, lift: bool, left: int
 ) -> None:
     create, update = pb.CreateContainerRequest(), pb.UpdateContainerResourcesRequest()
@@ -452,7 +452,7 @@ def test_only_a_limit_is_lifted_and_only_where_the_cpus_are_the_containers_own(
         assert resources.cpuset_cpus == "1"
 
 
-def test_quota_is_lifted_for_owners_and_for_what_was_granted_as_own() -> None:
+def test_quota_is_lifted_for_owners_and_for_exclusive_grants() -> None:
     snap = snapshot(containers={"c1": OWN, "c2": Wanted("0")})
     assert cpuset.create(request("own", "LSE", "1"), snap, []) == give(1, own=True)
     assert cpuset.update(UpdateContainer("c1", RequestedResources("")), snap, None) == give(
@@ -484,7 +484,7 @@ def test_unknown_system_pod(system: str, cpus: list[int]) -> None:
     ("qos", "claim", "waits"),
     [("LSR", "", True), ("SYSTEM", "", True), ("LS", "", False), ("BE", "", False)],
 )
-def test_guaranteed_pod_may_be_the_static_kubelets_unless_its_label_puts_it_on_a_pool(
+def test_guaranteed_pod_may_be_the_static_kubelets_unless_its_label_says_a_pool(
     qos: str, claim: str, waits: bool
 ) -> None:
     asks = request("new", qos, claim, parent="/kubepods/podnew")

@@ -43,14 +43,14 @@ def test_failed_creation_counts_until_the_next_pass() -> None:
     assert grants.all(EMPTY) == ()
 
 
-def test_number_that_is_forgotten_is_no_error() -> None:
+def test_unknown_grant_number_is_ignored() -> None:
     grants = Grants()
     grants.answered(99, "c")
     grants.failed(99)
     assert grants.of("c") is None
 
 
-def test_agent_that_stays_away_costs_bounded_memory_and_nothing_is_forgotten() -> None:
+def test_absent_agent_costs_bounded_memory_and_no_grant_is_lost() -> None:
     grants = Grants()
     under_way = grants.open(GRANT)
     for each in range(10 * MOST_GRANTS):

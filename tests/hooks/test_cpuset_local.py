@@ -89,7 +89,7 @@ def test_whole_cpus_by_shares(shares: int, cpus: int) -> None:
     assert whole_cpus(shares) == cpus
 
 
-def test_no_request_in_milli_is_taken_for_whole_cpus() -> None:
+def test_no_fractional_request_is_read_as_whole_cpus() -> None:
     """As the kubelet computes shares."""
     for milli in range(1, 20_000):
         expected = milli // 1000 if milli % 1000 == 0 else 0
@@ -97,7 +97,7 @@ def test_no_request_in_milli_is_taken_for_whole_cpus() -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_folder_is_mounted_read_only_unless_something_is_there(taken: bool) -> None:
+def test_folder_is_mounted_read_only_unless_the_path_is_in_use(taken: bool) -> None:
     message = pb.CreateContainerRequest()
     message.config.metadata.name = "main"
     message.config.mounts.add(container_path="/run/topolet" if taken else "/x", host_path="/y")

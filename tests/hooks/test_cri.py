@@ -13,12 +13,12 @@ from agent.model.notifications import RequestedResources
 from agent.proto import cri_pb2 as pb
 
 
-def test_nothing_to_change_is_no_new_request() -> None:
+def test_no_changes_give_no_new_request() -> None:
     assert cri.create_request_with(b"whatever came", UNCHANGED) is None
     assert cri.update_request_with(b"whatever came", UNCHANGED) is None
 
 
-def test_everything_that_a_hook_may_set_stands_behind_what_came() -> None:
+def test_all_changes_are_appended_to_the_request() -> None:
     message = pb.CreateContainerRequest(pod_sandbox_id="s")
     message.config.envs.add(key="A", value=b"1")
     message.config.mounts.add(container_path="/m", host_path="/theirs")
@@ -49,13 +49,13 @@ def test_everything_that_a_hook_may_set_stands_behind_what_came() -> None:
     assert [each.name for each in config.CDI_devices] == ["vendor.example/gpu=0"]
 
 
-def test_what_is_asked_in_the_end() -> None:
+def test_changes_applied_to_requested_resources() -> None:
     asked = RequestedResources("0-3", "0", 512, -1, 7)
     assert UNCHANGED.over(asked) == asked
     assert Changes(cpuset="1", shares=2).over(asked) == RequestedResources("1", "0", 2, -1, 7)
 
 
-def test_what_is_removed_goes_and_everything_else_stays_byte_for_byte() -> None:
+def test_removed_fields_are_removed_and_everything_else_stays_byte_for_byte() -> None:
     message = pb.CreateContainerRequest(pod_sandbox_id="s")
     config = message.config
     config.metadata.name = "main"
@@ -99,7 +99,7 @@ def test_what_is_removed_goes_and_everything_else_stays_byte_for_byte() -> None:
     assert changed == expected
 
 
-def test_what_is_not_there_is_no_change() -> None:
+def test_removing_absent_fields_changes_nothing() -> None:
     message = pb.CreateContainerRequest(pod_sandbox_id="s")
     message.config.CDI_devices.add(name="v/c=kept")
     changes = Changes(removed_cdi_devices=("v/c=gone",))
@@ -131,7 +131,7 @@ def create_requests(draw: st.DrawFn) -> pb.CreateContainerRequest:
 
 
 @given(create_requests())
-def test_reads_what_protobuf_reads(request_: pb.CreateContainerRequest) -> None:
+def test_fields_are_read_as_by_protobuf(request_: pb.CreateContainerRequest) -> None:
     raw = request_.SerializeToString()
     assert cri.text(raw, 1) == request_.pod_sandbox_id
     assert cri.text(cri.merged(raw, 2, 1), 1) == request_.config.metadata.name
@@ -204,7 +204,7 @@ def test_string_that_is_not_utf8_is_an_error() -> None:
 
 
 @given(create_requests(), st.booleans())
-def test_what_is_filtered_out_is_gone_and_nothing_else(
+def test_a_filter_removes_only_the_filtered_entries(
     request_: pb.CreateContainerRequest, drops: bool
 ) -> None:
     request_.config.mounts.add(container_path="/a")

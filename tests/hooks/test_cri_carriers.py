@@ -40,7 +40,7 @@ def test_every_carrier_of_a_request_is_read() -> None:
     assert sorted(found.names()) == ["GPU-1", "GPU-2", "GPU-3", "GPU-4", "GPU-5", "all"]
 
 
-def test_paths_are_read_whatever_way_they_are_written() -> None:
+def test_paths_are_normalised() -> None:
     message = pb.CreateContainerRequest()
     message.config.mounts.add(container_path=f"{MOUNT_ROOT}/./GPU-1", host_path="/dev//null")
     message.config.mounts.add(container_path=f"/{MOUNT_ROOT}/GPU-2", host_path="//dev/null")
@@ -51,7 +51,7 @@ def test_paths_are_read_whatever_way_they_are_written() -> None:
     assert [each.host_path for each in found.nodes] == ["/dev/nvidia1", "/dev/nvidia2"]
 
 
-def test_a_mount_names_a_card_whatever_it_mounts() -> None:
+def test_a_mount_names_a_card_whatever_its_source() -> None:
     """A runtime follows a link of the host that leads to /dev/null."""
     message = pb.CreateContainerRequest()
     message.config.mounts.add(container_path=f"{MOUNT_ROOT}/GPU-1", host_path="/etc/masked.service")
@@ -73,13 +73,13 @@ def test_a_mount_names_a_card_whatever_it_mounts() -> None:
         ("/srv/device-plugins", False),
     ],
 )
-def test_who_tells_the_node_of_devices(host_path: str, serving: bool) -> None:
+def test_mounts_of_containers_that_serve_device_plugins(host_path: str, serving: bool) -> None:
     message = pb.CreateContainerRequest()
     message.config.mounts.add(container_path="/x", host_path=host_path)
     assert carried(message.SerializeToString()).serving is serving
 
 
-def test_a_request_without_devices_carries_nothing() -> None:
+def test_a_request_without_devices_has_no_carriers() -> None:
     message = pb.CreateContainerRequest(pod_sandbox_id="s")
     message.config.envs.add(key="PATH", value=b"/bin")
     found = carried(message.SerializeToString())
@@ -144,7 +144,7 @@ PART = VisibleGpu("MIG-def", "1:0")
         (VisibleGpu("GPU-abc"), ["strange"], "GPU-abc"),
     ],
 )
-def test_a_name_has_the_form_of_those_that_it_replaces(
+def test_a_name_has_the_form_of_those_it_replaces(
     gpu: VisibleGpu, like: list[str], name: str | None
 ) -> None:
     assert carriers.written(gpu, like) == name
@@ -172,7 +172,7 @@ def test_a_name_has_the_form_of_those_that_it_replaces(
         ("1:" + "0" * 5000, False),
     ],
 )
-def test_what_a_name_means(name: str, refers: bool) -> None:
+def test_gpus_that_a_name_refers_to(name: str, refers: bool) -> None:
     assert carriers.refers(name, "GPU-abc", "1") is refers
 
 

@@ -70,25 +70,25 @@ def seen(verdict: GateVerdict, asked: pb.CreateContainerRequest) -> tuple[list[s
     return values, [each.name for each in config.CDI_devices]
 
 
-def test_the_allocated_card_comes_in_place_of_the_plugins(hasty: Exchange) -> None:
+def test_the_allocated_card_replaces_the_plugins(hasty: Exchange) -> None:
     asked = request("own", env="GPU-other", cdi="nvidia.com/gpu=GPU-other")
     _, verdict = hasty.ask(CREATE, asked)
     assert seen(verdict, asked) == (["GPU-own"], ["nvidia.com/gpu=GPU-own"])
 
 
-def test_a_sidecar_of_the_pod_sees_nothing(hasty: Exchange) -> None:
+def test_a_sidecar_of_the_pod_sees_no_devices(hasty: Exchange) -> None:
     asked = request("own", env="all", name="sidecar")
     assert seen(hasty.ask(CREATE, asked)[1], asked) == (["void"], [])
 
 
-def test_a_pod_that_was_allocated_nothing_keeps_what_is_nobodys(hasty: Exchange) -> None:
+def test_a_pod_without_an_allocation_keeps_unallocated_devices(hasty: Exchange) -> None:
     asked = request("new", env="GPU-free", allocated=False)
     assert seen(hasty.ask(CREATE, asked)[1], asked) == (["GPU-free"], [])
     assert not hasty.admission.outcomes.failed
 
 
 @pytest.mark.parametrize("policy", ["hasty", "lenient"])
-def test_nobody_is_let_at_another_pods_card(policy: str, fixtures: pytest.FixtureRequest) -> None:
+def test_no_pod_gets_another_pods_card(policy: str, fixtures: pytest.FixtureRequest) -> None:
     exchange: Exchange = fixtures.getfixturevalue(policy)
     for asked in (
         request("new", env="GPU-other", allocated=False),
@@ -104,7 +104,7 @@ def test_nobody_is_let_at_another_pods_card(policy: str, fixtures: pytest.Fixtur
     )
 
 
-def test_what_cannot_be_honoured_fails_by_name(hasty: Exchange) -> None:
+def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(hasty: Exchange) -> None:
     _, verdict = hasty.ask(CREATE, request("lost", env="GPU-free"))
     assert isinstance(verdict, Refuse)
     assert verdict.message == "pod ns/lost: gpu 7 is not on this node"
@@ -115,7 +115,7 @@ def test_what_cannot_be_honoured_fails_by_name(hasty: Exchange) -> None:
     ("env", "left"),
     [("GPU-free", ["GPU-free"]), (None, ["void"]), ("GPU-other", None), ("all", None)],
 )
-def test_or_keeps_the_plugins_choice_by_policy_but_no_other_pods(
+def test_policy_may_keep_the_plugins_choice_but_not_another_pods_card(
     lenient: Exchange, env: str | None, left: list[str] | None
 ) -> None:
     asked = request("lost", env=env)
@@ -143,19 +143,19 @@ def test_an_allocated_pod_waits_until_the_agent_has_decided(tmp_path: Path) -> N
         exchange.close()
 
 
-def test_without_a_decision_it_fails(hasty: Exchange) -> None:
+def test_an_allocated_pod_is_refused_without_a_decision(hasty: Exchange) -> None:
     _, verdict = hasty.ask(CREATE, request("new", env="GPU-free"))
     assert isinstance(verdict, Refuse)
     assert "no devices after 0 s: the agent has not decided" in verdict.message
 
 
-def test_or_keeps_what_is_nobodys_by_policy(lenient: Exchange) -> None:
+def test_policy_may_keep_unallocated_devices_without_a_decision(lenient: Exchange) -> None:
     asked = request("new", env="GPU-free")
     assert seen(lenient.ask(CREATE, asked)[1], asked) == (["GPU-free"], [])
     assert isinstance(lenient.ask(CREATE, request("new", env="GPU-other"))[1], Refuse)
 
 
-def test_without_an_agent_at_all_policy_speaks_too(tmp_path: Path) -> None:
+def test_the_policy_applies_without_an_agent_too(tmp_path: Path) -> None:
     for name, policy, expected in (
         ("fail", "*=ignore,CreateContainer/devices=fail", Refuse),
         ("ignore", IGNORE, None),
@@ -171,13 +171,13 @@ def test_without_an_agent_at_all_policy_speaks_too(tmp_path: Path) -> None:
             exchange.close()
 
 
-def test_an_agent_that_does_not_decide_about_devices_changes_nothing(hasty: Exchange) -> None:
+def test_an_agent_without_device_decisions_changes_nothing(hasty: Exchange) -> None:
     hasty.publish(EMPTY)
     asked = request("new", env="GPU-other")
     assert seen(hasty.ask(CREATE, asked)[1], asked) == (["GPU-other"], [])
 
 
-def test_a_privileged_container_is_told_of(hasty: Exchange) -> None:
+def test_a_privileged_container_is_reported(hasty: Exchange) -> None:
     asked = request("own", env="all")
     asked.config.linux.security_context.privileged = True
     assert seen(hasty.ask(CREATE, asked)[1], asked) == (["GPU-own"], [])
@@ -185,7 +185,7 @@ def test_a_privileged_container_is_told_of(hasty: Exchange) -> None:
 
 
 @pytest.mark.parametrize(("uid", "allocated"), [("own", True), ("new", False)])
-def test_a_carrier_that_cannot_be_read_fails_every_pod_beside_devices(
+def test_an_unreadable_carrier_fails_every_pod_on_a_node_with_devices(
     hasty: Exchange, uid: str, allocated: bool
 ) -> None:
     message = request(uid, allocated=allocated)

@@ -216,7 +216,7 @@ def test_cdi(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> No
     assert visibility.rewritten(carried, chosen) == changed
 
 
-def test_where_nothing_names_a_gpu_a_cdi_kind_may_be_used() -> None:
+def test_a_cdi_kind_may_be_used_when_the_request_names_no_gpu() -> None:
     assert visibility.rewritten(Carried(), [A], "nvidia.com/gpu") == Changes(
         environment=((ENV, "void"),), cdi_devices=("nvidia.com/gpu=GPU-a",)
     )
@@ -274,7 +274,9 @@ def test_device_nodes(
         (Carried(nodes=(node_of("/dev/nvidia0"),)), VisibleGpu("GPU-n"), "device nodes"),
     ],
 )
-def test_what_cannot_be_honoured(carried: Carried, chosen: VisibleGpu, why: str) -> None:
+def test_allocations_that_cannot_be_honoured(
+    carried: Carried, chosen: VisibleGpu, why: str
+) -> None:
     with pytest.raises(UnhonouredError, match=why):
         visibility.rewritten(carried, [chosen])
 
@@ -325,7 +327,7 @@ def after(carried: Carried, changed: Changes) -> Carried:
 
 @settings(max_examples=500)
 @given(requests_, st.lists(st.sampled_from([A, B, MIG]), unique=True))
-def test_no_carrier_names_another_gpu_and_a_second_time_changes_nothing(
+def test_a_rewrite_names_only_the_chosen_gpus_and_is_idempotent(
     carried: Carried, chosen: list[VisibleGpu]
 ) -> None:
     try:
@@ -372,7 +374,7 @@ def test_rdma(
     assert not changed.environment, "nothing was decided about GPUs"
 
 
-def test_isolation_comes_on_top_and_what_is_preloaded_already_stays() -> None:
+def test_isolation_is_added_and_existing_preloads_are_kept() -> None:
     isolation = Visible(
         (A,),
         environment=(("CUDA_DEVICE_SM_LIMIT", "50"), ("LD_PRELOAD", "/ours.so")),
@@ -420,7 +422,7 @@ HELD = VisibleDevices(
         Carried(annotations=(("cdi.k8s.io/p", "k8s.gpu.nvidia.com/claim=5f7e-gpu-4"),)),
     ],
 )
-def test_nobody_gets_what_another_pod_has(carried: Carried) -> None:
+def test_no_pod_gets_a_device_of_another_pod(carried: Carried) -> None:
     with pytest.raises(TakenError, match="another pod's"):
         visibility.device_changes("other", carried, Visible(), HELD)
     with pytest.raises(TakenError):
@@ -443,11 +445,11 @@ def test_nobody_gets_what_another_pod_has(carried: Carried) -> None:
         Carried(cdi_devices=("other.example/claim=5f7e-gpu-4",)),
     ],
 )
-def test_a_plugins_choice_stays(carried: Carried) -> None:
+def test_a_plugins_choice_is_kept(carried: Carried) -> None:
     assert visibility.device_changes("other", carried, Visible(), HELD) == UNCHANGED
 
 
-def test_a_pod_that_was_given_cards_does_not_keep_all_instead() -> None:
+def test_a_pod_with_allocated_cards_may_not_request_all() -> None:
     for name in ("all", "All"):
         with pytest.raises(TakenError, match=f"{name} of its request"):
             visibility.unallocated("other", Carried((name,)), HELD, given=True)
@@ -460,7 +462,7 @@ def test_all_cards_are_not_refused_for_devices_of_other_kinds() -> None:
     assert visibility.unallocated("other", Carried(("all",)), nic, given=True) == UNCHANGED
 
 
-def test_a_list_without_end_holds_nobody_up() -> None:
+def test_too_long_a_list_is_refused_at_once() -> None:
     """The proxy has one thread for all requests of a node."""
     endless = Carried((",".join(map(str, range(10, 30_000))),))
     with pytest.raises(TakenError, match="its request names 29990 GPUs"):
@@ -470,13 +472,13 @@ def test_a_list_without_end_holds_nobody_up() -> None:
     assert visibility.device_changes("other", endless, Visible((B,)), HELD) == env("GPU-b")
 
 
-def test_nor_by_a_claim_beside_an_allocation() -> None:
+def test_a_resource_claim_gives_no_device_of_another_pod() -> None:
     claim = Carried(("GPU-b",), cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4",))
     with pytest.raises(TakenError, match="gpu-4 of its request is GPU-a, another pod's"):
         visibility.device_changes("other", claim, Visible((B,)), HELD)
 
 
-def test_a_decision_about_gpus_says_nothing_of_another_pods_rdma_device() -> None:
+def test_a_decision_about_gpus_does_not_allow_another_pods_rdma_device() -> None:
     carried = Carried(("GPU-b",), nodes=(node_of("/dev/infiniband/uverbs0"),))
     with pytest.raises(TakenError, match="uverbs0"):
         visibility.device_changes("other", carried, Visible((B,)), HELD)
@@ -509,7 +511,7 @@ def test_a_decision_about_gpus_says_nothing_of_another_pods_rdma_device() -> Non
         ),
     ],
 )
-def test_who_was_given_nothing(
+def test_pods_without_an_allocation(
     carried: Carried, leave: Changes, hide: Changes, deny: Changes
 ) -> None:
     assert (
@@ -523,7 +525,7 @@ def test_who_was_given_nothing(
     )
 
 
-def test_what_the_agent_refused_is_told() -> None:
+def test_the_agents_refusal_is_reported() -> None:
     with pytest.raises(UnhonouredError, match="GPU-z is not on this node"):
         visibility.device_changes(
             "p", Carried(), Visible(refused="GPU-z is not on this node"), NODE
@@ -540,7 +542,7 @@ def test_devices_that_the_frontend_cannot_change_are_refused() -> None:
     assert beyond(unnumbered, DeviceFields(numbers=True)) == ("nodes without a number",)
 
 
-def test_devices_join_what_else_is_changed() -> None:
+def test_device_changes_are_merged_with_other_changes() -> None:
     told = Mount("/told", "/cpus")
     both = joined(
         Changes(cpuset="1", mounts=(told,)),
@@ -561,7 +563,7 @@ POD = PodWanted("ns/p", QoS.LS, Wanted("0")).with_visible(Visible(()), {"main": 
 MANAGED = msgspec.structs.replace(BARE, devices=NODE, pods={"p": POD})
 
 
-def test_what_was_decided_for_the_container() -> None:
+def test_the_decision_for_the_container_is_found() -> None:
     assert admission.decided_devices(request(allocated=True), MANAGED) == Visible((A,))
     assert admission.decided_devices(request(name="sidecar", allocated=True), MANAGED) == Visible(
         ()
@@ -580,7 +582,7 @@ def test_what_was_decided_for_the_container() -> None:
         (VisibleDevices(unasked="hide"), True),
     ],
 )
-def test_a_container_that_nothing_was_decided_about_is_looked_into_where_it_may_matter(
+def test_a_container_without_a_decision_is_inspected_if_the_node_has_devices(
     node: VisibleDevices, looked_into: bool
 ) -> None:
     snapshot = msgspec.structs.replace(MANAGED, devices=node)
@@ -589,13 +591,13 @@ def test_a_container_that_nothing_was_decided_about_is_looked_into_where_it_may_
     )
 
 
-def test_an_allocated_pod_waits_for_the_agent_where_it_decides_about_devices() -> None:
+def test_an_allocated_pod_waits_for_an_agent_that_decides_about_devices() -> None:
     assert isinstance(admission.decided_devices(request("new", allocated=True), MANAGED), Wait)
     assert isinstance(admission.decided_devices(request(allocated=True), None), Wait)
     assert admission.decided_devices(request("new", allocated=True), BARE) is None
     assert admission.decided_devices(request("new"), None) is None
 
 
-def test_a_container_that_is_left_alone_is_left_alone() -> None:
+def test_an_excluded_container_has_no_decision() -> None:
     excluding = msgspec.structs.replace(MANAGED, excluded=("ns/*",))
     assert admission.decided_devices(request(allocated=True), excluding) is None

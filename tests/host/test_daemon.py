@@ -55,7 +55,7 @@ def test_the_second_signal_is_ignored(first: str, second: str) -> None:
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
-def test_proxy_that_is_signalled_again_while_it_ends(tmp_path: Path) -> None:
+def test_proxy_that_gets_a_second_signal_while_it_ends(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROXY, str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -93,7 +93,7 @@ def test_a_thread_that_fails_ends_the_daemon(caplog: pytest.LogCaptureFixture) -
     assert caplog.text.count("Traceback") == 2
 
 
-def test_threads_that_end_well_end_nothing() -> None:
+def test_threads_that_end_normally_do_not_end_the_daemon() -> None:
     ended, before = threading.Event(), threading.excepthook
     with Faults(ended.set):
         run(int, "well")
@@ -101,7 +101,7 @@ def test_threads_that_end_well_end_nothing() -> None:
     assert threading.excepthook is before
 
 
-def test_what_fails_in_the_main_thread_is_not_hidden() -> None:
+def test_a_failure_of_the_main_thread_is_not_hidden() -> None:
     def daemon() -> None:
         with Faults(lambda: None):
             run(fails, "other")
@@ -111,7 +111,7 @@ def test_what_fails_in_the_main_thread_is_not_hidden() -> None:
         daemon()
 
 
-def test_steps_follow_each_other_until_it_is_stopped() -> None:
+def test_steps_are_repeated_until_the_stop() -> None:
     steps: list[str] = []
     it = Periodic("steps", 0.001, lambda: steps.append(threading.current_thread().name))
     it.start()
@@ -129,7 +129,7 @@ def test_a_pause_of_any_length_ends_with_the_stop() -> None:
     it.stop()
 
 
-def test_a_step_under_way_is_waited_for() -> None:
+def test_a_stop_waits_for_the_step_in_progress() -> None:
     begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def step() -> None:
@@ -147,7 +147,7 @@ def test_a_step_under_way_is_waited_for() -> None:
     assert ended.is_set()
 
 
-def test_a_hurried_step_begins_before_its_period_and_not_before_the_least() -> None:
+def test_a_requested_step_begins_before_its_period_but_not_before_the_minimum() -> None:
     steps: list[float] = []
     it = Periodic("hurried", 1e6, lambda: steps.append(time.monotonic()), 0.05)
     it.start()
@@ -158,7 +158,7 @@ def test_a_hurried_step_begins_before_its_period_and_not_before_the_least() -> N
     assert steps[1] - steps[0] >= 0.05
 
 
-def test_the_least_pause_ends_with_the_stop() -> None:
+def test_the_minimum_pause_ends_with_the_stop() -> None:
     stepped = threading.Event()
     it = Periodic("slow", 1e6, stepped.set, 1e5)
     it.start()
@@ -166,7 +166,7 @@ def test_the_least_pause_ends_with_the_stop() -> None:
     it.stop()
 
 
-def test_a_stop_waits_no_longer_than_it_should() -> None:
+def test_a_stop_waits_only_for_its_timeout() -> None:
     begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def step() -> None:
@@ -184,7 +184,7 @@ def test_a_stop_waits_no_longer_than_it_should() -> None:
     assert ended.is_set()
 
 
-def test_one_that_never_started_can_be_stopped() -> None:
+def test_a_thread_that_never_started_can_be_stopped() -> None:
     Periodic("never", 1.0, lambda: None).stop()
 
 
@@ -196,7 +196,7 @@ def listening(address: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_a_manager_hears_what_is_said(tmp_path: Path, abstract: bool) -> None:
+def test_the_service_manager_receives_notifications(tmp_path: Path, abstract: bool) -> None:
     name = f"@topolet-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
     environment = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "500000"}
     with listening("\0" + name[1:] if abstract else name) as it:
@@ -219,7 +219,7 @@ def test_a_manager_hears_what_is_said(tmp_path: Path, abstract: bool) -> None:
         {"WATCHDOG_USEC": "500000"},
     ],
 )
-def test_without_a_manager_nobody_hears_and_nothing_fails(environment: dict[str, str]) -> None:
+def test_without_a_service_manager_nothing_fails(environment: dict[str, str]) -> None:
     manager = ServiceManager(environment)
     manager.ready()
     assert manager.watchdog_seconds is None
@@ -282,6 +282,6 @@ def kept_mb(first: str) -> float:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="needs glibc")
-def test_large_blocks_go_back_to_the_kernel() -> None:
+def test_large_blocks_are_returned_to_the_kernel() -> None:
     assert kept_mb("") > 4
     assert kept_mb("daemon.return_large_blocks()") < 1

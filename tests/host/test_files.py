@@ -43,7 +43,7 @@ def test_long_file_is_read_whole_or_to_the_limit(tree: Tree) -> None:
     assert tree.read("a/long", limit=10) == b"x" * 10
 
 
-def test_what_cannot_be_read_names_the_path(tree: Tree) -> None:
+def test_a_read_error_names_the_path(tree: Tree) -> None:
     with pytest.raises(OSError, match="/a'"):
         tree.read("a")
 

@@ -27,7 +27,7 @@ def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o644
 
 
-def test_failure_leaves_no_scratch(tmp_path: Path) -> None:
+def test_failure_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "f/x").mkdir(parents=True)
     with pytest.raises(OSError, match="f"):
         replace(str(tmp_path / "f"), b"data", durable=False)

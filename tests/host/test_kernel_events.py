@@ -18,7 +18,7 @@ def queue() -> Iterator[Inotify]:
     it.close()
 
 
-def test_what_happens_in_a_directory_comes_in_order(queue: Inotify, tmp_path: Path) -> None:
+def test_events_of_a_directory_come_in_order(queue: Inotify, tmp_path: Path) -> None:
     assert queue.read() == []
     watch = queue.watch(
         str(tmp_path), kernel_events.CREATE | kernel_events.DELETE | kernel_events.MOVED_TO
@@ -36,7 +36,7 @@ def test_what_happens_in_a_directory_comes_in_order(queue: Inotify, tmp_path: Pa
     assert queue.read() == []
 
 
-def test_directory_that_goes_away_ends_its_watch(queue: Inotify, tmp_path: Path) -> None:
+def test_removed_directory_ends_its_watch(queue: Inotify, tmp_path: Path) -> None:
     folder = tmp_path / "pod"
     folder.mkdir()
     watch = queue.watch(str(folder), kernel_events.CREATE)
@@ -44,7 +44,7 @@ def test_directory_that_goes_away_ends_its_watch(queue: Inotify, tmp_path: Path)
     assert [(each.watch, each.mask) for each in queue.read()] == [(watch, kernel_events.IGNORED)]
 
 
-def test_what_can_not_be_watched_is_named(queue: Inotify, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_watched_is_named(queue: Inotify, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileNotFoundError, match="absent"):
         queue.watch(str(tmp_path / "absent"), kernel_events.CREATE)
@@ -52,7 +52,7 @@ def test_what_can_not_be_watched_is_named(queue: Inotify, tmp_path: Path) -> Non
         queue.watch(str(tmp_path / "file"), kernel_events.CREATE)
 
 
-def test_more_than_the_queue_holds_is_told_as_overflow(queue: Inotify, tmp_path: Path) -> None:
+def test_too_many_events_are_reported_as_overflow(queue: Inotify, tmp_path: Path) -> None:
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if most > 40_000:
         pytest.skip(f"this machine queues {most} events")
@@ -80,7 +80,7 @@ def test_subsystem_of_a_message(message: bytes, named: str) -> None:
     assert subsystem(message) == named
 
 
-def test_nothing_has_come_of_a_subsystem_that_is_not_there() -> None:
+def test_no_uevent_of_an_unknown_subsystem() -> None:
     uevents = Uevents()
     assert not uevents.read(frozenset({"no such subsystem"}))
     uevents.close()

@@ -19,7 +19,7 @@ def connects(path: Path) -> bool:
         return True
 
 
-def test_the_socket_appears_with_its_mode_and_goes_with_its_owner(tmp_path: Path) -> None:
+def test_the_socket_appears_with_its_mode_and_is_removed_with_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     listener = Listener(str(path), 0o660)
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
@@ -39,7 +39,7 @@ def test_a_second_owner_is_refused_and_the_first_unharmed(tmp_path: Path) -> Non
     Listener(str(path)).close()
 
 
-def test_what_a_killed_owner_left_is_taken_over(tmp_path: Path) -> None:
+def test_the_socket_of_a_killed_owner_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     program = (
         "import sys, os, signal; from agent.host.listener import Listener;"
@@ -53,7 +53,7 @@ def test_what_a_killed_owner_left_is_taken_over(tmp_path: Path) -> None:
     listener.close()
 
 
-def test_a_socket_that_another_put_there_is_left(tmp_path: Path) -> None:
+def test_a_socket_of_another_process_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     listener = Listener(str(path))
     path.unlink()
@@ -64,7 +64,7 @@ def test_a_socket_that_another_put_there_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["folder/s.sock", "x" * 120, "file"])
-def test_a_path_that_can_not_be_is_named(tmp_path: Path, name: str) -> None:
+def test_an_invalid_path_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("precious")
     with pytest.raises(ListenError, match=name[:20]):
         Listener(str(tmp_path / name))

@@ -41,11 +41,11 @@ def listening(tmp_path: Path) -> Iterator[socket.socket]:
         yield it
 
 
-def test_a_socket_is_taken_and_nothing_tells_of_it_any_more(listening: socket.socket) -> None:
+def test_a_socket_is_taken_and_its_variables_are_removed(listening: socket.socket) -> None:
     assert said(listening) == f"{listening.getsockname()} False"
 
 
-def test_what_is_meant_for_another_process_is_not_taken(listening: socket.socket) -> None:
+def test_a_socket_for_another_process_is_not_taken(listening: socket.socket) -> None:
     assert said(listening, pid="1") == "none False"
     assert said(listening, count="0") == "none False"
 

@@ -79,7 +79,7 @@ def test_listener_leaves_a_socket_that_is_no_longer_its_own(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["f", "x" * 120])
-def test_path_that_can_be_no_socket_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_invalid_socket_path_is_refused_with_the_path(tmp_path: Path, name: str) -> None:
     (tmp_path / "f").write_text("precious")
     with pytest.raises(ListenError, match=name):
         Listener(str(tmp_path / name))
@@ -97,7 +97,7 @@ def test_relays_overlap_while_one_drains(tmp_path: Path) -> None:
     locks.lock_for_plugin(str(tmp_path / "state"), 0).release()
 
 
-def test_a_plugin_is_alone(tmp_path: Path) -> None:
+def test_only_one_plugin_runs(tmp_path: Path) -> None:
     plugin = locks.lock_for_plugin(str(tmp_path), 0)
     for take in (locks.lock_for_relay, lambda state: locks.lock_for_plugin(state, 0)):
         with pytest.raises(LockedError, match=r"door.lock is held by topolet nri \(process"):
@@ -117,7 +117,7 @@ def test_a_plugin_waits_for_one_that_is_ending(tmp_path: Path) -> None:
     ending.join()
 
 
-def test_nothing_is_given_back_under_a_plugin(tmp_path: Path) -> None:
+def test_no_restore_while_a_plugin_runs(tmp_path: Path) -> None:
     relay = locks.lock_for_relay(str(tmp_path))
     locks.lock_for_restore(str(tmp_path)).release()
     relay.release()

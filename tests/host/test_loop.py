@@ -78,7 +78,7 @@ def test_timers_come_in_order_and_cancelled_ones_do_not() -> None:
     loop.close()
 
 
-def test_a_timer_that_sets_one_due_at_once_does_not_starve_descriptors() -> None:
+def test_a_timer_that_sets_an_immediate_timer_does_not_starve_descriptors() -> None:
     loop = Loop()
     reading, writing = os.pipe()
 
@@ -94,7 +94,7 @@ def test_a_timer_that_sets_one_due_at_once_does_not_starve_descriptors() -> None
     loop.close()
 
 
-def test_another_thread_stops_a_loop_that_waits_for_ever() -> None:
+def test_another_thread_stops_a_waiting_loop() -> None:
     loop = Loop()
     thread = threading.Thread(target=loop.run)
     thread.start()
@@ -104,7 +104,7 @@ def test_another_thread_stops_a_loop_that_waits_for_ever() -> None:
     loop.close()
 
 
-def test_a_stop_does_not_keep_awake_what_runs_on_after_it() -> None:
+def test_a_stopped_loop_that_runs_on_does_not_spin() -> None:
     loop = Loop()
     loop.stop()
     loop.run()

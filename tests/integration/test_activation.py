@@ -77,7 +77,7 @@ def test_no_call_fails_while_the_proxy_restarts(node: TestNode, manager: Manager
     assert os.path.exists(node.cri_socket), "the socket is the manager's"
 
 
-def test_the_manager_is_notified_that_the_proxy_lives_and_that_it_stops(manager: Manager) -> None:
+def test_the_service_manager_is_notified_of_the_watchdog_and_the_stop(manager: Manager) -> None:
     manager.start()
     manager.hears(b"WATCHDOG=1")
     manager.hears(b"WATCHDOG=1")

@@ -84,7 +84,7 @@ def test_a_claim_that_changes_in_the_cluster_moves_a_running_container(
         place.api.start_server()
 
 
-def test_an_agent_that_lacks_a_permission_names_it_and_does_the_rest(
+def test_an_agent_without_a_permission_reports_it_and_does_the_rest(
     definitions: ApiServer, node: TestNode
 ) -> None:
     nodes_only = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}

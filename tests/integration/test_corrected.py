@@ -37,9 +37,7 @@ def main_of(client: PodResourcesClient, pod: str) -> ContainerResources | None:
     return told.containers[0] if told and told.containers else None
 
 
-def test_devices_and_cpus_are_those_that_containers_really_have(
-    kubelet: Kubelet, gpus: GpuNode
-) -> None:
+def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus: GpuNode) -> None:
     """The plugin gave one card, the scheduler another; and a pod of class LS shares, whatever CPUs
     the kubelet gave it."""
     first, second = (each.uuid for each in gpus.machine.cards[:2])

@@ -175,7 +175,7 @@ def scheduled(api: Api, node: str, name: str, qos: str, cpuset: str) -> str:
 @pytest.mark.parametrize(
     ("overlay", "runtime"), [("reconcile", "containerd"), ("nri", "containerd2")]
 )
-def test_the_daemonset_does_its_work(
+def test_the_daemonset_works(
     image: Image,
     apiserver: ApiServer,
     api: Api,

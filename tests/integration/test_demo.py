@@ -93,7 +93,7 @@ def refused(folder: pathlib.Path, *flags: str, reason: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_runtime_that_is_no_socket_is_named(folder: pathlib.Path) -> None:
+def test_an_invalid_runtime_address_is_named(folder: pathlib.Path) -> None:
     refused(folder, "--runtime=foo", reason="RUNTIME=foo: not unix:///absolute/path")
 
 

@@ -202,12 +202,12 @@ def labelled(name: str, key: str) -> Object:
 OVERLAYS = ("reconcile", "proxy", "nri", "nvidia", "webhook", "scheduler", "scheduler-evict")
 
 
-def test_every_policy_is_tried() -> None:
+def test_every_policy_is_tested() -> None:
     assert set(ATTEMPTS) == set(of_kind("ValidatingAdmissionPolicy"))
 
 
 @pytest.mark.parametrize("policy", ATTEMPTS)
-def test_a_policy_refuses_and_lets_pass(cluster: Cluster, policy: str) -> None:
+def test_a_policy_refuses_and_allows(cluster: Cluster, policy: str) -> None:
     refused, passes = ATTEMPTS[policy]
     with pytest.raises(RefusedError, match=rf"{policy}\b(?!-)"):
         refused(cluster)
@@ -217,7 +217,7 @@ def test_a_policy_refuses_and_lets_pass(cluster: Cluster, policy: str) -> None:
 @pytest.mark.parametrize(
     "overlay", ["reconcile", "proxy", "nri", "nvidia", "webhook", "scheduler", "scheduler-evict"]
 )
-def test_the_server_takes_every_overlay(cluster: Cluster, overlay: str, tmp_path: Path) -> None:
+def test_the_server_accepts_every_overlay(cluster: Cluster, overlay: str, tmp_path: Path) -> None:
     folder = deployed.folder(cluster.server, f"overlays/{overlay}", tmp_path)
     for body in kustomized_folder(folder, tmp_path):
         path = path_of(body) + "?dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
@@ -227,7 +227,7 @@ def test_the_server_takes_every_overlay(cluster: Cluster, overlay: str, tmp_path
 
 
 @pytest.mark.parametrize("key", [RESOURCE_STATUS, DEVICE_ALLOCATED])
-def test_only_configured_accounts_say_what_a_pod_has(cluster: Cluster, key: str) -> None:
+def test_only_configured_accounts_set_a_pods_allocation(cluster: Cluster, key: str) -> None:
     body = pod(annotations={key: "{}"})
     assert cluster.try_pod(body, OURS)
     with pytest.raises(RefusedError, match=f"alice may not set {key}"):
@@ -235,7 +235,9 @@ def test_only_configured_accounts_say_what_a_pod_has(cluster: Cluster, key: str)
 
 
 @pytest.mark.parametrize("subresource", ["", "/status"])
-def test_what_a_pod_has_is_not_changed_by_others_either(cluster: Cluster, subresource: str) -> None:
+def test_only_configured_accounts_change_a_pods_allocation(
+    cluster: Cluster, subresource: str
+) -> None:
     for value in ('{"cpuset":"5"}', None):
         body = {"metadata": {"annotations": {RESOURCE_STATUS: value}}}
         with pytest.raises(RefusedError, match="alice may not set"):
@@ -391,7 +393,7 @@ def test_a_binding_brings_annotations_that_can_be_read(cluster: Cluster) -> None
         cluster.try_binding(binding("free", **{RESOURCE_STATUS: "x"}), OURS)
 
 
-def test_pods_are_changed_from_1_36_on(cluster: Cluster) -> None:
+def test_pods_are_mutated_from_1_36_on(cluster: Cluster) -> None:
     version = json.loads(cluster.server.admin.get("/version"))
     assert cluster.changes_pods == ((int(version["major"]), int(version["minor"])) >= (1, 36))
 
@@ -406,7 +408,7 @@ def test_pods_are_changed_from_1_36_on(cluster: Cluster) -> None:
         ("default", "nvidia.com/gpu", None, "default-scheduler"),
     ],
 )
-def test_pods_with_gpus_get_our_scheduler_where_that_is_wanted(
+def test_pods_with_gpus_get_the_topolet_scheduler_if_configured(
     cluster: Cluster, namespace: str, resource: str, scheduler: str | None, given: str
 ) -> None:
     """Before 1.36 every pod keeps its own."""
@@ -419,7 +421,7 @@ def test_pods_with_gpus_get_our_scheduler_where_that_is_wanted(
     assert cluster.try_pod(body)["spec"]["schedulerName"] == given
 
 
-def test_only_configured_accounts_bind_where_gpus_are_scheduled(cluster: Cluster) -> None:
+def test_only_configured_accounts_bind_pods_with_gpus(cluster: Cluster) -> None:
     assert cluster.try_binding(binding("free", "gpu"), OURS)
     with pytest.raises(RefusedError, match="alice may not bind pods in namespace gpu"):
         cluster.try_binding(binding("free", "gpu"), ALICE)
@@ -436,7 +438,7 @@ def test_only_configured_accounts_bind_where_gpus_are_scheduled(cluster: Cluster
         ("GET", "/api/v1/nodes/node-1/proxy/metrics"),
     ],
 )
-def test_the_agent_may_do_no_more_than_it_does(cluster: Cluster, method: str, path: str) -> None:
+def test_the_agent_has_no_other_permissions(cluster: Cluster, method: str, path: str) -> None:
     with pytest.raises(RefusedError, match=r"cannot (delete|get|list) resource") as refused:
         cluster.api.request(method, path, None, AGENT_1)
     assert refused.value.code == 403
@@ -458,7 +460,7 @@ def test_the_agent_reads_what_it_needs(cluster: Cluster, path: str) -> None:
 
 
 @pytest.mark.parametrize("version", list(Version))
-def test_what_was_written_needs_no_second_write_and_leaves_others_alone(
+def test_an_applied_object_needs_no_second_write_and_keeps_others_entries(
     cluster: Cluster, version: Version
 ) -> None:
     _forget(cluster, "node-1")
@@ -527,12 +529,14 @@ def test_other_pods_are_not_checked(cluster: Cluster, kind: str, namespace: str)
 
 
 @pytest.mark.parametrize("subresource", ["", "/status"])
-def test_other_fields_of_a_pod_with_our_keys_can_change(cluster: Cluster, subresource: str) -> None:
+def test_other_fields_of_a_pod_with_topolet_keys_can_change(
+    cluster: Cluster, subresource: str
+) -> None:
     body = {"metadata": {"annotations": {"example.com/a": "x" * 200_000}}}
     assert cluster.change_pod(body, ALICE, subresource)
 
 
-def test_an_object_that_is_none_is_refused_for_that(cluster: Cluster) -> None:
+def test_an_invalid_object_is_refused_for_its_error(cluster: Cluster) -> None:
     """Policies that change objects see them before they are validated."""
     for namespace in ("default", "gpu"):
         body = pod(namespace=namespace)
@@ -567,7 +571,7 @@ def _without_keys(schema: Any) -> Any:
     return [_without_keys(each) for each in schema] if isinstance(schema, list) else schema
 
 
-def test_entries_of_others_survive_where_somebody_else_installed_the_api(cluster: Cluster) -> None:
+def test_entries_of_others_survive_with_another_installation_of_the_api(cluster: Cluster) -> None:
     """The same object with lists that have no keys, as in the CRDs that others bring."""
     crd = _without_keys(
         of_kind("CustomResourceDefinition")["noderesourcetopologies.topology.node.k8s.io"]
@@ -607,7 +611,7 @@ def test_entries_of_others_survive_where_somebody_else_installed_the_api(cluster
     ("first", "then"),
     [(Version.V1ALPHA1, Version.V1ALPHA2), (Version.V1ALPHA2, Version.V1ALPHA1)],
 )
-def test_the_version_may_change_under_the_same_writer(
+def test_the_api_version_may_change_for_the_same_writer(
     cluster: Cluster, first: Version, then: Version
 ) -> None:
     """Without word of it the server answers 500, where the older version lacks a field."""

@@ -249,7 +249,7 @@ def nothing(config: pb.ContainerConfig) -> None:
     pass
 
 
-def test_the_allocated_card_comes_in_place_of_the_plugins(
+def test_the_allocated_card_replaces_the_plugins(
     frontend: DeviceTest, request: pytest.FixtureRequest
 ) -> None:
     spec = frontend.pod("p", {"gpu": [entry(242)]}, asks("main"))
@@ -261,7 +261,7 @@ def test_the_allocated_card_comes_in_place_of_the_plugins(
     assert "rw" in seen.allowed[242].replace("m", "")
 
 
-def test_each_container_of_a_pod_sees_its_own(frontend: DeviceTest) -> None:
+def test_each_container_of_a_pod_sees_its_own_devices(frontend: DeviceTest) -> None:
     spec = frontend.pod("p", {"gpu": [entry(243), entry(241)]}, asks("a"), asks("b"))
     both = {name: frontend.run(spec, by_variable(TWO), name) for name in ("a", "b", "sidecar")}
     assert {name: each.environment[VISIBLE_DEVICES] for name, each in both.items()} == {
@@ -287,12 +287,12 @@ def test_names_in_mounts_are_replaced(frontend: DeviceTest) -> None:
     assert not {each for each in seen.mounts if each.startswith(MOUNT_ROOT)}
 
 
-def test_without_a_device_plugin_the_variable_comes(frontend: DeviceTest) -> None:
+def test_without_a_device_plugin_the_variable_is_set(frontend: DeviceTest) -> None:
     spec = frontend.pod("p", {"gpu": [entry(242), entry(241)]})
     assert frontend.run(spec, nothing).environment[VISIBLE_DEVICES] == f"{ONE},{TWO}"
 
 
-def test_rdma_devices_come_with_what_all_need(frontend: DeviceTest) -> None:
+def test_rdma_devices_come_with_the_common_device_node(frontend: DeviceTest) -> None:
     spec = frontend.pod(
         "p",
         {"rdma": [{"minor": 0}]},
@@ -306,7 +306,7 @@ def test_rdma_devices_come_with_what_all_need(frontend: DeviceTest) -> None:
     assert not frontend.run(spec, nothing, "other").allowed
 
 
-def test_a_part_of_a_card_is_enforced(frontend: DeviceTest, tmp_path: pathlib.Path) -> None:
+def test_a_share_of_a_card_is_enforced(frontend: DeviceTest, tmp_path: pathlib.Path) -> None:
     library = tmp_path / "libvgpu.so"
     library.write_text("no library")
     frontend.isolation = Isolation(str(library), str(tmp_path))
@@ -321,7 +321,7 @@ def test_a_part_of_a_card_is_enforced(frontend: DeviceTest, tmp_path: pathlib.Pa
     assert {str(library), "/tmp/vgpulock"} <= seen.mounts
 
 
-def test_another_pods_card_is_refused_by_name(frontend: DeviceTest) -> None:
+def test_another_pods_card_is_refused_with_its_name(frontend: DeviceTest) -> None:
     frontend.pod("owner", {"gpu": [entry(242)]})
     other = frontend.pod("other", None)
     with pytest.raises(RpcError, match="pod default/other: GPU-two of its request"):
@@ -329,7 +329,7 @@ def test_another_pods_card_is_refused_by_name(frontend: DeviceTest) -> None:
     assert set(frontend.run(other, by_variable(ONE)).allowed) == {241}
 
 
-def test_a_large_environment_is_no_way_to_another_pods_card(frontend: DeviceTest) -> None:
+def test_a_large_environment_gets_no_card_of_another_pod(frontend: DeviceTest) -> None:
     """Two ConfigMaps in `envFrom` may have 1 MiB each."""
     frontend.pod("owner", {"gpu": [entry(242)]})
     other = frontend.pod("other", None)
@@ -346,7 +346,7 @@ def test_a_large_environment_is_no_way_to_another_pods_card(frontend: DeviceTest
     assert set(frontend.run(other, naming(ONE)).allowed) == {241}
 
 
-def test_the_runtime_makes_no_container_that_it_can_not_ask_a_plugin_about(
+def test_the_runtime_refuses_a_container_that_does_not_fit_in_a_plugin_request(
     plugin: DeviceTest,
 ) -> None:
     """A message of ttrpc has 4 MiB at most."""
@@ -357,13 +357,15 @@ def test_the_runtime_makes_no_container_that_it_can_not_ask_a_plugin_about(
     assert set(plugin.run(other, by_variable(ONE)).allowed) == {241}, "the plugin is there still"
 
 
-def test_what_cannot_be_honoured_is_refused_by_name(frontend: DeviceTest) -> None:
+def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(
+    frontend: DeviceTest,
+) -> None:
     spec = frontend.pod("p", {"gpu": [entry(7)]})
     with pytest.raises(RpcError, match="pod default/p: gpu 7 is not on this node"):
         frontend.run(spec, by_variable(ONE))
 
 
-def test_or_keeps_the_plugins_choice_by_policy(containerd: Containerd) -> None:
+def test_policy_may_keep_the_plugins_choice(containerd: Containerd) -> None:
     with relayed(containerd, "--hook-failure-policy=*=ignore") as relay:
         relay.pod("owner", {"gpu": [entry(242)]})
         spec = relay.pod("p", {"gpu": [entry(7)]})
@@ -449,7 +451,7 @@ def test_names_of_cdi_are_replaced(containerd2: Containerd) -> None:
 
 
 @pytest.mark.usefixtures("specification")
-def test_a_card_comes_by_cdi_where_nothing_names_one(plugin: DeviceTest) -> None:
+def test_a_card_comes_by_cdi_when_the_request_names_none(plugin: DeviceTest) -> None:
     plugin.cdi_kind = KIND
     seen = plugin.run(plugin.pod("p", {"gpu": [entry(242)]}), nothing)
     assert (seen.nodes, set(seen.allowed)) == ({"/dev/nvidia242": 242}, {242})
@@ -457,7 +459,7 @@ def test_a_card_comes_by_cdi_where_nothing_names_one(plugin: DeviceTest) -> None
 
 
 @pytest.mark.usefixtures("specification")
-def test_what_cdi_put_in_can_be_checked_by_a_plugin_and_not_undone(
+def test_cdi_devices_can_be_checked_by_a_plugin_but_not_removed(
     plugin: DeviceTest,
 ) -> None:
     spec = plugin.pod("p", {"gpu": [entry(242)]})
@@ -466,7 +468,7 @@ def test_what_cdi_put_in_can_be_checked_by_a_plugin_and_not_undone(
     assert plugin.run(spec, by_cdi(TWO)).nodes == {"/dev/nvidia242": 242}
 
 
-def test_a_pod_with_devices_that_the_agent_cannot_give_is_refused(node: TestNode) -> None:
+def test_a_pod_whose_allocation_the_agent_cannot_honour_is_refused(node: TestNode) -> None:
     """This machine has no card: whoever was allocated one of NVIDIA's is refused; others come, with
     other vendors' devices too."""
     node.start_agent("--hami-core-library=/opt/libvgpu.so")

@@ -54,7 +54,7 @@ def test_doctor_without_an_agent_has_no_claims(node: TestNode) -> None:
     assert "the agent's decisions can't be read" in doctor(node).stdout
 
 
-def test_a_runtime_that_is_not_there_is_no_drift(node: TestNode) -> None:
+def test_a_missing_runtime_is_an_error_and_not_drift(node: TestNode) -> None:
     done = doctor(node, "--runtime-endpoint=unix:///nowhere.sock")
     assert done.returncode == 2
     assert "/nowhere.sock" in done.stderr

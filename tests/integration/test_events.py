@@ -39,7 +39,7 @@ def hear(node: TestNode) -> None:
     eventually("the agent rests", lambda: node.metric("topolet_pause_seconds") == 600)
 
 
-def test_a_start_is_followed_by_its_cpuset_without_the_clock(told: TestNode) -> None:
+def test_a_start_is_followed_by_its_cpuset_without_a_periodic_pass(told: TestNode) -> None:
     before = {source: wakes(told, source) for source in ("runtime", "clock")}
     for name in ("first", "second", "third"):
         spec = told.spec(name, "LSE", "1")

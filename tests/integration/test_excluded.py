@@ -8,7 +8,7 @@ from tests.integration.harness import TestNode
 from tests.waiting import eventually
 
 
-def test_settings_read_again_leave_a_pod_alone_and_move_no_other(node: TestNode) -> None:
+def test_reloaded_settings_exclude_a_pod_and_move_no_other(node: TestNode) -> None:
     config = node.folder / "topolet.toml"
     config.write_text("")
     node.start_agent(f"--config={config}")

@@ -89,7 +89,7 @@ def memory(node: TestNode) -> Iterator[MemoryLimit]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("annotations", [as_many_containers_as_fit, as_much_as_is_read])
-def test_the_agent_runs_with_them_and_restarts(
+def test_the_agent_runs_and_restarts_with_hostile_pods(
     apiserver: ApiServer, node: TestNode, memory: MemoryLimit, annotations: Annotations
 ) -> None:
     for each in objects("crds"):

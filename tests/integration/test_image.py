@@ -36,7 +36,7 @@ def test_the_command_is_the_entrypoint(image: Image) -> None:
     assert all(f"  {name} " in told for name in COMMANDS)
 
 
-def test_it_sees_the_machine_through_the_mounts(image: Image) -> None:
+def test_the_image_reads_the_machine_through_the_mounts(image: Image) -> None:
     words = ("topolet", "topology", "--output", "json")
     inside = json.loads(good(image.run(*words, "--root", "/host", mounts=MACHINE)))
     outside = subprocess.run(
@@ -81,7 +81,7 @@ def test_the_webhook_runs_as_nobody(image: Image, tmp_path: Path) -> None:
             assert reply.status == 200
 
 
-def test_what_the_modes_need_is_there(image: Image) -> None:
+def test_the_image_has_the_modules_of_all_modes(image: Image) -> None:
     good(image.run("/opt/topolet/bin/python3", "-c", "import cheroot, grpc"))
     done = image.run("/opt/topolet/bin/python3", "-c", "import pytest")
     assert "No module named 'pytest'" in done.stderr

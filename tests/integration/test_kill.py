@@ -89,7 +89,7 @@ def manager(node: TestNode) -> Iterator[Manager]:
         yield manager
 
 
-def test_every_container_is_created_once_and_on_its_cpus(node: TestNode, manager: Manager) -> None:
+def test_every_container_is_created_once_on_its_cpus(node: TestNode, manager: Manager) -> None:
     node.start_agent()
     manager.start()
     requests: dict[tuple[str, str], pb.CreateContainerRequest] = {}

@@ -44,7 +44,7 @@ def asked_for(koordinator: KoordinatorNode, container_id: str) -> str:
     return cpus
 
 
-def test_containers_come_on_their_cpus(koordinator: KoordinatorNode) -> None:
+def test_containers_start_on_their_cpus(koordinator: KoordinatorNode) -> None:
     """From their start: by the request to the runtime, not by a later correction."""
     node = koordinator.node
     koordinator.start_agent()
@@ -61,7 +61,7 @@ def test_containers_come_on_their_cpus(koordinator: KoordinatorNode) -> None:
     assert "1" not in pool.split(",")
 
 
-def test_an_update_brings_nothing_else_back(koordinator: KoordinatorNode) -> None:
+def test_an_update_restores_no_old_values(koordinator: KoordinatorNode) -> None:
     node = koordinator.node
     koordinator.start_agent()
     koordinator.start_proxy()
@@ -73,7 +73,7 @@ def test_an_update_brings_nothing_else_back(koordinator: KoordinatorNode) -> Non
     assert asked_for(koordinator, owner) == "1"
 
 
-def test_what_can_not_be_given_is_no_container(koordinator: KoordinatorNode) -> None:
+def test_a_container_whose_cpus_are_not_available_is_refused(koordinator: KoordinatorNode) -> None:
     """More CPUs than the machine has: the proxy returns Topolet's error to the caller."""
     node = koordinator.node
     koordinator.start_agent("--hold-seconds=0.3", "--cpu-policy=static", "--reserved-cpus=0")
@@ -98,7 +98,7 @@ def test_a_stopped_agent_gets_no_more_hook_calls(koordinator: KoordinatorNode) -
     eventually("pods come", partial(_comes, koordinator, node.spec("after", "LSE", "1")))
 
 
-def test_while_a_killed_agent_is_away_no_pod_comes(koordinator: KoordinatorNode) -> None:
+def test_while_a_killed_agent_is_away_no_pod_starts(koordinator: KoordinatorNode) -> None:
     """By the failure policy of the registration that it left; back again, all goes on."""
     node = koordinator.node
     koordinator.start_agent()

@@ -215,7 +215,7 @@ def test_apply_owns_its_fields_and_keeps_those_of_others(
     assert cluster.delete("NodeResourceTopology", place) is False
 
 
-def test_what_is_so_already_is_not_written(
+def test_an_unchanged_object_is_not_written(
     apiserver: ApiServer, cluster: Cluster, topologies: str, place: str
 ) -> None:
     ours = topology(place, {"name": "node-0", "cpus": 8})
@@ -274,7 +274,7 @@ def test_versions_that_are_served_are_found_as_they_change(
     eventually("known as v1alpha1", known, RECOVERY_SECONDS)
 
 
-def test_nodes_are_added_to_and_not_made(
+def test_nodes_are_changed_but_never_created(
     apiserver: ApiServer, cluster: Cluster, place: str
 ) -> None:
     def node(name: str, **labels: str) -> dict[str, Any]:
@@ -345,7 +345,7 @@ def _remove_pod(server: ApiServer, path: str) -> None:
     server.admin.request("DELETE", path, {"gracePeriodSeconds": 0})
 
 
-def test_watch_from_a_compacted_version_begins_anew(
+def test_watch_from_a_compacted_version_is_listed_anew(
     restored: ApiServer, cluster: Cluster, place: str
 ) -> None:
     server = restored
@@ -442,7 +442,7 @@ def test_server_sends_bookmarks(apiserver: ApiServer, place: str) -> None:
     assert [int(version), *versions] == sorted([int(version), *versions])
 
 
-def test_token_is_read_again_when_it_changes_and_when_it_is_refused(
+def test_token_is_read_again_after_a_change_and_a_refusal(
     apiserver: ApiServer, place: str, tmp_path: Path
 ) -> None:
     rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]

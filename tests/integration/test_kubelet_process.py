@@ -151,13 +151,15 @@ def found() -> dict[int, KubeletProcess]:
 
 
 @pytest.mark.parametrize("stranger", STRANGERS, ids=lambda each: each.__name__)
-def test_what_calls_itself_kubelet_is_none(impostors: Impostors, stranger: object) -> None:
+def test_other_processes_named_kubelet_are_not_the_kubelet(
+    impostors: Impostors, stranger: object
+) -> None:
     pid = stranger(impostors)  # type: ignore[operator]
     eventually("it calls itself kubelet", lambda: _calls_itself_kubelet(pid))
     assert pid not in found()
 
 
-def test_one_of_the_host_is_taken_for_one(impostors: Impostors) -> None:
+def test_a_process_of_the_host_counts_as_the_kubelet(impostors: Impostors) -> None:
     """So that the tests above fail for their own reason alone."""
     pid = impostors.of_the_host()
     eventually("it is found", lambda: pid in found())
@@ -181,7 +183,9 @@ def test_the_kubelet_is_found_among_all_of_them(impostors: Impostors, kubelet: K
     assert reading.whole.source == f"kubelet {kubelet.pid}, {kubelet.folder / 'config.json'}"
 
 
-def test_an_agent_starts_with_them_and_gives_no_cpus(impostors: Impostors, node: TestNode) -> None:
+def test_an_agent_starts_with_them_and_assigns_no_cpus(
+    impostors: Impostors, node: TestNode
+) -> None:
     for stranger in STRANGERS:
         stranger(impostors)
     node.start_agent("--node-name=node-a")

@@ -11,7 +11,7 @@ from tests.integration.harness import TestNode
 from tests.waiting import eventually
 
 
-def test_cpus_of_a_scheduler_get_into_the_kubelets_file(node: TestNode) -> None:
+def test_cpus_of_a_scheduler_are_written_into_the_kubelets_file(node: TestNode) -> None:
     kubelet = node.folder / "kubelet"
     kubelet.mkdir(exist_ok=True)
     file = kubelet / "cpu_manager_state"

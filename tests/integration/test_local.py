@@ -55,7 +55,7 @@ def stop(node: TestNode, container: str) -> None:
     node.direct.call("StopContainer", request, pb.StopContainerResponse)
 
 
-def test_whole_cpu_is_the_containers_own_until_its_pod_is_gone(node: TestNode) -> None:
+def test_whole_cpu_is_exclusive_until_the_pod_is_deleted(node: TestNode) -> None:
     started(node, "static")
     _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
     assert node.cpus(ls) == "0-1"
@@ -80,7 +80,7 @@ def test_whole_cpu_is_the_containers_own_until_its_pod_is_gone(node: TestNode) -
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])
-def test_killed_agent_finds_who_owns_what(node: TestNode, with_snapshot: bool) -> None:
+def test_killed_agent_finds_the_owners_again(node: TestNode, with_snapshot: bool) -> None:
     started(node, "static")
     shared, ls = run_pod(node.proxied, node.spec("ls", "LS"))
     _, sandbox, container = run_guaranteed(node, "g", 1)
@@ -108,7 +108,7 @@ def test_container_without_cpus_left_is_refused_with_the_reason(node: TestNode) 
     assert node.cpus(first) in ("0", "1")
 
 
-def test_resize_in_place_to_a_part_of_a_cpu_goes_back_to_the_pool(node: TestNode) -> None:
+def test_resize_in_place_to_a_fraction_of_a_cpu_returns_to_the_pool(node: TestNode) -> None:
     started(node, "static")
     _, _, container = run_guaranteed(node, "g", 1)
     linux = pb.LinuxContainerResources(cpu_shares=512, cpu_period=100_000, cpu_quota=50_000)

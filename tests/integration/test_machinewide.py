@@ -54,7 +54,7 @@ def here(folder: Path, told: list[str]) -> Any:
     return machinewide.change("it", make, undo, folder)
 
 
-def test_the_last_one_undoes(tmp_path: Path) -> None:
+def test_the_last_run_undoes_the_change(tmp_path: Path) -> None:
     first = other(tmp_path)
     told: list[str] = []
     with here(tmp_path, told):
@@ -63,7 +63,7 @@ def test_the_last_one_undoes(tmp_path: Path) -> None:
     assert (told, (tmp_path / "it").exists()) == (["undone: None"], False)
 
 
-def test_the_first_one_alone_makes(tmp_path: Path) -> None:
+def test_only_the_first_run_makes_the_change(tmp_path: Path) -> None:
     told: list[str] = []
     with here(tmp_path, told):
         second = other(tmp_path)
@@ -72,7 +72,7 @@ def test_the_first_one_alone_makes(tmp_path: Path) -> None:
     assert not (tmp_path / "it").exists()
 
 
-def test_what_a_killed_one_left_is_undone_first(tmp_path: Path) -> None:
+def test_the_change_of_a_killed_run_is_undone_first(tmp_path: Path) -> None:
     with other(tmp_path) as killed:
         killed.send_signal(signal.SIGKILL)
     assert (tmp_path / "it").exists()
@@ -82,7 +82,7 @@ def test_what_a_killed_one_left_is_undone_first(tmp_path: Path) -> None:
     assert told[2:] == ["undone: by us"]
 
 
-def test_one_that_fails_to_make_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_change_leaves_nothing(tmp_path: Path) -> None:
     def fail() -> None:
         raise OSError("not here")
 

@@ -73,13 +73,13 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name.replace(" ", "_"))
-def test_call_comes_to_the_same(both: Both, step: Step | Deed) -> None:
+def test_call_has_the_same_result(both: Both, step: Step | Deed) -> None:
     if isinstance(step, Deed) or step.served is True or (step.served and both.major >= step.served):
         assert both.direct_codes[step.name] == "OK", both.direct[step.name]
     assert both.proxied[step.name] == both.direct[step.name]
 
 
-def test_nothing_is_unimplemented_that_the_runtime_serves(
+def test_every_method_that_the_runtime_serves_is_implemented(
     both: Both, record_property: Callable[[str, Any], None]
 ) -> None:
     counts = {

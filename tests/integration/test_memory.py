@@ -77,7 +77,7 @@ def test_budget() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_what_an_agent_in_a_cluster_has_loaded(node: TestNode, tmp_path: Path) -> None:
+def test_modules_that_an_agent_in_a_cluster_loads(node: TestNode, tmp_path: Path) -> None:
     with server.running(tmp_path) as api:
         account = tmp_path / "account"
         agentside.furnish(api, "node-a", account)

@@ -78,7 +78,7 @@ def update(plugged: PluggedNode, container_id: str, **fields: object) -> None:
     )
 
 
-def test_created_on_the_right_cpus_from_their_first_moment(both: PluggedNode) -> None:
+def test_containers_run_on_their_cpus_from_their_creation(both: PluggedNode) -> None:
     node = both.node
     sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     assert node.cpus(lse) == "1"
@@ -165,7 +165,7 @@ def test_no_owner_starts_while_a_container_is_on_its_cpu(both: PluggedNode) -> N
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_an_update_keeps_our_cpus(both: PluggedNode) -> None:
+def test_an_update_keeps_the_wanted_cpus(both: PluggedNode) -> None:
     node = both.node
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     update(both, lse, cpuset_cpus="0-1", cpu_shares=300)
@@ -188,7 +188,7 @@ def test_changes_of_the_agent_are_unsolicited_updates(plugged: PluggedNode) -> N
     assert "the runtime refuses a change" in plugged.node.log("nri")
 
 
-def test_a_plugin_that_was_away_sets_right_what_it_missed(plugged: PluggedNode) -> None:
+def test_a_restarted_plugin_corrects_what_it_missed(plugged: PluggedNode) -> None:
     node = plugged.node
     plugged.publish()
     plugged.start_plugin()
@@ -203,7 +203,7 @@ def test_a_plugin_that_was_away_sets_right_what_it_missed(plugged: PluggedNode) 
     remove_pod(node.direct, sandbox)
 
 
-def test_a_runtime_that_restarts_is_synchronised_with_again(plugged: PluggedNode) -> None:
+def test_the_plugin_synchronises_again_with_a_restarted_runtime(plugged: PluggedNode) -> None:
     node, runtime = plugged.node, plugged.node.containerd
     plugged.publish()
     plugged.start_plugin()
@@ -236,7 +236,7 @@ def test_a_plugin_that_was_stopped_recovers(
     assert plugged.metric("topolet_nri_adjusted_total") == calls + 1
 
 
-def test_an_owner_without_an_agent_is_refused_long_before_the_runtime_gives_up(
+def test_an_owner_without_an_agent_is_refused_before_the_runtimes_timeout(
     plugged: PluggedNode,
 ) -> None:
     node = plugged.node
@@ -267,7 +267,7 @@ def test_another_plugin_that_pins_cpus_is_found_and_named(plugged: PluggedNode) 
     create_container(node.direct, create_request(spec, sandbox, "again"))
 
 
-def test_environment_and_answers_beyond_one_buffer_arrive(plugged: PluggedNode) -> None:
+def test_environments_and_answers_beyond_one_buffer_are_received(plugged: PluggedNode) -> None:
     node = plugged.node
     large = "x" * 6_000
     spec = node.spec("p")
@@ -287,7 +287,7 @@ def test_environment_and_answers_beyond_one_buffer_arrive(plugged: PluggedNode) 
     assert [each for each in environment if each.startswith("PATH=")] == ["PATH=/bin"]
 
 
-def test_only_one_kind_of_door_is_on(plugged: PluggedNode) -> None:
+def test_only_one_kind_of_frontend_runs(plugged: PluggedNode) -> None:
     node = plugged.node
     plugged.start_plugin()
     common = (f"--state-dir={node.state}",)

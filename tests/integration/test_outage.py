@@ -67,7 +67,7 @@ class Agent:
 
 @pytest.mark.parametrize("seconds", [10, pytest.param(90, marks=pytest.mark.long)])
 @pytest.mark.timeout(300)
-def test_every_watch_is_back_soon_after_an_outage(
+def test_every_watch_is_restored_soon_after_an_outage(
     apiserver: ApiServer, seconds: float, record_property: Callable[[str, object], None]
 ) -> None:
     node = f"outage-{next(_numbers)}"

@@ -107,7 +107,7 @@ def test_memory_of_several_numa_nodes_is_where_the_kubelet_allocates_it(kubelet:
         assert held.amounts == given
 
 
-def test_reserved_memory_is_as_the_kubelet_is_configured(kubelet: Kubelet) -> None:
+def test_reserved_memory_is_that_of_the_kubelets_configuration(kubelet: Kubelet) -> None:
     nodes = {node.id: 0 for node in kubelet.topology.numa_nodes if node.memory_bytes}
     assert reserved(kubelet.topology, kubelet.client.allocatable()) == Reserved(
         kubelet.reserved, nodes | {0: RESERVED_BYTES}
@@ -126,7 +126,7 @@ def test_sidecars_are_listed_and_init_containers_are_not(kubelet: Kubelet) -> No
         assert [each.name for each in listed.containers] == ["sidecar", "main"]
 
 
-def test_pod_that_ended_is_listed_no_more(kubelet: Kubelet) -> None:
+def test_ended_pod_is_no_longer_listed(kubelet: Kubelet) -> None:
     name = kubelet.run("job", [container("main", "1")], restartPolicy="Never")
     eventually("it is listed", lambda: kubelet.listed(name), SECONDS)
     eventually("it runs", lambda: running_pid(kubelet, name, "main"), SECONDS)
@@ -135,11 +135,11 @@ def test_pod_that_ended_is_listed_no_more(kubelet: Kubelet) -> None:
     kubelet.end("job")
 
 
-def test_pod_that_is_not_there(kubelet: Kubelet) -> None:
+def test_missing_pod(kubelet: Kubelet) -> None:
     assert kubelet.client.pod("default", "nobody") is None
 
 
-def test_devices_of_a_plugin_near_a_numa_node_and_near_none(kubelet: Kubelet) -> None:
+def test_devices_of_a_plugin_with_and_without_a_numa_node(kubelet: Kubelet) -> None:
     plugin = DevicePlugin(kubelet.shared / "device-plugins")
     plugin.start({"d0": (0,), "d1": ()})
     try:

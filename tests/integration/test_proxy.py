@@ -53,7 +53,7 @@ def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
     return done[0]
 
 
-def test_created_on_the_right_cpus_from_their_first_moment(both: TestNode) -> None:
+def test_containers_run_on_their_cpus_from_their_creation(both: TestNode) -> None:
     sandbox, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     assert both.cpus(lse) == "1"
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
@@ -68,7 +68,7 @@ def test_created_on_the_right_cpus_from_their_first_moment(both: TestNode) -> No
     eventually("BE has CPU 1 back", lambda: both.cpus(be) == "0-1")
 
 
-def test_a_large_environment_is_no_way_onto_an_owners_cpus(both: TestNode) -> None:
+def test_a_large_environment_gets_no_cpu_of_an_owner(both: TestNode) -> None:
     """Two ConfigMaps in `envFrom` may have 1 MiB each."""
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     spec = both.spec("large", "LS")
@@ -103,7 +103,7 @@ def test_pools_shrink_before_an_owner_is_created(both: TestNode) -> None:
 
 
 @pytest.mark.parametrize(("qos", "cpuset", "cpus"), [("LSE", "1", "1"), ("LS", "", "0-1")])
-def test_update_does_not_take_the_cpu_away_and_its_other_fields_arrive(
+def test_update_keeps_the_cpus_and_applies_its_other_fields(
     both: TestNode, qos: str, cpuset: str, cpus: str
 ) -> None:
     _, container = run_pod(both.proxied, both.spec("p", qos, cpuset))
@@ -123,7 +123,7 @@ def test_update_does_not_take_the_cpu_away_and_its_other_fields_arrive(
     assert both.kernel_value(container, "memory", "memory.limit_in_bytes") == str(64 << 20)
 
 
-def test_update_without_a_cpuset_does_not_bring_the_old_one_back(both: TestNode) -> None:
+def test_update_without_a_cpuset_does_not_restore_the_old_one(both: TestNode) -> None:
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     eventually("LS on 0", lambda: both.cpus(ls) == "0")
@@ -134,7 +134,7 @@ def test_update_without_a_cpuset_does_not_bring_the_old_one_back(both: TestNode)
     assert both.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_container_made_behind_the_proxy_is_corrected(both: TestNode) -> None:
+def test_container_created_without_the_proxy_is_corrected(both: TestNode) -> None:
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
     eventually("corrected", lambda: both.cpus(ls) == "0")
@@ -149,7 +149,7 @@ def test_bad_claim_is_created_on_the_pool(both: TestNode, status: str) -> None:
     assert both.cpus(bad) == "0"
 
 
-def test_without_an_agent_an_owner_is_refused_by_name_and_others_run(node: TestNode) -> None:
+def test_without_an_agent_an_owner_is_refused_with_its_pod_and_others_run(node: TestNode) -> None:
     node.start_proxy("--hold-seconds=0.2")
     _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
     assert node.cpus(ls) == "0-1"
@@ -161,7 +161,7 @@ def test_without_an_agent_an_owner_is_refused_by_name_and_others_run(node: TestN
     assert "pod default/lse" in error.value.message
 
 
-def test_with_the_agent_gone_no_known_cpu_is_handed_out_again(both: TestNode) -> None:
+def test_without_the_agent_no_known_owners_cpu_is_given_to_others(both: TestNode) -> None:
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     both.kill_agent()
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
@@ -177,7 +177,7 @@ def test_with_the_agent_gone_no_known_cpu_is_handed_out_again(both: TestNode) ->
     assert both.cpus(lse) == "1"
 
 
-def test_overlap_made_while_the_agent_was_away_ends_at_its_return(both: TestNode) -> None:
+def test_overlap_from_an_absence_of_the_agent_ends_at_its_return(both: TestNode) -> None:
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     both.kill_agent()
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
@@ -225,7 +225,7 @@ def test_kill_at_any_point_ends_in_the_same_state(both: TestNode, victim: str, p
     eventually("LS has CPU 1 back", lambda: both.cpus(ls) == "0-1")
 
 
-def test_agent_killed_while_pods_come_and_go_leaves_no_trace(both: TestNode) -> None:
+def test_agent_killed_while_pods_start_and_end_leaves_no_trace(both: TestNode) -> None:
     """Kills at arbitrary moments of running creations; a kubelet-like caller tries again."""
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     stop = threading.Event()
@@ -286,7 +286,7 @@ def test_no_owner_starts_while_a_container_is_on_its_cpu(both: TestNode) -> None
     assert both.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_restore_gives_every_value_back(both: TestNode) -> None:
+def test_restore_restores_every_value(both: TestNode) -> None:
     first, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     _, be = run_pod(both.direct, both.spec("be", "BE"))

@@ -39,7 +39,7 @@ def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:
     eventually("BE has CPU 1 back", lambda: node.cpus(be) == "0-1")
 
 
-def test_container_created_before_the_agent_came_is_corrected_and_counted(node: TestNode) -> None:
+def test_container_created_before_the_agent_is_corrected_and_counted(node: TestNode) -> None:
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     assert node.cpus(lse) == node.cpus(ls) == "0-1"
@@ -49,7 +49,7 @@ def test_container_created_before_the_agent_came_is_corrected_and_counted(node: 
     assert "pod default/ls runs on CPUs 1 of pod default/lse" in node.log("agent")
 
 
-def test_container_that_waits_for_its_start_starts_on_the_pool_of_then(node: TestNode) -> None:
+def test_container_that_waits_for_its_start_starts_on_the_current_pool(node: TestNode) -> None:
     node.start_agent()
     spec = node.spec("ls", "LS")
     ls = create_container(node.direct, create_request(spec, run_sandbox(node.direct, spec)))
@@ -61,7 +61,7 @@ def test_container_that_waits_for_its_start_starts_on_the_pool_of_then(node: Tes
     eventually("LSE on its own", lambda: node.cpus(lse) == "1")
 
 
-def test_runtime_does_not_put_its_old_cpuset_back_with_its_next_update(node: TestNode) -> None:
+def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: TestNode) -> None:
     """Nobody rewrites that update: it goes to the runtime without the proxy, on CPU shares alone,
     and the agent is not there to correct what comes of it."""
     node.start_agent()
@@ -91,7 +91,9 @@ def test_runtime_does_not_put_its_old_cpuset_back_with_its_next_update(node: Tes
         ('{"cpuset": "1"}', "CPUs 1 belong to pod default/first"),
     ],
 )
-def test_bad_claim_keeps_the_pool_and_is_named(node: TestNode, status: str, reason: str) -> None:
+def test_invalid_claim_keeps_the_pool_and_is_reported(
+    node: TestNode, status: str, reason: str
+) -> None:
     node.start_agent()
     _, first = run_pod(node.direct, node.spec("first", "LSE", "1"))
     eventually("first on 1", lambda: node.cpus(first) == "1")
@@ -174,7 +176,7 @@ def test_runtime_that_stops_answering_makes_the_agent_unready_and_loses_nothing(
     assert node.cpus(lse) == "1"
 
 
-def test_update_of_another_field_by_the_runtime_does_not_bring_old_cpus_back(
+def test_runtime_update_of_another_field_does_not_restore_old_cpus(
     node: TestNode,
 ) -> None:
     """containerd writes the cpuset of its record back with every update."""
@@ -201,7 +203,7 @@ def test_agent_whose_state_folder_is_removed_ends_with_an_error(node: TestNode) 
 
 
 @pytest.mark.timeout(600)
-def test_events_report_containers_long_before_the_full_pass(node: TestNode) -> None:
+def test_events_report_containers_before_the_full_pass(node: TestNode) -> None:
     node.start_agent(NO_PASS)
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     eventually("at rest", lambda: at_rest(node), REST_SECONDS)

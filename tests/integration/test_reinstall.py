@@ -217,7 +217,7 @@ def earlier_policies(server: ApiServer) -> list[Object]:
     return deployed.served(server, yaml.safe_load_all(EARLIER.read_text()))
 
 
-def test_a_reinstalled_overlay_leaves_pods_alone(cluster: Cluster, watch: Bystanders) -> None:
+def test_a_reinstalled_overlay_does_not_affect_pods(cluster: Cluster, watch: Bystanders) -> None:
     folder = cluster.folder("overlays/scheduler")
     for _ in range(3):
         cluster.apply(folder)
@@ -269,7 +269,7 @@ PARTS = [
 @pytest.mark.long
 @settings(max_examples=4, phases=[Phase.explicit, Phase.generate], derandomize=True)
 @given(order=st.permutations(PARTS))
-def test_parts_go_in_any_order(cluster: Cluster, order: list[str]) -> None:
+def test_components_are_removed_in_any_order(cluster: Cluster, order: list[str]) -> None:
     """A namespace ends while the next parts go."""
     parts = all_parts(cluster)
     everything = [body for each in sorted(parts) for body in parts[each]]
@@ -284,7 +284,7 @@ def test_parts_go_in_any_order(cluster: Cluster, order: list[str]) -> None:
         watch.round()
 
 
-def test_in_another_namespace_the_policies_name_its_accounts(
+def test_in_another_namespace_the_policies_use_its_accounts(
     cluster: Cluster, watch: Bystanders, tmp_path: Path
 ) -> None:
     policy = {"name": "topolet-policy", "namespace": OURS}
@@ -318,7 +318,7 @@ WAYS = ((), ("--server-side", "--force-conflicts"))
 
 @pytest.mark.parametrize("then", WAYS)
 @pytest.mark.parametrize("earlier", WAYS)
-def test_an_upgrade_takes_parameters_away(
+def test_an_upgrade_removes_parameters(
     cluster: Cluster, earlier: tuple[str, ...], then: tuple[str, ...], tmp_path: Path
 ) -> None:
     """However both were applied, and though the earlier policies refuse everything by then."""
@@ -342,7 +342,7 @@ def test_an_upgrade_takes_parameters_away(
     cluster.delete("-k", policies)
 
 
-def test_before_1_36_kubectl_names_what_it_leaves_out(cluster: Cluster) -> None:
+def test_before_1_36_kubectl_names_the_kinds_it_skips(cluster: Cluster) -> None:
     """Without the component for these servers. All else is applied."""
     if deployed.changes_pods(cluster.server):
         pytest.skip("this kube-apiserver serves all kinds of ours")

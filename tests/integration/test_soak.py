@@ -82,7 +82,9 @@ def at_rest(node: TestNode) -> dict[str, Held]:
     return {"agent": held(node.agent_pid), "proxy": held(node.proxy_pid)}
 
 
-def test_nothing_grows(node: TestNode, record_property: pytest.RecordProperty) -> None:
+def test_memory_descriptors_and_state_do_not_grow(
+    node: TestNode, record_property: pytest.RecordProperty
+) -> None:
     node.start_agent()
     node.start_proxy()
     for number in range(WARM_WAVES):

@@ -145,7 +145,7 @@ def test_annotation_is_corrected_with_the_schedulers_role(
         watching.stop()
 
 
-def test_write_holds_for_one_version_of_one_pod(
+def test_write_is_bound_to_one_version_of_one_pod(
     apiserver: ApiServer, place: str, access: Access
 ) -> None:
     """Who was written meanwhile is read again; another pod of that name is left alone."""

@@ -177,7 +177,7 @@ def test_other_pods_and_other_namespaces_are_not_affected(cluster: Cluster) -> N
     assert cluster.bind("gpu", ALICE, "unhooked")
 
 
-def test_the_binding_that_passes_is_made(cluster: Cluster) -> None:
+def test_an_allowed_binding_is_made(cluster: Cluster) -> None:
     cluster.api.apply(pod("once", "hooked", GPU))
     with pytest.raises(RefusedError, match="alice may not bind"):
         cluster.bind("once", ALICE, dry=False)
@@ -186,7 +186,7 @@ def test_the_binding_that_passes_is_made(cluster: Cluster) -> None:
     assert seen["spec"]["nodeName"] == "node-1"
 
 
-def test_a_pod_that_is_not_there_is_not_bound(cluster: Cluster) -> None:
+def test_a_missing_pod_is_not_bound(cluster: Cluster) -> None:
     with pytest.raises(RefusedError, match="pod hooked/none does not exist") as refused:
         cluster.bind("none", ALICE)
     assert refused.value.code == 404
@@ -225,9 +225,7 @@ def _connected_anew(cluster: Cluster, before: int) -> bool:
     return "may not bind" in said and cluster.webhook.log().count("was replaced") > before
 
 
-def test_the_certificate_that_the_document_makes_is_trusted(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_the_documented_certificate_is_trusted(cluster: Cluster, tmp_path: Path) -> None:
     """For another name than the Service's, which does not resolve here."""
     page = (ROOT / "docs" / "webhook.md").read_text()
     found = re.search(r"^name=(\S+)\n(openssl (?:.*\\\n)*.*)$", page, re.MULTILINE)

@@ -59,7 +59,7 @@ def test_a_memory_limit_can_not_be_lifted() -> None:
     assert messages.response(asked, Changes(memory_limit_bytes=-1)).ByteSize() == 0
 
 
-def test_a_variable_comes_beside_the_others() -> None:
+def test_a_variable_is_added_to_the_others() -> None:
     asked = request()
     result = merged(asked, messages.response(asked, Changes(environment=(("B", "3"), ("C", "4")))))
     assert dict(result.container_envs) == {"A": "1", "B": "3", "C": "4"}
@@ -89,7 +89,7 @@ _CHANGES = st.builds(
 
 
 @given(_RESOURCES, _CHANGES)
-def test_what_is_merged_is_the_request_with_the_changes(
+def test_a_merged_response_gives_the_request_with_the_changes(
     resources: dict[str, object], changes: Changes
 ) -> None:
     asked = request(**resources)
@@ -102,7 +102,7 @@ def test_what_is_merged_is_the_request_with_the_changes(
     assert result == asked
 
 
-def test_what_a_create_says() -> None:
+def test_fields_of_a_create_request() -> None:
     it = request(cpu_shares=512, cpuset_cpus="0-1", cpu_quota=10_000, cpu_period=50_000)
     it.pod_labels["koordinator.sh/qosClass"] = "LSE"
     it.pod_labels["app"] = "x"
@@ -115,7 +115,7 @@ def test_what_a_create_says() -> None:
 
 
 @pytest.mark.parametrize("uid", ["u", ""])
-def test_a_sandbox_and_its_containers_are_of_one_pod(uid: str) -> None:
+def test_a_sandbox_and_its_containers_have_the_same_pod(uid: str) -> None:
     sandbox = pb.PodSandboxHookRequest(
         pod_meta=pb.PodSandboxMetadata(name="p", uid=uid, namespace="ns")
     )

@@ -55,7 +55,7 @@ def with_pod(uid: str, cpus: str) -> Snapshot:
 EMPTY_QOS = OWNED.pods["own"].qos
 
 
-def test_a_sandbox_is_told_to_the_agent(world: World) -> None:
+def test_a_sandbox_is_announced_to_the_agent(world: World) -> None:
     world.sandbox("PreRunPodSandbox", "a", "LSE", "1")
     (notification,) = world.notifications()
     assert isinstance(notification, PodAnnounced)
@@ -73,13 +73,13 @@ def test_an_owner_gets_its_cpus(world: World) -> None:
     assert not reply.container_envs
 
 
-def test_who_owns_none_gets_the_pool(world: World) -> None:
+def test_a_pod_without_owned_cpus_gets_the_pool(world: World) -> None:
     world.publish(OWNED)
     reply = world.container("PreCreateContainer", container("any", "LS", asks="0-3"))
     assert reply.container_resources.cpuset_cpus == "0,2-3"
 
 
-def test_a_large_environment_is_no_way_onto_an_owners_cpus(world: World) -> None:
+def test_a_large_environment_gets_no_cpu_of_an_owner(world: World) -> None:
     """As much as koord-runtime-proxy takes of a kubelet: the 4 MiB of a server of Go's gRPC."""
     world.publish(OWNED)
     request = container("any", "LS", asks="0-3")
@@ -88,13 +88,13 @@ def test_a_large_environment_is_no_way_onto_an_owners_cpus(world: World) -> None
     assert reply.container_resources.cpuset_cpus == "0,2-3"
 
 
-def test_a_request_that_is_right_stays_as_it_is(world: World) -> None:
+def test_a_correct_request_is_not_changed(world: World) -> None:
     world.publish(OWNED)
     request = container("any", "LS", asks="0,2-3")
     assert world.raw("PreCreateContainer", request.SerializeToString()) == b""
 
 
-def test_a_started_container_is_told_with_what_was_asked_for_it(world: World) -> None:
+def test_a_started_container_is_reported_with_its_requested_resources(world: World) -> None:
     world.publish(OWNED)
     world.container("PreCreateContainer", container("any", "LS", asks="0-3"))
     assert world.notifications() == []
@@ -125,7 +125,7 @@ def test_an_update_keeps_the_wanted_cpus(world: World) -> None:
     )
 
 
-def test_an_update_of_an_unknown_container_loses_what_others_own(world: World) -> None:
+def test_an_update_of_an_unknown_container_loses_owned_cpus(world: World) -> None:
     world.publish(OWNED)
     unknown = container("x", container_id="c-unknown", asks="0-1")
     reply = world.container("PreUpdateContainerResources", unknown)
@@ -144,7 +144,7 @@ def test_an_update_without_resources_is_passed(world: World) -> None:
 
 
 @pytest.mark.parametrize(("ours", "notifications"), [(None, 1), (512, 0)])
-def test_a_resize_is_told_where_it_is_no_echo(
+def test_a_resize_is_reported_unless_it_repeats_the_agents_values(
     world: World, ours: int | None, notifications: int
 ) -> None:
     """koord-runtime-proxy repeats in every update what the container has, our shares too."""
@@ -190,7 +190,7 @@ def test_a_creation_waits_for_its_decision(patient: World) -> None:
 
 
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
-def test_a_claim_without_decision_is_refused_in_the_end(world: World, qos: str) -> None:
+def test_a_claim_without_a_decision_is_refused_at_the_deadline(world: World, qos: str) -> None:
     world.publish(OWNED)
     with pytest.raises(grpc.RpcError) as error:
         world.container("PreCreateContainer", container("new", qos, "2"))
@@ -205,7 +205,7 @@ def test_without_an_agent_only_claims_are_refused(world: World) -> None:
         world.container("PreCreateContainer", container("new", "LSE", "2"))
 
 
-def test_a_caller_that_gives_up_leaves_nothing(patient: World) -> None:
+def test_a_caller_that_cancels_leaves_nothing(patient: World) -> None:
     patient.publish(OWNED)
     method = patient.channel.unary_unary(
         "/runtime.v1alpha1.RuntimeHookService/PreCreateContainerHook"
@@ -234,7 +234,7 @@ def test_an_owner_waits_for_a_creation_on_its_cpus(
 
 
 @pytest.mark.parametrize("end", ["settled", "again", "pod"])
-def test_a_creation_that_failed_blocks_nobody_for_ever(
+def test_a_failed_creation_does_not_block_others_forever(
     world: World, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     monkeypatch.setattr(service, "SETTLE_SECONDS", 0.0 if end == "settled" else 1000.0)
@@ -279,7 +279,7 @@ def test_a_torn_request_fails_by_policy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "status", ["{", '{"cpuset": 1}', '{"cpuset": "9999999999-"}', "[" * 100_000, "{" + " " * 65_536]
 )
-def test_a_hostile_annotation_is_no_crash(world: World, status: str) -> None:
+def test_a_hostile_annotation_does_not_crash_the_server(world: World, status: str) -> None:
     world.publish(OWNED)
     request = container("evil", "LS")
     request.pod_annotations[RESOURCE_STATUS] = status
@@ -288,7 +288,7 @@ def test_a_hostile_annotation_is_no_crash(world: World, status: str) -> None:
     assert world.metric('topolet_hook_server_errors_total{hook="PreCreateContainer"}') == 0
 
 
-def test_another_method_is_not_there(world: World) -> None:
+def test_another_method_is_unimplemented(world: World) -> None:
     with pytest.raises(grpc.RpcError) as error:
         world.raw("PreRemoveRunPodSandbox", b"")
     assert refused(error)[0] is grpc.StatusCode.UNIMPLEMENTED
@@ -346,7 +346,7 @@ def allocated(
     return request
 
 
-def test_the_allocated_card_comes_in_place_of_the_plugins(world: World) -> None:
+def test_the_allocated_card_replaces_the_plugins(world: World) -> None:
     world.publish(SHOWN)
     answer = world.container("PreCreateContainer", allocated("own", "GPU-other"))
     assert dict(answer.container_envs) == {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "GPU-own"}
@@ -355,7 +355,9 @@ def test_the_allocated_card_comes_in_place_of_the_plugins(world: World) -> None:
 
 
 @pytest.mark.parametrize("unsaid", ["nodes", "mounts"])
-def test_what_the_protocol_cannot_say_of_devices_is_refused(world: World, unsaid: str) -> None:
+def test_device_changes_that_the_protocol_cannot_express_are_refused(
+    world: World, unsaid: str
+) -> None:
     """A device node to add, or names in mounts that the protocol does not show."""
     rdma = {"rdma": (DeviceNode("/dev/infiniband/uverbs0"),)} if unsaid == "nodes" else {}
     pod = SHOWN.pods["own"].with_visible(Visible((CARD,), rdma), {})

@@ -42,7 +42,7 @@ def test_a_stale_file_is_replaced(tmp_path: Path, stale: bytes) -> None:
     assert content(tmp_path)["remote-endpoint"] == SOCKET
 
 
-def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
+def test_a_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
     """A file that it can't parse ends koord-runtime-proxy, so none is ever written in place."""
     ours(tmp_path).write()
     with (tmp_path / "topolet.json").open() as reader:
@@ -50,7 +50,7 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
         assert json.load(reader)["remote-endpoint"] == SOCKET
 
 
-def test_a_file_that_is_right_is_not_touched(tmp_path: Path) -> None:
+def test_a_correct_file_is_not_rewritten(tmp_path: Path) -> None:
     """It is that of a killed agent; the proxy must not have to read it again."""
     ours(tmp_path).write()
     before = os.stat(tmp_path / "topolet.json")
@@ -59,7 +59,7 @@ def test_a_file_that_is_right_is_not_touched(tmp_path: Path) -> None:
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_it_names_no_hook_before_it_goes(tmp_path: Path) -> None:
+def test_a_withdrawn_registration_lists_no_hook(tmp_path: Path) -> None:
     """In place: a new inode would be a new file to the proxy."""
     it = ours(tmp_path)
     it.write()
@@ -72,7 +72,7 @@ def test_it_names_no_hook_before_it_goes(tmp_path: Path) -> None:
     it.remove()
 
 
-def test_what_another_one_registered_since_stays(tmp_path: Path) -> None:
+def test_a_later_registration_of_another_server_is_kept(tmp_path: Path) -> None:
     it = ours(tmp_path)
     it.write()
     ours(tmp_path, "/another").write()
@@ -81,7 +81,7 @@ def test_what_another_one_registered_since_stays(tmp_path: Path) -> None:
     assert content(tmp_path)["remote-endpoint"] == "/another"
 
 
-def test_who_asks_for_the_same_hooks_is_named(tmp_path: Path) -> None:
+def test_other_servers_with_the_same_hooks_are_named(tmp_path: Path) -> None:
     it = ours(tmp_path)
     it.write()
     (tmp_path / "koordlet.json").write_text('{"runtime-hooks": ["PreCreateContainer"]}')

@@ -93,7 +93,7 @@ def test_every_hook_that_can_be_registered_is_answered() -> None:
 
 
 @pytest.mark.parametrize("hook", server.HOOKS)
-def test_a_fault_is_counted_and_becomes_what_the_policy_says(hook: str) -> None:
+def test_a_fault_is_counted_and_answered_by_the_policy(hook: str) -> None:
     hooks = Hooks(faulty, fault)
     service = HookService(hooks)
     assert service.answer(hook, b"", Caller()) == b""
@@ -116,7 +116,7 @@ def test_a_fault_of_the_policy_passes() -> None:
 @pytest.mark.parametrize(
     ("remaining", "least", "most"), [(10.0, 5.0, 9.9), (0.1, 0.0, 0.0), (-1.0, 0.0, 0.0)]
 )
-def test_a_call_is_held_for_less_than_its_caller_waits(
+def test_a_call_is_held_for_less_than_its_callers_timeout(
     remaining: float, least: float, most: float
 ) -> None:
     seen: list[float | None] = []
@@ -132,7 +132,7 @@ def test_a_call_is_held_for_less_than_its_caller_waits(
     assert seen[1] is None
 
 
-def test_a_held_call_keeps_nobody_waiting() -> None:
+def test_a_held_call_does_not_delay_other_calls() -> None:
     decided = threading.Event()
     hooks = Hooks(lambda call: Changes(cpuset="1") if decided.is_set() else Wait())
     service = HookService(hooks)
@@ -149,7 +149,7 @@ def test_a_held_call_keeps_nobody_waiting() -> None:
     assert service.held == 0
 
 
-def test_what_nobody_waits_for_is_given_up() -> None:
+def test_a_cancelled_call_is_given_up() -> None:
     hooks = Hooks(lambda call: Wait())
     caller = Caller()
     caller.waits = False
@@ -159,7 +159,7 @@ def test_what_nobody_waits_for_is_given_up() -> None:
     assert [type(each) for each in hooks.told] == [RuntimeHookCall]
 
 
-def test_hooks_are_asked_one_at_a_time() -> None:
+def test_hooks_are_called_one_at_a_time() -> None:
     inside = threading.Lock()
 
     def alone(call: RuntimeHookCall) -> Verdict:

@@ -52,7 +52,7 @@ def test_context_is_kept_until_its_files_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["ca.crt", "me.crt", "me.key"])
 @pytest.mark.parametrize("how", ["absent", "no certificate"])
-def test_file_that_can_not_be_is_named(tmp_path: Path, broken: str, how: str) -> None:
+def test_invalid_file_is_named(tmp_path: Path, broken: str, how: str) -> None:
     Authority(tmp_path).client("me")
     if how == "absent":
         (tmp_path / broken).unlink()
@@ -69,7 +69,7 @@ def test_file_that_can_not_be_is_named(tmp_path: Path, broken: str, how: str) ->
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b'{"current-context": "x"}'])
-def test_kubeconfig_that_is_none_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_invalid_kubeconfig_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "config"
     if content is not None:
         path.write_bytes(content)
@@ -77,7 +77,7 @@ def test_kubeconfig_that_is_none_is_named(tmp_path: Path, content: bytes | None)
         KubeconfigAccess(str(path))
 
 
-def test_kubeconfig_without_its_package_says_how_to_get_it(
+def test_kubeconfig_without_its_package_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes.config", None)

@@ -80,7 +80,7 @@ def topology(cpus: int, version: str = "v1alpha2") -> dict[str, Any]:
     }
 
 
-def test_apply_tells_whether_something_changed_and_asks_nothing_when_it_knows(
+def test_apply_returns_whether_something_changed_and_sends_no_needless_request(
     server: Server, api: Api, cluster: Cluster
 ) -> None:
     assert cluster.apply(topology(8)) is True
@@ -92,7 +92,7 @@ def test_apply_tells_whether_something_changed_and_asks_nothing_when_it_knows(
 
 
 @pytest.mark.parametrize(("thief", "writes"), [(False, 1), (True, 2)])
-def test_what_was_applied_is_looked_at_now_and_then(
+def test_applied_objects_are_checked_periodically(
     api: Api, cluster: Cluster, clock: Clock, thief: bool, writes: int
 ) -> None:
     cluster.apply(topology(8))
@@ -108,14 +108,14 @@ def test_what_was_applied_is_looked_at_now_and_then(
     assert len(api.writes) == writes
 
 
-def test_object_that_somebody_removed_comes_back(api: Api, cluster: Cluster, clock: Clock) -> None:
+def test_removed_object_is_created_again(api: Api, cluster: Cluster, clock: Clock) -> None:
     cluster.apply(topology(8))
     assert cluster.delete("NodeResourceTopology", "n") is True
     assert cluster.delete("NodeResourceTopology", "n") is False
     assert cluster.apply(topology(8)) is True
 
 
-def test_status_of_what_is_not_there_is_not_written(api: Api, cluster: Cluster) -> None:
+def test_status_of_a_missing_object_is_not_written(api: Api, cluster: Cluster) -> None:
     node = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -148,21 +148,19 @@ def test_served_version_is_the_best_that_has_the_kind(
     assert cluster.delete("NodeResourceTopology", "n") is False
 
 
-def test_kind_of_others_is_refused(cluster: Cluster) -> None:
+def test_unknown_kind_is_refused(cluster: Cluster) -> None:
     with pytest.raises(StoreError, match="kind Secret is not one of"):
         cluster.get("Secret", "n")
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"metadata": 3}'])
-def test_answer_that_is_no_object_is_an_error(
-    server: Server, cluster: Cluster, body: bytes
-) -> None:
+def test_invalid_answer_is_an_error(server: Server, cluster: Cluster, body: bytes) -> None:
     server.answer = lambda server, connection, request: reply(connection, 200, body)
     with pytest.raises(ServerError, match="/api/v1/nodes/n"):
         cluster.get("Node", "n")
 
 
-def test_failed_write_is_tried_again_by_the_next_apply(
+def test_failed_write_is_repeated_by_the_next_apply(
     server: Server, api: Api, cluster: Cluster
 ) -> None:
     def refusing(server: Server, connection: socket.socket, request: Request) -> bool:
@@ -177,7 +175,7 @@ def test_failed_write_is_tried_again_by_the_next_apply(
     assert cluster.apply(topology(8)) is True
 
 
-def test_entries_of_others_are_written_along_and_a_lost_race_is_run_again(
+def test_entries_of_others_are_included_and_a_conflict_is_retried(
     server: Server, api: Api, cluster: Cluster
 ) -> None:
     cluster.apply(topology(8))
@@ -200,7 +198,7 @@ def test_entries_of_others_are_written_along_and_a_lost_race_is_run_again(
         cluster.apply(topology(2))
 
 
-def test_what_somebody_else_changed_is_looked_at_when_told(api: Api, cluster: Cluster) -> None:
+def test_a_reported_change_of_another_writer_is_checked(api: Api, cluster: Cluster) -> None:
     cluster.apply(topology(8))
     (path,) = (path for path in api.objects if "topologies" in path)
     api.objects[path]["zones"][0]["cpus"] = 1

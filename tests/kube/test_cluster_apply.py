@@ -36,11 +36,11 @@ def named(entries: list[Object], name: str) -> Object:
     return next(each for each in entries if each["name"] == name)
 
 
-def test_what_is_not_there_is_written_whole() -> None:
+def test_missing_object_is_written_whole() -> None:
     assert patch(WANTED, None, "topolet") == WANTED
 
 
-def test_what_stands_there_is_not_written_again() -> None:
+def test_unchanged_object_is_not_written_again() -> None:
     assert patch(WANTED, stored(), "topolet", ours) is None
 
 
@@ -53,7 +53,7 @@ def test_fields_of_others_make_no_difference_and_are_not_written() -> None:
     assert patch(WANTED, seen, "topolet", ours) == WANTED
 
 
-def test_another_writer_of_our_field_is_overwritten() -> None:
+def test_another_writers_value_of_an_owned_field_is_overwritten() -> None:
     seen = stored()
     seen["zones"][0]["resources"][0]["available"] = "0"
     written = patch(WANTED, seen, "topolet", ours)
@@ -61,7 +61,7 @@ def test_another_writer_of_our_field_is_overwritten() -> None:
     assert written["zones"] == WANTED["zones"]
 
 
-def test_entries_of_others_are_written_along_where_a_list_has_no_keys() -> None:
+def test_entries_of_others_are_included_in_a_list_without_keys() -> None:
     seen = stored(WANTED, by("topolet", {"f:zones": {}}))
     balloon = {"name": "balloon-1", "type": "balloon"}
     nic = {"name": "vendor.com/nic", "capacity": "1", "allocatable": "1", "available": "1"}
@@ -81,7 +81,7 @@ def test_entries_of_others_are_written_along_where_a_list_has_no_keys() -> None:
     assert named(written["attributes"], "TopologyPolicy")["value"] == "x"
 
 
-def test_entries_of_ours_that_are_wanted_no_longer_go_from_a_list_without_keys() -> None:
+def test_own_entries_that_are_no_longer_wanted_leave_a_list_without_keys() -> None:
     seen = stored()
     seen["zones"].append({"name": "node-2", "type": "Node", "resources": []})
     written = patch(WANTED, seen, "topolet", ours)
@@ -94,7 +94,7 @@ def keys(*names: str) -> Object:
     return {f'k:{{"name":"{name}"}}': {".": {}, "f:name": {}} for name in names}
 
 
-def test_entries_of_others_are_left_to_them_where_a_list_has_keys() -> None:
+def test_entries_of_others_are_omitted_from_a_list_with_keys() -> None:
     seen = stored(
         WANTED,
         by("topolet", {"f:zones": keys("node-0", "node-1")}),
@@ -106,7 +106,7 @@ def test_entries_of_others_are_left_to_them_where_a_list_has_keys() -> None:
     assert patch(WANTED, seen, "topolet", ours) == WANTED
 
 
-def test_fields_that_we_own_and_want_no_longer_are_given_up() -> None:
+def test_owned_fields_that_are_no_longer_wanted_are_released() -> None:
     owned = {"f:metadata": {"f:labels": {"f:a": {}, "f:old": {}}}}
     seen = stored(WANTED, by("topolet", owned))
     seen["metadata"]["labels"]["old"] = "1"
@@ -116,7 +116,7 @@ def test_fields_that_we_own_and_want_no_longer_are_given_up() -> None:
     assert patch(WANTED, gone, "topolet", ours) == WANTED
 
 
-def test_another_version_of_the_api_is_told_before_it_is_used() -> None:
+def test_another_api_version_is_declared_before_it_is_used() -> None:
     old = by("topolet", {"f:zones": {}}, apiVersion="topology.node.k8s.io/v1alpha1")
     other = by("other", {"f:zones": {}}, apiVersion="topology.node.k8s.io/v1alpha1")
     seen = stored(WANTED, other, old)
@@ -135,7 +135,7 @@ def test_another_version_of_the_api_is_told_before_it_is_used() -> None:
     assert same_version(stored(), WANTED["apiVersion"]) is None
 
 
-def test_status_is_another_part_of_the_object() -> None:
+def test_status_is_a_separate_part_of_the_object() -> None:
     wanted = status("n", {})
     owned = {"f:status": {"f:capacity": {"f:koordinator.sh/gpu": {}}}}
     capacity = {"cpu": "4", "koordinator.sh/gpu": "100"}
@@ -153,7 +153,7 @@ def test_a_node_without_devices_needs_no_write() -> None:
     assert patch(status("n", {}), seen, "topolet", subresource="status") is None
 
 
-def test_the_same_amount_in_other_words_is_no_difference() -> None:
+def test_equal_quantities_are_not_a_difference() -> None:
     seen: Object = {
         "metadata": {"name": "n"},
         "status": {

@@ -76,7 +76,7 @@ def test_every_code_has_its_error(
         (POLICY, "", "", "", f"asked: 403 {POLICY}"),
     ],
 )
-def test_forbidden_says_what_is_lacking(
+def test_forbidden_error_names_the_missing_permission(
     message: str, verb: str, resource: str, group: str, text: str
 ) -> None:
     error = errors.refusal("asked", Status(code=403, reason="Forbidden", message=message))
@@ -120,7 +120,7 @@ def test_retry_after_of_header_and_status(
         Status(code=504, details=Details(causes=(StatusCause(reason="ResourceVersionTooLarge"),))),
     ],
 )
-def test_version_of_the_future_is_told_from_other_timeouts(status: Status) -> None:
+def test_future_resource_version_is_distinguished_from_other_timeouts(status: Status) -> None:
     error = errors.refusal("asked", status)
     assert isinstance(error, errors.ServerError)
     assert error.future_version
@@ -140,10 +140,10 @@ def test_version_of_the_future_is_told_from_other_timeouts(status: Status) -> No
         (b'{"message": "kept", "details": {"causes": null}}', "kept"),
     ],
 )
-def test_body_that_is_no_status_becomes_its_message(body: bytes, message: str) -> None:
+def test_body_without_a_status_becomes_the_message(body: bytes, message: str) -> None:
     assert errors.status_of(body).message == message
 
 
-def test_status_survives_the_wire() -> None:
+def test_status_is_encoded_and_decoded() -> None:
     status = Status(code=410, reason="Expired", details=Details(causes=(), retry_after_seconds=1))
     assert errors.status_of(msgspec.json.encode(status)) == status

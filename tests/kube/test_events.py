@@ -85,7 +85,7 @@ def recorder(server: Server, api: Api, told: Told) -> Iterator[Recorder]:
     transport.close()
 
 
-def test_event_names_pod_reason_and_note(api: Api, recorder: Recorder, told: Told) -> None:
+def test_event_has_pod_reason_and_note(api: Api, recorder: Recorder, told: Told) -> None:
     recorder.record(POD, "CPUClaimNotHonored", "it has no CPUs")
     eventually("it is written", lambda: told == ["written"])
     event = api.only
@@ -106,7 +106,7 @@ def test_event_names_pod_reason_and_note(api: Api, recorder: Recorder, told: Tol
     assert event["metadata"]["name"].startswith("p.")
 
 
-def test_what_happens_again_makes_one_event_longer(
+def test_repeated_event_extends_the_series(
     monkeypatch: pytest.MonkeyPatch, api: Api, recorder: Recorder, told: Told
 ) -> None:
     monkeypatch.setattr(events, "AGAIN_SECONDS", 0.0)
@@ -119,7 +119,7 @@ def test_what_happens_again_makes_one_event_longer(
     eventually("another one", lambda: len(api.events) == 2)
 
 
-def test_what_happens_again_at_once_is_one_request(
+def test_quickly_repeated_events_are_one_request(
     server: Server, api: Api, recorder: Recorder, told: Told
 ) -> None:
     for _ in range(100):
@@ -129,7 +129,7 @@ def test_what_happens_again_at_once_is_one_request(
     assert len(server.requests) == 2
 
 
-def test_event_of_an_agent_before_us_is_made_longer(
+def test_event_of_an_earlier_agent_is_extended(
     server: Server, api: Api, recorder: Recorder, told: Told
 ) -> None:
     recorder.record(POD, "R", "note")
@@ -143,7 +143,7 @@ def test_event_of_an_agent_before_us_is_made_longer(
     transport.close()
 
 
-def test_busy_server_gets_it_later_and_one_that_refuses_never(
+def test_event_is_sent_later_to_a_busy_server_and_dropped_if_refused(
     api: Api, recorder: Recorder, told: Told
 ) -> None:
     api.refusals = [503, 403]
@@ -154,9 +154,7 @@ def test_busy_server_gets_it_later_and_one_that_refuses_never(
     assert api.only["note"] == "next"
 
 
-def test_server_that_says_when_to_come_back_is_left_alone_until_then(
-    server: Server, api: Api, recorder: Recorder, told: Told
-) -> None:
+def test_retry_after_is_observed(server: Server, api: Api, recorder: Recorder, told: Told) -> None:
     api.refusals, api.details = [429], {"retryAfterSeconds": 300}
     recorder.record(POD, "R", "note")
     eventually("it waits", lambda: recorder._not_before > time.monotonic() + 60)
@@ -165,9 +163,7 @@ def test_server_that_says_when_to_come_back_is_left_alone_until_then(
     assert (len(server.requests), told) == (1, [])
 
 
-def test_event_that_the_server_cannot_take_keeps_no_other_back(
-    api: Api, recorder: Recorder, told: Told
-) -> None:
+def test_failing_event_does_not_delay_others(api: Api, recorder: Recorder, told: Told) -> None:
     """A webhook for its namespace is down, for example."""
     recorder._backoff = Backoff(lambda: 0.5, base_seconds=0.01)
     api.broken = {"first"}
@@ -194,7 +190,7 @@ def test_number_of_requests_and_of_notes_is_bounded(
     assert len(recorder._series) <= events.MOST
 
 
-def test_long_name_of_a_node_is_cut(server: Server, api: Api, told: Told) -> None:
+def test_long_node_name_is_truncated(server: Server, api: Api, told: Told) -> None:
     transport = Transport(FileAccess(server.url))
     recorder = Recorder(transport, "topolet.io/agent", "n" * 253, "AssignCPUs", told.append)
     recorder.record(POD, "R", "note")
@@ -204,7 +200,7 @@ def test_long_name_of_a_node_is_cut(server: Server, api: Api, told: Told) -> Non
     assert api.only["reportingInstance"] == "n" * 128
 
 
-def test_long_note_is_cut(api: Api, recorder: Recorder, told: Told) -> None:
+def test_long_note_is_truncated(api: Api, recorder: Recorder, told: Told) -> None:
     recorder.record(POD, "R", "ü" * 2000)
     eventually("it is written", lambda: told == ["written"])
     assert len(api.only["note"].encode()) <= events.MOST_NOTE

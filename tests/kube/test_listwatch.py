@@ -227,7 +227,7 @@ BAD: dict[str, Answer] = {
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["at start", "later"])
 @pytest.mark.parametrize("what", list(BAD))
-def test_hostile_server_is_spared_and_nothing_is_lost(
+def test_hostile_server_gets_few_requests_and_nothing_is_lost(
     server: Server, clock: Clock, what: str, fresh: bool
 ) -> None:
     for number in range(5):
@@ -267,7 +267,7 @@ def test_hostile_server_is_spared_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("watch_list", [True, False])
-def test_every_change_is_told_once_over_breaks(
+def test_every_change_is_reported_once_across_breaks(
     server: Server, clock: Clock, watch_list: bool
 ) -> None:
     server.watch_list = watch_list
@@ -289,7 +289,7 @@ def test_every_change_is_told_once_over_breaks(
         assert told == [(kind, each["metadata"]["name"]) for _, kind, each in server.events]
 
 
-def test_events_told_again_by_the_server_are_not_told_on(server: Server, clock: Clock) -> None:
+def test_repeated_events_are_not_reported_again(server: Server, clock: Clock) -> None:
     server.put("a", "1")
     with following(server, clock) as follower:
         eventually("synced", lambda: follower.equals(server))
@@ -311,7 +311,7 @@ def test_events_told_again_by_the_server_are_not_told_on(server: Server, clock: 
 
 
 @pytest.mark.parametrize("watch_list", [True, False])
-def test_expired_version_leads_to_a_new_sync_that_tells_only_differences(
+def test_expired_version_leads_to_a_new_sync_that_reports_only_differences(
     server: Server, clock: Clock, watch_list: bool
 ) -> None:
     server.watch_list = watch_list
@@ -374,7 +374,7 @@ def test_list_in_pages_and_a_page_that_expired(server: Server, clock: Clock) -> 
     assert third == {}, "all of it, as of one moment"
 
 
-def test_watch_carries_what_the_server_should_know(server: Server, clock: Clock) -> None:
+def test_watch_requests_have_their_parameters(server: Server, clock: Clock) -> None:
     server.watch_list = False
     with following(server, clock):
         eventually("watching", lambda: server.watching)
@@ -402,7 +402,7 @@ def test_stop_from_another_thread_ends_it_at_once(
     eventually("no thread", lambda: not _threads("watch /objects"))
 
 
-def test_first_request_waits_for_the_nodes_moment(server: Server, clock: Clock) -> None:
+def test_first_request_waits_for_the_nodes_time(server: Server, clock: Clock) -> None:
     transport = Transport(FileAccess(server.url), limits=LIMITS)
     pace = WatchPace(random.random, lambda: clock.now, clock.wait)
     watch = ListWatch(
@@ -420,7 +420,7 @@ def test_first_request_waits_for_the_nodes_moment(server: Server, clock: Clock) 
     assert server.requests[0].at == 7.5
 
 
-def test_page_is_understood_before_the_next_is_asked_for(server: Server, clock: Clock) -> None:
+def test_page_is_decoded_before_the_next_is_requested(server: Server, clock: Clock) -> None:
     """The bytes of all that is there would not fit."""
     server.watch_list = False
     for number in range(PAGE + 1):
@@ -443,7 +443,7 @@ def test_page_is_understood_before_the_next_is_asked_for(server: Server, clock: 
 
 
 @pytest.mark.parametrize("watch_list", [True, False])
-def test_resync_tells_what_the_watch_has_not(
+def test_resync_reports_changes_that_the_watch_missed(
     server: Server, clock: Clock, watch_list: bool
 ) -> None:
     server.watch_list = watch_list
@@ -466,7 +466,7 @@ def test_resync_tells_what_the_watch_has_not(
         eventually("told", lambda: follower.equals(server))
 
 
-def test_object_of_another_shape_is_left_out(server: Server, clock: Clock) -> None:
+def test_invalid_object_is_left_out(server: Server, clock: Clock) -> None:
     server.put("good", "1")
     server.put("odd", "1")
     server.objects["odd"]["value"] = 3  # type: ignore[assignment]
@@ -477,7 +477,7 @@ def test_object_of_another_shape_is_left_out(server: Server, clock: Clock) -> No
         eventually("told", lambda: follower.equals(server))
 
 
-def test_version_whose_events_make_no_sense_is_left_behind(server: Server, clock: Clock) -> None:
+def test_unreadable_event_leads_to_a_new_list(server: Server, clock: Clock) -> None:
     """A line that can't be read comes again with every watch from before it."""
 
     def spoiled(server: Server, connection: socket.socket, request: Request) -> bool:
@@ -516,7 +516,7 @@ def _threads(name: str) -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == name]
 
 
-def test_trouble_is_told_and_taken_back(server: Server, clock: Clock) -> None:
+def test_trouble_is_reported_and_cleared(server: Server, clock: Clock) -> None:
     server.answer = answering(500)
     with following(server, clock) as follower:
         eventually("trouble", lambda: "500" in (follower.watch.problem or ""))
@@ -560,7 +560,7 @@ def test_after_an_outage_and_410_all_is_listed_at_once(server: Server, clock: Cl
 
 
 @pytest.mark.parametrize(("retry_after", "least", "most"), [(None, 1, 2), (3, 3, 4)])
-def test_after_429_it_waits_shortly_however_long_the_outage_was(
+def test_pause_after_429_is_short_however_long_the_outage_was(
     server: Server, clock: Clock, retry_after: int | None, least: float, most: float
 ) -> None:
     details = {} if retry_after is None else {"retryAfterSeconds": retry_after}
@@ -616,7 +616,7 @@ def test_answer_to_another_request_ends_the_pause(server: Server, bad: Answer, e
     transport.close()
 
 
-def test_age_is_since_the_server_was_heard_of(server: Server, clock: Clock) -> None:
+def test_age_is_since_the_servers_last_answer(server: Server, clock: Clock) -> None:
     server.put("a", "1")
     with following(server, clock) as follower:
         eventually("synced", lambda: follower.equals(server) and server.watching)
@@ -636,7 +636,7 @@ def test_age_is_since_the_server_was_heard_of(server: Server, clock: Clock) -> N
         eventually("answer", lambda: follower.watch.age_seconds < 20)
 
 
-def test_after_a_break_it_has_caught_up_when_somebody_says_so(server: Server, clock: Clock) -> None:
+def test_after_a_break_the_watch_has_caught_up_when_confirmed(server: Server, clock: Clock) -> None:
     with following(server, clock) as follower:
         eventually("watching", lambda: server.watching and follower.watch.caught_up)
         before = follower.watch.breaks
@@ -651,7 +651,7 @@ def test_after_a_break_it_has_caught_up_when_somebody_says_so(server: Server, cl
         assert follower.watch.caught_up
 
 
-def test_list_shows_what_there_was_when_it_was_asked_for(server: Server, clock: Clock) -> None:
+def test_list_is_as_of_its_request(server: Server, clock: Clock) -> None:
     def doubted(server: Server, connection: socket.socket, request: Request) -> bool:
         server.answer = None
         follower.watch.mark_behind()
@@ -674,9 +674,7 @@ def test_list_shows_what_there_was_when_it_was_asked_for(server: Server, clock: 
         assert follower.watch.caught_up
 
 
-def test_however_short_its_watches_all_that_exists_has_time_to_be_told(
-    server: Server, clock: Clock
-) -> None:
+def test_short_watches_last_long_enough_for_all_events(server: Server, clock: Clock) -> None:
     server.put("a", "1")
     with following(server, clock, watch_seconds=10) as follower:
         eventually("watching", lambda: server.watching and len(server.requests) == 2)
@@ -690,7 +688,9 @@ def test_however_short_its_watches_all_that_exists_has_time_to_be_told(
     assert 8 <= int(second["timeoutSeconds"]) <= 12
 
 
-def test_first_list_from_the_servers_memory_shows_nothing(server: Server, clock: Clock) -> None:
+def test_first_list_from_the_servers_cache_does_not_count_as_caught_up(
+    server: Server, clock: Clock
+) -> None:
     server.watch_list = False
     with following(server, clock) as follower:
         eventually("watching", lambda: server.watching and follower.watch.synced)

@@ -117,7 +117,9 @@ def test_at_most_five_requests_in_ten_seconds(
 
 
 @given(st.lists(st.tuples(errors, chances), max_size=30), chances)
-def test_no_past_makes_the_next_pause_long(past: list[tuple[object, float]], luck: float) -> None:
+def test_no_history_makes_the_next_pause_long(
+    past: list[tuple[object, float]], luck: float
+) -> None:
     """A step and a half at most, but for what the server asks for."""
     dice = itertools.cycle([luck, *(chance for _, chance in past)])
     schedule = Schedule(lambda: next(dice), CAP_SECONDS)
@@ -137,7 +139,7 @@ def test_answer_to_others_ends_a_pause_once_in_thirty_seconds() -> None:
     assert [schedule.end_early(now) for now in times] == expected
 
 
-def test_steps_begin_anew_when_the_server_answers_others() -> None:
+def test_backoff_is_reset_when_the_server_answers_others() -> None:
     schedule = Schedule(lambda: 0.5, CAP_SECONDS)
     assert [schedule.after(REFUSED) for _ in range(5)][-1] == CAP_SECONDS
     assert schedule.end_early(0)

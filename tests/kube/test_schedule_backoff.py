@@ -12,9 +12,7 @@ chances = st.floats(0, 1, exclude_max=True)
 
 
 @given(st.lists(chances, min_size=20, max_size=20), st.none() | st.just(0.0) | st.just(1.0))
-def test_no_luck_makes_more_than_five_attempts_in_ten_seconds(
-    luck: list[float], retry_after: float | None
-) -> None:
+def test_at_most_five_attempts_in_ten_seconds(luck: list[float], retry_after: float | None) -> None:
     backoff = Backoff(itertools.cycle(luck).__next__)
     delays = [backoff.next(retry_after) for _ in range(12)]
     attempts = list(itertools.accumulate(delays, initial=0.0))
@@ -32,18 +30,18 @@ def test_a_whole_step_is_spread_and_steps_double(luck: float, delays: list[float
 
 
 @given(chances, st.floats(0, 300))
-def test_server_is_not_asked_before_it_said(luck: float, asked: float) -> None:
+def test_retry_after_is_observed(luck: float, asked: float) -> None:
     backoff = Backoff(lambda: luck)
     assert all(backoff.next(asked) >= asked for _ in range(10))
 
 
 @pytest.mark.parametrize("asked", [1e9, float("inf")])
-def test_server_can_not_send_us_away_for_ever(asked: float) -> None:
+def test_retry_after_is_limited(asked: float) -> None:
     assert Backoff(lambda: 0.5).next(asked) < 310
     assert Backoff(lambda: 0.5).next(-asked) < 2
 
 
-def test_fleet_is_spread_over_the_window_and_a_node_keeps_its_place() -> None:
+def test_nodes_are_spread_over_the_window_and_each_keeps_its_time() -> None:
     moments = [spread(f"node-{number}", 10.0) for number in range(1000)]
     assert moments == [spread(f"node-{number}", 10.0) for number in range(1000)]
     each_second = [sum(int(moment) == second for moment in moments) for second in range(10)]

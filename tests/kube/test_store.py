@@ -16,7 +16,7 @@ def node(name: str = "n", **labels: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
 
 
-def test_round_trip_as_a_file_that_a_person_reads(tmp_path: Path) -> None:
+def test_object_is_stored_as_readable_yaml(tmp_path: Path) -> None:
     store = EmbeddedStore(str(tmp_path))
     wanted = node(tricky="yes", number="1", empty="", text='{"a": [1]}', many="x " * 200)
     assert store.get("Node", "n") is None
@@ -53,7 +53,7 @@ def test_unchanged_object_is_not_written_again(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["Node", "Device"])
-def test_file_that_is_no_object_is_an_error_and_is_replaced_where_it_is_ours_alone(
+def test_invalid_file_is_an_error_and_replaced_if_only_the_agent_writes_it(
     tmp_path: Path, torn: bytes, kind: str
 ) -> None:
     store = EmbeddedStore(str(tmp_path))
@@ -72,7 +72,7 @@ def test_file_that_is_no_object_is_an_error_and_is_replaced_where_it_is_ours_alo
         assert store.get(kind, "n") == wanted
 
 
-def test_what_others_wrote_of_a_node_stays(tmp_path: Path) -> None:
+def test_fields_of_a_node_from_other_writers_are_kept(tmp_path: Path) -> None:
     store = EmbeddedStore(str(tmp_path))
     theirs = {
         "apiVersion": "v1",
@@ -97,7 +97,7 @@ def test_what_others_wrote_of_a_node_stays(tmp_path: Path) -> None:
     assert store.apply(node(**{f"{LABEL_PREFIX}new": "2"})) is False
 
 
-def test_object_of_ours_alone_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_object_that_only_the_agent_writes_is_replaced_as_a_whole(tmp_path: Path) -> None:
     store = EmbeddedStore(str(tmp_path))
     store.apply({**node(a="1"), "kind": "Device"})
     store.apply({**node(b="1"), "kind": "Device"})
@@ -105,7 +105,7 @@ def test_object_of_ours_alone_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "../up", "a/b", "/etc/passwd", "a\0b"])
-def test_hostile_name_stays_out_of_the_file_system(tmp_path: Path, name: str) -> None:
+def test_hostile_object_name_is_refused(tmp_path: Path, name: str) -> None:
     store = EmbeddedStore(str(tmp_path / "store"))
     with pytest.raises(StoreError, match="is not an object name"):
         store.apply(node(name))
@@ -114,7 +114,7 @@ def test_hostile_name_stays_out_of_the_file_system(tmp_path: Path, name: str) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_failed_write_names_the_object(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"Node n in .*Not a directory"):
         EmbeddedStore(str(tmp_path / "file")).apply(node())

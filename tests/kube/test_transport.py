@@ -36,7 +36,7 @@ def ok(server: Server, connection: socket.socket, request: Request) -> bool:
     return reply(connection, 200, {"ok": True})
 
 
-def test_requests_say_what_they_are(server: Server, transport: Transport) -> None:
+def test_requests_have_their_headers_and_parameters(server: Server, transport: Transport) -> None:
     server.answer = ok
     wanted = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}
     transport.apply("/api/v1/nodes/n", wanted)
@@ -68,9 +68,7 @@ def test_requests_say_what_they_are(server: Server, transport: Transport) -> Non
     assert {each.connection for each in server.requests} == {1}, "one connection, kept"
 
 
-def test_connection_that_the_server_gave_up_is_replaced(
-    server: Server, transport: Transport
-) -> None:
+def test_connection_closed_by_the_server_is_replaced(server: Server, transport: Transport) -> None:
     def once(server: Server, connection: socket.socket, request: Request) -> bool:
         ok(server, connection, request)
         return False
@@ -131,7 +129,7 @@ def hangs(server: Server, connection: socket.socket, request: Request) -> bool:
         ),
     ],
 )
-def test_every_answer_has_a_bound(
+def test_every_answer_is_limited_in_size_and_time(
     server: Server, answer: hostile.Answer, kind: type, text: str
 ) -> None:
     server.answer = answer
@@ -142,7 +140,7 @@ def test_every_answer_has_a_bound(
         assert transport.get("/x") == b'{"ok": true}'
 
 
-def test_nobody_there() -> None:
+def test_no_server_at_the_address() -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         transport = Transport(
@@ -158,7 +156,7 @@ def test_prefix_of_the_servers_address_is_kept(server: Server) -> None:
     assert server.requests[0].path == "/k8s/clusters/c1/api"
 
 
-def test_name_is_quoted_as_part_of_a_path() -> None:
+def test_name_is_quoted_as_a_path_segment() -> None:
     assert segment("a/../b?c") == "a%2F..%2Fb%3Fc"
 
 
@@ -180,7 +178,9 @@ class Guarded:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_token_of_a_file_that_others_replace(server: Server, tmp_path: Path, streams: bool) -> None:
+def test_token_file_is_read_again_when_replaced(
+    server: Server, tmp_path: Path, streams: bool
+) -> None:
     path = tmp_path / "token"
     path.write_text("one\n")
     guard = Guarded(server, "one")
@@ -208,7 +208,7 @@ def test_token_of_a_file_that_others_replace(server: Server, tmp_path: Path, str
     stream.drop()
 
 
-def test_token_that_was_changed_unseen_is_read_after_a_refusal(
+def test_token_with_an_undetected_change_is_read_after_a_refusal(
     server: Server, tmp_path: Path
 ) -> None:
     path = tmp_path / "token"
@@ -225,7 +225,7 @@ def test_token_that_was_changed_unseen_is_read_after_a_refusal(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"a\nb"])
-def test_token_that_can_not_be_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_invalid_token_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "token"
     if content is not None:
         path.write_bytes(content)
@@ -234,7 +234,7 @@ def test_token_that_can_not_be_is_named(tmp_path: Path, content: bytes | None) -
         transport.get("/x")
 
 
-def test_what_a_start_imports() -> None:
+def test_modules_that_a_start_imports() -> None:
     """By weight: none of it is needed to speak to a server."""
     code = (
         "import agent.kube.cluster, agent.kube.store, sys;"
@@ -245,7 +245,7 @@ def test_what_a_start_imports() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_connections_are_kept_for_as_many_as_ask_at_once(server: Server) -> None:
+def test_one_connection_is_kept_per_concurrent_request(server: Server) -> None:
     """Else each of their requests but two would greet the server anew."""
     together = threading.Barrier(5)
 

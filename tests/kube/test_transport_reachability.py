@@ -40,7 +40,7 @@ def heard() -> Heard:
     return Heard()
 
 
-def test_first_answer_after_none_is_told_once(heard: Heard) -> None:
+def test_first_answer_after_an_outage_is_reported_once(heard: Heard) -> None:
     heard.request()
     assert heard.returns == 0, "nobody waits for a server that was there"
     heard.request(UnreachableError("refused"))
@@ -62,7 +62,7 @@ def test_first_answer_after_none_is_told_once(heard: Heard) -> None:
         (TooManyRequestsError("429"), False),
     ],
 )
-def test_refusal_is_an_answer_and_overload_is_none(
+def test_refusal_counts_as_an_answer_and_overload_does_not(
     heard: Heard, error: KubeError, answers: bool
 ) -> None:
     heard.request(UnreachableError("refused"))
@@ -70,14 +70,14 @@ def test_refusal_is_an_answer_and_overload_is_none(
     assert heard.returns == int(answers)
 
 
-def test_overload_is_no_absence(heard: Heard) -> None:
+def test_overload_is_not_an_outage(heard: Heard) -> None:
     """Else a resource that alone is broken would be asked for at each answer to others."""
     heard.request(ServerError("503"))
     heard.request()
     assert heard.returns == 0
 
 
-def test_who_ignores_is_told_nothing(heard: Heard) -> None:
+def test_unsubscribed_listener_is_not_notified(heard: Heard) -> None:
     heard.reachability.ignore(heard.returned)
     heard.reachability.ignore(heard.returned)
     heard.request(UnreachableError("refused"))

@@ -45,7 +45,7 @@ def test_pages_are_one_list() -> None:
     ]
 
 
-def test_only_the_first_page_is_asked_from_memory() -> None:
+def test_only_the_first_page_is_read_from_the_cache() -> None:
     server = Server(page(["a"], "x"), page(["b"]))
     listed("/pods", {}, server.get, name, from_cache=True)
     assert [each.get("resourceVersion") for each in server.asked] == ["0", None]
@@ -74,12 +74,12 @@ def test_pages_that_are_too_large_shrink() -> None:
     ]
 
 
-def test_one_object_that_is_too_large_is_told() -> None:
+def test_one_object_that_is_too_large_is_an_error() -> None:
     with pytest.raises(TooLargeError):
         listed("/pods", {}, Server(*[TooLargeError("more than is read")] * 3).get, name)
 
 
-def test_a_page_that_expired_begins_anew_with_the_whole() -> None:
+def test_an_expired_page_restarts_the_list_without_pages() -> None:
     server = Server(page(["old"], "x"), GoneError("too old"), page(["new"]))
     assert listed("/pods", {"fieldSelector": "f"}, server.get, name).found == ["new"]
     assert server.asked[-1] == {"fieldSelector": "f"}
@@ -94,8 +94,6 @@ def test_a_page_that_expired_begins_anew_with_the_whole() -> None:
         ([b"[]"], MalformedError, "list of /pods: "),
     ],
 )
-def test_what_is_no_list(
-    answers: list[bytes | GoneError], error: type[Exception], said: str
-) -> None:
+def test_invalid_lists(answers: list[bytes | GoneError], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         listed("/pods", {}, Server(*answers).get, name)

@@ -77,7 +77,7 @@ def holdings(cluster: SchedulerCache, name: str) -> dict[str, Any]:
     ],
     ids=["CPUs of one node", "CPUs of many nodes", "halves of cards", "cards with CPUs"],
 )
-def test_no_two_get_the_same(
+def test_no_two_pods_get_the_same_resources(
     apiserver: ApiServer,
     namespace: str,
     transport: Transport,
@@ -110,7 +110,7 @@ def test_no_two_get_the_same(
         assert len(holdings(restarted, name)) == 1 + room[name], "its agent, and as many as fit"
 
 
-def test_a_pod_that_somebody_else_bound_frees_what_was_reserved(
+def test_a_pod_bound_by_another_scheduler_frees_its_reservation(
     apiserver: ApiServer, namespace: str, transport: Transport
 ) -> None:
     cluster = clusters.cluster({"a": SMALL})
@@ -123,7 +123,7 @@ def test_a_pod_that_somebody_else_bound_frees_what_was_reserved(
     assert len(holdings(cluster, "a")) == 1
 
 
-def test_a_pod_made_anew_under_the_same_name_is_not_bound(
+def test_a_recreated_pod_with_the_same_name_is_not_bound(
     apiserver: ApiServer, namespace: str, transport: Transport
 ) -> None:
     cluster = clusters.cluster({"a": SMALL})

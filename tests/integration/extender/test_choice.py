@@ -21,7 +21,7 @@ PODS = 1000
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_thousand_choices(
+def test_a_thousand_choices(
     apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Of every pod: the node that it is bound to is the one that our last answer put first. All

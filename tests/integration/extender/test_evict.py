@@ -86,7 +86,7 @@ def test_preemption_takes_the_fewest_cards(here: Yard) -> None:
     assert here.bound().keys() == {"part1", "part2", "high"}
 
 
-def test_evicts_the_lowest_where_only_our_rule_blocks(here: Yard) -> None:
+def test_evicts_the_lowest_when_only_the_extenders_rule_blocks(here: Yard) -> None:
     """Six CPUs are free, three on each NUMA node: kube-scheduler sees no reason for victims."""
     halves(here)
     here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
@@ -138,7 +138,7 @@ def test_evicts_once_for_a_whole_group(here: Yard) -> None:
     assert here.bound().keys() == {"b", *members}
 
 
-def test_evicts_who_shares_a_card(here: Yard) -> None:
+def test_evicts_a_pod_that_shares_a_card(here: Yard) -> None:
     """40 percent of either card are free, 80 in sum."""
     here.hosts.add(SHAPE, (gpu(0), gpu(1)))
     here.ask("low", {CORE: "60", RATIO: "60"}, **LOW)
@@ -152,7 +152,7 @@ def test_evicts_who_shares_a_card(here: Yard) -> None:
     assert here.bound().keys() == {"middle", "high"}
 
 
-def test_what_is_made_free_is_kept_from_lesser_pods(here: Yard) -> None:
+def test_freed_resources_are_reserved_against_lower_priorities(here: Yard) -> None:
     halves(here)
     here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
     here.wait("a victim is ending", here.ending)
@@ -164,7 +164,7 @@ def test_what_is_made_free_is_kept_from_lesser_pods(here: Yard) -> None:
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
-def test_budget_keeps_a_pod(here: Yard, apiserver: ApiServer, allowed: int) -> None:
+def test_budget_protects_a_pod(here: Yard, apiserver: ApiServer, allowed: int) -> None:
     guard(apiserver, here, allowed)
     here.hosts.add(SHAPE)
     here.ask("a", {"cpu": "5"}, "LS", ONE_NODE, labels=GUARDED, **LOW)

@@ -122,7 +122,7 @@ def world(apiserver: ApiServer) -> Iterator[World]:
         apiserver.admin.delete(f"/api/v1/nodes/{node}")
 
 
-def test_one_plan_a_pod_until_it_is_bound(world: World) -> None:
+def test_one_plan_per_pod_until_it_is_bound(world: World) -> None:
     """Though another node could do it too."""
     for pod, cpus in CPUS.items():
         world.tenant(f"other-{pod}", cpus, world.nodes[1])
@@ -166,7 +166,7 @@ def test_plan_ends_though_its_victims_do_not(world: World) -> None:
     assert world.evictor.plans == ()
 
 
-def test_budget_that_is_tighter_than_we_know(world: World) -> None:
+def test_budget_that_is_tighter_than_the_known_one(world: World) -> None:
     """The API server says no before anybody ends, and is not asked again at once."""
     for pod in CPUS:
         world.api.create(
@@ -212,7 +212,7 @@ def test_no_pod_is_evicted_in_vain(world: World, spoil: Callable[[World], object
     assert world.ending() == set()
 
 
-def test_victim_of_another_uid_is_left_alone(world: World) -> None:
+def test_victim_with_another_uid_is_not_evicted(world: World) -> None:
     """Both were deleted and made again under their names, which no watch has told yet."""
     for pod, cpus in CPUS.items():
         objects.end(world.api, world.name, pod)
@@ -222,7 +222,7 @@ def test_victim_of_another_uid_is_left_alone(world: World) -> None:
     assert world.ending() == set()
 
 
-def test_who_leaves_already_is_waited_for(world: World) -> None:
+def test_a_pod_that_is_already_ending_is_waited_for(world: World) -> None:
     world.api.admin.delete(f"/api/v1/namespaces/{world.name}/pods/b")
     world.hear("b")
     world.evictor.step()

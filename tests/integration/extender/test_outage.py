@@ -160,7 +160,7 @@ def ages(scheduler: Scheduler) -> dict[str, float]:
     ],
 )
 @pytest.mark.timeout(400)
-def test_after_an_outage_no_cpu_is_given_away_that_is_reserved_by_then(
+def test_after_an_outage_no_cpu_reserved_meanwhile_is_allocated(
     place: Place, tmp_path: Path, flags: list[str], seconds: float
 ) -> None:
     server = place.server
@@ -193,7 +193,7 @@ def test_after_an_outage_no_cpu_is_given_away_that_is_reserved_by_then(
     assert len({cpu for cpus, _ in bound.values() for cpu in cpus}) == ROOM * CPUS_OF_A_POD
 
 
-def test_silent_watches_are_in_touch_and_those_of_a_server_that_hangs_are_not(
+def test_silent_watches_are_current_and_those_of_a_hanging_server_are_stale(
     place: Place, tmp_path: Path
 ) -> None:
     with Scheduler(tmp_path, place.config) as scheduler:

@@ -107,7 +107,7 @@ def test_bound_soon_after_the_change(apiserver: ApiServer, room: Room) -> None:
     assert "PodScheduled" in {each["type"] for each in conditions}
 
 
-def test_pod_that_waits_since_before_we_led(apiserver: ApiServer) -> None:
+def test_pod_that_waits_since_before_this_leader(apiserver: ApiServer) -> None:
     objects.namespace(apiserver, "before")
     uid = objects.create(
         apiserver, objects.pending("before", "p", {"cpu": "1"}, scheduler="before-us")
@@ -133,7 +133,7 @@ def test_pod_that_waits_since_before_we_led(apiserver: ApiServer) -> None:
     assert [each["type"] for each in status["conditions"]] == [ROOM_FOUND]
 
 
-def test_pod_of_another_uid_is_not_touched(apiserver: ApiServer) -> None:
+def test_pod_with_another_uid_is_not_changed(apiserver: ApiServer) -> None:
     objects.namespace(apiserver, "replaced")
     objects.create(apiserver, objects.pending("replaced", "p", {"cpu": "1"}, scheduler="nobody"))
     queue, room = UnschedulableQueue(), Room()

@@ -69,7 +69,7 @@ def test_gpu_and_rdma_behind_one_switch(here: Yard) -> None:
     assert pairs == [(1, 0), (2, 1)]
 
 
-def test_parts_of_cards(here: Yard) -> None:
+def test_shares_of_cards(here: Yard) -> None:
     here.hosts.add(SHAPE, CARDS[:2])
     names = [f"p{number}" for number in range(4)]
     for name in names:
@@ -95,7 +95,7 @@ def test_group_is_on_one_node(here: Yard) -> None:
     assert {pod["spec"]["nodeName"] for pod in bound.values()} == {wide}
 
 
-def test_retried_when_the_topology_comes(here: Yard) -> None:
+def test_retried_when_the_topology_is_created(here: Yard) -> None:
     """kube-scheduler does not see that object: without us the pod would wait for minutes."""
     node = here.hosts.add(SHAPE, told=False)
     here.ask("a", {"cpu": "2"}, "LSR")
@@ -115,7 +115,7 @@ def test_retried_after_a_restart(here: Yard, topolet: Topolet) -> None:
     here.wait_bound("a", seconds=PROMISED_SECONDS)
 
 
-def test_retried_when_a_device_comes(here: Yard) -> None:
+def test_retried_when_a_device_is_added(here: Yard) -> None:
     node = here.hosts.add(SHAPE, CARDS[:1])
     here.ask("first", {CORE: "100", RATIO: "100"})
     here.wait_bound("first")
@@ -140,7 +140,7 @@ def test_no_eviction_unless_it_is_switched_on(here: Yard, apiserver: ApiServer) 
     here.wait_bound("high", seconds=PROMISED_SECONDS)
 
 
-def test_restart_in_the_middle(here: Yard, topolet: Topolet) -> None:
+def test_restart_during_scheduling(here: Yard, topolet: Topolet) -> None:
     """Who is killed while pods are bound comes back with the same account."""
     node = here.hosts.add((2, 1, 16, 2))
     names = [f"p{number:02}" for number in range(32)]

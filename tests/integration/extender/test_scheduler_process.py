@@ -134,7 +134,9 @@ def scheduled(scheduler: Scheduler, pod: Object) -> str:
     return str(best)
 
 
-def test_a_pod_is_bound_with_the_cpus_that_it_has(cluster: Cluster, scheduler: Scheduler) -> None:
+def test_a_pod_is_bound_with_the_cpus_of_its_annotation(
+    cluster: Cluster, scheduler: Scheduler
+) -> None:
     pods = [cluster.pod(owner(12), f"a-{number}") for number in range(4)]
     nodes = [scheduled(scheduler, pod) for pod in pods]
     for pod, node in zip(pods, nodes, strict=True):
@@ -155,7 +157,7 @@ def test_a_pod_is_bound_with_the_cpus_that_it_has(cluster: Cluster, scheduler: S
         cluster.delete(pod)
 
 
-def test_who_comes_after_knows_what_was_given(
+def test_the_next_leader_has_the_same_ledger(
     cluster: Cluster, scheduler: Scheduler, tmp_path: Path
 ) -> None:
     """The follower is not Ready and answers 503; when the leader ends it has the same ledger."""
@@ -213,7 +215,7 @@ def test_a_leader_that_is_killed_is_replaced(
         assert follower.end() == 0
 
 
-def test_binds_at_once_share_no_cpu(cluster: Cluster, scheduler: Scheduler) -> None:
+def test_concurrent_binds_share_no_cpu(cluster: Cluster, scheduler: Scheduler) -> None:
     pods = [cluster.pod(owner(4), f"c-{number}") for number in range(10)]
     for pod in pods:
         scheduler.ask("filter", args(pod, NODES))
@@ -230,7 +232,7 @@ def test_binds_at_once_share_no_cpu(cluster: Cluster, scheduler: Scheduler) -> N
         cluster.delete(pod)
 
 
-def test_a_pod_that_is_gone_is_not_bound(cluster: Cluster, scheduler: Scheduler) -> None:
+def test_a_deleted_pod_is_not_bound(cluster: Cluster, scheduler: Scheduler) -> None:
     pod = cluster.pod(owner(4), "d-gone")
     scheduler.ask("filter", args(pod, NODES))
     cluster.delete(pod)
@@ -259,7 +261,7 @@ def test_the_file_determines_which_node_is_better(
         cluster.delete(pod)
 
 
-def test_its_account_may_do_no_more(cluster: Cluster) -> None:
+def test_its_account_has_no_other_permissions(cluster: Cluster) -> None:
     who = Who(SCHEDULER, "system:serviceaccounts")
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     leases = "/apis/coordination.k8s.io/v1/namespaces/topolet-system/leases"
@@ -307,7 +309,7 @@ def hostile(port: int, ended: threading.Event) -> int:
     return tries
 
 
-def test_broken_callers_cost_a_good_one_nothing(cluster: Cluster, scheduler: Scheduler) -> None:
+def test_invalid_callers_do_not_affect_a_valid_one(cluster: Cluster, scheduler: Scheduler) -> None:
     pod = cluster.pod(owner(4), "e-good")
     expected = scheduler.ask("filter", args(pod, NODES))
     ended = threading.Event()
@@ -354,9 +356,7 @@ def test_metrics_count_verbs(cluster: Cluster, scheduler: Scheduler) -> None:
     cluster.delete(pod)
 
 
-def test_the_certificate_that_the_document_makes_serves_both(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_the_documented_certificate_serves_both(cluster: Cluster, tmp_path: Path) -> None:
     """For another name than the Service's, which nobody can find here."""
     page = (ROOT / "docs" / "scheduler.md").read_text()
     found = re.search(r"^name=(\S+)\n(openssl (?:.*\\\n)*.*)$", page, re.MULTILINE)

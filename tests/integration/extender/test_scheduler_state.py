@@ -143,7 +143,7 @@ def grant(cluster: SchedulerCache, name: str, pod: dict[str, Any]) -> Granted:
         return found
 
 
-def test_what_is_bound_is_what_was_reserved_and_what_a_restart_finds(
+def test_a_bound_pod_has_its_reservation_also_after_a_restart(
     apiserver: ApiServer, place: str
 ) -> None:
     with watching(apiserver) as (cluster, _):
@@ -172,9 +172,7 @@ def test_what_is_bound_is_what_was_reserved_and_what_a_restart_finds(
         assert holders(cluster, place) == held
 
 
-def test_a_kind_that_is_not_there_yet_is_followed_when_it_comes(
-    apiserver: ApiServer, place: str
-) -> None:
+def test_a_kind_that_is_installed_later_is_followed(apiserver: ApiServer, place: str) -> None:
     (definition,) = [
         each for each in manifests("crds") if each["metadata"]["name"].startswith("devices.")
     ]
@@ -200,7 +198,7 @@ def test_a_kind_that_is_not_there_yet_is_followed_when_it_comes(
         apiserver.apply(definition)
 
 
-def test_who_begins_to_lead_knows_what_was_bound_before(apiserver: ApiServer, place: str) -> None:
+def test_a_new_leader_knows_earlier_bindings(apiserver: ApiServer, place: str) -> None:
     pod = make_pod(apiserver, place, "last")
     with watching(apiserver) as (cluster, it):
         gate = LeaderGate(AlwaysLeader(), it)
@@ -238,7 +236,7 @@ def lease_of(apiserver: ApiServer, place: str) -> dict[str, Any]:
     return spec
 
 
-def test_when_the_leader_is_killed_the_other_leads_after_the_leases_time(
+def test_after_a_kill_of_the_leader_the_other_leads_when_the_lease_expires(
     apiserver: ApiServer, place: str, candidates: Any
 ) -> None:
     first = candidates("first")
@@ -262,7 +260,7 @@ def test_when_the_leader_is_killed_the_other_leads_after_the_leases_time(
     transport.close()
 
 
-def test_the_next_leader_answers_when_it_knows_what_the_last_one_bound(
+def test_the_next_leader_answers_when_it_knows_the_last_ones_bindings(
     apiserver: ApiServer, place: str, candidates: Any
 ) -> None:
     first = candidates("first")
@@ -298,7 +296,7 @@ def test_the_next_leader_answers_when_it_knows_what_the_last_one_bound(
     transport.close()
 
 
-def test_leadership_ends_while_the_server_is_away(apiserver: ApiServer, place: str) -> None:
+def test_leadership_ends_while_the_api_server_is_away(apiserver: ApiServer, place: str) -> None:
     transport = Transport(apiserver.access(), limits=election.limits(TIMES))
     it = Leader(transport, place, "topolet-scheduler", "only", times=TIMES)
     it.start()
