@@ -1,0 +1,89 @@
+"""An owner's creation while runc delays the start of another container.
+
+containerd reads a container's cpuset when StartContainer begins, and runc makes the cgroup later:
+an update in between reaches neither.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shlex
+import shutil
+import threading
+
+import pytest
+
+from agent.model.verdict import Code
+from agent.rpc.grpc import RpcError
+from tests.fixtures.pods import create_container, create_request, run_sandbox, start_container
+from tests.integration.harness import NO_PASS, fresh_node, private_containerd
+from tests.waiting import eventually
+
+_RUNC = """#!/bin/sh
+case " $* " in *" create "*)
+    if mv {folder}/hold {folder}/held 2>/dev/null; then
+        until [ -e {folder}/release ]; do sleep 0.02; done
+    fi
+esac
+exec {runc} "$@"
+"""
+
+
+class DelayedRunc:
+    """A folder with a `runc` that delays the next `runc create` after `hold`."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        runc = shutil.which("runc") or "runc"
+        program = folder / "runc"
+        program.write_text(
+            _RUNC.format(folder=shlex.quote(str(folder)), runc=shlex.quote(runc)), encoding="utf-8"
+        )
+        program.chmod(0o755)
+
+    def hold(self) -> None:
+        (self.folder / "hold").touch()
+
+    @property
+    def held(self) -> bool:
+        return (self.folder / "held").exists()
+
+    def release(self) -> None:
+        (self.folder / "release").touch()
+
+
+def test_an_owner_is_created_after_a_start_that_runc_delays(tmp_path: pathlib.Path) -> None:
+    runc = DelayedRunc(tmp_path)
+    with private_containerd(tmp_path) as runtime, fresh_node(runtime) as node:
+        node.start_agent(NO_PASS)
+        node.start_proxy()
+        shared, owner = node.spec("ls", "LS"), node.spec("lse", "LSE", "1")
+        request = create_request(shared, run_sandbox(node.proxied, shared))
+        ls = create_container(node.proxied, request)
+        runc.hold()
+        starting = threading.Thread(target=start_container, args=(node.proxied, ls))
+        starting.start()
+        try:
+            eventually("runc create has begun", lambda: runc.held)
+            request = create_request(owner, run_sandbox(node.proxied, owner))
+            with pytest.raises(RpcError) as refused:
+                create_container(node.proxied, request)
+        finally:
+            runc.release()
+            starting.join()
+        assert refused.value.code == Code.UNAVAILABLE
+
+        created: list[str] = []
+
+        def created_now() -> bool:
+            try:
+                created.append(create_container(node.proxied, request))
+            except RpcError:
+                return False
+            return True
+
+        eventually("the owner is created", created_now)
+        assert node.cpus(ls) == "0"
+        start_container(node.proxied, created[0])
+        assert (node.cpus(ls), node.cpus(created[0])) == ("0", "1")
+        assert node.metric("topolet_cpu_overlaps_total") == 0
