@@ -167,8 +167,20 @@ def emulator(
         "-device virtio-9p-pci,fsdev=whole,mount_tag=whole",
         *options,
     ]
+    # Everything that runs in a guest waits for the emulator, and the whole run for the guests.
     return [
-        *("vng", "--run", str(image), "--disable-kvm", "--force-9p", "--user=root", "--verbose"),
+        *(
+            "nice",
+            "-n",
+            "-5",
+            "vng",
+            "--run",
+            str(image),
+            "--disable-kvm",
+            "--force-9p",
+            "--user=root",
+            "--verbose",
+        ),
         *("--cpus=16,sockets=2,cores=4,threads=2", f"--memory={memory_gb * len(NODES)}G"),
         *numa,
         f"--qemu-opts={' '.join(everything)}",
