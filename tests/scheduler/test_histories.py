@@ -349,7 +349,7 @@ def test_any_history_leads_to_the_state_that_its_objects_say(seed: int, steps: i
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 80))
-def test_a_node_whose_answer_changed_is_in_the_log(seed: int, steps: int) -> None:
+def test_a_node_whose_result_changed_is_in_the_log(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
     cluster = world.cluster
 

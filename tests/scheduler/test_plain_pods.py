@@ -115,7 +115,7 @@ def used(zone: int, cpu: int, **more: int) -> dict[int, dict[str, int]]:
     return {zone: {"cpu": cpu, **more}}
 
 
-def test_what_no_zone_holds_is_a_reason_to_read(scene: Scene) -> None:
+def test_insufficient_zones_have_a_readable_reason(scene: Scene) -> None:
     scene.node("full", TWO, topology("full", TWO, {0: {"cpu": 2000}, 1: {"cpu": 1000}}))
     scene.node("free", TWO, topology("free", TWO))
     scene.node("untold", TWO)
@@ -126,7 +126,7 @@ def test_what_no_zone_holds_is_a_reason_to_read(scene: Scene) -> None:
     }
 
 
-def test_what_no_end_of_a_pod_brings_is_said_to_be_so(scene: Scene) -> None:
+def test_reasons_that_no_eviction_resolves_are_unresolvable(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO, used(0, 1000)))
     result = scene.filter(pod("p", {"cpu": "5", "memory": "1"}))
     assert list(result.failed_and_unresolvable_nodes) == ["a"]
@@ -143,7 +143,7 @@ def test_containers_may_lie_apart_in_container_scope_alone(scene: Scene) -> None
 
 
 @pytest.mark.parametrize("policy", ["none", "best-effort"])
-def test_kubelets_that_decline_nobody_get_all(scene: Scene, policy: str) -> None:
+def test_kubelets_that_reject_no_pod_get_all_pods(scene: Scene, policy: str) -> None:
     scene.node("a", TWO, topology("a", TWO, used(0, 4000), policy=policy))
     assert scene.fits(pod("p", {"cpu": "7", "memory": "1"})) == ["a"]
 
@@ -169,7 +169,7 @@ def test_two_pods_never_get_the_room_of_one(scene: Scene) -> None:
     assert scene.fits(pod("r", ONE)) == ["a"]
 
 
-def test_a_binding_that_fails_gives_back(scene: Scene) -> None:
+def test_a_failed_binding_releases_the_reservation(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO))
     told = pod("p", FOUR)
     scene.fits(told)
@@ -197,7 +197,7 @@ def test_a_pod_of_another_scheduler_counts_as_soon_as_a_watch_shows_it(scene: Sc
     assert scene.fits(pod("r", ONE)) == []
 
 
-def test_reports_of_pods_that_nobody_knows_wait_for_the_watch(scene: Scene) -> None:
+def test_reports_of_unknown_pods_wait_for_the_watch(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO))
     scene.tell(topology("a", TWO, used(0, 4000), ("early",)))
     refused = scene.filter(pod("q", FOUR))
@@ -208,7 +208,7 @@ def test_reports_of_pods_that_nobody_knows_wait_for_the_watch(scene: Scene) -> N
     assert scene.fits(pod("q", FOUR)) == ["a"]
 
 
-def test_a_report_may_know_who_runs_before_the_watch_does(scene: Scene) -> None:
+def test_a_report_may_count_a_running_pod_before_the_watch_reports_it(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO))
     slow, fast = pod("slow", ONE), pod("fast", ONE)
     for each in (slow, fast):
@@ -221,9 +221,7 @@ def test_a_report_may_know_who_runs_before_the_watch_does(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("last_word", ["a", ""])
-def test_what_a_pod_that_is_gone_had_is_not_given_but_all_else_is(
-    scene: Scene, last_word: str
-) -> None:
+def test_only_the_amounts_of_a_deleted_pod_stay_unavailable(scene: Scene, last_word: str) -> None:
     told = pod("old", FOUR)
     scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("old",)))
     scene.see(told, "a")
@@ -242,7 +240,7 @@ def test_a_pod_that_waits_is_tried_again_after_the_report_that_lets_it_in(scene:
     assert [(each.queued.name, each.node) for each in queue.retryable(views, 2.0)] == [("p", "a")]
 
 
-def test_a_pod_that_is_gone_holds_its_zone_until_the_next_report(scene: Scene) -> None:
+def test_a_deleted_pod_keeps_its_zone_until_the_next_report(scene: Scene) -> None:
     told = pod("old", FOUR)
     scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("old",)))
     scene.see(told, "a")
@@ -256,7 +254,7 @@ def test_a_pod_that_is_gone_holds_its_zone_until_the_next_report(scene: Scene) -
     assert scene.fits(pod("q", FOUR)) == ["a"]
 
 
-def test_a_pod_that_has_ended_is_in_reports_until_it_is_gone(scene: Scene) -> None:
+def test_a_terminated_pod_is_in_reports_until_it_is_deleted(scene: Scene) -> None:
     old, older = pod("old", FOUR), pod("older", FOUR)
     for each in (older, old):
         scene.see(each, "a", "Succeeded")
@@ -276,7 +274,7 @@ def test_other_reporters_name_only_pods_that_have_not_ended(scene: Scene) -> Non
     assert scene.fits(pod("q", FOUR)) == ["a"]
 
 
-def test_other_reporters_name_pods_that_the_kubelet_has_taken_in(scene: Scene) -> None:
+def test_other_reporters_count_pods_that_the_kubelet_has_admitted(scene: Scene) -> None:
     """It pulls their images still."""
     scene.node("a", TWO, topology("a", TWO))
     for name in ("p", "late"):
@@ -288,7 +286,7 @@ def test_other_reporters_name_pods_that_the_kubelet_has_taken_in(scene: Scene) -
     assert scene.fits(pod("q", FOUR)) == ["a"]
 
 
-def test_a_pod_with_the_name_of_one_that_is_gone_is_not_counted_by_its_report(
+def test_a_pod_with_the_name_of_a_deleted_one_is_not_counted_by_its_report(
     scene: Scene,
 ) -> None:
     before = pod("web-0", FOUR)
@@ -327,7 +325,7 @@ def test_a_node_without_a_fingerprint_counts_all_that_began_before_its_report(
     assert scene.fits(second) == ["a"]
 
 
-def test_our_own_pods_take_from_the_numa_nodes_that_we_chose(scene: Scene) -> None:
+def test_pods_with_claims_take_from_their_allocated_numa_nodes(scene: Scene) -> None:
     """LSR pods get CPUs from Topolet, whatever the kubelet reports of them."""
     machine = objects.topology("a")
     told = topology("a", TWO)
@@ -344,7 +342,7 @@ def test_our_own_pods_take_from_the_numa_nodes_that_we_chose(scene: Scene) -> No
     assert scene.fits(pod("r", {"cpu": "3", "memory": "1"})) == []
 
 
-def test_pods_of_koordinators_are_not_asked_of_zones(scene: Scene) -> None:
+def test_koordinators_pods_are_not_checked_by_zones(scene: Scene) -> None:
     """Its policy applies to LS pods too, with their shared CPUs: zones report only exclusive
     CPUs."""
     told = topology("a", TWO, {0: {"cpu": 4000}, 1: {"cpu": 4000}}, ("stranger",))
@@ -510,7 +508,7 @@ class World:
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 80), others=st.booleans())
-def test_no_zone_is_given_twice_and_none_is_lost(seed: int, steps: int, others: bool) -> None:
+def test_no_zone_is_allocated_twice_or_lost(seed: int, steps: int, others: bool) -> None:
     """Whenever the agents and the watches report: no kubelet rejects a pod while no other scheduler
     binds any, and once everything is reported the scheduler offers what the kubelets have."""
     with hostile.serving() as server:

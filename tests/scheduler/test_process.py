@@ -86,7 +86,7 @@ def test_the_file_says_how_nodes_are_scored(tmp_path: Path, text: str) -> None:
         ("- a", "CPUOrchestrationPluginArgs"),
     ],
 )
-def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_named(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "args"
     path.write_text(text)
     with pytest.raises(SettingsError, match=f"scheduler-args-file {path}") as raised:
@@ -102,7 +102,7 @@ def test_names_of_clients(text: str, names: set[str]) -> None:
     assert process.client_names(text) == names
 
 
-def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
+def test_the_agents_of_the_manifests_are_selected() -> None:
     assert process.agent_labels(SchedulerSettings().agent_selector) == AGENT_LABELS
     assert process.agent_labels(" a=b, c= ,,") == {"a": "b", "c": ""}
     assert process.agent_labels("") == {}
@@ -111,7 +111,7 @@ def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
             process.agent_labels(text)
 
 
-def test_nobody_passes_for_an_agent_from_another_namespace() -> None:
+def test_pods_of_another_namespace_are_not_agents() -> None:
     anywhere, ours = (
         process.agent_selector(SchedulerSettings(agent_selector="a=b", agent_namespace=each))
         for each in ("", "ns")
@@ -120,7 +120,7 @@ def test_nobody_passes_for_an_agent_from_another_namespace() -> None:
     assert ours.include("ns", {"a": "b"})
 
 
-def test_every_node_gives_by_what_is_configured() -> None:
+def test_every_node_allocates_by_the_settings() -> None:
     file = {
         "kind": "NodeNUMAResourceArgs",
         "gpuObjective": "besteffort",
@@ -168,7 +168,7 @@ def unchanged(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
     return ExtenderPreemptionResult(args.victims)
 
 
-def test_binds_that_wait_for_the_api_server_hold_no_filter_back() -> None:
+def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
     """kube-scheduler sends any number of binds in parallel, and waits only for the filter."""
     go, bodies = threading.Event(), [owner(2, 2).pod(f"p{number}") for number in range(15)]
 

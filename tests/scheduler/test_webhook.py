@@ -28,7 +28,7 @@ def look_up(server: Server) -> Iterator[LookUp]:
     transport.close()
 
 
-def test_a_pod_is_asked_for_by_its_name(server: Server, look_up: LookUp) -> None:
+def test_a_pod_is_read_by_its_name(server: Server, look_up: LookUp) -> None:
     server.answer = lambda _, connection, request: reply(connection, 200, POD)
     found = look_up("gpu", "p/../../q")
     assert found is not None

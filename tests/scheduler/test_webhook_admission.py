@@ -113,7 +113,7 @@ GPU_POD = pod(limits={"nvidia.com/gpu": "1"})
     ],
 )
 @pytest.mark.parametrize("where", ["limits", "requests", "init"])
-def test_a_pod_with_gpus_is_not_bound_by_whom_the_server_asks_about(
+def test_a_pod_with_gpus_is_not_bound_by_other_accounts(
     resource: str, amounts: Object, named: str, where: str
 ) -> None:
     found = pod(
@@ -157,7 +157,7 @@ def test_a_pod_without_gpus_is_bound_by_anybody(amounts: Object) -> None:
         ("nodes", "DELETE", ""),
     ],
 )
-def test_what_is_no_binding_goes_on_unseen(resource: str, operation: str, group: str) -> None:
+def test_other_requests_are_allowed(resource: str, operation: str, group: str) -> None:
     response = answered(review(ALICE, resource, operation, group), GPU_POD)
     assert response["allowed"] is True
     assert not response["looked"]
@@ -176,7 +176,7 @@ def test_a_pod_that_is_not_there_is_not_bound() -> None:
         assert response["status"]["message"] == "pod gpu/p does not exist"
 
 
-def test_the_failure_policy_speaks_where_the_pod_cannot_be_looked_up() -> None:
+def test_the_failure_policy_applies_if_the_pod_cannot_be_read() -> None:
     trouble = LookUpError("GET /api/v1/x: 500 etcd is away")
     refused = answered(review(), trouble, "Fail")
     assert refused["allowed"] is False
@@ -203,18 +203,18 @@ def test_the_failure_policy_speaks_where_the_pod_cannot_be_looked_up() -> None:
         (json.dumps(review(name="", object=None)).encode(), "request.name"),
     ],
 )
-def test_what_is_no_review_is_named(body: bytes, said: str) -> None:
+def test_an_invalid_review_is_named(body: bytes, said: str) -> None:
     with pytest.raises(ReviewError, match=said):
         decode(body)
 
 
 @given(st.binary(max_size=200))
-def test_no_body_does_more_than_be_refused(body: bytes) -> None:
+def test_other_bodies_are_rejected(body: bytes) -> None:
     with pytest.raises(ReviewError):
         decode(body)
 
 
-def test_the_policy_that_gives_gpu_pods_their_scheduler_means_the_same_pods() -> None:
+def test_the_policy_that_sets_the_scheduler_of_gpu_pods_selects_the_same_pods() -> None:
     """Otherwise a pod would get the scheduler without GPUs, or GPUs without the scheduler."""
     policy = of_kind("MutatingAdmissionPolicy")["topolet-gpu-scheduler"]["spec"]
     (asks,) = (

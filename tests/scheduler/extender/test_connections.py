@@ -68,7 +68,7 @@ def test_writes_all(data: bytes, sizes: list[int]) -> None:
     assert pieces.sent == data
 
 
-def test_what_was_received_and_not_read_is_told_of() -> None:
+def test_received_data_is_reported_until_it_is_read() -> None:
     reader = RequestReader(Pieces(again([50]), b"a\nb\n"))
     assert not reader.has_data()
     assert reader.readline(256) == b"a\n"

@@ -88,7 +88,7 @@ def test_answers_stand_in_the_order_of_the_question(rooms: Rooms) -> None:
     assert told(shapes.results(Wants(rooms, 3), ["b", "a"])) == ["1 CPUs too few", 1]
 
 
-def test_a_node_is_asked_once_until_it_changes(rooms: Rooms) -> None:
+def test_a_node_is_checked_once_until_it_changes(rooms: Rooms) -> None:
     shapes = EquivalenceCache(rooms)
     for _ in range(3):
         shapes.results(Wants(rooms, 1), ["a", "b", "c"])
@@ -98,7 +98,7 @@ def test_a_node_is_asked_once_until_it_changes(rooms: Rooms) -> None:
     assert rooms.told == ["a", "b", "c", "b"]
 
 
-def test_a_nodes_word_is_asked_for_anew_only_where_it_counts(rooms: Rooms) -> None:
+def test_a_nodes_report_is_checked_again_only_if_it_matters(rooms: Rooms) -> None:
     shapes = EquivalenceCache(rooms)
     firm, reads_zone_report = Wants(rooms, 1), Wants(rooms, 1, reads_zone_report=True)
     for each in (firm, reads_zone_report):
@@ -114,7 +114,7 @@ def test_a_nodes_word_is_asked_for_anew_only_where_it_counts(rooms: Rooms) -> No
     assert rooms.told == ["b", "a", "a"]
 
 
-def test_only_nodes_that_are_named_are_asked(rooms: Rooms) -> None:
+def test_only_named_nodes_are_checked(rooms: Rooms) -> None:
     EquivalenceCache(rooms).results(Wants(rooms, 1), ["c"])
     assert rooms.told == ["c"]
 
@@ -125,14 +125,14 @@ def test_equal_answers_are_one_object(rooms: Rooms) -> None:
     assert first is second
 
 
-def test_a_node_that_nobody_knows_is_unknown_until_it_comes(rooms: Rooms) -> None:
+def test_a_missing_node_is_unknown_until_it_is_added(rooms: Rooms) -> None:
     shapes = EquivalenceCache(rooms)
     assert shapes.results(Wants(rooms, 1), ["x"]) == [UNKNOWN_NODE]
     rooms.set("x", 5)
     assert told(shapes.results(Wants(rooms, 1), ["x"])) == [4]
 
 
-def test_a_node_that_went_is_unknown(rooms: Rooms) -> None:
+def test_a_removed_node_is_unknown(rooms: Rooms) -> None:
     shapes = EquivalenceCache(rooms)
     shapes.results(Wants(rooms, 1), ["a", "b", "c"])
     rooms.set("a", None)
@@ -142,7 +142,7 @@ def test_a_node_that_went_is_unknown(rooms: Rooms) -> None:
     assert told(answers[1:]) == [1, 1, 7]
 
 
-def test_a_shape_that_was_forgotten_is_asked_anew(rooms: Rooms) -> None:
+def test_a_dropped_class_is_computed_again(rooms: Rooms) -> None:
     shapes = EquivalenceCache(rooms, max_results=4)
     for cpus in (1, 2, 3, 1):
         shapes.results(Wants(rooms, cpus), ["a", "b"])
@@ -210,9 +210,7 @@ def test_rows_are_bounded_however_short(rooms: Rooms, monkeypatch: pytest.Monkey
     assert len(rooms.told) == 4
 
 
-def test_who_names_no_node_leaves_no_row_for_ever(
-    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_without_nodes_leave_no_row(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes_module, "MAX_CLASSES", 2)
     shapes = EquivalenceCache(rooms)
     shapes.results(Wants(rooms, 1), ["a"])
@@ -223,7 +221,7 @@ def test_who_names_no_node_leaves_no_row_for_ever(
     assert rooms.told == ["a", "a"], "the oldest row went"
 
 
-def test_nodes_that_a_row_was_never_asked_about_cost_it_nothing(rooms: Rooms) -> None:
+def test_nodes_that_a_row_never_had_cost_it_nothing(rooms: Rooms) -> None:
     """They change all day, and the row is never used again."""
     shapes = EquivalenceCache(rooms, max_results=3)
     shapes.results(Wants(rooms, 1), ["a"])
@@ -235,7 +233,7 @@ def test_nodes_that_a_row_was_never_asked_about_cost_it_nothing(rooms: Rooms) ->
     assert not rooms.told
 
 
-def test_names_of_no_nodes_are_not_kept(rooms: Rooms) -> None:
+def test_names_of_missing_nodes_are_not_kept(rooms: Rooms) -> None:
     shapes = EquivalenceCache(rooms, max_results=3)
     shapes.results(Wants(rooms, 1), ["a", "b"])
     shapes.results(Wants(rooms, 2), [f"x{place}" for place in range(10)])
@@ -244,7 +242,7 @@ def test_names_of_no_nodes_are_not_kept(rooms: Rooms) -> None:
     assert not rooms.told
 
 
-def test_what_all_answer_alike_is_known_without_a_look_at_their_names() -> None:
+def test_a_uniform_result_needs_no_node_names() -> None:
     rooms = Rooms({"a": 2, "b": 2})
     shapes = EquivalenceCache(rooms)
     assert shapes.uniform(Wants(rooms, 1)) is None, "nobody was asked yet"

@@ -110,7 +110,7 @@ def test_verbs_answer(page: Page, verb: str, answer: object) -> None:
     assert page.count(verb, "answered") == page.timed(verb) == 1
 
 
-def test_what_one_verb_needs_stops_no_other(page: Page) -> None:
+def test_a_condition_of_one_verb_does_not_affect_others(page: Page) -> None:
     page.no_preemption = "the watch of poddisruptionbudgets has been out of touch for 31 s"
     reply = page.ask("preempt", BODIES["preempt"])
     assert (reply.status, reply.body.decode().strip()) == (503, page.no_preemption)
@@ -130,7 +130,7 @@ def named(verb: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("verb", "status"), [("filter", 200), ("prioritize", 500), ("preempt", 500), ("bind", 200)]
 )
-def test_a_fault_of_ours_is_told_and_logged(
+def test_an_internal_error_is_returned_and_logged(
     page: Page, verb: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     reply = page.ask(verb, named(verb, "broken"))
@@ -157,7 +157,7 @@ def test_a_body_without_sense_is_for_the_server_to_refuse(page: Page, verb: str)
     assert page.count(verb, "refused") == 1
 
 
-def test_who_cannot_decide_says_why(page: Page) -> None:
+def test_unavailable_verbs_return_the_reason(page: Page) -> None:
     assert page.ask("readyz").status == 200
     page.reason = "another leads"
     for verb in extender.VERBS:

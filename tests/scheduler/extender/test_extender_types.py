@@ -85,7 +85,7 @@ def whole(*names: str) -> dict[str, Any]:
     return {"Pod": POD, "Nodes": {"metadata": {}, "items": items}, "NodeNames": None}
 
 
-def test_who_sends_whole_nodes_gets_whole_nodes() -> None:
+def test_a_request_with_whole_nodes_gets_whole_nodes() -> None:
     body = whole("f1", "n1", "n2")
     args = extender.extender_args(text(body))
     assert list(args.node_names) == ["f1", "n1", "n2"]
@@ -106,7 +106,7 @@ def test_a_preemption_as_it_was_recorded() -> None:
     assert json.loads(extender.encode(answer)) == {"NodeNameToMetaVictims": {"f1": META["f1"]}}
 
 
-def test_whole_victims_come_to_the_same() -> None:
+def test_victims_may_be_whole_pods() -> None:
     victims = {"f1": {"Pods": [POD], "NumPDBViolations": 2}, "f2": {}}
     args = extender.preemption_args(text({"Pod": POD, "NodeNameToVictims": victims}))
     assert args.victims == {"f1": MetaVictims((MetaPod("9ce0"),), 2), "f2": MetaVictims()}
@@ -119,7 +119,7 @@ def test_a_binding_as_it_was_recorded() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "\0", "no such node", "../n1", "Ünïcode", "n" * 10_000])
-def test_a_node_of_any_name_may_be_asked_for(name: str) -> None:
+def test_a_node_of_any_name_may_be_requested(name: str) -> None:
     """The filter determines whether the node is known."""
     assert extender.extender_args(text({**ARGS, "NodeNames": [name, name]})).node_names == [
         name,
@@ -190,7 +190,7 @@ def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
         (extender.binding_args, {**BINDING, "PodUID": ""}, "PodUID"),
     ],
 )
-def test_what_is_wrong_is_named(decode: Any, body: object, said: str) -> None:
+def test_invalid_fields_are_named(decode: Any, body: object, said: str) -> None:
     with pytest.raises(BadRequestError) as raised:
         decode(text(body))
     assert said in str(raised.value)
@@ -205,7 +205,7 @@ def test_what_is_wrong_is_named(decode: Any, body: object, said: str) -> None:
     [extender.extender_args, extender.preemption_args, extender.binding_args],
     ids=lambda f: f.__name__,
 )
-def test_no_body_is_read_as_one(decode: Any, body: bytes) -> None:
+def test_other_bodies_are_rejected(decode: Any, body: bytes) -> None:
     with pytest.raises(BadRequestError, match="Extender"):
         decode(body)
 
@@ -236,7 +236,7 @@ def replaced(body: Any, path: list[int], by: object) -> Any:
 
 
 @given(st.sampled_from(list(BODIES)), st.lists(st.integers(0, 9), max_size=6), JSON)
-def test_any_value_in_any_place_is_taken_or_refused(
+def test_any_value_in_any_field_is_accepted_or_rejected(
     decode: Any, path: list[int], by: object
 ) -> None:
     with contextlib.suppress(BadRequestError):
@@ -254,7 +254,9 @@ def test_a_body_that_ends_early_is_refused(decode: Any, data: st.DataObject) -> 
     st.lists(st.text(max_size=9), max_size=9),
     st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=9),
 )
-def test_answers_say_what_they_were_given(names: list[str], reasons: dict[str, str]) -> None:
+def test_a_filter_answer_has_the_nodes_and_reasons_of_the_result(
+    names: list[str], reasons: dict[str, str]
+) -> None:
     args = extender.extender_args(text(ARGS))
     answer = json.loads(extender.filter_answer(args, ExtenderFilterResult(names, reasons, reasons)))
     assert answer["NodeNames"] == names
@@ -276,7 +278,7 @@ def test_answers_say_what_they_were_given(names: list[str], reasons: dict[str, s
         ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}, True),
     ],
 )
-def test_pod_that_asks_for_more_than_resources(spec: dict[str, Any], constrained: bool) -> None:
+def test_pod_that_requires_more_than_resources(spec: dict[str, Any], constrained: bool) -> None:
     pod = {**POD, "spec": {**POD.get("spec", {}), **spec}}
     args = extender.preemption_args(text({"Pod": pod, "NodeNameToMetaVictims": {}}))
     assert args.constrained is constrained

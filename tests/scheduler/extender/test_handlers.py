@@ -129,7 +129,7 @@ def test_a_pod_that_needs_nothing_is_offered_all(scene: Scene) -> None:
     assert scene.fits(scene.pod(NOTHING, "p")) == NODES
 
 
-def test_a_pod_that_needs_nothing_is_drawn_to_no_node(scene: Scene) -> None:
+def test_a_pod_that_needs_nothing_has_equal_scores(scene: Scene) -> None:
     """Also if one node is infeasible for it: among the others the plugins of kube-scheduler
     decide."""
     clusters.add(scene.cluster, "s", SINGLE)
@@ -152,7 +152,7 @@ def test_a_node_without_an_agent_is_offered_to_none_that_needs_cpus(scene: Scene
     assert scene.fits(scene.pod(NOTHING, "q"), ["d"]) == ["d"]
 
 
-def test_a_node_that_nobody_knows_says_so(scene: Scene) -> None:
+def test_a_missing_node_has_a_reason(scene: Scene) -> None:
     result = scene.filter(scene.pod(owner(2, 2), "p"), ["x"])
     assert result.failed_and_unresolvable_nodes == {"x": "the node is not known to the scheduler"}
 
@@ -172,7 +172,7 @@ def test_a_bind_changes_the_next_answer(scene: Scene) -> None:
     assert scene.fits(scene.pod(owner(32, 8), "q"), ["a", "b"]) == ["b"]
 
 
-def test_a_bind_says_what_is_wrong(scene: Scene) -> None:
+def test_a_failed_bind_returns_the_reason(scene: Scene) -> None:
     assert scene.bind(scene.pod(owner(32, 8), "p"), "a") == ""
     text = scene.bind(scene.pod(owner(32, 8), "q"), "a")
     assert text.startswith("node a: cpu: not enough free CPUs")
@@ -189,7 +189,7 @@ def test_a_bind_says_what_is_wrong(scene: Scene) -> None:
         ),
     ],
 )
-def test_a_pod_that_makes_no_sense_is_offered_nothing(
+def test_an_invalid_pod_is_offered_no_node(
     scene: Scene, kind: Kind, notes: dict[str, str], reason: str
 ) -> None:
     pod = scene.pod(kind, "p", **notes)
@@ -200,7 +200,7 @@ def test_a_pod_that_makes_no_sense_is_offered_nothing(
     assert scene.scores(pod) == {}
 
 
-def test_a_pod_whose_binding_is_in_doubt_stays_where_it_may_be(scene: Scene) -> None:
+def test_a_pod_whose_binding_has_an_unknown_outcome_is_offered_only_that_node(scene: Scene) -> None:
     pod = scene.pod(owner(32, 8), "p")
     scene.pods.instead = lambda *_: False
     assert scene.bind(pod, "a") != ""
@@ -209,7 +209,7 @@ def test_a_pod_whose_binding_is_in_doubt_stays_where_it_may_be(scene: Scene) -> 
     assert scene.bind(pod, "a") == ""
 
 
-def test_the_first_member_holds_a_node_for_all(scene: Scene) -> None:
+def test_the_first_member_reserves_a_node_for_all(scene: Scene) -> None:
     pods = [scene.pod(owner(12, 8), name, **{GROUP_ANNOTATION: "g/2"}) for name in ("p", "q")]
     (node,) = scene.fits(pods[0], ["a", "b"])
     assert scene.scores(pods[0], [node]) == {node: 10}
@@ -256,7 +256,7 @@ def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
     assert [scene.cards("p"), scene.cards("q")] == [[4, 7], [5, 6]]
 
 
-def test_a_group_is_looked_for_on_nodes_beyond_those_that_suit_one_best(
+def test_a_group_is_checked_on_nodes_beyond_the_best_ones_for_one_member(
     server: hostile.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three nodes, checked one by one, only the last has room for all."""
@@ -269,7 +269,7 @@ def test_a_group_is_looked_for_on_nodes_beyond_those_that_suit_one_best(
     scene.transport.close()
 
 
-def test_a_held_group_is_offered_no_other_node(scene: Scene) -> None:
+def test_a_reserved_group_is_offered_only_its_node(scene: Scene) -> None:
     pod = scene.pod(owner(12, 8), "p", **{GROUP_ANNOTATION: "g/2"})
     assert scene.fits(pod, ["a"]) == ["a"]
     later = scene.pod(owner(12, 8), "q", **{GROUP_ANNOTATION: "g/2"})
@@ -298,7 +298,7 @@ def test_the_full_node_of_a_group_may_be_freed_for_a_late_member_by_an_eviction(
         assert said[node].startswith("group default/g is on node a: cpu: not enough free CPUs")
 
 
-def test_a_group_whose_time_is_over_frees_its_node_for_others(scene: Scene) -> None:
+def test_an_expired_group_releases_its_node(scene: Scene) -> None:
     scene.fits(scene.pod(owner(12, 8), "p", **{GROUP_ANNOTATION: "g/2"}), ["a"])
     other = scene.pod(owner(24, 8), "other")
     assert scene.fits(other, ["a"]) == []
@@ -306,12 +306,12 @@ def test_a_group_whose_time_is_over_frees_its_node_for_others(scene: Scene) -> N
     assert scene.fits(other, ["a"]) == ["a"]
 
 
-def test_what_preemption_says_is_passed_on(scene: Scene) -> None:
+def test_the_result_of_preempt_is_passed_on(scene: Scene) -> None:
     args = ExtenderPreemptionArgs(scene.pod(NOTHING, "p"), {})
     assert scene.verbs.preempt(args) == ExtenderPreemptionResult({})
 
 
-def test_a_node_under_a_policy_speaks_for_itself(scene: Scene) -> None:
+def test_the_kubelet_policy_of_a_node_applies(scene: Scene) -> None:
     """A node whose kubelet has the policy single-numa-node rejects a pod that spans two."""
     model: Model = SINGLE
     clusters.add(scene.cluster, "s", model)

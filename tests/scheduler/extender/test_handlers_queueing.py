@@ -85,14 +85,14 @@ def test_refused_pod_waits_with_the_nodes_where_an_eviction_may_help(
     assert found.group is None
 
 
-def test_pod_that_is_offered_a_node_waits_no_more(queue: UnschedulableQueue) -> None:
+def test_pod_that_is_offered_a_node_leaves_the_queue(queue: UnschedulableQueue) -> None:
     ask = asking(queue, objects.pod("p"))
     ask(REFUSED)
     ask(ExtenderFilterResult(("a",)))
     assert queue.pods() == []
 
 
-def test_node_that_is_nominated_for_another_is_not_asked_about(queue: UnschedulableQueue) -> None:
+def test_node_that_is_nominated_for_another_is_not_checked(queue: UnschedulableQueue) -> None:
     high = objects.pod("high", labels=LSR)
     high["spec"]["priority"] = 5
     high["status"]["nominatedNodeName"] = "a"
@@ -106,7 +106,7 @@ def test_node_that_is_nominated_for_another_is_not_asked_about(queue: Unschedula
     assert asking(queue, high)(fits) is fits
 
 
-def test_error_is_no_refusal(queue: UnschedulableQueue) -> None:
+def test_error_is_not_a_rejection(queue: UnschedulableQueue) -> None:
     asking(queue, objects.pod("p"))(ExtenderFilterResult(error="busy"))
     assert queue.pods() == []
 
@@ -119,7 +119,7 @@ def test_member_of_a_group_waits_for_room_for_all(queue: UnschedulableQueue) -> 
     assert found.candidates == ("a",)
 
 
-def test_what_is_made_free_for_a_member_is_kept_for_its_group(queue: UnschedulableQueue) -> None:
+def test_room_for_a_member_is_reserved_for_its_group(queue: UnschedulableQueue) -> None:
     first, second, stranger = (objects.pod(each, labels=LSR) for each in ("p", "q", "s"))
     first["status"]["nominatedNodeName"] = "a"
     for body in (first, second):
@@ -156,7 +156,7 @@ def test_late_member_waits_for_its_companions_node_alone(queue: UnschedulableQue
     assert [each.node for each in queue.retryable(views, 20.0)] == ["a"]
 
 
-def test_pod_that_makes_no_sense_does_not_wait(queue: UnschedulableQueue) -> None:
+def test_invalid_pod_is_not_queued(queue: UnschedulableQueue) -> None:
     asking(queue, objects.pod("p", annotations={"topolet.io/group": "?"}))(REFUSED)
     assert queue.pods() == []
 
@@ -169,7 +169,7 @@ def test_pod_that_makes_no_sense_does_not_wait(queue: UnschedulableQueue) -> Non
         ("", ChangeKind.DELETED, False),
     ],
 )
-def test_watch_tells_of_those_who_are_bound_or_gone(
+def test_bound_and_deleted_pods_leave_the_queue(
     queue: UnschedulableQueue, node: str, kind: ChangeKind, waits: bool
 ) -> None:
     asking(queue, objects.pod("p"))(REFUSED)

@@ -33,19 +33,19 @@ def test_where_all_fit_the_names_go_back_as_they_came() -> None:
     assert not result.failed_nodes
 
 
-def test_the_best_alone_goes_on_where_that_is_the_policy() -> None:
+def test_only_the_best_node_is_returned_if_configured() -> None:
     result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_only=True)
     assert list(result.node_names) == ["d"]
 
 
-def test_the_reasons_are_told_where_there_is_no_best() -> None:
+def test_the_reasons_are_returned_if_no_node_is_feasible() -> None:
     result = filter_result(["a", "x"], [FULL, UNKNOWN_NODE], best_only=True)
     assert not result.node_names
     assert result.failed_nodes == {"a": "no room"}
     assert result.failed_and_unresolvable_nodes == {"x": "the node is not known to the scheduler"}
 
 
-def test_few_reasons_are_told_as_they_are_and_many_without_amounts() -> None:
+def test_few_reasons_have_amounts_and_many_do_not() -> None:
     few = [Infeasible(f"CPUs (asked 9, available {free})", summary="CPUs") for free in range(5)]
     nodes = [f"n{place}" for place in range(7)]
     result = filter_result(nodes[:5], few, best_only=False)
@@ -58,13 +58,13 @@ def test_few_reasons_are_told_as_they_are_and_many_without_amounts() -> None:
     assert result.failed_and_unresolvable_nodes == {"n6": "no agent"}
 
 
-def test_score_goes_before_order_and_order_before_the_name() -> None:
+def test_score_precedes_order_and_order_precedes_the_name() -> None:
     assert best_node(NODES, [Feasible(5, (0,)), Feasible(6, (9,)), FULL, Feasible(6, (2,))]) == "d"
     assert best_node(NODES, [Feasible(6, (2,)), Feasible(5), Feasible(6, (2,)), FULL]) == "b"
     assert best_node([], []) is None
 
 
-def test_a_refusal_of_the_pod_is_told_for_every_node() -> None:
+def test_a_rejection_of_the_pod_is_the_reason_for_every_node() -> None:
     assert no_nodes(["a", "b"], "odd").failed_and_unresolvable_nodes == {"a": "odd", "b": "odd"}
 
 
@@ -108,7 +108,7 @@ def test_the_best_alone_has_ten_and_the_worst_has_none() -> None:
     assert scores(raw) == {"a": 10, "b": 4, "d": 9, "e": 0}
 
 
-def test_nodes_alike_leave_no_draw() -> None:
+def test_equal_nodes_have_no_tie() -> None:
     assert scores(priorities(["b", "a"], [Feasible(0), Feasible(0)])) == {"a": 10, "b": 9}
 
 
@@ -134,7 +134,7 @@ def test_where_others_decide_equal_scores_are_equal() -> None:
     }
 
 
-def test_where_nothing_fits_there_is_no_entry() -> None:
+def test_infeasible_nodes_have_no_entry() -> None:
     assert bytes(priorities(["a"], [FULL])) == b"[]"
 
 
@@ -144,7 +144,7 @@ def test_where_nothing_fits_there_is_no_entry() -> None:
         st.builds(Feasible, st.integers(0, 100), st.tuples(st.integers(0, 2))) | st.just(FULL),
     )
 )
-def test_no_node_lies_above_a_better_one(answers: dict[str, Feasibility]) -> None:
+def test_no_node_has_a_higher_priority_than_a_better_one(answers: dict[str, Feasibility]) -> None:
     nodes = list(answers)
     found = scores(priorities(nodes, list(answers.values())))
     fits = {node: each for node, each in answers.items() if isinstance(each, Feasible)}

@@ -160,7 +160,7 @@ def test_answers_on_one_connection(server: Server, authority: Authority) -> None
         ("POST", "/broken", b"a", "application/json", 500, ""),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_invalid_requests_get_an_error(
     server: Server,
     authority: Authority,
     method: str,
@@ -179,7 +179,7 @@ def test_what_is_wrong_is_said(
     made.close()
 
 
-def test_who_is_told_that_another_answers_connects_anew(plain: Server) -> None:
+def test_a_503_closes_the_connection(plain: Server) -> None:
     """A connection that stays open would always reach this process."""
     made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
     assert ask(made, "GET", "/away") == (503, "another leads\n")
@@ -187,7 +187,7 @@ def test_who_is_told_that_another_answers_connects_anew(plain: Server) -> None:
     made.close()
 
 
-def test_half_a_request_holds_no_server_back(started: Started) -> None:
+def test_half_a_request_does_not_block_the_server(started: Started) -> None:
     limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, stop_seconds=1)
     server = started(limits, shown=None)
     with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as half:
@@ -244,7 +244,7 @@ def test_requests_that_come_in_one_go_are_answered_in_turn(
     either.close()
 
 
-def test_half_a_request_is_no_request(plain: Server) -> None:
+def test_half_a_request_is_a_bad_request(plain: Server) -> None:
     with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
         sock.sendall(posted(b"no", length=3))
         sock.shutdown(socket.SHUT_WR)
@@ -266,7 +266,7 @@ def test_half_a_request_is_no_request(plain: Server) -> None:
         (b"GET /healthz HTTP/9.9\r\n\r\n", 505),
     ],
 )
-def test_odd_requests(plain: Server, asked: bytes, status: int) -> None:
+def test_unusual_requests(plain: Server, asked: bytes, status: int) -> None:
     with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
         sock.sendall(asked)
         with http.client.HTTPResponse(sock, method=asked[:4].strip().decode()) as reply:
@@ -275,13 +275,15 @@ def test_odd_requests(plain: Server, asked: bytes, status: int) -> None:
             reply.read()
 
 
-def test_who_speaks_plain_http_is_told(server: Server) -> None:
+def test_plain_http_gets_an_error(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"this port serves HTTPS only" in plain.recv(4096)
 
 
-def test_who_only_connects_holds_no_thread(started: Started, authority: Authority) -> None:
+def test_a_connection_without_a_request_occupies_no_thread(
+    started: Started, authority: Authority
+) -> None:
     """More clients than threads; their requests would never end."""
     server = started(msgspec.structs.replace(LIMITS, request_seconds=3600.0))
     silent = [
@@ -296,7 +298,7 @@ def test_who_only_connects_holds_no_thread(started: Started, authority: Authorit
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_many_halves_hold_nobody_back_for_long(
+def test_many_half_requests_delay_other_clients_shortly(
     started: Started, authority: Authority, tls: bool
 ) -> None:
     """More clients than threads; without other clients each would have all the time it needs."""
@@ -316,7 +318,7 @@ def test_many_halves_hold_nobody_back_for_long(
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_of_those_who_only_connect_few_are_kept(
+def test_few_connections_without_a_request_are_kept(
     started: Started, authority: Authority, tls: bool
 ) -> None:
     """Each connection takes a file descriptor: without a free one the process could not renew its
@@ -373,7 +375,7 @@ def test_requests_beyond_those_that_may_wait_end_at_once(started: Started) -> No
             each.close()
 
 
-def test_who_was_answered_holds_no_thread_for_long(plain: Server) -> None:
+def test_an_answered_connection_occupies_a_thread_shortly(plain: Server) -> None:
     """More clients than threads."""
     kept = [
         http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
@@ -386,9 +388,7 @@ def test_who_was_answered_holds_no_thread_for_long(plain: Server) -> None:
         each.close()
 
 
-def test_who_stops_in_the_middle_of_a_greeting_is_dropped_in_time(
-    started: Started, authority: Authority
-) -> None:
+def test_a_half_handshake_is_dropped_in_time(started: Started, authority: Authority) -> None:
     server = started(HASTY)
     halves = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
@@ -456,7 +456,7 @@ def test_a_request_that_drips_in_ends_in_time(hasty: http.client.HTTPConnection)
         hasty.close()
 
 
-def test_who_takes_an_answer_in_drips_is_dropped_in_time(
+def test_a_slow_reader_is_dropped_in_time(
     hasty: http.client.HTTPConnection,
 ) -> None:
     hasty.request("GET", "/large")
@@ -506,7 +506,7 @@ def clients(authority: Authority) -> Authority:
     return authority
 
 
-def test_with_a_client_ca_clients_show_who_they_are(
+def test_with_a_client_ca_clients_need_a_certificate(
     started: Started, clients: Authority, tmp_path: Path
 ) -> None:
     server = started(client_ca=str(clients.folder / "ca.crt"))
@@ -523,7 +523,7 @@ def test_with_a_client_ca_clients_show_who_they_are(
         made.close()
 
 
-def test_of_clients_those_named_are_answered(
+def test_only_clients_with_an_accepted_name_are_answered(
     started: Started, clients: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = started(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler", "x"])
@@ -536,9 +536,7 @@ def test_of_clients_those_named_are_answered(
     made.close()
 
 
-def test_a_client_ca_that_is_replaced_is_asked_for(
-    started: Started, clients: Authority, tmp_path: Path
-) -> None:
+def test_a_replaced_client_ca_is_used(started: Started, clients: Authority, tmp_path: Path) -> None:
     other = certified(tmp_path)
     other.client("kube-scheduler")
     path = str(tmp_path / "client-ca.crt")
@@ -615,7 +613,7 @@ def test_a_certificate_that_is_replaced_is_shown(
     kept.close()
 
 
-def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+def test_invalid_certificate_files_are_named(tmp_path: Path) -> None:
     certificate, key = paths(certified(tmp_path))
     Path(certificate).write_text("none")
     with pytest.raises(CertificateError, match=f"certificate {certificate}, key {key}"):
@@ -655,7 +653,7 @@ def accepts(server: Server) -> bool:
 
 # cheroot leaves the socket that it could not bind to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_address_that_is_taken_is_named(server: Server, authority: Authority) -> None:
+def test_an_address_in_use_is_named(server: Server, authority: Authority) -> None:
     second = Server(f"127.0.0.1:{server.port}", {}, CertificateFiles(*paths(authority)))
     with pytest.raises(ServerStartError, match=f"127.0.0.1:{server.port}.*in use"):
         second.start()

@@ -75,7 +75,9 @@ def test_the_first_makes_the_lease_and_leads(server: Server, leases: Leases) -> 
     assert (first.beginnings, second.beginnings) == (1, 0)
 
 
-def test_renewal_keeps_when_it_began_and_what_others_wrote(server: Server, leases: Leases) -> None:
+def test_renewal_keeps_the_acquire_time_and_fields_of_others(
+    server: Server, leases: Leases
+) -> None:
     first = Machine(server, "a")
     first.step(0)
     assert leases.stored is not None
@@ -91,7 +93,7 @@ def test_renewal_keeps_when_it_began_and_what_others_wrote(server: Server, lease
 # first read at 1 and that was last renewed at 0.
 @pytest.mark.parametrize("wall_offset", [0, 3600, -3600, 86_400 * 400])
 @pytest.mark.parametrize("offset", [0.0, 1e6])
-def test_a_dead_leaders_lease_is_taken_after_its_time_by_the_takers_own_clock(
+def test_a_dead_leaders_lease_is_acquired_after_its_duration_by_the_candidates_own_clock(
     server: Server, leases: Leases, wall_offset: float, offset: float
 ) -> None:
     first, second = Machine(server, "a"), Machine(server, "b", wall_offset, offset)
@@ -114,7 +116,7 @@ def test_each_renewal_starts_the_others_wait_anew(server: Server, leases: Leases
     assert second.step(58 + 1 + 15)
 
 
-def test_the_holders_own_word_on_its_time_counts(server: Server, leases: Leases) -> None:
+def test_the_holders_own_lease_duration_counts(server: Server, leases: Leases) -> None:
     leases.put(
         {
             "metadata": {"name": "l"},
@@ -127,7 +129,7 @@ def test_the_holders_own_word_on_its_time_counts(server: Server, leases: Leases)
     assert machine.step(60)
 
 
-def test_who_stops_lets_the_next_begin_at_once(server: Server, leases: Leases) -> None:
+def test_a_stopped_leader_releases_the_lease(server: Server, leases: Leases) -> None:
     first, second = Machine(server, "a"), Machine(server, "b")
     first.step(0)
     assert not second.step(1)
@@ -162,7 +164,7 @@ def test_leadership_ends_when_it_can_not_be_renewed(
     assert (machine.beginnings, machine.leader.term) == (2, 2)
 
 
-def test_a_renewal_whose_answer_is_lost_is_found_out(server: Server, leases: Leases) -> None:
+def test_a_renewal_whose_answer_is_lost_is_detected(server: Server, leases: Leases) -> None:
     machine = Machine(server, "a")
     machine.step(0)
     leases.lost = True
@@ -173,7 +175,7 @@ def test_a_renewal_whose_answer_is_lost_is_found_out(server: Server, leases: Lea
     assert machine.beginnings == 1
 
 
-def test_a_lease_that_makes_no_sense_is_named(server: Server, leases: Leases) -> None:
+def test_an_invalid_lease_is_named(server: Server, leases: Leases) -> None:
     leases.put({"metadata": {"name": "l"}, "spec": {"leaseDurationSeconds": "long"}})
     machine = Machine(server, "a")
     assert not machine.step(0)

@@ -81,13 +81,13 @@ def answers(gate: LeaderGate, leader: Leader, state: State) -> None:
     eventually("on duty", lambda: gate.reason() is None)
 
 
-def test_a_follower_answers_nothing_and_says_who_leads(gate: LeaderGate, leader: Leader) -> None:
+def test_a_follower_answers_nothing_and_names_the_leader(gate: LeaderGate, leader: Leader) -> None:
     assert gate.reason() == "no replica is the leader"
     leader.holder = "other"
     assert gate.reason() == "the leader is other"
 
 
-def test_a_leader_answers_when_it_knows_what_was_bound_before(
+def test_a_leader_answers_when_it_knows_the_pods_bound_before(
     gate: LeaderGate, leader: Leader, state: State
 ) -> None:
     lead(leader, gate, 1)
@@ -133,7 +133,7 @@ def test_a_watch_that_broke_is_caught_up_with_in_the_same_term(
     assert (state.asked, state.doubts) == (2, 1)
 
 
-def test_what_is_known_is_settled_before_the_first_answer(leader: Leader, state: State) -> None:
+def test_settled_is_called_before_the_first_answer(leader: Leader, state: State) -> None:
     reasons: list[str | None] = []
     gate = LeaderGate(leader, state, lambda: reasons.append(gate.reason()))
     gate.start()
@@ -142,7 +142,7 @@ def test_what_is_known_is_settled_before_the_first_answer(leader: Leader, state:
     assert reasons == ["the pods bound before this term are not known yet"]
 
 
-def test_who_loses_the_lease_while_it_catches_up_begins_again(
+def test_a_leader_that_loses_the_lease_while_it_catches_up_starts_again(
     gate: LeaderGate, leader: Leader, state: State
 ) -> None:
     state.synced = True
@@ -155,7 +155,9 @@ def test_who_loses_the_lease_while_it_catches_up_begins_again(
     eventually("on duty", lambda: gate.reason() is None)
 
 
-def test_why_it_can_not_be_asked_is_said(gate: LeaderGate, leader: Leader, state: State) -> None:
+def test_an_error_of_the_server_is_the_reason(
+    gate: LeaderGate, leader: Leader, state: State
+) -> None:
     state.synced, state.error = True, "GET /api/v1/pods: 500"
     lead(leader, gate, 1)
     eventually("said", lambda: gate.reason() == "GET /api/v1/pods: 500")

@@ -99,7 +99,7 @@ def test_named_ones_stay_where_resources_are_not_why() -> None:
     assert answer == (["p0", "p1"], 0)
 
 
-def test_victims_give_back_what_the_pod_needs_in_sum() -> None:
+def test_victims_release_what_the_pod_needs_in_sum() -> None:
     """CPUs 6 and 7 are free, but other pods may use them: only one of the pods is large enough."""
     small, smaller = tenant("q4"), tenant("s5")
     for body, cpu in ((small, "1500m"), (smaller, "500m")):
@@ -109,12 +109,12 @@ def test_victims_give_back_what_the_pod_needs_in_sum() -> None:
     assert preempted(full, asking(2), "q4", "s5") == (["p2"], 0)
 
 
-def test_lower_priority_goes_before_the_last_started() -> None:
+def test_lower_priority_is_evicted_before_the_last_started() -> None:
     pods = [tenant(name, 5 if name in ("p2", "p3") else 1) for name in CPUS]
     assert preempted(cluster(*pods), asking(4), "p0", "p3") == (["p0", "p1"], 0)
 
 
-def test_candidate_where_nobody_helps_is_dropped() -> None:
+def test_candidate_without_victims_is_dropped() -> None:
     pods = [tenant(name, 10 if name in ("p0", "p2") else 1) for name in CPUS]
     assert preempted(cluster(*pods), asking(4), "p1", "p3") is None
 
@@ -132,7 +132,7 @@ def test_no_candidates(pod: dict[str, Any], named: list[str], node: str) -> None
     assert preempted(cluster(*FULL), pod, *named, node=node) is None
 
 
-def test_pod_that_makes_no_sense_has_no_candidates() -> None:
+def test_invalid_pod_has_no_candidates() -> None:
     pod = asking(4)
     pod["metadata"]["annotations"] = {next(iter(ONE_NODE)): "{"}
     assert preempted(cluster(*FULL), pod, "p0") is None
@@ -146,7 +146,7 @@ def member(name: str, size: int = 2) -> dict[str, Any]:
     return pod
 
 
-def test_pod_whose_group_makes_no_sense_has_no_candidates() -> None:
+def test_pod_with_an_invalid_group_has_no_candidates() -> None:
     pod = member("m0")
     pod["metadata"]["annotations"][GROUP_ANNOTATION] = "no group"
     assert preempted(cluster(*FULL), pod, "p0") is None
@@ -218,7 +218,7 @@ def test_room_for_a_group_is_made_on_the_best_node_and_once() -> None:
     assert scene.ask("m1", a="p0") == {"a": {"a-p2", "a-p1"}}
 
 
-def test_candidates_are_looked_at_for_so_long() -> None:
+def test_search_has_a_time_limit() -> None:
     """kube-scheduler receives those that were found by then."""
     scene = Scene("a", "b", "c")
     seen = iter((0.0, 1.0, SEARCH_SECONDS))
@@ -230,7 +230,7 @@ def test_candidates_are_looked_at_for_so_long() -> None:
     assert found.victims.keys() == {"a"}
 
 
-def test_nobody_ends_where_room_is_made_by_a_plan() -> None:
+def test_no_victims_where_a_plan_makes_room() -> None:
     scene = Scene("a")
     asks = pod_info(from_object(member("m0")))
     scene.queue.add(queued_pod(asks, scene.cluster, 0.0))
@@ -240,7 +240,7 @@ def test_nobody_ends_where_room_is_made_by_a_plan() -> None:
     assert scene.ask("m1", a="p0") != {}
 
 
-def test_member_whose_part_is_held_has_kube_schedulers_victims_there() -> None:
+def test_member_with_a_reserved_part_has_kube_schedulers_victims() -> None:
     scene = Scene("a", "b")
     for victim in CPUS:
         scene.tell("a", victim, ChangeKind.DELETED)
@@ -250,7 +250,7 @@ def test_member_whose_part_is_held_has_kube_schedulers_victims_there() -> None:
     assert scene.ask("m1", a="p0", b="p0") == {"a": {"a-p0"}}
 
 
-def test_late_member_gets_room_beside_its_companions_and_none_of_them_ends() -> None:
+def test_late_member_gets_room_on_the_node_of_the_others_without_their_eviction() -> None:
     scene = Scene("a", "b")
     bound = tenant("p0", annotations={GROUP_ANNOTATION: "g/2"})
     bound["metadata"] |= {"uid": "a-p0"}
@@ -280,14 +280,14 @@ def test_budget() -> None:
     )
 
 
-def test_mirror_of_a_static_pod_is_no_victim() -> None:
+def test_mirror_of_a_static_pod_is_not_a_victim() -> None:
     mirror = {"kubernetes.io/config.mirror": "x", "kubernetes.io/config.hash": "x"}
     pods = [tenant(name, annotations=mirror if name == "p3" else {}) for name in CPUS]
     assert preempted(cluster(*pods), asking(4), "p0", "p3") == (["p0", "p1"], 0)
     assert preempted(cluster(*pods), asking(4), "p0", "p3", constrained=True) is None
 
 
-def test_who_leaves_already_goes_first() -> None:
+def test_terminating_pods_are_selected_first() -> None:
     pods = [tenant(name) for name in CPUS]
     for each in pods[:2]:
         each["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"

@@ -167,7 +167,7 @@ def test_cards(asked: int, victims: list[str]) -> None:
 FULL = [pod("u0", {"cpu": 8}, "LSR"), pod("u1", {"cpu": 8}, "LSR")]
 
 
-def test_nobody_of_equal_priority() -> None:
+def test_no_victims_of_equal_priority() -> None:
     place = inhabited(*FULL)
     tenants = [BoundPod(uid, "ns", uid, 5) for uid in ("u0", "u1")]
     assert found(place, wanting(4, 5), tenants) is None
@@ -180,7 +180,7 @@ def test_those_that_others_named_are_among_them() -> None:
     assert found(place, wanting(4, 5), tenants, required=["unknown"]) is None
 
 
-def test_victims_give_back_what_the_sum_needs() -> None:
+def test_victims_release_what_the_sum_needs() -> None:
     """Without the small pod alone the NUMA node would have room, but not the node in sum."""
     place = inhabited(pod("small", {"cpu": 2}, "LSR"), pod("large", {"cpu": 6}, "LSR"))
     tenants = [BoundPod("small", "ns", "small", 0, 2), BoundPod("large", "ns", "large", 0, 1)]

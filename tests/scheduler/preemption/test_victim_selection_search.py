@@ -73,7 +73,7 @@ def test_equals_the_best_of_every_set(
 
 
 @given(pods, allowances, needed, st.integers(0, 10))
-def test_short_search_still_helps_and_spares_whom_it_can(
+def test_short_search_makes_room_and_spares_pods_if_possible(
     candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets, trials: int
 ) -> None:
     found = best_set(candidates, allowed, lambda chosen: helps(needed, chosen), trials=trials)
@@ -138,7 +138,7 @@ CASES = {
 }
 
 
-def test_short_search_spares_those_first_whom_a_budget_keeps() -> None:
+def test_short_search_first_spares_pods_with_a_budget() -> None:
     candidates = [pod("free", 5), pod("kept", 0, 0, "b")]
     assert best_set(candidates, {"b": 0}, bool, trials=0) == Victims(("free",), 0)
 
@@ -182,6 +182,6 @@ def test_case(case: str) -> None:
     assert best_set(candidates, allowed, lambda chosen: helps(sets, chosen)) == Victims(uids, count)
 
 
-def test_nobody_helps() -> None:
+def test_no_set_makes_room() -> None:
     assert best_set([pod("x")], {}, lambda chosen: False) is None
     assert best_set([], {}, lambda chosen: True) is None

@@ -65,7 +65,7 @@ def bench() -> Iterator[Bench]:
         transport.close()
 
 
-def test_a_bound_pod_carries_what_it_was_given(bench: Bench) -> None:
+def test_a_bound_pod_has_its_allocation_in_annotations(bench: Bench) -> None:
     bench.bind(EIGHT, "p")
     pod = bench.pods.pods["default", "p"]
     assert pod["spec"]["nodeName"] == "a"
@@ -88,7 +88,7 @@ def test_a_pod_that_needs_nothing_is_bound_too(bench: Bench) -> None:
     assert bench.pods.bindings[0]["metadata"]["annotations"] == {}
 
 
-def test_a_pod_that_was_filtered_is_not_looked_up(bench: Bench) -> None:
+def test_a_pod_that_was_filtered_is_not_read_again(bench: Bench) -> None:
     name = bench.put(EIGHT, "p")
     bench.pod_infos.of(clusters.pod(EIGHT, "p"))
     bench.binder.bind(name, "a")
@@ -96,7 +96,7 @@ def test_a_pod_that_was_filtered_is_not_looked_up(bench: Bench) -> None:
     assert bench.pod_infos.get("uid-p") is None, "who is bound is asked about no more"
 
 
-def test_what_the_watch_shows_later_is_what_was_reserved(bench: Bench) -> None:
+def test_the_watch_reports_the_reserved_allocation(bench: Bench) -> None:
     bench.bind(EIGHT, "p")
     before = bench.cluster.changed_since(0).serial
     clusters.tell(bench.cluster, bench.pods.pods["default", "p"])
@@ -106,7 +106,7 @@ def test_what_the_watch_shows_later_is_what_was_reserved(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("code", [403, 404, 409, 422, 429])
-def test_a_binding_that_is_refused_gives_back(bench: Bench, code: int) -> None:
+def test_a_refused_binding_releases_the_reservation(bench: Bench, code: int) -> None:
     bench.pods.instead = lambda connection, _: reply(connection, code, status(code, "No"))
     with pytest.raises(BindError, match=str(code)):
         bench.bind(EIGHT, "p")
@@ -116,7 +116,7 @@ def test_a_binding_that_is_refused_gives_back(bench: Bench, code: int) -> None:
     assert bench.held("b") == {"uid-p"}
 
 
-def test_where_nobody_knows_what_became_of_a_binding_nobody_else_gets_its_cpus(
+def test_cpus_of_a_binding_with_unknown_outcome_stay_reserved(
     bench: Bench,
 ) -> None:
     bench.pods.instead = lambda *_: False
@@ -132,7 +132,7 @@ def test_where_nobody_knows_what_became_of_a_binding_nobody_else_gets_its_cpus(
     assert bench.binder.lost_races == 1
 
 
-def test_what_a_fault_of_ours_leaves_behind_is_in_doubt_and_no_bind_under_way(
+def test_after_an_internal_error_the_outcome_is_unknown_and_no_bind_is_in_progress(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
@@ -148,7 +148,7 @@ def test_what_a_fault_of_ours_leaves_behind_is_in_doubt_and_no_bind_under_way(
     bench.bind(EIGHT, "p")
 
 
-def test_a_pod_whose_binding_is_in_doubt_may_be_bound_again(bench: Bench) -> None:
+def test_a_binding_with_unknown_outcome_may_be_sent_again(bench: Bench) -> None:
     bench.pods.instead = lambda *_: False
     with pytest.raises(BindError):
         bench.bind(owner(32, 8), "p")
@@ -163,7 +163,7 @@ def test_a_pod_whose_binding_is_in_doubt_may_be_bound_again(bench: Bench) -> Non
     assert sent[0] == sent[1]
 
 
-def test_what_is_sent_again_does_not_expire_meanwhile(bench: Bench) -> None:
+def test_a_reservation_does_not_expire_while_its_binding_is_sent_again(bench: Bench) -> None:
     """The first Binding has timed out, and the pod had no node a moment ago."""
     bench.pods.instead = lambda *_: False
     with pytest.raises(BindError):
@@ -187,7 +187,7 @@ def test_a_refusal_says_nothing_of_an_earlier_binding(bench: Bench) -> None:
     assert bench.held() == {"uid-p"}
 
 
-def test_a_binding_that_came_true_late_is_no_second_one(bench: Bench) -> None:
+def test_a_binding_that_took_effect_late_is_not_sent_twice(bench: Bench) -> None:
     late: list[Request] = []
 
     def silent(_: socket.socket, request: Request) -> bool:
@@ -273,12 +273,12 @@ def test_a_pod_that_is_bound_there_already_is_left_as_it_is(bench: Bench) -> Non
     assert bench.held("b") == set()
 
 
-def test_a_pod_that_is_gone_is_said_to_be(bench: Bench) -> None:
+def test_a_deleted_pod_is_reported_as_missing(bench: Bench) -> None:
     with pytest.raises(BindError, match="pod default/q no longer exists"):
         bench.binder.bind(PodName("default", "q", "uid-q"), "a")
 
 
-def test_a_pod_that_makes_no_sense_is_not_bound(bench: Bench) -> None:
+def test_an_invalid_pod_is_not_bound(bench: Bench) -> None:
     odd = bench.put(EIGHT, "p", **{GROUP_ANNOTATION: "many"})
     with pytest.raises(BindError, match=r"group: 'many' is not NAME/SIZE"):
         bench.binder.bind(odd, "a")
@@ -294,7 +294,7 @@ def test_a_node_that_can_not_take_the_pod_is_named(bench: Bench) -> None:
     assert not bench.pods.bindings
 
 
-def test_who_has_ceased_to_lead_sends_no_binding(bench: Bench) -> None:
+def test_a_former_leader_sends_no_binding(bench: Bench) -> None:
     """The read of a pod that was not filtered takes long: another process leads by then."""
     leads, answer = [True], bench.server.answer
 
@@ -344,7 +344,7 @@ def test_a_member_that_is_not_bound_leaves_its_part(bench: Bench) -> None:
     [(owner(2, 1), ["a"], 16), (owner(2, 1), ["a", "b"], 16), (part(50), ["c"], 16)],
     ids=["CPUs of one node", "CPUs of two nodes", "halves of cards"],
 )
-def test_of_32_callers_at_once_no_two_get_the_same(
+def test_32_parallel_callers_get_different_cpus(
     bench: Bench, kind: Kind, nodes: list[str], each: int
 ) -> None:
     """More pods are bound to a node than it has room for: the others get an error."""

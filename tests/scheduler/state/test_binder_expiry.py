@@ -68,7 +68,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("said", ANSWERS)
-def test_a_reservation_whose_binding_was_taken_ends_by_the_servers_word(
+def test_a_reservation_whose_binding_was_accepted_ends_by_the_servers_answer(
     server: Server, cluster: SchedulerCache, expiry: ReservationExpiry, clock: Clock, said: str
 ) -> None:
     code, body, stays = ANSWERS[said]
@@ -97,7 +97,7 @@ def test_a_bind_under_way_never_expires(
     assert not server.requests
 
 
-def test_what_was_held_for_a_group_is_free_again_though_nobody_asks(
+def test_a_groups_reservation_expires_without_a_request(
     cluster: SchedulerCache, groups: GroupReservations, expiry: ReservationExpiry, clock: Clock
 ) -> None:
     """A pod that was rejected for it is retried only when the node has changed."""

@@ -69,13 +69,13 @@ def test_a_pod_counts_while_it_is_bound_and_has_not_ended(
     assert not held(cluster)
 
 
-def test_a_pod_that_is_gone_holds_nothing(cluster: SchedulerCache) -> None:
+def test_a_deleted_pod_has_no_allocation(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1")
     drop(cluster, "a", "n1")
     assert not held(cluster)
 
 
-def test_a_pod_that_is_gone_by_an_old_word_holds_nothing(cluster: SchedulerCache) -> None:
+def test_a_deleted_pod_of_an_old_event_has_no_allocation(cluster: SchedulerCache) -> None:
     cluster.topologies_changed(
         [objects.of_topology(objects.topology("n1", policy="single-numa-node", pods=()))]
     )
@@ -95,13 +95,13 @@ def test_a_pod_of_the_same_name_is_another(cluster: SchedulerCache) -> None:
     assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
 
 
-def test_an_old_word_on_a_bound_pod_frees_nothing(cluster: SchedulerCache) -> None:
+def test_an_old_event_of_a_bound_pod_releases_nothing(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1")
     see(cluster, "a")
     assert held(cluster) == {"a"}
 
 
-def test_pods_that_come_before_their_node_count_when_it_comes() -> None:
+def test_pods_that_are_added_before_their_node_count_when_it_is_added() -> None:
     it = SchedulerCache()
     see(it, "a", "late", cpus="0-1")
     assert it.node("late") is None
@@ -117,7 +117,7 @@ def test_pods_outlive_their_node(cluster: SchedulerCache) -> None:
     assert held(cluster) == {"a"}
 
 
-def test_of_a_node_that_is_gone_nothing_is_kept() -> None:
+def test_nothing_of_a_deleted_node_is_kept() -> None:
     it = SchedulerCache()
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     it.topologies_changed([objects.of_topology(objects.topology("n1"))])
@@ -137,7 +137,7 @@ def test_of_a_node_that_is_gone_nothing_is_kept() -> None:
 
 
 # Reservations
-def test_a_reservation_holds_until_the_pod_is_seen_bound(
+def test_a_reservation_stays_until_the_pod_is_reported_as_bound(
     cluster: SchedulerCache, clock: Clock
 ) -> None:
     cluster.reserve("n1", granted("a"))
@@ -153,7 +153,7 @@ def test_a_reservation_holds_until_the_pod_is_seen_bound(
     assert held(cluster) == {"a"}
 
 
-def test_release_gives_back_what_was_reserved(cluster: SchedulerCache) -> None:
+def test_release_frees_the_reservation(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     assert cluster.release("uid-a")
     assert not held(cluster)
@@ -175,13 +175,15 @@ def test_a_pod_that_is_deleted_before_it_is_bound_frees(cluster: SchedulerCache)
     assert cluster.reservation("uid-a") is None
 
 
-def test_a_pod_that_somebody_else_bound_elsewhere_frees(cluster: SchedulerCache) -> None:
+def test_a_pod_that_another_client_bound_elsewhere_releases_its_reservation(
+    cluster: SchedulerCache,
+) -> None:
     cluster.reserve("n1", granted("a"))
     see(cluster, "a", "n2")
     assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
 
 
-def test_what_the_annotations_say_wins_over_what_was_reserved(cluster: SchedulerCache) -> None:
+def test_annotations_override_the_reservation(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     see(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
     state = cluster.node("n1")
@@ -204,7 +206,7 @@ def test_a_confirmed_reservation_is_overdue_after_its_time(
     assert not held(cluster)
 
 
-def test_what_was_confirmed_again_meanwhile_does_not_expire(
+def test_a_reservation_that_was_confirmed_again_does_not_expire(
     cluster: SchedulerCache, clock: Clock
 ) -> None:
     cluster.reserve("n1", granted("a"))
@@ -233,7 +235,7 @@ def test_nothing_is_reserved_for_a_bound_pod(cluster: SchedulerCache) -> None:
         cluster.reserve("n2", granted("a"))
 
 
-def test_nothing_is_reserved_on_a_node_that_is_not_known(cluster: SchedulerCache) -> None:
+def test_nothing_is_reserved_on_a_missing_node(cluster: SchedulerCache) -> None:
     with pytest.raises(ReserveError, match="node n3 is not known"):
         cluster.reserve("n3", granted("a"))
 
@@ -244,7 +246,7 @@ def test_all_may_come_where_all_is_there(cluster: SchedulerCache) -> None:
 
 
 @pytest.mark.parametrize("pod_request", [PLAIN, LSR, GPU])
-def test_nobody_may_come_to_a_node_that_is_not_known(
+def test_no_pod_is_eligible_for_a_missing_node(
     cluster: SchedulerCache, pod_request: PodRequest
 ) -> None:
     see(cluster, "a", "n3")
@@ -252,14 +254,14 @@ def test_nobody_may_come_to_a_node_that_is_not_known(
     assert cluster.eligible("n4", pod_request) == "the node is not known"
 
 
-def test_where_no_topology_is_told_only_who_needs_it_may_not_come(cluster: SchedulerCache) -> None:
+def test_without_a_topology_only_pods_with_cpus_are_ineligible(cluster: SchedulerCache) -> None:
     cluster.topologies_changed([objects.of_topology(objects.topology("n1"), DELETED)])
     assert cluster.eligible("n1", LSR) == "it has no NodeResourceTopology"
     assert cluster.eligible("n1", PLAIN) is None
     assert cluster.eligible("n1", GPU) is None
 
 
-def test_where_no_devices_are_told_only_who_needs_them_may_not_come(
+def test_without_a_device_object_only_pods_with_devices_are_ineligible(
     cluster: SchedulerCache,
 ) -> None:
     cluster.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)])
@@ -268,7 +270,7 @@ def test_where_no_devices_are_told_only_who_needs_them_may_not_come(
     assert cluster.eligible("n1", LSR) is None
 
 
-def test_an_object_that_makes_no_sense_is_as_good_as_missing(cluster: SchedulerCache) -> None:
+def test_an_invalid_object_counts_as_missing(cluster: SchedulerCache) -> None:
     told = objects.topology("n1")
     told["zones"][0]["resources"][0]["capacity"] = "x"
     cluster.topologies_changed([objects.of_topology(told)])
@@ -278,7 +280,7 @@ def test_an_object_that_makes_no_sense_is_as_good_as_missing(cluster: SchedulerC
     assert cluster.eligible("n1", PLAIN) is None
 
 
-def test_what_is_wrong_with_a_nodes_words_is_told_once(
+def test_faults_of_a_nodes_objects_are_logged_once(
     cluster: SchedulerCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     label = {"node.koordinator.sh/cpu-bind-policy": "Odd"}
@@ -293,7 +295,7 @@ def test_what_is_wrong_with_a_nodes_words_is_told_once(
 
 
 @pytest.mark.parametrize("pod_request", [LSR, GPU])
-def test_who_needs_an_agent_waits_until_it_is_ready(
+def test_pods_that_need_an_agent_wait_until_it_is_ready(
     cluster: SchedulerCache, pod_request: PodRequest
 ) -> None:
     cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
@@ -305,7 +307,7 @@ def test_who_needs_an_agent_waits_until_it_is_ready(
     assert cluster.eligible("n1", pod_request) == "it has no agent"
 
 
-def test_a_new_agent_beside_the_old_one_is_enough(cluster: SchedulerCache) -> None:
+def test_a_new_agent_next_to_the_old_one_is_enough(cluster: SchedulerCache) -> None:
     cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
     cluster.pods_changed([objects.of_pod(objects.agent("n1", uid="new"))])
     assert cluster.eligible("n1", LSR) is None
@@ -313,7 +315,7 @@ def test_a_new_agent_beside_the_old_one_is_enough(cluster: SchedulerCache) -> No
     assert cluster.eligible("n1", LSR) is None
 
 
-def test_where_no_agents_are_wanted_none_is_missed() -> None:
+def test_without_a_selector_no_agent_is_required() -> None:
     it = SchedulerCache(agents=False)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     it.topologies_changed([objects.of_topology(objects.topology("n1"))])
@@ -348,7 +350,7 @@ def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:
     ) == [{"n1"}, {"n1"}, {"n1"}, {"n2"}, {"n2"}, {"n1"}, {"n2"}, {"n1"}, {"n1"}]
 
 
-def test_what_does_not_matter_is_not_logged(cluster: SchedulerCache) -> None:
+def test_irrelevant_changes_are_not_logged(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1")
     cluster.reserve("n2", granted("b"))
     heartbeat = objects.node("n1", annotations={"other": "new"})
@@ -396,7 +398,7 @@ def test_two_threads_never_reserve_the_same_pod(cluster: SchedulerCache) -> None
     assert not held(cluster) & held(cluster, "n2")
 
 
-def test_every_node_gives_by_the_rules_of_the_cluster() -> None:
+def test_every_node_allocates_by_the_rules_of_the_cluster() -> None:
     """The default policy is single-numa-node, and nodes are scored by CPU only."""
     settings = {
         "kind": "CPUOrchestrationPluginArgs",

@@ -15,7 +15,7 @@ def test_names_every_change_after_a_serial(names: list[str], asked: int) -> None
 
 
 @given(names=st.lists(st.sampled_from("abcdef"), max_size=30), asked=st.integers(0, 30))
-def test_what_it_forgot_counts_as_all(names: list[str], asked: int) -> None:
+def test_dropped_changes_count_as_all_nodes(names: list[str], asked: int) -> None:
     log = ChangeLog(max_names=3)
     for name in names:
         log.add(name)
@@ -26,7 +26,7 @@ def test_what_it_forgot_counts_as_all(names: list[str], asked: int) -> None:
         assert told.names == set(names[asked:])
 
 
-def test_is_no_longer_than_there_are_names() -> None:
+def test_log_has_one_entry_for_each_name() -> None:
     log = ChangeLog()
     for number in range(1000):
         log.add(f"n{number % 5}")

@@ -114,7 +114,7 @@ def cpus_of(body: Object) -> str:
     return cpuset
 
 
-def test_annotation_follows_what_the_kubelet_gave_once(
+def test_annotation_is_corrected_once(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     body = api.put("lse", "2-3")
@@ -132,7 +132,7 @@ def test_annotation_follows_what_the_kubelet_gave_once(
     assert cluster.cpu_mismatches("n1") == ()
 
 
-def test_who_writes_the_old_value_again_is_not_fought(
+def test_a_restored_old_value_stays(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     body = api.put("lse", "2-3")
@@ -167,7 +167,7 @@ def test_refused_write_is_tried_again_and_counted(
     assert cpus_of(body) == "4-5"
 
 
-def test_pod_that_ended_needs_no_correction(
+def test_terminated_pod_needs_no_correction(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     body = api.put("lse", "2-3")
@@ -209,7 +209,7 @@ def test_pod_of_the_same_name_is_left_alone(
     assert corrections.open == 0
 
 
-def test_who_does_not_lead_writes_nothing(
+def test_only_the_leader_writes(
     cluster: SchedulerCache, api: Api, server: Server, clock: Clock
 ) -> None:
     leads = False
@@ -226,7 +226,7 @@ def test_who_does_not_lead_writes_nothing(
     transport.close()
 
 
-def test_only_a_static_kubelets_word_counts(
+def test_only_a_static_kubelets_report_counts(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     shown(cluster, api.put("lse", "2-3"))
@@ -273,7 +273,7 @@ def test_both_choices_count_until_the_annotation_is_right(
     assert isinstance(free(cluster, 6), Granted)
 
 
-def test_reported_cpus_stay_taken_after_the_reservation_ends(cluster: SchedulerCache) -> None:
+def test_reported_cpus_stay_allocated_after_the_reservation_ends(cluster: SchedulerCache) -> None:
     """The report may arrive before the watch reports the pod as bound."""
     offer = free(cluster, 2)
     assert isinstance(offer, Granted)
@@ -298,7 +298,7 @@ def test_reported_cpus_stay_taken_after_the_reservation_ends(cluster: SchedulerC
     ],
 )
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
-def test_owner_that_the_kubelet_would_not_serve_gets_no_static_node(
+def test_owner_without_cpus_from_the_kubelet_gets_no_static_node(
     cluster: SchedulerCache, qos: str, kube_class: str, containers: list[tuple[str, str]], why: str
 ) -> None:
     body = objects.pod("new", labels={"koordinator.sh/qosClass": qos}, kube_class=kube_class)

@@ -52,7 +52,7 @@ def taken(
     return found
 
 
-def test_the_whole_group_is_held_and_each_member_takes_its_part(
+def test_the_whole_group_is_reserved_and_each_member_takes_its_part(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     assert groups.node(TRIO) is None
@@ -67,7 +67,7 @@ def test_the_whole_group_is_held_and_each_member_takes_its_part(
     assert lack(groups, TRIO, "p3") == "group default/g has all 3 members"
 
 
-def test_a_group_has_no_more_members_than_it_says(groups: GroupReservations) -> None:
+def test_a_group_has_at_most_size_members(groups: GroupReservations) -> None:
     for name in ("p0", "p1"):
         taken(groups, PAIR, name)
     assert groups.take(PAIR, pod_request("p2"), "a") == "group default/g has all 2 members"
@@ -75,7 +75,7 @@ def test_a_group_has_no_more_members_than_it_says(groups: GroupReservations) -> 
     assert groups.take(PAIR, pod_request("p1"), "a") == text
 
 
-def test_a_member_that_is_not_bound_gives_its_part_back(
+def test_a_member_whose_bind_failed_returns_its_part(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
@@ -87,7 +87,7 @@ def test_a_member_that_is_not_bound_gives_its_part_back(
     assert taken(groups, PAIR, "p0").holding().allocation.cpus == first
 
 
-def test_what_nobody_took_in_time_is_free_again(
+def test_parts_that_no_member_took_in_time_are_released(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     groups.reserve(TRIO, pod_request("p0"), "a")
@@ -100,7 +100,7 @@ def test_what_nobody_took_in_time_is_free_again(
     assert groups.node(TRIO) is None
 
 
-def test_late_members_are_held_to_the_node_of_the_others(
+def test_late_members_must_go_to_the_node_of_the_others(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     groups.reserve(TRIO, pod_request("p0"), "a")
@@ -141,7 +141,7 @@ def test_members_that_ended_are_replaced(
     assert held_cpus(cluster, "a") == 16
 
 
-def test_a_group_whose_members_all_ended_is_forgotten(
+def test_a_group_whose_members_all_ended_is_dropped(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
@@ -161,19 +161,19 @@ def test_a_member_that_wants_less_takes_a_part_all_the_same(
     assert held_cpus(cluster, "a") == 12
 
 
-def test_a_member_that_wants_more_is_told_what_is_held(groups: GroupReservations) -> None:
+def test_a_member_that_requests_more_gets_the_reserved_amounts(groups: GroupReservations) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
     text = "the part of group default/g on node a is too small: cpu: requested 16000, reserved 8000"
     assert lack(groups, PAIR, "p1", 16) == text
     assert groups.take(PAIR, pod_request("p1", 16), "a") == text
 
 
-def test_a_member_goes_nowhere_else(groups: GroupReservations) -> None:
+def test_a_member_can_not_be_bound_to_another_node(groups: GroupReservations) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
     assert groups.take(PAIR, pod_request("p0"), "b") == "group default/g is assigned to node a"
 
 
-def test_a_group_that_nobody_asked_about_is_held_when_it_is_bound(
+def test_a_group_that_was_not_filtered_is_reserved_by_bind(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     """The previous leader filtered the pod."""
@@ -181,7 +181,7 @@ def test_a_group_that_nobody_asked_about_is_held_when_it_is_bound(
     assert held_cpus(cluster, "b") == 16
 
 
-def test_a_group_that_has_no_room_any_more_is_told_so(
+def test_a_group_without_room_gets_the_reason(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     assert isinstance(groups.reserve(TRIO, pod_request("p0", 16), "a"), Refused)
@@ -198,7 +198,7 @@ def test_all_members_say_the_same_size(groups: GroupReservations) -> None:
     assert groups.take(PAIR, pod_request("p1"), "a") == text
 
 
-def test_a_group_that_the_watch_has_shown_is_known_by_it(
+def test_a_bound_group_is_restored_from_the_watch(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     """No state of bound groups is kept, so a call does not check them."""
@@ -230,7 +230,7 @@ def first_of_trio(cluster: SchedulerCache) -> clusters.Object:
     return body
 
 
-def test_members_that_were_bound_before_this_process_began_are_known(
+def test_members_that_were_bound_before_this_process_started_are_restored(
     cluster: SchedulerCache,
 ) -> None:
     """Only by the events of the watches."""
@@ -257,7 +257,7 @@ def test_all_members_say_the_size_of_those_that_are_bound(cluster: SchedulerCach
     assert groups.node(PAIR) is None
 
 
-def test_a_group_that_is_whole_and_bound_takes_no_more(cluster: SchedulerCache) -> None:
+def test_a_complete_bound_group_accepts_no_more_members(cluster: SchedulerCache) -> None:
     for name in ("p0", "p1"):
         body = owner(8, 8).pod(name, node="b")
         body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"

@@ -23,7 +23,7 @@ def cluster() -> SchedulerCache:
     return clusters.cluster({"a": SMALL})
 
 
-def test_what_the_pod_holds_itself_is_no_room_for_others_of_its_shape(
+def test_the_pods_own_allocation_is_not_free_for_pods_of_its_class(
     cluster: SchedulerCache,
 ) -> None:
     """The result is cached for all of them."""
@@ -43,7 +43,7 @@ def test_a_group_needs_room_for_all(cluster: SchedulerCache) -> None:
     assert isinstance(RequirementsCheck(cluster, three).run("a"), Infeasible)
 
 
-def test_what_is_held_for_the_group_itself_is_no_room_for_others_of_its_shape(
+def test_the_groups_own_reservation_is_not_free_for_pods_of_its_class(
     cluster: SchedulerCache,
 ) -> None:
     pod_request, group = clusters.pod_request(owner(12, 8)), PodGroup("default", "g", 2)
@@ -53,7 +53,7 @@ def test_what_is_held_for_the_group_itself_is_no_room_for_others_of_its_shape(
     )
 
 
-def test_a_node_that_is_gone_is_unknown_and_one_without_an_agent_says_so(
+def test_a_deleted_node_is_unknown_and_one_without_an_agent_has_a_reason(
     cluster: SchedulerCache,
 ) -> None:
     clusters.add(cluster, "b", SMALL, agent=False)

@@ -48,7 +48,7 @@ def test_a_binding_names_the_pod_by_uid_and_carries_its_annotations(
     ]
 
 
-def test_a_pod_that_is_gone_is_surely_not_bound(pods: Pods, bindings: BindingApi) -> None:
+def test_a_deleted_pod_is_definitely_not_bound(pods: Pods, bindings: BindingApi) -> None:
     pods.pods.clear()
     outcome = bindings.bind(POD, "n", NOTES)
     assert outcome.bound is False
@@ -60,7 +60,7 @@ def test_another_pod_of_that_name_is_not_bound(pods: Pods, bindings: BindingApi)
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, "pod default/p no longer exists")
 
 
-def test_a_pod_that_somebody_else_bound_is_not_ours(pods: Pods, bindings: BindingApi) -> None:
+def test_a_pod_that_another_client_bound_is_an_error(pods: Pods, bindings: BindingApi) -> None:
     pods.put("p", "u", node="m")
     text = "pod default/p is bound to node m already"
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, text)
@@ -89,7 +89,7 @@ def test_a_server_in_trouble_may_still_bind(pods: Pods, bindings: BindingApi, co
     assert str(code) in outcome.error
 
 
-def test_where_no_answer_comes_at_all_nobody_knows(pods: Pods, server: Server) -> None:
+def test_without_any_answer_the_outcome_is_unknown(pods: Pods, server: Server) -> None:
     server.answer = lambda *_: False
     transport = Transport(FileAccess(server.url))
     outcome = BindingApi(transport).bind(POD, "n", NOTES)
@@ -97,7 +97,9 @@ def test_where_no_answer_comes_at_all_nobody_knows(pods: Pods, server: Server) -
     assert outcome.bound is None
 
 
-def test_a_look_has_limits_of_its_own(pods: Pods, bindings: BindingApi, server: Server) -> None:
+def test_a_read_has_time_limits_of_its_own(
+    pods: Pods, bindings: BindingApi, server: Server
+) -> None:
     """A Binding may take long; kube-scheduler waits for it and for the read of its outcome
     together."""
     with hostile.serving() as silent:
@@ -110,15 +112,13 @@ def test_a_look_has_limits_of_its_own(pods: Pods, bindings: BindingApi, server: 
 
 
 @pytest.mark.parametrize("code", [403, 422, 429])
-def test_a_refusal_is_a_no_at_once(
-    pods: Pods, bindings: BindingApi, server: Server, code: int
-) -> None:
+def test_a_refusal_is_final(pods: Pods, bindings: BindingApi, server: Server, code: int) -> None:
     pods.instead = lambda connection, _: reply(connection, code, status(code, "No"))
     assert bindings.bind(POD, "n", NOTES).bound is False
     assert len(server.requests) == 1
 
 
-def test_a_pod_is_told_by_uid(pods: Pods, bindings: BindingApi, server: Server) -> None:
+def test_pods_are_distinguished_by_uid(pods: Pods, bindings: BindingApi, server: Server) -> None:
     found = bindings.pod(POD)
     assert found is not None
     assert found.title == "default/p"

@@ -9,7 +9,9 @@ TABLES = st.dictionaries(st.integers(0, 3), st.dictionaries(st.sampled_from("ab"
 
 
 @given(tables=st.lists(TABLES), max_values=st.integers(1, 5))
-def test_what_comes_back_is_equal(tables: list[dict[int, dict[str, int]]], max_values: int) -> None:
+def test_interned_values_are_equal(
+    tables: list[dict[int, dict[str, int]]], max_values: int
+) -> None:
     shared = InternPool[dict[int, dict[str, int]]](max_values)
     assert [shared.of(each) for each in tables] == tables
 
@@ -19,7 +21,7 @@ def test_equal_values_become_one() -> None:
     assert shared.of({"a": 1}) is shared.of({"a": 1})
 
 
-def test_values_of_long_ago_take_no_room_from_those_of_today() -> None:
+def test_old_values_are_dropped() -> None:
     """Pods of jobs have unique labels: in a day or two they exceed the limit."""
     shared = InternPool[dict[str, int]](8)
     for old in range(100):
@@ -28,7 +30,7 @@ def test_values_of_long_ago_take_no_room_from_those_of_today() -> None:
     assert len(shared._kept) <= 8
 
 
-def test_what_follows_from_a_value_is_made_once() -> None:
+def test_a_derived_value_is_made_once() -> None:
     shared, made = InternPool[list[int]](), []
 
     def make() -> list[int]:
@@ -39,7 +41,7 @@ def test_what_follows_from_a_value_is_made_once() -> None:
     assert made == [1]
 
 
-def test_equal_words_become_one() -> None:
+def test_equal_strings_become_one() -> None:
     first, second = (interned({f"{name}-key": f"{name}-value"}) for name in ("a", "a"))
     assert first == second == {"a-key": "a-value"}
     assert first["a-key"] is second["a-key"]

@@ -14,7 +14,7 @@ from tests.deploy import manifests
 from tests.scheduler import objects
 
 
-def test_a_bound_pod_holds_what_its_annotations_say() -> None:
+def test_a_bound_pod_has_the_allocation_of_its_annotations() -> None:
     told = objects.pod("a", "n1", cpus="0-3", requests={"cpu": "4", "memory": "1Gi"})
     read = objects.of_pod(told).value
     assert (read.uid, read.node, read.agent_ready) == ("uid-a", "n1", None)
@@ -35,7 +35,7 @@ def test_a_bound_pod_holds_what_its_annotations_say() -> None:
         ("n1", "Failed", False),
     ],
 )
-def test_who_holds(node: str, phase: str, holds: bool) -> None:
+def test_pods_with_an_allocation(node: str, phase: str, holds: bool) -> None:
     read = objects.of_pod(objects.pod("a", node, cpus="0-3", phase=phase)).value
     assert (read.assigned is not None) is holds
 
@@ -92,12 +92,12 @@ def test_an_agent_that_is_being_deleted_is_not_ready() -> None:
     assert objects.of_pod(body).value.agent_ready is False
 
 
-def test_where_no_labels_are_said_no_pod_is_an_agent() -> None:
+def test_without_labels_no_pod_is_an_agent() -> None:
     read = records.pods(AgentSelector(labels={}))
     assert read(json.dumps(objects.agent("n1")).encode()).agent_ready is None
 
 
-def test_of_a_node_only_what_is_read_is_kept() -> None:
+def test_only_used_fields_of_a_node_are_kept() -> None:
     ratio = "node.koordinator.sh/cpu-normalization-ratio"
     told = objects.node("n1", labels={"a": "b"}, annotations={ratio: "1.2", "other": "x"})
     told["status"]["conditions"] = [{"type": "Ready", "lastHeartbeatTime": "now"}]
@@ -107,14 +107,14 @@ def test_of_a_node_only_what_is_read_is_kept() -> None:
     assert read.allocatable == {"cpu": 8000, "memory": 32 << 30}
 
 
-def test_a_node_that_makes_no_sense_is_named() -> None:
+def test_an_invalid_node_is_named() -> None:
     told = objects.node("n1")
     told["status"]["allocatable"]["cpu"] = "many"
     with pytest.raises(ObjectError, match=r"Node n1: status\.allocatable\.cpu: .*many"):
         objects.of_node(told)
 
 
-def test_a_topology_that_makes_no_sense_says_what(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_topology_is_named(caplog: pytest.LogCaptureFixture) -> None:
     told = objects.topology("n1")
     told["zones"][1]["resources"][0]["available"] = "x"
     read = objects.of_topology(told).value
@@ -124,7 +124,7 @@ def test_a_topology_that_makes_no_sense_says_what(caplog: pytest.LogCaptureFixtu
     assert text in caplog.text
 
 
-def test_a_device_object_that_makes_no_sense_says_what(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_device_object_is_named(caplog: pytest.LogCaptureFixture) -> None:
     told = {"metadata": {"name": "n1"}, "spec": {"devices": [{"type": 3}]}}
     read = objects.of_devices(told).value
     text = "Device n1: spec.devices[0].type: "
@@ -133,7 +133,7 @@ def test_a_device_object_that_makes_no_sense_says_what(caplog: pytest.LogCapture
     assert text in caplog.text
 
 
-def test_where_nobody_can_read_who_holds_devices_none_are_given(
+def test_with_unreadable_holders_no_devices_are_allocated(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told = objects.devices("n1")
@@ -145,7 +145,7 @@ def test_where_nobody_can_read_who_holds_devices_none_are_given(
     assert text in caplog.text
 
 
-def test_annotations_of_a_bound_pod_that_make_no_sense_are_told(
+def test_invalid_annotations_of_a_bound_pod_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     objects.of_pod(objects.pod("p", "n1", cpus="0-"))

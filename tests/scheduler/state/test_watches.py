@@ -87,14 +87,14 @@ def watch(server: Server, api: Api, told: Told) -> Iterator[KindWatch[Item]]:
     transport.close()
 
 
-def test_a_kind_that_is_not_there_is_no_reason_to_wait(watch: KindWatch[Item], told: Told) -> None:
+def test_a_missing_kind_does_not_delay_the_sync(watch: KindWatch[Item], told: Told) -> None:
     assert not watch.synced
     watch.check()
     assert (watch.synced, watch.problem, told.known) == (True, None, {})
 
 
 @pytest.mark.parametrize("version", ["v1alpha1", "v1alpha2"])
-def test_a_kind_that_comes_later_is_followed(
+def test_a_kind_that_is_added_later_is_watched(
     watch: KindWatch[Item], api: Api, server: Server, told: Told, version: str
 ) -> None:
     watch.check()
@@ -107,7 +107,7 @@ def test_a_kind_that_comes_later_is_followed(
     assert watch.synced
 
 
-def test_while_all_is_well_the_version_is_not_asked_for(watch: KindWatch[Item], api: Api) -> None:
+def test_in_normal_operation_the_version_is_not_read(watch: KindWatch[Item], api: Api) -> None:
     api.versions = ["v1alpha2"]
     watch.check()
     eventually("synced", lambda: watch.synced)
@@ -116,7 +116,7 @@ def test_while_all_is_well_the_version_is_not_asked_for(watch: KindWatch[Item], 
     assert api.asked == asked
 
 
-def test_of_a_kind_that_goes_all_objects_go(
+def test_all_objects_of_a_removed_kind_are_removed(
     watch: KindWatch[Item], api: Api, server: Server, told: Told
 ) -> None:
     api.versions = ["v1alpha2"]
@@ -130,7 +130,7 @@ def test_of_a_kind_that_goes_all_objects_go(
     assert (told.known, watch.synced, watch.problem) == ({}, True, None)
 
 
-def test_another_version_tells_all_anew(
+def test_another_version_reports_all_objects_again(
     watch: KindWatch[Item], api: Api, server: Server, told: Told
 ) -> None:
     api.versions = ["v1alpha1"]
@@ -148,7 +148,7 @@ def test_another_version_tells_all_anew(
     assert told.known == {"n1": "1"}
 
 
-def test_a_server_in_trouble_is_no_server_without_the_kind(
+def test_an_error_of_the_server_does_not_mean_that_the_kind_is_missing(
     watch: KindWatch[Item], api: Api, server: Server, told: Told
 ) -> None:
     api.trouble = True
@@ -193,7 +193,7 @@ def in_time(seconds: float) -> bool:
     return threading.Event().wait(seconds)
 
 
-def test_where_all_has_been_told_nothing_is_listed_anew(watching: Watches, server: Server) -> None:
+def test_nothing_is_listed_again_if_all_was_reported(watching: Watches, server: Server) -> None:
     server.put("second")
     assert watching.behind() is not None
     assert watching.catch_up(in_time)
@@ -202,7 +202,7 @@ def test_where_all_has_been_told_nothing_is_listed_anew(watching: Watches, serve
     assert watching._pods.syncs == 1
 
 
-def test_what_no_watch_tells_is_listed_anew(watching: Watches, server: Server) -> None:
+def test_unreported_changes_are_listed_again(watching: Watches, server: Server) -> None:
     server.put("second")
     server.events.clear()
     assert watching.catch_up(soon)
@@ -210,7 +210,7 @@ def test_what_no_watch_tells_is_listed_anew(watching: Watches, server: Server) -
     assert watching._pods.syncs == 2
 
 
-def test_no_watch_of_a_server_restored_from_a_backup_is_believed(
+def test_a_watch_of_a_server_restored_from_a_backup_is_listed_again(
     watching: Watches, server: Server
 ) -> None:
     """Its current versions are lower than those that it sent before."""
@@ -257,13 +257,13 @@ def test_stalest_watch_is_named_with_its_age(server: Server) -> None:
     transport.close()
 
 
-def test_who_gives_up_has_not_caught_up(watching: Watches, server: Server) -> None:
+def test_an_interrupted_catch_up_is_not_complete(watching: Watches, server: Server) -> None:
     server.put("second")
     server.events.clear()
     assert not watching.catch_up(lambda seconds: True)
 
 
-def test_what_can_not_be_asked_is_an_error(watching: Watches, server: Server) -> None:
+def test_an_error_of_the_server_is_raised(watching: Watches, server: Server) -> None:
     server.answer = lambda server, connection, request: hostile.reply(connection, 503, b"")
     with pytest.raises(ServerError):
         watching.catch_up(soon)

@@ -56,7 +56,7 @@ def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
     return found.text() if isinstance(found, Refused) else True
 
 
-def test_the_nodes_word_decides(cluster: SchedulerCache) -> None:
+def test_the_nodes_report_decides(cluster: SchedulerCache) -> None:
     assert fits(cluster) is True
     tell(cluster)
     assert fits(cluster) is True
@@ -64,7 +64,7 @@ def test_the_nodes_word_decides(cluster: SchedulerCache) -> None:
     assert "NUMA nodes 0, 1 have at most 2 left each" in str(fits(cluster))
 
 
-def test_a_pod_that_the_word_does_not_count_yet_is_taken_off(cluster: SchedulerCache) -> None:
+def test_a_pod_that_the_report_does_not_count_yet_is_subtracted(cluster: SchedulerCache) -> None:
     tell(cluster)
     see(cluster, "a", "2")
     assert fits(cluster) is not True
@@ -72,7 +72,7 @@ def test_a_pod_that_the_word_does_not_count_yet_is_taken_off(cluster: SchedulerC
     assert fits(cluster) is True
 
 
-def test_a_pod_that_has_not_begun_is_counted_by_no_word(cluster: SchedulerCache) -> None:
+def test_a_pod_that_has_not_started_is_in_no_report(cluster: SchedulerCache) -> None:
     see(cluster, "a", "2", phase="Pending")
     tell(cluster)
     assert fits(cluster) is not True
@@ -81,7 +81,7 @@ def test_a_pod_that_has_not_begun_is_counted_by_no_word(cluster: SchedulerCache)
     assert fits(cluster) is True
 
 
-def test_a_promise_is_taken_off_until_the_word_counts_it(cluster: SchedulerCache) -> None:
+def test_a_reservation_is_subtracted_until_the_report_counts_it(cluster: SchedulerCache) -> None:
     tell(cluster)
     state = cluster.node("n1")
     assert state is not None
@@ -100,7 +100,7 @@ def test_a_promise_is_taken_off_until_the_word_counts_it(cluster: SchedulerCache
     assert fits(cluster) is True
 
 
-def test_a_released_promise_is_given_back(cluster: SchedulerCache) -> None:
+def test_a_released_reservation_is_free_again(cluster: SchedulerCache) -> None:
     tell(cluster)
     state = cluster.node("n1")
     assert state is not None
@@ -114,7 +114,7 @@ def test_a_released_promise_is_given_back(cluster: SchedulerCache) -> None:
     assert fits(cluster, four) is True
 
 
-def test_the_word_of_other_pods_is_nobodys(cluster: SchedulerCache) -> None:
+def test_a_report_of_other_pods_is_not_used(cluster: SchedulerCache) -> None:
     tell(cluster, ["stranger"])
     assert fits(cluster) == FOREIGN
     small = objects.pod_request({}, kube_class="BestEffort")
@@ -125,18 +125,20 @@ def test_the_word_of_other_pods_is_nobodys(cluster: SchedulerCache) -> None:
 
 
 @pytest.mark.parametrize("policy", ["none", "best-effort"])
-def test_without_a_policy_no_word_counts(cluster: SchedulerCache, policy: str) -> None:
+def test_without_a_policy_no_report_counts(cluster: SchedulerCache, policy: str) -> None:
     tell(cluster, ["stranger"], 0, policy)
     assert fits(cluster) is True
 
 
-def test_a_word_without_a_fingerprint_is_believed(cluster: SchedulerCache) -> None:
+def test_a_report_without_a_fingerprint_is_used(cluster: SchedulerCache) -> None:
     tell(cluster, None)
     see(cluster, "a", "2")
     assert fits(cluster) is True
 
 
-def test_what_koordinator_gave_is_taken_off_where_it_is(cluster: SchedulerCache) -> None:
+def test_allocations_of_koordinator_are_subtracted_on_their_numa_nodes(
+    cluster: SchedulerCache,
+) -> None:
     tell(cluster)
     see(cluster, "a", "2", phase="Pending", cpus="0-1", labels={"koordinator.sh/qosClass": "LSR"})
     # All four CPUs of node 1 are free.
@@ -157,7 +159,7 @@ def changed(cluster: SchedulerCache, act: Any) -> tuple[bool, bool]:
     )
 
 
-def test_a_word_changes_nothing_for_who_needs_us(cluster: SchedulerCache) -> None:
+def test_a_report_changes_nothing_for_pods_with_claims(cluster: SchedulerCache) -> None:
     tell(cluster)
     state = cluster.node("n1")
     assert state is not None
@@ -175,7 +177,7 @@ def test_a_word_changes_nothing_for_who_needs_us(cluster: SchedulerCache) -> Non
     assert state.allocator is not allocator
 
 
-def test_where_numa_nodes_are_counted_every_word_is_heard() -> None:
+def test_with_least_numa_nodes_every_report_counts() -> None:
     rules = AllocatorRules(zones=ZoneScoring(Strategy.LEAST_NUMA_NODES))
     it = SchedulerCache(agents=False, rules=rules)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
@@ -191,7 +193,7 @@ def test_where_numa_nodes_are_counted_every_word_is_heard() -> None:
     assert before.score < after.score
 
 
-def test_of_a_topology_that_goes_nothing_is_heard(cluster: SchedulerCache) -> None:
+def test_a_deleted_topology_is_not_used_any_more(cluster: SchedulerCache) -> None:
     tell(cluster, ["stranger"])
     assert fits(cluster) == FOREIGN
     gone = objects.of_topology(objects.topology("n1"), ChangeKind.DELETED)

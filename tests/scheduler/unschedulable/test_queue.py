@@ -93,7 +93,7 @@ def test_change_without_room_is_none(queue: UnschedulableQueue, nodes: Nodes) ->
 
 
 @pytest.mark.parametrize(("offered", "again"), [(["b"], True), (["a"], False), ([], False)])
-def test_node_that_kube_scheduler_did_not_offer_is_no_reason(
+def test_node_that_kube_scheduler_did_not_accept_causes_no_retry(
     nodes: Nodes, offered: list[str], again: bool
 ) -> None:
     """It rejects that node by its own rules, and retries the pod when these accept it."""
@@ -104,7 +104,7 @@ def test_node_that_kube_scheduler_did_not_offer_is_no_reason(
     assert tried(queue, nodes, 1.0) == ([("p", "b")] if again else [])
 
 
-def test_names_of_nodes_that_are_gone_are_forgotten(nodes: Nodes) -> None:
+def test_names_of_deleted_nodes_are_dropped(nodes: Nodes) -> None:
     queue = UnschedulableQueue()
     queue.add(queued("p"), ["b"])
     queue.retryable(nodes, 0.0)
@@ -121,7 +121,7 @@ def test_pod_that_settled_is_left_alone(queue: UnschedulableQueue, nodes: Nodes)
     assert tried(queue, nodes, 1.0) == []
 
 
-def test_first_round_looks_at_every_node(nodes: Nodes) -> None:
+def test_first_call_checks_every_node(nodes: Nodes) -> None:
     nodes.change("a", "small")
     it = UnschedulableQueue()
     it.add(queued("p"))
@@ -161,7 +161,7 @@ def nominated(uid: str, node: str, priority: int = 0, at: float = 0.0) -> Queued
     return msgspec.structs.replace(queued(uid, priority=priority, at=at), nominated=node)
 
 
-def test_node_is_kept_for_whom_it_is_nominated() -> None:
+def test_node_is_reserved_for_the_pod_for_which_it_is_nominated() -> None:
     queue = UnschedulableQueue()
     queue.add(nominated("p", "a", 5, 1.0))
     assert queue.nominated_for_others("lesser", 4, 2.0) == {"a"}
@@ -181,7 +181,7 @@ def test_of_two_that_are_as_important_one_may_have_the_node() -> None:
 
 
 @pytest.mark.parametrize("end", ["settled", "given up"])
-def test_who_was_kept_from_a_node_looks_at_it_again(
+def test_a_withdrawn_nomination_is_checked_again(
     queue: UnschedulableQueue, nodes: Nodes, end: str
 ) -> None:
     """Its room is not a new change by then."""
@@ -207,7 +207,7 @@ def test_hope_ends_with_the_room(queue: UnschedulableQueue, nodes: Nodes) -> Non
     assert tried(queue, nodes, 1.0 + 2 * RETRY_INTERVAL_SECONDS) == []
 
 
-def test_pod_that_nobody_asks_for_any_more_is_forgotten(
+def test_pod_that_is_not_retried_any_more_is_dropped(
     queue: UnschedulableQueue, nodes: Nodes
 ) -> None:
     nodes.change("b", "small")
@@ -215,7 +215,7 @@ def test_pod_that_nobody_asks_for_any_more_is_forgotten(
     assert queue.pods() == []
 
 
-def test_the_most_important_first_then_who_waits_longest(nodes: Nodes) -> None:
+def test_highest_priority_first_then_the_longest_wait(nodes: Nodes) -> None:
     it = UnschedulableQueue()
     for uid, priority, at in (("young", 0, 3.0), ("old", 0, 1.0), ("high", 7, 5.0)):
         it.add(queued(uid, priority=priority, at=at))
@@ -224,7 +224,7 @@ def test_the_most_important_first_then_who_waits_longest(nodes: Nodes) -> None:
     assert [uid for uid, _ in tried(it, nodes, 9.0)] == ["high", "old", "young"]
 
 
-def test_crowd_comes_in_rounds(nodes: Nodes) -> None:
+def test_many_pods_are_retried_in_several_calls(nodes: Nodes) -> None:
     it = UnschedulableQueue()
     count = MAX_RETRIES + 5
     for number in range(count):
