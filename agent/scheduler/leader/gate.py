@@ -42,13 +42,13 @@ class WatchState(Protocol):
     def synced(self) -> bool: ...
 
     @property
-    def troubles(self) -> tuple[str, ...]: ...
+    def problems(self) -> tuple[str, ...]: ...
 
     def stale(self) -> str | None: ...
 
     def behind(self) -> str | None: ...
 
-    def doubt(self) -> None: ...
+    def mark_behind(self) -> None: ...
 
     def catch_up(self, wait: Callable[[float], bool]) -> bool: ...
 
@@ -64,9 +64,9 @@ class LeaderGate:
         self._leader = leader
         self._state = state
         self._settled = settled
-        self._doubted = 0
+        self._marked_term = 0
         self._caught_up = 0
-        self._trouble = ""
+        self._problem = ""
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leader-gate", daemon=True)
@@ -78,11 +78,11 @@ class LeaderGate:
             leader = f"the leader is {holder}" if holder else "no replica is the leader"
             return "; ".join(filter(None, (leader, self._state.stale())))
         if not self._state.synced:
-            return "; ".join(("not all objects are listed yet", *self._state.troubles))
+            return "; ".join(("not all objects are listed yet", *self._state.problems))
         if (stale := self._state.stale()) is not None:
             return stale
         if self._caught_up != self._leader.term:
-            return self._trouble or "the pods bound before this term are not known yet"
+            return self._problem or "the pods bound before this term are not known yet"
         return None
 
     def begin(self) -> None:
@@ -102,9 +102,9 @@ class LeaderGate:
         while not self._stopped.is_set():
             term = self._leader.term
             leading, begins = self._leader.leading, self._caught_up != term
-            if leading and self._doubted != term:
-                self._doubted = term
-                self._state.doubt()
+            if leading and self._marked_term != term:
+                self._marked_term = term
+                self._state.mark_behind()
             if leading and (begins or self._state.behind() is not None):
                 self._catch_up(term)
             else:
@@ -118,10 +118,10 @@ class LeaderGate:
                     self._settled()
                     log.info("all pods bound before this term are known")
                 self._caught_up = term
-                self._trouble = ""
+                self._problem = ""
         except StoreError as error:
             log.warning("the pods bound before this term are unknown: %s", error)
-            self._trouble = str(error)
+            self._problem = str(error)
             self._stopped.wait(RETRY_SECONDS)
 
     def _term_ended(self, term: int, seconds: float) -> bool:

@@ -191,7 +191,7 @@ class Watches:
         return all(each.synced for each in self._all.values())
 
     @property
-    def troubles(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """The current errors of the watches."""
         return tuple(each.problem for each in self._all.values() if each.problem is not None)
 
@@ -213,7 +213,7 @@ class Watches:
                 return f"the watch of {resource} failed and has not caught up yet"
         return None
 
-    def doubt(self) -> None:
+    def mark_behind(self) -> None:
         """Makes all watches catch up, since another scheduler may have bound pods."""
         for each in self._list_watches().values():
             each.mark_behind()

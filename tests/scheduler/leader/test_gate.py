@@ -20,7 +20,7 @@ class State:
     """Catches up when the test allows it."""
 
     synced = False
-    troubles: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.may_catch_up = threading.Event()
@@ -28,13 +28,13 @@ class State:
         self.error: str | None = None
         self.out_of_touch: str | None = None
         self.broken = False
-        self.doubts = 0
+        self.marks = 0
 
     def behind(self) -> str | None:
         return "the watch of pods" if self.broken else None
 
-    def doubt(self) -> None:
-        self.doubts += 1
+    def mark_behind(self) -> None:
+        self.marks += 1
 
     def stale(self) -> str | None:
         return self.out_of_touch
@@ -91,7 +91,7 @@ def test_a_leader_answers_when_it_knows_the_pods_bound_before(
     gate: LeaderGate, leader: Leader, state: State
 ) -> None:
     lead(leader, gate, 1)
-    state.troubles = ("watch of /api/v1/pods: 403",)
+    state.problems = ("watch of /api/v1/pods: 403",)
     assert gate.reason() == "not all objects are listed yet; watch of /api/v1/pods: 403"
     state.synced = True
     assert gate.reason() == "the pods bound before this term are not known yet"
@@ -130,7 +130,7 @@ def test_a_watch_that_broke_is_caught_up_with_in_the_same_term(
     state.broken = True
     assert gate.reason() is None, "but for binds all is answered"
     eventually("caught up", lambda: not state.broken)
-    assert (state.asked, state.doubts) == (2, 1)
+    assert (state.asked, state.marks) == (2, 1)
 
 
 def test_settled_is_called_before_the_first_answer(leader: Leader, state: State) -> None:
@@ -150,7 +150,7 @@ def test_a_leader_that_loses_the_lease_while_it_catches_up_starts_again(
     eventually("asked", lambda: state.asked == 1)
     lead(leader, gate, 2)
     eventually("asked again", lambda: state.asked == 2)
-    assert state.doubts == 2, "what the one before wrote meanwhile"
+    assert state.marks == 2, "what the one before wrote meanwhile"
     state.may_catch_up.set()
     eventually("on duty", lambda: gate.reason() is None)
 
