@@ -175,7 +175,7 @@ def watching(server: Server) -> Iterator[Watches]:
     it.start()
     eventually("synced", lambda: it.synced)
     eventually("watching", lambda: server.watching == 2)
-    it.doubt()
+    it.mark_behind()
     yield it
     it.stop()
     transport.close()
