@@ -306,8 +306,8 @@ class _Merge:
         for entry in seen:
             name = entry.get(key)
             if name in left:
-                mine = left.pop(name)
-                merged.append({**entry, **self.object(mine, entry, [], path)})
+                own = left.pop(name)
+                merged.append({**entry, **self.object(own, entry, [], path)})
             elif self._is_own(path, str(name)):
                 self.dropped = True
             else:

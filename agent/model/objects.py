@@ -56,8 +56,8 @@ def title(body: object) -> str:
     metadata = body.get("metadata") if isinstance(body, dict) else None
     if not isinstance(metadata, dict):
         return _NO_NAME
-    words = [metadata.get("namespace"), metadata.get("name")]
-    return "/".join(each[:_LONGEST_NAME] for each in words if isinstance(each, str)) or _NO_NAME
+    parts = [metadata.get("namespace"), metadata.get("name")]
+    return "/".join(each[:_LONGEST_NAME] for each in parts if isinstance(each, str)) or _NO_NAME
 
 
 _NO_NAME: Final = "without a name"

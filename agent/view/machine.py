@@ -100,10 +100,10 @@ def _wrapped(label: str, listed: str, width: int) -> Lines:
     """A list broken into lines after commas."""
     room = max(width - len(label), 12)
     lines = [""]
-    for word in re.findall(r"[^,]*,|[^,]+$", listed):
-        if lines[-1] and len(lines[-1]) + len(word) > room:
+    for item in re.findall(r"[^,]*,|[^,]+$", listed):
+        if lines[-1] and len(lines[-1]) + len(item) > room:
             lines.append("")
-        lines[-1] += word
+        lines[-1] += item
     return [(" " * len(label) if index else label) + line for index, line in enumerate(lines)]
 
 

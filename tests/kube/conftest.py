@@ -1,3 +1,3 @@
-"""An API server for each test that names one."""
+"""An API server for each test that requests one."""
 
 from tests.kube.hostile import server as server

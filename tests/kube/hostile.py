@@ -1,4 +1,4 @@
-"""An API server of a few objects on real sockets that answers as a test wants, even badly."""
+"""An API server with a few objects on real sockets; tests can replace its answers by wrong ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 
 class Request(msgspec.Struct, frozen=True):
-    """`at` is the test's time."""
+    """`at`: by the test's clock."""
 
     method: str
     path: str
@@ -31,12 +31,12 @@ class Request(msgspec.Struct, frozen=True):
 
 
 Answer = Callable[["Server", socket.socket, Request], bool]
-"""Returns whether the connection lives on."""
+"""Returns whether the connection stays open."""
 
 
 class Server:
-    """Objects below /objects. While `answer` is set it answers in the server's place; it may
-    return `honest(...)`."""
+    """Objects below /objects. `answer`, if it is set, answers instead of the server; it may return
+    `honest(...)`."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.answer: Answer | None = None
@@ -56,9 +56,9 @@ class Server:
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
-    # what a test does
+    # for tests
     def put(self, name: str, value: str = "", uid: str = "") -> None:
-        """Adds or changes."""
+        """Adds or changes an object."""
         with self._changed:
             before = self.objects.get(name)
             if before and uid and before["metadata"]["uid"] != uid:
@@ -78,7 +78,7 @@ class Server:
             self._changed.notify_all()
 
     def bookmark(self) -> None:
-        """To every watch."""
+        """Sends a bookmark to every watch."""
         with self._changed:
             self.version += 1
             mark = {"metadata": {"resourceVersion": str(self.version)}}
@@ -86,12 +86,12 @@ class Server:
             self._changed.notify_all()
 
     def compact(self) -> None:
-        """No watch can begin before now."""
+        """No watch can begin at an earlier version than the current one."""
         with self._changed:
             self.oldest = self.version
 
     def break_watches(self) -> None:
-        """Every watch ends in its middle."""
+        """Breaks the connection of every watch."""
         with self._changed:
             for each in tuple(self._watching):
                 with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ class Server:
                 self.requests.append(request)
                 if not (self.answer or honest)(self, connection, request):
                     break
-            # The other side shall see an end, though `reader` still holds the socket.
+            # The client must see the end, although `reader` still holds the socket.
             connection.shutdown(socket.SHUT_RDWR)
         self._connections.discard(connection)
 
@@ -179,7 +179,7 @@ class Server:
             return {"metadata": metadata, "items": [self.objects[n] for n in names[begin:end]]}
 
     def watched(self, connection: socket.socket, query: dict[str, str]) -> None:
-        """Tells until somebody breaks it."""
+        """Sends events until the connection breaks."""
         with self._changed:
             self._watching.add(connection)
             head(connection)
@@ -195,8 +195,8 @@ class Server:
         try:
             while not self._closed:
                 with self._changed:
-                    told = [each for each in self.events if each[0] > after]
-                    for version, kind, changed in told:
+                    newer = [each for each in self.events if each[0] > after]
+                    for version, kind, changed in newer:
                         chunk(connection, event(kind, changed))
                         after = version
                     self._changed.wait(0.05)
@@ -206,7 +206,7 @@ class Server:
 
 
 def honest(server: Server, connection: socket.socket, request: Request) -> bool:
-    """As a real one would."""
+    """Answers like a real API server."""
     if not request.watches:
         return reply(connection, 200, server.listed(request.query))
     if "sendInitialEvents" in request.query and not server.watch_list:
@@ -245,7 +245,7 @@ def reply(
 
 
 def head(connection: socket.socket) -> None:
-    """Of an answer in chunks."""
+    """Sends the head of a chunked answer."""
     connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
 
 
@@ -268,6 +268,6 @@ def serving(clock: Callable[[], float] = lambda: 0.0) -> Iterator[Server]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """For a folder's conftest."""
+    """The fixture, for the conftest of a folder."""
     with serving() as it:
         yield it

@@ -1,4 +1,4 @@
-"""What watches of a test keep of an object."""
+"""The values that watches of tests keep of an object."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ T = TypeVar("T")
 
 
 def as_type(type_: type[T]) -> Read[T]:
-    """The fields that the type has."""
+    """Decodes the fields of the type."""
     decoder = msgspec.json.Decoder(type_)
     return lambda text: bounds.decode(decoder, text)

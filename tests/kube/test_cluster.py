@@ -17,7 +17,7 @@ GROUP = "/apis/topology.node.k8s.io"
 
 
 class Api:
-    """As much of a server as these tests need: whole objects by path, versions of a group."""
+    """The part of an API server that these tests need: objects by path, versions of a group."""
 
     def __init__(self, server: Server) -> None:
         server.answer = self
@@ -84,9 +84,9 @@ def test_apply_returns_whether_something_changed_and_sends_no_needless_request(
     server: Server, api: Api, cluster: Cluster
 ) -> None:
     assert cluster.apply(topology(8)) is True
-    asked = len(server.requests)
+    sent = len(server.requests)
     assert cluster.apply(topology(8)) is False
-    assert len(server.requests) == asked
+    assert len(server.requests) == sent
     assert cluster.apply(topology(4)) is True
     assert len(api.writes) == 2
 

@@ -6,7 +6,7 @@ import pytest
 from agent.kube import errors
 from agent.kube.errors import Details, Status, StatusCause
 
-# What kube-apiserver 1.36.3 says.
+# Messages of kube-apiserver 1.36.3.
 DENIED = (
     'nodes "n1" is forbidden: User "system:serviceaccount:topolet:agent" cannot patch resource '
     '"nodes/status" in API group "" at the cluster scope'
@@ -61,25 +61,25 @@ def test_every_code_has_its_error(
             "patch",
             "nodes/status",
             "",
-            "asked: no role lets system:serviceaccount:topolet:agent patch nodes/status "
+            "GET /x: no role lets system:serviceaccount:topolet:agent patch nodes/status "
             "at the cluster scope",
         ),
-        (DENIED_BELOW, "list", "pods", "", 'asked: no role lets u list pods in the namespace "x"'),
+        (DENIED_BELOW, "list", "pods", "", 'GET /x: no role lets u list pods in the namespace "x"'),
         (
             DENIED_GROUP,
             "create",
             "devices",
             "scheduling.koordinator.sh",
-            "asked: no role lets u create devices of scheduling.koordinator.sh "
+            "GET /x: no role lets u create devices of scheduling.koordinator.sh "
             "at the cluster scope",
         ),
-        (POLICY, "", "", "", f"asked: 403 {POLICY}"),
+        (POLICY, "", "", "", f"GET /x: 403 {POLICY}"),
     ],
 )
 def test_forbidden_error_names_the_missing_permission(
     message: str, verb: str, resource: str, group: str, text: str
 ) -> None:
-    error = errors.refusal("asked", Status(code=403, reason="Forbidden", message=message))
+    error = errors.refusal("GET /x", Status(code=403, reason="Forbidden", message=message))
     assert isinstance(error, errors.ForbiddenError)
     assert (error.verb, error.resource, error.group) == (verb, resource, group)
     assert str(error) == text
@@ -95,7 +95,7 @@ def test_conflict_names_the_fields_of_others() -> None:
             ),
         )
     )
-    error = errors.refusal("asked", Status(code=409, reason="Conflict", details=details))
+    error = errors.refusal("GET /x", Status(code=409, reason="Conflict", details=details))
     assert isinstance(error, errors.ConflictError)
     assert error.fields == ('.zones[name="a"].cpus',)
 
@@ -109,7 +109,7 @@ def test_retry_after_of_header_and_status(
     code: int, header: float | None, details: float | None, seconds: float | None
 ) -> None:
     status = Status(details=Details(retry_after_seconds=details))
-    error = errors.refusal("asked", status, code, header)
+    error = errors.refusal("GET /x", status, code, header)
     assert error.retry_after_seconds == seconds
 
 
@@ -121,10 +121,10 @@ def test_retry_after_of_header_and_status(
     ],
 )
 def test_future_resource_version_is_distinguished_from_other_timeouts(status: Status) -> None:
-    error = errors.refusal("asked", status)
+    error = errors.refusal("GET /x", status)
     assert isinstance(error, errors.ServerError)
     assert error.future_version
-    other = errors.refusal("asked", Status(code=504, message="Timeout: request did not complete"))
+    other = errors.refusal("GET /x", Status(code=504, message="Timeout: request did not complete"))
     assert isinstance(other, errors.ServerError)
     assert not other.future_version
 

@@ -67,27 +67,27 @@ def api(server: Server) -> Api:
     return Api(server)
 
 
-class Told(list[str]):
-    """Results in their order."""
+class Results(list[str]):
+    """The results in their order."""
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def results() -> Results:
+    return Results()
 
 
 @pytest.fixture
-def recorder(server: Server, api: Api, told: Told) -> Iterator[Recorder]:
+def recorder(server: Server, api: Api, results: Results) -> Iterator[Recorder]:
     transport = Transport(FileAccess(server.url))
-    it = Recorder(transport, "topolet.io/agent", "node-a", "AssignCPUs", told.append)
+    it = Recorder(transport, "topolet.io/agent", "node-a", "AssignCPUs", results.append)
     yield it
     it.close()
     transport.close()
 
 
-def test_event_has_pod_reason_and_note(api: Api, recorder: Recorder, told: Told) -> None:
+def test_event_has_pod_reason_and_note(api: Api, recorder: Recorder, results: Results) -> None:
     recorder.record(POD, "CPUClaimNotHonored", "it has no CPUs")
-    eventually("it is written", lambda: told == ["written"])
+    eventually("it is written", lambda: results == ["written"])
     event = api.only
     assert event["regarding"] == {
         "apiVersion": "v1",
@@ -107,20 +107,20 @@ def test_event_has_pod_reason_and_note(api: Api, recorder: Recorder, told: Told)
 
 
 def test_repeated_event_extends_the_series(
-    monkeypatch: pytest.MonkeyPatch, api: Api, recorder: Recorder, told: Told
+    monkeypatch: pytest.MonkeyPatch, api: Api, recorder: Recorder, results: Results
 ) -> None:
     monkeypatch.setattr(events, "AGAIN_SECONDS", 0.0)
     recorder.record(POD, "R", "note")
-    eventually("it is written", lambda: told == ["written"])
+    eventually("it is written", lambda: results == ["written"])
     recorder.record(POD, "R", "note")
-    eventually("it is longer", lambda: told == ["written", "written"])
+    eventually("it is longer", lambda: results == ["written", "written"])
     assert api.only["series"]["count"] == 2
     recorder.record(POD, "R", "another")
     eventually("another one", lambda: len(api.events) == 2)
 
 
 def test_quickly_repeated_events_are_one_request(
-    server: Server, api: Api, recorder: Recorder, told: Told
+    server: Server, api: Api, recorder: Recorder, results: Results
 ) -> None:
     for _ in range(100):
         recorder.record(POD, "R", "note")
@@ -130,79 +130,83 @@ def test_quickly_repeated_events_are_one_request(
 
 
 def test_event_of_an_earlier_agent_is_extended(
-    server: Server, api: Api, recorder: Recorder, told: Told
+    server: Server, api: Api, recorder: Recorder, results: Results
 ) -> None:
     recorder.record(POD, "R", "note")
-    eventually("it is written", lambda: told == ["written"])
+    eventually("it is written", lambda: results == ["written"])
     transport = Transport(FileAccess(server.url))
-    after = Recorder(transport, "topolet.io/agent", "node-a", "AssignCPUs", told.append)
+    after = Recorder(transport, "topolet.io/agent", "node-a", "AssignCPUs", results.append)
     after.record(POD, "R", "note")
-    eventually("it is longer", lambda: told == ["written", "written"])
+    eventually("it is longer", lambda: results == ["written", "written"])
     assert api.only["series"]["count"] == 2
     after.close()
     transport.close()
 
 
 def test_event_is_sent_later_to_a_busy_server_and_dropped_if_refused(
-    api: Api, recorder: Recorder, told: Told
+    api: Api, recorder: Recorder, results: Results
 ) -> None:
     api.refusals = [503, 403]
     recorder.record(POD, "R", "refused")
-    eventually("it was refused", lambda: told == ["failed"])
+    eventually("it was refused", lambda: results == ["failed"])
     recorder.record(POD, "R", "next")
-    eventually("the next one is written", lambda: told == ["failed", "written"])
+    eventually("the next one is written", lambda: results == ["failed", "written"])
     assert api.only["note"] == "next"
 
 
-def test_retry_after_is_observed(server: Server, api: Api, recorder: Recorder, told: Told) -> None:
+def test_retry_after_is_observed(
+    server: Server, api: Api, recorder: Recorder, results: Results
+) -> None:
     api.refusals, api.details = [429], {"retryAfterSeconds": 300}
     recorder.record(POD, "R", "note")
     eventually("it waits", lambda: recorder._not_before > time.monotonic() + 60)
     recorder.record(POD, "R", "another")
     recorder.close()
-    assert (len(server.requests), told) == (1, [])
+    assert (len(server.requests), results) == (1, [])
 
 
-def test_failing_event_does_not_delay_others(api: Api, recorder: Recorder, told: Told) -> None:
-    """A webhook for its namespace is down, for example."""
+def test_failing_event_does_not_delay_others(
+    api: Api, recorder: Recorder, results: Results
+) -> None:
+    """For example while a webhook for its namespace is down."""
     recorder._backoff = Backoff(lambda: 0.5, base_seconds=0.01)
     api.broken = {"first"}
     recorder.record(POD, "R", "first")
     recorder.record(POD, "R", "second")
-    eventually("the second is written", lambda: told == ["written"])
+    eventually("the second is written", lambda: results == ["written"])
     assert api.only["note"] == "second"
     api.broken = set()
     eventually("so is the first", lambda: len(api.events) == 2)
 
 
 def test_number_of_requests_and_of_notes_is_bounded(
-    monkeypatch: pytest.MonkeyPatch, server: Server, api: Api, recorder: Recorder, told: Told
+    monkeypatch: pytest.MonkeyPatch, server: Server, api: Api, recorder: Recorder, results: Results
 ) -> None:
     monkeypatch.setattr(events, "MOST", events.BURST + 5)
     monkeypatch.setattr(events, "REFILL_SECONDS", 3600.0)
     for number in range(events.MOST + 7):
         recorder.record(POD, "R", f"note {number}")
-    eventually("a burst is written", lambda: told.count("written") == events.BURST)
+    eventually("a burst is written", lambda: results.count("written") == events.BURST)
     assert len(server.requests) == events.BURST
     for number in range(events.BURST + 100):
         recorder.record(POD, "R", f"more {number}")
-    assert told.count("dropped") > 0
+    assert results.count("dropped") > 0
     assert len(recorder._series) <= events.MOST
 
 
-def test_long_node_name_is_truncated(server: Server, api: Api, told: Told) -> None:
+def test_long_node_name_is_truncated(server: Server, api: Api, results: Results) -> None:
     transport = Transport(FileAccess(server.url))
-    recorder = Recorder(transport, "topolet.io/agent", "n" * 253, "AssignCPUs", told.append)
+    recorder = Recorder(transport, "topolet.io/agent", "n" * 253, "AssignCPUs", results.append)
     recorder.record(POD, "R", "note")
-    eventually("it is written", lambda: told == ["written"])
+    eventually("it is written", lambda: results == ["written"])
     recorder.close()
     transport.close()
     assert api.only["reportingInstance"] == "n" * 128
 
 
-def test_long_note_is_truncated(api: Api, recorder: Recorder, told: Told) -> None:
+def test_long_note_is_truncated(api: Api, recorder: Recorder, results: Results) -> None:
     recorder.record(POD, "R", "ü" * 2000)
-    eventually("it is written", lambda: told == ["written"])
+    eventually("it is written", lambda: results == ["written"])
     assert len(api.only["note"].encode()) <= events.MOST_NOTE
 
 
@@ -210,9 +214,9 @@ def test_long_note_is_truncated(api: Api, recorder: Recorder, told: Told) -> Non
     "name", ["p" * 253, "p" * 235 + "-" + "p" * 17, "p" * 235 + "." + "p" * 17]
 )
 def test_event_of_a_pod_with_a_long_name_has_a_valid_name(
-    api: Api, recorder: Recorder, told: Told, name: str
+    api: Api, recorder: Recorder, results: Results, name: str
 ) -> None:
     recorder.record(Regarding("ns", name, "uid"), "R", "note")
-    eventually("it is written", lambda: told == ["written"])
+    eventually("it is written", lambda: results == ["written"])
     label = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
     assert re.fullmatch(rf"(?=.{{1,253}}$){label}(\.{label})*", api.only["metadata"]["name"])

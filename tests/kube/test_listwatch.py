@@ -1,4 +1,4 @@
-"""Against a hostile server on real sockets; time between requests is the test's own."""
+"""With a hostile server on real sockets; pauses use the test's clock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Item(msgspec.Struct):
 
 
 class Clock:
-    """Goes on only while somebody waits."""
+    """Advances only in waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -46,7 +46,7 @@ class Clock:
 
 
 class Follower:
-    """Keeps what it was told, and fails where that makes no sense."""
+    """Records the reported changes; `wrong` has those that do not follow from the earlier ones."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Follower:
         limits: ResponseLimits = LIMITS,
         watch_seconds: float = 300,
     ) -> None:
-        self.told: dict[str, str] = {}
+        self.known: dict[str, str] = {}
         self.changes: list[Change[Item]] = []
         self.wrong: list[Change[Item]] = []
         pace = WatchPace(random.Random(7).random, lambda: clock.now, clock.wait, watch_seconds, 0.1)
@@ -65,18 +65,18 @@ class Follower:
     def _changed(self, changes: Sequence[Change[Item]]) -> None:
         for change in changes:
             name = change.key.name
-            known = name in self.told
+            known = name in self.known
             if known is (change.kind is ChangeKind.ADDED):
                 self.wrong.append(change)
             if change.kind is ChangeKind.DELETED:
-                self.told.pop(name, None)
+                self.known.pop(name, None)
             else:
-                self.told[name] = change.value.value
+                self.known[name] = change.value.value
             self.changes.append(change)
 
     def equals(self, server: Server) -> bool:
         values = {key.name: each.value for key, each in self.watch.objects().items()}
-        return self.told == values == server.values()
+        return self.known == values == server.values()
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def busiest_ten_seconds(requests: list[Request]) -> int:
     return max(sum(first <= at < first + 10 for at in times) for first in times)
 
 
-# What a server may do wrong, each with the answer to any request.
+# The faults of a server: each answers any request.
 def answering(code: int, **details: int) -> Answer:
     return lambda server, connection, request: reply(
         connection, code, status(code, "x", "x", **details)
@@ -285,8 +285,8 @@ def test_every_change_is_reported_once_across_breaks(
                 server.break_watches()
         eventually("equal", lambda: follower.equals(server))
         assert follower.watch.syncs == 1, "a break needs no list"
-        told = [(each.kind.value.upper(), each.key.name) for each in follower.changes]
-        assert told == [(kind, each["metadata"]["name"]) for _, kind, each in server.events]
+        reported = [(each.kind.value.upper(), each.key.name) for each in follower.changes]
+        assert reported == [(kind, each["metadata"]["name"]) for _, kind, each in server.events]
 
 
 def test_repeated_events_are_not_reported_again(server: Server, clock: Clock) -> None:
@@ -295,7 +295,7 @@ def test_repeated_events_are_not_reported_again(server: Server, clock: Clock) ->
         eventually("synced", lambda: follower.equals(server))
         server.put("a", "2")
         server.put("a", "3")
-        eventually("told", lambda: follower.equals(server))
+        eventually("reported", lambda: follower.equals(server))
 
         def again(server: Server, connection: socket.socket, request: Request) -> bool:
             server.answer = None
@@ -306,7 +306,7 @@ def test_repeated_events_are_not_reported_again(server: Server, clock: Clock) ->
         server.answer = again
         server.break_watches()
         server.put("b", "1")
-        eventually("told", lambda: follower.equals(server))
+        eventually("reported", lambda: follower.equals(server))
         assert [each.key.name for each in follower.changes] == ["a", "a", "a", "b"]
 
 
@@ -329,8 +329,8 @@ def test_expired_version_leads_to_a_new_sync_that_reports_only_differences(
         server.compact()
         server.answer = None
         eventually("equal", lambda: follower.equals(server))
-        told = sorted((each.key.name, each.kind.value) for each in follower.changes)
-        assert told == [
+        reported = sorted((each.key.name, each.kind.value) for each in follower.changes)
+        assert reported == [
             ("added", "added"),
             ("changed", "modified"),
             ("removed", "deleted"),
@@ -362,7 +362,7 @@ def test_list_in_pages_and_a_page_that_expired(server: Server, clock: Clock) -> 
         server.requests.clear()
         server.answer = answer
         server.put("new", "1")
-        eventually("told", lambda: follower.equals(server))
+        eventually("reported", lambda: follower.equals(server))
         server.version += 1
         server.compact()
         server.break_watches()
@@ -397,7 +397,7 @@ def test_stop_from_another_thread_ends_it_at_once(
     server.answer = place
     follower = Follower(server, clock, ResponseLimits(read_seconds=600))
     follower.watch.start()
-    eventually("asked", lambda: server.requests)
+    eventually("requested", lambda: server.requests)
     follower.watch.stop()
     eventually("no thread", lambda: not _threads("watch /objects"))
 
@@ -415,13 +415,13 @@ def test_first_request_waits_for_the_nodes_time(server: Server, clock: Clock) ->
         pace=pace,
     )
     watch.start()
-    eventually("asked", lambda: server.requests)
+    eventually("requested", lambda: server.requests)
     watch.stop()
     assert server.requests[0].at == 7.5
 
 
 def test_page_is_decoded_before_the_next_is_requested(server: Server, clock: Clock) -> None:
-    """The bytes of all that is there would not fit."""
+    """The bytes of all objects would not fit into memory."""
     server.watch_list = False
     for number in range(PAGE + 1):
         server.put(f"each-{number:04}")
@@ -431,15 +431,15 @@ def test_page_is_decoded_before_the_next_is_requested(server: Server, clock: Clo
         pages_at.append(sum(not each.watches for each in server.requests))
         return msgspec.json.decode(text, type=Item)
 
-    told: list[Sequence[Change[Item]]] = []
+    reported: list[Sequence[Change[Item]]] = []
     pace = WatchPace(random.random, lambda: clock.now, clock.wait)
     transport = Transport(FileAccess(server.url), limits=LIMITS)
-    watch = ListWatch(transport, "/objects", {}, read, told.append, pace=pace)
+    watch = ListWatch(transport, "/objects", {}, read, reported.append, pace=pace)
     watch.start()
     eventually("synced", lambda: watch.synced)
     watch.stop()
     assert pages_at == [1] * PAGE + [2]
-    assert [len(each) for each in told] == [PAGE + 1]
+    assert [len(each) for each in reported] == [PAGE + 1]
 
 
 @pytest.mark.parametrize("watch_list", [True, False])
@@ -450,20 +450,20 @@ def test_resync_reports_changes_that_the_watch_missed(
     server.put("old", "1")
     with following(server, clock) as follower:
         eventually("watching", lambda: follower.watch.synced and server.watching)
-        told, asked, began = len(follower.changes), len(server.requests), clock.now
+        reported, sent, began = len(follower.changes), len(server.requests), clock.now
         syncs = follower.watch.syncs
         # As if the watch had stalled: the event is never sent.
         server.put("new", "1")
         server.events.clear()
         follower.watch.resync()
-        eventually("listed anew", lambda: follower.watch.syncs == syncs + 1)
+        eventually("listed again", lambda: follower.watch.syncs == syncs + 1)
         assert follower.equals(server)
         assert follower.watch.version == str(server.version)
-        assert [each.key.name for each in follower.changes[told:]] == ["new"]
-        assert (server.requests[asked].at, follower.watch.problem) == (began, None)
+        assert [each.key.name for each in follower.changes[reported:]] == ["new"]
+        assert (server.requests[sent].at, follower.watch.problem) == (began, None)
         eventually("watching", lambda: server.watching)
         server.put("newer", "1")
-        eventually("told", lambda: follower.equals(server))
+        eventually("reported", lambda: follower.equals(server))
 
 
 def test_invalid_object_is_left_out(server: Server, clock: Clock) -> None:
@@ -474,11 +474,11 @@ def test_invalid_object_is_left_out(server: Server, clock: Clock) -> None:
         eventually("synced", lambda: follower.watch.synced)
         assert set(follower.watch.objects()) == {ObjectKey("", "good")}
         server.put("odd", "2")
-        eventually("told", lambda: follower.equals(server))
+        eventually("reported", lambda: follower.equals(server))
 
 
 def test_unreadable_event_leads_to_a_new_list(server: Server, clock: Clock) -> None:
-    """A line that can't be read comes again with every watch from before it."""
+    """An invalid line comes again with every watch from an earlier version."""
 
     def spoiled(server: Server, connection: socket.socket, request: Request) -> bool:
         if not request.watches or "sendInitialEvents" in request.query:
@@ -496,7 +496,7 @@ def test_unreadable_event_leads_to_a_new_list(server: Server, clock: Clock) -> N
 
 
 def test_silent_watch_is_not_trusted(server: Server, clock: Clock) -> None:
-    """So ends a watch from a version that the server, restored from a backup, never had."""
+    """A watch ends like this if the server, restored from a backup, does not have its version."""
     server.put("a", "1")
 
     def silent(server: Server, connection: socket.socket, request: Request) -> bool:
@@ -525,7 +525,7 @@ def test_trouble_is_reported_and_cleared(server: Server, clock: Clock) -> None:
 
 
 def again(server: Server, clock: Clock, seconds: float, *first: Answer) -> None:
-    """Away for so many seconds of the test's clock; then these are the first answers."""
+    """The server is away for `seconds` of the test's clock; `first` are its first answers."""
     answers = iter(first)
     until = clock.now + seconds
 
@@ -538,8 +538,8 @@ def again(server: Server, clock: Clock, seconds: float, *first: Answer) -> None:
     server.break_watches()
 
 
-def asked_since(server: Server, when: float) -> list[float]:
-    """Seconds from then to the requests that followed."""
+def requested_since(server: Server, when: float) -> list[float]:
+    """The seconds from `when` to each later request."""
     return [each.at - when for each in server.requests if each.at >= when]
 
 
@@ -552,8 +552,8 @@ def test_after_an_outage_and_410_all_is_listed_at_once(server: Server, clock: Cl
         again(server, clock, 120)
         server.put("a", "2")
         server.compact()
-        eventually("told", lambda: follower.equals(server) and server.watching)
-        refused, listed = asked_since(server, back)
+        eventually("reported", lambda: follower.equals(server) and server.watching)
+        refused, listed = requested_since(server, back)
     assert refused <= 15, "no pause is longer than a step and a half"
     assert listed - refused == pytest.approx(0, abs=0.01)
     assert "sendInitialEvents" in server.requests[-1].query
@@ -569,9 +569,9 @@ def test_pause_after_429_is_short_however_long_the_outage_was(
         back = clock.now + 120
         again(server, clock, 120, answering(429, **details))
         server.put("a", "1")
-        eventually("told", lambda: follower.equals(server) and server.watching)
-        refused, granted = asked_since(server, back)[:2]
-    assert least <= granted - refused <= most
+        eventually("reported", lambda: follower.equals(server) and server.watching)
+        refused, accepted = requested_since(server, back)[:2]
+    assert least <= accepted - refused <= most
 
 
 class Sleeper:
@@ -603,13 +603,13 @@ def test_answer_to_another_request_ends_the_pause(server: Server, bad: Answer, e
         each.start()
     eventually("all pause", lambda: len(sleeper.pauses) == 3)
     server.answer = None
-    asked = len(server.requests)
+    sent = len(server.requests)
     transport.get("/objects")
     if ends:
         eventually("all are back", lambda: all(each.synced for each in watches))
     else:
         assert not any(each.is_set() for each in sleeper.pauses)
-        assert len(server.requests) == asked + 1
+        assert len(server.requests) == sent + 1
     for each in watches:
         each.stop()
     eventually("no thread", lambda: not _threads("watch /objects"))
@@ -643,26 +643,26 @@ def test_after_a_break_the_watch_has_caught_up_when_confirmed(server: Server, cl
         server.break_watches()
         eventually("broken", lambda: not follower.watch.caught_up)
         server.put("a", "1")
-        eventually("told", lambda: follower.equals(server) and server.watching)
-        assert not follower.watch.caught_up, "of what changed meanwhile this may be the first"
+        eventually("reported", lambda: follower.equals(server) and server.watching)
+        assert not follower.watch.caught_up, "other changes may follow"
         follower.watch.mark_caught_up(before)
-        assert not follower.watch.caught_up, "it was before the break"
+        assert not follower.watch.caught_up, "that was before the break"
         follower.watch.mark_caught_up(follower.watch.breaks)
         assert follower.watch.caught_up
 
 
 def test_list_is_as_of_its_request(server: Server, clock: Clock) -> None:
-    def doubted(server: Server, connection: socket.socket, request: Request) -> bool:
+    def marks_behind(server: Server, connection: socket.socket, request: Request) -> bool:
         server.answer = None
         follower.watch.mark_behind()
         return hostile.honest(server, connection, request)
 
     with following(server, clock) as follower:
         eventually("watching", lambda: server.watching and follower.watch.caught_up)
-        server.answer = doubted
+        server.answer = marks_behind
         follower.watch.resync()
         eventually("listed", lambda: follower.watch.syncs == 2)
-        assert not follower.watch.caught_up, "of what came after the doubt it knows nothing"
+        assert not follower.watch.caught_up, "the list was requested before the mark"
         follower.watch.resync()
         eventually("listed", lambda: follower.watch.syncs == 3)
         assert follower.watch.caught_up
@@ -679,7 +679,7 @@ def test_short_watches_last_long_enough_for_all_events(server: Server, clock: Cl
     with following(server, clock, watch_seconds=10) as follower:
         eventually("watching", lambda: server.watching and len(server.requests) == 2)
         server.put("a", "2")
-        eventually("told", lambda: follower.equals(server))
+        eventually("reported", lambda: follower.equals(server))
         assert (follower.watch.syncs, follower.watch.problem) == (1, None)
     first, second = [each.query for each in server.requests]
     assert "sendInitialEvents" in first

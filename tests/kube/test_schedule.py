@@ -1,4 +1,4 @@
-"""The schedule of a watch's requests, by a clock of the test."""
+"""The schedule of a watch's requests, with the test's clock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ errors = st.sampled_from(
 
 
 def pauses(luck: float, *met: KubeError | str | None) -> list[float]:
-    """After each of what was met."""
+    """The pause after each result."""
     schedule = Schedule(lambda: luck, CAP_SECONDS)
     found = []
     for each in met:
@@ -61,12 +61,12 @@ def pauses(luck: float, *met: KubeError | str | None) -> list[float]:
         pytest.param([GONE, GONE, GONE], [0, 0.5, 1], [0, 1.5, 3], id="not for ever"),
         pytest.param([GONE, "progress", GONE], [0, 0], [0, 0], id="at once again after progress"),
         pytest.param([BUSY], [1], [2], id="429: a second, spread over another"),
-        pytest.param([TooManyRequestsError("429", 4)], [4], [5], id="429: as long as it says"),
-        pytest.param([BUSY] * 3, [1, 1, 2], [2, 3, 6], id="429 that goes on"),
+        pytest.param([TooManyRequestsError("429", 4)], [4], [5], id="429: as long as requested"),
+        pytest.param([BUSY] * 3, [1, 1, 2], [2, 3, 6], id="repeated 429"),
         pytest.param([REFUSED] * 3, [0.5, 1, 2], [1.5, 3, 6], id="refused"),
         pytest.param([FAILED] * 3, [0.5, 1, 2], [1.5, 3, 6], id="5xx"),
-        pytest.param([ServerError("503", 4)], [4], [5], id="5xx that says when"),
-        pytest.param([None], [0.5], [1.5], id="granted, ended too soon"),
+        pytest.param([ServerError("503", 4)], [4], [5], id="5xx with Retry-After"),
+        pytest.param([None], [0.5], [1.5], id="success that ended too soon"),
         pytest.param(
             [*[REFUSED] * 6, BUSY, GONE, REFUSED],
             [0.5, 1, 2, 4, 5, 5, 1, 0, 0.5],
@@ -95,7 +95,7 @@ def test_pause_after(
 def test_at_most_five_requests_in_ten_seconds(
     course: list[tuple[KubeError | str | None, float, float]], cap_seconds: float
 ) -> None:
-    """Whatever is met, however the dice fall, and however long a request takes."""
+    """For any results, random values and durations of requests."""
     luck = itertools.cycle(chance for _, chance, _ in course)
     schedule = Schedule(lambda: next(luck), cap_seconds)
     now, sent = 0.0, []
@@ -120,7 +120,7 @@ def test_at_most_five_requests_in_ten_seconds(
 def test_no_history_makes_the_next_pause_long(
     past: list[tuple[object, float]], luck: float
 ) -> None:
-    """A step and a half at most, but for what the server asks for."""
+    """At most a step and a half, unless the server requests more."""
     dice = itertools.cycle([luck, *(chance for _, chance in past)])
     schedule = Schedule(lambda: next(dice), CAP_SECONDS)
     for met, _ in past:

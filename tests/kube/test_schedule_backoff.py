@@ -30,15 +30,15 @@ def test_a_whole_step_is_spread_and_steps_double(luck: float, delays: list[float
 
 
 @given(chances, st.floats(0, 300))
-def test_retry_after_is_observed(luck: float, asked: float) -> None:
+def test_retry_after_is_observed(luck: float, seconds: float) -> None:
     backoff = Backoff(lambda: luck)
-    assert all(backoff.next(asked) >= asked for _ in range(10))
+    assert all(backoff.next(seconds) >= seconds for _ in range(10))
 
 
-@pytest.mark.parametrize("asked", [1e9, float("inf")])
-def test_retry_after_is_limited(asked: float) -> None:
-    assert Backoff(lambda: 0.5).next(asked) < 310
-    assert Backoff(lambda: 0.5).next(-asked) < 2
+@pytest.mark.parametrize("seconds", [1e9, float("inf")])
+def test_retry_after_is_limited(seconds: float) -> None:
+    assert Backoff(lambda: 0.5).next(seconds) < 310
+    assert Backoff(lambda: 0.5).next(-seconds) < 2
 
 
 def test_nodes_are_spread_over_the_window_and_each_keeps_its_time() -> None:

@@ -26,10 +26,10 @@ def pod(folder: Path, namespace: str, name: str, node: str, **labels: str) -> Pa
 
 
 def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
-    told: list[tuple[str, ObjectKey]] = []
+    reported: list[tuple[str, ObjectKey]] = []
 
     def changed(changes: Sequence[Change[Item]]) -> None:
-        told.extend((each.kind.value, each.key) for each in changes)
+        reported.extend((each.kind.value, each.key) for each in changes)
 
     pod(tmp_path, "a", "p", "n")
     pod(tmp_path, "b", "p", "n")
@@ -41,19 +41,19 @@ def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
         eventually("synced", lambda: watch.synced)
         assert set(watch.objects()) == {ObjectKey("a", "p"), ObjectKey("b", "p")}
         path = pod(tmp_path, "a", "p", "n", changed="yes")
-        eventually("told", lambda: len(told) == 3)
+        eventually("reported", lambda: len(reported) == 3)
         path.write_text("{")
         eventually("trouble", lambda: "Pod a/p" in (watch.problem or ""))
         assert len(watch.objects()) == 2, "what was known stays"
         path.unlink()
-        eventually("told", lambda: len(told) == 4)
+        eventually("reported", lambda: len(reported) == 4)
         assert watch.problem is None
     finally:
         watch.stop()
-    assert sorted(told[:2]) == [("added", ObjectKey("a", "p")), ("added", ObjectKey("b", "p"))]
-    assert told[2:] == [("modified", ObjectKey("a", "p")), ("deleted", ObjectKey("a", "p"))]
+    assert sorted(reported[:2]) == [("added", ObjectKey("a", "p")), ("added", ObjectKey("b", "p"))]
+    assert reported[2:] == [("modified", ObjectKey("a", "p")), ("deleted", ObjectKey("a", "p"))]
     pod(tmp_path, "a", "late", "n")
-    assert len(told) == 4
+    assert len(reported) == 4
 
 
 def test_node_is_followed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.waiting import eventually
 
 LIMITS = ResponseLimits(line_bytes=1000, body_bytes=10_000)
 HASTY = msgspec.structs.replace(LIMITS, read_seconds=1, whole_seconds=2)
-"""For a server that never ends its answer."""
+"""Limits for a server that never ends its answer."""
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def test_requests_have_their_headers_and_parameters(server: Server, transport: T
     transport.create("/api/v1/nodes", wanted)
     transport.delete("/api/v1/nodes/n")
     transport.get("/api/v1/nodes", {"fieldSelector": "metadata.name=n"})
-    told = [
+    sent = [
         (each.method, each.path, each.query, each.headers.get("content-type"))
         for each in server.requests
     ]
     manager = {"fieldManager": "topolet"}
-    assert told == [
+    assert sent == [
         ("PATCH", "/api/v1/nodes/n", {**manager, "force": "true"}, "application/apply-patch+yaml"),
         (
             "PATCH",
@@ -161,7 +161,7 @@ def test_name_is_quoted_as_a_path_segment() -> None:
 
 
 class Guarded:
-    """Grants one token."""
+    """Accepts one token."""
 
     def __init__(self, server: Server, token: str) -> None:
         self.token = token
@@ -235,7 +235,7 @@ def test_invalid_token_is_named(tmp_path: Path, content: bytes | None) -> None:
 
 
 def test_modules_that_a_start_imports() -> None:
-    """By weight: none of it is needed to speak to a server."""
+    """Large packages that requests to a server do not need."""
     code = (
         "import agent.kube.cluster, agent.kube.store, sys;"
         "print([name for name in ('kubernetes', 'asyncio', 'grpc', 'pydantic', 'requests')"
@@ -246,7 +246,7 @@ def test_modules_that_a_start_imports() -> None:
 
 
 def test_one_connection_is_kept_per_concurrent_request(server: Server) -> None:
-    """Else each of their requests but two would greet the server anew."""
+    """Otherwise all but two of their requests would each open a connection."""
     together = threading.Barrier(5)
 
     def answer(server: Server, connection: socket.socket, request: Request) -> bool:

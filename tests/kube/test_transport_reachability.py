@@ -16,8 +16,8 @@ from agent.kube.transport import Reachability, Transport
 from tests.kube.hostile import Server
 
 
-class Heard:
-    """Counts the returns that a listener was told of."""
+class Listening:
+    """Counts the calls of a listener."""
 
     def __init__(self) -> None:
         self.returns = 0
@@ -36,21 +36,21 @@ class Heard:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def listening() -> Listening:
+    return Listening()
 
 
-def test_first_answer_after_an_outage_is_reported_once(heard: Heard) -> None:
-    heard.request()
-    assert heard.returns == 0, "nobody waits for a server that was there"
-    heard.request(UnreachableError("refused"))
-    heard.request(UnreachableError("refused"))
-    heard.request()
-    heard.request()
-    assert heard.returns == 1
-    heard.request(UnreachableError("refused"))
-    heard.request()
-    assert heard.returns == 2
+def test_first_answer_after_an_outage_is_reported_once(listening: Listening) -> None:
+    listening.request()
+    assert listening.returns == 0, "the server was reachable before"
+    listening.request(UnreachableError("refused"))
+    listening.request(UnreachableError("refused"))
+    listening.request()
+    listening.request()
+    assert listening.returns == 1
+    listening.request(UnreachableError("refused"))
+    listening.request()
+    assert listening.returns == 2
 
 
 @pytest.mark.parametrize(
@@ -63,42 +63,42 @@ def test_first_answer_after_an_outage_is_reported_once(heard: Heard) -> None:
     ],
 )
 def test_refusal_counts_as_an_answer_and_overload_does_not(
-    heard: Heard, error: KubeError, answers: bool
+    listening: Listening, error: KubeError, answers: bool
 ) -> None:
-    heard.request(UnreachableError("refused"))
-    heard.request(error)
-    assert heard.returns == int(answers)
+    listening.request(UnreachableError("refused"))
+    listening.request(error)
+    assert listening.returns == int(answers)
 
 
-def test_overload_is_not_an_outage(heard: Heard) -> None:
-    """Else a resource that alone is broken would be asked for at each answer to others."""
-    heard.request(ServerError("503"))
-    heard.request()
-    assert heard.returns == 0
+def test_overload_is_not_an_outage(listening: Listening) -> None:
+    """Otherwise each answer to other requests would end the pause of a resource that is broken."""
+    listening.request(ServerError("503"))
+    listening.request()
+    assert listening.returns == 0
 
 
-def test_unsubscribed_listener_is_not_notified(heard: Heard) -> None:
-    heard.reachability.ignore(heard.returned)
-    heard.reachability.ignore(heard.returned)
-    heard.request(UnreachableError("refused"))
-    heard.request()
-    assert heard.returns == 0
+def test_unsubscribed_listener_is_not_notified(listening: Listening) -> None:
+    listening.reachability.ignore(listening.returned)
+    listening.reachability.ignore(listening.returned)
+    listening.request(UnreachableError("refused"))
+    listening.request()
+    assert listening.returns == 0
 
 
-def test_requests_and_streams_report(server: Server, heard: Heard) -> None:
-    transport = Transport(FileAccess(server.url), reachability=heard.reachability)
+def test_requests_and_streams_report(server: Server, listening: Listening) -> None:
+    transport = Transport(FileAccess(server.url), reachability=listening.reachability)
     stream = Stream(transport)
     server.answer = lambda server, connection, request: False
     with pytest.raises(UnreachableError):
         transport.get("/objects")
     server.answer = None
     next(stream.lines("/objects", {"watch": "true", "sendInitialEvents": "true"}, 10))
-    assert heard.returns == 1
+    assert listening.returns == 1
     server.answer = lambda server, connection, request: False
     with pytest.raises(UnreachableError):
         stream.get("/objects", {})
     server.answer = None
     transport.get("/objects")
-    assert heard.returns == 2
+    assert listening.returns == 2
     stream.drop()
     transport.close()

@@ -21,14 +21,14 @@ def page(names: list[str], token: str = "", version: str = "7") -> bytes:
 
 
 class Server:
-    """Answers in the order given, and keeps what it was asked."""
+    """Answers in the given order, and records the queries."""
 
     def __init__(self, *answers: bytes | KubeError) -> None:
         self._answers = iter(answers)
-        self.asked: list[Query] = []
+        self.queries: list[Query] = []
 
     def get(self, path: str, query: Query) -> bytes:
-        self.asked.append(query)
+        self.queries.append(query)
         answer = next(self._answers)
         if isinstance(answer, KubeError):
             raise answer
@@ -39,7 +39,7 @@ def test_pages_are_one_list() -> None:
     server = Server(page(["a", "b"], "x"), page(["c"], version="9"))
     result = listed("/pods", {"fieldSelector": "f"}, server.get, name)
     assert (result.found, result.version) == (["a", "b", "c"], "9")
-    assert server.asked == [
+    assert server.queries == [
         {"fieldSelector": "f", "limit": PAGE},
         {"fieldSelector": "f", "limit": PAGE, "continue": "x"},
     ]
@@ -48,11 +48,11 @@ def test_pages_are_one_list() -> None:
 def test_only_the_first_page_is_read_from_the_cache() -> None:
     server = Server(page(["a"], "x"), page(["b"]))
     listed("/pods", {}, server.get, name, from_cache=True)
-    assert [each.get("resourceVersion") for each in server.asked] == ["0", None]
+    assert [each.get("resourceVersion") for each in server.queries] == ["0", None]
 
 
 def test_pages_that_are_too_large_shrink() -> None:
-    """A server that answers from its memory tells all at once."""
+    """A server that answers from its cache sends all objects at once."""
     large = TooLargeError("more than is read")
     server = Server(
         large,
@@ -64,7 +64,7 @@ def test_pages_that_are_too_large_shrink() -> None:
     )
     result = listed("/pods", {"f": "v"}, server.get, name, from_cache=True)
     assert (result.found, result.version) == (["b"], "9")
-    assert server.asked == [
+    assert server.queries == [
         {"f": "v", "limit": PAGE, "resourceVersion": "0"},
         {"f": "v", "limit": 20},
         {"f": "v", "limit": 20, "continue": "x"},
@@ -82,7 +82,7 @@ def test_one_object_that_is_too_large_is_an_error() -> None:
 def test_an_expired_page_restarts_the_list_without_pages() -> None:
     server = Server(page(["old"], "x"), GoneError("too old"), page(["new"]))
     assert listed("/pods", {"fieldSelector": "f"}, server.get, name).found == ["new"]
-    assert server.asked[-1] == {"fieldSelector": "f"}
+    assert server.queries[-1] == {"fieldSelector": "f"}
 
 
 @pytest.mark.parametrize(
