@@ -1,5 +1,5 @@
 """The devices that a new container sees: by the agent's decision, by policy, and by the fields that
-the frontend can change (docs/devices.md, "Who sees what").
+the frontend can change (docs/devices.md, "Device visibility").
 
 Every carrier of a device is rewritten, also those that the device plugin does not use: strategies
 combine, and one unchanged carrier would expose another pod's card. Names of other vendors and kinds

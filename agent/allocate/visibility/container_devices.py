@@ -1,4 +1,4 @@
-"""The devices of a pod divided over its containers (docs/devices.md, "Who sees what"), and the
+"""The devices of a pod divided over its containers (docs/devices.md, "Device visibility"), and the
 enforcement of a container's part of a GPU.
 
 The annotation has the devices of the pod; only the containers' requests show which containers

@@ -19,7 +19,7 @@ WORDS = {
 
 
 def test_the_documented_table_equals_the_code() -> None:
-    lines = PAGE.read_text().split("### Who may have a device together")[1].splitlines()
+    lines = PAGE.read_text().split("### Sharing a device")[1].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     (_, *columns), _, *rows = rows
     told = {
