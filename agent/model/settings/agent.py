@@ -195,11 +195,11 @@ class AgentSettings(DoctorSettings, frozen=True):
     unasked_gpus: Annotated[
         Unasked,
         msgspec.Meta(
-            description="containers without an allocated GPU: leave: they stay unchanged; hide: "
+            description="containers without an allocated GPU. leave: they stay unchanged; hide: "
             "they see no GPU unless the request names one, whatever the image names, except device "
             "plugins, exporters and privileged containers; deny: as hide, without exceptions, also "
-            "if the request names `all`, as monitors do. NRI does not distinguish image and "
-            "request: there hide treats `all` as the image's"
+            "if the request names `all`, as that of a monitor. NRI does not distinguish image and "
+            "request: there hide takes `all` for the image's"
         ),
     ] = "hide"
     gpu_cdi_kind: Annotated[
@@ -237,7 +237,7 @@ class AgentSettings(DoctorSettings, frozen=True):
         msgspec.Meta(
             description="what koord-runtime-proxy does when the agent answers with an error or not "
             "at all. Ignore: calls that hook-failure-policy fails go on unchanged; Fail: after a "
-            "crash of the agent no pod starts, except its own by their label"
+            "crash of the agent only pods with the label skip-hookserver start, such as its own"
         ),
     ] = "Ignore"
     hook_server_hooks: Annotated[
