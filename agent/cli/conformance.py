@@ -1,7 +1,7 @@
 """Compare topolet's decisions with vector files: the answers of other systems to cases, one JSON
-object a line.
+object in each line.
 
-A file is plain or gzip; the keys of its cases determine its kind. Without FILE: every file of
+A file is plain text or gzip; the keys of its cases determine its kind. Without FILE: every file of
 tests/data/vectors in the checkout that this program runs from; files of an unknown kind there are
 listed. Exit code 0: no case disagrees; 1: one disagrees, or too many differ in declared ways; 2: a
 file can't be read, or the kind of a FILE is unknown.
@@ -39,7 +39,7 @@ _COLUMNS = 100
 _LONGEST = 600
 """Most characters of a JSON value in the text output."""
 _BEFORE = 100
-"""How many of them precede the place where two texts differ."""
+"""Characters before the place where two texts differ."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -83,9 +83,9 @@ def _of_process(raw: dict[str, Any], kind: type[Options]) -> dict[str, Any]:
         scheduler.SchedulerSettings,
         scheduler.WebhookSettings,
     ):
-        theirs = rest & set(other.__struct_encode_fields__)
-        options.parse({name: raw[name] for name in theirs}, other)
-        rest -= theirs
+        of_other = rest & set(other.__struct_encode_fields__)
+        options.parse({name: raw[name] for name in of_other}, other)
+        rest -= of_other
     # An option that no process knows is reported as unknown to this one.
     return own | {name: raw[name] for name in rest}
 
