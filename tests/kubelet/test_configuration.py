@@ -49,7 +49,7 @@ READ = KubeletConfiguration(
 )
 
 
-def test_a_file_and_configz_say_the_same() -> None:
+def test_a_file_and_configz_are_read_alike() -> None:
     assert of_object(WRITTEN, "here") == of_object({"kubeletconfig": WRITTEN}, "here") == READ
     assert READ.static
 
@@ -57,13 +57,13 @@ def test_a_file_and_configz_say_the_same() -> None:
 @pytest.mark.parametrize(
     "content", [{}, {"cpuManagerPolicy": "", "kubeReserved": None, "cgroupRoot": None}]
 )
-def test_what_is_not_said_is_the_kubelets_default(content: dict[str, Any]) -> None:
+def test_absent_fields_have_the_kubelets_defaults(content: dict[str, Any]) -> None:
     assert of_object(content, "here") == KubeletConfiguration("here")
     assert not of_object(content, "here").static
 
 
 @pytest.mark.parametrize("configuration", [READ, KubeletConfiguration("here")])
-def test_what_is_kept_of_it_says_the_same(configuration: KubeletConfiguration) -> None:
+def test_the_stored_configuration_reads_back(configuration: KubeletConfiguration) -> None:
     said = json.loads(json.dumps(to_object(configuration)))
     assert of_object(said, "here") == configuration
 
@@ -139,7 +139,7 @@ def test_a_fault_names_source_and_field(content: object, reason: str) -> None:
     assert reason in str(raised.value)
 
 
-def test_a_flag_that_is_no_pair_is_named() -> None:
+def test_a_flag_without_a_pair_is_named() -> None:
     with pytest.raises(ConfigurationError, match="kube_reserved: 'cpu' is not NAME=VALUE"):
         of_command_line(["kubelet", "--kube-reserved=cpu"], None, "here")
 
@@ -158,6 +158,6 @@ json_like = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*WRITTEN, "kubeletconfig"]), json_like))
-def test_no_object_raises_anything_else(content: dict[str, Any]) -> None:
+def test_no_object_raises_another_error(content: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigurationError):
         of_object(json.loads(json.dumps(content)), "here")

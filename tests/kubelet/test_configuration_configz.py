@@ -64,7 +64,7 @@ def token(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_read_with_and_without_verifying_who_answers(
+def test_configz_is_read_with_and_without_verification(
     url: str, token: str, certificate: tuple[Path, Path]
 ) -> None:
     for ca in ("", str(certificate[1])):
@@ -84,7 +84,7 @@ def test_faults_name_the_address(url: str, token: str, tmp_path: Path) -> None:
         configuration.read_configz(url, str(tmp_path / "none"), "")
 
 
-def test_nobody_listens_before_the_kubelet_is_up(token: str) -> None:
+def test_no_answer_before_the_kubelet_is_up(token: str) -> None:
     assert configuration.read_configz("https://127.0.0.1:1/configz", token, "") is None
 
 
@@ -96,7 +96,7 @@ def test_torn_answer(tmp_path: Path, torn: str) -> None:
         configuration.read_configz(f"file://{answer}", "", "")
 
 
-def test_who_speaks_no_http_is_named(token: str) -> None:
+def test_an_answer_that_is_not_http_is_named(token: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
         address = f"http://127.0.0.1:{server.getsockname()[1]}/configz"

@@ -135,14 +135,14 @@ def test_cpus_of_a_pod_are_its_own_and_those_of_all_its_containers() -> None:
     assert (state.version, state.checked) == (3, Checked.UNKNOWN)
 
 
-def test_without_entries_the_checksum_tells_the_version() -> None:
+def test_without_entries_the_checksum_determines_the_version() -> None:
     none = CpuManagerState("static", CpuSet([0]), version=2)
     for version in (2, 3):
         state = decode(encode(msgspec.structs.replace(none, version=version)))
         assert (state.version, state.checked) == (version, Checked.VERIFIED)
 
 
-def test_data_counts_and_not_what_stands_beside_it() -> None:
+def test_the_data_field_overrides_the_fields_next_to_it() -> None:
     data = json.dumps(
         {
             "policyName": "static",
@@ -158,7 +158,7 @@ def test_data_counts_and_not_what_stands_beside_it() -> None:
     assert (state.version, state.checked, state.problems) == (4, Checked.UNKNOWN, ())
 
 
-def test_fields_that_data_is_not_known_to_have_are_named() -> None:
+def test_unknown_fields_of_the_data_are_named() -> None:
     """The checksum is of the whole text."""
     state = CpuManagerState("static", CpuSet([0]), version=4)
     data = '{"policyName":"static","defaultCpuSet":"0","later":1}'
@@ -180,7 +180,7 @@ def test_wrong_checksum_of_data_is_named(tmp_path: Path) -> None:
         read(str(path))
 
 
-def test_one_unreadable_cpuset_leaves_the_others(tmp_path: Path) -> None:
+def test_one_invalid_cpuset_does_not_affect_the_others(tmp_path: Path) -> None:
     entries = {"u": {"a": "1-", "b": "4"}, "v": {"a": 7, "c": "5"}, "w": [1], "x": {"a": "6"}}
     state = decode(text(entries=entries, podEntries={"y": {"cpuSet": "z"}}, checksum=1))
     assert state.by_uid == {"u": CpuSet([4]), "v": CpuSet([5]), "x": CpuSet([6])}
@@ -193,7 +193,7 @@ def test_one_unreadable_cpuset_leaves_the_others(tmp_path: Path) -> None:
     assert (state.version, state.checked) == (None, Checked.UNKNOWN)
 
 
-def test_unreadable_cpuset_under_a_right_checksum_is_verified() -> None:
+def test_invalid_cpuset_with_a_correct_checksum_is_verified() -> None:
     """The checksum is of the text."""
     entries = {"pod": {"c": "asd"}}
     content = {"policyName": "static", "defaultCpuSet": "1-3", "entries": entries}
@@ -207,12 +207,12 @@ def test_unreadable_cpuset_under_a_right_checksum_is_verified() -> None:
     assert len(state.problems) == 1
 
 
-def test_pod_without_a_text_for_its_cpus_is_named() -> None:
+def test_pod_with_invalid_cpus_is_named() -> None:
     state = decode(text(podEntries={"u": {"cpuSet": None}, "v": None}, checksum=1))
     assert (state.pods, len(state.problems), state.version) == ({}, 2, None)
 
 
-def test_later_version_is_read_as_far_as_it_is_understood(tmp_path: Path) -> None:
+def test_later_version_is_read_as_far_as_it_is_known(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(text(entries={"u": {"a": "1"}}, containerEntries={"u": {}}, checksum=5))
     state = read(str(path))
@@ -221,7 +221,7 @@ def test_later_version_is_read_as_far_as_it_is_understood(tmp_path: Path) -> Non
     assert state.problems == ("containerEntries: unknown field",)
 
 
-def test_absent_file_is_no_policy(tmp_path: Path) -> None:
+def test_absent_file_means_policy_none(tmp_path: Path) -> None:
     assert read(str(tmp_path / "none")) == CpuManagerState("none")
 
 
@@ -242,14 +242,14 @@ def test_absent_file_is_no_policy(tmp_path: Path) -> None:
         (text(data="{}"), "policyName is missing"),
     ],
 )
-def test_fault_is_named(tmp_path: Path, raw: bytes, reason: str) -> None:
+def test_errors_name_the_file(tmp_path: Path, raw: bytes, reason: str) -> None:
     path = tmp_path / "state"
     path.write_bytes(raw)
     with pytest.raises(StateFileError, match=f"{path}: {reason}"):
         read(str(path))
 
 
-def test_folder_in_its_place(tmp_path: Path) -> None:
+def test_folder_in_place_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(StateFileError, match="Is a directory"):
         read(str(tmp_path))
 
@@ -264,7 +264,7 @@ SETS = st.frozensets(st.integers(0, 40)).map(CpuSet)
     entries=st.dictionaries(NAMES, st.dictionaries(NAMES, SETS), max_size=3),
     pods=st.dictionaries(NAMES, SETS, max_size=3),
 )
-def test_what_is_written_is_read_and_verified(
+def test_written_file_is_read_and_verified(
     version: int, default: CpuSet, entries: dict[str, dict[str, CpuSet]], pods: dict[str, CpuSet]
 ) -> None:
     if version == 2:
@@ -274,7 +274,7 @@ def test_what_is_written_is_read_and_verified(
     assert again == msgspec.structs.replace(state, checked=Checked.VERIFIED)
 
 
-def test_file_of_a_kubelet_that_knows_whole_pods() -> None:
+def test_file_of_a_kubelet_with_pod_level_cpus() -> None:
     """Written by the code of kubelet 1.36.3 with PodLevelResourceManagers."""
     raw = (
         b'{"policyName":"static","defaultCpuSet":"97","podEntries":{"pod-3":{}},'
@@ -285,7 +285,7 @@ def test_file_of_a_kubelet_that_knows_whole_pods() -> None:
     assert encode(state) == raw
 
 
-def test_written_as_go_writes_it() -> None:
+def test_file_is_written_as_by_go() -> None:
     entries = {"v": {"c": CpuSet([5])}, "u": {"d": CpuSet([4]), "c": CpuSet([1, 2, 3])}}
     pods = {"w": CpuSet([6]), "p": EMPTY}
     state = CpuManagerState("static", CpuSet([0]), entries, pods=pods, version=3)
@@ -324,6 +324,6 @@ FIELDS = ["policyName", "entries", "podEntries", "cpuSet", "data", "originals", 
         lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
     )
 )
-def test_any_json_is_a_state_or_an_error_of_ours(value: Any) -> None:
+def test_any_json_is_a_state_or_a_state_file_error(value: Any) -> None:
     with contextlib.suppress(StateFileError):
         assert decode(json.dumps(value).encode()).problems is not None

@@ -98,18 +98,18 @@ def test_boot_id_is_not_covered_by_the_checksum() -> None:
     ],
     ids=["plain lists", "nothing given"],
 )
-def test_what_go_hashes(data: dict[str, Any], checksum: int, version: int) -> None:
+def test_checksums_equal_gos(data: dict[str, Any], checksum: int, version: int) -> None:
     """Printed by spew 1.1.1 for structs of the same names."""
     checkpoint = decode(json.dumps({"Data": data, "Checksum": checksum}).encode())
     assert (checkpoint.version, checkpoint.checked) == (version, Checked.VERIFIED)
 
 
-def test_plain_list_belongs_to_no_numa_node() -> None:
+def test_plain_list_of_devices_has_no_numa_node() -> None:
     (entry,) = decode(of(old("u", ["d1", "d0"], None))).entries
     assert (entry.devices, entry.answer) == ({NO_NODE: ("d1", "d0")}, None)
 
 
-def test_what_can_not_be_read_is_named_and_the_rest_is_used() -> None:
+def test_invalid_entries_are_named_and_the_rest_is_used() -> None:
     broken = [
         ENTRY | {"AllocResp": "?"},
         ENTRY | {"DeviceIDs": {"x": ["d"]}},
@@ -132,13 +132,13 @@ def test_what_can_not_be_read_is_named_and_the_rest_is_used() -> None:
     assert (checkpoint.version, checkpoint.checked) == (None, Checked.UNKNOWN)
 
 
-def test_mixed_shapes_are_no_version_known() -> None:
+def test_mixed_formats_are_an_unknown_version() -> None:
     checkpoint = decode(of(ENTRY, old("u", ["d"], None), Checksum=5))
     assert (len(checkpoint.entries), checkpoint.version) == (2, None)
     assert checkpoint.checked is Checked.UNKNOWN
 
 
-def test_absent_file_is_no_device(tmp_path: Path) -> None:
+def test_absent_file_means_no_devices(tmp_path: Path) -> None:
     assert read(str(tmp_path / "none")) == DeviceCheckpoint()
 
 
@@ -153,7 +153,7 @@ def test_absent_file_is_no_device(tmp_path: Path) -> None:
         (of(ENTRY, BootID=1), "BootID: is a int"),
     ],
 )
-def test_fault_is_named(tmp_path: Path, raw: bytes, reason: str) -> None:
+def test_errors_name_the_file(tmp_path: Path, raw: bytes, reason: str) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(raw)
     with pytest.raises(StateFileError, match=f"{path}: {reason}"):
@@ -169,6 +169,6 @@ FIELDS = ["Data", "PodDeviceEntries", "RegisteredDevices", "PodUID", "DeviceIDs"
         lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
     )
 )
-def test_any_json_is_a_state_or_an_error_of_ours(value: Any) -> None:
+def test_any_json_is_a_state_or_a_state_file_error(value: Any) -> None:
     with contextlib.suppress(StateFileError):
         assert decode(json.dumps(value).encode()).problems is not None

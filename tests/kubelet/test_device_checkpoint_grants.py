@@ -77,7 +77,7 @@ def test_ids_and_answer() -> None:
     )
 
 
-def test_an_answer_that_is_torn_is_told_and_the_ids_count() -> None:
+def test_an_invalid_answer_is_reported_and_the_ids_count() -> None:
     found, problems = grants_of(checkpoint(["GPU-a"], base64.b64encode(b"\x0a\x7f").decode()))
     assert [each.names for each in found] == [("GPU-a",)]
     (problem,) = problems
@@ -93,7 +93,9 @@ def test_an_answer_that_is_torn_is_told_and_the_ids_count() -> None:
         ("before", "now", ("BootID before: written before the last reboot",)),
     ],
 )
-def test_the_boot_that_it_is_of(told: str, boot: str, problems: tuple[str, ...]) -> None:
+def test_checkpoint_of_another_boot_is_reported(
+    told: str, boot: str, problems: tuple[str, ...]
+) -> None:
     found, seen = grants_of(checkpoint(["GPU-a"], BootID=told), boot)
     assert seen == problems
     assert len(found) == 1

@@ -84,7 +84,7 @@ def test_values() -> None:
     assert decode(encoded(AS_DATA)).policy == "static"
 
 
-def test_what_can_not_be_read_is_named_and_the_rest_is_used() -> None:
+def test_invalid_entries_are_named_and_the_rest_is_used() -> None:
     state = decode(
         encoded(
             FILLED
@@ -109,7 +109,7 @@ def test_what_can_not_be_read_is_named_and_the_rest_is_used() -> None:
     assert (state.version, state.checked) == (None, Checked.UNKNOWN)
 
 
-def test_absent_file_is_no_policy(tmp_path: Path) -> None:
+def test_absent_file_means_no_policy(tmp_path: Path) -> None:
     assert read(str(tmp_path / "none")) == MemoryManagerState()
 
 
@@ -122,7 +122,7 @@ def test_absent_file_is_no_policy(tmp_path: Path) -> None:
         (encoded({"data": "{"}), "data: is not JSON"),
     ],
 )
-def test_fault_is_named(tmp_path: Path, raw: bytes, reason: str) -> None:
+def test_errors_name_the_file(tmp_path: Path, raw: bytes, reason: str) -> None:
     path = tmp_path / "state"
     path.write_bytes(raw)
     with pytest.raises(StateFileError, match=f"{path}: {reason}"):
@@ -138,6 +138,6 @@ FIELDS = ["policyName", "machineState", "entries", "podEntries", "memoryBlocks",
         lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
     )
 )
-def test_any_json_is_a_state_or_an_error_of_ours(value: Any) -> None:
+def test_any_json_is_a_state_or_a_state_file_error(value: Any) -> None:
     with contextlib.suppress(StateFileError):
         assert decode(json.dumps(value).encode()).problems is not None

@@ -105,9 +105,7 @@ def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: Kubelet) -> No
     assert idle == PodResources("ns", "idle")
 
 
-def test_order_of_pods_and_drivers_is_not_the_kubelets(
-    client: PodResourcesClient, kubelet: Kubelet
-) -> None:
+def test_pods_and_drivers_are_sorted(client: PodResourcesClient, kubelet: Kubelet) -> None:
     """Both come out of Go's maps, another way each time."""
     one, two = (pb.ClaimResource(driver_name=name) for name in ("one", "two"))
 
@@ -152,7 +150,7 @@ def test_device_near_two_numa_nodes_is_one_device() -> None:
     assert podresources.pod(message).containers[0].devices == (GivenDevice("v/x", "d", (0, 1)),)
 
 
-def test_device_on_no_numa_node_may_say_so_with_minus_one() -> None:
+def test_device_with_numa_node_minus_one_has_none() -> None:
     """As the kernel does, and plugins that read it (devices.md §3.6)."""
     message = with_container(devices=[device("v/x", "d", -1)])
     assert podresources.pod(message).containers[0].devices == (GivenDevice("v/x", "d"),)
@@ -168,7 +166,7 @@ def test_device_on_no_numa_node_may_say_so_with_minus_one() -> None:
         ([[], ["a"]], [(), ("a",)]),
     ],
 )
-def test_cdi_names_that_the_kubelet_repeats_belong_to_the_device_before(
+def test_repeated_cdi_names_belong_to_the_previous_device(
     told: list[list[str]], own: list[tuple[str, ...]]
 ) -> None:
     """1.36 collects them over the devices of a driver (cm/container_manager_linux.go)."""
@@ -187,7 +185,7 @@ def test_cdi_names_that_the_kubelet_repeats_belong_to_the_device_before(
     assert [each.cdi for each in value.devices] == own
 
 
-def test_another_drivers_cdi_names_are_its_own() -> None:
+def test_cdi_names_of_two_drivers_are_separate() -> None:
     shared = pb.CDIDevice(name="a")
     one = pb.ClaimResource(driver_name="one", cdi_devices=[shared])
     two = pb.ClaimResource(driver_name="two", cdi_devices=[shared, pb.CDIDevice(name="b")])
@@ -233,7 +231,7 @@ def test_another_drivers_cdi_names_are_its_own() -> None:
         ),
     ],
 )
-def test_what_cant_be_true_is_refused_by_name(
+def test_impossible_values_are_refused_with_their_pod(
     client: PodResourcesClient, kubelet: Kubelet, path: Path, message: pb.PodResources, named: str
 ) -> None:
     kubelet.has(pb.PodResources(namespace="ns", name="good"), message)
@@ -255,7 +253,7 @@ def test_what_cant_be_true_is_refused_by_name(
         (None, NotServedError),
     ],
 )
-def test_each_trouble_has_its_error(
+def test_each_failure_has_its_error(
     client: PodResourcesClient,
     kubelet: Kubelet,
     path: Path,
@@ -288,7 +286,7 @@ def test_pod_that_the_kubelet_does_not_have(client: PodResourcesClient, kubelet:
         client.pod("ns", "p")
 
 
-def test_no_socket_and_one_that_nobody_answers(path: Path) -> None:
+def test_missing_socket_and_socket_without_a_listener(path: Path) -> None:
     client = PodResourcesClient(str(path), 0.05)
     with pytest.raises(KubeletDownError, match=r"kubelet\.sock: List: .*No such file"):
         client.pods()

@@ -80,7 +80,7 @@ def gpus(*uuids: str) -> ContainerCorrection:
     return ContainerCorrection(devices={"gpu": tuple(OwnDevice(each, (1,)) for each in uuids)})
 
 
-def test_what_nothing_is_known_of_passes_as_it_came(exporter: Exporter, kubelet: Kubelet) -> None:
+def test_unknown_pods_and_fields_pass_unchanged(exporter: Exporter, kubelet: Kubelet) -> None:
     """Fields of a newer kubelet too."""
     exporter.corrects(main=gpus("GPU-1"))
     other = pb.PodResources(namespace="ns", name="other", containers=[container(cpu_ids=[3])])
@@ -108,7 +108,7 @@ def test_what_nothing_is_known_of_passes_as_it_came(exporter: Exporter, kubelet:
         ([device("rdma/x", "0000:17:00.0")], (), [device("rdma/x", "0000:17:00.0")]),
     ],
 )  # fmt: skip
-def test_devices_are_those_that_the_container_has(
+def test_devices_are_replaced_by_the_containers_own(
     exporter: Exporter,
     kubelet: Kubelet,
     told: list[pb.ContainerDevices],
@@ -122,7 +122,7 @@ def test_devices_are_those_that_the_container_has(
     assert list(side.devices) == told, "of it nothing is known"
 
 
-def test_cpus_are_those_that_the_container_has(exporter: Exporter, kubelet: Kubelet) -> None:
+def test_cpus_are_replaced_by_the_containers_own(exporter: Exporter, kubelet: Kubelet) -> None:
     exporter.corrects(
         own=ContainerCorrection(CpuSet([5, 4])),
         pool=ContainerCorrection(EMPTY),
@@ -152,7 +152,7 @@ def test_one_pod_is_corrected_too(exporter: Exporter, kubelet: Kubelet) -> None:
         (grpc.StatusCode.UNKNOWN, "pod p in namespace ns not found"),
     ],
 )
-def test_the_kubelets_errors_are_its_own(
+def test_the_kubelets_errors_are_passed_on(
     exporter: Exporter, kubelet: Kubelet, status: tuple[grpc.StatusCode, str]
 ) -> None:
     kubelet.answers["Get"] = status
@@ -167,7 +167,7 @@ def test_the_kubelets_errors_are_its_own(
     assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_before_anything_is_known_callers_come_again(exporter: Exporter, kubelet: Kubelet) -> None:
+def test_before_the_first_pass_calls_are_unavailable(exporter: Exporter, kubelet: Kubelet) -> None:
     kubelet.has(listed(container()))
     exporter.known = None
     with pytest.raises(grpc.RpcError) as failure:
@@ -176,7 +176,7 @@ def test_before_anything_is_known_callers_come_again(exporter: Exporter, kubelet
     assert kubelet.asked == []
 
 
-def test_without_a_kubelet_that_is_said(exporter: Exporter) -> None:
+def test_without_a_kubelet_calls_are_unavailable(exporter: Exporter) -> None:
     with pytest.raises(grpc.RpcError) as failure:
         exporter.pods()
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -27,7 +27,7 @@ def test_a_changed_byte_changes_the_hash(head: bytes, tail: bytes) -> None:
 
 
 @given(st.dictionaries(st.text("ab:[ ", max_size=3), st.text("xy", max_size=2)))
-def test_order_of_keys_is_no_matter(entries: dict[str, str]) -> None:
+def test_order_of_keys_does_not_matter(entries: dict[str, str]) -> None:
     backwards = reduce(lambda done, item: {item[0]: item[1], **done}, entries.items(), {})
     assert statefile.go_map(entries) == statefile.go_map(backwards)
 
@@ -36,7 +36,7 @@ def test_numbers_are_sorted_by_value() -> None:
     assert statefile.go_map({10: "c", 9: "b", -1: "a"}) == "map[-1:a 9:b 10:c]"
 
 
-def test_nothing_is_not_empty() -> None:
+def test_nil_differs_from_empty() -> None:
     assert (statefile.go_map({}), statefile.go_slice([])) == ("map[]", "[]")
     assert statefile.go_map(None) == statefile.go_slice(None) == "<nil>"
 

@@ -48,7 +48,7 @@ def body(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_the_fields_we_read() -> None:
+def test_the_fields_that_are_read() -> None:
     pod = decode(msgspec.json.encode(BODY))
     assert pod == from_object(BODY)
     assert (pod.title, pod.uid, pod.runtime_uid, pod.node) == ("ns/p", "u-1", "u-1", "n")
@@ -62,7 +62,7 @@ def test_the_fields_we_read() -> None:
     assert pod.init_containers == (ApiContainer("i"),)
 
 
-def test_an_object_with_next_to_nothing() -> None:
+def test_an_object_with_few_fields() -> None:
     pod = from_object({"metadata": {"name": "p", "uid": "u"}})
     assert (pod.namespace, pod.phase, pod.kube_class) == ("default", Phase.PENDING, None)
     assert (pod.created_at, pod.node, pod.labels) == (0, "", {})
@@ -121,7 +121,7 @@ def test_a_mirror_pod_has_the_uid_of_its_static_pod(annotations: dict[str, str],
         ([], "Pod without a name: Expected `object`, got `array`"),
     ],
 )
-def test_what_cannot_be_read_is_named(broken: object, said: str) -> None:
+def test_invalid_objects_are_named(broken: object, said: str) -> None:
     with pytest.raises(ObjectError, match=said):
         from_object(broken)
     with pytest.raises(ObjectError, match=said):
@@ -131,18 +131,18 @@ def test_what_cannot_be_read_is_named(broken: object, said: str) -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"\xff", b'{"metadata": ', b'{"metadata": {"name": "\xff"}}']
 )
-def test_what_is_no_json(text: bytes) -> None:
+def test_invalid_json(text: bytes) -> None:
     with pytest.raises(ObjectError, match="Pod without a name: is not JSON"):
         decode(text)
 
 
 @given(st.binary(max_size=200))
-def test_nothing_crashes(text: bytes) -> None:
+def test_hostile_json_is_an_object_error(text: bytes) -> None:
     with pytest.raises(ObjectError):
         decode(b'{"metadata":' + text)
 
 
-def test_what_a_scheduler_reads_of_a_pod() -> None:
+def test_fields_of_a_pod_for_the_scheduler() -> None:
     spec = {
         **BODY["spec"],
         "priority": 9500,
@@ -172,7 +172,7 @@ def test_what_a_scheduler_reads_of_a_pod() -> None:
         ({"priority": "high"}, {}, "spec.priority"),
     ],
 )
-def test_a_field_that_means_nothing_is_named(
+def test_an_invalid_field_is_named(
     spec: dict[str, Any], status: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(ObjectError, match=rf"Pod ns/p: {field}: "):

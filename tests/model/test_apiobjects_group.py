@@ -30,7 +30,7 @@ def test_a_group_is_a_name_and_a_size() -> None:
         ("train/65", "SIZE 65 is not 1 to 64"),
     ],
 )
-def test_an_odd_annotation_is_named(text: str, reason: str) -> None:
+def test_an_invalid_annotation_is_named(text: str, reason: str) -> None:
     with pytest.raises(GroupError) as raised:
         group_of(annotated(text))
     assert str(raised.value) == f"pod default/p: annotation topolet.io/group: {reason}"

@@ -89,7 +89,7 @@ def refusal(key: str, read: Read, text: str) -> str:
 
 @EACH
 @pytest.mark.parametrize("character", [" ", "[", "9", "ä", "\ud800"])
-def test_a_text_beyond_its_bound_is_refused_by_name(
+def test_a_text_beyond_its_bound_is_refused_with_its_key(
     key: str, read: Read, most: int, character: str
 ) -> None:
     size = len(character.encode(errors="surrogatepass"))
@@ -119,7 +119,7 @@ def test_a_text_beyond_its_bound_is_refused_by_name(
         "\0" * 8_000,
     ],
 )
-def test_what_bursts_a_parser_is_a_fault_like_any_other(
+def test_text_that_overloads_a_parser_is_an_ordinary_error(
     key: str, read: Read, most: int, text: str
 ) -> None:
     assert len(text) <= most
@@ -135,7 +135,7 @@ JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(READERS), JSON | st.text(), st.integers(0, 2_000))
-def test_any_text_is_read_or_refused_by_name(
+def test_any_text_is_read_or_refused_with_its_key(
     reader: tuple[str, Read, int], value: object, times: int
 ) -> None:
     key, read, most = reader
@@ -212,7 +212,7 @@ def test_entries_are_bounded(key: str, most: int, text: Callable[[int], str]) ->
 
 
 @pytest.mark.parametrize("size", [1, 33_000, 65_535])
-def test_groups_of_a_cpu_list_cost_no_more_than_the_list(size: int) -> None:
+def test_groups_of_a_cpu_list_are_parsed_in_linear_time(size: int) -> None:
     """One shift for each group takes minutes, one division for each part takes seconds."""
     part = f"0-65535:1/{size}"
     text = ",".join([part] * (bounds.POD_TEXT_BYTES // (len(part) + 1)))
@@ -220,7 +220,7 @@ def test_groups_of_a_cpu_list_cost_no_more_than_the_list(size: int) -> None:
 
 
 @given(st.integers(0, 200), st.integers(0, 200), st.integers(1, 40), st.data())
-def test_groups_of_a_cpu_list_are_what_the_kernel_takes_them_for(
+def test_groups_of_a_cpu_list_are_read_as_by_the_kernel(
     first: int, length: int, size: int, data: st.DataObject
 ) -> None:
     used = data.draw(st.integers(1, size))
@@ -229,7 +229,7 @@ def test_groups_of_a_cpu_list_are_what_the_kernel_takes_them_for(
     assert set(CpuSet.parse(f"{first}-{last}:{used}/{size}")) == wanted
 
 
-def test_what_is_kept_of_a_pod_is_bounded_and_what_is_too_long_stays_too_long() -> None:
+def test_stored_metadata_is_bounded_and_stays_too_long_for_its_reader() -> None:
     texts = dict.fromkeys(ANNOTATIONS, "x" * (200 << 10))
     kept = pod_metadata({"app": "x" * 63}, {**texts, "other": "x" * (200 << 10)})
     assert kept.labels == {}

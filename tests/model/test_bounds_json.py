@@ -17,11 +17,11 @@ decoder = msgspec.json.Decoder(dict[str, int])
         (b'{"a": "1"}', "Expected `int`, got `str` - at `$[...]`"),
     ],
 )
-def test_every_fault_is_one_error(text: bytes | str, reason: str) -> None:
+def test_every_failure_is_a_json_error(text: bytes | str, reason: str) -> None:
     with pytest.raises(JsonError, match=reason.replace("$[...]", r"\$\[\.\.\.\]")):
         bounds.decode(decoder, text)
 
 
-def test_nesting_without_end_is_no_recursion_error() -> None:
+def test_deep_nesting_is_a_json_error() -> None:
     with pytest.raises(JsonError, match="is not JSON"):
         bounds.decode(msgspec.json.Decoder(), "[" * 100_000)

@@ -31,7 +31,7 @@ sent = st.one_of(
 
 
 @given(sent)
-def test_what_is_sent_is_received(notification: Notification) -> None:
+def test_notifications_are_encoded_and_decoded(notification: Notification) -> None:
     assert decode(encode(notification)) == notification
 
 
@@ -61,5 +61,5 @@ def test_any_bytes_are_a_notification_or_refused(datagram: bytes) -> None:
         assert decode(datagram) is not None
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     assert decode(b'{"type":"look","since":1}') == SnapshotRequest()

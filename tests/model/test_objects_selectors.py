@@ -37,7 +37,7 @@ def test_matching(text: str, matches: bool) -> None:
     assert msgspec.json.decode(text, type=LabelSelector).matches(LABELS) == matches
 
 
-def test_an_operator_that_is_not_known() -> None:
+def test_an_unknown_operator() -> None:
     with pytest.raises(msgspec.ValidationError, match="operator"):
         msgspec.json.decode(
             '{"matchExpressions": [{"key": "tier", "operator": "Gt"}]}', type=LabelSelector

@@ -46,12 +46,12 @@ def test_bare_json_numbers_count(number: float) -> None:
     "text",
     ["", "m", "1 ", "1mi", "0x10", "1e999", "1e", "--1", "1.2.3", "Infinity", "\u0661", "9" * 99],
 )
-def test_no_quantity_is_named(text: str) -> None:
+def test_an_invalid_quantity_is_an_error(text: str) -> None:
     with pytest.raises(QuantityError, match="is not a quantity"):
         quantities.milli(text)
 
 
-def test_an_endless_number_is_refused() -> None:
+def test_an_infinite_number_is_refused() -> None:
     with pytest.raises(QuantityError):
         quantities.whole(float("inf"))
 

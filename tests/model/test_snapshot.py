@@ -57,16 +57,14 @@ full = st.builds(
 
 
 @given(full)
-def test_what_is_written_is_read(snapshot: Snapshot) -> None:
+def test_snapshots_are_encoded_and_decoded(snapshot: Snapshot) -> None:
     line = snapshots.encode(snapshot)
     assert snapshots.decode(line) == snapshot
     assert line.count(b"\n") == 1
 
 
 @given(full, st.data())
-def test_a_torn_snapshot_is_an_error_and_nothing_else(
-    snapshot: Snapshot, data: st.DataObject
-) -> None:
+def test_a_torn_snapshot_is_a_snapshot_error(snapshot: Snapshot, data: st.DataObject) -> None:
     line = snapshots.encode(snapshot).rstrip()
     cut = data.draw(st.integers(0, len(line) - 1))
     with pytest.raises(SnapshotError, match="snapshot: "):
@@ -83,7 +81,7 @@ def test_a_torn_snapshot_is_an_error_and_nothing_else(
         (b"{}", "missing required field `generation`"),
     ],
 )
-def test_no_snapshot(raw: bytes, reason: str) -> None:
+def test_invalid_snapshots(raw: bytes, reason: str) -> None:
     with pytest.raises(SnapshotError, match=reason):
         snapshots.decode(raw)
 
@@ -111,11 +109,11 @@ def test_pool_cpus_of_all_or_of_some_nodes() -> None:
         ("PROD", "prod/db", "main", False),
     ],
 )
-def test_what_is_left_alone(text: str, pod: str, container: str, left: bool) -> None:
+def test_excluded_containers(text: str, pod: str, container: str, left: bool) -> None:
     assert excludes(parse_patterns(text), *pod.split("/"), container) is left
 
 
 @pytest.mark.parametrize("text", ["a/b/c/d", "/a", "a//b", "a/", "a,/"])
-def test_a_pattern_that_names_nothing_is_quoted(text: str) -> None:
+def test_an_invalid_pattern_is_quoted(text: str) -> None:
     with pytest.raises(ExclusionError, match="is not NAMESPACE"):
         parse_patterns(text)

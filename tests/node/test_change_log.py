@@ -10,7 +10,7 @@ from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod
 
 
-def test_container_without_a_cgroup_is_told_once_and_only_if_it_stays_so(
+def test_container_that_stays_without_a_cgroup_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     metrics = AgentMetrics()
@@ -32,7 +32,7 @@ def test_container_without_a_cgroup_is_told_once_and_only_if_it_stays_so(
     assert told({}, 13.5) == (0, False)
 
 
-def test_owner_of_a_cpu_that_went_offline_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_owner_of_an_offline_cpu_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     metrics = AgentMetrics()
     witness = ChangeRecorder(metrics)
     owner = pod("a", "LSE", "1-2")
@@ -46,7 +46,7 @@ def test_owner_of_a_cpu_that_went_offline_is_told_once(caplog: pytest.LogCapture
     assert errors == ["pod ns/a: CPUs 2 of its own are offline"]
 
 
-def test_owner_without_any_cpu_left_is_told_with_what_becomes_of_it(
+def test_owner_without_online_cpus_is_logged_with_the_consequence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     metrics = AgentMetrics()

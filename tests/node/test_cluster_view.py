@@ -54,7 +54,7 @@ def settled(assignments: ClusterWatches, check: Callable[[], bool]) -> None:
     eventually("told", check)
 
 
-def test_nothing_is_known_before_it_is_told(assignments: ClusterWatches, heard: Heard) -> None:
+def test_pods_are_unknown_before_the_start(assignments: ClusterWatches, heard: Heard) -> None:
     assert assignments.now().pods_listed is False
     assignments.start()
     assert assignments.now().pods_listed is True, "a folder is read at once"
@@ -81,7 +81,7 @@ def test_pods_and_node_are_followed(
     settled(assignments, lambda: not assignments.now().pods)
 
 
-def test_what_nobody_reads_wakes_nobody(
+def test_changes_of_unused_fields_do_not_wake_the_agent(
     tmp_path: Path, assignments: ClusterWatches, heard: Heard
 ) -> None:
     put(tmp_path, "a")
@@ -94,7 +94,7 @@ def test_what_nobody_reads_wakes_nobody(
     assert heard.times == times + 1
 
 
-def test_a_pod_that_cannot_be_read_keeps_its_last_good_state(
+def test_an_invalid_pod_keeps_its_last_valid_state(
     tmp_path: Path, assignments: ClusterWatches, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tmp_path, "a", labels={QOS_LABEL: "LSR"})
@@ -105,7 +105,7 @@ def test_a_pod_that_cannot_be_read_keeps_its_last_good_state(
     assert "Pod ns/a: metadata.creationTimestamp" in caplog.text
 
 
-def test_a_name_that_another_pod_takes_is_another_pod(
+def test_another_pod_with_the_same_name_replaces_the_first(
     tmp_path: Path, assignments: ClusterWatches
 ) -> None:
     put(tmp_path, "a", uid="1")
@@ -114,7 +114,9 @@ def test_a_name_that_another_pod_takes_is_another_pod(
     settled(assignments, lambda: list(assignments.now().pods) == ["2"])
 
 
-def test_trouble_is_told_and_changes_nothing(tmp_path: Path, assignments: ClusterWatches) -> None:
+def test_a_failure_is_reported_and_changes_nothing(
+    tmp_path: Path, assignments: ClusterWatches
+) -> None:
     path = put(tmp_path, "a")
     assignments.start()
     path.write_text("{")
@@ -122,7 +124,9 @@ def test_trouble_is_told_and_changes_nothing(tmp_path: Path, assignments: Cluste
     assert list(assignments.now().pods) == ["a"]
 
 
-def test_age_is_since_the_folder_could_be_read(tmp_path: Path, assignments: ClusterWatches) -> None:
+def test_age_is_since_the_last_read_of_the_folder(
+    tmp_path: Path, assignments: ClusterWatches
+) -> None:
     path = put(tmp_path, "a")
     assignments.start()
     assert assignments.ages_seconds().keys() == {"pods", "nodes"}

@@ -78,7 +78,7 @@ ENDS = "2026-01-01T00:00:00Z"
         (api_pod("a", "LSE", "1", deletionTimestamp=ENDS), False),
     ],
 )
-def test_a_pod_that_the_cluster_gave_claims_before_the_runtime_has_it(
+def test_a_pod_of_the_cluster_claims_before_the_runtime_has_it(
     tmp_path: Path, given: ApiPod, claims: bool
 ) -> None:
     world = World(tmp_path)
@@ -97,7 +97,7 @@ def test_a_pod_that_the_cluster_gave_claims_before_the_runtime_has_it(
         api_pod("b", "LS"),
     ],
 )
-def test_whatever_the_cluster_says_of_its_end_a_pod_has_its_cpus_while_it_runs(
+def test_a_running_pod_keeps_its_cpus_whatever_the_cluster_reports(
     tmp_path: Path, given: ApiPod
 ) -> None:
     world = World(tmp_path)
@@ -122,7 +122,7 @@ def test_another_claim_in_the_cluster_counts_and_outlives_restart_and_deletion(
     assert world.cpus(group) == "2", "a server that is away, or an object that was removed by force"
 
 
-def test_two_pods_of_one_name_keep_apart(tmp_path: Path) -> None:
+def test_two_pods_with_one_name_are_separate(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.container(world.sandbox("old", "LSE", "1"))
     new = msgspec.structs.replace(api_pod("new", "LSE", "2"), name="old")
@@ -141,7 +141,7 @@ def test_node_annotations_are_kept_while_no_server_answers(tmp_path: Path) -> No
     assert again.update(ClusterState(), []) == again.known
 
 
-def test_what_was_said_of_devices_is_kept(tmp_path: Path) -> None:
+def test_published_devices_are_kept(tmp_path: Path) -> None:
     path = str(tmp_path / "cluster.json")
     nic = Device("rdma", "0000:17:00.0", 5, {"koordinator.sh/rdma": 100})
     pairs = (GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH, None, 2, 50_000),)
@@ -181,7 +181,7 @@ def test_a_cache_beyond_its_bound_is_empty(
     assert "more than 10 bytes" in caplog.text
 
 
-def test_what_is_remembered_of_a_pod_is_bounded(tmp_path: Path) -> None:
+def test_stored_metadata_of_a_pod_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     hostile = dict.fromkeys((*pods.ANNOTATIONS, "other"), "x" * 200000)
     pod = msgspec.structs.replace(api_pod("a", "LS"), annotations=hostile)
@@ -214,7 +214,7 @@ def test_annotations_are_the_newest_of_listed_pods(
         assert words.annotations[RESOURCE_STATUS] == ("new" if uid in now else "old")
 
 
-def test_how_the_kubelet_is_configured_outlives_a_restart(tmp_path: Path) -> None:
+def test_the_kubelets_configuration_survives_a_restart(tmp_path: Path) -> None:
     path = str(tmp_path / "cluster.json")
     memory = cache(path)
     assert memory.known.configuration is None

@@ -50,7 +50,7 @@ def correction(each: Wanted, **containers: Wanted) -> PodCorrection:
         (Wanted("1,3", exclusive=True), CpuSet([1, 3])),
     ],
 )
-def test_cpus_are_those_that_are_its_own(wanted: Wanted, cpus: CpuSet | None) -> None:
+def test_cpus_are_the_containers_exclusive_ones(wanted: Wanted, cpus: CpuSet | None) -> None:
     assert correction(wanted) == PodCorrection(ContainerCorrection(cpus))
 
 
@@ -69,18 +69,18 @@ def test_cpus_are_those_that_are_its_own(wanted: Wanted, cpus: CpuSet | None) ->
         ),
     ],
 )
-def test_devices_are_those_that_it_was_given(
+def test_devices_are_the_visible_ones(
     visible: Visible, devices: dict[str, tuple[OwnDevice, ...]]
 ) -> None:
     assert correction(Wanted(visible=visible)).each.devices == devices
 
 
-def test_each_container_has_its_own() -> None:
+def test_each_container_has_its_own_correction() -> None:
     found = correction(Wanted("0"), main=Wanted("2", exclusive=True))
     assert (found.of("main").cpus, found.of("other").cpus) == (CpuSet([2]), EMPTY)
 
 
-def test_two_pods_of_one_name_are_left_to_the_kubelet() -> None:
+def test_two_pods_with_one_name_are_not_corrected() -> None:
     wanted = {"a": PodWanted("ns/a", QoS.LS, Wanted("0"))}
     assert corrections([pod("a"), pod("a")], wanted, FILES, DEVICES) == {}
     assert corrections([pod("b")], wanted, FILES, DEVICES) == {}, "nobody decided about it"

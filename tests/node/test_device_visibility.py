@@ -51,19 +51,19 @@ def holding(uid: str, device: str, form: Form = Form.WHOLE, part: str = "") -> D
     )
 
 
-def test_requests_share_a_pods_cards_out() -> None:
+def test_requests_divide_a_pods_cards() -> None:
     it = visibility([given("p", BOTH)], [asking("p", a=1, b=1, c=0)], FILES).pods["p"]
     seen = {name: [each.uuid for each in of.gpus or ()] for name, of in it.containers.items()}
     assert seen == {"a": ["GPU-0"], "b": ["GPU-1"]}
     assert it.each.gpus == ()
 
 
-def test_without_requests_all_see_all() -> None:
+def test_without_requests_all_containers_see_all_cards() -> None:
     it = visibility([given("p", BOTH)], [asking("other", a=1)], FILES).pods["p"]
     assert [each.uuid for each in it.each.gpus or ()] == ["GPU-0", "GPU-1"]
 
 
-def test_who_runs_keeps_its_card_from_an_older_claim() -> None:
+def test_a_running_pod_keeps_its_card_despite_an_older_claim() -> None:
     pods = [given("older", FIRST, 1), given("runs", FIRST, 2, runs=True), given("late", FIRST, 3)]
     it = visibility(pods, [], FILES)
     assert {uid: each.each.refused for uid, each in it.pods.items()} == {
@@ -74,7 +74,7 @@ def test_who_runs_keeps_its_card_from_an_older_claim() -> None:
     assert [each.holders for each in it.node.held] == [("runs",), ()]
 
 
-def test_who_had_a_card_keeps_it_from_an_older_pod_that_names_it_now() -> None:
+def test_a_holder_keeps_its_card_despite_a_new_claim_of_an_older_pod() -> None:
     pods = [given("older", FIRST, 1, runs=True), given("had", FIRST, 2)]
     it = visibility(pods, [], FILES, before={"GPU-0": frozenset({"had"})})
     assert {uid: each.each.refused for uid, each in it.pods.items()} == {
@@ -83,7 +83,7 @@ def test_who_had_a_card_keeps_it_from_an_older_pod_that_names_it_now() -> None:
     }
 
 
-def test_a_card_that_a_plugin_gave_is_not_given_again() -> None:
+def test_a_card_that_a_plugin_assigned_is_not_assigned_again() -> None:
     pods = [given("p", FIRST), pod("plugins", "LS")]
     it = visibility(pods, [], FILES, [holding("plugins", "GPU-0")])
     assert it.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
@@ -91,7 +91,7 @@ def test_a_card_that_a_plugin_gave_is_not_given_again() -> None:
         assert not visibility(pods, [], FILES, [harmless]).pods["p"].each.refused
 
 
-def test_a_plugin_takes_no_card_from_a_pod_that_runs_with_it() -> None:
+def test_a_plugin_takes_no_card_from_a_running_holder() -> None:
     """Hooks must go on to refuse it to the pod that the plugin gave it to."""
     pods = [given("p", FIRST, runs=True), pod("plugins", "LS")]
     found = [holding("plugins", "GPU-0")]
@@ -102,7 +102,7 @@ def test_a_plugin_takes_no_card_from_a_pod_that_runs_with_it() -> None:
     assert it.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
 
 
-def test_nor_is_an_instance_of_which_a_plugin_gave_a_replica() -> None:
+def test_an_instance_with_a_replica_from_a_plugin_is_not_assigned_again() -> None:
     instances = tuple(VisibleGpu(f"MIG-{each}", f"0:{number}") for number, each in enumerate("ab"))
     files = DeviceFiles((CardFiles(VisibleGpu("GPU-0", "0"), 0, True, instances),))
     pods = [given(each, f'{{"gpu": [{{"minor": 0, "id": "MIG-{each}"}}]}}') for each in "ab"]
@@ -114,13 +114,13 @@ def test_nor_is_an_instance_of_which_a_plugin_gave_a_replica() -> None:
     }
 
 
-def test_gpus_are_hidden_where_there_are_some() -> None:
+def test_gpus_are_hidden_if_there_are_any() -> None:
     assert visibility([], [], FILES).node.unasked == "hide"
     assert visibility([], [], DeviceFiles()).node.unasked == "leave"
     assert visibility([], [], DeviceFiles(None)).node.unasked == "hide"
 
 
-def test_before_anything_is_known_who_was_given_devices_waits_and_others_do_not() -> None:
+def test_before_the_first_decision_only_pods_with_devices_wait() -> None:
     snapshot = Snapshot(1, 0, "b", False, (), (), (), {}, {}, devices=UNDECIDED.node)
     comes = PodAnnounced("p", "ns", "p", {}, {DEVICE_ALLOCATED: FIRST}, "")
     assert isinstance(admission.decided_devices(CreateContainer(comes, "main"), snapshot), Wait)
@@ -128,14 +128,14 @@ def test_before_anything_is_known_who_was_given_devices_waits_and_others_do_not(
     assert admission.decided_devices(CreateContainer(other, "main"), snapshot) is None
 
 
-def test_the_folder_of_locks_is_there_for_whoever_containers_run_as(tmp_path: Path) -> None:
+def test_the_lock_folder_is_writable_for_every_user(tmp_path: Path) -> None:
     folder = tmp_path / "vgpulock"
     for library, mode in (("", None), ("/opt/vgpu.so", 0o1777), ("/opt/vgpu.so", 0o1777)):
         prepare(policy(AgentSettings(hami_core_library=library, state_dir=str(tmp_path))))
         assert (folder.stat().st_mode & 0o7777 if folder.exists() else None) == mode
 
 
-def test_what_people_set() -> None:
+def test_settings_of_device_visibility() -> None:
     without = policy(AgentSettings())
     assert (without.unasked, without.cdi_kind, without.isolation.library) == ("hide", "", "")
     settings = AgentSettings(

@@ -121,13 +121,13 @@ def health(report: DeviceReport) -> list[bool]:
     return [each.healthy for each in report.devices]
 
 
-def test_a_machine_without_cards_has_no_child(tmp_path: Path) -> None:
+def test_a_machine_without_cards_starts_no_child(tmp_path: Path) -> None:
     view = view_of(tmp_path)
     assert view.observe(TOPOLOGY, Published(), ApiNode(), ()) == DeviceState()
     view.close()
 
 
-def test_cards_are_devices_with_their_places(mixed: Node) -> None:
+def test_cards_are_devices_with_their_topology(mixed: Node) -> None:
     report = mixed.until(lambda it: it.devices)
     assert [each.type for each in report.devices] == ["gpu"] * len(report.devices)
     for device in report.devices:
@@ -138,7 +138,7 @@ def test_cards_are_devices_with_their_places(mixed: Node) -> None:
     assert report.gpus.driver_version == "550.163.01"
 
 
-def test_a_card_that_pci_has_and_the_driver_does_not_is_told(
+def test_a_card_that_pci_lists_and_the_driver_does_not_is_reported(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     mixed.card("00000000:AF:00.0")
@@ -153,7 +153,7 @@ def test_a_card_that_pci_has_and_the_driver_does_not_is_told(
     assert mixed.seen.missing == ()
 
 
-def test_a_driver_that_nobody_can_ask_is_told(
+def test_a_driver_that_cannot_be_queried_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if why := fakenvml.missing():
@@ -166,7 +166,7 @@ def test_a_driver_that_nobody_can_ask_is_told(
     assert "devices: GPUs: DriverMismatch: nvmlInit: " in caplog.text
 
 
-def test_what_was_published_stays_until_the_driver_has_answered(mixed: Node) -> None:
+def test_published_devices_are_kept_until_the_driver_answers(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     mixed.view.close()
     mixed.driver.tell(gpumachines.mixed().but(init=9))
@@ -185,9 +185,7 @@ def test_what_was_published_stays_until_the_driver_has_answered(mixed: Node) -> 
     mixed.until(lambda it: all(health(it)))
 
 
-def test_cards_that_were_taken_out_while_nobody_looked_are_gone(
-    mixed: Node, tmp_path: Path
-) -> None:
+def test_cards_removed_while_no_agent_ran_are_dropped(mixed: Node, tmp_path: Path) -> None:
     first = mixed.until(lambda it: it.devices)
     empty = view_of(tmp_path / "other")
     (tmp_path / "other").mkdir()
@@ -205,7 +203,9 @@ def test_a_card_is_cordoned_by_the_nodes_annotation(mixed: Node) -> None:
     assert all(health(mixed.observe()))
 
 
-def test_a_cordon_of_no_card_is_told(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cordon_of_an_unknown_card_is_reported(
+    mixed: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     first = mixed.until(lambda it: it.devices)
     mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": "GPU-typo, 1"})
     mixed.observe()
@@ -257,13 +257,13 @@ def dgx1(tmp_path: Path) -> Iterator[Node]:
     node.view.close()
 
 
-def test_linked_cards_are_told_as_partitions(dgx1: Node) -> None:
+def test_linked_cards_are_published_as_partitions(dgx1: Node) -> None:
     report = dgx1.until(lambda it: len(it.devices) == 8)
     sets = msgspec.json.decode(report.annotations[GPU_PARTITIONS])
     assert {size: len(found) for size, found in sets.items()}["8"] == 1
 
 
-def test_links_are_told_as_the_driver_tells_them(dgx1: Node) -> None:
+def test_links_are_published_as_the_driver_reports_them(dgx1: Node) -> None:
     report = dgx1.until(lambda it: len(it.devices) == 8)
     told = interconnect.decode_links(report.annotations)
     assert len(told) == 28
@@ -272,7 +272,7 @@ def test_links_are_told_as_the_driver_tells_them(dgx1: Node) -> None:
     assert told[4, 5] == Interlink(Ancestor.SWITCH, 1, 25_000)
 
 
-def test_links_stay_said_until_a_new_agents_driver_has_answered(dgx1: Node) -> None:
+def test_published_links_are_kept_until_the_driver_answers(dgx1: Node) -> None:
     first = dgx1.until(lambda it: len(it.devices) == 8)
     dgx1.view.close()
     dgx1.driver.tell(gpumachines.dgx1().but(init=9))
@@ -285,7 +285,7 @@ def test_links_stay_said_until_a_new_agents_driver_has_answered(dgx1: Node) -> N
         assert again.annotations[key] == first.annotations[key]
 
 
-def test_what_pods_hold_is_counted_and_what_cannot_be_read_is_told_once(
+def test_holdings_are_counted_and_invalid_annotations_are_reported_once(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     mixed.until(lambda it: it.devices)
@@ -301,7 +301,7 @@ def test_what_pods_hold_is_counted_and_what_cannot_be_read_is_told_once(
     assert len(told) == 1
 
 
-def test_a_card_that_the_kubelet_gave_is_taken_and_said(mixed: Node) -> None:
+def test_a_card_that_the_kubelet_assigned_is_in_use_and_published(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     uuid = first.devices[0].uuid
     grant = DeviceGrant("a", "main", "nvidia.com/gpu", (uuid,), HoldingSource.CHECKPOINT)
@@ -316,9 +316,7 @@ def test_a_card_that_the_kubelet_gave_is_taken_and_said(mixed: Node) -> None:
     assert (gone.report.held, gone.existing) == ({}, ())
 
 
-def test_a_scheduler_that_reads_no_annotation_is_shown_nothing_of_what_is_held(
-    mixed: Node, tmp_path: Path
-) -> None:
+def test_held_cards_can_be_withheld_from_the_device_object(mixed: Node, tmp_path: Path) -> None:
     mixed.view.close()
     mixed.view = mixed.another(withhold=True)
     first = mixed.until(lambda it: it.devices)
@@ -350,7 +348,7 @@ def test_a_scheduler_that_reads_no_annotation_is_shown_nothing_of_what_is_held(
     assert objects() == (whole, free, zone), "its pod let go"
 
 
-def test_a_card_that_two_pods_have_is_told(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
     first = mixed.until(lambda it: it.devices)
     given = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
     holder = msgspec.structs.replace(
@@ -367,7 +365,7 @@ def test_a_card_that_two_pods_have_is_told(mixed: Node, caplog: pytest.LogCaptur
     assert said == [f"devices: pod ns/b has gpu {uuid} beside pod ns/a, by container"]
 
 
-def test_a_running_pod_holds_its_card_whatever_is_written_into_its_annotation_since(
+def test_a_running_pod_holds_its_card_after_a_change_of_its_annotation(
     mixed: Node,
 ) -> None:
     first = mixed.until(lambda it: len(it.devices) > 1)
@@ -393,7 +391,7 @@ def test_a_running_pod_holds_its_card_whatever_is_written_into_its_annotation_si
     }
 
 
-def test_devices_go_on_from_what_was_said_of_them(tmp_path: Path) -> None:
+def test_devices_continue_from_the_published_object(tmp_path: Path) -> None:
     """Network cards have their numbers from it, GPUs what struck them."""
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)
@@ -409,7 +407,7 @@ def test_devices_go_on_from_what_was_said_of_them(tmp_path: Path) -> None:
     assert view.observe(TOPOLOGY, None, ApiNode(), ()) == told, "once told is enough"
 
 
-def test_cards_are_not_asked_about_before_what_struck_them_is_known(mixed: Node) -> None:
+def test_cards_are_not_queried_before_their_published_conditions_are_known(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     uuid, time = first.devices[0].uuid, "2026-01-01T00:00:00Z"
     struck = Condition("XID48", "True", "Reset", "XID 48: reset", time)
@@ -423,7 +421,7 @@ def test_cards_are_not_asked_about_before_what_struck_them_is_known(mixed: Node)
     assert "XID48" in told[uuid]
 
 
-def test_a_clock_that_is_set_is_no_boot(mixed: Node) -> None:
+def test_setting_the_clock_does_not_count_as_a_boot(mixed: Node) -> None:
     """The kernel counts its start back from the time that it has now."""
     stat = mixed.root / "proc" / "stat"
     stat.parent.mkdir()
@@ -441,7 +439,7 @@ def test_a_clock_that_is_set_is_no_boot(mixed: Node) -> None:
     assert False in health(mixed.until(looked))
 
 
-def test_an_agent_that_starts_anew_knows_the_files_that_it_cant_see_yet(
+def test_a_restarted_agent_knows_device_files_that_are_not_visible_yet(
     mixed: Node, tmp_path: Path
 ) -> None:
     """Of cards their driver has to tell number and instances, and a network card is out of report
@@ -470,7 +468,7 @@ def test_an_agent_that_starts_anew_knows_the_files_that_it_cant_see_yet(
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_a_network_card_that_a_plugin_gave_is_well_out_of_sight(tmp_path: Path, held: bool) -> None:
+def test_a_network_card_in_its_pods_namespace_stays_healthy(tmp_path: Path, held: bool) -> None:
     """It went into the pod's network namespace."""
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)
@@ -491,7 +489,7 @@ def test_a_network_card_that_a_plugin_gave_is_well_out_of_sight(tmp_path: Path, 
     assert well() == [held]
 
 
-def test_while_pci_was_never_listed_nothing_is_said(
+def test_nothing_is_published_before_pci_was_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An agent that is short of files must not say that a node has lost its devices."""

@@ -66,6 +66,6 @@ def test_drift(
     )
 
 
-def test_the_kubelets_container_that_strays_onto_owned_cpus_is_two_findings() -> None:
+def test_the_kubelets_container_on_owned_cpus_gives_two_findings() -> None:
     got = findings([seen("g", kubelet="6-7", group="2-7")], [LSE, LSR])
     assert [each.kind for each in got] == [DriftKind.KUBELET, DriftKind.OVERLAP, DriftKind.OVERLAP]

@@ -39,7 +39,7 @@ def annotate(world: World, sandbox: Sandbox, **notes: str) -> None:
     listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
 
 
-def test_quota_is_lifted_where_cpus_are_own_and_given_back_with_them(world: World) -> None:
+def test_quota_is_lifted_with_exclusive_cpus_and_restored_without_them(world: World) -> None:
     owner = world.sandbox("own", "LSR", "1")
     for name in ("app", "envoy"):
         world.container(owner, name)
@@ -60,7 +60,7 @@ def test_quota_is_lifted_where_cpus_are_own_and_given_back_with_them(world: Worl
     assert world.limit(OWN, QUOTA) == "100000"
 
 
-def test_quota_that_the_proxy_lifted_at_creation_comes_back_too(world: World) -> None:
+def test_quota_that_the_proxy_lifted_at_creation_is_restored_too(world: World) -> None:
     owner = world.sandbox("own", "LSR", "1")
     container = world.container(owner)
     agent = world.agent()
@@ -71,7 +71,7 @@ def test_quota_that_the_proxy_lifted_at_creation_comes_back_too(world: World) ->
     assert world.limit(f"{OWN}/{container.id}", QUOTA) == "70000"
 
 
-def test_what_the_proxy_kept_is_left_as_the_runtime_made_it(world: World) -> None:
+def test_values_that_the_proxy_kept_are_left_as_the_runtime_set_them(world: World) -> None:
     """A runtime may turn shares into another weight than we would, and rounds what is asked."""
     pod = world.sandbox("p", "LS")
     container = world.container(pod)
@@ -88,7 +88,7 @@ def test_what_the_proxy_kept_is_left_as_the_runtime_made_it(world: World) -> Non
         assert {file: world.limit(where, file) for file in made} == made
 
 
-def test_quota_that_a_resize_puts_on_an_owners_pod_is_lifted_and_is_what_comes_back(
+def test_quota_of_a_resized_owner_is_lifted_and_restored_later(
     world: World,
 ) -> None:
     owner = world.sandbox("own", "LSR", "1")
@@ -104,7 +104,7 @@ def test_quota_that_a_resize_puts_on_an_owners_pod_is_lifted_and_is_what_comes_b
     assert world.limit(OWN, QUOTA) == "200000"
 
 
-def test_batch_pod_is_held_to_its_amounts(world: World) -> None:
+def test_batch_pod_is_limited_to_its_amounts(world: World) -> None:
     parent = "kubepods/besteffort/podb"
     pod = world.sandbox("b", "BE", parent=f"/{parent}")
     for name in ("main", "side"):
@@ -126,7 +126,7 @@ def test_batch_pod_is_held_to_its_amounts(world: World) -> None:
     assert (told.quota_microseconds, told.shares) == (100_000, 512)
 
 
-def test_batch_amounts_that_cannot_be_read_are_named_and_change_nothing(world: World) -> None:
+def test_invalid_batch_amounts_are_reported_and_change_nothing(world: World) -> None:
     pod = world.sandbox("b", "BE", parent="/kubepods/besteffort/podb")
     world.container(pod)
     annotate(world, pod, **{EXTENDED_RESOURCE_SPEC: '{"containers": {"main": 3}}'})
@@ -145,7 +145,7 @@ class RecordedUpdates(Cri):
 
 
 @pytest.mark.parametrize("migrate", [False, True])
-def test_the_runtime_is_told_no_memory_nodes_where_pages_would_move_unasked(
+def test_the_runtime_gets_no_memory_nodes_if_pages_would_migrate(
     tmp_path: Path, migrate: bool
 ) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
@@ -169,7 +169,7 @@ def test_the_runtime_is_told_no_memory_nodes_where_pages_would_move_unasked(
     assert heard.told == [wanted if migrate else Wanted("1")]
 
 
-def test_the_runtime_is_told_the_quota_that_a_container_has_back(world: World) -> None:
+def test_the_runtime_gets_the_restored_quota(world: World) -> None:
     """It remembers the lifted one, and writes it with the next cpuset."""
     container = world.container(world.sandbox("own", "LSR", "1"))
     group = f"{OWN}/{container.id}"

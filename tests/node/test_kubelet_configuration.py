@@ -67,7 +67,7 @@ def read(settings: AgentSettings, sources: Sources | None = None) -> KubeletConf
         ),
     ],
 )
-def test_combination_that_cannot_be_right_says_how_to_get_out(
+def test_impossible_combination_names_the_remedy(
     settings: AgentSettings, kubelet: KubeletConfiguration, way_out: str
 ) -> None:
     with pytest.raises(CombinationError, match=way_out) as raised:
@@ -83,11 +83,11 @@ def test_combination_that_cannot_be_right_says_how_to_get_out(
         (AgentSettings(bind_memory=True), STATIC),
     ],
 )
-def test_combination_that_can(settings: AgentSettings, kubelet: KubeletConfiguration) -> None:
+def test_valid_combination(settings: AgentSettings, kubelet: KubeletConfiguration) -> None:
     check_combination(settings, kubelet)
 
 
-def test_what_is_configured_comes_of_node_kubelet_and_settings(tmp_path: Path) -> None:
+def test_configuration_is_merged_from_node_kubelet_and_settings(tmp_path: Path) -> None:
     words = ["kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1"]
     process(tmp_path, 9, *words)
     settings = AgentSettings(root=str(tmp_path), be_on_reserved=True, bind_memory=True)
@@ -96,7 +96,7 @@ def test_what_is_configured_comes_of_node_kubelet_and_settings(tmp_path: Path) -
     assert not made.owners_on_reserved
 
 
-def test_kubelet_that_changes_into_what_cannot_be_right_changes_nothing(
+def test_kubelet_that_changes_to_an_impossible_combination_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
@@ -112,7 +112,7 @@ def test_kubelet_that_changes_into_what_cannot_be_right_changes_nothing(
     assert "cpuManagerPolicy is none" in said.getMessage()
 
 
-def test_it_does_not_start_in_a_combination_that_can_not_be_right(tmp_path: Path) -> None:
+def test_the_agent_does_not_start_with_an_impossible_combination(tmp_path: Path) -> None:
     process(tmp_path, 9, "kubelet")
     with pytest.raises(CombinationError):
         KubeletConfigurationView(
@@ -154,7 +154,7 @@ def gone(root: Path) -> None:
         (gone, ""),
     ],
 )
-def test_what_is_doubtful_changes_nothing_and_is_told_once(
+def test_uncertain_configuration_changes_nothing_and_is_logged_once(
     tmp_path: Path, spoil: Callable[[Path], None], told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
@@ -177,7 +177,7 @@ def test_what_is_doubtful_changes_nothing_and_is_told_once(
 
 
 @pytest.mark.parametrize("spoil", [another_one, doubtful, file_taken_away])
-def test_a_start_with_a_doubtful_kubelet_goes_on_with_what_is_known(
+def test_a_start_with_an_uncertain_kubelet_uses_what_is_known(
     tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=none", "--config=/nonexistent")
@@ -195,7 +195,7 @@ def test_a_start_with_a_doubtful_kubelet_goes_on_with_what_is_known(
     assert started.applied(NodeConfiguration(), machine()).kubelet_policy == "none"
 
 
-def test_flags_count_though_the_file_can_not_be_read(tmp_path: Path) -> None:
+def test_flags_count_even_with_an_unreadable_file(tmp_path: Path) -> None:
     flags = ["--cpu-manager-policy=static", "--reserved-cpus=1", "--config=/etc/k/c.json"]
     process(tmp_path, 9, "kubelet", *flags)
     made = read(AgentSettings(root=str(tmp_path))).applied(
@@ -204,7 +204,7 @@ def test_flags_count_though_the_file_can_not_be_read(tmp_path: Path) -> None:
     assert (made.kubelet_policy, str(made.kubelet_reserved)) == ("static", "1")
 
 
-def test_the_memory_managers_own_state_tells_its_policy(tmp_path: Path) -> None:
+def test_the_memory_managers_state_file_has_its_policy(tmp_path: Path) -> None:
     process(tmp_path, 9, "kubelet", "--config=/nonexistent")
     (tmp_path / "memory_manager_state").write_text(
         '{"policyName":"Static","machineState":{},"entries":{},"checksum":0}'
@@ -218,7 +218,7 @@ def test_the_memory_managers_own_state_tells_its_policy(tmp_path: Path) -> None:
     assert counted["memory-manager-state"] == 1
 
 
-def test_what_an_agent_before_us_knew_is_in_force_until_the_kubelet_shows_another_policy(
+def test_the_last_known_configuration_applies_until_the_kubelet_shows_another(
     tmp_path: Path,
 ) -> None:
     process(tmp_path, 9, "kubelet", "--config=/nonexistent")
@@ -258,7 +258,7 @@ def test_a_kubelet_that_does_not_answer_delays_nothing(
     watched.close()
 
 
-def test_strict_reservation_leaves_the_reserved_cpus_to_nobody(tmp_path: Path) -> None:
+def test_strictly_reserved_cpus_are_in_no_pool(tmp_path: Path) -> None:
     options = "--cpu-manager-policy-options=strict-cpu-reservation=true"
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1", options)
     configured = read(AgentSettings(root=str(tmp_path))).applied(NodeConfiguration(), machine())

@@ -74,7 +74,7 @@ def folder(root: Path) -> None:
         (folder, "Is a directory"),
     ],
 )
-def test_a_file_that_can_not_be_read_is_a_trouble_that_names_it(
+def test_an_unreadable_file_is_reported_with_its_path(
     tmp_path: Path, content: Any, reason: str
 ) -> None:
     process(tmp_path, 70, "kubelet", "--config", "/etc/kubelet.yaml", "--reserved-cpus=1")
@@ -96,7 +96,7 @@ def test_a_relative_path_is_not_guessed(tmp_path: Path) -> None:
     assert "is relative" in trouble
 
 
-def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", "--config=/etc/kubelet.yaml")
     put(tmp_path, "/etc/kubelet.yaml", "")
     assert not whole(read(tmp_path)).static
@@ -114,7 +114,7 @@ def test_drop_ins_in_their_order(tmp_path: Path) -> None:
     assert got.cpu_manager_options == {"full-pcpus-only": "true", "a": "true"}
 
 
-def test_drop_ins_that_are_not_seen_leave_what_is(tmp_path: Path) -> None:
+def test_drop_ins_that_cannot_be_read_make_the_configuration_unknown(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", "--config=/etc/k.yaml", "--config-dir=/opt/k.d")
     put(tmp_path, "/etc/k.yaml", STATIC)
     reading = read(tmp_path)
@@ -139,7 +139,7 @@ def test_a_merge_patch(before: Any, patch: Any, after: Any) -> None:
     assert merged(before, patch) == after
 
 
-def test_a_declared_file_goes_first_and_flags_win(tmp_path: Path) -> None:
+def test_a_declared_file_is_preferred_and_flags_override_it(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", "--config=/etc/kubernetes/k.json", "--reserved-cpus=1")
     put(tmp_path, "/mine.json", json.dumps({"cpuManagerPolicy": "static"}))
     reading = read(tmp_path, kubelet_config=str(tmp_path / "mine.json"))
@@ -147,7 +147,7 @@ def test_a_declared_file_goes_first_and_flags_win(tmp_path: Path) -> None:
     assert (got.static, str(got.reserved_cpus)) == (True, "1")
 
 
-def test_a_declared_file_counts_in_part_where_no_process_can_be_told(tmp_path: Path) -> None:
+def test_a_declared_file_counts_in_part_if_the_process_is_unknown(tmp_path: Path) -> None:
     """Flags of the kubelet would win over it."""
     put(tmp_path, "/mine.json", json.dumps({"cpuManagerPolicy": "static"}))
     process(tmp_path, 70, "kubelet", "--reserved-cpus=1")
@@ -164,7 +164,7 @@ def test_a_declared_file_counts_in_part_where_no_process_can_be_told(tmp_path: P
     assert "cpuManagerPolicy" in reading.troubles[SourceName.KUBELET_CONFIG][0]
 
 
-def test_its_own_answer_goes_first(tmp_path: Path) -> None:
+def test_configz_is_preferred(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", "--config=/nonexistent")
     put(tmp_path, "/configz", json.dumps({"kubeletconfig": {"cpuManagerPolicy": "static"}}))
     url = f"file:{tmp_path}/configz"
@@ -177,7 +177,7 @@ def test_its_own_answer_goes_first(tmp_path: Path) -> None:
     assert url in reading.troubles[SourceName.KUBELET_CONFIGZ][0]
 
 
-def test_a_token_that_is_away_is_a_trouble_of_configz(tmp_path: Path) -> None:
+def test_a_missing_token_is_reported_for_configz(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet")
     reading = read(
         tmp_path, kubelet_configz="https://127.0.0.1:1/configz", kubelet_token_file="/nowhere/token"
@@ -220,7 +220,7 @@ def test_files_of_k3s(tmp_path: Path) -> None:
         assert trouble.endswith("/k3s/config.yaml: its content must be an object")
 
 
-def test_k3s_reads_files_of_yaml_in_its_folder_alone(tmp_path: Path) -> None:
+def test_k3s_reads_only_yaml_files_in_its_folder(tmp_path: Path) -> None:
     """As pkg/configfilearg/parser.go, dotDFiles."""
     process(tmp_path, 9, "k3s", "agent", name="k3s-agent")
     for name, cpus in (("1.yaml", 1), ("2.YML", 2), ("3.txt", 3), ("4.yaml/x.yaml", 4)):
@@ -244,7 +244,7 @@ def test_k3s_that_hides_its_flags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["config", "config-dir"])
-def test_a_path_that_no_file_can_have_is_a_trouble(tmp_path: Path, flag: str) -> None:
+def test_an_invalid_path_is_reported(tmp_path: Path, flag: str) -> None:
     process(tmp_path, 9, "kubelite", "--kubelet-args-file=/args")
     put(tmp_path, "/args", f"--{flag}=/a\0b\n")
     (trouble,) = read(tmp_path).troubles[SourceName.KUBELET_CONFIG]

@@ -69,7 +69,7 @@ STRANGERS: list[Any] = [
 
 @pytest.mark.parametrize("pid", [9, 700])
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_what_calls_itself_kubelet_is_none(
+def test_other_processes_named_kubelet_are_not_the_kubelet(
     tmp_path: Path, stranger: dict[str, Any], pid: int
 ) -> None:
     """Whether it has a lower number than the kubelet or a higher one."""
@@ -82,7 +82,7 @@ def test_what_calls_itself_kubelet_is_none(
     assert pids(tmp_path) == [70]
 
 
-def test_groups_are_shown_relative_to_our_namespace(tmp_path: Path) -> None:
+def test_groups_are_relative_to_the_agents_namespace(tmp_path: Path) -> None:
     """As an agent in a pod with a cgroup namespace sees them: no word of kubepods."""
     process(tmp_path, 70, "kubelet", groups="0::/../../../system.slice/kubelet.service\n")
     process(tmp_path, 71, "kubelet", groups="0::/../../kubepods-podB.slice/cri-x.scope\n")
@@ -91,7 +91,7 @@ def test_groups_are_shown_relative_to_our_namespace(tmp_path: Path) -> None:
     assert pids(tmp_path, OWN) == [70]
 
 
-def test_where_our_namespace_is_must_be_known(tmp_path: Path) -> None:
+def test_without_a_known_namespace_root_no_kubelet_is_found(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", groups="0::/../../../system.slice/kubelet.service\n")
     it = found(tmp_path, None)
     assert it.kubelets == ()
@@ -133,7 +133,7 @@ def itself_above(folder: Path) -> None:
         (itself_above, "it has more than 64 ancestors"),
     ],
 )
-def test_what_can_not_be_told_is_a_doubt(tmp_path: Path, spoil: Any, doubt: str) -> None:
+def test_an_uncertain_process_is_a_doubt(tmp_path: Path, spoil: Any, doubt: str) -> None:
     spoil(process(tmp_path, 70, "kubelet"))
     it = found(tmp_path)
     assert it.kubelets == ()
@@ -169,7 +169,7 @@ def test_an_endless_and_an_empty_argv0_are_not_a_kubelet(tmp_path: Path) -> None
     assert pids(tmp_path) == []
 
 
-def test_more_groups_than_a_page_holds(tmp_path: Path) -> None:
+def test_more_supplementary_groups_than_a_page_holds(tmp_path: Path) -> None:
     folder = process(tmp_path, 70, "kubelet")
     many = " ".join(str(4_000_000_000 + each) for each in range(65_536))
     text = (folder / "status").read_text().replace("Groups:\t0 ", f"Groups:\t{many} ")
@@ -177,7 +177,7 @@ def test_more_groups_than_a_page_holds(tmp_path: Path) -> None:
     assert pids(tmp_path) == [70]
 
 
-def test_a_child_that_has_not_executed_its_program_yet_is_no_other_kubelet(tmp_path: Path) -> None:
+def test_a_forked_child_before_exec_is_not_another_kubelet(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", "--v=2")
     process(tmp_path, 71, "kubelet", "--v=2", parent=70)
     assert pids(tmp_path) == [70]
@@ -185,7 +185,7 @@ def test_a_child_that_has_not_executed_its_program_yet_is_no_other_kubelet(tmp_p
     assert pids(tmp_path) == [70, 71]
 
 
-def test_a_kubelet_that_only_answers_is_none(tmp_path: Path) -> None:
+def test_a_kubelet_that_only_prints_is_ignored(tmp_path: Path) -> None:
     process(tmp_path, 9, "kubelet", "--version")
     process(tmp_path, 10, "k3s", "kubectl", "get", "pods")
     process(tmp_path, 70, "k3s", "server", name="k3s-server")
@@ -193,13 +193,13 @@ def test_a_kubelet_that_only_answers_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["cmdline", "comm", "status", "cgroup"])
-def test_a_process_that_ends_between_two_reads_is_gone(tmp_path: Path, file: str) -> None:
+def test_a_process_that_ends_between_two_reads_is_ignored(tmp_path: Path, file: str) -> None:
     process(tmp_path, 70, "kubelet")
     (process(tmp_path, 9, "kubelet") / file).unlink()
     assert pids(tmp_path) == [70]
 
 
-def test_a_number_that_is_given_to_another_process_is_not_that_one(tmp_path: Path) -> None:
+def test_a_reused_pid_is_not_the_same_process(tmp_path: Path) -> None:
     """What is read is of one process, whoever has its number meanwhile."""
     folder = process(tmp_path, 9, "kubelet")
     with Process(str(tmp_path / "proc"), 9) as it:
@@ -211,7 +211,7 @@ def test_a_number_that_is_given_to_another_process_is_not_that_one(tmp_path: Pat
             it.argv0()
 
 
-def test_a_process_above_that_ends_meanwhile(
+def test_a_parent_process_that_ends_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process(tmp_path, 70, "kubelet", parent=50)
@@ -229,7 +229,7 @@ def test_a_process_above_that_ends_meanwhile(
     assert pids(tmp_path) == [70]
 
 
-def test_a_kubelet_that_ends_while_the_processes_above_it_are_read_is_gone(
+def test_a_kubelet_that_ends_while_its_parents_are_read_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = process(tmp_path, 70, "kubelet", parent=50)
@@ -244,19 +244,19 @@ def test_a_kubelet_that_ends_while_the_processes_above_it_are_read_is_gone(
     assert found(tmp_path) == FoundKubelets()
 
 
-def test_a_pod_of_many_kubelets_is_told_of_in_a_few_doubts(tmp_path: Path) -> None:
+def test_many_uncertain_processes_give_few_doubts(tmp_path: Path) -> None:
     for pid in range(50):
         process(tmp_path, 100 + pid, "kubelet", groups="0::/../podX\n")
     assert len(found(tmp_path, None).doubts) == 8
 
 
-def test_processes_above_that_come_and_go_without_end_are_a_doubt(tmp_path: Path) -> None:
+def test_parent_processes_that_keep_changing_are_a_doubt(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", parent=50)
     (doubt,) = found(tmp_path).doubts
     assert "keep changing" in doubt
 
 
-def test_of_several_the_one_with_our_folder(tmp_path: Path) -> None:
+def test_the_kubelet_with_the_configured_folder_is_chosen(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", "--root-dir=/a")
     process(tmp_path, 71, "kubelet", "--root-dir", "/b/")
     process(tmp_path, 72, "k3s", "server", name="k3s-server")

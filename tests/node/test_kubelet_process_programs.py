@@ -76,7 +76,7 @@ def test_flags_in_the_file_of_a_kubelite() -> None:
     ]
 
 
-def test_later_files_of_k3s_replace_or_go_on() -> None:
+def test_later_files_of_k3s_replace_or_append() -> None:
     contents: list[dict[str, Any]] = [
         {"kubelet-arg": ["a=1", "b=2"]},
         {},
@@ -88,6 +88,6 @@ def test_later_files_of_k3s_replace_or_go_on() -> None:
 
 
 @pytest.mark.parametrize("content", [{"kubelet-arg": [1]}, {"kubelet-arg+": {}}])
-def test_files_of_k3s_that_say_nothing_of_it(content: dict[str, Any]) -> None:
+def test_invalid_files_of_k3s(content: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="here: "):
         arguments_of_k3s([content], "here")

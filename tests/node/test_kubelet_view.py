@@ -12,7 +12,7 @@ UNSURE = KubeletCpus(True, {"u": CpuSet([1, 2])})
 TEXT = '{"policyName":"static","defaultCpuSet":"0,3","entries":{"u":{"a":"1-2"}}}'
 
 
-def test_torn_file_leaves_the_last_answer_in_force_and_is_said_once(
+def test_torn_file_leaves_the_last_answer_in_force_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "cpu_manager_state"
@@ -30,7 +30,7 @@ def test_torn_file_leaves_the_last_answer_in_force_and_is_said_once(
     assert view.cpus() == KubeletCpus()
 
 
-def test_without_any_answer_there_is_none(tmp_path: Path) -> None:
+def test_torn_file_without_an_earlier_answer_is_an_error(tmp_path: Path) -> None:
     """To take the file for an empty one would give the CPUs of the kubelet's pods away."""
     (tmp_path / "cpu_manager_state").write_text(TEXT[:40])
     view = CpuManagerStateView(str(tmp_path))
@@ -55,7 +55,7 @@ def test_unreadable_container_and_wrong_checksum(
     assert wrong.startswith(f"cpu-manager-state: keeping the kubelet's last CPUs: {file}: checksum")
 
 
-def test_what_others_say_stands_in_while_the_file_never_told(tmp_path: Path) -> None:
+def test_another_source_is_used_while_the_file_was_never_readable(tmp_path: Path) -> None:
     (tmp_path / "cpu_manager_state").write_text(TEXT[:40])
     view = CpuManagerStateView(str(tmp_path))
     assert view.cpus(UNSURE) == UNSURE

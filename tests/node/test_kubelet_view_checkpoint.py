@@ -23,11 +23,11 @@ def put(folder: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def test_a_kubelet_that_no_plugin_met_gave_nothing(tmp_path: Path) -> None:
+def test_without_a_checkpoint_there_are_no_grants(tmp_path: Path) -> None:
     assert DeviceCheckpointView(str(tmp_path)).grants() == ()
 
 
-def test_what_plugins_gave_is_read_when_it_was_written(tmp_path: Path) -> None:
+def test_grants_are_read_once_the_checkpoint_is_written(tmp_path: Path) -> None:
     view = DeviceCheckpointView(str(tmp_path))
     assert view.grants() == ()
     put(tmp_path, json.dumps(REAL))
@@ -36,7 +36,7 @@ def test_what_plugins_gave_is_read_when_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", ["{", "[]", json.dumps({**REAL, "Checksum": 1})])
-def test_a_torn_file_is_told_once_and_leaves_the_last_good_answer(
+def test_a_torn_file_is_logged_once_and_leaves_the_last_valid_answer(
     tmp_path: Path, torn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tmp_path, json.dumps(REAL))

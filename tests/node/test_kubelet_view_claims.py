@@ -20,7 +20,7 @@ def claimed(pod: str, cpus: str) -> list[DeviceGrant]:
     ]
 
 
-def test_claims_come_beside_what_the_kubelet_gave_away() -> None:
+def test_resource_claims_are_added_to_the_kubelets_cpus() -> None:
     kubelet = KubeletCpus(True, {"k": CpuSet([0])})
     view = ResourceClaimView()
     assert view.with_claims(kubelet, ()) == kubelet
@@ -28,7 +28,7 @@ def test_claims_come_beside_what_the_kubelet_gave_away() -> None:
     assert found == KubeletCpus(True, {"k": CpuSet([0])}, {}, {"a": {"main": CpuSet([2, 3])}})
 
 
-def test_cpus_that_two_pods_have_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_cpus_of_two_pods_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     view = ResourceClaimView()
     for _ in range(3):

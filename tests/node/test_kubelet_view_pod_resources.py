@@ -66,7 +66,7 @@ def watching(path: Path | str, period_seconds: float = 0.01) -> Iterator[Watched
         watched.view.close()
 
 
-def test_answer_is_taken_and_kept_over_the_kubelets_restart(
+def test_answer_is_kept_across_the_kubelets_restart(
     path: Path, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
     with watching(path) as watched:
@@ -86,7 +86,7 @@ def test_answer_is_taken_and_kept_over_the_kubelets_restart(
     assert watched.happened == 2
 
 
-def test_the_same_answer_is_no_event(path: Path, kubelet: Kubelet) -> None:
+def test_an_equal_answer_triggers_nothing(path: Path, kubelet: Kubelet) -> None:
     with serving(path, kubelet), watching(path) as watched:
         eventually("asked again and again", lambda: kubelet.times("List") > 5)
         assert watched.happened == 1
@@ -94,7 +94,9 @@ def test_the_same_answer_is_no_event(path: Path, kubelet: Kubelet) -> None:
         eventually("what can be given changed", lambda: watched.happened == 2)
 
 
-def test_hung_kubelet_delays_nobody_and_its_last_answer_stays(path: Path, kubelet: Kubelet) -> None:
+def test_hanging_kubelet_delays_nothing_and_its_last_answer_is_kept(
+    path: Path, kubelet: Kubelet
+) -> None:
     with serving(path, kubelet), watching(path) as watched:
         eventually("the kubelet has told", watched.view.last_answer)
         kubelet.silent.set()
@@ -114,7 +116,7 @@ def test_hung_kubelet_delays_nobody_and_its_last_answer_stays(path: Path, kubele
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"),
     ],
 )
-def test_trouble_is_logged_once_and_leaves_the_last_answer(
+def test_failure_is_logged_once_and_leaves_the_last_answer(
     path: Path,
     kubelet: Kubelet,
     caplog: pytest.LogCaptureFixture,
@@ -135,7 +137,7 @@ def test_trouble_is_logged_once_and_leaves_the_last_answer(
     assert all(f"{path}: List: " in each for each in caplog.messages)
 
 
-def test_kubelet_without_get_allocatable_is_used_and_told_once(
+def test_kubelet_without_get_allocatable_is_used_and_logged_once(
     path: Path, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -148,7 +150,7 @@ def test_kubelet_without_get_allocatable_is_used_and_told_once(
     assert f"{path}: {ALLOCATABLE}: " in said
 
 
-def test_no_kubelet_is_none_and_told_once_without_alarm(
+def test_absent_kubelet_gives_no_answer_and_one_info_line(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -171,7 +173,7 @@ def test_request_polls_before_the_period_ends(path: Path, kubelet: Kubelet) -> N
         eventually("it was asked again", lambda: watched.told().pods == ())
 
 
-def test_without_a_socket_nobody_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_socket_no_thread_is_started(caplog: pytest.LogCaptureFixture) -> None:
     threads = threading.active_count()
     with watching("") as watched:
         assert threading.active_count() == threads

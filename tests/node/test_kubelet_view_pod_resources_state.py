@@ -35,11 +35,11 @@ def kubelet() -> Kubelet:
     return Kubelet()
 
 
-def test_nothing_is_said_without_a_kubelet(kubelet: Kubelet) -> None:
+def test_no_state_without_a_kubelet(kubelet: Kubelet) -> None:
     assert PodResourcesStateView(kubelet).now(machine(), (pod("a"),)) == PodResourcesState()
 
 
-def test_cpus_of_pods_that_are_not_the_kubelets_are_left_out(kubelet: Kubelet) -> None:
+def test_cpus_of_pods_that_topolet_places_are_left_out(kubelet: Kubelet) -> None:
     kubelet.answer = told(given("a", "2", 5), given("b", "3", 7))
     pods = pod("a", kube_class="guaranteed"), pod("b", "LS", kube_class="guaranteed")
     held = PodResourcesStateView(kubelet).now(machine(), pods).held
@@ -49,7 +49,7 @@ def test_cpus_of_pods_that_are_not_the_kubelets_are_left_out(kubelet: Kubelet) -
     }
 
 
-def test_what_the_kubelet_forgets_counts_while_the_pod_runs(kubelet: Kubelet) -> None:
+def test_resources_that_the_kubelet_forgets_count_while_the_pod_runs(kubelet: Kubelet) -> None:
     says = PodResourcesStateView(kubelet)
     it = pod("a", kube_class="guaranteed")
     kubelet.answer = told(given("a", "2"))
@@ -59,14 +59,16 @@ def test_what_the_kubelet_forgets_counts_while_the_pod_runs(kubelet: Kubelet) ->
     assert says.now(machine(), ()).held == {}
 
 
-def test_pods_of_which_nothing_runs_hold_nothing(kubelet: Kubelet) -> None:
+def test_pods_without_running_containers_hold_nothing(kubelet: Kubelet) -> None:
     kubelet.answer = told(given("gone", "2", 5, GPU))
     word = PodResourcesStateView(kubelet).now(machine(), ())
     assert word.held == {}
     assert [each.held for each in word.portions] == [0]
 
 
-def test_what_cannot_be_is_told_once(kubelet: Kubelet, caplog: pytest.LogCaptureFixture) -> None:
+def test_impossible_values_are_logged_once(
+    kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+) -> None:
     says = PodResourcesStateView(kubelet)
     kubelet.answer = PodResourcesAnswer((given("a", "2,77"),), None, 0.0)
     for _ in range(3):
@@ -76,7 +78,7 @@ def test_what_cannot_be_is_told_once(kubelet: Kubelet, caplog: pytest.LogCapture
     ]
 
 
-def test_it_is_in_the_report(tmp_path: Path) -> None:
+def test_pod_resources_are_in_the_report(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.kubelet_told.answer = told(given("a", "2", 1 << 20, GPU))
     world.sandbox("a", parent="/kubepods/poda")
@@ -94,7 +96,7 @@ def test_it_is_in_the_report(tmp_path: Path) -> None:
     }
 
 
-def test_it_tells_what_the_state_file_says_too(kubelet: Kubelet) -> None:
+def test_pod_resources_agree_with_the_state_file(kubelet: Kubelet) -> None:
     kubelet.answer = told(given("a", "2"), given("b", "3"))
     pods = pod("a", kube_class="guaranteed"), pod("b", "LSE", "3", kube_class="guaranteed")
     word = PodResourcesStateView(kubelet).now(machine(), pods)
@@ -113,7 +115,7 @@ def test_it_tells_what_the_state_file_says_too(kubelet: Kubelet) -> None:
     assert PodResourcesStateView(kubelet).now(machine(), pods).cpus is None
 
 
-def test_it_stands_in_for_a_state_file_that_never_told(tmp_path: Path) -> None:
+def test_pod_resources_are_used_while_the_state_file_was_never_readable(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.kubelet_told.answer = told(given("a", "2"))
     (world.kubelet / "cpu_manager_state").write_text('{"policyName":')

@@ -24,7 +24,7 @@ def node(**annotations: str) -> ApiNode:
 
 
 @pytest.mark.parametrize("told", [ApiNode(), node(other="x", **{SYSTEM_QOS: "", RESERVATION: ""})])
-def test_nothing_is_set_aside_where_nobody_says_so(told: ApiNode) -> None:
+def test_nothing_is_reserved_by_default(told: ApiNode) -> None:
     configured = NodeObject("n").configuration(told, machine())
     assert (configured.system_qos, configured.reservation) == (SystemQos(), NodeReservation())
 
@@ -50,7 +50,7 @@ def test_annotations_become_rules() -> None:
         ({RESERVATION: '{"reservedCPUs": "x"}'}, "reservation: reservedCPUs: CPU list 'x'"),
     ],
 )
-def test_what_cannot_be_read_is_told_once_and_leaves_the_last_good_word_in_force(
+def test_invalid_annotations_are_logged_once_and_leave_the_last_valid_ones(
     caplog: pytest.LogCaptureFixture, broken: dict[str, str], text: str
 ) -> None:
     good = {SYSTEM_QOS: '{"cpuset": "3"}', RESERVATION: '{"reservedCPUs": "0"}'}
@@ -65,7 +65,7 @@ def test_what_cannot_be_read_is_told_once_and_leaves_the_last_good_word_in_force
     assert (after.system_qos, after.reservation) == (SystemQos("2"), NodeReservation())
 
 
-def test_amount_is_chosen_again_on_another_machine() -> None:
+def test_reserved_cpus_are_chosen_again_on_another_machine() -> None:
     told = node(**{RESERVATION: '{"resources": {"cpu": 2}}'})
     node_object = NodeObject("n")
     assert str(node_object.configuration(told, machine()).reservation.cpus()) == "0-1"
@@ -123,13 +123,13 @@ def test_static_kubelet_reserves_cpus_by_name_or_amount(
     assert str(rules(configured).reserved) == reserved
 
 
-def test_reservation_of_more_than_the_machine_is_refused_by_name() -> None:
+def test_reservation_beyond_the_machine_is_refused_with_its_source() -> None:
     content = {"cpuManagerPolicy": "static", "kubeReserved": {"cpu": 5}}
     with pytest.raises(ConfigurationError, match=r"^kubelet 1: kubeReserved and .* 5 CPUs were"):
         with_kubelet(NodeConfiguration(), of_object(content, "kubelet 1"), machine())
 
 
-def test_amount_beyond_the_machine_reserves_nothing_and_is_reported_as_it_was_asked(
+def test_amount_beyond_the_machine_reserves_nothing_and_is_reported_unchanged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told = node(**{RESERVATION: '{"resources": {"cpu": 9}}'})

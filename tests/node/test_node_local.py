@@ -84,7 +84,7 @@ def pool(world: World) -> CpuSet:
     return CpuSet.parse(",".join(each.cpuset for each in snapshot.ls_pools))
 
 
-def test_container_gets_cpus_before_it_is_created_and_others_leave_them(world: World) -> None:
+def test_container_gets_cpus_before_its_creation_and_others_are_moved_away(world: World) -> None:
     world.container(world.sandbox("ls", "LS"))
     world.container(world.sandbox("be", "BE"))
     sandbox = guaranteed(world, "g")
@@ -104,7 +104,7 @@ def test_container_gets_cpus_before_it_is_created_and_others_leave_them(world: W
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-3"
 
 
-def test_creation_that_fails_gives_its_cpus_back(world: World) -> None:
+def test_failed_creation_releases_its_cpus(world: World) -> None:
     guaranteed(world, "g")
     agent = world.agent(STATIC)
     announce(world, agent, "g", 2)
@@ -126,7 +126,7 @@ def test_creation_that_fails_gives_its_cpus_back(world: World) -> None:
         ("guaranteed", "", "none", False),
     ],
 )
-def test_who_qualifies(world: World, uid: str, qos: str, policy: str, kept: bool) -> None:
+def test_containers_that_qualify(world: World, uid: str, qos: str, policy: str, kept: bool) -> None:
     parent = {"guaranteed": "/kubepods/podp", "burstable": "/kubepods/burstable/podp"}[uid]
     container = world.container(world.sandbox("p", qos, parent=parent), cpus=2)
     world.agent(
@@ -156,7 +156,7 @@ def test_restart_moves_no_container(world: World, with_snapshot: bool) -> None:
     assert pool(world) == CpuSet.parse("0-3") - CpuSet.parse(before[1])
 
 
-def test_container_that_was_created_while_no_agent_ran_stays_on_what_it_was_given(
+def test_container_created_without_an_agent_keeps_its_cpus(
     world: World,
 ) -> None:
     sandbox = guaranteed(world, "g")
@@ -168,7 +168,7 @@ def test_container_that_was_created_while_no_agent_ran_stays_on_what_it_was_give
     assert world.cpus(f"kubepods/podg/{container.id}") == "2-3"
 
 
-def test_init_container_leaves_its_cpus_to_its_pod_alone(world: World) -> None:
+def test_init_container_passes_its_cpus_on_only_within_its_pod(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     start(world, agent, sandbox, 2, "init")
@@ -186,7 +186,7 @@ def test_init_container_leaves_its_cpus_to_its_pod_alone(world: World) -> None:
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])
-def test_container_that_ended_comes_back_to_its_cpus(world: World, with_snapshot: bool) -> None:
+def test_restarted_container_returns_to_its_cpus(world: World, with_snapshot: bool) -> None:
     sandbox, other = guaranteed(world, "g"), guaranteed(world, "other")
     agent = world.agent(STATIC)
     start(world, agent, other, 1)
@@ -202,7 +202,7 @@ def test_container_that_ended_comes_back_to_its_cpus(world: World, with_snapshot
     assert announce(world, agent, "g", 2) == before
 
 
-def test_refused_container_is_told_why_and_moves_nobody(
+def test_refused_container_has_a_reason_and_moves_no_other(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     guaranteed(world, "g")
@@ -262,7 +262,7 @@ def test_resize_without_a_notification_is_found(world: World) -> None:
     assert len(CpuSet.parse(world.cpus(group))) == 1
 
 
-def test_container_resized_to_a_part_of_a_cpu_shares_with_the_quota_it_asked_for(
+def test_container_resized_to_a_fraction_shares_with_its_requested_quota(
     world: World,
 ) -> None:
     sandbox = guaranteed(world, "g")
@@ -286,7 +286,7 @@ def test_container_resized_to_a_part_of_a_cpu_shares_with_the_quota_it_asked_for
     assert world.limit("kubepods/podg", "cpu.cfs_quota_us") == "200000"
 
 
-def test_shim_that_died_costs_no_cpus(world: World) -> None:
+def test_dead_shim_loses_no_cpus(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
@@ -306,7 +306,7 @@ def test_containers_of_virtual_machines_share(world: World) -> None:
     assert world.snapshot().owners == ()
 
 
-def test_sandbox_that_died_costs_no_cpus(world: World) -> None:
+def test_dead_sandbox_loses_no_cpus(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
@@ -316,7 +316,7 @@ def test_sandbox_that_died_costs_no_cpus(world: World) -> None:
     assert world.cpus(group) == "0-1"
 
 
-def test_scheduler_that_chose_a_cpu_wins(world: World) -> None:
+def test_cpus_from_a_scheduler_take_precedence(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
@@ -339,7 +339,7 @@ def test_excluded_container_claims_nothing(world: World) -> None:
     assert world.snapshot().owners == ()
 
 
-def test_policy_rests_while_the_kubelet_has_its_own(
+def test_policy_is_inactive_while_the_kubelet_has_its_own(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     sandbox = guaranteed(world, "g")
@@ -369,7 +369,7 @@ def wide(tmp_path: Path) -> World:
     return World(tmp_path, cores=5, nodes=2)
 
 
-def test_dynamic_container_moves_to_better_cpus_and_is_told(wide: World) -> None:
+def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(wide: World) -> None:
     rules = NodeLocalCpus("dynamic", reserved=CpuSet([4]))
     agent = wide.agent(rules)
     for uid, cpus in (("b", 3), ("c", 4)):
@@ -396,7 +396,7 @@ def test_dynamic_container_moves_to_better_cpus_and_is_told(wide: World) -> None
     assert told(wide, "a") == {"cpus": moved, "generation": 2}
 
 
-def test_container_that_shares_from_now_on_is_told_the_pool(world: World) -> None:
+def test_container_that_starts_sharing_gets_the_pool_in_its_file(world: World) -> None:
     sandbox = guaranteed(world, "g")
     start(world, world.agent(NodeLocalCpus("dynamic")), sandbox, 2)
     placement = world.runtime.placements["c-g-main"]
@@ -405,12 +405,12 @@ def test_container_that_shares_from_now_on_is_told_the_pool(world: World) -> Non
     assert told(world, "g") == {"cpus": "0-3", "generation": 2}
 
 
-def test_static_container_is_told_nothing(world: World) -> None:
+def test_static_container_has_no_file(world: World) -> None:
     start(world, world.agent(STATIC), guaranteed(world, "g"), 2)
     assert not (world.state / "containers").exists()
 
 
-def test_notice_that_cannot_be_written_does_not_delay_the_snapshot(world: World) -> None:
+def test_failed_write_of_a_container_file_does_not_delay_the_snapshot(world: World) -> None:
     (world.state / "containers").write_text("")
     guaranteed(world, "g")
     agent = world.agent(NodeLocalCpus("dynamic"))
@@ -436,7 +436,7 @@ def test_notice_that_cannot_be_written_does_not_delay_the_snapshot(world: World)
         ("", "0,99", "reserved-cpus: CPUs 99 do not exist"),
     ],
 )
-def test_bad_settings_name_the_option(
+def test_invalid_settings_name_the_option(
     world: World, options: str, reserved: str, reason: str
 ) -> None:
     settings = AgentSettings(
@@ -476,7 +476,7 @@ def test_created_container_that_waits_for_its_start_counts(world: World) -> None
     assert world.runtime.updates == {}
 
 
-def test_somebody_on_the_cpus_of_an_owner_is_told(
+def test_another_process_on_an_owners_cpus_is_logged(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.container(world.sandbox("ls", "LS"))
@@ -489,7 +489,7 @@ def test_somebody_on_the_cpus_of_an_owner_is_told(
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "2-3"
 
 
-def test_who_has_cpus_by_a_claim_gets_no_others(world: World) -> None:
+def test_container_with_cpus_by_a_resource_claim_gets_no_others(world: World) -> None:
     sandbox = guaranteed(world, "c")
     container = world.container(sandbox, cpus=2)
     variable = (("DRA_CPUSET_1", "2"),)

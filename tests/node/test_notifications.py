@@ -88,7 +88,7 @@ def test_notifications_of_one_wait_are_bounded_in_bytes(
     assert [len(ears.wait(10)), len(ears.wait(10))] == [1, 1]
 
 
-def test_wake_ends_a_wait_and_is_heard_even_before_it(ears: NotificationSocket) -> None:
+def test_wake_ends_a_wait_even_if_it_came_before(ears: NotificationSocket) -> None:
     ears.wake()
     assert ears.wait(60) == []
     heard: list[list[Notification]] = []

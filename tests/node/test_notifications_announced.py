@@ -7,7 +7,7 @@ from agent.node.notifications import PATIENCE_SECONDS, Announced, AnnouncedConta
 NOTIFICATION = PodAnnounced("u", "ns", "n", {}, {"k": "1"}, "/kubepods/burstable/podu")
 
 
-def test_kept_until_the_runtime_lists_it() -> None:
+def test_announced_pod_is_kept_until_the_runtime_lists_it() -> None:
     announced = Announced()
     announced.add(NOTIFICATION, 0.0, 7)
     (pod,) = announced.missing_from([], 1.0)
@@ -31,7 +31,7 @@ def test_announced_pod_expires() -> None:
     assert announced.missing_from([], PATIENCE_SECONDS) == ()
 
 
-def test_failed_sandbox_is_forgotten_once_or_twice() -> None:
+def test_failed_sandbox_can_be_dropped_twice() -> None:
     announced = Announced()
     announced.add(NOTIFICATION, 0.0, 7)
     announced.drop("u")
@@ -44,7 +44,7 @@ def pod(*names: str) -> Pod:
     return Pod("u", "ns", "n", {}, {}, "guaranteed", 0, containers)
 
 
-def test_container_is_kept_until_its_pod_has_it_or_is_gone() -> None:
+def test_announced_container_is_kept_until_its_pod_has_it_or_ends() -> None:
     announced = AnnouncedContainers()
     announced.add(ContainerAnnounced(NOTIFICATION, "a", 1024), 0.0, 7)
     announced.add(ContainerAnnounced(NOTIFICATION, "a", 2048), 1.0, 9)
@@ -61,7 +61,7 @@ def test_container_is_kept_until_its_pod_has_it_or_is_gone() -> None:
     assert announced.missing_from([], 3.0) == ()
 
 
-def test_container_is_dropped_and_forgotten_in_time() -> None:
+def test_announced_container_is_dropped_or_expires() -> None:
     announced = AnnouncedContainers()
     for name in ("a", "b"):
         announced.add(ContainerAnnounced(NOTIFICATION, name, 1024), 0.0, 7)

@@ -30,7 +30,7 @@ def excluding(world: World, *patterns: str) -> Reconciler:
     return agent
 
 
-def test_a_pod_that_is_left_alone_keeps_its_cpus_and_the_proxy_knows(world: World) -> None:
+def test_an_excluded_pod_keeps_its_cpus_and_is_in_the_snapshot(world: World) -> None:
     alone = world.container(world.sandbox("alone", "LS"))
     world.container(world.sandbox("own", "LSE", "1"))
     excluding(world, "ns/alone").reconcile()
@@ -42,7 +42,7 @@ def test_a_pod_that_is_left_alone_keeps_its_cpus_and_the_proxy_knows(world: Worl
     assert set(snapshot.pods) == {"own"}
 
 
-def test_one_container_of_a_pod_may_be_left_alone(world: World) -> None:
+def test_one_container_of_a_pod_may_be_excluded(world: World) -> None:
     pod = world.sandbox("p", "LS")
     world.container(pod)
     world.container(pod, "proxy")
@@ -52,7 +52,7 @@ def test_one_container_of_a_pod_may_be_left_alone(world: World) -> None:
     assert world.cpus("kubepods/burstable/podp/c-p-proxy") == "0-3"
 
 
-def test_what_is_left_alone_from_now_on_gets_back_what_it_had(world: World) -> None:
+def test_a_newly_excluded_pod_gets_its_original_cpus(world: World) -> None:
     world.container(world.sandbox("p", "LS"))
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
@@ -67,7 +67,7 @@ def test_what_is_left_alone_from_now_on_gets_back_what_it_had(world: World) -> N
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_limits_are_given_back_too(tmp_path: Path, whole: bool) -> None:
+def test_a_newly_excluded_pod_gets_its_original_limits(tmp_path: Path, whole: bool) -> None:
     """Those of the pod's own group with the whole pod alone."""
     root = tmp_path / "cgroup"
     groups = [f"/kubepods/podx{below}" for below in ("", "/sandbox", "/one", "/two")]
@@ -90,7 +90,7 @@ def test_limits_are_given_back_too(tmp_path: Path, whole: bool) -> None:
     assert originals.restore_excluded(tuple(alone)) == []
 
 
-def test_a_pod_that_rings_and_is_left_alone_takes_no_cpus(world: World) -> None:
+def test_an_announced_excluded_pod_takes_no_cpus(world: World) -> None:
     world.container(world.sandbox("ls", "LS"))
     agent = excluding(world, "ns/new")
     claim = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "1"}'}
@@ -99,7 +99,7 @@ def test_a_pod_that_rings_and_is_left_alone_takes_no_cpus(world: World) -> None:
     assert world.snapshot().owners == ()
 
 
-def test_settings_read_again_change_what_may_change(
+def test_reloaded_settings_change_only_reloadable_options(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -112,7 +112,7 @@ def test_settings_read_again_change_what_may_change(
 
 
 @pytest.mark.parametrize("fault", ["exclude", "file"])
-def test_settings_that_can_not_be_read_change_nothing(
+def test_invalid_reloaded_settings_change_nothing(
     world: World, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = excluding(world, "prod")

@@ -100,7 +100,9 @@ def outbox(server: Server, time: Time) -> Iterator[Outbox]:
     assert not [each for each in threading.enumerate() if each.name == "reports"]
 
 
-def test_a_burst_is_one_report_and_the_newest(outbox: Outbox, server: Server, time: Time) -> None:
+def test_a_burst_of_reports_is_sent_once_with_the_newest(
+    outbox: Outbox, server: Server, time: Time
+) -> None:
     for number in range(100):
         outbox.put(report(str(number)))
     assert server.delivered == []
@@ -108,7 +110,7 @@ def test_a_burst_is_one_report_and_the_newest(outbox: Outbox, server: Server, ti
     assert server.delivered == ["99"]
 
 
-def test_reports_without_end_are_sent_now_and_then(
+def test_continuous_reports_are_sent_at_intervals(
     outbox: Outbox, server: Server, time: Time
 ) -> None:
     for number in range(40):
@@ -119,7 +121,7 @@ def test_reports_without_end_are_sent_now_and_then(
     assert len(server.delivered) <= 2
 
 
-def test_what_is_stored_is_looked_at_again_after_a_while(
+def test_stored_objects_are_checked_periodically(
     outbox: Outbox, server: Server, time: Time
 ) -> None:
     outbox.put(report("a"))
@@ -131,7 +133,7 @@ def test_what_is_stored_is_looked_at_again_after_a_while(
     assert server.tried == 2
 
 
-def test_who_takes_our_fields_makes_us_write_seldom(
+def test_another_writer_of_the_same_fields_causes_few_writes(
     outbox: Outbox, server: Server, time: Time
 ) -> None:
     outbox.put(report("a"))
@@ -153,7 +155,7 @@ def test_who_takes_our_fields_makes_us_write_seldom(
         StoreError("no"),
     ],
 )
-def test_what_fails_is_told_once_and_tried_ever_more_seldom(
+def test_a_failure_is_logged_once_and_retried_with_backoff(
     outbox: Outbox,
     server: Server,
     time: Time,
@@ -177,7 +179,7 @@ def test_what_fails_is_told_once_and_tried_ever_more_seldom(
     assert outbox.problem.text is None
 
 
-def test_a_report_is_delivered_soon_after_a_server_that_was_away_answers_anybody(
+def test_a_report_is_sent_soon_after_the_server_answers_any_request(
     outbox: Outbox, server: Server, time: Time
 ) -> None:
     server.failing = UnreachableError("PATCH /x: nobody answers")
@@ -191,7 +193,7 @@ def test_a_report_is_delivered_soon_after_a_server_that_was_away_answers_anybody
     assert (server.delivered, server.tried) == (["a"], tried + 1)
 
 
-def test_a_server_that_answers_changes_nothing_for_a_report_that_waits_to_settle(
+def test_an_answering_server_does_not_shorten_the_settling_time(
     outbox: Outbox, server: Server, time: Time
 ) -> None:
     outbox.put(report("a"))
@@ -202,7 +204,7 @@ def test_a_server_that_answers_changes_nothing_for_a_report_that_waits_to_settle
     assert server.delivered == ["a"]
 
 
-def test_a_server_that_asks_for_patience_has_it(outbox: Outbox, server: Server, time: Time) -> None:
+def test_retry_after_is_observed(outbox: Outbox, server: Server, time: Time) -> None:
     server.failing = TooManyRequestsError("PATCH /x: 429", 60.0)
     outbox.put(report("a"))
     time.passes(1)
@@ -224,7 +226,7 @@ def test_nothing_is_sent_after_the_end(server: Server, time: Time) -> None:
     assert server.tried == 0
 
 
-def test_what_comes_first_is_tried_until_it_succeeds_and_at_its_own_pace(
+def test_the_first_step_is_retried_until_it_succeeds_with_its_own_backoff(
     server: Server, time: Time
 ) -> None:
     asked = 0

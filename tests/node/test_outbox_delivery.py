@@ -67,7 +67,7 @@ def test_a_report_is_three_objects_written_once(store: EmbeddedStore) -> None:
     assert device["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "topolet"
 
 
-def test_devices_that_are_gone_are_taken_from_node_and_device(store: EmbeddedStore) -> None:
+def test_removed_devices_are_removed_from_node_and_device(store: EmbeddedStore) -> None:
     deliver(store, REPORT)
     theirs = {"capacity": {"cpu": "4"}, "phase": "Running"}
     node = store.get("Node", "n") or {}
@@ -78,7 +78,7 @@ def test_devices_that_are_gone_are_taken_from_node_and_device(store: EmbeddedSto
     assert deliver(store, EMPTY) is False
 
 
-def test_no_devices_make_no_device_object_and_leave_that_of_others(store: EmbeddedStore) -> None:
+def test_without_devices_no_device_object_is_created_or_changed(store: EmbeddedStore) -> None:
     deliver(store, EMPTY)
     assert store.get("Device", "n") is None
     theirs = {"kind": "Device", "metadata": {"name": "n"}, "spec": {"devices": [{"id": "x"}]}}
@@ -88,7 +88,7 @@ def test_no_devices_make_no_device_object_and_leave_that_of_others(store: Embedd
 
 
 @pytest.mark.parametrize("refused", ["NodeResourceTopology", "Node", "Device"])
-def test_what_is_refused_keeps_nothing_else_back(tmp_path: Path, refused: str) -> None:
+def test_a_refused_object_does_not_delay_the_others(tmp_path: Path, refused: str) -> None:
     store = Limited(tmp_path, refused)
     store.apply({"kind": "Pod", "metadata": {"name": "n"}})
     with pytest.raises(StoreError, match=f"no role lets us patch {refused}|Node n does not exist"):
@@ -97,7 +97,7 @@ def test_what_is_refused_keeps_nothing_else_back(tmp_path: Path, refused: str) -
     assert written == {"NodeResourceTopology", "Node", "Device"} - {refused}
 
 
-def test_all_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_all_missing_permissions_and_kinds_are_named(tmp_path: Path) -> None:
     store = Limited(tmp_path, "Device", served=False)
     with pytest.raises(KubeError, match=r"NodeResourceTopology is not served.*; no role"):
         deliver(store, REPORT)
@@ -107,7 +107,7 @@ def test_all_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "failure", [TooManyRequestsError("later", 3.0), UnreachableError("no route")]
 )
-def test_a_server_that_does_not_serve_is_asked_once(tmp_path: Path, failure: KubeError) -> None:
+def test_a_failing_server_is_tried_once(tmp_path: Path, failure: KubeError) -> None:
     asked = []
 
     class Busy(EmbeddedStore):

@@ -50,7 +50,7 @@ def read(path: Path) -> Snapshot:
     return snapshots.decode(path.read_bytes())
 
 
-def test_what_the_proxy_gets(path: Path) -> None:
+def test_contents_of_the_snapshot(path: Path) -> None:
     publish(Publisher(str(path), "boot"), blocked={"a": "ns/b holds 1"}, listed_at=5)
     written = read(path)
     assert (written.generation, written.listed_at, written.boot_id) == (1, 5, "boot")
@@ -66,7 +66,7 @@ def test_what_the_proxy_gets(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_written_when_something_changed_or_somebody_asks(path: Path) -> None:
+def test_snapshot_is_written_after_a_change_or_on_request(path: Path) -> None:
     publisher = Publisher(str(path), "boot")
     publish(publisher)
     publish(publisher, listed_at=2)
@@ -77,7 +77,7 @@ def test_written_when_something_changed_or_somebody_asks(path: Path) -> None:
     assert (publisher.generation, read(path).listed_at) == (3, 4)
 
 
-def test_generations_go_on_after_a_restart_and_a_reboot(path: Path) -> None:
+def test_generations_continue_after_a_restart_and_a_reboot(path: Path) -> None:
     first = Publisher(str(path), "boot")
     publish(first)
     publish(first, fresh=True)
@@ -109,7 +109,7 @@ def test_a_file_beyond_the_bound_is_replaced(path: Path, monkeypatch: pytest.Mon
     assert read(path).generation == 1
 
 
-def test_file_that_somebody_removed_comes_back(path: Path) -> None:
+def test_removed_file_is_written_again(path: Path) -> None:
     publisher = Publisher(str(path), "boot")
     publish(publisher)
     path.unlink()
@@ -117,7 +117,7 @@ def test_file_that_somebody_removed_comes_back(path: Path) -> None:
     assert read(path).containers["c1"].cpuset == "1"
 
 
-def test_what_could_not_be_written_is_written_the_next_time(path: Path) -> None:
+def test_failed_write_is_repeated_in_the_next_pass(path: Path) -> None:
     folder = path.parent / "state"
     publisher = Publisher(str(folder / "snapshot.json"), "boot")
     with pytest.raises(FileNotFoundError):
@@ -134,7 +134,7 @@ def test_owners_are_known_to_the_next_agent_of_the_same_boot(path: Path) -> None
     assert Publisher(str(path), "next boot").owners == {}
 
 
-def test_what_an_owner_has_offline_is_known_to_the_next_agent(path: Path) -> None:
+def test_offline_cpus_of_an_owner_are_known_to_the_next_agent(path: Path) -> None:
     pods, owned = (pod("a", "LSE", "1-2"), pod("b")), {"a": CpuSet([1, 2])}
     for offline in ("2", "1-2"):
         publisher = Publisher(str(path), "boot")
@@ -143,7 +143,7 @@ def test_what_an_owner_has_offline_is_known_to_the_next_agent(path: Path) -> Non
         assert Publisher(str(path), "boot").owners == owned
 
 
-def test_memory_nodes_of_who_runs_are_in_no_update_where_pages_would_move(path: Path) -> None:
+def test_memory_nodes_of_running_containers_are_omitted_if_pages_would_migrate(path: Path) -> None:
     bound = Wanted("1", limits=CgroupLimits(mems=CpuSet([0]), shares=5))
     one = msgspec.structs.replace(
         PODS[0],
@@ -161,7 +161,7 @@ def test_memory_nodes_of_who_runs_are_in_no_update_where_pages_would_move(path: 
         assert read(path).containers == {"runs": runs, "created": bound}
 
 
-def test_what_containers_see_is_said_of_pods_and_costs_others_nothing(path: Path) -> None:
+def test_visible_devices_are_written_only_for_pods_that_have_them(path: Path) -> None:
     publish(Publisher(str(path), "boot"))
     without = path.read_bytes()
     assert b"visible" not in without
@@ -182,7 +182,7 @@ def test_what_containers_see_is_said_of_pods_and_costs_others_nothing(path: Path
     assert "gone" not in written.pods
 
 
-def test_who_has_devices_is_known_to_the_next_agent_of_the_same_boot(path: Path) -> None:
+def test_holders_of_devices_are_known_to_the_next_agent_of_the_same_boot(path: Path) -> None:
     seen = PodVisibility(Visible((VisibleGpu("GPU-1"),)), devices=frozenset({"GPU-1"}))
     held = (HeldDevice("GPU-1", holders=("a",)), HeldDevice("GPU-2"))
     publisher = Publisher(str(path), "boot")

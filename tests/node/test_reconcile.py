@@ -31,7 +31,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_round(world: World) -> None:
+def test_one_pass(world: World) -> None:
     owner, sharer = world.sandbox("own", "LSE", "1"), world.sandbox("ls", "LS")
     world.container(owner)
     world.container(sharer)
@@ -48,7 +48,7 @@ def test_round(world: World) -> None:
     }
 
 
-def test_dead_shim_of_one_container_leaves_the_owner_its_cpu(world: World) -> None:
+def test_dead_shim_of_one_container_does_not_affect_the_owner(world: World) -> None:
     broken = world.container(world.sandbox("broken", "LS"))
     world.runtime.failing[broken.id] = Code.UNKNOWN
     world.container(world.sandbox("own", "LSE", "1"))
@@ -58,7 +58,7 @@ def test_dead_shim_of_one_container_leaves_the_owner_its_cpu(world: World) -> No
 
 
 @pytest.mark.parametrize("state", [ContainerState.RUNNING, ContainerState.CREATED])
-def test_containers_of_virtual_machines_are_left_to_their_own_kernel(
+def test_containers_of_virtual_machines_are_not_written(
     world: World, state: ContainerState, caplog: pytest.LogCaptureFixture
 ) -> None:
     virtual = world.container(world.sandbox("vm", "LS", handler="kata-qemu"), state=state)
@@ -73,7 +73,7 @@ def test_containers_of_virtual_machines_are_left_to_their_own_kernel(
     assert not [each for each in caplog.records if "vm" in each.getMessage()]
 
 
-def test_journal_that_cannot_be_written_does_not_delay_the_snapshot(world: World) -> None:
+def test_failed_write_of_the_journal_does_not_delay_the_snapshot(world: World) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
     (world.state / "journal").mkdir()
     (world.state / "journal" / "full").touch()
@@ -90,7 +90,7 @@ def test_journal_that_cannot_be_written_does_not_delay_the_snapshot(world: World
     assert '"cpus": "0-2"' in (world.state / "journal").read_text(), "the request is remembered"
 
 
-def test_notification_of_a_container_that_has_ended_is_forgotten(world: World) -> None:
+def test_notification_of_an_ended_container_is_dropped(world: World) -> None:
     agent = world.agent()
     agent.notified([Created("c-p-main", RequestedResources("0"))])
     agent.reconcile()
@@ -102,7 +102,7 @@ def test_notification_of_a_container_that_has_ended_is_forgotten(world: World) -
     assert '"cpus": "0"' not in journal
 
 
-def test_container_that_restarts_for_ever_leaves_nothing_in_the_journal(world: World) -> None:
+def test_repeatedly_restarting_container_leaves_nothing_in_the_journal(world: World) -> None:
     pod = world.sandbox("p", "LSR", "1")
     parent = "kubepods/burstable/podp"
     agent = world.agent()
@@ -141,7 +141,7 @@ def test_announced_owner_takes_its_cpu_before_the_runtime_lists_it(world: World)
     assert [owner.title for owner in world.snapshot().owners] == ["ns/own"]
 
 
-def test_annotation_made_to_burst_a_parser_is_a_refused_claim(
+def test_annotation_that_overloads_a_parser_is_a_refused_claim(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.container(world.sandbox("bad", "LSE", "1"))
@@ -197,7 +197,7 @@ def test_two_hundred_pods(world: World) -> None:
     assert world.cpus("kubepods/burstable/podp000/c-p000-main") == "0-3"
 
 
-def test_cpus_of_a_claim_are_its_containers_alone(world: World) -> None:
+def test_cpus_of_a_resource_claim_are_exclusive_to_its_containers(world: World) -> None:
     """By the kubelet's word and the driver's; who owned one before they spoke keeps it."""
     claimed, sharer = world.sandbox("c"), world.sandbox("ls", "LS")
     container = world.container(claimed)

@@ -70,7 +70,7 @@ def test_annotations_of_koordinator() -> None:
     assert available == ["1", "0"]
 
 
-def test_applied_again_only_for_another_content() -> None:
+def test_report_is_applied_again_only_with_new_content() -> None:
     store = Remembering()
     reporter = ClusterReporter("n", store)
     assert report(reporter, pod("a", "LS"))
@@ -82,7 +82,7 @@ def test_applied_again_only_for_another_content() -> None:
     assert notes(store)["cpu-manager-policy"] == {"policy": "static"}
 
 
-def test_what_people_set_for_the_node_is_reported() -> None:
+def test_settings_of_the_node_are_reported() -> None:
     store = Remembering()
     configured = NodeConfiguration(
         kubelet_options={"full-pcpus-only": "true"},

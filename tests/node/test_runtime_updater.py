@@ -46,7 +46,7 @@ def updater(runtime: Runtime) -> Iterator[RuntimeUpdater]:
     updater.close()
 
 
-def test_what_the_runtime_remembers_otherwise_is_told_once(
+def test_differing_values_are_sent_to_the_runtime_once(
     runtime: Runtime, updater: RuntimeUpdater
 ) -> None:
     for _ in range(3):
@@ -70,12 +70,12 @@ def test_container_that_has_ended_is_not_updated(runtime: Runtime, updater: Runt
     assert runtime.updates == [("c1", POOL), ("c3", POOL)]
 
 
-def test_hands_off_is_never_told(runtime: Runtime, updater: RuntimeUpdater) -> None:
+def test_wanted_without_values_is_never_sent(runtime: Runtime, updater: RuntimeUpdater) -> None:
     updater.update({"c1": Wanted()}, {}, {})
     assert updater.idle()
 
 
-def test_what_a_call_may_put_in_force_counts_and_what_waits_is_forgotten(
+def test_cpus_of_a_call_in_progress_count_and_waiting_calls_are_dropped(
     runtime: Runtime, updater: RuntimeUpdater
 ) -> None:
     runtime.may_answer.clear()
@@ -90,7 +90,7 @@ def test_what_a_call_may_put_in_force_counts_and_what_waits_is_forgotten(
 
 
 @pytest.mark.parametrize(("code", "again"), [(Code.UNKNOWN, False), (Code.NOT_FOUND, False)])
-def test_what_the_runtime_refuses_is_said_once(
+def test_refusal_of_the_runtime_is_logged_once(
     runtime: Runtime, updater: RuntimeUpdater, code: Code, again: bool
 ) -> None:
     runtime.failing = {"c1": code}
@@ -100,7 +100,7 @@ def test_what_the_runtime_refuses_is_said_once(
     assert len(runtime.updates) == 1 + again
 
 
-def test_a_runtime_that_is_away_hears_it_when_it_is_back(
+def test_an_update_is_repeated_when_the_runtime_returns(
     runtime: Runtime, updater: RuntimeUpdater, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.node.runtime_updater.RETRY_SECONDS", 0.01)
@@ -113,7 +113,7 @@ def test_a_runtime_that_is_away_hears_it_when_it_is_back(
     eventually("told", lambda: len(runtime.updates) == 2)
 
 
-def test_call_without_an_answer_may_come_true_until_a_later_one_is_answered(
+def test_call_without_an_answer_may_take_effect_until_a_later_one_is_answered(
     runtime: Runtime, updater: RuntimeUpdater, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.node.runtime_updater.RETRY_SECONDS", 0.01)
@@ -159,5 +159,5 @@ def test_call_without_an_answer_is_forgotten_with_its_container(
         (Placement(cpuset="0-3"), Wanted("1"), False),
     ],
 )
-def test_remembers(said: Placement, wanted: Wanted, same: bool) -> None:
+def test_values_that_the_runtime_has_already(said: Placement, wanted: Wanted, same: bool) -> None:
     assert remembers(said, wanted) == same

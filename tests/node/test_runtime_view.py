@@ -83,7 +83,7 @@ def test_runtime_that_does_not_answer_ends_the_pass(
         observer.observe()
 
 
-def test_container_whose_status_hangs_is_asked_about_again_after_a_while(
+def test_hanging_status_is_requested_again_later(
     world: World, observer: RuntimeView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -111,7 +111,7 @@ def test_two_sandboxes_of_a_pod_are_one_pod(world: World, observer: RuntimeView)
     assert [each.id for each in pod.sandboxes] == ["s-p-1"]
 
 
-def test_sandbox_that_is_not_ready_counts_while_a_container_is_left(
+def test_sandbox_that_is_not_ready_counts_while_it_has_a_container(
     world: World, observer: RuntimeView
 ) -> None:
     pod = world.sandbox("p", ready=False)
@@ -122,7 +122,7 @@ def test_sandbox_that_is_not_ready_counts_while_a_container_is_left(
     assert pods(observer) == {}
 
 
-def test_container_whose_cgroup_is_not_found_is_asked_about_again(
+def test_status_of_a_container_without_a_cgroup_is_requested_again(
     world: World, observer: RuntimeView
 ) -> None:
     pod = world.sandbox("p")
@@ -135,7 +135,7 @@ def test_container_whose_cgroup_is_not_found_is_asked_about_again(
 
 
 @pytest.mark.parametrize("path", ["", "/system.slice/sshd.service", "/"])
-def test_process_number_of_another_service_is_not_taken_for_the_container(
+def test_pid_of_another_service_is_not_taken_for_the_container(
     world: World, path: str, tmp_path: Path
 ) -> None:
     proc = tmp_path / "proc" / "77"
@@ -146,9 +146,7 @@ def test_process_number_of_another_service_is_not_taken_for_the_container(
     assert found == (None if path else "/odd/place/c1")
 
 
-def test_created_container_tells_what_it_will_start_with(
-    world: World, observer: RuntimeView
-) -> None:
+def test_created_container_has_the_values_of_its_start(world: World, observer: RuntimeView) -> None:
     container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
     told = world.runtime.placements[container.id]
     world.runtime.placements[container.id] = msgspec.structs.replace(told, cpuset="1-2")
@@ -157,7 +155,7 @@ def test_created_container_tells_what_it_will_start_with(
     assert groups(observed.pods[0]) == {container.id: None}
 
 
-def test_ended_containers_are_told_where_requests_matter(world: World) -> None:
+def test_ended_containers_are_listed_if_requests_matter(world: World) -> None:
     observer = RuntimeView(
         world.runtime, CgroupLocator(Hierarchy(str(world.cpuset.parent))), requests=True
     )
@@ -185,7 +183,7 @@ def test_ended_containers_are_told_where_requests_matter(world: World) -> None:
     assert pods(observer)["p"].ended == ()
 
 
-def test_what_a_container_shows_of_devices_is_asked_once(world: World) -> None:
+def test_devices_of_a_container_are_requested_once(world: World) -> None:
     locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
     observer = RuntimeView(world.runtime, locator, grants=True)
     pod = world.sandbox("p")
@@ -201,7 +199,7 @@ def test_what_a_container_shows_of_devices_is_asked_once(world: World) -> None:
     assert observer.observe().grants == ()
 
 
-def test_what_a_container_shows_is_asked_again_where_there_was_no_answer(world: World) -> None:
+def test_devices_of_a_container_are_requested_again_without_an_answer(world: World) -> None:
     locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
     observer = RuntimeView(world.runtime, locator, grants=True)
     container = world.container(world.sandbox("p"))

@@ -7,7 +7,7 @@ import pytest
 from agent.node.sources import SourceName, Sources
 
 
-def test_each_trouble_is_told_once_and_counted_until_it_is_over(
+def test_each_failure_is_logged_once_and_counted_until_it_ends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -24,7 +24,7 @@ def test_each_trouble_is_told_once_and_counted_until_it_is_over(
     assert counted == [("journal", number) for number in (0, 1, 2, 1, 0, 1)]
 
 
-def test_a_trouble_of_one_source_is_none_of_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_of_two_sources_are_separate(caplog: pytest.LogCaptureFixture) -> None:
     sources = Sources()
     sources.report(SourceName.UEVENTS, ("a",))
     sources.report(SourceName.DEVICES, ("a",))

@@ -57,7 +57,7 @@ def metric(world: World, name: str) -> float:
     raise AssertionError(name)
 
 
-def test_container_that_has_less_than_the_kubelet_gave_is_given_it(world: World) -> None:
+def test_container_with_fewer_cpus_than_the_kubelet_assigned_gets_them(world: World) -> None:
     """As an agent left it that honoured the claims of such pods."""
     lse = world.container(world.sandbox("lse", "LSE", "2-3", parent="/kubepods/podlse"), cpuset="0")
     ls = world.container(world.sandbox("ls", "LS"), cpuset="0,4-7")
@@ -72,7 +72,7 @@ def test_container_that_has_less_than_the_kubelet_gave_is_given_it(world: World)
     assert (decided.cpuset, decided.kubelet) == ("4-5", True)
 
 
-def test_owner_that_moves_to_its_claim_is_no_overlap(world: World) -> None:
+def test_owner_that_moves_to_its_claim_is_not_an_overlap(world: World) -> None:
     """A kubelet takes the CPUs of a static pod back at once when its file goes, and the container
     runs on until it has ended."""
     of_lse = world.sandbox("lse", "LSE", "2-3", parent="/kubepods/podlse")
@@ -109,7 +109,7 @@ def test_claim_of_a_pod_that_was_not_admitted_yet_counts_without_the_static_poli
     assert [each.cpuset for each in world.snapshot().owners] == ["4-5"]
 
 
-def test_who_loses_its_cpus_to_the_kubelet_is_told(
+def test_pod_that_loses_its_cpus_to_the_kubelet_gets_an_event(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner = world.container(world.sandbox("own", "LSE", "4-5"))
@@ -136,7 +136,7 @@ def test_who_loses_its_cpus_to_the_kubelet_is_told(
     assert metric(world, "topolet_containers_short_of_cpus") == 0
 
 
-def test_claim_that_cannot_be_read_is_told_once_a_container_is_there(world: World) -> None:
+def test_invalid_claim_is_reported_after_a_container_exists(world: World) -> None:
     sandbox = world.sandbox("own", "LSE", "x")
     told(world, "own", "x")
     recorded = Recorded()

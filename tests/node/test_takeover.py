@@ -59,9 +59,7 @@ def pods(world: World) -> tuple[Pod, ...]:
     return RuntimeView(world.runtime, CgroupLocator(hierarchy)).observe().pods
 
 
-def test_chosen_are_the_containers_that_the_agent_gave_their_claim(
-    world: World, file: Path
-) -> None:
+def test_containers_with_their_claimed_cpus_are_taken_over(world: World, file: Path) -> None:
     lse = world.sandbox("lse", "LSE", "3", created_at=1)
     for name in ("main", "side"):
         world.container(lse, name)
@@ -81,7 +79,7 @@ def test_chosen_are_the_containers_that_the_agent_gave_their_claim(
     assert takeover.chosen(snapshot, pods(world)) == {"lse": {"side": CpuSet([3])}}
 
 
-def test_old_files_stay_beside_and_are_never_overwritten(file: Path) -> None:
+def test_old_files_are_kept_as_backups_and_never_overwritten(file: Path) -> None:
     file.chmod(0o640)
     contents = [file.read_bytes()]
     backups = []
@@ -98,7 +96,7 @@ def test_old_files_stay_beside_and_are_never_overwritten(file: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files of others")
-def test_owner_of_the_file_stays(file: Path) -> None:
+def test_owner_of_the_file_is_kept(file: Path) -> None:
     os.chown(file, 1234, 4321)
     takeover.write(str(file), STATE)
     assert (file.stat().st_uid, file.stat().st_gid) == (1234, 4321)
@@ -158,7 +156,7 @@ def test_kubelet_of_another_folder_does_not_prevent_the_write(
         takeover.take_over(settings(world))
 
 
-def test_what_may_be_a_kubelet_is_not_written_over_and_that_of_a_pod_is_none(
+def test_a_possible_kubelet_prevents_the_write_and_one_in_a_pod_does_not(
     world: World, file: Path
 ) -> None:
     folder = process(Path(world.root), 77, "kubelet")
@@ -199,12 +197,12 @@ def test_torn_file_is_an_error(world: World, file: Path) -> None:
         ("{}", ""),
     ],
 )
-def test_what_the_kubelet_reserves(world: World, text: str, reserved: str) -> None:
+def test_cpus_that_the_kubelet_reserves(world: World, text: str, reserved: str) -> None:
     (world.kubelet / "config.yaml").write_text(text)
     assert takeover.reserved(settings(world)) == (CpuSet.parse(reserved), ())
 
 
-def test_configuration_that_is_absent_or_torn(world: World) -> None:
+def test_absent_or_invalid_configuration(world: World) -> None:
     found, (remark,) = takeover.reserved(settings(world))
     assert (found, "config.yaml does not exist" in remark) == (CpuSet(), True)
     (world.kubelet / "config.yaml").write_text("{")

@@ -36,7 +36,7 @@ def test_chosen_cpus_replace_the_kubelets_own() -> None:
     assert STATE.entries["u"] == {"a": cpus("1-2")}
 
 
-def test_two_pods_may_change_places() -> None:
+def test_two_pods_may_swap_cpus() -> None:
     after = with_chosen(STATE, {"u": {"a": cpus("3")}, "v": {"a": cpus("1-2")}})
     assert (after.default, after.by_uid) == (
         STATE.default,
@@ -92,14 +92,14 @@ def changed(**fields: object) -> CpuManagerState:
         (changed(version=4, originals={"u": {}}), {}, "pod u has been resized"),
     ],
 )
-def test_what_must_not_be_written(
+def test_states_that_are_not_written(
     state: CpuManagerState, chosen: dict[str, dict[str, CpuSet]], reason: str
 ) -> None:
     with pytest.raises(TakeoverError, match=reason):
         with_chosen(state, chosen, reserved=cpus("0,6"))
 
 
-def test_last_shared_cpu_stays() -> None:
+def test_last_shared_cpu_is_kept() -> None:
     with pytest.raises(TakeoverError, match="no CPU of 0-7 would be left"):
         with_chosen(STATE, {"w": {"a": cpus("0,4-7")}})
 
@@ -112,7 +112,7 @@ SETS = st.frozensets(st.integers(0, 9), max_size=4).map(CpuSet)
         st.sampled_from("uvwx"), st.dictionaries(st.sampled_from("ab"), SETS), max_size=4
     )
 )
-def test_no_cpu_is_lost_nor_given_twice(chosen: dict[str, dict[str, CpuSet]]) -> None:
+def test_no_cpu_is_lost_or_assigned_twice(chosen: dict[str, dict[str, CpuSet]]) -> None:
     try:
         after = with_chosen(STATE, chosen)
     except TakeoverError:

@@ -41,13 +41,13 @@ def tree(root: Path) -> Iterator[CgroupWatch]:
         (GroupKind.CONTAINER, "init.scope", None),
     ],
 )
-def test_places_by_both_cgroup_drivers(
+def test_paths_by_both_cgroup_drivers(
     parent: GroupKind, name: str, place: GroupKind | None
 ) -> None:
     assert place_below(parent, name) == place
 
 
-def test_pods_and_containers_come_and_go(root: Path, tree: CgroupWatch) -> None:
+def test_pods_and_containers_are_created_and_removed(root: Path, tree: CgroupWatch) -> None:
     assert not tree.read()
     for pod in (root / "kubepods/burstable" / f"pod{UID}", root / "kubepods" / f"pod{UID}"):
         pod.mkdir()
@@ -62,9 +62,7 @@ def test_pods_and_containers_come_and_go(root: Path, tree: CgroupWatch) -> None:
         assert not tree.read()
 
 
-def test_tree_that_appears_whole_and_late_is_watched_to_its_leaves(
-    root: Path, tree: CgroupWatch
-) -> None:
+def test_tree_that_appears_later_is_watched_completely(root: Path, tree: CgroupWatch) -> None:
     pod = root / "kubelet.slice/kubelet-kubepods.slice" / f"kubelet-kubepods-pod{UID}.slice"
     pod.mkdir(parents=True)
     tree.read()
@@ -73,7 +71,9 @@ def test_tree_that_appears_whole_and_late_is_watched_to_its_leaves(
 
 
 @pytest.mark.parametrize("file", ["cpuset.cpus", "cpu.max", "cpu.weight", "memory.max"])
-def test_only_what_we_hold_is_news_of_files(root: Path, tree: CgroupWatch, file: str) -> None:
+def test_only_files_that_the_agent_writes_trigger_a_pass(
+    root: Path, tree: CgroupWatch, file: str
+) -> None:
     container = root / "kubepods" / f"pod{UID}" / "c1"
     container.mkdir(parents=True)
     for name in (file, "cgroup.procs"):
@@ -85,7 +85,7 @@ def test_only_what_we_hold_is_news_of_files(root: Path, tree: CgroupWatch, file:
     assert tree.read()
 
 
-def test_what_others_make_is_no_news(root: Path, tree: CgroupWatch) -> None:
+def test_other_groups_trigger_no_pass(root: Path, tree: CgroupWatch) -> None:
     container = root / "kubepods" / f"pod{UID}" / "c1"
     container.mkdir(parents=True)
     tree.read()

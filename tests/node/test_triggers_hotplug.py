@@ -10,7 +10,7 @@ from agent.host.kernel_events import Uevents
 from agent.node.triggers import SUBSYSTEMS
 
 
-def test_the_kernel_tells_of_a_pci_function() -> None:
+def test_a_uevent_of_a_pci_function_is_received() -> None:
     """A change that changes nothing, asked of the first function of this machine."""
     function = next(iter(sorted(Path("/", DEVICES).glob("*"))), None)
     if function is None:

@@ -37,7 +37,7 @@ def test_container_whose_cpus_are_unknown_is_left_out() -> None:
     assert [each.container_id for each in found] == ["d"]
 
 
-def test_started_pods_are_those_of_which_a_container_runs() -> None:
+def test_started_pods_are_those_with_a_running_container() -> None:
     waiting = Container("c", "main", ContainerState.CREATED)
     pods = (
         pod("runs", containers=(waiting, running("d"))),

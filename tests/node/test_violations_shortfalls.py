@@ -43,41 +43,41 @@ def test_no_shortfall_with_as_many_cpus_as_promised() -> None:
     assert found(two, checkpoint(main="4-5", other="6-7"), main="4-5", other="6-7") == []
 
 
-def test_what_the_cgroup_lacks_is_lacking() -> None:
+def test_cpus_that_the_cgroup_lacks_are_a_shortfall() -> None:
     short = [("main", "2-3", "2", "its cgroup lacks CPUs 3")]
     assert found(owner("2-3", "main"), KubeletCpus(), main="0,2") == short
     short = [("main", "4-5", "", "its cgroup lacks CPUs 4-5")]
     assert found(owner("", "main"), checkpoint(main="4-5"), main="0") == short
 
 
-def test_container_that_the_kubelet_left_out_is_short_of_what_its_pod_claims() -> None:
+def test_container_without_cpus_of_the_kubelet_has_a_shortfall() -> None:
     reason = "the kubelet assigned it CPUs 4"
     assert found(owner("2-3", "main", "part"), checkpoint(main="4"), main="4", part="0-3") == [
         ("part", "2-3", "", reason)
     ]
 
 
-def test_side_car_is_promised_nothing() -> None:
+def test_sidecar_has_no_shortfall() -> None:
     each = owner("2-3", "main", "envoy")
     each.annotations[SHARED_CONTAINERS] = "envoy"
     assert found(each, KubeletCpus(), main="2-3", envoy="0-1,4-7") == []
 
 
-def test_side_cars_that_can_not_be_read_are_none() -> None:
+def test_invalid_sidecar_annotation_names_no_sidecars() -> None:
     each = owner("2-3", "main", "envoy")
     each.annotations[SHARED_CONTAINERS] = "x" * (bounds.POD_VALUE_BYTES + 1)
     short = found(each, KubeletCpus(), main="2-3", envoy="0-1,4-7")
     assert [container for container, *_ in short] == ["envoy"]
 
 
-def test_refused_claim_tells_why() -> None:
+def test_refused_claim_has_its_reason() -> None:
     assert found(owner("2-9", "main"), KubeletCpus(), main="0-7") == [
         ("main", "2-9", "", "CPUs 8-9 do not exist")
     ]
 
 
 @pytest.mark.parametrize(("given", "short"), [("4-5", False), ("4", True)])
-def test_pod_whose_containers_the_kubelets_file_does_not_tell(given: str, short: bool) -> None:
+def test_pod_whose_containers_are_not_in_the_kubelets_file(given: str, short: bool) -> None:
     kubelet = KubeletCpus(True, {"a": CpuSet.parse(given)})
     assert bool(found(owner("2-3", "main"), kubelet, main=given)) is short
 

@@ -42,5 +42,5 @@ def test_other_processes_at_the_far_end_are_named(tmp_path: Path) -> None:
             each.close()
 
 
-def test_nobody_is_at_a_socket_that_is_not_there() -> None:
+def test_missing_socket_has_no_connected_processes() -> None:
     assert conflicts.connected_processes("/nowhere/nri.sock") == ()

@@ -10,7 +10,7 @@ import pytest
 from agent.nri.daemon import LaunchError, launched
 
 
-def test_a_plugin_that_nobody_launched() -> None:
+def test_a_plugin_that_was_not_launched_by_the_runtime() -> None:
     environment = {"NRI_PLUGIN_NAME": "left", "PATH": "/bin"}
     assert launched(environment) is None
     assert environment == {"PATH": "/bin"}
@@ -35,6 +35,6 @@ def test_socket_name_and_index_come_from_the_runtime() -> None:
 
 
 @pytest.mark.parametrize("number", ["x", "-1", "100000"])
-def test_a_number_that_is_no_socket_is_named(number: str) -> None:
+def test_an_invalid_socket_number_is_named(number: str) -> None:
     with pytest.raises(LaunchError, match=f"NRI_PLUGIN_SOCKET={number} is not a socket"):
         launched({"NRI_PLUGIN_SOCKET": number})

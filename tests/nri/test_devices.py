@@ -30,7 +30,7 @@ def asked(uid: str) -> pb.EventRequest:
     return pb.EventRequest(pod=sandbox, container=container("c", uid))
 
 
-def test_the_allocated_card_comes_in_place_of_the_plugins(world: World) -> None:
+def test_the_allocated_card_replaces_the_plugins(world: World) -> None:
     event = asked("own")
     event.container.env.append(b"NVIDIA_VISIBLE_DEVICES=GPU-other")
     event.container.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
@@ -42,7 +42,7 @@ def test_the_allocated_card_comes_in_place_of_the_plugins(world: World) -> None:
     assert [each.minor.value for each in adjust.linux.resources.devices] == [0]
 
 
-def test_what_cdi_put_in_is_refused_and_counted(world: World) -> None:
+def test_wrong_cdi_devices_are_refused_and_counted(world: World) -> None:
     event = asked("own")
     event.container.CDI_devices.add(name="nvidia.com/gpu=GPU-other")
     stream = world.runtime.begin("CreateContainer", event)
@@ -53,7 +53,7 @@ def test_what_cdi_put_in_is_refused_and_counted(world: World) -> None:
     assert world.admission.outcomes.failed == {("CreateContainer", "devices", "door"): 1}
 
 
-def test_what_cdi_put_in_rightly_stays(world: World) -> None:
+def test_correct_cdi_devices_are_kept(world: World) -> None:
     event = asked("own")
     event.container.CDI_devices.add(name="nvidia.com/gpu=GPU-own")
     event.container.env.append(b"NVIDIA_VISIBLE_DEVICES=void")

@@ -53,7 +53,7 @@ def read(frames: Iterable[bytes]) -> list[tuple[int, int, bytes]]:
 
 
 @pytest.mark.parametrize("frames", TAKEN.values(), ids=TAKEN.keys())
-def test_frames_that_a_runtime_takes(frames: Iterable[bytes]) -> None:
+def test_frames_that_a_runtime_accepts(frames: Iterable[bytes]) -> None:
     assert read(frames)
 
 

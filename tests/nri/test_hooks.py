@@ -62,7 +62,7 @@ def test_a_sandbox_notifies_the_agent(world: World) -> None:
     )
 
 
-def test_an_owner_gets_its_own_and_others_the_rest(world: World) -> None:
+def test_an_owner_gets_its_cpus_and_others_the_rest(world: World) -> None:
     assert world.create(container("c", "own"), OWN) == "1"
     assert world.notifications()[0] == Created(
         "c",
@@ -81,7 +81,7 @@ def test_an_owner_waits_for_its_decision(world: World) -> None:
     assert reply.adjust.linux.resources.cpu.cpus == "1"
 
 
-def test_an_owner_without_a_decision_is_refused_in_time_and_others_go_on(tmp_path: Path) -> None:
+def test_an_owner_without_a_decision_is_refused_in_time_and_others_continue(tmp_path: Path) -> None:
     """Long before the runtime's patience ends, however long a hold is configured to be."""
     world = World(tmp_path)
     world.runtime.accept()
@@ -94,13 +94,13 @@ def test_an_owner_without_a_decision_is_refused_in_time_and_others_go_on(tmp_pat
     world.close()
 
 
-def test_an_update_keeps_our_cpus_and_what_else_was_asked(world: World) -> None:
+def test_an_update_keeps_the_wanted_cpus_and_its_other_fields(world: World) -> None:
     it = container("c-own", "own", "1")
     assert world.update(it, OWN, cpus="0-3", shares=300) == "1"
     assert world.update(it, OWN) == "1"
 
 
-def test_a_resize_is_told_and_the_agents_own_change_is_not(world: World) -> None:
+def test_a_resize_is_reported_and_the_agents_own_change_is_not(world: World) -> None:
     batch = Wanted("0,2-3", limits=CgroupLimits(shares=77))
     world.publish(
         msgspec.structs.replace(OWNED, containers={"c": batch, "d": batch}, cpu_policy="static")
@@ -112,7 +112,7 @@ def test_a_resize_is_told_and_the_agents_own_change_is_not(world: World) -> None
     assert Resized("c", RequestedResources(shares=300)) in world.notifications()
 
 
-def test_synchronisation_sets_right_what_is_wrong(early: World) -> None:
+def test_synchronisation_corrects_wrong_containers(early: World) -> None:
     """Only what the agent decides about, and only what differs."""
     early.publish(MANY)
     early.runtime.accept()
@@ -126,7 +126,7 @@ def test_synchronisation_sets_right_what_is_wrong(early: World) -> None:
     assert early.updated() == []
 
 
-def test_pools_that_change_are_told_one_container_at_a_time(early: World) -> None:
+def test_changed_pools_are_sent_one_container_at_a_time(early: World) -> None:
     early.publish(EMPTY)
     early.runtime.set_up(
         container("c", "p", "0-3"), container("d", "p", "0-3"), pods=(pod("p", "LS"),)
@@ -146,7 +146,7 @@ def test_pools_that_change_are_told_one_container_at_a_time(early: World) -> Non
     assert early.updated() == [], "nothing is said twice"
 
 
-def test_a_runtime_that_an_update_may_lock_up_is_left_to_the_agent(early: World) -> None:
+def test_a_runtime_that_may_deadlock_on_an_update_gets_none(early: World) -> None:
     early.publish(EMPTY)
     early.runtime.accept()
     early.runtime.configure(NRI_version="v0.12.0")
@@ -167,7 +167,7 @@ def test_a_pass_is_requested_after_all_updates(early: World) -> None:
     assert early.updated() == [("c", "0,2-3")]
 
 
-def test_no_owner_starts_beside_a_change_that_is_under_way(early: World) -> None:
+def test_no_owner_starts_during_a_change_of_its_cpus(early: World) -> None:
     """What the runtime is being told may come into force after the owner was made."""
     early.publish(EMPTY)
     early.runtime.patience = 1000
@@ -184,7 +184,7 @@ def test_no_owner_starts_beside_a_change_that_is_under_way(early: World) -> None
     assert early.create(container("o", "own"), OWN) == "1"
 
 
-def test_a_change_of_limits_holds_the_cpus_that_the_container_has(early: World) -> None:
+def test_a_change_of_limits_holds_the_containers_cpus(early: World) -> None:
     """And no others, or every owner on the node would wait for it."""
     early.publish(EMPTY)
     early.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
@@ -217,7 +217,7 @@ def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_p
     assert early.updated() == [("c", "2")]
 
 
-def test_a_process_that_stays_elsewhere_is_told(
+def test_a_process_that_stays_on_other_cpus_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "7").mkdir()
@@ -257,7 +257,7 @@ def test_a_container_that_must_not_run_yet_is_not_changed(early: World) -> None:
     assert not early.updated()
 
 
-def test_nothing_is_told_while_the_runtime_waits_for_an_answer(early: World) -> None:
+def test_no_update_is_sent_while_the_runtime_waits_for_an_answer(early: World) -> None:
     """It would not listen, and the answer would wait for what may then come into force."""
     early.publish(EMPTY)
     early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
@@ -271,9 +271,7 @@ def test_nothing_is_told_while_the_runtime_waits_for_an_answer(early: World) -> 
     early.runtime.until("the change", lambda: early.updater.updates)
 
 
-def test_a_creation_that_came_to_nothing_frees_what_it_held(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_creation_frees_its_cpus(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """The runtime tells of its end, though it never was (runtime.md 4.2)."""
     world.others = ("pinner (4711)",)
     it = container("c", "p")
@@ -285,7 +283,7 @@ def test_a_creation_that_came_to_nothing_frees_what_it_held(
     assert world.conflicts.found == {("undone", "pinner (4711)"): 1}
 
 
-def test_a_creation_that_we_did_not_change_is_no_conflict(world: World) -> None:
+def test_an_unchanged_creation_is_not_a_conflict(world: World) -> None:
     world.publish(EMPTY)
     it = container("c", "p", "0-3")
     world.runtime.response(world.begin_create(it, pod("p")))
@@ -294,7 +292,7 @@ def test_a_creation_that_we_did_not_change_is_no_conflict(world: World) -> None:
 
 
 @pytest.mark.parametrize("when", ["made", "changed"])
-def test_cpus_that_somebody_else_set_are_seen(
+def test_cpus_of_another_plugin_are_detected(
     world: World, when: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     it = container("c", "p")
@@ -310,7 +308,7 @@ def test_cpus_that_somebody_else_set_are_seen(
     assert world.conflicts.found == {("changed", ""): 1}
 
 
-def test_our_own_change_is_no_conflict_even_before_its_answer(early: World) -> None:
+def test_the_plugins_own_change_is_not_a_conflict_even_before_its_answer(early: World) -> None:
     early.publish(EMPTY)
     early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
     early.runtime.answers_updates = False
@@ -320,7 +318,7 @@ def test_our_own_change_is_no_conflict_even_before_its_answer(early: World) -> N
     assert not early.conflicts.found
 
 
-def test_a_request_that_shows_a_container_before_our_last_change_is_no_conflict(
+def test_a_request_with_values_before_the_last_change_is_not_a_conflict(
     early: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """containerd reads the container, then waits until our change of it has ended."""
@@ -337,7 +335,7 @@ def test_a_request_that_shows_a_container_before_our_last_change_is_no_conflict(
     assert "ns/p main: CPUs 0,2-3 were changed to 0-3" in caplog.text
 
 
-def test_a_change_before_the_runtime_tells_of_the_creation_is_no_conflict(world: World) -> None:
+def test_a_change_before_the_creations_event_is_not_a_conflict(world: World) -> None:
     it = container("c", "p")
     world.runtime.response(world.begin_create(it, pod("p")))
     world.publish(msgspec.structs.replace(MANY, containers={"c": Wanted("2")}))
@@ -374,7 +372,7 @@ def test_a_creation_cut_by_the_end_of_the_session_is_settled(world: World, made:
     assert any(isinstance(each, Created) for each in world.notifications()) == made
 
 
-def test_a_held_creation_whose_session_ends_holds_nothing(world: World) -> None:
+def test_a_held_creation_of_an_ended_session_holds_nothing(world: World) -> None:
     world.publish(EMPTY)
     world.begin_create(container("c", "own"), OWN)
     world.runtime.until("held", lambda: world.link.stats.held_now)
@@ -384,7 +382,7 @@ def test_a_held_creation_whose_session_ends_holds_nothing(world: World) -> None:
     assert all(each.answered_at is not None for each in world.grants.all(None))
 
 
-def test_a_plugin_that_ends_lets_no_owner_slip_through(world: World) -> None:
+def test_an_ending_plugin_lets_no_owner_start_without_its_cpus(world: World) -> None:
     """The runtime makes a container whose plugin hangs up, with whatever was asked for."""
     world.publish(EMPTY)
     stream = world.begin_create(container("c", "own"), OWN)
@@ -394,7 +392,7 @@ def test_a_plugin_that_ends_lets_no_owner_slip_through(world: World) -> None:
     assert status.message == "CreateContainer: pod ns/own: the plugin ends"
 
 
-def test_a_hook_that_goes_wrong_passes_by_policy_and_counts_as_a_grant(
+def test_a_failing_hook_passes_by_policy_and_counts_as_a_grant(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:

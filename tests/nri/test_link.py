@@ -134,7 +134,7 @@ def up(world: World) -> World:
     return world
 
 
-def test_it_registers_and_asks_for_the_events_it_uses(world: World) -> None:
+def test_the_plugin_registers_and_subscribes_to_the_events_it_uses(world: World) -> None:
     registration = world.runtime.accept()
     assert (registration.plugin_name, registration.plugin_idx) == ("topolet", "42")
     events = world.runtime.configure(request_timeout=2_000).events
@@ -158,7 +158,7 @@ def test_it_registers_and_asks_for_the_events_it_uses(world: World) -> None:
         ("unknown", False),
     ],
 )
-def test_a_runtime_that_an_update_may_lock_up_is_never_sent_one(
+def test_a_runtime_that_may_deadlock_on_an_update_gets_none(
     world: World, version: str, takes: bool
 ) -> None:
     world.runtime.accept()
@@ -168,7 +168,7 @@ def test_a_runtime_that_an_update_may_lock_up_is_never_sent_one(
     assert world.link.accepts_updates is takes
 
 
-def test_what_is_kept_of_a_piece_does_not_grow_with_environments(world: World) -> None:
+def test_stored_containers_do_not_grow_with_environments(world: World) -> None:
     """The runtime tells of a whole node before it asks for the first answer."""
     large = container("0-3", pid=7)
     large.env.extend([b"LARGE=" + b"x" * 100_000] * 30)
@@ -183,7 +183,7 @@ def test_what_is_kept_of_a_piece_does_not_grow_with_environments(world: World) -
     assert [each.asked.cpuset for each in told] == ["0-3"] * 5
 
 
-def test_it_synchronises_in_pieces(world: World) -> None:
+def test_the_plugin_synchronises_in_chunks(world: World) -> None:
     world.plugin.changes = {"c": Changes(cpuset="1")}
     world.runtime.accept()
     world.runtime.configure()
@@ -200,7 +200,7 @@ def test_it_synchronises_in_pieces(world: World) -> None:
     assert world.plugin.told == [("synchronize", [seen])]
 
 
-def test_a_session_of_many_large_pieces_keeps_none_of_them(world: World) -> None:
+def test_a_session_of_many_large_chunks_keeps_none_of_them(world: World) -> None:
     """Messages beyond 4096 bytes come in many frames; a second synchronisation starts anew."""
     pod = pb.PodSandbox(id="s", name="x" * 100_000)
     world.runtime.accept()
@@ -210,7 +210,7 @@ def test_a_session_of_many_large_pieces_keeps_none_of_them(world: World) -> None
     assert [len(told) for _, told in world.plugin.told] == [1, 1]  # type: ignore[arg-type]
 
 
-def test_a_creation_is_asked_about_and_adjusted(up: World) -> None:
+def test_a_creation_is_passed_to_the_hook_and_adjusted(up: World) -> None:
     up.plugin.answer = ALL
     adjust = up.create().adjust
     (call,) = up.plugin.calls
@@ -236,7 +236,7 @@ def test_a_creation_is_asked_about_and_adjusted(up: World) -> None:
     assert up.link.stats.adjusted == 1
 
 
-def test_a_lifted_quota_has_no_period_and_what_is_kept_is_not_sent(up: World) -> None:
+def test_a_lifted_quota_has_no_period_and_unchanged_fields_are_not_sent(up: World) -> None:
     up.plugin.answer = Changes(cpuset="1", quota_microseconds=-1)
     cpu = up.create().adjust.linux.resources.cpu
     assert cpu == pb.LinuxCPU(cpus="1", quota=pb.OptionalInt64(value=-1))
@@ -244,7 +244,7 @@ def test_a_lifted_quota_has_no_period_and_what_is_kept_is_not_sent(up: World) ->
     assert up.create() == pb.CreateContainerResponse()
 
 
-def test_an_update_is_merged_into_what_is_asked(up: World) -> None:
+def test_an_update_is_merged_into_the_request(up: World) -> None:
     up.plugin.answer = Changes(cpuset="1")
     request = pb.EventRequest(pod=POD, container=container("0-3"))
     request.linux_resources.cpu.shares.value = 300
@@ -260,7 +260,7 @@ def test_an_update_is_merged_into_what_is_asked(up: World) -> None:
 
 
 @pytest.mark.parametrize("one_by_one", [True, False], ids=["0.12", "by StateChange"])
-def test_it_is_told_what_happens(up: World, one_by_one: bool) -> None:
+def test_the_plugin_gets_the_runtimes_events(up: World, one_by_one: bool) -> None:
     methods = {
         "RunPodSandbox": pb.RUN_POD_SANDBOX,
         "PostCreateContainer": pb.POST_CREATE_CONTAINER,
@@ -282,7 +282,7 @@ def test_it_is_told_what_happens(up: World, one_by_one: bool) -> None:
     up.runtime.call("StateChange", unused, pb.Empty)
 
 
-def test_a_held_creation_is_asked_about_until_it_has_an_answer(up: World) -> None:
+def test_a_held_creation_is_retried_until_it_has_an_answer(up: World) -> None:
     up.plugin.answer = Wait()
     request = pb.EventRequest(pod=POD, container=container())
     stream = up.runtime.begin("CreateContainer", request)
@@ -301,7 +301,7 @@ def test_a_held_creation_is_asked_about_until_it_has_an_answer(up: World) -> Non
 @pytest.mark.parametrize(
     ("timeout_milliseconds", "budget_seconds"), [(None, 1.0), (0, 1.0), (300, 0.15), (60_000, 30)]
 )
-def test_a_call_may_be_held_for_half_of_the_runtimes_patience(
+def test_a_call_may_be_held_for_half_of_the_runtimes_timeout(
     world: World, timeout_milliseconds: int | None, budget_seconds: float
 ) -> None:
     world.runtime.accept()
@@ -319,7 +319,7 @@ def test_a_refusal_is_the_runtimes_error(up: World) -> None:
     assert up.link.stats.refused == 1
 
 
-def test_a_handler_that_fails_costs_no_container(
+def test_a_failing_handler_does_not_fail_the_container(
     up: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     up.plugin.error = ValueError("ours")
@@ -335,7 +335,7 @@ def test_a_handler_that_fails_costs_no_container(
 
 
 @pytest.mark.parametrize("method", ["CreateContainer", "UpdateContainer"])
-def test_a_request_that_cannot_be_read_passes_or_fails_by_policy(up: World, method: str) -> None:
+def test_an_invalid_request_passes_or_fails_by_policy(up: World, method: str) -> None:
     bad = ttrpc.Request(service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=b"\xff")
     up.runtime.send(1, 1_001, 1, bad.SerializeToString())
     assert up.runtime.response(1_001) == ttrpc.Response()
@@ -354,7 +354,7 @@ def test_a_request_that_cannot_be_read_passes_or_fails_by_policy(up: World, meth
         ("nri.pkg.api.v1alpha1.Plugin", "Synchronize", b"\xff", 3),
     ],
 )
-def test_what_is_not_understood_is_answered_and_the_session_lives(
+def test_unknown_requests_are_answered_and_the_session_continues(
     up: World, service: str, method: str, payload: bytes, code: int
 ) -> None:
     request = ttrpc.Request(service=service, method=method, payload=payload)
@@ -365,14 +365,14 @@ def test_what_is_not_understood_is_answered_and_the_session_lives(
     assert up.runtime.call("Shutdown", pb.Empty(), pb.Empty) == pb.Empty()
 
 
-def test_answers_of_any_size_arrive(up: World) -> None:
+def test_answers_of_any_size_are_received(up: World) -> None:
     """The runtime loses larger frames than it reads into (runtime.md 4.1)."""
     for size in (4_000, 4_086, 4_087, 6_000, 100_000, 4_194_000):
         up.plugin.answer = Changes(environment=(("A", "x" * size),))
         assert len(up.create().adjust.env[0].value) == size
 
 
-def test_an_answer_beyond_the_protocols_limit_is_an_error_and_no_dead_session(up: World) -> None:
+def test_an_answer_beyond_the_protocols_limit_is_an_error_within_the_session(up: World) -> None:
     up.plugin.answer = Changes(environment=(("A", "x" * (4 << 20)),))
     stream = up.runtime.begin("CreateContainer", pb.EventRequest(container=container()))
     assert up.runtime.response(stream).status.code == Code.RESOURCE_EXHAUSTED
@@ -387,7 +387,7 @@ class Results(list[RpcError | None]):
         return [0 if each is None else each.code for each in self]
 
 
-def test_our_update_waits_for_no_call_of_the_runtime(up: World) -> None:
+def test_the_plugins_update_does_not_wait_for_a_call_of_the_runtime(up: World) -> None:
     """Both ways at once: the runtime holds its lock until our answers have come."""
     up.runtime.answers_updates = False
     results = Results()
@@ -441,7 +441,7 @@ def test_without_a_session_an_update_fails_at_once(world: World) -> None:
     assert results.codes() == [Code.UNAVAILABLE]
 
 
-def test_a_runtime_that_does_not_answer_an_update_has_a_dead_session(tmp_path: Path) -> None:
+def test_an_unanswered_update_ends_the_session(tmp_path: Path) -> None:
     """Its server may have died alone, while its events keep coming (runtime.md 4.1)."""
     world = World(tmp_path, update_seconds=0.1)
     world.runtime.set_up()
@@ -463,7 +463,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN.keys())
-def test_bytes_that_cannot_be_followed_end_the_session(
+def test_invalid_bytes_end_the_session(
     up: World, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     results = Results()
@@ -477,13 +477,13 @@ def test_bytes_that_cannot_be_followed_end_the_session(
     up.create()
 
 
-def test_frames_of_other_connections_and_late_replies_are_left_out(up: World) -> None:
+def test_frames_of_other_connections_and_late_replies_are_ignored(up: World) -> None:
     up.runtime.send_raw(struct.pack(">II", 9, 3) + b"abc" + struct.pack(">II", 1, 0))
     up.runtime.respond(77, ttrpc.Response())
     up.create()
 
 
-def test_a_runtime_that_restarts_is_registered_with_again(up: World) -> None:
+def test_the_plugin_registers_again_with_a_restarted_runtime(up: World) -> None:
     up.plugin.answer = Wait()
     up.runtime.begin("CreateContainer", pb.EventRequest(container=container()))
     up.until("held", lambda: up.plugin.calls)
@@ -497,7 +497,7 @@ def test_a_runtime_that_restarts_is_registered_with_again(up: World) -> None:
     up.create()
 
 
-def test_a_refused_registration_is_told_and_tried_again(
+def test_a_refused_registration_is_logged_and_retried(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream, _ = world.runtime.accept_silently()
@@ -508,7 +508,7 @@ def test_a_refused_registration_is_told_and_tried_again(
     assert world.link.ready
 
 
-def test_a_socket_that_comes_later_is_found(
+def test_a_socket_that_appears_later_is_found(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = Loop()

@@ -50,7 +50,7 @@ def test_every_carrier_of_a_container_is_read() -> None:
         ([{"allow": True, "access": "m"}], False),
     ],
 )
-def test_a_privileged_container_has_all_nodes_of_the_host_and_asked_for_none(
+def test_device_nodes_of_a_privileged_container_are_not_requests(
     rules: list[dict[str, Any]], privileged: bool
 ) -> None:
     """As containerd and CRI-O make it: otherwise kube-proxy would ask for every pod's card."""
@@ -66,12 +66,12 @@ def test_a_privileged_container_has_all_nodes_of_the_host_and_asked_for_none(
     assert (found.privileged, bool(found.nodes)) == (privileged, not privileged)
 
 
-def test_all_is_what_an_image_says() -> None:
+def test_all_in_the_environment_comes_from_the_image() -> None:
     assert messages.carried(pb.Container(env=[ENV + b"=all"])) == Carried()
     assert messages.carried(pb.Container()) == Carried()
 
 
-def test_what_goes_is_marked_and_its_number_is_denied() -> None:
+def test_removed_devices_are_marked_and_denied_by_number() -> None:
     changes = Changes(
         mounts=(Mount("/dev/null", "/new"), Mount("/w", "/w", writable=True)),
         environment=(("A", "1"),),
@@ -109,7 +109,7 @@ def test_what_goes_is_marked_and_its_number_is_denied() -> None:
     )
 
 
-def test_what_cdi_did_already_can_not_be_undone() -> None:
+def test_injected_cdi_devices_cannot_be_removed() -> None:
     changed = Changes(removed_cdi_devices=("nvidia.com/gpu=0",))
     assert beyond(changed, messages.SETTABLE) == ("removed_cdi_devices",)
     assert beyond(Changes(cdi_devices=("nvidia.com/gpu=0",)), messages.SETTABLE) == ()

@@ -43,7 +43,7 @@ def per_connection(messages: list[Message]) -> list[list[Message]]:
 
 
 @given(MESSAGES, st.data())
-def test_what_is_encoded_comes_out_however_the_bytes_arrive(
+def test_messages_are_decoded_however_the_bytes_are_split(
     messages: list[Message], data: st.DataObject
 ) -> None:
     sent = b"".join(map(ttrpc.encode, messages))
@@ -94,7 +94,7 @@ def test_no_frame_holds_parts_of_a_header_and_a_payload(messages: list[Message])
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_followed_or_named(data: bytes) -> None:
+def test_any_bytes_are_read_or_a_mux_error(data: bytes) -> None:
     with contextlib.suppress(MuxError):
         list(Demux((1, 2)).feed(data))
 
@@ -106,12 +106,12 @@ def test_any_bytes_are_followed_or_named(data: bytes) -> None:
         (frame(2, struct.pack(">IIBB", (4 << 20) + 1, 1, 2, 0)), "a message of 4194305 bytes"),
     ],
 )
-def test_sizes_beyond_the_protocol_end_it(sent: bytes, error: str) -> None:
+def test_sizes_beyond_the_protocol_are_errors(sent: bytes, error: str) -> None:
     with pytest.raises(MuxError, match=error):
         list(Demux((1, 2)).feed(sent))
 
 
-def test_the_largest_message_goes_and_a_larger_one_does_not() -> None:
+def test_the_largest_message_passes_and_a_larger_one_does_not() -> None:
     largest = Message(1, 1, ttrpc.REQUEST, 0, bytes(4 << 20))
     assert list(Demux((1, 2)).feed(ttrpc.encode(largest))) == [largest]
     with pytest.raises(MuxError, match="4194305 bytes: 4194304 are the most"):
@@ -151,7 +151,9 @@ def echo(incoming: Incoming) -> None:
 
 
 @given(LOOSE_MESSAGES)
-def test_every_call_gets_one_answer_and_ours_at_most_one(messages: list[Message]) -> None:
+def test_every_incoming_call_gets_one_answer_and_outgoing_ones_at_most_one(
+    messages: list[Message],
+) -> None:
     session = Session(echo)
     done: dict[int, list[bytes | RpcError]] = {}
     for _ in range(3):
@@ -179,13 +181,13 @@ def test_every_call_gets_one_answer_and_ours_at_most_one(messages: list[Message]
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_end_in_order(data: bytes) -> None:
+def test_any_bytes_end_the_session_in_order(data: bytes) -> None:
     session = Session(echo)
     with contextlib.suppress(MuxError):
         session.receive(data)
 
 
-def test_nothing_is_sent_after_the_end_and_nobody_is_asked() -> None:
+def test_nothing_is_sent_or_called_after_the_end() -> None:
     asked: list[str] = []
     held: list[Incoming] = []
 
@@ -202,7 +204,7 @@ def test_nothing_is_sent_after_the_end_and_nobody_is_asked() -> None:
     assert (asked, bytes(session.unsent)) == (["a"], b"")
 
 
-def test_a_call_that_is_given_up_has_its_answer_and_drops_a_late_one() -> None:
+def test_a_cancelled_call_has_its_answer_and_drops_a_late_one() -> None:
     session = Session(echo)
     replies: list[bytes | RpcError] = []
     stream = session.call("s", "m", b"", 1.0, replies.append)

@@ -68,7 +68,7 @@ def test_bad_mask_is_refused(text: str) -> None:
 
 
 @given(ids)
-def test_both_formats_return_what_they_were_given(cpus: frozenset[int]) -> None:
+def test_both_formats_read_back(cpus: frozenset[int]) -> None:
     one = CpuSet(cpus)
     assert CpuSet.parse(str(one)) == one
     assert CpuSet.parse_mask(mask_text(one)) == one
@@ -76,7 +76,7 @@ def test_both_formats_return_what_they_were_given(cpus: frozenset[int]) -> None:
 
 
 @given(ids, ids)
-def test_algebra_is_that_of_sets(a: frozenset[int], b: frozenset[int]) -> None:
+def test_operators_equal_those_of_sets(a: frozenset[int], b: frozenset[int]) -> None:
     x, y = CpuSet(a), CpuSet(b)
     assert set(x | y) == a | b
     assert set(x & y) == a & b
@@ -106,7 +106,7 @@ def test_membership_and_equality_with_other_types() -> None:
     assert not EMPTY
 
 
-def test_value_does_not_change() -> None:
+def test_values_are_immutable() -> None:
     one = CpuSet([1])
     with pytest.raises(AttributeError):
         one.mask = 3  # type: ignore[misc]

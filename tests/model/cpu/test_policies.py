@@ -46,7 +46,7 @@ def test_every_spelling_of_a_topology_manager_policy(text: str, policy: NumaPoli
 
 @pytest.mark.parametrize("scope", ["pod", "container"])
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
-def test_reported_word_tells_policy_and_scope(policy: str, scope: str) -> None:
+def test_reported_policy_contains_policy_and_scope(policy: str, scope: str) -> None:
     word = reported_numa_policy(policy, scope)
     assert kubelet_numa_policy(word) is kubelet_numa_policy(policy)
     assert word.endswith(f"{scope.title()}Level")
@@ -87,7 +87,7 @@ def test_numa_spec() -> None:
     assert numa_spec({}) == NumaSpec()
 
 
-def test_a_word_that_means_nothing_is_named_with_its_field() -> None:
+def test_an_unknown_value_is_named_with_its_field() -> None:
     with pytest.raises(AnnotationError) as raised:
         resource_spec({RESOURCE_SPEC: '{"requiredCPUBindPolicy": "FullPCPU"}'})
     assert raised.value.key == RESOURCE_SPEC
@@ -97,7 +97,7 @@ def test_a_word_that_means_nothing_is_named_with_its_field() -> None:
 
 
 @given(st.text() | st.sampled_from(["[]", '{"preferredCPUBindPolicy": 1}', "{" * 99_999]))
-def test_no_text_raises_anything_else(text: str) -> None:
+def test_no_text_raises_another_error(text: str) -> None:
     for read, key in ((resource_spec, RESOURCE_SPEC), (numa_spec, NUMA_TOPOLOGY_SPEC)):
         with contextlib.suppress(AnnotationError):
             read({key: text})

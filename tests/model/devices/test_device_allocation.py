@@ -52,7 +52,7 @@ MEMORY = "koordinator.sh/gpu-memory"
         ),
     ],
 )
-def test_what_a_pod_was_given(text: str, held: DeviceAmounts) -> None:
+def test_allocations_of_a_pod(text: str, held: DeviceAmounts) -> None:
     assert allocated({DEVICE_ALLOCATED: text}) == held
 
 
@@ -72,12 +72,12 @@ def test_a_pod_without_devices() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_named(text: str, said: str) -> None:
+def test_invalid_annotations_are_named(text: str, said: str) -> None:
     with pytest.raises(AnnotationError, match=said):
         allocated({DEVICE_ALLOCATED: text})
 
 
-def test_pods_that_share_a_device_hold_it_together() -> None:
+def test_amounts_of_pods_that_share_a_device_are_added() -> None:
     half: DeviceAmounts = {("gpu", 0): {CORE: 50}}
     held = sum_amounts([half, half, {("gpu", 1): {CORE: 100}}])
     assert held == {("gpu", 0): {CORE: 100}, ("gpu", 1): {CORE: 100}}
@@ -86,7 +86,7 @@ def test_pods_that_share_a_device_hold_it_together() -> None:
     assert portions([gpu], held) == (Portion(CORE, 0, 100, 100, 100),)
 
 
-def test_what_a_pod_was_given_one_by_one() -> None:
+def test_entries_of_an_allocation() -> None:
     text = (
         '{"gpu": [{"minor": 1, "id": "GPU-1", "resources": {"koordinator.sh/gpu-core": "50"}},'
         ' {"minor": 0}], "rdma": [{"minor": 2, "id": "0000:17:00.0", "extension":'
@@ -99,7 +99,7 @@ def test_what_a_pod_was_given_one_by_one() -> None:
     }
 
 
-def test_all_that_can_be_said() -> None:
+def test_all_preferences() -> None:
     hint = (
         '{"rdma": {"selector": {"matchLabels": {"type": "a"}}, "vfSelector": {}, '
         '"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"}, '
@@ -127,7 +127,7 @@ def test_all_that_can_be_said() -> None:
     )
 
 
-def test_nothing_said_and_the_least_that_can_be() -> None:
+def test_no_preferences_and_minimal_ones() -> None:
     assert device_preferences({}) == DevicePreferences()
     assert (
         device_preferences({DEVICE_ALLOCATE_HINT: "", DEVICE_JOINT_ALLOCATE: "null"})
@@ -152,7 +152,7 @@ def test_nothing_said_and_the_least_that_can_be() -> None:
         (GPU_PARTITION_SPEC, "{", "is not JSON"),
     ],
 )
-def test_what_can_not_be_understood(key: str, text: str, reason: str) -> None:
+def test_invalid_preferences(key: str, text: str, reason: str) -> None:
     with pytest.raises(AnnotationError) as raised:
         device_preferences({key: text})
     assert raised.value.key == key

@@ -117,7 +117,7 @@ def test_rdma_devices_and_their_functions() -> None:
     assert found == DeviceFiles((), (OF_RDMA,), {"rdma": (DeviceNode("/dev/infiniband/rdma_cm"),)})
 
 
-def test_a_device_that_hides_in_its_pods_namespace_keeps_its_files() -> None:
+def test_a_device_in_its_pods_network_namespace_keeps_its_files() -> None:
     devices = [Device("rdma", PHYSICAL, 4, {})]
     before = device_files(devices, [], RDMA, Fpgas())
     assert device_files(devices, [], *NOTHING, before=before) == before
@@ -134,14 +134,14 @@ def hidden(*, physical: int | None, virtual: int | None) -> Rdma:
     return Rdma((RdmaDevice(RdmaFunction(Function(PHYSICAL), links(physical)), (function,)),))
 
 
-def test_a_virtual_function_that_hides_keeps_its_files_too() -> None:
+def test_a_virtual_function_in_its_pods_network_namespace_keeps_its_files() -> None:
     devices = [Device("rdma", PHYSICAL, 4, {})]
     before = device_files(devices, [], RDMA, Fpgas())
     now = device_files(devices, [], hidden(physical=0, virtual=None), Fpgas(), before=before)
     assert now == before
 
 
-def test_but_none_that_another_device_has_by_now() -> None:
+def test_a_hidden_device_loses_files_that_another_device_has_now() -> None:
     devices = [Device("rdma", PHYSICAL, 4, {}), Device("rdma", "0000:99:00.0", 5, {})]
     before = device_files(devices, [], RDMA, Fpgas())
     other = RdmaDevice(RdmaFunction(Function("0000:99:00.0"), (link(1),)))
@@ -151,7 +151,7 @@ def test_but_none_that_another_device_has_by_now() -> None:
         assert (first.nodes, first.functions) == ((UVERBS,), {VIRTUAL: ()})
 
 
-def test_fpgas_come_by_their_ports() -> None:
+def test_fpgas_have_the_files_of_their_ports() -> None:
     port = AcceleratorPort("dfl-port.0", char_device=CharDevice("/dev/dfl-port.0", (240, 1)))
     virtual = Function("0000:b1:00.1", physical="0000:b1:00.0")
     fpgas = Fpgas(
@@ -177,6 +177,6 @@ def test_fpgas_come_by_their_ports() -> None:
     )
 
 
-def test_cards_that_nobody_told_yet() -> None:
+def test_cards_that_are_not_reported_yet() -> None:
     assert device_files([], None, *NOTHING).cards is None
     assert device_files([], [], *NOTHING).cards == ()

@@ -46,7 +46,7 @@ def test_a_type_of_the_enumeration_is_plain_text() -> None:
     assert type(written["type"]) is str
 
 
-def test_shape() -> None:
+def test_encoded_object() -> None:
     body = encode("n", (NIC, GPU), {"z": "1"}, {"k": "v"})
     assert body == {
         "apiVersion": "scheduling.koordinator.sh/v1alpha1",
@@ -130,7 +130,7 @@ def test_objects_of_others_are_read() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_named(devices: list[object], said: str) -> None:
+def test_invalid_fields_are_named(devices: list[object], said: str) -> None:
     with pytest.raises(ObjectError, match=said):
         decode({"metadata": {"name": "n"}, "spec": {"devices": devices}})
 

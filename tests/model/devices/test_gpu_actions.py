@@ -39,12 +39,12 @@ def test_the_catalogue(xid: int, action: Action) -> None:
     assert GpuActions({})[gpu_actions.xid_reason(xid)] is action
 
 
-def test_no_xid_is_in_two_rows() -> None:
+def test_each_xid_is_in_one_row() -> None:
     rows = [set(gpu_actions._numbers(text)) for text in gpu_actions._CATALOGUE.values()]
     assert sum(map(len, rows)) == len(CATALOGUE)
 
 
-def test_a_site_decides_otherwise() -> None:
+def test_a_site_overrides_the_catalogue() -> None:
     actions = parse(" 109=ignore, 64 = support ,*=reset, RowRemapPending=ignore,")
     assert (actions["XID109"], actions["XID64"]) == (Action.IGNORE, Action.SUPPORT)
     assert (actions["XID9999"], actions["XID94"]) == (Action.RESET, Action.RESTART_APP)
@@ -56,6 +56,6 @@ def test_a_site_decides_otherwise() -> None:
 @pytest.mark.parametrize(
     "text", ["109", "109=", "=reset", "x=reset", "109=panic", "-1=reset", "1²=reset", "12345=reset"]
 )
-def test_what_is_no_table_is_told_by_its_entry(text: str) -> None:
+def test_invalid_entries_are_named(text: str) -> None:
     with pytest.raises(GpuActionError, match="GPU action"):
         parse(text)

@@ -44,7 +44,7 @@ def seen(*gpus: Gpu) -> GpuHealth:
     return on_report(GpuHealth(), report, NOW, ACTIONS)
 
 
-def test_a_whole_card_where_pci_has_it() -> None:
+def test_a_whole_card_has_its_pci_topology() -> None:
     place = DeviceTopology(0, 1, "0000:00:01.0", "0000:00:00.0")
     (device,) = devices(seen(gpu(0, minor=3, module=5)), {"0000:00:00.0": place})
     assert (device.type, device.uuid, device.minor, device.module) == ("gpu", "GPU-0", 3, 5)
@@ -57,13 +57,13 @@ def test_a_whole_card_where_pci_has_it() -> None:
     assert [each.type for each in device.conditions] == ["Healthy"]
 
 
-def test_a_card_that_pci_does_not_know_has_its_address_at_least() -> None:
+def test_a_card_without_a_pci_function_has_its_address_only() -> None:
     (device,) = devices(seen(gpu(7)), {})
     assert device.topology == DeviceTopology(bus="0000:07:00.0")
 
 
 @pytest.mark.parametrize("instances", [(), (MigInstance("MIG-1", 1),)])
-def test_a_card_in_mig_mode_is_no_whole_card(instances: tuple[MigInstance, ...]) -> None:
+def test_a_card_in_mig_mode_has_no_whole_card_resources(instances: tuple[MigInstance, ...]) -> None:
     health = seen(gpu(0, mig=False, mig_pending=True), gpu(1, mig=True, instances=instances))
     whole, split = devices(health, {})
     assert whole.resources["koordinator.sh/gpu-core"] == 100
@@ -73,7 +73,7 @@ def test_a_card_in_mig_mode_is_no_whole_card(instances: tuple[MigInstance, ...])
     assert devices(restored((whole, split), ACTIONS), {}) == (whole, split)
 
 
-def test_memory_of_the_host_is_what_the_caller_gives() -> None:
+def test_memory_of_a_card_without_its_own_is_the_hosts() -> None:
     health = seen(gpu(0, memory_bytes=None))
     assert "koordinator.sh/gpu-memory" not in devices(health, {})[0].resources
     (device,) = devices(health, {}, host_memory_bytes=1 << 37)
@@ -90,12 +90,12 @@ def test_cards_without_a_minor_come_after_those_with_one() -> None:
     ]
 
 
-def test_cards_that_all_lack_a_minor_are_counted() -> None:
+def test_cards_without_any_minors_are_numbered() -> None:
     health = seen(gpu(1, minor=None), gpu(0, minor=None))
     assert [(each.uuid, each.minor) for each in devices(health, {})] == [("GPU-0", 0), ("GPU-1", 1)]
 
 
-def test_a_card_that_is_gone_leaves_its_numbers_to_those_that_moved_up() -> None:
+def test_a_missing_cards_minor_goes_to_the_card_that_has_it_now() -> None:
     """A driver counts its cards anew at each start: the one that came back has its minor now."""
     before = seen(gpu(0), gpu(1), gpu(2))
     moved = replace(gpu(2), index=1, minor=1)
@@ -113,14 +113,14 @@ def test_a_card_that_is_gone_leaves_its_numbers_to_those_that_moved_up() -> None
     }
 
 
-def test_a_lost_card_that_the_driver_still_counts_keeps_its_number() -> None:
+def test_a_lost_card_that_the_driver_still_lists_keeps_its_index() -> None:
     before = seen(gpu(0), gpu(1))
     silent = (SilentGpu(1, "GpuLost"),)
     report = GpuReport(inventory=GpuInventory("550.163.01", gpus=(gpu(0),), silent=silent))
     assert [card.gpu.index for card in on_report(before, report, NOW, ACTIONS).cards] == [0, 1]
 
 
-def test_an_ill_card_stays_and_gives_nothing() -> None:
+def test_an_unhealthy_card_is_listed_without_resources() -> None:
     health = on_event(seen(gpu(0), gpu(1)), GpuEvent("GPU-0", 79), NOW, ACTIONS)
     found = devices(health, {})
     assert [each.healthy for each in found] == [False, True]
@@ -138,7 +138,7 @@ def test_an_ill_card_stays_and_gives_nothing() -> None:
         ((gpu(0), gpu(1, product="")), GpuFacts("nvidia", "NVIDIA A100-SXM4-80GB", "550.163.01")),
     ],
 )
-def test_what_cards_have_in_common(gpus: tuple[Gpu, ...], expected: GpuFacts) -> None:
+def test_facts_common_to_all_cards(gpus: tuple[Gpu, ...], expected: GpuFacts) -> None:
     health = seen(*gpus)
     assert facts(health) == expected
     labels = gpu_labels(facts(health), devices(health, {}))

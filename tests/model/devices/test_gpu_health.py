@@ -196,7 +196,7 @@ def test_a_site_that_ignores_a_reason() -> None:
     assert after(XID[95], PENDING, actions=actions) == [[], []]
 
 
-def test_pci_has_a_card_that_nvml_does_not_list() -> None:
+def test_a_card_that_pci_lists_and_nvml_does_not() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     health = on_report(health, MISSING, FIRST + 1, ACTIONS, BUSES)
     (gpu_condition,) = health.cards[0].gpu_conditions
@@ -207,7 +207,7 @@ def test_pci_has_a_card_that_nvml_does_not_list() -> None:
     assert gpu_condition.since == FIRST + 1
 
 
-def test_pci_says_eight_nvml_says_seven_from_the_start() -> None:
+def test_one_card_is_missing_in_nvml_from_the_start() -> None:
     health = on_report(GpuHealth(), MISSING, FIRST, ACTIONS, BUSES)
     assert [card.gpu.uuid for card in health.cards] == [B]
     assert health.unclaimed == ("0000:07:00.0",)
@@ -217,7 +217,7 @@ def test_pci_says_eight_nvml_says_seven_from_the_start() -> None:
     )
 
 
-def test_a_card_that_is_lost_from_the_start_is_known_by_what_it_tells() -> None:
+def test_a_card_that_is_lost_from_the_start_is_known_by_its_uuid() -> None:
     lost = report(without=[A], silent=[SilentGpu(0, "GpuLost", A, BUSES[0])])
     health = on_report(GpuHealth(), lost, FIRST, ACTIONS, BUSES)
     assert [(card.gpu.uuid, card.healthy) for card in health.cards] == [(A, False), (B, True)]
@@ -225,7 +225,7 @@ def test_a_card_that_is_lost_from_the_start_is_known_by_what_it_tells() -> None:
     assert (back.cards[0].healthy, back.cards[0].gpu) == (True, GPUS[A])
 
 
-def test_trouble_that_lasts_has_the_time_of_its_beginning() -> None:
+def test_a_lasting_condition_has_the_time_of_its_begin() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     for fault in ("DriverMismatch", "DriverMismatch", "LetGo", "DriverMismatch"):
         health = on_report(
@@ -240,7 +240,7 @@ def test_without_a_driver_from_the_start_there_are_no_gpus() -> None:
     assert on_report(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS) == GpuHealth()
 
 
-def test_a_card_in_the_place_of_another_is_another_card() -> None:
+def test_a_card_in_the_slot_of_another_is_a_new_card() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     health = on_event(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
     new = replace(GPUS[A], uuid="GPU-new")
@@ -252,7 +252,7 @@ def test_a_card_in_the_place_of_another_is_another_card() -> None:
     ]
 
 
-def test_a_card_that_was_taken_out_is_forgotten_after_a_boot() -> None:
+def test_a_removed_card_is_forgotten_after_a_boot() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     kept = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST - 1)
     assert [card.gpu.uuid for card in kept.cards] == [A, B]
@@ -266,13 +266,13 @@ def test_a_card_that_was_taken_out_is_forgotten_after_a_boot() -> None:
     assert [card.gpu.uuid for card in left.cards] == [B]
 
 
-def test_an_xid_of_no_card_strikes_all() -> None:
+def test_an_xid_without_a_card_affects_all_cards() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     health = on_event(health, GpuEvent("", 79), FIRST + 1, ACTIONS)
     assert [card.healthy for card in health.cards] == [False, False]
 
 
-def test_conditions_tell_reason_action_and_time() -> None:
+def test_conditions_have_reason_action_and_time() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     health = on_event(health, GpuEvent(A, 94, 3), FIRST + 60, ACTIONS)
     health = on_event(health, GpuEvent(A, 79), FIRST + 120, ACTIONS)
@@ -309,13 +309,13 @@ def test_a_card_is_cordoned_by_uuid_or_address() -> None:
 
 
 @pytest.mark.parametrize("name", ["00000000:07:00.0", "0000:07:00.0", "00000000:0F:00.0"])
-def test_a_card_is_cordoned_by_the_address_that_the_drivers_tools_print(name: str) -> None:
+def test_a_card_is_cordoned_by_the_address_in_nvidia_smis_format(name: str) -> None:
     annotations = {CORDONED_GPUS: name}
     assert len(cordoned(annotations, GPUS.values())) == 1
     assert unknown_cordons(annotations, GPUS.values()) == ()
 
 
-def test_a_restart_of_the_agent_is_no_recovery() -> None:
+def test_a_restart_of_the_agent_does_not_clear_conditions() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     health = on_event(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
     again = restored(devices(health, {}), ACTIONS)
@@ -351,7 +351,7 @@ def test_another_driver_than_before_a_restart_is_evidence() -> None:
         assert after.cards[0].healthy is well
 
 
-def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
+def test_conditions_of_other_writers_are_not_restored() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     (device, *_) = devices(health, {})
     condition = conditions(health.cards[0])[0]
@@ -369,7 +369,7 @@ def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
     assert card.healthy
 
 
-def test_a_gpu_that_an_object_lists_twice_is_one() -> None:
+def test_a_gpu_listed_twice_counts_once() -> None:
     """Anybody may write it."""
     device = Device("gpu", A, 0, {}, topology=DeviceTopology(bus=GPUS[A].bus))
     again = restored([device, replace(device, minor=5)], ACTIONS)
@@ -455,7 +455,7 @@ def played(steps: list[Any], health: GpuHealth, now: int) -> GpuHealth:
 
 
 @given(_steps)
-def test_a_card_is_never_forgotten_nor_told_twice_and_every_trouble_has_its_time(
+def test_every_card_is_listed_once_and_every_condition_has_its_time(
     steps: list[Any],
 ) -> None:
     health = played(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
@@ -469,7 +469,7 @@ def test_a_card_is_never_forgotten_nor_told_twice_and_every_trouble_has_its_time
 
 
 @given(_steps)
-def test_an_xid_that_asks_for_support_outlives_everything_but_a_boot(steps: list[Any]) -> None:
+def test_an_xid_that_needs_support_lasts_until_a_boot(steps: list[Any]) -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     health = on_event(health, GpuEvent(A, 9999), FIRST, ACTIONS)
     health = played(steps, health, FIRST)
@@ -479,7 +479,7 @@ def test_an_xid_that_asks_for_support_outlives_everything_but_a_boot(steps: list
 
 
 @given(_steps)
-def test_two_same_looks_are_as_one(steps: list[Any]) -> None:
+def test_two_equal_reports_are_like_one(steps: list[Any]) -> None:
     """But that the first ends what the second no longer shows."""
     health = played(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
     once = on_report(health, report(), FIRST + 50, ACTIONS, BUSES)

@@ -16,17 +16,17 @@ def used(*processes: GpuProcess) -> tuple[GpuUse, ...]:
     return users([GpuReading("GPU-1", processes=processes)], [POD], GROUPS.get)
 
 
-def test_processes_of_a_container_count_together_wherever_they_sit_in_it() -> None:
+def test_processes_in_any_cgroup_of_a_container_are_added_up() -> None:
     processes = (GpuProcess(1, 100, sm_percent=10), GpuProcess(2, 50))
     assert used(*processes) == (GpuUse("GPU-1", "ns/a", "main", 150, 10),)
 
 
-def test_processes_of_nobody_are_counted_without_a_name() -> None:
+def test_processes_outside_pods_are_counted_without_a_name() -> None:
     assert used(GpuProcess(3, 7), GpuProcess(4, 1), GpuProcess(1)) == (
         GpuUse("GPU-1", memory_bytes=8),
         GpuUse("GPU-1", "ns/a", "main"),
     )
 
 
-def test_a_driver_that_does_not_tell_processes() -> None:
+def test_a_driver_that_does_not_report_processes() -> None:
     assert users([GpuReading("GPU-1")], [POD], GROUPS.get) == ()

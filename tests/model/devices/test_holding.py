@@ -10,7 +10,7 @@ from agent.model.devices.holding import (
 from agent.model.pod.annotations import AnnotationError
 
 
-def test_nothing_is_written_where_nothing_is_held() -> None:
+def test_no_holdings_are_encoded_as_no_annotation() -> None:
     assert encode(()) == {}
     assert decode({}) == ()
 
@@ -33,11 +33,11 @@ def test_nothing_is_written_where_nothing_is_held() -> None:
         ),
     ],
 )
-def test_the_words_of_others(text: str, grants: tuple[DeviceGrant, ...]) -> None:
+def test_annotations_of_other_writers(text: str, grants: tuple[DeviceGrant, ...]) -> None:
     assert decode({DEVICES_CHECKPOINTS: text}) == grants
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '["a"]', '[{"deviceIDs":"GPU-1"}]', "[" * 100_000])
-def test_what_cannot_be_read_names_the_annotation(text: str) -> None:
+def test_an_error_names_the_annotation(text: str) -> None:
     with pytest.raises(AnnotationError, match=DEVICES_CHECKPOINTS):
         decode({DEVICES_CHECKPOINTS: text})

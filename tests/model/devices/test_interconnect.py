@@ -72,7 +72,7 @@ BRIDGED_APART = """
 """Pairs that are no neighbours by number, from a user's machine (devices.md §7, 20)."""
 
 
-def test_eight_behind_switches_give_the_table_that_koordinator_has_for_hopper() -> None:
+def test_eight_cards_behind_switches_give_koordinators_table_for_hopper() -> None:
     table = gpu_partitions(switched(8))
     assert {size: sets(table, size) for size in table} == {
         1: [(n,) for n in range(8)],
@@ -93,7 +93,7 @@ def test_a_mesh_of_cubes() -> None:
     assert whole.ring_bytes_per_second == 50 * GB
 
 
-def test_bridges_between_cards_that_are_no_neighbours() -> None:
+def test_bridges_between_cards_that_are_not_adjacent() -> None:
     table = gpu_partitions(matrix(BRIDGED_APART))
     assert sets(table, 2) == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert sorted(table) == [1, 2], "greater sets are joined by PCIe alone"
@@ -107,7 +107,7 @@ def test_the_faster_of_two_pairs_scores_higher() -> None:
 @pytest.mark.parametrize(
     ("count", "sizes"), [(3, [1, 2, 3]), (6, [1, 2, 3, 6]), (7, [1, 2, 3, 4, 7])]
 )
-def test_numbers_that_are_no_power_of_two(count: int, sizes: list[int]) -> None:
+def test_numbers_of_cards_that_are_not_powers_of_two(count: int, sizes: list[int]) -> None:
     table = gpu_partitions(switched(count))
     assert sorted(table) == sizes
     for size, partitions in table.items():
@@ -117,7 +117,7 @@ def test_numbers_that_are_no_power_of_two(count: int, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("few", [matrix("-"), matrix("- 0\n0 -"), Links((), ()), switched(17)])
-def test_no_table(few: Links) -> None:
+def test_too_few_cards_give_no_table(few: Links) -> None:
     assert gpu_partitions(few) == {}
     assert encode_partitions({}) == {}
 
@@ -130,14 +130,14 @@ def test_no_table(few: Links) -> None:
         ((3, 3), ((0, 1), (1, 0)), r"links of GPUs \(3, 3\): one twice"),
     ],
 )
-def test_links_that_make_no_sense(
+def test_invalid_links(
     minors: tuple[int, ...], rows: tuple[tuple[int, ...], ...], problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):
         gpu_partitions(Links(minors, rows))
 
 
-def test_links_of_the_cards_that_can_be_had_whole() -> None:
+def test_links_only_of_cards_with_whole_card_resources() -> None:
     def card(uuid: str, minor: int, core: int = 100, kind: str = "gpu") -> Device:
         return Device(kind, uuid, minor, {"koordinator.sh/gpu-core": core} if core else {})
 
@@ -150,7 +150,7 @@ def test_links_of_the_cards_that_can_be_had_whole() -> None:
     assert link_matrix(devices, pairs) == Links((2, 4), ((0, 300 * GB), (300 * GB, 0)))
 
 
-def test_a_link_that_its_ends_tell_differently_is_the_slower() -> None:
+def test_a_link_with_different_speeds_at_its_ends_has_the_slower() -> None:
     table = gpu_partitions(Links((4, 2), ((0, 50 * GB), (25 * GB, 0))))
     assert table[2] == (GpuPartition((2, 4), ring_bytes_per_second=25 * GB),)
 
@@ -182,7 +182,7 @@ def ring_by_trying(linked: Links, members: tuple[int, ...]) -> int:
 
 
 @given(matrices())
-def test_every_set_is_as_fast_as_the_best_way_around_it(linked: Links) -> None:
+def test_every_sets_speed_is_that_of_its_fastest_ring(linked: Links) -> None:
     for partitions in gpu_partitions(linked).values():
         for each in partitions:
             if len(each.minors) > 1:
@@ -202,7 +202,7 @@ def test_the_order_of_the_cards_changes_nothing(linked: Links, random: object) -
 
 
 @given(st.sampled_from([4, 6]), st.data())
-def test_the_halves_are_the_best_that_there_are(count: int, data: st.DataObject) -> None:
+def test_the_halves_are_the_best_possible_ones(count: int, data: st.DataObject) -> None:
     """Of all ways to halve the cards none has a faster slowest link, nor then more in sum."""
     pairs = list(combinations(range(count), 2))
     speeds = dict(zip(pairs, data.draw(st.tuples(*[st.integers(1, 4)] * len(pairs))), strict=True))
@@ -235,7 +235,7 @@ def test_the_annotation() -> None:
 CARDS = [Device("gpu", f"GPU-{minor}", minor, {}) for minor in (0, 1, 4)]
 
 
-def test_pairs_are_told_by_minor_those_with_the_same_facts_together() -> None:
+def test_pairs_are_encoded_by_minor_and_grouped_by_equal_links() -> None:
     told = [
         GpuPair("GPU-4", "GPU-0", Ancestor.SYSTEM, True),
         GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH, True, 2, 50_000),
@@ -247,7 +247,7 @@ def test_pairs_are_told_by_minor_those_with_the_same_facts_together() -> None:
     ]
 
 
-def test_what_goes_through_switches_says_so() -> None:
+def test_links_through_switches_are_marked() -> None:
     told = encode_links(CARDS, [GpuPair("GPU-0", "GPU-1", None, None, 12, 300_000, switched=True)])
     assert decode_links(told) == {(0, 1): Interlink(None, 12, 300_000, switched=True)}
 
@@ -260,7 +260,7 @@ def test_what_goes_through_switches_says_so() -> None:
         pytest.param([GpuPair("GPU-0", "GPU-9", Ancestor.SWITCH)], id="a card that is not listed"),
     ],
 )
-def test_nothing_is_written_where_nothing_is_known(told: list[GpuPair]) -> None:
+def test_no_links_are_encoded_as_no_annotation(told: list[GpuPair]) -> None:
     assert encode_links([*CARDS, Device("rdma", "GPU-9", 9, {})], told) == {}
 
 
@@ -278,7 +278,7 @@ interconnects = st.dictionaries(
 
 
 @given(interconnects, st.randoms(use_true_random=False))
-def test_it_reads_back_and_the_order_of_pairs_makes_no_other_text(
+def test_links_read_back_and_the_order_of_pairs_does_not_change_the_text(
     told: dict[tuple[int, int], Interlink], random: st.random.Random
 ) -> None:
     cards = [Device("gpu", f"GPU-{each}", each, {}) for pair in told for each in pair]
@@ -294,13 +294,13 @@ def test_it_reads_back_and_the_order_of_pairs_makes_no_other_text(
     assert encode_links(reversed(cards), turned) == text
 
 
-def test_pairs_of_cards_that_are_gone_are_left_out() -> None:
+def test_pairs_of_missing_cards_are_left_out() -> None:
     told = {(0, 1): Interlink(Ancestor.SWITCH), (0, 3): Interlink(Ancestor.SYSTEM)}
     assert gpu_pairs(told, CARDS) == (GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH),)
 
 
 @pytest.mark.parametrize("notes", [{}, {GPU_LINKS: ""}, {GPU_LINKS: "null"}, {GPU_LINKS: "[]"}])
-def test_nobody_told(notes: dict[str, str]) -> None:
+def test_no_reported_links(notes: dict[str, str]) -> None:
     assert decode_links(notes) == {}
 
 
@@ -321,7 +321,7 @@ def test_nobody_told(notes: dict[str, str]) -> None:
         ('[{"pairs":[[0,1]]},{"pairs":[[1,0]]}]', "[1].pairs[0]: GPUs 1 and 0 a second time"),
     ],
 )
-def test_an_annotation_that_can_not_be_read_names_the_field(text: str, said: str) -> None:
+def test_an_invalid_annotation_names_the_field(text: str, said: str) -> None:
     with pytest.raises(AnnotationError) as caught:
         decode_links({GPU_LINKS: text})
     assert str(caught.value).startswith(f"annotation {GPU_LINKS}: ")

@@ -66,7 +66,7 @@ def gpu(minor: int, uuid: str = "") -> Device:
     return Device("gpu", uuid or f"GPU-{minor}", minor, {}, conditions=(condition,))
 
 
-def test_numbers_of_gone_devices_that_cannot_be_read_are_told() -> None:
+def test_invalid_minors_of_removed_devices_are_reported() -> None:
     devices = (gpu(0),)
     body = encode("node", devices, annotations={listing.GONE_MINORS: "["})
     earlier, (problem,) = published(body)
@@ -74,7 +74,7 @@ def test_numbers_of_gone_devices_that_cannot_be_read_are_told() -> None:
     assert problem.startswith(f"annotation {listing.GONE_MINORS}: ")
 
 
-def test_links_of_gpus_are_known_again_and_those_that_cannot_be_read_are_told() -> None:
+def test_links_of_gpus_are_read_back_and_invalid_ones_are_reported() -> None:
     devices = (gpu(0), gpu(3))
     pairs = (GpuPair("GPU-0", "GPU-3", Ancestor.NODE, None, 2, 50_000),)
     told = interconnect.encode_links(devices, pairs)
@@ -89,19 +89,19 @@ def test_links_of_gpus_are_known_again_and_those_that_cannot_be_read_are_told() 
     assert problem.startswith(f"annotation {interconnect.GPU_LINKS}: ")
 
 
-def test_gpus_stay_as_they_were_made() -> None:
+def test_gpus_are_listed_unchanged() -> None:
     gpus = (gpu(2), gpu(0))
     assert device_list(DiscoveredDevices(gpus=gpus), Published(), NOW) == DeviceList(
         (gpu(0), gpu(2)), {}
     )
 
 
-def test_devices_of_a_type_that_others_write_are_not_remembered() -> None:
+def test_devices_of_types_from_other_writers_are_not_kept() -> None:
     others = Published((Device("npu", "NPU-0", 0, {}),))
     assert device_list(DiscoveredDevices(), others, NOW) == DeviceList((), {})
 
 
-def test_the_number_of_a_gpu_is_its_drivers() -> None:
+def test_the_minor_of_a_gpu_is_its_drivers() -> None:
     before = device_list(DiscoveredDevices(gpus=(gpu(2),)), Published(), NOW)
     assert again(DiscoveredDevices(), before) == DeviceList((), {})
     assert ids(again(DiscoveredDevices(gpus=(gpu(0, "GPU-2"),)), before)) == [
@@ -109,7 +109,7 @@ def test_the_number_of_a_gpu_is_its_drivers() -> None:
     ]
 
 
-def test_a_condition_tells_since_when() -> None:
+def test_a_condition_has_the_time_of_its_last_transition() -> None:
     days = [f"2026-01-0{day}T00:00:00Z" for day in range(1, 6)]
     states = ["ACTIVE", "ACTIVE", "DOWN", "DOWN", "ACTIVE"]
     found = DeviceList((), {})
@@ -166,7 +166,7 @@ def test_virtual_functions_are_grouped_by_their_driver() -> None:
     )
 
 
-def test_numbers_of_adapters_outlive_restarts_and_neighbours() -> None:
+def test_minors_of_adapters_survive_restarts_and_removals() -> None:
     two = device_list(
         DiscoveredDevices(rdma=(nic("3e:00.0", "ACTIVE"), nic("1a:00.0", "ACTIVE"))),
         Published(),
@@ -181,7 +181,7 @@ def test_numbers_of_adapters_outlive_restarts_and_neighbours() -> None:
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_an_adapter_whose_files_are_gone_is_in_a_pods_namespace_or_ill(held: bool) -> None:
+def test_an_adapter_without_files_is_in_a_pods_namespace_or_unhealthy(held: bool) -> None:
     """Also where what it has was withheld from the object, since it is in use."""
     before = device_list(DiscoveredDevices(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
     (device,) = before.devices
@@ -202,7 +202,7 @@ def test_an_adapter_whose_files_are_gone_is_in_a_pods_namespace_or_ill(held: boo
     assert ids(again(DiscoveredDevices(), after)) == [], "without a function it is gone"
 
 
-def test_an_fpga_and_the_port_that_its_virtual_function_has() -> None:
+def test_an_fpga_and_the_port_of_its_virtual_function() -> None:
     card = function("3b:00.0", virtual=((0, "0000:3b:00.1"),))
     port = function("3b:00.1", physical="0000:3b:00.0", driver="dfl-pci")
     fpgas = (
@@ -225,7 +225,7 @@ buses = st.lists(st.integers(1, 40), unique=True, max_size=6)
 
 
 @given(buses, buses, st.randoms(use_true_random=False))
-def test_the_order_of_finding_changes_nothing(
+def test_the_order_of_discovery_does_not_matter(
     cards: list[int], adapters: list[int], random: object
 ) -> None:
     functions = [gpu_function(f"{bus:02x}:00.0") for bus in cards]
@@ -256,7 +256,7 @@ def test_the_order_of_finding_changes_nothing(
         ("", {"a": 0}, {}),
     ],
 )
-def test_numbers(ids: str, before: dict[str, int], now: dict[str, int]) -> None:
+def test_minors(ids: str, before: dict[str, int], now: dict[str, int]) -> None:
     assert with_numbers(ids, before) == now
 
 
@@ -264,7 +264,7 @@ names = st.text("abcdefgh", max_size=6).map(lambda text: tuple(dict.fromkeys(tex
 
 
 @given(st.lists(names, max_size=8))
-def test_a_device_has_one_number_for_life_whatever_is_plugged_in_and_out(
+def test_a_device_keeps_its_minor_whatever_is_plugged_in_and_out(
     looks: list[tuple[str, ...]],
 ) -> None:
     """As the agent does it: all it knows is what it last published."""
@@ -282,12 +282,12 @@ def test_a_device_has_one_number_for_life_whatever_is_plugged_in_and_out(
     assert set(ever.values()) == set(range(len(ever))), "numbers stay small"
 
 
-def test_nothing_is_written_where_nothing_is_gone() -> None:
+def test_no_removed_devices_are_encoded_as_no_annotation() -> None:
     assert encode_gone(gone_minors({"rdma": {"a": 0}}, [Device("rdma", "a", 0, {})])) == {}
 
 
 @pytest.mark.parametrize("text", ["[]", '{"rdma":{"a":"b"}}', "{"])
-def test_an_annotation_that_cannot_be_read(text: str) -> None:
+def test_an_invalid_annotation(text: str) -> None:
     with pytest.raises(AnnotationError, match=GONE_MINORS):
         decode_gone({GONE_MINORS: text})
 
@@ -304,11 +304,11 @@ def test_an_annotation_that_cannot_be_read(text: str) -> None:
         (function("3b:00.0"), False),
     ],
 )
-def test_which_functions_nvidias_driver_should_tell_of(bus: Function, told: bool) -> None:
+def test_functions_that_nvidias_driver_should_list(bus: Function, told: bool) -> None:
     assert nvidia_cards(by_address(bus)) == ((bus.address,) if told else ())
 
 
-def test_the_place_of_a_function() -> None:
+def test_topology_of_a_function() -> None:
     adapter, card = function("1a:00.0"), gpu_function("3b:00.0")
     found = places(by_address(adapter, card))
     assert found[card.address] == DeviceTopology(0, 1, "0000:18:00.0", "0000:3b:00.0")

@@ -20,5 +20,5 @@ def test_values_of_the_reference_in_any_order(pods: list[tuple[str, str]], expec
     assert fingerprint.of(iter(pods[::-1])) == expected
 
 
-def test_namespace_and_name_do_not_trade_places() -> None:
+def test_namespace_and_name_are_not_interchangeable() -> None:
     assert fingerprint.of([("a", "b")]) != fingerprint.of([("b", "a")])

@@ -84,7 +84,7 @@ def test_fault_names_annotation_and_field(key: str, text: str, reason: str) -> N
     assert reason in raised.value.reason
 
 
-def test_they_are_written_as_they_are_read() -> None:
+def test_annotations_are_written_as_read() -> None:
     for text in (b"{}", b'{"cpuset":"1","cpusetExclusive":false}'):
         assert msgspec.json.encode(system_qos({SYSTEM_QOS: text.decode()})) == text
     text = b'{"resources":{"cpu":"1"},"reservedCPUs":"0","applyPolicy":"Default"}'
@@ -92,12 +92,12 @@ def test_they_are_written_as_they_are_read() -> None:
 
 
 @given(st.sampled_from([SYSTEM_QOS, RESERVATION]), st.text())
-def test_no_text_raises_anything_else(key: str, text: str) -> None:
+def test_no_text_raises_another_error(key: str, text: str) -> None:
     with contextlib.suppress(AnnotationError):
         read_all(key, text)
 
 
-def test_node_labels_tell_the_kind_of_machine() -> None:
+def test_node_labels_describe_the_machine() -> None:
     topology = machine(2, 2)
     kinds = ("core", "atom", "core", None)
     cpus = tuple(
@@ -118,11 +118,11 @@ def test_node_labels_tell_the_kind_of_machine() -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "null", "[]"])
-def test_no_pools(text: str | None) -> None:
+def test_absent_pools(text: str | None) -> None:
     assert shared_pools({} if text is None else {CPU_SHARED_POOLS: text}, CPU_SHARED_POOLS) == ()
 
 
-def test_pools_are_read_as_they_are_reported_and_as_koordinator_writes_empty_ones() -> None:
+def test_reported_pools_and_koordinators_empty_pools_are_read() -> None:
     pools = (Pool(0, 0, "1"), Pool(1, 1, "2-3"))
     notes = koordinator_annotations(machine(), pools, (), (), NodeConfiguration())
     assert shared_pools(notes, CPU_SHARED_POOLS) == pools
@@ -139,7 +139,7 @@ def test_pools_are_read_as_they_are_reported_and_as_koordinator_writes_empty_one
         ('[{"socket": 0, "node": 0, "cpuset": "x"}]', "CPU list 'x'"),
     ],
 )
-def test_pools_that_cannot_be_read(text: str, reason: str) -> None:
+def test_invalid_pools(text: str, reason: str) -> None:
     with pytest.raises(AnnotationError, match=CPU_SHARED_POOLS) as raised:
         shared_pools({CPU_SHARED_POOLS: text}, CPU_SHARED_POOLS)
     assert reason in raised.value.reason

@@ -35,7 +35,7 @@ def test_healthy_devices_add_up() -> None:
     }
 
 
-def test_none_of_a_kind_is_not_the_same_as_all_of_them_ill() -> None:
+def test_no_devices_differ_from_unhealthy_devices_only() -> None:
     assert extended_resources([]) == {}
     assert set(extended_resources([gpu(0, healthy=False)]).values()) == {0}
 
@@ -43,19 +43,19 @@ def test_none_of_a_kind_is_not_the_same_as_all_of_them_ill() -> None:
 @pytest.mark.parametrize(
     ("vendor", "there"), [("nvidia", True), ("", True), ("huawei", False), ("metax", False)]
 )
-def test_whole_cards_are_for_nvidia(vendor: str, there: bool) -> None:
+def test_whole_cards_are_reported_for_nvidia_only(vendor: str, there: bool) -> None:
     found = extended_resources([gpu(0)], GpuFacts(vendor))
     assert ("koordinator.sh/gpu" in found) is there
     assert found["koordinator.sh/gpu-core"] == 100
 
 
-def test_a_card_that_is_withheld_is_none_to_share() -> None:
+def test_a_withheld_card_is_not_shared() -> None:
     """Its amounts are listed as zeros."""
     held = replace(gpu(0), resources=dict.fromkeys(gpu(0).resources, 0))
     assert extended_resources([held, gpu(1)])["koordinator.sh/gpu.shared"] == 100
 
 
-def test_capacity_and_allocatable_say_the_same() -> None:
+def test_capacity_and_allocatable_are_equal() -> None:
     body = status("n", {"koordinator.sh/rdma": 100, "koordinator.sh/gpu": 0})
     assert body == {
         "apiVersion": "v1",
@@ -97,7 +97,7 @@ def test_labels_of_the_feature_discovery_behind_a_switch() -> None:
     assert "nvidia.com/gpu.memory" not in mixed
 
 
-def test_a_label_is_one_whatever_the_driver_says() -> None:
+def test_label_values_are_valid_whatever_the_driver_reports() -> None:
     facts = GpuFacts("nvidia", "NVIDIA (odd)/name " + "x" * 90, " 1 ")
     for value in gpu_labels(facts, [gpu(0)], gfd=True).values():
         assert 0 < len(value) <= 63

@@ -77,18 +77,18 @@ def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
     assert told.problems == ()
 
 
-def test_kubelet_that_lists_shared_cpus_gives_nobody_away() -> None:
+def test_kubelet_that_lists_shared_cpus_assigns_none_of_them() -> None:
     """kubernetes#100211 (1.20): the pool has the reserved CPU, which is nobody's own."""
     pods = [pod("own", container("c", 2, 3)), pod("shared", container("c", 0, 1, 4, 5, 6, 7))]
     assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
 
 
-def test_one_wrong_set_takes_nothing_from_others() -> None:
+def test_one_wrong_cpuset_does_not_affect_the_others() -> None:
     pods = [pod("own", container("c", 2, 3)), pod("wrong", container("c", 0, 2))]
     assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
 
 
-def test_policy_none_owns_no_cpu_whatever_is_listed() -> None:
+def test_under_policy_none_no_cpu_is_owned_whatever_is_listed() -> None:
     """cpumanager/policy_none.go: none is allocatable, as none can be a container's own."""
     pods = [pod("a", container("c", *range(8)))]
     assert holdings(pods, node(), Allocatable()).pods == {}
@@ -120,7 +120,7 @@ def test_pod_level_cpus_and_memory_are_not_counted_again_for_its_containers() ->
         assert told[("ns", "p")].cpus == CpuSet([1, 2, 3])
 
 
-def test_pod_level_memory_of_one_kind_leaves_the_containers_of_another() -> None:
+def test_pod_level_memory_of_one_kind_does_not_replace_that_of_another() -> None:
     parts = container(memory=(block(1, 0), block(1, 1, kind="hugepages-1Gi")))
     told = holdings([PodResources("ns", "p", (parts,), memory=(block(2, 0),))], node()).pods
     assert told[("ns", "p")].amounts == {0: {"memory": 2 * GI}, 1: {"hugepages-1Gi": GI}}
@@ -138,7 +138,7 @@ def test_memory_of_several_numa_nodes_fills_them_in_ascending_order() -> None:
     assert told[("ns", "b")].amounts == {0: {"memory": 3 * GI}, 1: {"memory": 2 * GI}}
 
 
-def test_memory_of_one_numa_node_is_there_before_that_of_several() -> None:
+def test_memory_of_one_numa_node_is_placed_before_that_of_several() -> None:
     pods = [
         pod("a", container(memory=(block(8, 0, 1),))),
         pod("b", container(memory=(block(6, 0),))),
@@ -147,23 +147,23 @@ def test_memory_of_one_numa_node_is_there_before_that_of_several() -> None:
     assert told[("ns", "a")].amounts == {0: {"memory": 2 * GI}, 1: {"memory": 6 * GI}}
 
 
-def test_memory_that_fits_nowhere_is_still_held() -> None:
+def test_memory_beyond_the_capacity_is_still_held() -> None:
     told = holdings([pod("a", container(memory=(block(20, 0, 1),)))], node()).pods
     assert told[("ns", "a")].amounts == {0: {"memory": 8 * GI}, 1: {"memory": 12 * GI}}
 
 
-def test_where_the_memory_manager_is_off_nothing_is_reserved_and_all_memory_has_room() -> None:
+def test_without_a_memory_manager_no_memory_is_reserved() -> None:
     """It names no memory as allocatable then, which does not mean that there is none."""
     assert reserved(node(), Allocatable(STATIC.cpus)) == Reserved(CpuSet([0]))
 
 
-def test_reserved_is_what_is_not_allocatable() -> None:
+def test_reserved_amounts_are_those_that_are_not_allocatable() -> None:
     allocatable = Allocatable(CpuSet([2, 3, 6, 7, 99]), (block(7, 0), block(9, 1)))
     assert reserved(node(), allocatable) == Reserved(CpuSet([0, 1, 4, 5]), {0: GI, 1: 0})
     assert reserved(node(), Allocatable()) == Reserved()
 
 
-def test_pod_that_is_over_holds_nothing_though_it_is_listed() -> None:
+def test_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
     """Kubelets before 1.34 list pods that have ended, and their memory (kubernetes#119423,
     kubernetes#132020)."""
     pods = [
@@ -179,7 +179,7 @@ def test_pod_that_is_over_holds_nothing_though_it_is_listed() -> None:
     assert device_portions(pods, given) == (Portion(NIC, 0, 1, 1, 1),), "listed twice, there once"
 
 
-def test_pod_that_ended_and_is_not_over_counts_until_it_is_let_go() -> None:
+def test_ended_pod_that_may_restart_holds_its_resources() -> None:
     """peers.md §7.1.4."""
     job = pod("job", container("c", 1))
     assert holdings([job], node(), STATIC).pods == {("ns", "job"): Held(CpuSet([1]))}
@@ -193,7 +193,7 @@ def test_pod_deleted_by_force_counts_while_it_runs() -> None:
     assert kept({a: one}, {a: two}, {a}) == {a: two}, "what is listed counts"
 
 
-def test_two_pods_of_one_name_hold_what_both_hold_and_neither_is_known_by_uid() -> None:
+def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
     """The API tells no uid (peers.md §1.7): one is made while the other of its name still ends."""
     pods = [
         pod("db-0", container("c", 1, memory=(block(1, 0),))),
@@ -208,7 +208,7 @@ def test_two_pods_of_one_name_hold_what_both_hold_and_neither_is_known_by_uid() 
     assert by_uid(told, {"u1": ("ns", "db-0")}) == {"u1": both}
 
 
-def test_init_containers_that_ended_are_not_listed_and_restartable_ones_are() -> None:
+def test_ended_init_containers_are_not_listed_and_restartable_ones_are() -> None:
     """server_v1.go leaves out the first kind (kubernetes#126765), on purpose; the second, listed
     since kubernetes#120501, holds for the pod's life and is a container as any other here."""
     sidecar, main = container("sidecar", 1), container("main", 2, 3)
@@ -216,7 +216,7 @@ def test_init_containers_that_ended_are_not_listed_and_restartable_ones_are() ->
     assert told == {("ns", "p"): Held(CpuSet([1, 2, 3]))}
 
 
-def test_offline_cpu_is_still_held_and_one_that_is_not_here_is_told() -> None:
+def test_offline_cpu_is_still_held_and_a_missing_one_is_reported() -> None:
     """The kubelet knows the CPUs of its start (peers.md §7.3.10)."""
     topology = machine(2, 4, offline="3")
     told = holdings(
@@ -226,7 +226,7 @@ def test_offline_cpu_is_still_held_and_one_that_is_not_here_is_told() -> None:
     assert told.problems == ("pod ns/p: this machine has no CPUs 9",)
 
 
-def test_numa_nodes_that_are_not_here_are_told() -> None:
+def test_missing_numa_nodes_are_reported() -> None:
     pods = [
         pod("p", container(memory=(block(1, 1, 7), block(1, 9), block(1, kind="hugepages-1Gi"))))
     ]
@@ -239,7 +239,7 @@ def test_numa_nodes_that_are_not_here_are_told() -> None:
     }
 
 
-def test_devices_near_two_numa_nodes_or_none() -> None:
+def test_devices_with_two_numa_nodes_or_none() -> None:
     """One entry for each node in 1.36 (cm/container_manager.go); none is legal there."""
     pods = [pod("p", container(devices="both@0+1,none"))]
     assert holdings(pods, node()).pods == {("ns", "p"): Held(amounts={0: {NIC: 1}, 1: {NIC: 1}})}
@@ -257,14 +257,14 @@ def test_devices_near_two_numa_nodes_or_none() -> None:
     )
 
 
-def test_device_that_containers_of_a_pod_share_is_one() -> None:
+def test_device_shared_by_containers_of_a_pod_counts_once() -> None:
     shared = pod("p", container("a", devices="n0@0"), container("b", devices="n0@0,n1@5"))
     told = holdings([shared], node())
     assert told.pods == {("ns", "p"): Held(amounts={0: {NIC: 1}})}
     assert told.problems == (f"pod ns/p: {NIC}: this machine has no NUMA node 5",)
 
 
-def test_ill_device_that_a_pod_holds_takes_nothing_from_the_healthy_ones() -> None:
+def test_unhealthy_device_of_a_pod_does_not_reduce_the_healthy_ones() -> None:
     """GetAllocatableDevices names healthy ones only (devicemanager/manager.go)."""
     allocatable = Allocatable(devices=(GivenDevice(NIC, "n0", (0,)), GivenDevice(NIC, "n1", (0,))))
     given_devices = device_portions([pod("p", container(devices="n0@0,ill@0"))], allocatable)
@@ -298,9 +298,7 @@ pods_of_any_kind = st.lists(
 
 
 @given(pods_of_any_kind, st.randoms())
-def test_no_byte_is_lost_or_made_and_the_order_of_pods_does_not_matter(
-    pods: list[PodResources], random: Random
-) -> None:
+def test_amounts_add_up_in_any_order_of_pods(pods: list[PodResources], random: Random) -> None:
     told = holdings(pods, node(), STATIC).pods
 
     def held(kind: str) -> int:

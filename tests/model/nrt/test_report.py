@@ -58,7 +58,7 @@ def amounts(report: Report, node: int = 0) -> dict[str, tuple[int, int, int]]:
     return {name: msgspec.structs.astuple(each) for name, each in resources.items()}
 
 
-def test_zones_tell_what_is_there_and_what_nobody_holds() -> None:
+def test_zones_have_capacity_and_available_amounts() -> None:
     held = Held(CpuSet([0]), {0: {"memory": 1 << 30}}), Held(CpuSet([2]))
     report = told(big_machine(), held=held)
     left = (8 << 30) - (20 << 20) - (64 << 10)
@@ -78,7 +78,7 @@ def test_reserved_amounts_are_not_available() -> None:
     assert amounts(report, 1)["memory"] == (4 << 30, 3 << 30, 3 << 30)
 
 
-def test_devices_are_in_their_zone_and_add_to_the_node() -> None:
+def test_devices_are_in_their_zone_and_add_up_on_the_node() -> None:
     report = told(machine(2, 2), devices=DEVICES)
     assert amounts(report)["koordinator.sh/gpu-core"] == (200, 100, 60)
     assert "koordinator.sh/gpu-core" not in report.topology.zones[1].resources
@@ -94,7 +94,7 @@ def test_devices_are_in_their_zone_and_add_to_the_node() -> None:
     assert both.labels["nvidia.com/gpu.count"] == "2"
 
 
-def test_only_a_cluster_is_told_an_owner_and_a_fingerprint() -> None:
+def test_owner_and_fingerprint_are_reported_to_a_cluster_only() -> None:
     alone = told(machine()).topology
     assert (alone.owner, alone.fingerprint, alone.attributes) == (None, None, {})
     shared = told(machine(), owner=OwnerReference("n", "u"), fingerprint="pfp0v001x").topology

@@ -45,7 +45,7 @@ def test_an_idle_machine() -> None:
     assert second.resources["memory"] == Amounts(4 * GI, 4 * GI, 4 * GI)
 
 
-def test_what_pods_hold_is_gone_and_two_pods_on_one_cpu_take_it_once() -> None:
+def test_held_amounts_are_subtracted_and_a_shared_cpu_once() -> None:
     held = (
         Held(CpuSet([0]), {0: {"memory": 2 * GI, "hugepages-2Mi": GI // 2}}),
         Held(CpuSet([0, 3]), {0: {"memory": GI}, 1: {"memory": 9 * GI, "cpu": 2000}}),
@@ -58,7 +58,7 @@ def test_what_pods_hold_is_gone_and_two_pods_on_one_cpu_take_it_once() -> None:
     assert second.resources["memory"].available == 0
 
 
-def test_what_is_reserved_is_not_available() -> None:
+def test_reserved_amounts_are_not_available() -> None:
     first, second = zones(with_memory(), (), Reserved(CpuSet([0]), {0: 3 * GI, 1: 5 * GI}))
     assert first.resources["cpu"] == Amounts(2000, 2000, 1000)
     assert first.resources["memory"] == Amounts(7 * GI, 4 * GI, 4 * GI)
@@ -76,7 +76,7 @@ def gpu(minor: int, node: int, *, healthy: bool = True) -> Device:
     )
 
 
-def test_devices_count_where_they_are_plugged_in() -> None:
+def test_devices_count_on_their_numa_node() -> None:
     devices = (gpu(0, 0), gpu(1, 0), gpu(2, 0, healthy=False), gpu(3, 1), gpu(4, -1))
     held = {
         ("gpu", 0): {"koordinator.sh/gpu-core": 50},
@@ -97,7 +97,7 @@ def test_numa_nodes_with_gaps_keep_their_distances() -> None:
     assert second.resources["cpu"] == Amounts(0, 0, 0)
 
 
-def test_caches_and_kinds_are_told_where_there_are_several() -> None:
+def test_caches_and_core_kinds_are_reported_if_there_are_several() -> None:
     topology = machine(1, 4)
     assert zones(topology)[0].attributes == core_kinds(topology) == {}
     mixed = msgspec.structs.replace(

@@ -39,7 +39,7 @@ EXAMPLE = NodeTopology(
 )
 
 
-def test_the_newer_shape() -> None:
+def test_the_newer_version() -> None:
     assert encode(EXAMPLE, Version.V1ALPHA2) == {
         "apiVersion": "topology.node.k8s.io/v1alpha2",
         "kind": "NodeResourceTopology",
@@ -80,7 +80,7 @@ def test_the_newer_shape() -> None:
     }
 
 
-def test_the_older_shape_has_no_attributes_at_the_top() -> None:
+def test_the_older_version_has_no_top_level_attributes() -> None:
     body = encode(EXAMPLE, Version.V1ALPHA1)
     assert body["apiVersion"] == "topology.node.k8s.io/v1alpha1"
     assert "attributes" not in body
@@ -117,7 +117,7 @@ values = st.builds(
 
 
 @given(values)
-def test_what_is_written_reads_back(value: NodeTopology) -> None:
+def test_encoded_objects_read_back(value: NodeTopology) -> None:
     assert decode(encode(value, Version.V1ALPHA2)) == value
     older = decode(encode(value, Version.V1ALPHA1))
     if value.policy == "none":
@@ -151,7 +151,7 @@ def test_what_is_written_reads_back(value: NodeTopology) -> None:
         ([], {"topologyManagerMaxNUMANodes": "9999"}, "none", "container", 1024),
     ],
 )
-def test_attributes_win_over_the_old_words_one_by_one(
+def test_each_attribute_overrides_the_older_policy_value(
     word: list[str], attributes: dict[str, str], policy: str, scope: str, most: int | None
 ) -> None:
     body = {
@@ -198,7 +198,7 @@ def test_zones_of_others_are_left_out() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_named(body: object, said: str) -> None:
+def test_invalid_fields_are_named(body: object, said: str) -> None:
     with pytest.raises(ObjectError, match=said):
         decode(body)
 
@@ -227,7 +227,7 @@ def _vector_object(nrt: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_objects_that_schedulers_were_asked_about_read_and_write_back() -> None:
+def test_objects_of_the_scheduler_vectors_read_back() -> None:
     path = DATA / "vectors" / "nrt-match.jsonl.gz"
     seen = 0
     with gzip.open(path, "rt") as lines:

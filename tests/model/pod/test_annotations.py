@@ -78,7 +78,7 @@ def test_resource_status(text: str | None, cpus: str, nodes: tuple[int, ...]) ->
         ('{"numaNodeResources": [{"resources": {}}]}', "missing required field `node`"),
     ],
 )
-def test_fault_names_annotation_and_place(text: str, reason: str) -> None:
+def test_error_names_annotation_and_field(text: str, reason: str) -> None:
     with pytest.raises(AnnotationError) as raised:
         resource_status({RESOURCE_STATUS: text}).cpus()
     assert raised.value.key == RESOURCE_STATUS
@@ -97,7 +97,7 @@ near_misses = st.fixed_dictionaries(
 
 
 @given(st.text() | near_misses.map(repr) | near_misses.map(json.dumps))
-def test_no_text_raises_anything_else(text: str) -> None:
+def test_no_text_raises_another_error(text: str) -> None:
     with contextlib.suppress(AnnotationError):
         status = resource_status({RESOURCE_STATUS: text})
         status.shared_numa_nodes()
@@ -148,6 +148,6 @@ def test_numa_nodes_follow_the_cpus(
     assert found.get("numaNodeResources") == parts
 
 
-def test_a_status_that_cannot_be_read_gets_no_other_cpus() -> None:
+def test_an_invalid_status_gets_no_other_cpus() -> None:
     with pytest.raises(AnnotationError, match="resource-status"):
         with_cpus("{", CpuSet([1]), NODES)

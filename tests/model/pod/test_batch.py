@@ -17,7 +17,7 @@ def of(**containers: object) -> dict[str, str]:
     return {EXTENDED_RESOURCE_SPEC: json.dumps({"containers": containers})}
 
 
-def test_a_pod_as_the_webhook_leaves_it() -> None:
+def test_a_pod_as_the_webhook_writes_it() -> None:
     annotations = of(
         main={
             "limits": {CPU: "1000", MEMORY: "1Gi"},
@@ -55,7 +55,7 @@ def test_amounts(amounts: object, read: BatchResources) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "null", "{}", '{"containers":null}'])
-def test_no_batch_pod(text: str | None) -> None:
+def test_a_pod_without_batch_resources(text: str | None) -> None:
     annotations = {} if text is None else {EXTENDED_RESOURCE_SPEC: text}
     assert batch_resources(annotations) == {}
     assert cpu_request_milli({}) == 0
@@ -81,7 +81,7 @@ def test_bad_amounts_are_named(amounts: object, reason: str) -> None:
     assert str(error.value).startswith(f"annotation {EXTENDED_RESOURCE_SPEC}: ")
 
 
-def test_what_is_no_json_is_an_error() -> None:
+def test_invalid_json_is_an_error() -> None:
     for text in ("{", "[" * 10_000, '{"containers": {"c": 1e999}}', '"x"'):
         with pytest.raises(AnnotationError):
             batch_resources({EXTENDED_RESOURCE_SPEC: text})

@@ -48,7 +48,7 @@ def test_one_container(amounts: BatchResources, limits: CgroupLimits) -> None:
         ([BatchResources(), FULL], CgroupLimits(UNLIMITED, 1024, UNLIMITED)),
     ],
 )
-def test_a_pod_is_the_sum(others: list[BatchResources], pod: CgroupLimits) -> None:
+def test_a_pods_limits_are_the_sum(others: list[BatchResources], pod: CgroupLimits) -> None:
     containers = {"c": FULL} | {f"o{index}": each for index, each in enumerate(others)}
     limits = batch_limits(QoS.BE, containers)
     assert limits is not None
@@ -77,11 +77,11 @@ def test_faster_cpus_need_less_time(ratio: float, milli: int | None, quota: int)
 
 
 @pytest.mark.parametrize("qos", [each for each in QoS if each is not QoS.BE])
-def test_other_pods_are_left_alone(qos: QoS) -> None:
+def test_other_pods_have_no_batch_limits(qos: QoS) -> None:
     assert batch_limits(qos, {"c": FULL}) is None
 
 
-def test_a_be_pod_without_amounts_is_left_alone() -> None:
+def test_a_be_pod_without_amounts_has_no_batch_limits() -> None:
     assert batch_limits(QoS.BE, {}) is None
 
 
@@ -95,7 +95,7 @@ amounts = st.builds(
 
 
 @given(st.dictionaries(st.text(min_size=1), amounts, min_size=1), st.floats(1, 10))
-def test_no_container_is_beyond_its_pod(
+def test_no_containers_limit_exceeds_its_pods(
     containers: dict[str, BatchResources], ratio: float
 ) -> None:
     """Else the kernel (v1) would refuse a container's quota."""

@@ -35,7 +35,7 @@ BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UI
         ("/kubepods/other", None),
     ],
 )
-def test_class_by_place(parent: str, found: str | None) -> None:
+def test_class_by_cgroup_parent(parent: str, found: str | None) -> None:
     assert kube_class(parent) == found
 
 

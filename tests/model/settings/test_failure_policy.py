@@ -22,12 +22,14 @@ from agent.model.settings.frontends import ProxySettings
         ("*=fail,*=ignore", "RunPodSandbox", QoS.LS, False),
     ],
 )
-def test_the_narrowest_rule_speaks(rules: str, hook: str, qos: QoS | None, fails: bool) -> None:
+def test_the_most_specific_rule_applies(
+    rules: str, hook: str, qos: QoS | None, fails: bool
+) -> None:
     assert parse_policies(rules).fails(hook, qos) is fails
 
 
 @pytest.mark.parametrize("qos", list(QoS))
-def test_only_creations_that_need_own_cpus_fail_unless_somebody_says_so(qos: QoS) -> None:
+def test_by_default_only_creations_that_need_exclusive_cpus_fail(qos: QoS) -> None:
     usual = parse_policies(ProxySettings().hook_failure_policy)
     assert usual.fails("CreateContainer", qos) is (qos in (QoS.LSE, QoS.LSR))
     assert not usual.fails("UpdateContainerResources", qos)
@@ -44,7 +46,7 @@ def test_only_creations_that_need_own_cpus_fail_unless_somebody_says_so(qos: QoS
         ("*=maybe", "neither ignore nor fail"),
     ],
 )
-def test_a_rule_that_says_nothing_is_quoted(rules: str, part: str) -> None:
+def test_an_invalid_rule_is_quoted(rules: str, part: str) -> None:
     with pytest.raises(FailurePolicyError, match=part) as error:
         parse_policies(f"*=ignore,{rules}")
     assert repr(rules) in str(error.value)
@@ -60,6 +62,6 @@ def test_a_hook_has_its_own_deadline_or_the_usual_one() -> None:
 @pytest.mark.parametrize(
     "text", ["CreateContainer=x", "CreateContainer=nan", "CreateContainer=-1", "X=1", "*=1", "1"]
 )
-def test_a_deadline_that_is_none(text: str) -> None:
+def test_an_invalid_deadline(text: str) -> None:
     with pytest.raises(FailurePolicyError):
         parse_deadlines(text, 0.5)

@@ -21,7 +21,7 @@ def load(*words: str) -> AgentSettings:
     return options.load(parser.parse_args(words), AgentSettings)
 
 
-def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+def test_flags_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "topolet.toml"
     file.write_text('state-dir = "/s"\nperiod-seconds = 2\nhold-seconds = 0.25\n')
     loaded = load(f"--config={file}", "--period-seconds=3.5")
@@ -47,7 +47,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
         (b"state-dir = '\xff'", "topolet.toml: "),
     ],
 )
-def test_bad_file_names_the_option(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_error_in_the_file_names_the_option(tmp_path: Path, content: bytes, reason: str) -> None:
     file = tmp_path / "topolet.toml"
     file.write_bytes(content)
     with pytest.raises(SettingsError) as raised:
@@ -55,7 +55,7 @@ def test_bad_file_names_the_option(tmp_path: Path, content: bytes, reason: str) 
     assert reason in str(raised.value)
 
 
-def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"none\.toml: .*No such file"):
         load(f"--config={tmp_path}/none.toml")
 
@@ -68,7 +68,7 @@ def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (["--log-level=LOUD"], "$.log-level"),
     ],
 )
-def test_bad_flag_names_the_option(words: list[str], reason: str) -> None:
+def test_error_in_a_flag_names_the_option(words: list[str], reason: str) -> None:
     with pytest.raises(SettingsError) as raised:
         load(*words)
     assert reason in str(raised.value)
@@ -109,7 +109,7 @@ def test_the_help_has_every_option_and_its_unit(kind: type[Options]) -> None:
             assert f"--{each.encode_name} SECONDS" in text
 
 
-def test_processes_that_share_an_option_agree_about_it() -> None:
+def test_processes_share_the_type_and_default_of_an_option() -> None:
     seen: dict[str, tuple[object, object]] = {}
     for each in (each for kind in PROCESSES for each in fields(kind)):
         assert seen.setdefault(each.name, (each.type, each.default)) == (each.type, each.default)
@@ -124,7 +124,7 @@ def test_endpoint(endpoint: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["", "run/a.sock", "unix://run/a", "tcp://1.2.3.4:5"])
-def test_endpoint_that_is_none(endpoint: str) -> None:
+def test_invalid_endpoint(endpoint: str) -> None:
     with pytest.raises(SettingsError, match="is not unix:///absolute/path"):
         socket_path(endpoint)
 
@@ -142,11 +142,11 @@ def test_address(address: str, pair: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "80", "a", "a:", "a:b", "a:65536", "a:-1", "a:1.5"])
-def test_address_that_is_none(address: str) -> None:
+def test_invalid_address(address: str) -> None:
     with pytest.raises(SettingsError, match=f"address '{address}' is not HOST:PORT"):
         host_port(address)
 
 
 @pytest.mark.parametrize("kind", PROCESSES)
-def test_what_parse_takes_is_what_the_struct_names(kind: type[Options]) -> None:
+def test_parse_takes_the_names_of_the_struct(kind: type[Options]) -> None:
     assert parse({each.encode_name: each.default for each in fields(kind)}, kind) == kind()

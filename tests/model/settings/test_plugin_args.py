@@ -90,7 +90,7 @@ def test_each_of_koordinators_strategies_has_its_own_weights() -> None:
 
 
 @pytest.mark.parametrize("kind", [OURS, THEIRS])
-def test_plain_pods_have_a_strategy_of_their_own(kind: dict[str, str]) -> None:
+def test_plain_pods_have_their_own_strategy(kind: dict[str, str]) -> None:
     assert decode(kind).zones == ZoneScoring(Strategy.LEAST_ALLOCATED, {})
     said = {"type": "LeastNUMANodes", "resources": [{"name": "memory", "weight": 5}]}
     args = decode({**kind, "zoneScoringStrategy": said})
@@ -131,7 +131,7 @@ def test_plain_pods_have_a_strategy_of_their_own(kind: dict[str, str]) -> None:
         ({**THEIRS, "numaTopologyAlignmentPolicy": "Restricted"}, "numaTopologyAlignmentPolicy"),
     ],
 )
-def test_the_field_that_is_wrong_is_named(body: Any, said: str) -> None:
+def test_the_invalid_field_is_named(body: Any, said: str) -> None:
     with pytest.raises(ObjectError) as caught:
         decode(body)
     assert said in str(caught.value)
