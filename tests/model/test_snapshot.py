@@ -56,6 +56,11 @@ full = st.builds(
 )
 
 
+def test_names_in_the_file_are_those_of_earlier_versions() -> None:
+    snapshot = Snapshot(1, 2, "boot", False, (), (), (), {}, {})
+    assert snapshots.encode(snapshot).startswith(b'{"generation":1,"looked_at":2,"boot_id":"boot"')
+
+
 @given(full)
 def test_snapshots_are_encoded_and_decoded(snapshot: Snapshot) -> None:
     line = snapshots.encode(snapshot)
