@@ -26,9 +26,7 @@ ONE = "tests/integration/test_kill.py::test_it[a b]"
         (["tests/integration/test_kill.py"], False),
     ],
 )
-def test_few_failures_of_tests_with_programs_have_a_second_try(
-    failed: list[str], worth: bool
-) -> None:
+def test_few_failures_of_tests_with_programs_are_repeated(failed: list[str], worth: bool) -> None:
     assert worth_a_second_try(failed) is worth
 
 
@@ -61,7 +59,7 @@ def test_sound() -> None:
         ("model", True, 1, False),
     ],
 )
-def test_run_ends_well_only_where_all_pass_by_themselves(
+def test_run_succeeds_only_if_all_pass_when_repeated_alone(
     tmp_path: Path, suite: str, sound: bool, code: int, unstable: bool
 ) -> None:
     folder = tmp_path / "tests" / suite

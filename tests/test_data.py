@@ -27,7 +27,7 @@ def shorten() -> ModuleType:
 
 
 @pytest.mark.parametrize("folder", ["vectors", "sysfs", "openb"])
-def test_every_folder_says_where_it_comes_from(folder: str) -> None:
+def test_every_folder_documents_its_source_and_licence(folder: str) -> None:
     text = (DATA / folder / "README.md").read_text()
     assert "## Where they come from" in text
     assert re.search("licen[cs]e", text, re.IGNORECASE)
@@ -40,7 +40,7 @@ def test_every_set_of_vectors_is_described() -> None:
 
 
 @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name.partition(".")[0])
-def test_snapshots_hold_nothing_that_the_script_takes_out(path: Path) -> None:
+def test_snapshots_contain_nothing_that_the_script_removes(path: Path) -> None:
     with tarfile.open(path) as once:
         before = [(each.name, each.size, each.uname, each.uid, each.mtime) for each in once]
     again = shorten().shortened(path.read_bytes())
@@ -48,7 +48,7 @@ def test_snapshots_hold_nothing_that_the_script_takes_out(path: Path) -> None:
     assert {member[2:] for member in before} == {("", 0, 0)}
 
 
-def test_what_names_a_machine_is_taken_out(tmp_path: Path) -> None:
+def test_identifiers_of_a_machine_are_removed(tmp_path: Path) -> None:
     kept = {
         "m/proc/cmdline": b"root=UUID=1 isolcpus=2-3 quiet\n",
         "m/proc/hwloc-nofile-info": b"OSName: Linux\nHostName: a.b\nArchitecture: arm\n",
@@ -74,7 +74,7 @@ def test_what_names_a_machine_is_taken_out(tmp_path: Path) -> None:
     }
 
 
-def test_the_traces_are_whole() -> None:
+def test_the_traces_are_complete() -> None:
     with (DATA / "openb" / "openb_node_list_gpu_node.csv").open() as file:
         nodes = list(csv.DictReader(file))
     assert (len(nodes), sum(int(node["gpu"]) for node in nodes)) == (1213, 6212)

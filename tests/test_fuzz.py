@@ -47,7 +47,7 @@ def test_plain():
 
 
 @pytest.mark.parametrize(("words", "least"), [((), 20), (("--fuzz=3",), 60)])
-def test_every_property_test_tries_as_many_examples_as_asked(
+def test_every_property_test_tries_the_configured_number_of_examples(
     tmp_path: Path, words: tuple[str, ...], least: int
 ) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)

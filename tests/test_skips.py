@@ -20,7 +20,7 @@ from tests.skips import ROOT, missing_file
         "needs (docs/none.md).",
     ],
 )
-def test_a_file_of_the_repository_is_no_reason(reason: str) -> None:
+def test_a_missing_file_of_the_repository_is_not_a_valid_reason(reason: str) -> None:
     assert missing_file(reason) is not None
 
 
@@ -37,7 +37,7 @@ def test_a_file_of_the_repository_is_no_reason(reason: str) -> None:
         f"no {ROOT}/../elsewhere",
     ],
 )
-def test_what_a_machine_lacks_is_one(reason: str) -> None:
+def test_something_missing_on_the_machine_is_a_valid_reason(reason: str) -> None:
     assert missing_file(reason) is None
 
 
@@ -51,7 +51,7 @@ SAMPLES = {
 }
 
 
-def test_in_a_run(tmp_path: Path) -> None:
+def test_skips_in_a_run(tmp_path: Path) -> None:
     for name, text in SAMPLES.items():
         (tmp_path / f"test_{name}.py").write_text(f"import pytest\n{text}")
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "tests.skips", "-c", "/dev/null"]

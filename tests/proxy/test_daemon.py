@@ -15,7 +15,7 @@ from agent.relay.server import RelayServer
 from tests.proxy.exchanges import BOOT, OWNED, Exchange
 
 
-def test_the_page_tells_what_happened(tmp_path: Path) -> None:
+def test_the_metrics_page_counts_calls_and_failures(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path, hold_seconds=0)
     exchange.publish(OWNED)
     exchange.create("new", "LSE", "2")

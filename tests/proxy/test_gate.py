@@ -63,9 +63,7 @@ def test_sandbox_is_announced_and_passes(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
-def test_sandbox_that_failed_takes_its_announcement_back(
-    exchange: Exchange, reply: bytes | None
-) -> None:
+def test_failed_sandbox_withdraws_its_announcement(exchange: Exchange, reply: bytes | None) -> None:
     call, _ = exchange.run("p")
     exchange.notifications()
     exchange.gate.reply(call, reply)
@@ -81,7 +79,7 @@ def test_sandbox_that_failed_takes_its_announcement_back(
         (None, "LS", "", "0-3", None),
     ],
 )
-def test_sharer_is_created_at_once(
+def test_sharing_pod_is_created_at_once(
     exchange: Exchange,
     snapshot: Snapshot | None,
     qos: str,
@@ -131,7 +129,7 @@ def test_held_call_notifies_the_agent_again(
     assert len(exchange.notifications()) == 1
 
 
-def test_at_the_deadline_an_owner_is_refused_by_name(
+def test_at_the_deadline_an_owner_is_refused_with_its_pod(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moment = 1000.0
@@ -146,7 +144,7 @@ def test_at_the_deadline_an_owner_is_refused_by_name(
     assert exchange.admission.outcomes.failed == {("CreateContainer", "LSE", "late"): 1}
 
 
-def test_at_the_deadline_a_sharer_with_a_claim_shares(hasty: Exchange) -> None:
+def test_at_the_deadline_a_sharing_pod_with_a_claim_shares(hasty: Exchange) -> None:
     hasty.publish(OWNED)
     _, verdict = hasty.create("new", "LS", "2")
     assert given_cpus(verdict) == "0,2-3"
@@ -175,7 +173,9 @@ def shared_before_the_owner_came(exchange: Exchange) -> tuple[Call, Call]:
     return sharer, owner
 
 
-def test_owner_waits_for_a_creation_under_way_until_the_agent_saw_it(exchange: Exchange) -> None:
+def test_owner_waits_for_a_creation_in_progress_until_the_agent_has_seen_it(
+    exchange: Exchange,
+) -> None:
     sharer, owner = shared_before_the_owner_came(exchange)
     exchange.publish(OWNED)
     assert exchange.again(owner) == Wait(), "looked before the sharer was there"
@@ -186,7 +186,7 @@ def test_owner_waits_for_a_creation_under_way_until_the_agent_saw_it(exchange: E
 
 
 @pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
-def test_owner_does_not_wait_for_ever_for_a_creation_that_failed(
+def test_owner_does_not_wait_forever_for_a_failed_creation(
     exchange: Exchange, reply: bytes | None
 ) -> None:
     sharer, owner = shared_before_the_owner_came(exchange)
@@ -229,7 +229,7 @@ def test_update(exchange: Exchange, container: str, asks: str, cpus: str | None)
     assert (request.linux.cpuset_cpus, request.linux.cpu_quota) == (cpus, quota)
 
 
-def test_update_of_a_container_just_created_gets_what_was_granted(exchange: Exchange) -> None:
+def test_update_of_a_new_container_gets_the_granted_cpus(exchange: Exchange) -> None:
     exchange.publish(OWNED)
     call, _ = exchange.create("ls", "LS")
     exchange.created(call, "c-ls")
@@ -256,7 +256,7 @@ def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus(
     assert exchange.admission.outcomes.failed_open == {("UpdateContainerResources", "", "late"): 1}
 
 
-def test_agent_that_is_away_costs_a_count(tmp_path: Path) -> None:
+def test_absent_agent_is_counted(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     (tmp_path / "bell").unlink()
     assert exchange.run("p")[1] == FORWARD
@@ -264,7 +264,7 @@ def test_agent_that_is_away_costs_a_count(tmp_path: Path) -> None:
     exchange.close()
 
 
-def test_a_request_that_is_no_protobuf_goes_on_by_policy(exchange: Exchange) -> None:
+def test_an_invalid_protobuf_passes_by_policy(exchange: Exchange) -> None:
     for path in CpusetGate.methods:
         if METHODS[path] in (RUN, CREATE, UPDATE):
             assert exchange.gate.request(Call(path, 0.0), b"\xff garbage") == FORWARD
@@ -285,7 +285,7 @@ UNREAD = {
     [(OWNED, "CPUs 1 of pod ns/own"), (SHOWN, "device GPU-other")],
     ids=["owners", "devices"],
 )
-def test_what_nobody_looked_into_fails_where_it_could_take_what_others_own(
+def test_an_unread_request_fails_if_it_could_take_an_owners_cpus(
     tmp_path: Path, reason: str, code: Code, snapshot: Snapshot, owned: str
 ) -> None:
     """Whatever the policy is; only calls that give nothing go on."""
@@ -302,7 +302,7 @@ def test_what_nobody_looked_into_fails_where_it_could_take_what_others_own(
     lax.close()
 
 
-def test_a_call_that_ends_early_is_left_to_the_policy_beside_owners_too(tmp_path: Path) -> None:
+def test_a_call_that_was_read_is_left_to_the_policy_with_owners_too(tmp_path: Path) -> None:
     """It was looked into."""
     lax = Exchange(tmp_path, policy="*=ignore")
     lax.publish(OWNED)
@@ -310,7 +310,7 @@ def test_a_call_that_ends_early_is_left_to_the_policy_beside_owners_too(tmp_path
     lax.close()
 
 
-def test_claim_that_bursts_a_parser_is_a_bad_claim(exchange: Exchange) -> None:
+def test_claim_that_overloads_a_parser_is_an_invalid_claim(exchange: Exchange) -> None:
     exchange.publish(OWNED)
     _, verdict = exchange.create("p", "LS", '{"x":' + "[" * 100_000)
     assert given_cpus(verdict) == "0,2-3"
@@ -330,7 +330,7 @@ POLICY = "CreateContainer=fail,CreateContainer/LS=ignore"
 @pytest.mark.parametrize(
     ("qos", "refused"), [("LS", False), ("LSE", True), ("BE", True)], ids=["LS", "LSE", "BE"]
 )
-def test_the_policy_of_the_class_speaks_at_the_deadline(
+def test_the_policy_of_the_class_applies_at_the_deadline(
     tmp_path: Path, qos: str, refused: bool
 ) -> None:
     strict = Exchange(tmp_path, hold_seconds=0, policy=POLICY)
@@ -346,7 +346,7 @@ def test_the_policy_of_the_class_speaks_at_the_deadline(
     strict.close()
 
 
-def test_an_lse_pod_may_be_let_in_without_its_cpus(tmp_path: Path) -> None:
+def test_policy_may_allow_an_lse_pod_without_its_cpus(tmp_path: Path) -> None:
     lax = Exchange(tmp_path, hold_seconds=0, policy="*=ignore")
     lax.publish(OWNED)
     _, verdict = lax.create("new", "LSE", "2")
@@ -360,7 +360,7 @@ def test_an_lse_pod_may_be_let_in_without_its_cpus(tmp_path: Path) -> None:
     lax.close()
 
 
-def test_an_update_fails_where_the_policy_says_so(tmp_path: Path) -> None:
+def test_an_update_fails_if_the_policy_says_so(tmp_path: Path) -> None:
     strict = Exchange(tmp_path, hold_seconds=0, policy="UpdateContainerResources=fail")
     strict.publish(OWNED)
     _, verdict = strict.update("stranger", "0-1")
@@ -371,7 +371,7 @@ def test_an_update_fails_where_the_policy_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["unread", "read"])
-def test_owners_wait_for_a_creation_that_went_on_unhooked(exchange: Exchange, read: bool) -> None:
+def test_owners_wait_for_a_creation_that_passed_unhooked(exchange: Exchange, read: bool) -> None:
     exchange.publish(EMPTY)
     if read:
         stray, _ = exchange.create("p", "LS", "")
@@ -386,7 +386,7 @@ def test_owners_wait_for_a_creation_that_went_on_unhooked(exchange: Exchange, re
     assert sum(exchange.admission.outcomes.failed_open.values()) == 1
 
 
-def test_what_can_t_be_looked_into_fails_by_policy(tmp_path: Path) -> None:
+def test_an_unreadable_request_fails_by_policy(tmp_path: Path) -> None:
     strict = Exchange(tmp_path, policy="CreateContainer=fail")
     unread = Call(b"/runtime.v1.RuntimeService/CreateContainer", 0.0)
     verdict = strict.gate.unhooked(unread, "compressed", "not gzip")
@@ -445,9 +445,7 @@ def test_no_other_pod_waits_for_a_start(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize("removed", [True, False], ids=["removed", "stopped"])
-def test_a_container_that_was_removed_is_waited_for_no_longer(
-    exchange: Exchange, removed: bool
-) -> None:
+def test_a_removed_container_is_no_longer_waited_for(exchange: Exchange, removed: bool) -> None:
     exchange.publish(OWNED)
     held = CpuGrant("p", "p", None)
     exchange.grants.answered(exchange.grants.open(held), "c1")

@@ -77,7 +77,7 @@ def test_dynamic_container_gets_its_folder(exchange: Exchange, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("answer", [STATIC, decided(Wanted("0", blocked="no CPUs are free"))])
-def test_without_cpus_it_is_refused_and_the_announcement_taken_back(
+def test_without_cpus_a_container_is_refused_and_its_announcement_withdrawn(
     tmp_path: Path, answer: Snapshot
 ) -> None:
     hasty = Exchange(tmp_path, hold_seconds=0)
@@ -90,7 +90,7 @@ def test_without_cpus_it_is_refused_and_the_announcement_taken_back(
     hasty.close()
 
 
-def test_held_container_that_is_refused_or_given_up_is_taken_back(
+def test_refused_or_cancelled_container_withdraws_its_announcement(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moment = 1000.0
@@ -106,7 +106,9 @@ def test_held_container_that_is_refused_or_given_up_is_taken_back(
     assert exchange.notifications() == [FAILED]
 
 
-def test_container_that_the_runtime_did_not_make_is_taken_back(exchange: Exchange) -> None:
+def test_container_that_the_runtime_did_not_create_withdraws_its_announcement(
+    exchange: Exchange,
+) -> None:
     exchange.publish(STATIC)
     call, _ = exchange.create_guaranteed("g", 1024)
     exchange.publish(decided(OWN))
@@ -130,7 +132,7 @@ def test_container_that_the_runtime_did_not_make_is_taken_back(exchange: Exchang
         ("none", 2048, b"", []),
     ],
 )
-def test_resize_tells_the_agent(
+def test_resize_notifies_the_agent(
     exchange: Exchange,
     policy: CpuPolicy,
     shares: int,

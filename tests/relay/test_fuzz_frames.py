@@ -15,7 +15,7 @@ SHARE = 1_000
 
 
 @pytest.mark.parametrize("first", range(0, CONNECTIONS, SHARE))
-def test_no_frames_whatever_hurt_the_relay(first: int) -> None:
+def test_no_sequence_of_frames_breaks_the_relay(first: int) -> None:
     for seed, fault in fuzz_frames.run(SHARE, first):
         if fault is not None:
             raise AssertionError(f"seed {seed}") from fault

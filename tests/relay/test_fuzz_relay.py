@@ -12,7 +12,7 @@ APART = 1_000_000
 
 
 @pytest.mark.parametrize("share", range(-(-STREAMS // SHARE)))
-def test_no_slip_between_two_state_machines(share: int) -> None:
+def test_the_relay_keeps_to_the_protocol_of_two_state_machines(share: int) -> None:
     for seed, _, fault in fuzz_relay.run(SHARE, share * APART):
         if fault is not None:
             raise AssertionError(f"seed {seed}") from fault

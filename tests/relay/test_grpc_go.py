@@ -49,7 +49,7 @@ def outcome(peer: Path, path: Path, tail_bytes: int) -> list[str]:
 
 
 @pytest.mark.timeout(4 * CLIENT_SECONDS)
-def test_all_at_once_on_one_connection_is_the_same_as_directly(
+def test_all_calls_at_once_on_one_connection_have_the_same_results_as_directly(
     peer: Path, back: Path, tmp_path: Path
 ) -> None:
     """Calls of all sizes, packed ones, conversations, deadlines, calls given up, statuses with

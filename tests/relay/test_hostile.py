@@ -278,7 +278,7 @@ TAKES_MUCH = {
 
 @pytest.mark.parametrize("reads", [True, False], ids=["reads", "deaf"])
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_costs_bounded_memory_and_nobody_elses_calls(
+def test_an_attack_costs_bounded_memory_and_does_not_affect_other_calls(
     relay: subprocess.Popen[bytes], front: Path, name: str, reads: bool
 ) -> None:
     parts, must_be_told_off = ATTACKS[name]
@@ -303,7 +303,7 @@ def test_an_attack_costs_bounded_memory_and_nobody_elses_calls(
     ],
     ids=["HTTP/1", "TLS", "nearly", "no SETTINGS", "zeros"],
 )
-def test_who_does_not_speak_the_protocol_is_told_by_the_runtime(
+def test_a_client_with_another_protocol_gets_the_runtimes_error(
     relay: subprocess.Popen[bytes], front: Path, greeting: bytes
 ) -> None:
     with Bystander(front) as bystander:
@@ -314,7 +314,7 @@ def test_who_does_not_speak_the_protocol_is_told_by_the_runtime(
     assert peak_mb(relay.pid) < PEAK_MB
 
 
-def test_a_slow_writer_is_waited_for(relay: subprocess.Popen[bytes], front: Path) -> None:
+def test_a_slow_writer_is_not_disconnected(relay: subprocess.Popen[bytes], front: Path) -> None:
     """Single bytes of a hooked call that is right in the end."""
     call = opening(1, b"/h/Grow") + data(1, b"\0\0\0\x03\xe8" + bytes(1_000), last=True)
     with Bystander(front), contextlib.closing(Hostile(front)) as slow:
@@ -323,7 +323,7 @@ def test_a_slow_writer_is_waited_for(relay: subprocess.Popen[bytes], front: Path
         eventually("answered", lambda: not slow.told_off() and frames.DATA in slow.seen)
 
 
-def test_huge_replies_that_nobody_reads_stay_at_the_runtime(
+def test_huge_unread_replies_stay_at_the_runtime(
     relay: subprocess.Popen[bytes], front: Path
 ) -> None:
     with Bystander(front) as bystander, contextlib.closing(Hostile(front)) as deaf:
@@ -348,7 +348,7 @@ def test_hundreds_of_idle_connections_cost_little(
         assert peak_mb(relay.pid) - before < CLIENTS * PER_CLIENT_KB / 1024
 
 
-def test_connections_that_close_half_way_leave_nothing(
+def test_connections_closed_during_calls_leave_nothing(
     relay: subprocess.Popen[bytes], front: Path
 ) -> None:
     """Rounds of clients with calls under way, hooked, held and not: the second needs no more."""
@@ -379,7 +379,7 @@ def test_connections_that_close_half_way_leave_nothing(
     assert peaks[2] - peaks[0] < 1
 
 
-def test_many_clients_with_calls_under_way_stay_within_their_share(
+def test_many_clients_with_calls_in_progress_stay_within_their_share(
     relay: subprocess.Popen[bytes], front: Path
 ) -> None:
     """All at once: every one has been answered, and has another message half sent."""
@@ -397,7 +397,7 @@ def test_many_clients_with_calls_under_way_stay_within_their_share(
 
 
 @pytest.mark.parametrize("descriptors", ["63", "64"])
-def test_out_of_descriptors_clients_wait_and_hooks_go_on(
+def test_without_free_descriptors_clients_wait_and_hooks_continue(
     front: Path, back: Path, descriptors: str
 ) -> None:
     with relay_process(front, back, descriptors), Bystander(front) as bystander:
@@ -497,7 +497,7 @@ def test_resets_behind_a_long_queue_do_not_stop_the_loop(front: Path, deaf: Path
         assert peak_mb(relay.pid) < PEAK_TAKEN_MB
 
 
-def test_what_held_messages_unpack_to_is_counted(front: Path, deaf: Path) -> None:
+def test_decompressed_sizes_of_held_messages_are_counted(front: Path, deaf: Path) -> None:
     """Each is a thousand times what was sent."""
     with relay_process(front, deaf) as relay, Bystander(front) as bystander:
         with contextlib.closing(Hostile(front)) as hostile:

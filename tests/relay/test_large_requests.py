@@ -85,7 +85,7 @@ def test_many_of_the_largest_requests_at_once_wait_for_each_other(
             each.close()
 
 
-def test_small_calls_pass_beside_large_requests_that_are_held(tmp_path: Path) -> None:
+def test_small_calls_pass_while_large_requests_are_held(tmp_path: Path) -> None:
     """Held ones have all of the room, and more wait for some."""
     with relay_process(tmp_path / "front.sock", tmp_path / "back.sock") as relay:
         with grpc.insecure_channel(f"unix:{tmp_path / 'front.sock'}", options=UNBOUNDED) as channel:

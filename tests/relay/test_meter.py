@@ -37,7 +37,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
     return Clocked(monkeypatch)
 
 
-def test_a_call_that_passes_costs_what_it_takes_to_pass(clocked: Clocked) -> None:
+def test_the_time_of_a_passing_call_is_the_relays_own(clocked: Clocked) -> None:
     clocked.arrive_after(0)
     clocked.timing.noted.append((1, b"/a"))
     clocked.after(1).note()
@@ -50,7 +50,7 @@ def test_a_call_that_passes_costs_what_it_takes_to_pass(clocked: Clocked) -> Non
     assert clocked.meter.in_flight == {b"/a": 0}
 
 
-def test_a_request_that_stays_costs_the_time_it_stays(clocked: Clocked) -> None:
+def test_the_time_of_a_held_request_includes_the_hold(clocked: Clocked) -> None:
     clocked.arrive_after(0)
     clocked.timing.stays(1, b"/a")
     clocked.arrive_after(5)  # the client took its time for the message
@@ -62,7 +62,7 @@ def test_a_request_that_stays_costs_the_time_it_stays(clocked: Clocked) -> None:
     assert clocked.seen == [(b"/a", 29, 21)]
 
 
-def test_an_answer_of_our_own_costs_all_since_the_request(clocked: Clocked) -> None:
+def test_the_time_of_the_relays_own_answer_is_since_the_request(clocked: Clocked) -> None:
     clocked.arrive_after(0)
     clocked.timing.stays(1, b"/a")
     clocked.timing.whole(1)
@@ -71,7 +71,7 @@ def test_an_answer_of_our_own_costs_all_since_the_request(clocked: Clocked) -> N
     assert clocked.seen == [(b"/a", 7, 7)]
 
 
-def test_what_breaks_off_is_no_longer_in_flight_and_not_observed(clocked: Clocked) -> None:
+def test_an_aborted_call_is_not_in_flight_and_not_observed(clocked: Clocked) -> None:
     clocked.timing.noted.append((1, b"/a"))
     clocked.timing.noted.append((1, b"/a"))
     clocked.timing.noted.append((3, b"/a"))
@@ -84,7 +84,7 @@ def test_what_breaks_off_is_no_longer_in_flight_and_not_observed(clocked: Clocke
     assert (clocked.seen, clocked.meter.in_flight) == ([], {b"/a": 0})
 
 
-def test_a_client_s_inventions_cost_bounded_memory(clocked: Clocked) -> None:
+def test_unknown_methods_of_a_client_cost_bounded_memory(clocked: Clocked) -> None:
     for number in range(1, 20_001, 2):
         clocked.timing.noted.append((number, b"/%d" % number))
         clocked.timing.note()
@@ -93,7 +93,7 @@ def test_a_client_s_inventions_cost_bounded_memory(clocked: Clocked) -> None:
     assert clocked.meter.in_flight[OTHERS] == 4_096 - 128
 
 
-def test_what_nobody_asks_for_is_told_all_the_same(clocked: Clocked) -> None:
+def test_times_are_counted_without_a_scrape_too(clocked: Clocked) -> None:
     for number in range(1, 1_001, 2):
         clocked.timing.noted.append((number, b"/a"))
         clocked.timing.noted.append((number, None))

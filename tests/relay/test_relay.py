@@ -110,7 +110,7 @@ def trailers(stream: int) -> bytes:
     return frames.frame(frames.HEADERS, flags, stream, headers.encode([(b"grpc-status", b"0")]))
 
 
-def test_an_unchanged_message_leaves_no_debt() -> None:
+def test_an_unchanged_message_leaves_no_credit_owed() -> None:
     hooks = Hooks(FORWARD)
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
@@ -122,7 +122,7 @@ def test_an_unchanged_message_leaves_no_debt() -> None:
     assert wire.down() == credit
 
 
-def test_a_longer_message_is_paid_with_the_upstreams_credit() -> None:
+def test_a_longer_message_uses_the_upstreams_credit() -> None:
     wire = Wire(Hooks(Replace(b"message" + bytes(10))))
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
     assert wire.up().endswith(last(1, grpc.encode_message(b"message" + bytes(10))))
@@ -146,7 +146,7 @@ def test_connection_credit_for_held_bytes_is_returned_at_once() -> None:
     assert wire.down() == frames.window_update(0, len(MESSAGE))
 
 
-def test_a_new_initial_window_applies_when_the_clients_ack_goes_up() -> None:
+def test_a_new_initial_window_applies_when_the_clients_ack_is_forwarded() -> None:
     hooks = Hooks(Replace(bytes(70_000)))
     wire = Wire(hooks, RelayLimits(body_bytes=1 << 20))
     wire.upstream(frames.settings({frames.INITIAL_WINDOW_SIZE: 20_000}))
@@ -175,7 +175,7 @@ def test_the_end_of_a_request_needs_no_window() -> None:
     assert wire.up() == last(1, b"")
 
 
-def test_a_held_call_delays_nobody() -> None:
+def test_a_held_call_does_not_delay_other_calls() -> None:
     hooks = Hooks(Wait())
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
@@ -200,7 +200,7 @@ def test_a_stream_without_window_delays_no_other_hooked_one() -> None:
     assert wire.up()[frames.HEAD_BYTES :] == bytes(70_005 - frames.DEFAULT_WINDOW)
 
 
-def test_what_the_upstream_has_no_window_for_waits_in_order() -> None:
+def test_data_without_an_upstream_window_waits_in_order() -> None:
     wire = Wire(Hooks(Replace(bytes(60_000))))
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
     wire.up()
@@ -233,7 +233,7 @@ def test_trailers_of_the_client_stay_behind_its_data() -> None:
     assert (hooks.asked, wire.stats.passed_irregular) == ([], 1)
 
 
-def test_a_refusal_is_answered_here() -> None:
+def test_a_refusal_is_answered_by_the_relay() -> None:
     wire = Wire(Hooks(Refuse(9, "CPU 3 is taken: 100%")))
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
     assert wire.up() == opening(1, HOOKED) + frames.rst_stream(1, frames.CANCEL)
@@ -287,7 +287,7 @@ PACKED = gzip.compress(b"message")
 PACKED_MESSAGE = b"\1" + len(PACKED).to_bytes(4, "big") + PACKED
 
 
-def test_a_packed_message_is_unpacked_for_the_hook_only() -> None:
+def test_a_compressed_message_is_decompressed_only_for_the_hook() -> None:
     hooks = Hooks(FORWARD, Replace(b"other"))
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), last(1, PACKED_MESSAGE))
@@ -337,7 +337,7 @@ NO = Refuse(13, "not to be looked into")
     ],
     ids=["irregular", "oversize", "too many", "trailers"],
 )
-def test_what_the_gate_does_not_let_pass_unhooked_is_answered_here(
+def test_a_call_that_may_not_pass_unhooked_is_answered_by_the_relay(
     client: bytes, limits: RelayLimits
 ) -> None:
     hooks = Hooks(FORWARD)
@@ -356,7 +356,7 @@ def test_what_the_gate_does_not_let_pass_unhooked_is_answered_here(
     assert wire.up().endswith(opening(3, OTHER) + last(3, MESSAGE))
 
 
-def test_a_message_beyond_the_limit_is_watched_to_its_end() -> None:
+def test_a_message_beyond_the_limit_is_tracked_to_its_end() -> None:
     hooks = Hooks(FORWARD)
     wire = Wire(hooks, RelayLimits(body_bytes=100))
     wire.client(opening(1, HOOKED), data(1, grpc.prefix(195) + bytes(145)))
@@ -449,7 +449,7 @@ SCARCE = RelayLimits(body_bytes=30_000, held_bytes=70_000, share_bytes=20_000, w
 LONG = grpc.encode_message(bytes(29_000))
 
 
-def test_a_request_without_room_gets_no_credit_until_there_is_some() -> None:
+def test_a_request_without_budget_gets_no_credit_until_there_is_some() -> None:
     budget, hooks = MemoryBudget(SCARCE), Hooks(Wait())
     first, second = Wire(hooks, budget=budget), Wire(hooks, budget=budget)
     for stream in (1, 3):
@@ -468,7 +468,7 @@ def test_a_request_without_room_gets_no_credit_until_there_is_some() -> None:
     assert (budget.reserved_bytes, budget.waiting_bytes, budget.waiting) == (0, 0, {})
 
 
-def test_a_request_that_is_whole_waits_for_room_too() -> None:
+def test_a_complete_request_waits_for_budget_too() -> None:
     budget, hooks = MemoryBudget(SCARCE), Hooks(FORWARD)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(hooks, budget=budget)
     content = bytes(25_000)
@@ -484,7 +484,7 @@ def test_a_request_that_is_whole_waits_for_room_too() -> None:
     assert second.up() == opening(1, HOOKED) + last(1, body)
 
 
-def test_a_request_that_unpacks_to_too_much_waits_for_room_before_it_is_unpacked() -> None:
+def test_a_compressed_request_waits_for_budget_before_it_is_decompressed() -> None:
     budget, hooks = MemoryBudget(SCARCE), Hooks(FORWARD)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(hooks, budget=budget)
     for stream in (1, 3):
@@ -498,7 +498,7 @@ def test_a_request_that_unpacks_to_too_much_waits_for_room_before_it_is_unpacked
     assert (budget.reserved_bytes, budget.waiting) == (0, {})
 
 
-def test_small_requests_pass_those_that_wait_for_room() -> None:
+def test_small_requests_overtake_those_that_wait_for_budget() -> None:
     budget = MemoryBudget(SCARCE)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3, 5):
@@ -519,7 +519,7 @@ def test_small_requests_pass_those_that_wait_for_room() -> None:
     assert (budget.reserved_bytes, budget.waiting) == (0, {})
 
 
-def test_requests_get_room_in_the_order_in_which_they_came() -> None:
+def test_requests_get_budget_in_the_order_of_their_arrival() -> None:
     budget = MemoryBudget(SCARCE)
     wires = [Wire(Hooks(Wait()), budget=budget) for _ in range(5)]
     for wire in wires[:4]:
@@ -541,7 +541,7 @@ def test_requests_get_room_in_the_order_in_which_they_came() -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["trailers", "a second message"])
-def test_a_request_that_goes_on_unhooked_waits_for_room_no_longer(ends: bool) -> None:
+def test_a_request_that_passes_unhooked_no_longer_waits_for_budget(ends: bool) -> None:
     """Others take their turn though the upstream does not take it yet."""
     budget = MemoryBudget(SCARCE)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
@@ -560,7 +560,7 @@ def test_a_request_that_goes_on_unhooked_waits_for_room_no_longer(ends: bool) ->
 
 
 @pytest.mark.parametrize("more", [data(1, b""), data(1, b"x"), trailers(1)])
-def test_a_whole_request_that_waits_for_room_takes_nothing_more(more: bytes) -> None:
+def test_a_complete_request_that_waits_for_budget_gets_no_more_data(more: bytes) -> None:
     budget = MemoryBudget(SCARCE)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
@@ -574,7 +574,7 @@ def test_a_whole_request_that_waits_for_room_takes_nothing_more(more: bytes) -> 
 
 
 @pytest.mark.parametrize("limit", ["waiting_bytes", "wait_seconds"])
-def test_a_request_that_must_not_wait_for_room_is_refused(limit: str) -> None:
+def test_a_request_that_may_not_wait_for_budget_is_refused(limit: str) -> None:
     """All that wait sent too much, or it took too long; the connection goes on."""
     budget = MemoryBudget(SCARCE._replace(**{limit: 0 if limit == "wait_seconds" else 10_000}))
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
@@ -592,7 +592,7 @@ def test_a_request_that_must_not_wait_for_room_is_refused(limit: str) -> None:
     assert not budget.waiting
 
 
-def test_a_frame_larger_than_the_upstream_takes_is_not_waited_for() -> None:
+def test_a_frame_larger_than_the_upstream_allows_is_not_held() -> None:
     wire = Wire(Hooks(FORWARD))
     wire.client(opening(1, HOOKED), data(1, grpc.prefix(40_000)))
     wire.upstream(frames.settings({frames.MAX_FRAME_SIZE: 20_000}))
@@ -602,7 +602,7 @@ def test_a_frame_larger_than_the_upstream_takes_is_not_waited_for() -> None:
         wire.client(frames.head(20_001, frames.DATA, 0, 1))
 
 
-def test_hooked_calls_under_way_are_bounded() -> None:
+def test_the_number_of_hooked_calls_in_progress_is_bounded() -> None:
     wire = Wire(Hooks(Wait()), RelayLimits(streams=50))
     for stream in range(1, 201, 2):
         wire.client(opening(stream, HOOKED))
@@ -639,7 +639,7 @@ def test_a_reply_is_read_while_it_passes(size: int, padded: bool) -> None:
         (data(1, MESSAGE) + frames.rst_stream(1, frames.CANCEL), 0),
     ],
 )
-def test_a_reply_without_a_whole_message_is_none(raw: bytes, unread: int) -> None:
+def test_a_reply_without_a_complete_message_is_not_read(raw: bytes, unread: int) -> None:
     hooks = Hooks(FORWARD)
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
@@ -648,7 +648,7 @@ def test_a_reply_without_a_whole_message_is_none(raw: bytes, unread: int) -> Non
     assert (hooks.replies, wire.stats.replies_unread) == ([None], unread)
 
 
-def test_a_packed_reply_is_unpacked() -> None:
+def test_a_compressed_reply_is_decompressed() -> None:
     hooks = Hooks(FORWARD)
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
@@ -656,7 +656,7 @@ def test_a_packed_reply_is_unpacked() -> None:
     assert hooks.replies == [b"message"]
 
 
-def test_a_caller_that_gives_up_is_told_once() -> None:
+def test_a_cancelled_call_is_reported_once() -> None:
     hooks = Hooks(Wait())
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
@@ -672,7 +672,7 @@ def test_a_caller_that_gives_up_is_told_once() -> None:
     assert (hooks.gone_calls, hooks.replies) == (1, [None])
 
 
-def test_an_upstream_that_ends_a_held_call_ends_it_for_good() -> None:
+def test_an_upstream_that_ends_a_held_call_ends_it_finally() -> None:
     """The call's own deadline runs at the upstream, which has its headers."""
     hooks = Hooks(Wait())
     wire = Wire(hooks)
@@ -685,7 +685,7 @@ def test_an_upstream_that_ends_a_held_call_ends_it_for_good() -> None:
     assert (len(hooks.asked), hooks.gone_calls, wire.stats.held_now) == (1, 1, 0)
 
 
-def test_a_broken_connection_tells_every_call() -> None:
+def test_a_broken_connection_ends_every_call() -> None:
     hooks = Hooks(Wait(), FORWARD)
     wire = Wire(hooks)
     for stream in (1, 3):
@@ -694,7 +694,7 @@ def test_a_broken_connection_tells_every_call() -> None:
     assert (hooks.gone_calls, hooks.replies, wire.stats.held_now) == (1, [None], 0)
 
 
-def test_our_frames_wait_for_the_end_of_one_under_way() -> None:
+def test_the_relays_frames_wait_for_the_end_of_a_frame_in_progress() -> None:
     hooks = Hooks(Wait())
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), last(1, MESSAGE), opening(3, OTHER))
@@ -731,7 +731,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("raw", GARBAGE)
 @pytest.mark.parametrize("step", [7, 1 << 20])
-def test_bytes_that_can_not_be_followed_pass_verbatim(raw: bytes, step: int) -> None:
+def test_bytes_that_cannot_be_parsed_pass_verbatim(raw: bytes, step: int) -> None:
     stats, up, down = RelayStats(), bytearray(), bytearray()
     relay = Relay(
         Hooks(FORWARD), down.extend, up.extend, stats, lambda *_: None, MemoryBudget(RelayLimits())
@@ -743,7 +743,7 @@ def test_bytes_that_can_not_be_followed_pass_verbatim(raw: bytes, step: int) -> 
     assert (up, down, stats.malformed) == (raw, b"whatever", 1)
 
 
-def test_a_block_beyond_the_limit_is_not_taken_for_the_part_that_has_arrived() -> None:
+def test_a_block_beyond_the_limit_is_not_read_in_part() -> None:
     """Read up to where it is cut, it would leave the table of later paths out of step."""
     wire = Wire(Hooks(FORWARD), RelayLimits(block_bytes=1_000))
     part = headers.encode([(b":path", OTHER)])
@@ -751,7 +751,7 @@ def test_a_block_beyond_the_limit_is_not_taken_for_the_part_that_has_arrived() -
     assert wire.stats.malformed == 1
 
 
-def test_with_a_message_in_custody_garbage_ends_the_connection() -> None:
+def test_with_a_held_message_invalid_bytes_end_the_connection() -> None:
     wire = Wire(Hooks(Wait()))
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
     with pytest.raises(RelayError):
@@ -760,7 +760,7 @@ def test_with_a_message_in_custody_garbage_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_noise_never_crashes_and_never_costs_memory(seed: int) -> None:
+def test_random_bytes_never_crash_the_relay_and_cost_bounded_memory(seed: int) -> None:
     rng = random.Random(seed)
     wire = Wire(
         Hooks(Wait(), FORWARD, Refuse(1, "")), RelayLimits(held_bytes=100_000, share_bytes=5_000)
@@ -873,7 +873,7 @@ def test_no_goaway_when_frames_are_not_tracked() -> None:
     assert not wire.relay.send_goaway()
 
 
-def test_the_beginning_of_a_frame_that_was_kept_back_comes_before_its_rest() -> None:
+def test_the_start_of_a_held_frame_comes_before_its_rest() -> None:
     wire = Wire(Hooks(FORWARD))
     ping = frames.frame(frames.PING, 0, 0, bytes(8))
     wire.client(opening(1, HOOKED))
@@ -885,7 +885,7 @@ def test_the_beginning_of_a_frame_that_was_kept_back_comes_before_its_rest() -> 
 
 
 @pytest.mark.parametrize("size", range(1, 13))
-def test_nothing_of_ours_goes_into_a_frame_of_which_a_part_has_left(size: int) -> None:
+def test_the_relays_frames_never_split_a_partly_sent_frame(size: int) -> None:
     wire = Wire(Hooks(FORWARD))
     credit = frames.window_update(0, 1_000)
     wire.upstream(credit[:size])

@@ -189,7 +189,7 @@ def test_unary_calls_of_any_size_keep_their_metadata(channel: grpc.Channel) -> N
 
 
 @pytest.mark.parametrize("walk", [Upward, Downward])
-def test_a_fault_of_ours_costs_one_connection(
+def test_an_internal_error_ends_one_connection(
     place: Place, monkeypatch: pytest.MonkeyPatch, walk: type[Upward] | type[Downward]
 ) -> None:
     fault = RuntimeError("a slip")
@@ -284,7 +284,7 @@ def test_ten_threads_share_a_connection(channel: grpc.Channel) -> None:
         list(pool.map(work, range(10)))
 
 
-def test_a_held_call_delays_nobody(place: Place, channel: grpc.Channel) -> None:
+def test_a_held_call_does_not_delay_other_calls(place: Place, channel: grpc.Channel) -> None:
     held = [unary(channel, "/h/Hold").future(bytes(n * 9_000)) for n in range(5)]
     assert place.hooks.asked.wait(WAIT_SECONDS)
     for size in (0, 500_000):
@@ -298,7 +298,7 @@ def test_a_held_call_delays_nobody(place: Place, channel: grpc.Channel) -> None:
     until(lambda: place.server.stats.held_now == 0)
 
 
-def test_a_client_that_leaves_while_held_is_noticed(place: Place) -> None:
+def test_a_disconnected_client_with_a_held_call_is_detected(place: Place) -> None:
     client = grpc.insecure_channel(f"unix:{place.front}")
     future = unary(client, "/h/Hold").future(b"")
     assert place.hooks.asked.wait(WAIT_SECONDS)
@@ -318,7 +318,7 @@ def test_the_callers_deadline_ends_a_held_call(place: Place, channel: grpc.Chann
     assert place.backend.requests == [b"well"]
 
 
-def test_a_runtime_that_restarts_is_found_again(place: Place) -> None:
+def test_a_restarted_runtime_is_found_again(place: Place) -> None:
     client = Channel(str(place.front))
     assert client.call("/h/Grow", b"a", WAIT_SECONDS) == b"a" + b"+" * 30
     place.stop_backend()
@@ -385,7 +385,7 @@ def bare(tmp_path: Path) -> Iterator[Bare]:
 
 
 @pytest.mark.parametrize("flooded", ["client", "upstream"])
-def test_an_end_that_does_not_read_makes_the_relay_stop_reading(bare: Bare, flooded: str) -> None:
+def test_a_peer_that_does_not_read_makes_the_relay_stop_reading(bare: Bare, flooded: str) -> None:
     """And what was taken arrives once it reads again."""
     source, target = bare.client, bare.upstream
     if flooded == "client":
@@ -424,7 +424,7 @@ def test_a_client_that_only_ends_its_side_still_gets_its_reply(bare: Bare) -> No
     assert bare.client.recv(100) == b""
 
 
-def test_what_the_upstream_said_last_arrives_though_it_hung_up(bare: Bare) -> None:
+def test_the_last_data_of_a_closed_upstream_is_delivered(bare: Bare) -> None:
     answer = frames.frame(99, 0, 1, bytes(8_000)) * 40
     bare.upstream.sendall(answer)
     bare.upstream.close()
@@ -443,7 +443,7 @@ def test_what_the_upstream_said_last_arrives_though_it_hung_up(bare: Bare) -> No
         pytest.param(20, 70_000, 1e9, 0, id="long-message"),
     ],
 )
-def test_only_in_a_stream_is_its_writer_let_go_first(
+def test_only_a_streams_writer_gets_the_processor_first(
     bare: Bare,
     monkeypatch: pytest.MonkeyPatch,
     between: int,
@@ -571,7 +571,7 @@ def test_out_of_descriptors_the_relay_keeps_its_clients(
         client.close()
 
 
-def test_limits_are_the_embeddings(tmp_path: Path) -> None:
+def test_limits_are_set_by_the_caller(tmp_path: Path) -> None:
     place = Place(tmp_path, limits=RelayLimits(body_bytes=100))
     client = Channel(str(place.front))
     assert client.call("/h/Grow", bytes(101), WAIT_SECONDS) == bytes(101)
@@ -581,9 +581,7 @@ def test_limits_are_the_embeddings(tmp_path: Path) -> None:
     place.close()
 
 
-def test_a_drain_lets_calls_end_and_sends_clients_elsewhere(
-    place: Place, channel: grpc.Channel
-) -> None:
+def test_a_drain_lets_calls_end_and_clients_reconnect(place: Place, channel: grpc.Channel) -> None:
     under_way = unary(channel, "/t.T/Wait").future(b"x", timeout=WAIT_SECONDS)
     assert place.backend.entered.wait(WAIT_SECONDS)
     place.in_loop(place.server.drain)

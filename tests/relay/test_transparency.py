@@ -145,7 +145,7 @@ def failure(call: Any, *arguments: object, **options: object) -> Any:
 
 
 @BOTH
-def test_metadata_keeps_its_bytes_order_and_repeats(
+def test_metadata_keeps_its_bytes_order_and_duplicates(
     channel: grpc.Channel, backend: Backend, service: str
 ) -> None:
     sent: Metadata = (
@@ -167,7 +167,7 @@ def test_metadata_keeps_its_bytes_order_and_repeats(
 
 @pytest.mark.parametrize(("sent", "seconds"), [(b"25S", 25), (b"29999m", 29.999), (b"1H", 3_600)])
 @BOTH
-def test_a_deadline_arrives_and_is_no_longer_than_it_was(
+def test_a_deadline_arrives_and_is_not_extended(
     server: object, front: Path, backend: Backend, service: str, sent: bytes, seconds: float
 ) -> None:
     """Sent by hand: gRPC's own clients round it up."""
@@ -199,7 +199,7 @@ def test_a_status_keeps_its_details(channel: grpc.Channel, backend: Backend, ser
     assert _own(trailers) == (("x-a", "1"),)
 
 
-def test_a_status_behind_messages_arrives_behind_them(channel: grpc.Channel) -> None:
+def test_a_status_after_messages_arrives_after_them(channel: grpc.Channel) -> None:
     replies = channel.unary_stream("/any/FailLate")(b"one", timeout=WAIT_SECONDS)
     assert [next(replies) for _ in range(3)] == [b"one"] * 3
     with pytest.raises(grpc.RpcError) as error:
@@ -258,7 +258,7 @@ def test_each_message_of_a_conversation_passes_at_once(channel: grpc.Channel) ->
 
 
 @BOTH
-def test_a_client_that_streams_is_heard_to_its_end(channel: grpc.Channel, service: str) -> None:
+def test_a_streaming_client_is_forwarded_to_its_end(channel: grpc.Channel, service: str) -> None:
     """Several messages are no call that a hook knows: they pass."""
     parts = [os.urandom(30_000) for _ in range(100)]
     reply = channel.stream_unary(f"/{service}/Collect")(iter(parts), timeout=WAIT_SECONDS)
@@ -289,7 +289,7 @@ def test_a_keepalive_ping_is_answered_by_the_runtime(
     server.stop(None).wait()
 
 
-def test_a_ping_brings_its_own_bytes_back(server: object, front: Path) -> None:
+def test_a_ping_returns_its_own_bytes(server: object, front: Path) -> None:
     with contextlib.closing(Hostile(front)) as client:
         client.pour([frames.frame(frames.PING, 0, 0, b"eight by")])
         answer = frames.frame(frames.PING, frames.ACK, 0, b"eight by")
@@ -372,7 +372,7 @@ def scripted(relay: object, back: Path) -> Iterator[Scripted]:
 @pytest.mark.parametrize("begun", ["Reset", "Begin"])
 @pytest.mark.parametrize("code", range(14))
 @BOTH
-def test_a_reset_of_the_server_means_the_same_as_without_us(
+def test_a_reset_of_the_server_has_the_same_effect_as_directly(
     scripted: Scripted, front: Path, back: Path, service: str, code: int, begun: str
 ) -> None:
     def ends(path: Path) -> tuple[object, str]:
@@ -385,7 +385,7 @@ def test_a_reset_of_the_server_means_the_same_as_without_us(
 
 
 @BOTH
-def test_a_goaway_before_the_call_means_the_same_as_without_us(
+def test_a_goaway_before_the_call_has_the_same_effect_as_directly(
     scripted: Scripted, front: Path, back: Path, service: str
 ) -> None:
     ended = []
@@ -396,7 +396,7 @@ def test_a_goaway_before_the_call_means_the_same_as_without_us(
 
 
 @BOTH
-def test_calls_under_way_end_after_a_goaway_and_new_ones_go_elsewhere(
+def test_calls_in_progress_end_after_a_goaway_and_new_ones_use_another_connection(
     relay: object, back: Path, front: Path, service: str
 ) -> None:
     old, new = Backend(), Backend()
@@ -425,7 +425,7 @@ def test_calls_under_way_end_after_a_goaway_and_new_ones_go_elsewhere(
     second.stop(None).wait()
 
 
-def test_a_server_that_is_away_at_first_and_restarts_is_found_by_the_same_client(
+def test_a_server_that_starts_late_or_restarts_is_found_by_the_same_client(
     relay: subprocess.Popen[bytes], back: Path, front: Path
 ) -> None:
     """Our socket stays; calls are Unavailable meanwhile, and succeed without a new client."""

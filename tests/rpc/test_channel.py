@@ -79,7 +79,7 @@ def channel(path: Path) -> Iterator[Channel]:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_small_calls_and_statuses_take_turns(channel: Channel) -> None:
+def test_small_calls_and_error_statuses_alternate(channel: Channel) -> None:
     for number in range(50):
         request = b"x" * number
         assert channel.call("/t/Echo", request, 5) == request
@@ -102,7 +102,7 @@ def test_tens_of_mebibytes_cross_both_windows(channel: Channel) -> None:
     assert channel.call("/t/Echo", b"still well", 5) == b"still well"
 
 
-def test_a_deadline_ends_the_call_here_and_there(channel: Channel, handlers: Handlers) -> None:
+def test_a_deadline_ends_the_call_on_both_sides(channel: Channel, handlers: Handlers) -> None:
     with pytest.raises(RpcError) as error:
         channel.call("/t/Wait", b"", 1)
     assert error.value.code == Code.DEADLINE_EXCEEDED
@@ -135,7 +135,7 @@ def test_threads_share_a_channel(channel: Channel) -> None:
         assert all(pool.map(work, range(8)))
 
 
-def test_nobody_at_the_socket_is_unavailable(channel: Channel, path: Path) -> None:
+def test_a_missing_server_is_unavailable(channel: Channel, path: Path) -> None:
     with pytest.raises(RpcError) as error:
         channel.call("/t/Echo", b"", 1)
     assert error.value.code == Code.UNAVAILABLE
@@ -151,7 +151,7 @@ def test_a_restarted_server_is_found_again(channel: Channel, path: Path) -> None
         assert error.value.code == Code.UNAVAILABLE
 
 
-def test_a_server_that_goes_away_during_a_call_is_unavailable(channel: Channel, path: Path) -> None:
+def test_a_server_that_stops_during_a_call_is_unavailable(channel: Channel, path: Path) -> None:
     handlers = Handlers()
     with serving(path, handlers) as server:
         stopping = threading.Thread(target=lambda: handlers.entered.wait(10) and server.stop(0))
@@ -162,7 +162,7 @@ def test_a_server_that_goes_away_during_a_call_is_unavailable(channel: Channel, 
     assert error.value.code in (Code.UNAVAILABLE, Code.CANCELLED)
 
 
-def test_a_server_that_is_silent_or_no_grpc_does_not_hang_the_caller(path: Path) -> None:
+def test_a_silent_or_non_grpc_server_does_not_hang_the_caller(path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
@@ -189,7 +189,7 @@ def test_a_server_that_is_silent_or_no_grpc_does_not_hang_the_caller(path: Path)
 
 
 @pytest.mark.usefixtures("handlers")
-def test_close_is_not_the_end(channel: Channel) -> None:
+def test_a_closed_channel_can_be_used_again(channel: Channel) -> None:
     assert channel.call("/t/Echo", b"a", 5) == b"a"
     channel.close()
     assert channel.call("/t/Echo", b"b", 5) == b"b"

@@ -8,7 +8,7 @@ from agent.rpc import grpc, headers
 
 
 @given(st.text())
-def test_a_status_message_survives_its_escapes(text: str) -> None:
+def test_a_status_message_is_escaped_and_unescaped(text: str) -> None:
     raw = grpc.percent_encode(text)
     assert all(0x20 <= byte <= 0x7E for byte in raw)
     assert grpc.percent_decode(raw) == text
@@ -27,7 +27,7 @@ def test_a_status_message_survives_its_escapes(text: str) -> None:
         (b"a%20b%25", "a b%"),
     ],
 )
-def test_a_crooked_status_message_stays_readable(raw: bytes, text: str) -> None:
+def test_a_malformed_status_message_stays_readable(raw: bytes, text: str) -> None:
     assert grpc.percent_decode(raw) == text
 
 

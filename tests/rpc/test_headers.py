@@ -23,7 +23,7 @@ blocks = st.tuples(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(blocks, max_size=12))
-def test_the_path_is_what_a_full_decoder_reads(
+def test_the_path_equals_that_of_a_full_decoder(
     sequence: list[tuple[list[tuple[str, str, str]], bool, int | None]],
 ) -> None:
     encoder, decoder, reader = hpack.Encoder(), hpack.Decoder(), PathReader()
@@ -48,7 +48,7 @@ def test_the_path_is_what_a_full_decoder_reads(
 
 
 @given(st.lists(st.binary(max_size=60), max_size=30))
-def test_noise_is_refused_or_read_but_never_costs_memory(noise: list[bytes]) -> None:
+def test_random_bytes_are_refused_or_read_in_bounded_memory(noise: list[bytes]) -> None:
     reader = PathReader()
     for block in noise:
         with contextlib.suppress(HeaderError):
@@ -72,12 +72,12 @@ def test_noise_is_refused_or_read_but_never_costs_memory(noise: list[bytes]) -> 
         b"\x3f\xe2\x1f",  # a table of 4,097 bytes
     ],
 )
-def test_a_crooked_block_is_refused(block: bytes) -> None:
+def test_a_malformed_block_is_refused(block: bytes) -> None:
     with pytest.raises(HeaderError):
         PathReader().read(block)
 
 
-def test_the_table_never_outgrows_our_own_limit() -> None:
+def test_the_table_never_exceeds_the_readers_limit() -> None:
     reader = PathReader()
     reader.offer(1 << 32)
     encoder = hpack.Encoder()
@@ -88,7 +88,7 @@ def test_the_table_never_outgrows_our_own_limit() -> None:
         reader.read(encoder.encode([("a", "b")]))
 
 
-def test_the_memo_is_bounded() -> None:
+def test_the_cache_is_bounded() -> None:
     encoder, reader = hpack.Encoder(), PathReader()
     for number in range(1_000):
         reader.read(encoder.encode([("x-long", "a" * 4_000), ("x-number", str(number))]))
@@ -101,7 +101,7 @@ def test_a_literal_path_outside_the_table_is_read() -> None:
     assert PathReader().read(headers.encode(pairs)) == b"/s/M"
 
 
-def test_an_entry_beyond_the_table_counts_for_nothing() -> None:
+def test_an_entry_larger_than_the_table_is_not_stored() -> None:
     """It empties the receiver's table, so that an index behind it counts from the next entry."""
     encoder, reader = hpack.Encoder(), PathReader()
     reader.read(encoder.encode([(":path", "/s/A")]))

@@ -100,13 +100,13 @@ def block(*pairs: tuple[bytes, bytes]) -> bytes:
         (frames.rst_stream(1, frames.ENHANCE_YOUR_CALM), 8, "reset"),
     ],
 )
-def test_every_bad_end_has_a_status(raw: bytes, code: int, text: str) -> None:
+def test_every_failure_has_a_status(raw: bytes, code: int, text: str) -> None:
     outcome = answered(UnaryConnection(), raw)
     assert isinstance(outcome, grpc.RpcError)
     assert (outcome.code, text in outcome.message) == (code, True)
 
 
-def test_a_call_that_the_server_never_saw_says_so() -> None:
+def test_a_call_that_the_server_did_not_process_is_reported_as_such() -> None:
     for raw in (
         frames.rst_stream(1, frames.REFUSED_STREAM),
         frames.frame(frames.GOAWAY, 0, 0, bytes(8)),
@@ -116,7 +116,7 @@ def test_a_call_that_the_server_never_saw_says_so() -> None:
         assert client.unprocessed
 
 
-def test_goodbye_lets_the_running_call_end() -> None:
+def test_a_goaway_lets_the_running_call_end() -> None:
     client = UnaryConnection()
     goodbye = frames.frame(frames.GOAWAY, 0, 0, (1).to_bytes(4, "big") + bytes(4))
     assert answered(client, goodbye) is None
@@ -145,7 +145,7 @@ def test_goodbye_lets_the_running_call_end() -> None:
         frames.frame(frames.GOAWAY, 0, 0, b""),
     ],
 )
-def test_a_server_that_speaks_nonsense_ends_the_call(raw: bytes) -> None:
+def test_an_invalid_answer_ends_the_call(raw: bytes) -> None:
     client = UnaryConnection()
     with pytest.raises(ProtocolError):
         answered(client, raw)

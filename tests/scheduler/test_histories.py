@@ -333,7 +333,7 @@ def state_of(cluster: SchedulerCache) -> dict[str, Any]:
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 120))
-def test_any_history_leads_to_the_state_that_its_objects_say(seed: int, steps: int) -> None:
+def test_any_history_leads_to_the_state_of_its_objects(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
     for _ in range(steps):
         world.act()

@@ -136,7 +136,7 @@ def test_reasons_that_no_eviction_resolves_are_unresolvable(scene: Scene) -> Non
     }
 
 
-def test_containers_may_lie_apart_in_container_scope_alone(scene: Scene) -> None:
+def test_containers_may_be_on_different_zones_only_in_container_scope(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO))
     scene.node("b", TWO, topology("b", TWO, scope="pod"))
     assert scene.fits(pod("p", FOUR, ONE)) == ["a"]
@@ -148,14 +148,14 @@ def test_kubelets_that_reject_no_pod_get_all_pods(scene: Scene, policy: str) -> 
     assert scene.fits(pod("p", {"cpu": "7", "memory": "1"})) == ["a"]
 
 
-def test_zones_do_not_care_about_pods_without_anything_of_their_own(scene: Scene) -> None:
+def test_zones_ignore_pods_without_exclusive_resources(scene: Scene) -> None:
     """Not even those of a node whose report counts unknown pods."""
     scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("stranger",)))
     for told in (pod("p"), pod("q", {"cpu": "8", "memory": "1"}, limited=False)):
         assert scene.fits(told) == ["a"]
 
 
-def test_two_pods_never_get_the_room_of_one(scene: Scene) -> None:
+def test_two_pods_never_get_the_resources_of_one(scene: Scene) -> None:
     """The kubelet may place the first one on either NUMA node, before the agent reports it."""
     scene.node("a", {0: TWO[0], 1: {**TWO[1], "cpu": 5000}}, None)
     scene.tell(topology("a", {0: TWO[0], 1: {**TWO[1], "cpu": 5000}}))
@@ -178,7 +178,7 @@ def test_a_failed_binding_releases_the_reservation(scene: Scene) -> None:
     assert scene.fits(pod("q", FOUR)) == ["a"]
 
 
-def test_a_report_that_counts_the_pod_ends_the_guess(scene: Scene) -> None:
+def test_a_report_that_counts_the_pod_replaces_the_assumption(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO))
     first, second = pod("p", FOUR), pod("q", FOUR)
     scene.bind(first, "a")
@@ -230,7 +230,7 @@ def test_only_the_amounts_of_a_deleted_pod_stay_unavailable(scene: Scene, last_w
     assert scene.fits(pod("r", FOUR, FOUR)) == []
 
 
-def test_a_pod_that_waits_is_tried_again_after_the_report_that_lets_it_in(scene: Scene) -> None:
+def test_an_unschedulable_pod_is_retried_after_a_report_with_room(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO, {0: {"cpu": 4000}, 1: {"cpu": 4000}}))
     told = pod("p", FOUR)
     queue, views = UnschedulableQueue(), EquivalenceCache(scene.cluster)
@@ -300,7 +300,7 @@ def test_a_pod_with_the_name_of_a_deleted_one_is_not_counted_by_its_report(
     assert scene.fits(pod("r", ONE)) == []
 
 
-def test_reports_of_owners_alone(scene: Scene) -> None:
+def test_reports_that_count_only_owners(scene: Scene) -> None:
     few = "with-exclusive-resources"
     scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("owner",), method=few))
     scene.see(pod("sharer", {"cpu": "1", "memory": "1"}, limited=False), "a")

@@ -41,14 +41,14 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 
 
 @pytest.mark.parametrize("lease_seconds", [3, 15, 600])
-def test_a_bind_has_ended_when_another_may_begin(lease_seconds: int) -> None:
+def test_a_bind_has_ended_before_another_may_start(lease_seconds: int) -> None:
     times = process.lease_times(lease_seconds)
     limits = process.bind_limits(times)
     seconds = limits.connect_seconds + limits.read_seconds
     assert times.renew_seconds + seconds < lease_seconds
 
 
-def test_a_bind_that_the_api_server_is_silent_to_is_answered_while_kube_scheduler_waits() -> None:
+def test_a_bind_without_an_answer_of_the_api_server_ends_before_kube_schedulers_timeout() -> None:
     """It reports the reason to users then. After a Binding without an answer the pod is read, which
     may get no answer either."""
     folder = Path(__file__).parents[2] / "deploy/overlays/scheduler"
@@ -60,7 +60,7 @@ def test_a_bind_that_the_api_server_is_silent_to_is_answered_while_kube_schedule
     assert waits < int(patience[1])
 
 
-def test_without_a_file_the_proposal_scores() -> None:
+def test_without_a_file_the_proposals_scoring_applies() -> None:
     assert process.scheduler_args("").rules is Rules.PROPOSAL
 
 
@@ -71,7 +71,7 @@ def test_without_a_file_the_proposal_scores() -> None:
         '{"kind": "NodeNUMAResourceArgs", "scoringStrategy": {"type": "MostAllocated"}}',
     ],
 )
-def test_the_file_says_how_nodes_are_scored(tmp_path: Path, text: str) -> None:
+def test_the_file_sets_the_scoring(tmp_path: Path, text: str) -> None:
     (tmp_path / "args").write_text(text)
     found = process.scheduler_args(str(tmp_path / "args"))
     assert (found.rules, found.node.type) == (Rules.KOORDINATOR, Strategy.MOST_ALLOCATED)
@@ -144,7 +144,7 @@ def test_every_node_allocates_by_the_settings() -> None:
         ({"tls_certificate_file": "", "scheduler_http": "nowhere"}, "'nowhere'"),
     ],
 )
-def test_settings_that_do_not_fit_each_other(changes: dict[str, str], said: str) -> None:
+def test_inconsistent_settings(changes: dict[str, str], said: str) -> None:
     """A setting that requires client certificates must not lead to a port that accepts all
     clients."""
     settings = msgspec.structs.replace(SchedulerSettings(scheduler_http=""), **changes)
@@ -216,7 +216,7 @@ def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
         transport.close()
 
 
-def test_when_one_of_its_threads_fails_it_ends(
+def test_the_process_ends_when_one_of_its_threads_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state that is not updated would allocate CPUs twice."""

@@ -37,7 +37,7 @@ def test_a_pod_is_read_by_its_name(server: Server, look_up: LookUp) -> None:
     assert request.path == "/api/v1/namespaces/gpu/pods/p%2F..%2F..%2Fq"
 
 
-def test_a_pod_that_is_not_there_is_none(server: Server, look_up: LookUp) -> None:
+def test_a_missing_pod_is_none(server: Server, look_up: LookUp) -> None:
     server.answer = lambda _, connection, request: reply(connection, 404, status(404, "NotFound"))
     assert look_up("gpu", "p") is None
 
@@ -61,7 +61,7 @@ def silent(server: Server, connection: socket.socket, request: Request) -> bool:
         (silent, "GET /api/v1/namespaces/gpu/pods/p"),
     ],
 )
-def test_a_pod_that_cannot_be_had_is_an_error_with_the_reason(
+def test_a_failed_read_of_a_pod_is_an_error_with_the_reason(
     server: Server, look_up: LookUp, answer: hostile.Answer, said: str
 ) -> None:
     server.answer = answer

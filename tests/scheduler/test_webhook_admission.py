@@ -142,7 +142,7 @@ def test_a_pod_with_gpus_is_not_bound_by_other_accounts(
         {"nvidia.com/gpu-driver": "1"},
     ],
 )
-def test_a_pod_without_gpus_is_bound_by_anybody(amounts: Object) -> None:
+def test_a_pod_without_gpus_is_bound_by_any_account(amounts: Object) -> None:
     assert answered(review(), pod(limits=amounts))["allowed"] is True
 
 
@@ -163,11 +163,11 @@ def test_other_requests_are_allowed(resource: str, operation: str, group: str) -
     assert not response["looked"]
 
 
-def test_a_binding_without_a_name_in_its_path_names_the_pod_itself() -> None:
+def test_a_binding_without_a_name_in_its_path_has_it_in_its_body() -> None:
     assert answered(review(resource="bindings", name=""), GPU_POD)["allowed"] is False
 
 
-def test_a_pod_that_is_not_there_is_not_bound() -> None:
+def test_a_missing_pod_is_not_bound() -> None:
     """It may be created between the read and the write."""
     for policy in ("Fail", "Ignore"):
         response = answered(review(), None, policy)

@@ -71,7 +71,7 @@ def test_a_value_that_one_constructor_takes_counts_by_its_fields(tmp_path: Path)
     assert package(tmp_path, values=values, taker=taker).constructor_arguments == 4
 
 
-def test_a_value_that_may_be_absent_counts_too(tmp_path: Path) -> None:
+def test_an_optional_value_counts_too(tmp_path: Path) -> None:
     values = "class Parts(msgspec.Struct):\n    a: int\n    b: int\n"
     taker = "class Node:\n    def __init__(self, parts: Parts | None) -> None: ...\n"
     assert package(tmp_path, values=values, taker=taker).constructor_arguments == 2
@@ -106,7 +106,7 @@ def test_documents_outside_the_repository_are_citations(line: str, count: int) -
     assert len(citations(line)) == count
 
 
-def test_docstrings_comments_and_empty_lines_are_no_code() -> None:
+def test_docstrings_comments_and_empty_lines_do_not_count_as_code() -> None:
     text = (
         '"""A module."""\n\n# why\nx = (\n    1,\n)\n\n\ndef f():\n    """What."""\n    return x\n'
     )

@@ -20,7 +20,7 @@ FILTER_OF_THE_FIRST = 20
 FILTER_OF_THE_NEXT = 10
 
 
-def test_a_function_of_a_value_enters_nothing() -> None:
+def test_a_lambda_enters_no_module() -> None:
     assert entered(lambda: None) == frozenset()
 
 

@@ -35,7 +35,7 @@ def test_a_real_parser_reads_every_value_back() -> None:
     assert found == reasons
 
 
-def test_a_histogram_reads_as_the_official_client_writes_it() -> None:
+def test_a_histogram_is_written_as_by_the_official_client() -> None:
     registry = CollectorRegistry()
     theirs = Theirs("h_seconds", "Time.", ["method"], registry=registry, buckets=BOUNDS)
     ours = {("/a/B",): Histogram(BOUNDS), ("/a/C",): Histogram(BOUNDS)}

@@ -39,18 +39,18 @@ def test_pages(server: HttpServer) -> None:
     assert get(server, "/ok", "POST")[0] == 501
 
 
-def test_port_that_is_taken_is_named(server: HttpServer) -> None:
+def test_a_port_in_use_is_named(server: HttpServer) -> None:
     with pytest.raises(HttpError, match=f"127.0.0.1:{server.port}: Address already in use"):
         HttpServer(f"127.0.0.1:{server.port}", PAGES)
 
 
 @pytest.mark.parametrize("address", ["", "9326", "host", "host:", "host:99999", "host:-1"])
-def test_address_that_is_none(address: str) -> None:
+def test_an_invalid_address(address: str) -> None:
     with pytest.raises(SettingsError, match="no HOST:PORT"):
         HttpServer(address, PAGES)
 
 
-def test_start_asks_no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_makes_no_dns_query(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolver_that_is_down(_: str = "") -> str:
         raise AssertionError("asked for our own name")
 

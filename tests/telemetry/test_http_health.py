@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return it
 
 
-def test_ready_after_the_first_good_round_until_a_bad_or_no_other(clock: Clock) -> None:
+def test_ready_after_the_first_successful_pass_until_one_fails_or_is_missing(clock: Clock) -> None:
     health = Health(0.5)
     assert (health.ready().status, health.ready().text) == (503, "no pass has ended yet\n")
     health.begin()
@@ -34,7 +34,7 @@ def test_ready_after_the_first_good_round_until_a_bad_or_no_other(clock: Clock) 
     assert health.ready().text == "the snapshot is 5 s old\n"
 
 
-def test_alive_while_rounds_begin_whatever_their_end(clock: Clock) -> None:
+def test_alive_while_passes_begin_whatever_their_result(clock: Clock) -> None:
     health = Health(0.5)
     for _ in range(100):
         clock.now += 10
@@ -45,7 +45,7 @@ def test_alive_while_rounds_begin_whatever_their_end(clock: Clock) -> None:
     assert (health.alive().status, health.alive().text) == (503, "no pass for 20 s\n")
 
 
-def test_slow_period_has_more_patience(clock: Clock) -> None:
+def test_a_long_period_has_a_longer_timeout(clock: Clock) -> None:
     health = Health(60)
     health.begin()
     health.end("")
@@ -54,7 +54,7 @@ def test_slow_period_has_more_patience(clock: Clock) -> None:
     assert health.alive().status == 200
 
 
-def test_fault_that_stays_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lasting_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     health = Health(0.5)
     for error in ("disk full", "disk full", "", "disk full", "other"):
         health.end(error)
@@ -62,7 +62,7 @@ def test_fault_that_stays_is_said_once(caplog: pytest.LogCaptureFixture) -> None
     assert said == ["disk full", "disk full", "other"]
 
 
-def test_rest_of_the_full_pass_makes_nothing_late(clock: Clock) -> None:
+def test_the_pause_until_the_full_pass_does_not_count_as_late(clock: Clock) -> None:
     health = Health(0.5)
     health.begin()
     health.end("")

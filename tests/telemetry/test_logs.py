@@ -27,7 +27,7 @@ def test_escapes(text: str, escaped: str) -> None:
     assert line("%s", text) == f'time=2023-11-14T22:13:20.250Z level=warning msg="{escaped}"'
 
 
-def test_traceback_stays_on_the_line() -> None:
+def test_a_traceback_is_part_of_the_line() -> None:
     try:
         raise ValueError("bad\nthing")
     except ValueError:

@@ -22,7 +22,7 @@ def samples(metrics: AgentMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]
     return dict(found)
 
 
-def test_decision_is_shown_until_the_next() -> None:
+def test_a_decision_is_exported_until_the_next() -> None:
     metrics = AgentMetrics()
     owner, bad = pod("a", "LSE", "1"), pod("b", "LSE", "1,9", created_at=1)
     ChangeRecorder(metrics).export(decide(machine(2, 2), (owner, bad), KubeletCpus(), {}, {}))
@@ -37,7 +37,7 @@ def test_decision_is_shown_until_the_next() -> None:
     assert not [name for name, _ in samples(metrics) if name == "topolet_exclusive_cpus"]
 
 
-def test_two_pods_of_one_name_make_one_series() -> None:
+def test_two_pods_with_one_name_make_one_series() -> None:
     def named(uid: str, cpuset: str) -> Pod:
         return msgspec.structs.replace(pod("web-0", "LSE", cpuset), uid=uid)
 
@@ -49,7 +49,7 @@ def test_two_pods_of_one_name_make_one_series() -> None:
     assert [value for (name, _), value in shown.items() if name == "topolet_refused_claims"] == [2]
 
 
-def test_before_the_first_decision_there_are_the_counters() -> None:
+def test_counters_exist_before_the_first_decision() -> None:
     assert ("topolet_cpu_overlaps_total", frozenset()) in samples(AgentMetrics())
 
 

@@ -44,7 +44,7 @@ def test_cards_without_a_driver_have_series_too() -> None:
     assert shown["topolet_gpu_driver_fault"] == {"reason": "DriverMismatch"}
 
 
-def test_what_is_gone_has_no_series() -> None:
+def test_removed_devices_have_no_series() -> None:
     metrics = AgentMetrics()
     metrics.devices.update((GPU,), (GpuReading("GPU-1", gpu_percent=1),), ())
     metrics.devices.update((), (), ())

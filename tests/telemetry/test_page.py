@@ -65,7 +65,7 @@ def test_page_and_length(served: Served) -> None:
     assert body == b"up 1\n"
 
 
-def test_page_larger_than_a_socket_takes_at_once(served: Served) -> None:
+def test_a_page_larger_than_a_socket_buffer(served: Served) -> None:
     _, _, body = served.ask(b"GET /big HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
     assert len(body) == 4_000_000
 
@@ -84,7 +84,7 @@ def test_everything_else_is_not_found(served: Served, request_: bytes) -> None:
     assert served.ask(request_).startswith(b"HTTP/1.1 404 ")
 
 
-def test_request_without_end_is_closed(served: Served) -> None:
+def test_too_long_a_request_is_closed(served: Served) -> None:
     assert served.ask(b"GET /" + b"a" * 20_000) == b""
 
 
@@ -95,7 +95,7 @@ def test_request_in_pieces(served: Served) -> None:
         assert everything(client).endswith(b"up 1\n")
 
 
-def test_client_that_leaves_early_costs_nothing(served: Served) -> None:
+def test_a_client_that_disconnects_early_does_not_affect_others(served: Served) -> None:
     for request in (b"", b"GET /big HTTP/1.1\r\n\r\n"):
         with served.connect() as client:
             client.sendall(request)
@@ -109,7 +109,7 @@ def test_slow_client_is_closed(monkeypatch: pytest.MonkeyPatch, served: Served) 
         assert everything(client) == b""
 
 
-def test_too_many_connections_are_closed_and_places_come_back(
+def test_too_many_connections_are_closed_and_their_slots_are_freed(
     monkeypatch: pytest.MonkeyPatch, served: Served
 ) -> None:
     monkeypatch.setattr(page, "_MOST_CONNECTIONS", 2)
@@ -127,7 +127,7 @@ def test_too_many_connections_are_closed_and_places_come_back(
     pytest.fail("no place came back")
 
 
-def test_no_descriptor_left_pauses_and_does_not_spin(
+def test_without_free_descriptors_the_server_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(page, "_PAUSE_SECONDS", 1.0)

@@ -7,7 +7,7 @@ def lines(metrics: SchedulerMetrics) -> set[str]:
     return set(metrics.render().decode().splitlines())
 
 
-def test_every_series_is_there_before_anything_happened() -> None:
+def test_every_series_exists_from_the_start() -> None:
     page = lines(SchedulerMetrics(["filter", "bind"], ["answered", "fault"]))
     for verb in ("filter", "bind"):
         assert f'topolet_scheduler_verb_seconds_count{{verb="{verb}"}} 0.0' in page

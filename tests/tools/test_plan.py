@@ -14,7 +14,7 @@ from tests.tools import API_SERVERS
 
 
 @pytest.mark.parametrize("flags", [(), ("-a",)], ids=["test", "test-all"])
-def test_everything_that_a_bare_machine_lacks_is_named(
+def test_everything_missing_on_a_bare_machine_is_listed(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     """And nothing is installed: the machine has no apt-get. Only test-all builds API servers."""

@@ -41,7 +41,7 @@ def install_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         function.cache_clear()
 
 
-def test_who_asks_at_the_same_time_gets_one_build(install_go: Callable[[str], Path]) -> None:
+def test_concurrent_callers_share_one_build(install_go: Callable[[str], Path]) -> None:
     calls = install_go(":")
     with ThreadPoolExecutor(4) as pool:
         (folder,) = set(pool.map(tools.built, ["containerd"] * 4))
@@ -50,20 +50,20 @@ def test_who_asks_at_the_same_time_gets_one_build(install_go: Callable[[str], Pa
     assert calls.read_text() == "install\n"
 
 
-def test_build_that_fails_is_told_and_leaves_nothing(install_go: Callable[[str], Path]) -> None:
+def test_a_failed_build_is_reported_and_leaves_nothing(install_go: Callable[[str], Path]) -> None:
     install_go("echo 'no such host' >&2; exit 1")
     assert tools.built("containerd") == "containerd: go install: no such host"
     assert [each.name for each in tools.cache().iterdir()] == ["containerd.lock"]
 
 
-def test_without_go_it_is_told(
+def test_missing_go_is_reported(
     install_go: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert tools.built("containerd") == "containerd: no go here to build it"
 
 
-def test_source_that_cant_be_had_is_told(
+def test_an_unavailable_source_is_reported(
     install_go: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_go("""echo '{"Error": "no such host"}'; exit 1""")
@@ -74,7 +74,7 @@ def test_source_that_cant_be_had_is_told(
 
 
 @pytest.mark.parametrize("change", ["go.sum", "descriptor/main.go"])
-def test_another_recipe_is_built_elsewhere(
+def test_another_recipe_is_built_in_another_folder(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tools.folder("cri-tools")
@@ -114,7 +114,7 @@ def test_an_api_server_can_be_chosen(
     assert tools.kubernetes("kubectl") == tmp_path / "kubectl"
 
 
-def test_no_run_begins_with_an_api_server_that_nobody_builds(
+def test_no_run_begins_with_an_unknown_api_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TOPOLET_APISERVER", "1.2")

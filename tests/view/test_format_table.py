@@ -10,5 +10,5 @@ def test_columns_are_as_wide_as_their_widest_cell_and_lines_end_with_text() -> N
     ]
 
 
-def test_what_is_beyond_the_width_is_cut() -> None:
+def test_text_beyond_the_width_is_cut() -> None:
     assert format.table([("HEAD", "MORE"), ("x", "y")], 7) == ["HEAD  M", "x     y"]

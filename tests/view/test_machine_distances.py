@@ -12,7 +12,7 @@ def nodes(*rows: tuple[int, ...]) -> list[NumaNode]:
 
 
 @pytest.mark.parametrize("rows", [[(10,)], [(), ()], [(10, 20), ()]])
-def test_nothing_to_compare(rows: list[tuple[int, ...]]) -> None:
+def test_distances_without_differences(rows: list[tuple[int, ...]]) -> None:
     assert machine.distances(nodes(*rows), 80) == []
 
 
@@ -29,7 +29,7 @@ def pairs(count: int) -> list[NumaNode]:
     )
 
 
-def test_equals_share_a_row_where_it_is_too_wide() -> None:
+def test_equal_nodes_share_a_row_if_the_table_is_too_wide() -> None:
     assert machine.distances(pairs(6), 20) == [
         "Distances between NUMA nodes",
         "  nodes that are alike share a row; 10 within a node",
@@ -40,7 +40,7 @@ def test_equals_share_a_row_where_it_is_too_wide() -> None:
     ]
 
 
-def test_counts_where_even_that_is_too_wide() -> None:
+def test_the_table_is_counts_if_even_that_is_too_wide() -> None:
     assert machine.distances(pairs(6), 10) == [
         "Distances between NUMA nodes, and how often each occurs",
         "    10  6x",

@@ -85,7 +85,7 @@ ns/be   BE   0,2-6    shared
     )
 
 
-def test_pod_without_a_cpu_says_why() -> None:
+def test_a_pod_without_a_cpu_has_its_reason() -> None:
     topology = machine(1, 2)
     decision = decide(
         topology, (pod("a", "LSE", "0-1"), pod("b", "LS")), KubeletCpus(), {"a": CpuSet([0, 1])}, {}
@@ -117,7 +117,7 @@ def test_holders_of_cpus_that_are_in_one_pool_or_none() -> None:
     assert 3 not in holders(topology, pools), "isolated"
 
 
-def test_machine_folds_where_the_screen_is_low() -> None:
+def test_the_machine_is_folded_on_a_low_screen() -> None:
     topology = machine(8, 16)
     decision = decided(topology, pod("lse", "LSE", "5"))
     whole = draw(topology, snapshot(decision))

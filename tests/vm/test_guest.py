@@ -32,7 +32,7 @@ def share() -> Iterator[pathlib.Path]:
     shutil.rmtree(folder)
 
 
-def test_guest_that_hangs_is_ended_and_quoted(
+def test_hanging_guest_is_ended_and_its_output_is_quoted(
     share: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f"echo booting; echo first step >{share}/output.txt; echo $$ >{share}/pid; sleep 1000"
@@ -45,7 +45,7 @@ def test_guest_that_hangs_is_ended_and_quoted(
 @pytest.mark.parametrize(
     ("script", "boots"), [("kill -SEGV $$", 2), ("echo started >output.txt; kill -SEGV $$", 1)]
 )
-def test_guest_that_dies_before_its_first_step_is_booted_once_more(
+def test_guest_that_ends_before_its_first_step_is_booted_once_more(
     share: pathlib.Path, monkeypatch: pytest.MonkeyPatch, script: str, boots: int
 ) -> None:
     script = f"cd {share}; echo >>boots; {script}"

@@ -47,7 +47,7 @@ def again(sizes: list[int]) -> Iterator[int]:
     SIZES,
     st.lists(st.tuples(st.booleans(), st.integers(0, 90)), max_size=20),
 )
-def test_reads_as_a_file_is_read(
+def test_the_reader_reads_as_a_file_does(
     parts: list[bytes], sizes: list[int], asked: list[tuple[bool, int]]
 ) -> None:
     data = b"".join(parts)
@@ -61,7 +61,7 @@ def test_reads_as_a_file_is_read(
 
 
 @given(st.binary(max_size=300), SIZES)
-def test_writes_all(data: bytes, sizes: list[int]) -> None:
+def test_the_writer_writes_all_data(data: bytes, sizes: list[int]) -> None:
     pieces = Pieces(again(sizes))
     writer = Writer(pieces)
     assert writer.write(data) == writer.bytes_written == len(data)
@@ -77,7 +77,7 @@ def test_received_data_is_reported_until_it_is_read() -> None:
     assert not reader.has_data()
 
 
-def test_a_request_has_its_time_and_its_answer_again() -> None:
+def test_each_request_has_its_own_time_limit() -> None:
     ours, theirs = socket.socketpair()
     with connections.with_deadline(ours, 0.05, lambda: False) as bounded, theirs:
         with pytest.raises(TimeoutError):

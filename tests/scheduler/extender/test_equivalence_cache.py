@@ -83,7 +83,7 @@ def rooms() -> Rooms:
     return Rooms({"a": 4, "b": 2, "c": 2})
 
 
-def test_answers_stand_in_the_order_of_the_question(rooms: Rooms) -> None:
+def test_results_are_in_the_order_of_the_nodes(rooms: Rooms) -> None:
     shapes = EquivalenceCache(rooms)
     assert told(shapes.results(Wants(rooms, 3), ["b", "a"])) == ["1 CPUs too few", 1]
 
@@ -174,7 +174,9 @@ class Pauses:
             self.told.append(len(self._rooms.told))
 
 
-def test_others_have_the_lock_while_many_answers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_is_released_while_many_results_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rooms = Rooms({f"n{place}": 8 for place in range(320)})
     pauses = Pauses(rooms)
     monkeypatch.setattr(shapes_module, "time", pauses)
@@ -182,7 +184,7 @@ def test_others_have_the_lock_while_many_answers_are_found(monkeypatch: pytest.M
     assert pauses.told == list(range(32, 320, 32))
 
 
-def test_others_have_the_lock_after_each_answer_that_takes_long(
+def test_the_lock_is_released_after_each_slow_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As for a large group."""
@@ -199,7 +201,7 @@ def test_others_have_the_lock_after_each_answer_that_takes_long(
     assert pauses.told == list(range(1, 30))
 
 
-def test_rows_are_bounded_however_short(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_rows_is_bounded(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every change of a node takes time for each row."""
     monkeypatch.setattr(shapes_module, "MAX_CLASSES", 2)
     shapes = EquivalenceCache(rooms)
@@ -221,7 +223,7 @@ def test_requests_without_nodes_leave_no_row(rooms: Rooms, monkeypatch: pytest.M
     assert rooms.told == ["a", "a"], "the oldest row went"
 
 
-def test_nodes_that_a_row_never_had_cost_it_nothing(rooms: Rooms) -> None:
+def test_nodes_that_a_row_never_had_are_not_added_to_it(rooms: Rooms) -> None:
     """They change all day, and the row is never used again."""
     shapes = EquivalenceCache(rooms, max_results=3)
     shapes.results(Wants(rooms, 1), ["a"])
@@ -260,7 +262,7 @@ def test_a_uniform_result_needs_no_node_names() -> None:
     assert shapes.uniform(Wants(rooms, 1)) is same
 
 
-def test_a_node_may_change_between_the_parts_of_a_long_cold_question() -> None:
+def test_a_node_may_change_during_a_long_computation() -> None:
     """The lock is released between the parts: a result that was found already may be old, later
     ones are of the new state, and a node that was deleted meanwhile is unknown."""
     rooms = Rooms({f"n{place}": 8 for place in range(100)})
@@ -293,7 +295,7 @@ NODES = st.sampled_from("abcdef")
     ),
     st.integers(1, 8),
 )
-def test_whatever_happens_an_answer_is_that_of_the_node_as_it_is(
+def test_every_result_is_that_of_the_current_node(
     steps: list[tuple[str, int | None] | tuple[int, list[str]]], kept: int
 ) -> None:
     rooms = Rooms({"a": 1, "b": 2}, reach=3)

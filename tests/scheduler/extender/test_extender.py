@@ -103,7 +103,7 @@ def page() -> Page:
         ("bind", {"Error": ""}),
     ],
 )
-def test_verbs_answer(page: Page, verb: str, answer: object) -> None:
+def test_every_verb_is_answered(page: Page, verb: str, answer: object) -> None:
     reply = page.ask(verb, BODIES[verb])
     assert (reply.status, reply.content_type) == (200, "application/json")
     assert json.loads(reply.body) == answer
@@ -144,14 +144,14 @@ def test_an_internal_error_is_returned_and_logged(
     assert page.ask(verb, BODIES[verb]).status == 200
 
 
-def test_a_refused_bind_says_why(page: Page) -> None:
+def test_a_refused_bind_has_its_reason(page: Page) -> None:
     reply = page.ask("bind", named("bind", "gone"))
     assert (reply.status, json.loads(reply.body)) == (200, {"Error": "was deleted"})
     assert page.count("bind", "error") == 1
 
 
 @pytest.mark.parametrize("verb", extender.VERBS)
-def test_a_body_without_sense_is_for_the_server_to_refuse(page: Page, verb: str) -> None:
+def test_an_invalid_body_is_refused_by_the_server(page: Page, verb: str) -> None:
     with pytest.raises(BadRequestError, match="Extender"):
         page.ask(verb, {})
     assert page.count(verb, "refused") == 1
@@ -171,7 +171,7 @@ def test_unavailable_verbs_return_the_reason(page: Page) -> None:
     assert page.ask("filter", ARGS).status == 200
 
 
-def test_scores_may_have_been_encoded_before() -> None:
+def test_encoded_scores_are_sent_unchanged() -> None:
     class Raw(First):
         def prioritize(self, args: ExtenderArgs) -> msgspec.Raw:
             return msgspec.Raw(b'[{"Host":"n1","Score":3}]')

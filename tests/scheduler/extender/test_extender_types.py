@@ -58,7 +58,7 @@ def text(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
-def test_a_filter_request_as_it_was_recorded() -> None:
+def test_a_recorded_filter_request() -> None:
     args = extender.extender_args(text(ARGS))
     assert list(args.node_names) == ["f1", "f2", "n1"]
     assert args.items is None
@@ -70,7 +70,7 @@ def test_a_filter_request_as_it_was_recorded() -> None:
     assert args.pod.containers[0].requests == {"example.com/gpu": 1}
 
 
-def test_a_filter_answer_as_it_was_recorded() -> None:
+def test_a_recorded_filter_answer() -> None:
     result = ExtenderFilterResult(["n1"], {"f1": "no gpu group"}, {"f2": "wrong model"})
     assert json.loads(extender.filter_answer(extender.extender_args(text(ARGS)), result)) == {
         "NodeNames": ["n1"],
@@ -97,7 +97,7 @@ def test_a_request_with_whole_nodes_gets_whole_nodes() -> None:
     assert answer["FailedNodes"] == {first["metadata"]["name"]: "no"}
 
 
-def test_a_preemption_as_it_was_recorded() -> None:
+def test_a_recorded_preemption() -> None:
     body = {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": META}
     args = extender.preemption_args(text(body))
     assert args.pod.title == "default/e1"
@@ -112,7 +112,7 @@ def test_victims_may_be_whole_pods() -> None:
     assert args.victims == {"f1": MetaVictims((MetaPod("9ce0"),), 2), "f2": MetaVictims()}
 
 
-def test_a_binding_as_it_was_recorded() -> None:
+def test_a_recorded_binding() -> None:
     args = extender.binding_args(text(BINDING))
     assert args == ExtenderBindingArgs("e1", "default", "9ce0", "n1")
     assert json.loads(extender.encode(ExtenderBindingResult("gone"))) == {"Error": "gone"}
@@ -244,7 +244,7 @@ def test_any_value_in_any_field_is_accepted_or_rejected(
 
 
 @given(st.sampled_from(list(BODIES)), st.data())
-def test_a_body_that_ends_early_is_refused(decode: Any, data: st.DataObject) -> None:
+def test_a_truncated_body_is_refused(decode: Any, data: st.DataObject) -> None:
     body = text(BODIES[decode])
     with pytest.raises(BadRequestError):
         decode(body[: data.draw(st.integers(0, len(body) - 1))])

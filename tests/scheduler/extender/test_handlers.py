@@ -104,7 +104,7 @@ def scene(server: hostile.Server) -> Iterator[Scene]:
     it.transport.close()
 
 
-def test_a_pod_that_needs_cpus_is_offered_its_best_node_alone(scene: Scene) -> None:
+def test_a_pod_that_needs_cpus_is_offered_only_its_best_node(scene: Scene) -> None:
     pod = scene.pod(owner(8, 8), "p")
     (best,) = scene.fits(pod)
     scores = scene.scores(pod)
@@ -112,7 +112,7 @@ def test_a_pod_that_needs_cpus_is_offered_its_best_node_alone(scene: Scene) -> N
     assert all(score < 10 for node, score in scores.items() if node != best)
 
 
-def test_all_that_fit_are_offered_where_the_policy_says_so(server: hostile.Server) -> None:
+def test_all_fitting_nodes_are_offered_if_configured(server: hostile.Server) -> None:
     scene = Scene(server, best_only=False)
     assert scene.fits(scene.pod(owner(8, 8), "p")) == NODES
     result = scene.filter(scene.pod(owner(40, 8), "q"))
@@ -121,11 +121,11 @@ def test_all_that_fit_are_offered_where_the_policy_says_so(server: hostile.Serve
     scene.transport.close()
 
 
-def test_a_pod_that_shares_is_offered_all(scene: Scene) -> None:
+def test_a_pod_that_shares_is_offered_all_nodes(scene: Scene) -> None:
     assert scene.fits(scene.pod(sharer("2", 4), "p")) == NODES
 
 
-def test_a_pod_that_needs_nothing_is_offered_all(scene: Scene) -> None:
+def test_a_pod_that_needs_nothing_is_offered_all_nodes(scene: Scene) -> None:
     assert scene.fits(scene.pod(NOTHING, "p")) == NODES
 
 
@@ -138,14 +138,14 @@ def test_a_pod_that_needs_nothing_has_equal_scores(scene: Scene) -> None:
     assert set(scene.scores(wide, ["c", "b", "s"]).values()) == {10}
 
 
-def test_a_pod_that_needs_devices_is_offered_nodes_that_have_them(scene: Scene) -> None:
+def test_a_pod_that_needs_devices_is_offered_nodes_with_them(scene: Scene) -> None:
     pod = scene.pod(carder(2), "p")
     assert scene.fits(pod) == ["c"]
     result = scene.filter(pod, ["a"])
     assert result.failed_and_unresolvable_nodes == {"a": "it has no Device"}
 
 
-def test_a_node_without_an_agent_is_offered_to_none_that_needs_cpus(scene: Scene) -> None:
+def test_a_node_without_an_agent_is_not_offered_to_pods_that_need_cpus(scene: Scene) -> None:
     clusters.add(scene.cluster, "d", SMALL, agent=False)
     result = scene.filter(scene.pod(owner(2, 2), "p"), ["d"])
     assert result.failed_and_unresolvable_nodes == {"d": "it has no agent"}
@@ -223,7 +223,7 @@ def test_the_first_member_reserves_a_node_for_all(scene: Scene) -> None:
         assert scene.bind(pod, node) == ""
 
 
-def test_a_group_that_fits_nowhere_says_so(scene: Scene) -> None:
+def test_a_group_that_fits_on_no_node_has_a_reason(scene: Scene) -> None:
     pod = scene.pod(owner(24, 8), "p", **{GROUP_ANNOTATION: "g/2"})
     result = scene.filter(pod, ["a"])
     assert not result.node_names
@@ -231,7 +231,7 @@ def test_a_group_that_fits_nowhere_says_so(scene: Scene) -> None:
     assert reason.startswith("no room for the whole group: cpu: not enough free CPUs")
 
 
-def test_pods_get_the_cards_with_the_best_links_that_are_left(scene: Scene) -> None:
+def test_pods_get_the_free_cards_with_the_best_links(scene: Scene) -> None:
     """On DGX-1 the partition table has no sets of three. The first two pods leave a pair with two
     links to the last one, which is not a set of the table either."""
     clusters.add(scene.cluster, "dgx1", DGX1)

@@ -237,7 +237,7 @@ class World:
 @given(st.integers(0, 2**32))
 @example(seed=591)  # a Binding that ends just before the API server cancels it
 @settings(max_examples=40)
-def test_whatever_happens_nothing_overlaps_and_nothing_is_lost(seed: int) -> None:
+def test_nothing_overlaps_and_nothing_is_lost_in_any_history(seed: int) -> None:
     world = World(random.Random(seed))
     for _ in range(60):
         world.step()
@@ -245,7 +245,7 @@ def test_whatever_happens_nothing_overlaps_and_nothing_is_lost(seed: int) -> Non
     world.settle()
 
 
-def test_histories_have_something_in_them() -> None:
+def test_histories_bind_enough_pods() -> None:
     """Otherwise the test above proves nothing."""
     world = World(random.Random(7))
     for _ in range(400):

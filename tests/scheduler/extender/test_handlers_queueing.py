@@ -130,7 +130,7 @@ def test_room_for_a_member_is_reserved_for_its_group(queue: UnschedulableQueue) 
     assert asking(queue, second)(fits) is fits
 
 
-def test_late_member_waits_for_its_companions_node_alone(queue: UnschedulableQueue) -> None:
+def test_late_member_waits_only_for_the_node_of_its_group(queue: UnschedulableQueue) -> None:
     """It does not need room for the whole group, and other nodes do not help it."""
     known, late = clusters.cluster({"a": SMALL, "b": SMALL}), owner(8, 8).pod("late")
     first = owner(24, 8).pod("first")

@@ -20,14 +20,14 @@ BROKEN = Infeasible("no agent", unresolvable=True)
 NODES = ["c", "a", "b", "d"]
 
 
-def test_all_that_fit_go_on_and_the_others_say_why() -> None:
+def test_feasible_nodes_are_returned_and_the_others_have_reasons() -> None:
     result = filter_result(NODES, [Feasible(3), FULL, BROKEN, Feasible(9)], best_only=False)
     assert result.node_names == ["c", "d"]
     assert result.failed_nodes == {"a": "no room"}
     assert result.failed_and_unresolvable_nodes == {"b": "no agent"}
 
 
-def test_where_all_fit_the_names_go_back_as_they_came() -> None:
+def test_if_all_nodes_fit_their_names_are_returned_unchanged() -> None:
     result = filter_result(NODES, [Feasible(1)] * 4, best_only=False)
     assert result.node_names is NODES
     assert not result.failed_nodes
@@ -68,7 +68,7 @@ def test_a_rejection_of_the_pod_is_the_reason_for_every_node() -> None:
     assert no_nodes(["a", "b"], "odd").failed_and_unresolvable_nodes == {"a": "odd", "b": "odd"}
 
 
-def test_one_node_alone_stays_where_it_is_among_them() -> None:
+def test_only_one_node_is_returned_if_it_was_requested() -> None:
     result = only_node(["a", "b"], "b", "held there")
     assert result.node_names == ("b",)
     assert result.failed_and_unresolvable_nodes == {"a": "held there"}
@@ -85,7 +85,7 @@ def test_one_node_alone_stays_where_it_is_among_them() -> None:
     ),
     st.randoms(),
 )
-def test_the_choice_does_not_hang_on_the_order_of_the_names(
+def test_the_choice_does_not_depend_on_the_order_of_the_names(
     answers: dict[str, Feasibility], random: st.DataObject
 ) -> None:
     names = list(answers)
@@ -102,17 +102,17 @@ def scores(raw: msgspec.Raw) -> dict[str, int]:
     return {each["Host"]: each["Score"] for each in entries}
 
 
-def test_the_best_alone_has_ten_and_the_worst_has_none() -> None:
+def test_only_the_best_node_has_ten_and_the_worst_has_zero() -> None:
     nodes = ["a", "b", "c", "d", "e"]
     raw = priorities(nodes, [Feasible(90), Feasible(50), FULL, Feasible(90), Feasible(10)])
     assert scores(raw) == {"a": 10, "b": 4, "d": 9, "e": 0}
 
 
-def test_equal_nodes_have_no_tie() -> None:
+def test_equal_nodes_have_different_scores() -> None:
     assert scores(priorities(["b", "a"], [Feasible(0), Feasible(0)])) == {"a": 10, "b": 9}
 
 
-def test_where_others_decide_equal_scores_are_equal() -> None:
+def test_equal_nodes_have_equal_scores_if_plugins_decide() -> None:
     answers = [
         Feasible(90),
         Feasible(50, (1,)),

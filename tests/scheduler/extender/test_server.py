@@ -136,7 +136,7 @@ def ask(
     return reply.status, reply.read().decode()
 
 
-def test_answers_on_one_connection(server: Server, authority: Authority) -> None:
+def test_several_answers_on_one_connection(server: Server, authority: Authority) -> None:
     made = connection(server, authority)
     assert ask(made, "GET", "/healthz") == (200, "ok\n")
     assert ask(made, "POST", "/echo?timeout=5s", b"hello") == (200, '"hello"')
@@ -187,7 +187,7 @@ def test_a_503_closes_the_connection(plain: Server) -> None:
     made.close()
 
 
-def test_half_a_request_does_not_block_the_server(started: Started) -> None:
+def test_an_incomplete_request_does_not_block_the_server(started: Started) -> None:
     limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, stop_seconds=1)
     server = started(limits, shown=None)
     with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as half:
@@ -202,7 +202,7 @@ def test_half_a_request_does_not_block_the_server(started: Started) -> None:
 
 
 @pytest.mark.parametrize("length", ["-1", "-1000000", "x", "", "1e3"])
-def test_a_length_that_is_none_is_refused_before_a_body_is_read(
+def test_an_invalid_length_is_refused_before_the_body_is_read(
     server: Server, authority: Authority, length: str
 ) -> None:
     made = connection(server, authority)
@@ -228,7 +228,7 @@ def posted(body: bytes, length: int | None = None) -> bytes:
     return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
 
 
-def test_requests_that_come_in_one_go_are_answered_in_turn(
+def test_pipelined_requests_are_answered_in_order(
     either: http.client.HTTPConnection,
 ) -> None:
     """The first read returns only a part of them: TLS buffers the rest."""
@@ -244,7 +244,7 @@ def test_requests_that_come_in_one_go_are_answered_in_turn(
     either.close()
 
 
-def test_half_a_request_is_a_bad_request(plain: Server) -> None:
+def test_an_incomplete_request_is_a_bad_request(plain: Server) -> None:
     with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
         sock.sendall(posted(b"no", length=3))
         sock.shutdown(socket.SHUT_WR)
@@ -298,7 +298,7 @@ def test_a_connection_without_a_request_occupies_no_thread(
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_many_half_requests_delay_other_clients_shortly(
+def test_many_incomplete_requests_delay_other_clients_only_shortly(
     started: Started, authority: Authority, tls: bool
 ) -> None:
     """More clients than threads; without other clients each would have all the time it needs."""
@@ -340,7 +340,7 @@ def test_few_connections_without_a_request_are_kept(
         each.close()
 
 
-def test_requests_beyond_those_that_may_wait_end_at_once(started: Started) -> None:
+def test_requests_beyond_the_queue_are_closed_at_once(started: Started) -> None:
     """A connection that only garbage collection closes would keep a file descriptor."""
     held = Held()
     server = started(msgspec.structs.replace(LIMITS, threads=1), held, shown=None)
@@ -388,7 +388,7 @@ def test_an_answered_connection_occupies_a_thread_shortly(plain: Server) -> None
         each.close()
 
 
-def test_a_half_handshake_is_dropped_in_time(started: Started, authority: Authority) -> None:
+def test_an_incomplete_handshake_is_dropped_in_time(started: Started, authority: Authority) -> None:
     server = started(HASTY)
     halves = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
@@ -430,7 +430,7 @@ def hasty(
     )
 
 
-def test_a_request_that_drips_in_ends_in_time(hasty: http.client.HTTPConnection) -> None:
+def test_a_slowly_sent_request_is_dropped_in_time(hasty: http.client.HTTPConnection) -> None:
     """Each byte arrives within any limit of a single read."""
     assert ask(hasty, "GET", "/healthz")[0] == 200
     hasty.putrequest("POST", "/echo")
@@ -476,7 +476,7 @@ def test_a_slow_reader_is_dropped_in_time(
     hasty.close()
 
 
-def test_answers_on_one_plain_connection(plain: Server) -> None:
+def test_several_answers_on_one_plain_connection(plain: Server) -> None:
     made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
     assert ask(made, "POST", "/echo", b"hello") == (200, '"hello"')
     first = made.sock
@@ -555,7 +555,7 @@ def test_a_replaced_client_ca_is_used(started: Started, clients: Authority, tmp_
     made.close()
 
 
-def test_a_client_ca_that_is_none_is_named(authority: Authority, tmp_path: Path) -> None:
+def test_an_invalid_client_ca_is_named(authority: Authority, tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match=f"client CA {tmp_path}/none"):
         CertificateFiles(*paths(authority), str(tmp_path / "none"))
 
@@ -587,7 +587,7 @@ def serial(server: Server, authority: Authority) -> str:
     return str(found["serialNumber"])
 
 
-def test_a_certificate_that_is_replaced_is_shown(
+def test_a_replaced_certificate_is_used(
     started: Started, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = certified(tmp_path)
@@ -622,7 +622,7 @@ def test_invalid_certificate_files_are_named(tmp_path: Path) -> None:
         CertificateFiles(certificate + ".none", key)
 
 
-def test_requests_under_way_end_before_the_server_does(
+def test_requests_in_progress_end_before_the_server_stops(
     started: Started, authority: Authority
 ) -> None:
     held = Held()

@@ -60,7 +60,7 @@ def leases(server: Server) -> Leases:
     return Leases(server)
 
 
-def test_the_first_makes_the_lease_and_leads(server: Server, leases: Leases) -> None:
+def test_the_first_candidate_creates_the_lease_and_leads(server: Server, leases: Leases) -> None:
     first, second = Machine(server, "a"), Machine(server, "b")
     assert first.step(0)
     assert not second.step(0)
@@ -108,7 +108,7 @@ def test_a_dead_leaders_lease_is_acquired_after_its_duration_by_the_candidates_o
     assert not first.step(16.5)
 
 
-def test_each_renewal_starts_the_others_wait_anew(server: Server, leases: Leases) -> None:
+def test_each_renewal_restarts_the_wait_of_the_others(server: Server, leases: Leases) -> None:
     first, second = Machine(server, "a"), Machine(server, "b")
     for now in range(0, 60, 2):
         assert first.step(now)
@@ -139,7 +139,7 @@ def test_a_stopped_leader_releases_the_lease(server: Server, leases: Leases) -> 
     assert second.step(1)
 
 
-def test_a_follower_that_stops_leaves_the_lease_alone(server: Server, leases: Leases) -> None:
+def test_a_stopping_follower_does_not_write_the_lease(server: Server, leases: Leases) -> None:
     first, second = Machine(server, "a"), Machine(server, "b")
     first.step(0)
     second.step(0)
@@ -149,7 +149,7 @@ def test_a_follower_that_stops_leaves_the_lease_alone(server: Server, leases: Le
 
 
 @pytest.mark.parametrize("code", [401, 403, 429, 500, 503])
-def test_leadership_ends_when_it_can_not_be_renewed(
+def test_leadership_ends_when_the_lease_cannot_be_renewed(
     server: Server, leases: Leases, code: int
 ) -> None:
     machine = Machine(server, "a")
@@ -185,7 +185,7 @@ def test_an_invalid_lease_is_named(server: Server, leases: Leases) -> None:
 
 
 @pytest.mark.parametrize("times", [(10, 10, 2), (15, 2, 2), (15, 10, 0)])
-def test_times_that_would_let_two_lead_are_refused(times: tuple[int, float, float]) -> None:
+def test_times_that_allow_two_leaders_are_refused(times: tuple[int, float, float]) -> None:
     with pytest.raises(ValueError, match="each must be less than the one before"):
         LeaseTimes(*times)
 
@@ -213,7 +213,7 @@ STEPS = st.lists(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_never_two_lead(
+def test_two_candidates_never_lead_at_once(
     server: Server,
     steps: list[tuple[int, float, str]],
     walls: tuple[float, ...],
@@ -237,7 +237,9 @@ def test_never_two_lead(
         each.close()
 
 
-def test_its_thread_renews_and_ends_with_it(server: Server, leases: Leases) -> None:
+def test_the_thread_renews_the_lease_and_ends_with_the_leader(
+    server: Server, leases: Leases
+) -> None:
     rounds = threading.Semaphore(0)
 
     def wait(stopped: threading.Event, seconds: float) -> bool:

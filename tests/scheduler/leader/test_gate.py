@@ -81,13 +81,15 @@ def answers(gate: LeaderGate, leader: Leader, state: State) -> None:
     eventually("on duty", lambda: gate.reason() is None)
 
 
-def test_a_follower_answers_nothing_and_names_the_leader(gate: LeaderGate, leader: Leader) -> None:
+def test_a_follower_answers_no_request_and_names_the_leader(
+    gate: LeaderGate, leader: Leader
+) -> None:
     assert gate.reason() == "no replica is the leader"
     leader.holder = "other"
     assert gate.reason() == "the leader is other"
 
 
-def test_a_leader_answers_when_it_knows_the_pods_bound_before(
+def test_a_leader_answers_when_it_knows_earlier_bindings(
     gate: LeaderGate, leader: Leader, state: State
 ) -> None:
     lead(leader, gate, 1)
@@ -110,7 +112,7 @@ def test_each_term_begins_with_catching_up(gate: LeaderGate, leader: Leader, sta
     eventually("on duty", lambda: gate.reason() is None)
 
 
-def test_a_leader_with_a_stale_watch_answers_nothing_until_it_is_back(
+def test_a_leader_with_a_stale_watch_answers_no_request_until_it_recovers(
     gate: LeaderGate, leader: Leader, state: State
 ) -> None:
     answers(gate, leader, state)
@@ -123,7 +125,7 @@ def test_a_leader_with_a_stale_watch_answers_nothing_until_it_is_back(
     assert gate.reason() is None
 
 
-def test_a_watch_that_broke_is_caught_up_with_in_the_same_term(
+def test_a_broken_watch_catches_up_in_the_same_term(
     gate: LeaderGate, leader: Leader, state: State
 ) -> None:
     answers(gate, leader, state)
@@ -166,7 +168,7 @@ def test_an_error_of_the_server_is_the_reason(
     eventually("on duty", lambda: gate.reason() is None)
 
 
-def test_the_only_one_leads(state: State) -> None:
+def test_a_single_replica_leads(state: State) -> None:
     gate = LeaderGate(AlwaysLeader(), state)
     gate.start()
     state.synced = True

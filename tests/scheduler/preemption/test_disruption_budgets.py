@@ -45,7 +45,7 @@ def test_status() -> None:
     assert budget.covers("q", {})
 
 
-def test_nonsense_names_the_budget_and_the_field() -> None:
+def test_an_invalid_budget_is_reported_with_its_name_and_field() -> None:
     with pytest.raises(ObjectError, match=r"shop/b.*disruptionsAllowed"):
         read(body({}, disruptionsAllowed="two"))
 
@@ -68,7 +68,7 @@ def test_budgets_follow_the_watch() -> None:
     assert covering() == ()
 
 
-def test_of_namespaces_that_come_and_go_nothing_is_kept() -> None:
+def test_nothing_of_deleted_namespaces_is_kept() -> None:
     budgets, first = Budgets(), read(body({}))
     for key in (ObjectKey("shop", "b"), ObjectKey("other", "b")):
         budgets.changed([Change(ChangeKind.ADDED, key, first)])

@@ -84,16 +84,16 @@ def preempted(
     return [each.uid.removeprefix("uid-") for each in found.pods], found.num_pdb_violations
 
 
-def test_victims_of_one_numa_node_in_place_of_those_named() -> None:
+def test_victims_of_one_numa_node_replace_kube_schedulers() -> None:
     assert preempted(cluster(*FULL), asking(4), "p0", "p3") == (["p2", "p3"], 0)
 
 
-def test_named_ones_stay_where_more_than_resources_may_be_why() -> None:
+def test_named_victims_stay_if_the_pod_requires_more_than_resources() -> None:
     answer = preempted(cluster(*FULL), asking(4), "p0", "p3", constrained=True)
     assert answer == (["p0", "p2", "p3"], 0)
 
 
-def test_named_ones_stay_where_resources_are_not_why() -> None:
+def test_named_victims_stay_if_resources_do_not_explain_them() -> None:
     """One of them alone would release enough in sum."""
     answer = preempted(cluster(*FULL), asking(2), "p0", "p1")
     assert answer == (["p0", "p1"], 0)
@@ -159,7 +159,7 @@ def test_victims_make_room_for_the_whole_group(constrained: bool, victims: list[
     assert answer == (victims, 0)
 
 
-def test_no_candidate_where_not_even_all_make_room_for_the_group() -> None:
+def test_no_candidate_if_all_victims_together_are_not_enough_for_the_group() -> None:
     assert preempted(cluster(*FULL), member("m0", 5), "p0") is None
 
 
@@ -198,7 +198,7 @@ class Scene:
 ENDING = {"deletionTimestamp": "2026-01-01T00:01:00Z"}
 
 
-def test_room_for_a_group_is_made_on_the_best_node_and_once() -> None:
+def test_room_for_a_group_is_made_once_on_the_best_node() -> None:
     scene = Scene("a", "b")
     scene.tell("a", "p3", more={"priority": 5})
     made = {"b": {"b-p2", "b-p3"}}
@@ -230,7 +230,7 @@ def test_search_has_a_time_limit() -> None:
     assert found.victims.keys() == {"a"}
 
 
-def test_no_victims_where_a_plan_makes_room() -> None:
+def test_no_victims_if_an_eviction_plan_makes_room() -> None:
     scene = Scene("a")
     asks = pod_info(from_object(member("m0")))
     scene.queue.add(queued_pod(asks, scene.cluster, 0.0))
@@ -260,7 +260,7 @@ def test_late_member_gets_room_on_the_node_of_the_others_without_their_eviction(
     assert scene.ask("m1", b="p1") == {}
 
 
-def test_pod_that_needs_nothing_of_us_has_the_victims_that_were_named() -> None:
+def test_pod_without_topolet_requirements_keeps_the_named_victims() -> None:
     assert preempted(cluster(*FULL), asking(1, qos=""), "p0", "p3") == (["p0", "p3"], 0)
 
 

@@ -134,7 +134,7 @@ def brute(
     return None if best is None else (best[3], best[0])
 
 
-def test_both_halves_of_a_numa_node_not_one_of_each() -> None:
+def test_both_pods_of_one_numa_node_are_selected() -> None:
     """In sum 8 of 16 CPUs are needed; two pods on one NUMA node release them, other pairs do
     not."""
     place = inhabited(*(pod(f"u{each}", {"cpu": 4}, "LSR") for each in range(4)))
@@ -173,7 +173,7 @@ def test_no_victims_of_equal_priority() -> None:
     assert found(place, wanting(4, 5), tenants) is None
 
 
-def test_those_that_others_named_are_among_them() -> None:
+def test_victims_named_by_kube_scheduler_are_included() -> None:
     place = inhabited(*FULL, pod("plain", {"cpu": 1}))
     tenants = [BoundPod(uid, "ns", uid, 0, at) for at, uid in enumerate(("plain", "u0", "u1"))]
     assert found(place, wanting(4, 5), tenants, required=["plain"]) == ["plain", "u1"]

@@ -86,7 +86,7 @@ def test_short_search_makes_room_and_spares_pods_if_possible(
 
 
 @given(pods, allowances, needed, st.randoms())
-def test_order_of_the_question_does_not_matter(
+def test_order_of_the_candidates_does_not_matter(
     candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets, chance: object
 ) -> None:
     found = best_set(candidates, allowed, lambda chosen: helps(needed, chosen))
@@ -143,7 +143,7 @@ def test_short_search_first_spares_pods_with_a_budget() -> None:
     assert best_set(candidates, {"b": 0}, bool, trials=0) == Victims(("free",), 0)
 
 
-def test_large_one_among_many() -> None:
+def test_one_large_pod_among_many() -> None:
     """Of 60 equal pods any three make room, or two certain ones, or the first one alone."""
     pods = [pod(f"u{number:02}", 0, number) for number in range(60)]
     asked = 0
@@ -158,7 +158,7 @@ def test_large_one_among_many() -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1], ids=["a budget keeps all", "a budget keeps none"])
-def test_of_many_pods_only_those_are_paired_that_could_be_better(kept: int) -> None:
+def test_pairs_are_limited_to_pods_that_could_be_better(kept: int) -> None:
     """kube-scheduler sends hundreds of nodes at once, and waits for seconds."""
     pods = [pod(f"u{number:03}", number % 3, number, "b") for number in range(250)]
     allowed = Counted({"b": kept})

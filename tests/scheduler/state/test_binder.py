@@ -76,7 +76,7 @@ def test_a_bound_pod_has_its_allocation_in_annotations(bench: Bench) -> None:
     assert state.allocator.holdings["uid-p"].allocation.cpus == claim.cpus
 
 
-def test_a_pod_with_devices_carries_them(bench: Bench) -> None:
+def test_a_pod_with_devices_has_them_in_its_annotations(bench: Bench) -> None:
     bench.bind(carder(2, 8), "p", "c")
     notes = bench.pods.pods["default", "p"]["metadata"]["annotations"]
     assert len(allocated(notes)) == 2
@@ -177,7 +177,7 @@ def test_a_reservation_does_not_expire_while_its_binding_is_sent_again(bench: Be
     assert bench.held() == {"uid-p"}
 
 
-def test_a_refusal_says_nothing_of_an_earlier_binding(bench: Bench) -> None:
+def test_a_refusal_does_not_determine_the_outcome_of_an_earlier_binding(bench: Bench) -> None:
     bench.pods.instead = lambda *_: False
     with pytest.raises(BindError):
         bench.bind(EIGHT, "p")
@@ -204,7 +204,7 @@ def test_a_binding_that_took_effect_late_is_not_sent_twice(bench: Bench) -> None
     assert len(bench.pods.bindings) == 1
 
 
-def test_an_answer_that_got_lost_is_a_bound_pod(bench: Bench) -> None:
+def test_a_lost_answer_is_found_to_be_a_bound_pod(bench: Bench) -> None:
     def silent(_: socket.socket, request: Request) -> bool:
         bench.pods.bind(request)
         return False
@@ -238,7 +238,7 @@ def test_a_pod_is_bound_by_one_call_at_a_time(bench: Bench) -> None:
     assert bench.held("b") == set()
 
 
-def test_the_lock_is_free_while_the_api_server_thinks(bench: Bench) -> None:
+def test_the_lock_is_free_during_an_api_call(bench: Bench) -> None:
     arrived, leave = threading.Event(), threading.Event()
 
     def slow(_: socket.socket, __: Request) -> None:
@@ -258,7 +258,7 @@ def test_the_lock_is_free_while_the_api_server_thinks(bench: Bench) -> None:
     transport.close()
 
 
-def test_a_pod_that_is_bound_there_already_is_left_as_it_is(bench: Bench) -> None:
+def test_a_pod_that_is_already_bound_there_is_not_changed(bench: Bench) -> None:
     """kube-scheduler timed out, and calls again; at first the watch has not reported the pod
     yet."""
     bench.bind(EIGHT, "p")
@@ -285,7 +285,7 @@ def test_an_invalid_pod_is_not_bound(bench: Bench) -> None:
     assert not bench.pods.bindings
 
 
-def test_a_node_that_can_not_take_the_pod_is_named(bench: Bench) -> None:
+def test_a_node_that_cannot_hold_the_pod_is_named(bench: Bench) -> None:
     with pytest.raises(BindError, match="node x: "):
         bench.bind(EIGHT, "p", "x")
     clusters.add(bench.cluster, "d", SMALL, agent=False)
@@ -331,7 +331,7 @@ def test_members_of_a_group_take_their_parts(bench: Bench) -> None:
     assert bench.held() == {"uid-p", "uid-q"}
 
 
-def test_a_member_that_is_not_bound_leaves_its_part(bench: Bench) -> None:
+def test_a_member_that_is_not_bound_releases_its_part(bench: Bench) -> None:
     name = bench.put(EIGHT, "p", **{GROUP_ANNOTATION: "g/2"})
     bench.pods.instead = lambda connection, _: reply(connection, 422, status(422, "No"))
     with pytest.raises(BindError):

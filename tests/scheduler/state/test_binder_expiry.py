@@ -88,7 +88,7 @@ def test_a_reservation_whose_binding_was_accepted_ends_by_the_servers_answer(
     assert len(server.requests) == (2 if stays else 1)
 
 
-def test_a_bind_under_way_never_expires(
+def test_a_bind_in_progress_never_expires(
     server: Server, cluster: SchedulerCache, expiry: ReservationExpiry, clock: Clock
 ) -> None:
     clock.now = 1e9

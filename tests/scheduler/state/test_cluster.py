@@ -88,7 +88,7 @@ def test_a_deleted_pod_of_an_old_event_has_no_allocation(cluster: SchedulerCache
     assert isinstance(state.allocator.offer(PLAIN), Granted)
 
 
-def test_a_pod_of_the_same_name_is_another(cluster: SchedulerCache) -> None:
+def test_a_pod_with_the_same_name_is_another(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1", uid="1")
     drop(cluster, "a", "n1", uid="1")
     see(cluster, "a", "n2", uid="2")
@@ -109,7 +109,7 @@ def test_pods_that_are_added_before_their_node_count_when_it_is_added() -> None:
     assert held(it, "late") == {"a"}
 
 
-def test_pods_outlive_their_node(cluster: SchedulerCache) -> None:
+def test_pods_are_kept_without_their_node(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1")
     cluster.nodes_changed([objects.of_node(objects.node("n1"), DELETED)])
     assert cluster.node("n1") is None
@@ -160,14 +160,14 @@ def test_release_frees_the_reservation(cluster: SchedulerCache) -> None:
     assert not cluster.release("uid-a")
 
 
-def test_a_late_release_leaves_a_bound_pod_alone(cluster: SchedulerCache) -> None:
+def test_a_late_release_does_not_release_a_bound_pod(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     see(cluster, "a", "n1")
     assert not cluster.release("uid-a")
     assert held(cluster) == {"a"}
 
 
-def test_a_pod_that_is_deleted_before_it_is_bound_frees(cluster: SchedulerCache) -> None:
+def test_a_pod_deleted_before_it_is_bound_releases_its_reservation(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     drop(cluster, "a")
     assert not held(cluster)
@@ -220,7 +220,7 @@ def test_a_reservation_that_was_confirmed_again_does_not_expire(
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_one_pod_is_not_bound_twice_at_once(cluster: SchedulerCache, sent: bool) -> None:
+def test_a_second_concurrent_bind_of_a_pod_is_refused(cluster: SchedulerCache, sent: bool) -> None:
     cluster.reserve("n1", granted("a"))
     if sent:
         cluster.confirm("uid-a")
@@ -241,7 +241,7 @@ def test_nothing_is_reserved_on_a_missing_node(cluster: SchedulerCache) -> None:
 
 
 # Where a pod may come
-def test_all_may_come_where_all_is_there(cluster: SchedulerCache) -> None:
+def test_a_complete_node_is_eligible_for_every_pod(cluster: SchedulerCache) -> None:
     assert [cluster.eligible("n1", each) for each in (PLAIN, LSR, GPU)] == [None] * 3
 
 
@@ -371,7 +371,9 @@ def test_irrelevant_changes_are_not_logged(cluster: SchedulerCache) -> None:
     )
 
 
-def test_a_pod_that_is_seen_bound_as_reserved_changes_nothing(cluster: SchedulerCache) -> None:
+def test_a_pod_reported_as_bound_to_its_reservation_changes_nothing(
+    cluster: SchedulerCache,
+) -> None:
     cluster.reserve("n1", granted("a"))
     assert changes(cluster, lambda: see(cluster, "a", "n1", requests={"cpu": "1"})) == [set()]
 

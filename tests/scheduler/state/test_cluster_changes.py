@@ -7,7 +7,7 @@ from agent.scheduler.state.cluster import ChangedNodes, ChangeLog
 
 
 @given(names=st.lists(st.sampled_from("abcdef"), max_size=30), asked=st.integers(0, 30))
-def test_names_every_change_after_a_serial(names: list[str], asked: int) -> None:
+def test_the_log_has_every_change_after_a_serial(names: list[str], asked: int) -> None:
     log = ChangeLog()
     for name in names:
         log.add(name)

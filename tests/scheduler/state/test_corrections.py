@@ -198,7 +198,7 @@ def test_server_that_does_not_answer_ends_the_step(
     assert (corrections.written, corrections.open) == (3, 0)
 
 
-def test_pod_of_the_same_name_is_left_alone(
+def test_pod_with_the_same_name_is_not_changed(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     shown(cluster, api.put("lse", "2-3"))
@@ -319,7 +319,7 @@ def test_owner_without_cpus_from_the_kubelet_gets_no_static_node(
     assert isinstance(state.allocator.offer(pod_request), Granted)
 
 
-def test_side_car_that_shares_by_annotation_needs_no_whole_cpus(cluster: SchedulerCache) -> None:
+def test_sidecar_that_shares_by_annotation_needs_no_whole_cpus(cluster: SchedulerCache) -> None:
     body = objects.pod(
         "new",
         labels={"koordinator.sh/qosClass": "LSE"},

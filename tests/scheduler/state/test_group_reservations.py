@@ -113,7 +113,7 @@ def test_late_members_must_go_to_the_node_of_the_others(
     assert held_cpus(cluster, "a") == 24, "the two that are to come are held again"
 
 
-def test_late_members_learn_that_their_node_is_full(
+def test_late_members_get_the_reason_that_their_node_is_full(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     groups.reserve(TRIO, pod_request("p0"), "a")
@@ -152,7 +152,7 @@ def test_a_group_whose_members_all_ended_is_dropped(
     assert groups.node(PAIR) is None
 
 
-def test_a_member_that_wants_less_takes_a_part_all_the_same(
+def test_a_member_that_requests_less_takes_a_part_too(
     cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     groups.reserve(PAIR, pod_request("p0"), "a")
@@ -190,7 +190,7 @@ def test_a_group_without_room_gets_the_reason(
     assert isinstance(groups.reserve(PAIR, pod_request("p0"), "gone"), Refused)
 
 
-def test_all_members_say_the_same_size(groups: GroupReservations) -> None:
+def test_a_member_with_another_size_is_refused(groups: GroupReservations) -> None:
     groups.reserve(TRIO, pod_request("p0"), "a")
     text = "group default/g has size 3, not 2"
     assert groups.node(PAIR) == "a"
@@ -245,7 +245,7 @@ def test_members_that_were_bound_before_this_process_started_are_restored(
     assert groups.rejection(TRIO, pod_request("p2")) is None
 
 
-def test_all_members_say_the_size_of_those_that_are_bound(cluster: SchedulerCache) -> None:
+def test_a_member_with_another_size_than_the_bound_ones_is_refused(cluster: SchedulerCache) -> None:
     """Whether they were bound a moment ago, or before this process started."""
     body = first_of_trio(cluster)
     groups = GroupReservations(cluster)
@@ -265,7 +265,7 @@ def test_a_complete_bound_group_accepts_no_more_members(cluster: SchedulerCache)
     assert GroupReservations(cluster).rejection(PAIR, pod_request("p2")) is not None
 
 
-def test_a_bound_pod_that_says_another_group_leaves_the_first(cluster: SchedulerCache) -> None:
+def test_a_bound_pod_that_changes_its_group_leaves_the_first(cluster: SchedulerCache) -> None:
     body = EIGHT.pod("p0", node="b")
     for text in ("g/2", "h/2"):
         body["metadata"]["annotations"][GROUP_ANNOTATION] = text

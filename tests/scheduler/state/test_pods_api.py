@@ -31,7 +31,7 @@ def bindings(server: Server) -> Iterator[BindingApi]:
     transport.close()
 
 
-def test_a_binding_names_the_pod_by_uid_and_carries_its_annotations(
+def test_a_binding_has_the_pods_uid_and_its_annotations(
     pods: Pods, bindings: BindingApi, server: Server
 ) -> None:
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
@@ -55,7 +55,7 @@ def test_a_deleted_pod_is_definitely_not_bound(pods: Pods, bindings: BindingApi)
     assert "404" in outcome.error
 
 
-def test_another_pod_of_that_name_is_not_bound(pods: Pods, bindings: BindingApi) -> None:
+def test_another_pod_with_that_name_is_not_bound(pods: Pods, bindings: BindingApi) -> None:
     pods.put("p", "other")
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, "pod default/p no longer exists")
 
@@ -66,13 +66,15 @@ def test_a_pod_that_another_client_bound_is_an_error(pods: Pods, bindings: Bindi
     assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, text)
 
 
-def test_a_conflict_over_a_pod_without_a_node_is_a_no(pods: Pods, bindings: BindingApi) -> None:
+def test_a_conflict_over_a_pod_without_a_node_is_a_refusal(
+    pods: Pods, bindings: BindingApi
+) -> None:
     """Such as one that is being deleted."""
     pods.instead = lambda connection, _: reply(connection, 409, status(409, "Conflict"))
     assert bindings.bind(POD, "n", NOTES).bound is False
 
 
-def test_an_answer_that_got_lost_is_found_out(pods: Pods, bindings: BindingApi) -> None:
+def test_the_outcome_of_a_lost_answer_is_read(pods: Pods, bindings: BindingApi) -> None:
     def bound_in_silence(connection: socket.socket, request: Request) -> bool:
         pods.bind(request)
         return False
@@ -82,7 +84,9 @@ def test_an_answer_that_got_lost_is_found_out(pods: Pods, bindings: BindingApi) 
 
 
 @pytest.mark.parametrize("code", [500, 503, 504])
-def test_a_server_in_trouble_may_still_bind(pods: Pods, bindings: BindingApi, code: int) -> None:
+def test_after_a_server_error_the_outcome_is_unknown(
+    pods: Pods, bindings: BindingApi, code: int
+) -> None:
     pods.instead = lambda connection, _: reply(connection, code, status(code, "Trouble"))
     outcome = bindings.bind(POD, "n", NOTES)
     assert outcome.bound is None

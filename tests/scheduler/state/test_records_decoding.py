@@ -40,7 +40,7 @@ def test_pods_with_an_allocation(node: str, phase: str, holds: bool) -> None:
     assert (read.assigned is not None) is holds
 
 
-def test_pods_that_are_alike_share_one_table() -> None:
+def test_equal_pods_share_one_table() -> None:
     status = {"cpuset": "0-1", "numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}]}
     first, second = (
         objects.of_pod(
@@ -80,7 +80,7 @@ def test_agents(
     assert read(json.dumps(body).encode()).agent_ready is told
 
 
-def test_the_agents_of_our_manifests_are_agents() -> None:
+def test_the_agents_of_the_manifests_are_agents() -> None:
     daemonset = next(each for each in manifests.objects("base") if each["kind"] == "DaemonSet")
     metadata = daemonset["spec"]["template"]["metadata"]
     assert AgentSelector().include("any", metadata["labels"])

@@ -223,9 +223,7 @@ def test_a_watch_of_a_server_restored_from_a_backup_is_listed_again(
     assert pods(watching) == {"first"}
 
 
-def test_a_watch_that_broke_is_behind_until_it_is_caught_up_with(
-    watching: Watches, server: Server
-) -> None:
+def test_a_broken_watch_is_behind_until_it_has_caught_up(watching: Watches, server: Server) -> None:
     assert watching.catch_up(soon)
     server.break_watches()
     eventually("behind", lambda: "the watch of pods" in (watching.behind() or ""))
@@ -269,7 +267,7 @@ def test_an_error_of_the_server_is_raised(watching: Watches, server: Server) -> 
         watching.catch_up(soon)
 
 
-def test_all_that_follows_is_stopped(watching: Watches) -> None:
+def test_all_watches_are_stopped(watching: Watches) -> None:
     watching.stop()
     names = {each.name for each in threading.enumerate()}
     assert not {each for each in names if each.startswith("watch /") or each == "kinds"}

@@ -81,13 +81,13 @@ def tried(queue: UnschedulableQueue, nodes: Nodes, now: float) -> list[tuple[str
     return [(each.queued.uid, each.node) for each in queue.retryable(nodes, now)]
 
 
-def test_node_that_changed_and_has_room(queue: UnschedulableQueue, nodes: Nodes) -> None:
+def test_a_changed_node_with_room_causes_a_retry(queue: UnschedulableQueue, nodes: Nodes) -> None:
     nodes.change("b", "small")
     assert tried(queue, nodes, 1.0) == [("p", "b")]
     assert tried(queue, nodes, 2.0) == []
 
 
-def test_change_without_room_is_none(queue: UnschedulableQueue, nodes: Nodes) -> None:
+def test_a_change_without_room_causes_no_retry(queue: UnschedulableQueue, nodes: Nodes) -> None:
     nodes.change("b", "large")
     assert tried(queue, nodes, 1.0) == []
 
@@ -115,7 +115,7 @@ def test_names_of_deleted_nodes_are_dropped(nodes: Nodes) -> None:
     assert tried(queue, nodes, 1.0) == [("p", "b")]
 
 
-def test_pod_that_settled_is_left_alone(queue: UnschedulableQueue, nodes: Nodes) -> None:
+def test_a_removed_pod_is_not_retried(queue: UnschedulableQueue, nodes: Nodes) -> None:
     queue.remove("p")
     nodes.change("b", "small")
     assert tried(queue, nodes, 1.0) == []
@@ -128,16 +128,14 @@ def test_first_call_checks_every_node(nodes: Nodes) -> None:
     assert tried(it, nodes, 0.0) == [("p", "a")]
 
 
-def test_log_that_does_not_reach_back_means_every_node(
-    queue: UnschedulableQueue, nodes: Nodes
-) -> None:
+def test_an_incomplete_log_means_every_node(queue: UnschedulableQueue, nodes: Nodes) -> None:
     nodes.change("a", "small")
     nodes.change("b")
     nodes.reaches_back = False
     assert tried(queue, nodes, 1.0) == [("p", "a")]
 
 
-def test_change_while_a_pod_was_judged(nodes: Nodes) -> None:
+def test_a_change_during_the_filter_of_a_pod_is_checked(nodes: Nodes) -> None:
     """The call came between the filter, which did not see the change, and the rejection."""
     it = UnschedulableQueue()
     it.retryable(nodes, 0.0)
@@ -147,7 +145,7 @@ def test_change_while_a_pod_was_judged(nodes: Nodes) -> None:
     assert tried(it, nodes, 1.5) == [("p", "b")]
 
 
-def test_pod_rests_between_two_tries_and_is_not_forgotten(
+def test_a_pod_waits_between_two_retries_and_is_not_dropped(
     queue: UnschedulableQueue, nodes: Nodes
 ) -> None:
     nodes.change("b", "small")
@@ -172,7 +170,7 @@ def test_node_is_reserved_for_the_pod_for_which_it_is_nominated() -> None:
     assert queue.nominated_for_others("lesser", 4, 2.0) == set()
 
 
-def test_of_two_that_are_as_important_one_may_have_the_node() -> None:
+def test_one_of_two_pods_with_equal_priority_gets_the_nominated_node() -> None:
     queue = UnschedulableQueue()
     queue.add(nominated("old", "a", at=1.0))
     queue.add(nominated("young", "a", at=2.0))
@@ -198,7 +196,7 @@ def test_a_withdrawn_nomination_is_checked_again(
     assert queue.nominated_for_others("p", 0, 9.0) == set()
 
 
-def test_hope_ends_with_the_room(queue: UnschedulableQueue, nodes: Nodes) -> None:
+def test_a_retry_ends_when_the_room_is_taken(queue: UnschedulableQueue, nodes: Nodes) -> None:
     nodes.change("b", "small")
     tried(queue, nodes, 1.0)
     nodes.change("b", "small")
@@ -249,7 +247,7 @@ def test_sets_of_names(sets: list[set[str]], asked: set[str]) -> None:
     assert names.known_bits(asked) == names.bits(asked & set().union(*sets))
 
 
-def test_a_set_of_many_is_small() -> None:
+def test_a_set_of_many_names_is_small() -> None:
     names = NodeSets()
     bits = names.bits(f"n{number}" for number in range(5000))
     assert bits.bit_length() == 5000

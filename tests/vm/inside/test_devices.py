@@ -75,7 +75,7 @@ def driven() -> Iterator[Function]:
     (DRIVER / "unbind").write_text(found.address)
 
 
-def test_virtual_functions_that_come_and_go(driven: Function, uevents: Uevents) -> None:
+def test_virtual_functions_that_are_created_and_removed(driven: Function, uevents: Uevents) -> None:
     found = driven
     assert (found.driver, found.virtual_limit) == ("nvme", 2)
     switch = Path("/", pci.DEVICES, found.address, "sriov_numvfs")

@@ -72,17 +72,17 @@ def settled(containerd: Containerd) -> Iterator[Settled]:
         yield it
 
 
-def test_every_pod_runs_where_it_belongs(settled: Settled) -> None:
+def test_every_pod_runs_on_its_cpus(settled: Settled) -> None:
     assert settled.cpus() == RUNS_ON
     assert settled.node.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_every_pod_ran_there_from_its_first_moment(settled: Settled) -> None:
+def test_every_pod_ran_on_its_cpus_from_its_creation(settled: Settled) -> None:
     first = {name: settled.first_cpus(name) for name in RUNS_ON}
     assert first == RUNS_ON | {"ls": "0-15"}, "LS was alone"
 
 
-def test_pools_shrink_before_an_owner_starts_and_grow_when_it_leaves(settled: Settled) -> None:
+def test_pools_shrink_before_an_owner_starts_and_grow_when_it_ends(settled: Settled) -> None:
     node = settled.node
     sandbox, container = settled.create(node.spec("late", "LSE", "12-15"))
     without = {"ls": "0-3,10-11", "be": "0-3,8-11"}
@@ -116,7 +116,7 @@ def test_pools_are_reported_by_numa_node(settled: Settled) -> None:
     assert [each["value"] for each in topology["zones"][0]["costs"]] == [10, 12, 21, 21]
 
 
-def test_update_changes_every_field_but_the_cpus_and_the_limit_of_their_time(
+def test_update_changes_every_field_except_cpus_and_quota(
     settled: Settled,
 ) -> None:
     node, lse = settled.node, settled.ids["lse"]
@@ -136,7 +136,7 @@ def test_update_changes_every_field_but_the_cpus_and_the_limit_of_their_time(
     assert node.kernel_value(lse, "memory", "memory.max") == str(64 << 20)
 
 
-def test_container_made_behind_the_proxy_is_corrected(settled: Settled) -> None:
+def test_container_created_without_the_proxy_is_corrected(settled: Settled) -> None:
     node = settled.node
     sandbox, container = run_pod(node.direct, node.spec("behind", "LS"))
     eventually("corrected", lambda: node.cpus(container) == RUNS_ON["ls"])

@@ -18,7 +18,7 @@ def seen() -> Any:
     return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
-def test_cpus_are_lscpus(seen: Any) -> None:
+def test_cpus_equal_lscpus(seen: Any) -> None:
     command = ["lscpu", "--json", "--extended=CPU,CORE,SOCKET,NODE,CACHE"]
     rows = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["cpus"]
 
@@ -48,7 +48,7 @@ def test_siblings_sockets_and_nodes_are_as_requested(seen: Any) -> None:
     assert tuple(tuple(node["distances"]) for node in seen["numa_nodes"]) == DISTANCES
 
 
-def test_memory_is_the_kernels(seen: Any) -> None:
+def test_memory_equals_the_kernels(seen: Any) -> None:
     for node in seen["numa_nodes"]:
         meminfo = pathlib.Path(f"/sys/devices/system/node/node{node['id']}/meminfo").read_text()
         total = next(line.split()[3] for line in meminfo.splitlines() if "MemTotal" in line)

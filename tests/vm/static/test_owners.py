@@ -50,7 +50,7 @@ def test_both_kinds_at_once(company: Company, seed: int) -> None:
     assert wrong == []
 
 
-def test_claim_that_the_kubelet_does_not_serve_yields_to_what_it_gives_away(
+def test_claim_outside_the_checkpoint_yields_to_the_kubelets_assignments(
     company: Company,
 ) -> None:
     """The kubelet begins with its lowest core, one thread of which it reserves; the claim names the
