@@ -1,4 +1,4 @@
-"""What `topolet agent` says before it starts."""
+"""Errors of `topolet agent` before it starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 def agent(
     folder: Path, *flags: str, first: str = "", last: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """`topolet agent` in a process of its own, between two lines of Python."""
+    """`topolet agent` in its own process, between two lines of Python."""
     words = ["agent", "--standalone", f"--state-dir={folder}", "--http=", *flags]
     code = f"import sys\n{first}\nfrom agent.cli.main import main\ncode = main({words!r})\n{last}\n"
     return subprocess.run(
@@ -63,7 +63,7 @@ def test_a_wrong_socket_for_corrected_pod_resources_is_named(
 
 
 def test_grpcio_is_loaded_only_for_the_hook_server(tmp_path: Path) -> None:
-    """Each ends before it starts: by an option that is wrong, or one of the hook server's."""
+    """Each command ends before the agent starts, since one of its options is wrong."""
     wrong = "--exclude=///"
     loaded = "print('grpc' in sys.modules)"
     without = agent(tmp_path, wrong, last=loaded)

@@ -65,7 +65,7 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def disagreeing(case: dict[str, Any], ours: Any) -> list[str]:
-    """What people are shown of it: first line, case, expect, ours."""
+    """The text output of it: first line, case, expect, ours."""
     first = Disagreement(7, case, ours)
     text = conformance.described(FileResult("file", "kind", 7, 6, (), 1, first))
     return [line.strip() for line in text.splitlines()[-4:]]
@@ -167,7 +167,7 @@ def test_without_files_the_checkouts_are_used(
     assert run("--output=json", vectors=tmp_path) == 0
     *_, last = json.loads(capsys.readouterr().out)
     assert last == {"file": later, "kind": None}
-    assert run(later) == 2, "who names a file wants it compared"
+    assert run(later) == 2, "a named file must be compared"
 
 
 @pytest.mark.parametrize(

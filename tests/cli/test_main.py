@@ -90,7 +90,7 @@ HEAVY = {
     "urllib3",
     "yaml",
 }
-"""What costs memory or start-up time, and has no place in the process before the runtime."""
+"""Modules that cost memory or start-up time, which the proxy must not load."""
 
 ONLY_AT_TIMES = {"argparse", "urllib.parse", "zlib"}
 

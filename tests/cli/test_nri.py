@@ -1,4 +1,4 @@
-"""What `topolet nri` says before it does anything."""
+"""Errors of `topolet nri` before it starts."""
 
 from __future__ import annotations
 

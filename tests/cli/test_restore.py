@@ -1,4 +1,4 @@
-"""The way out on a tree of plain files; with a runtime it is in tests/integration."""
+"""`topolet restore` with a tree of plain files; tests/integration has it with a runtime."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_every_value_is_restored_after_a_crash(
 def test_nothing_is_restored_while_a_plugin_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would put our values back into what the runtime is told."""
+    """The plugin would set the agent's values again in calls of the runtime."""
     plugin = locks.lock_for_plugin(str(tmp_path), 0)
     assert main(["restore", f"--state-dir={tmp_path}"]) == 1
     assert "door.lock is held by topolet nri (process" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from agent.cli.topology import Screen
 
 
 class Terminal:
-    """A real one: `stream` is its program's end, `seen` what came out of it."""
+    """A real terminal: `stream` is the end of the program, `seen` is its output."""
 
     def __init__(self) -> None:
         self._master, slave = pty.openpty()

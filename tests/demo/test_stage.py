@@ -1,4 +1,4 @@
-"""What a demo shares with the rest of the machine."""
+"""The names that a demo shares with the rest of the machine."""
 
 from __future__ import annotations
 

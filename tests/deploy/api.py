@@ -1,4 +1,4 @@
-"""Plain requests to an API server, in anybody's name."""
+"""Plain requests to an API server as any user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODE_NAME = "authentication.kubernetes.io/node-name"
 
 
 class Who(NamedTuple):
-    """A user as the authenticators leave him; `node`: what his token is bound to."""
+    """A user as the authenticators return it; `node`: the node to which its token is bound."""
 
     name: str = "alice"
     group: str = "system:masters"
@@ -24,7 +24,7 @@ class Who(NamedTuple):
 
 
 class RefusedError(Exception):
-    """The server's answer was no; the text is its message."""
+    """The server refused the request; the text is its message."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -32,7 +32,7 @@ class RefusedError(Exception):
 
 
 class Api:
-    """`token` is an administrator's, who may impersonate."""
+    """`token` is that of an administrator, who may impersonate users."""
 
     def __init__(
         self, url: str, token: str, ca_file: str | None, timeout_seconds: float = 60.0
@@ -88,7 +88,7 @@ class Api:
 
 
 def path_of(body: Object) -> str:
-    """Where an object lives."""
+    """The path of an object."""
     group, kind = body["apiVersion"], body["kind"].lower()
     plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
     root = f"/api/{group}" if "/" not in group else f"/apis/{group}"

@@ -1,4 +1,4 @@
-"""The manifests below deploy/, as tests want them."""
+"""Reads the manifests below deploy/ for tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEDULER = account("topolet-system", "topolet-scheduler")
 
 
 EVERYTHING = ("overlays/webhook", "overlays/scheduler-evict")
-"""The overlays that have all objects between them."""
+"""Overlays that together have all objects."""
 
 
 def listed(folder: str) -> list[Path]:
@@ -57,13 +57,13 @@ def objects(*folders: str) -> list[Object]:
 
 
 def is_local(body: Object) -> bool:
-    """Whether only kustomize reads it."""
+    """Whether only kustomize reads the object."""
     return "config.kubernetes.io/local-config" in body["metadata"].get("annotations", {})
 
 
 @functools.cache
 def variables() -> dict[str, str]:
-    """What kustomize writes for `$(NAME)`, where no layer above ours says otherwise."""
+    """The values of `$(NAME)`, if no layer above Topolet's sets others."""
     folder = DEPLOY / "policies"
     described = yaml.safe_load((folder / "kustomization.yaml").read_text())
     bodies = [
@@ -97,20 +97,20 @@ def _filled(value: Any) -> Any:
 
 
 def of_kind(kind: str) -> dict[str, Object]:
-    """By name."""
+    """The objects by name."""
     found = objects(*EVERYTHING)
     return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
 
 
 def kustomized(overlay: str, home: Path) -> list[Object]:
-    """What kustomize makes of an overlay; the test is skipped where there is none."""
+    """The output of kustomize for an overlay; without kustomize the test is skipped."""
     return kustomized_folder(DEPLOY / "overlays" / overlay, home)
 
 
 def kustomization(
     folder: Path, resource: str, components: tuple[str, ...] = (), **fields: Any
 ) -> Path:
-    """A folder of a user's that builds on one below deploy/."""
+    """A user's kustomization with one below deploy/ as its base."""
     made = folder / f"my-{Path(resource).name}"
     made.mkdir(parents=True)
 
@@ -125,7 +125,7 @@ def kustomization(
 
 
 def kustomized_folder(folder: Path, home: Path) -> list[Object]:
-    """The same of any folder."""
+    """The same for any folder."""
     kubectl = tools.kubernetes("kubectl")
     if isinstance(kubectl, str):
         pytest.skip(kubectl)
@@ -150,7 +150,7 @@ def pod_of(overlay: str) -> Object:
 
 
 def _patched(value: Any, patch: Any) -> Any:
-    """As kustomize merges: objects by field, lists by the names of their entries."""
+    """Merges like kustomize: objects by field, lists by the names of their entries."""
     if isinstance(value, dict) and isinstance(patch, dict):
         changed = {key: _patched(value.get(key), below) for key, below in patch.items()}
         return {**value, **changed}
@@ -162,7 +162,7 @@ def _patched(value: Any, patch: Any) -> Any:
 
 
 def complaints(value: object, schema: Object, at: str = "") -> list[str]:
-    """What a structural schema has against a value, also fields that it would prune."""
+    """The faults of a value by a structural schema, also fields that it would prune."""
     if schema.get("x-kubernetes-int-or-string"):
         fits = isinstance(value, int) or bool(re.search(schema["pattern"], str(value)))
         return [] if fits else [f"{at}: {value!r} is not a quantity"]

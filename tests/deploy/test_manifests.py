@@ -52,7 +52,7 @@ PATCHES = (
     "webhook/binders.yaml",
     "scheduler-evict/flag.yaml",
 )
-# What Kubernetes brings for a kube-scheduler.
+# The roles that Kubernetes has for a kube-scheduler.
 THEIR_ROLES = (
     "system:kube-scheduler",
     "system:volume-scheduler",
@@ -105,7 +105,7 @@ def webhook_pod() -> dict[str, Any]:
 
 
 def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
-    """From the API server to the Service, from there to the pod's port, its page and its files."""
+    """The API server reaches the Service, the pod's port, its page and its files."""
     (registered,) = of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]["webhooks"]
     service = of_kind("Service")[registered["clientConfig"]["service"]["name"]]
     template = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]
@@ -190,7 +190,7 @@ def test_a_policy_validates_the_keys_by_which_it_matches(name: str) -> None:
 
 
 def test_policies_and_webhook_name_the_same_accounts() -> None:
-    """Each list of accounts stands in a raw text, one a line."""
+    """Each list of accounts is in a raw text, one account on each line."""
     found: dict[str, list[str]] = {}
     for kind in ("ValidatingAdmissionPolicy", "ValidatingWebhookConfiguration"):
         for name, each in of_kind(kind).items():
@@ -226,8 +226,8 @@ def test_the_agents_role_has_exactly_the_used_verbs() -> None:
 
 
 def test_everything_the_agent_writes_is_restricted_to_its_own_node() -> None:
-    """Every resource that the role lets it change is in the policy, but Events: nothing is decided
-    by what they say."""
+    """Every resource that its role lets it change is in the policy, except Events, which no
+    decision reads."""
     rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
     changed = {
         (group, resource)
@@ -274,7 +274,7 @@ def test_flags_are_options_of_the_command(overlay: str, place: int) -> None:
 
 
 def test_the_hosts_folders_have_their_paths_below_the_root() -> None:
-    """So that a path that the kubelet's command line names leads somewhere."""
+    """So that the agent finds a path from the kubelet's command line."""
     pod = pod_of("reconcile")
     (container,) = pod["containers"]
     _, *flags = container["args"]
@@ -346,7 +346,7 @@ def test_one_version_is_stored_and_all_are_served() -> None:
 
 
 def keyed(schema: dict[str, Any]) -> dict[str, str]:
-    """The lists with keys in a schema, with their key."""
+    """The lists with keys in a schema, and their keys."""
     found: dict[str, str] = {}
     for name, below in schema.get("properties", {}).items():
         if below.get("x-kubernetes-list-type") == "map":
@@ -395,7 +395,7 @@ def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlay", ["webhook", "scheduler"])
 def test_the_tests_reader_of_manifests_equals_kustomize(overlay: str, tmp_path: Path) -> None:
-    """All but the patched ones."""
+    """All objects but the patched ones."""
     patched = ("DaemonSet", "ValidatingAdmissionPolicyBinding", "Deployment")
     theirs, ours = (
         {
@@ -420,7 +420,7 @@ def test_in_another_namespace_everything_uses_that_one(overlay: str, tmp_path: P
 
 @pytest.mark.parametrize("overlay", ["webhook", "scheduler-evict"])
 def test_before_1_36_only_the_mutating_policy_is_missing(overlay: str, tmp_path: Path) -> None:
-    """That and its binding are all of their kinds."""
+    """The policy and its binding are the only objects of their kinds."""
     folder = kustomization(tmp_path, f"overlays/{overlay}", ("before-1.36",))
     everything = kustomized(overlay, tmp_path)
     left = [each for each in everything if not each["kind"].startswith("MutatingAdmissionPolicy")]

@@ -1,4 +1,4 @@
-"""The scheduler's overlays: what stands in one file and is meant in another."""
+"""The scheduler's overlays: values that several files must agree on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.deploy.test_manifests import HARDENED
 
 Object = dict[str, Any]
 
-# kube-scheduler 1.36, as it comes, with all gates on: the most that plugins can say of a node is
+# kube-scheduler 1.36 by default, with all gates on: the highest score of a node by all plugins is
 # 100 times their weight.
 THEIR_WEIGHTS = {
     "TaintToleration": 3,
@@ -40,7 +40,7 @@ def pod_of(name: str) -> Object:
 
 
 def settings() -> SchedulerSettings:
-    """What the Deployment's flags come to."""
+    """The settings of the Deployment's flags."""
     (container,) = pod_of("topolet-scheduler")["containers"]
     command, *flags = container["args"]
     assert command == "scheduler"

@@ -1,4 +1,4 @@
-"""PCI functions and adapters as they are found, below one switch."""
+"""Discovered PCI functions and adapters below one switch."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ BODY: dict[str, Any] = {
 
 
 def body(**changes: Any) -> dict[str, Any]:
-    """BODY with fields of metadata changed; None removes one."""
+    """BODY with changed fields of its metadata; None removes a field."""
     metadata = {**BODY["metadata"], **changes}
     return {
         **BODY,

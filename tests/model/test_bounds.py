@@ -1,4 +1,4 @@
-"""Every annotation that something reads is bounded before anything is made of it."""
+"""Each annotation that Topolet reads is bounded before it is decoded."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ EACH = pytest.mark.parametrize(("key", "read", "most"), READERS, ids=[each[0] fo
 
 
 def refusal(key: str, read: Read, text: str) -> str:
-    """Why the text is refused, "" where it is read."""
+    """The reason why the text is refused, "" if it is read."""
     try:
         read({key: text})
     except AnnotationError as error:

@@ -1,4 +1,4 @@
-"""Against a real grpcio server."""
+"""The channel with a real grpcio server."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_a_literal_path_outside_the_table_is_read() -> None:
 
 
 def test_an_entry_larger_than_the_table_is_not_stored() -> None:
-    """It empties the receiver's table, so that an index behind it counts from the next entry."""
+    """Such an entry empties the receiver's table, so a later index counts from the next entry."""
     encoder, reader = hpack.Encoder(), PathReader()
     reader.read(encoder.encode([(":path", "/s/A")]))
     reader.read(encoder.encode([("x-long", "v" * 4_100)], huffman=False))

@@ -1,4 +1,4 @@
-"""Against h2's server state machine: it raises on every slip in framing, HPACK or windows."""
+"""With h2's server state machine, which raises on every error in framing, HPACK or windows."""
 
 import random
 

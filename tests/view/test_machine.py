@@ -24,7 +24,7 @@ def read(tmp_path: Path) -> Read:
 
 @pytest.fixture(scope="session")
 def regular(tmp_path_factory: pytest.TempPathFactory) -> Regular:
-    """A machine by its shape; the wide ones are written once."""
+    """A machine by its shape; the trees of wide ones are written once."""
 
     @cache
     def shaped(*shape: int) -> Topology:
@@ -150,7 +150,7 @@ def test_every_cpu_once_within_the_width(
 
 
 def test_wide_machine_folds(regular: Regular) -> None:
-    """64 NUMA nodes of two sockets each: a line a node, and distances by groups of equals."""
+    """64 NUMA nodes of two sockets each: one line per node, distances by groups of equal nodes."""
     topology = regular(64, 1, 2, 2)
     lines = picture.draw(topology, 100).splitlines()
     assert len(lines) < 80

@@ -1,4 +1,4 @@
-"""The file that sets the scheduler for CPUs and NUMA nodes: kinds, defaults, and what is wrong."""
+"""The file that configures the scheduler for CPUs and NUMA nodes: kinds, defaults, errors."""
 
 from __future__ import annotations
 
