@@ -39,7 +39,7 @@ from agent.model.pod.annotations import RESOURCE_STATUS, resource_status
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.node.node_configuration import from_annotations, rules, with_kubelet
-from agent.node.report import ReportInput, facts
+from agent.node.report import ReportInput, report_values
 
 CLAIMED_TWICE: Final = Difference(
     "claimed-twice",
@@ -95,8 +95,8 @@ def _judged(case: dict[str, Any], *, reserved: bool = True) -> CaseVerdict:
     if not reserved:
         pool_rules = msgspec.structs.replace(pool_rules, reserved=EMPTY)
     decision = decide(topology, pods, kubelet, owned_before, {}, pool_rules)
-    built = report.built(facts("node", ReportInput(topology, decision, pods, kubelet, configured)))
-    ours = _reported(built.topology)
+    values = report_values("node", ReportInput(topology, decision, pods, kubelet, configured))
+    ours = _reported(report.build(values).topology)
     expect = case["expect"]
     differing = {key for key in expect if _value(key, ours[key]) != _value(key, expect[key])}
     if not differing:

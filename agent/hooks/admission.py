@@ -22,7 +22,7 @@ from agent.hooks.requests import (
     joined,
 )
 from agent.model import notice
-from agent.model.devices.visible import Visible
+from agent.model.devices.visible import Visibility
 from agent.model.notifications import (
     ContainerAnnounced,
     Created,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agent.hooks.carriers import Carried
 
 
-_UNDECIDED: Final = Visible()
+_UNDECIDED: Final = Visibility()
 _UNREAD: Final = frozenset({"oversize", "compressed", "irregular", "hook_error"})
 """Reasons that leave the content of a request unknown."""
 _CODES: Final = {"oversize": Code.RESOURCE_EXHAUSTED, "irregular": Code.INVALID_ARGUMENT}
@@ -255,7 +255,9 @@ class Admission:
         return snapshot
 
 
-def decided_devices(request: CreateContainer, snapshot: Snapshot | None) -> Visible | Wait | None:
+def decided_devices(
+    request: CreateContainer, snapshot: Snapshot | None
+) -> Visibility | Wait | None:
     """The agent's decision about the container's devices; None when the snapshot has no decisions
     about devices."""
     pod = request.pod

@@ -32,10 +32,10 @@ from agent.model.devices.visible import (
     VISIBLE_DEVICES,
     VOID,
     DeviceNode,
-    HeldDevice,
     Mount,
-    Visible,
-    VisibleDevices,
+    NodeDevice,
+    NodeVisibility,
+    Visibility,
     VisibleGpu,
 )
 from agent.model.settings.failure_policy import CREATE, DEVICES
@@ -72,8 +72,8 @@ class TakenError(ValueError):
 def visible_devices(
     creation: Creation,
     carried: Callable[[], Carried],
-    visible: Visible | Wait,
-    node: VisibleDevices | None,
+    visible: Visibility | Wait,
+    node: NodeVisibility | None,
     settable: DeviceFields,
     outcomes: Outcomes,
 ) -> Changes:
@@ -98,8 +98,8 @@ def visible_devices(
 def _decided(
     creation: Creation,
     carried: Callable[[], Carried],
-    visible: Visible | Wait,
-    node: VisibleDevices | None,
+    visible: Visibility | Wait,
+    node: NodeVisibility | None,
     settable: DeviceFields,
     outcomes: Outcomes,
 ) -> Changes:
@@ -121,7 +121,7 @@ def _decided(
 def _kept(
     creation: Creation,
     carried: Callable[[], Carried],
-    node: VisibleDevices | None,
+    node: NodeVisibility | None,
     settable: DeviceFields,
 ) -> Changes:
     if node is None:
@@ -131,7 +131,9 @@ def _kept(
     return UNCHANGED if beyond(changes, settable) else changes
 
 
-def device_changes(uid: str, carried: Carried, visible: Visible, node: VisibleDevices) -> Changes:
+def device_changes(
+    uid: str, carried: Carried, visible: Visibility, node: NodeVisibility
+) -> Changes:
     """The changes of the request that show those devices to the container. Raises UnhonouredError,
     TakenError."""
     if visible.refused:
@@ -159,7 +161,7 @@ def device_changes(uid: str, carried: Carried, visible: Visible, node: VisibleDe
 
 
 def unallocated(
-    uid: str, carried: Carried, node: VisibleDevices, *, given: bool = False
+    uid: str, carried: Carried, node: NodeVisibility, *, given: bool = False
 ) -> Changes:
     """The changes for a container that keeps the devices of its request. `given`: its pod has an
     allocation that can't be honoured. Raises TakenError when the request names another pod's
@@ -189,12 +191,12 @@ def unallocated(
     return rewritten(carried, ()) if denied or not asks else UNCHANGED
 
 
-def _others(node: VisibleDevices, uid: str) -> Iterator[HeldDevice]:
+def _others(node: NodeVisibility, uid: str) -> Iterator[NodeDevice]:
     """The devices of other pods that this pod was not given."""
     return (each for each in node.held if each.holders and uid not in each.holders)
 
 
-def _related(device: HeldDevice, held: Iterable[HeldDevice]) -> list[HeldDevice]:
+def _related(device: NodeDevice, held: Iterable[NodeDevice]) -> list[NodeDevice]:
     """The device, the card that it is part of, and its parts."""
     return [
         each for each in held if device.uuid in (each.uuid, each.card) or each.uuid == device.card
@@ -202,7 +204,7 @@ def _related(device: HeldDevice, held: Iterable[HeldDevice]) -> list[HeldDevice]
 
 
 def _refuse_nodes_of_others(
-    uid: str, carried: Carried, node: VisibleDevices, removed: Collection[CarriedNode] = ()
+    uid: str, carried: Carried, node: NodeVisibility, removed: Collection[CarriedNode] = ()
 ) -> None:
     """Raises TakenError for a device node, or a card of a claim, of another pod. A card's own node
     gives no access to its instances, which have nodes of their own; of a folder a runtime takes
@@ -223,7 +225,7 @@ def _with_folders(path: str) -> Iterator[str]:
         path = path.rpartition("/")[0]
 
 
-def _environment(carried: Carried, visible: Visible) -> tuple[tuple[str, str], ...]:
+def _environment(carried: Carried, visible: Visibility) -> tuple[tuple[str, str], ...]:
     """The container's own preloaded libraries stay, after Topolet's."""
     return tuple(
         (name, f"{value}:{carried.preload}" if name == PRELOAD and carried.preload else value)

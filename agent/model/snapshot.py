@@ -15,7 +15,7 @@ import msgspec
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.cpu.cpuset import CpuSet, union
-from agent.model.devices.visible import Visible, VisibleDevices
+from agent.model.devices.visible import NodeVisibility, Visibility
 from agent.model.pod.qos import QoS
 
 UNLIMITED: Final = -1
@@ -56,7 +56,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     keeps_quota: bool = False
     limits: CgroupLimits = NO_LIMITS
     blocked: str = ""
-    visible: Visible | None = None
+    visible: Visibility | None = None
 
     @property
     def unmanaged(self) -> bool:
@@ -97,7 +97,9 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
         """The wanted values of the container with that name."""
         return self.containers.get(container_name, self.each)
 
-    def with_visible(self, each: Visible | None, containers: Mapping[str, Visible]) -> PodWanted:
+    def with_visible(
+        self, each: Visibility | None, containers: Mapping[str, Visibility]
+    ) -> PodWanted:
         """A copy with the devices that its containers see, by name; `each` for all others."""
         names = self.containers.keys() | containers.keys()
         return msgspec.structs.replace(
@@ -198,7 +200,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_policy: CpuPolicy = "none"
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
-    devices: VisibleDevices | None = None
+    devices: NodeVisibility | None = None
     """None: the agent does not decide about device visibility."""
 
 

@@ -18,7 +18,7 @@ from agent.kubelet.podresources import CorrectedLister, Known
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices.device_files import DeviceFiles
 from agent.model.devices.device_object import Device, DeviceType
-from agent.model.devices.visible import Visible
+from agent.model.devices.visible import Visibility
 from agent.model.pod.pod_resources import ContainerCorrection, Corrections, OwnDevice, PodCorrection
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import PodWanted, Wanted
@@ -97,7 +97,7 @@ def corrections(
     own = _Devices(files, devices)
 
     def of_container(want: Wanted) -> ContainerCorrection:
-        return ContainerCorrection(_cpus(want), own.seen(want.visible or Visible()))
+        return ContainerCorrection(_cpus(want), own.seen(want.visible or Visibility()))
 
     found = {}
     for pod in pods:
@@ -135,7 +135,7 @@ class _Devices:
             for bus, nodes in other.functions.items():
                 self._by_path |= {node.path: OwnDevice(bus, near) for node in nodes}
 
-    def seen(self, visible: Visible) -> dict[str, tuple[OwnDevice, ...]]:
+    def seen(self, visible: Visibility) -> dict[str, tuple[OwnDevice, ...]]:
         """By type, the devices of the decision; none for a refused pod."""
         if visible.refused:
             return {}

@@ -25,7 +25,7 @@ from agent.model.apiobjects import ApiPod
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_files import DeviceFiles
 from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
-from agent.model.devices.visible import Unasked, VisibleDevices
+from agent.model.devices.visible import NodeVisibility, Unasked
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.node.cluster_view import ClusterCache, ClusterState
@@ -36,7 +36,7 @@ _TAKES_NOTHING = frozenset({Form.OPEN, Form.CPUS})
 
 
 class VisibilityPolicy(msgspec.Struct, frozen=True):
-    """The settings of device visibility; see VisibleDevices and Isolation."""
+    """The settings of device visibility; see NodeVisibility and Isolation."""
 
     unasked: Unasked = "hide"
     cdi_kind: str = ""
@@ -62,10 +62,10 @@ class DeviceVisibility(msgspec.Struct, frozen=True):
     """`pods` by uid: those to which a scheduler gave devices."""
 
     pods: Mapping[str, PodVisibility]
-    node: VisibleDevices
+    node: NodeVisibility
 
 
-UNDECIDED: Final = DeviceVisibility({}, VisibleDevices())
+UNDECIDED: Final = DeviceVisibility({}, NodeVisibility())
 """Too early to decide: pods with devices wait."""
 
 
@@ -101,7 +101,7 @@ def visibility(
         {pod.uid for pod in ordered if pod.containers},
     )
     unasked = "leave" if files.cards == () else by.unasked
-    return DeviceVisibility(decided, VisibleDevices(held(files, decided), unasked, by.cdi_kind))
+    return DeviceVisibility(decided, NodeVisibility(held(files, decided), unasked, by.cdi_kind))
 
 
 class DeviceVisibilityView:

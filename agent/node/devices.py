@@ -207,7 +207,7 @@ class DeviceView:
                 for name in of_kind
             ),
         )
-        self.state = Published(made.devices, made.gone, self._gpus.facts, self._gpus.pairs)
+        self.state = Published(made.devices, made.gone, self._gpus.info, self._gpus.pairs)
         known = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
         found = resolve_holdings(
             (*grants, *self._checkpoint.grants()),
@@ -240,7 +240,7 @@ class DeviceView:
             self._links, self._table = links, interconnect.gpu_partitions(links)
         report = DeviceReport(
             made.devices,
-            self._gpus.facts,
+            self._gpus.info,
             {
                 **listing.encode_gone(made.gone),
                 **interconnect.encode_partitions(self._table),

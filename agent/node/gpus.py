@@ -13,7 +13,7 @@ from agent.model.devices.gpu_actions import GpuActions
 from agent.model.devices.gpu_health import GpuHealth
 from agent.model.devices.gpus import CLOSED, GpuPair, GpuReading, GpuReport
 from agent.model.devices.listing import Published
-from agent.model.nrt.node_status import GpuFacts
+from agent.model.nrt.node_status import GpuInfo
 
 if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher
@@ -47,7 +47,7 @@ class GpuView:
         """Whether the child closed the driver because an annotation of the Node requests it."""
         self.pairs: tuple[GpuPair, ...] = ()
         """The links between the cards that the driver listed last."""
-        self.facts = GpuFacts()
+        self.info = GpuInfo()
         self.fault = ""
         """Why the last query of the driver failed, as a Condition's reason."""
         self.message = ""
@@ -58,7 +58,7 @@ class GpuView:
         """Restores the published state, which stays in force until the driver answers."""
         driver = published.gpus.driver_version
         self._health = gpu_devices.restored(published.devices, self._actions, driver)
-        self.facts = published.gpus
+        self.info = published.gpus
         self.pairs = published.pairs
 
     def rescan(self) -> None:
@@ -77,7 +77,7 @@ class GpuView:
         if self._watcher is None:
             if not cards:
                 # Cards that were removed while the agent did not run.
-                self._health, self.facts = GpuHealth(), GpuFacts()
+                self._health, self.info = GpuHealth(), GpuInfo()
             if not cards or release:
                 self._set_released(release)
                 return self._health
@@ -110,7 +110,7 @@ class GpuView:
         if report.inventory is not None:
             self.answered = True
             self.pairs = report.inventory.pairs
-            self.facts = gpu_devices.facts(self._health)
+            self.info = gpu_devices.gpu_info(self._health)
 
     def _set_released(self, now: bool) -> None:
         if now is not self.released:

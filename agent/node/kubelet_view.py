@@ -32,7 +32,7 @@ from agent.model.devices.device_object import Portion
 from agent.model.devices.holding import DeviceGrant
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, kept, reserved
-from agent.model.nrt.report import Held
+from agent.model.nrt.report import Allocated
 from agent.model.pod.pod_resources import Allocatable, PodName, PodResources
 from agent.model.pod.pods import Pod
 from agent.node.kubelet_configuration import CpuManagerStatus, KubeletConfigurationView
@@ -187,7 +187,7 @@ class PodResourcesState(msgspec.Struct, frozen=True):
     those that no pod gets exclusively; `cpus`: the part of the CPU manager's state that
     PodResources has, None when the kubelet does not serve its allocatable CPUs."""
 
-    held: Mapping[str, Held] = {}
+    held: Mapping[str, Allocated] = {}
     portions: tuple[Portion, ...] = ()
     reserved_memory_bytes: Mapping[int, int] = {}
     grants: tuple[DeviceGrant, ...] = ()
@@ -208,7 +208,7 @@ class PodResourcesStateView:
     def __init__(self, view: PodResourcesSource, sources: Sources | None = None) -> None:
         self._view = view
         self._sources = sources or Sources()
-        self._held: dict[PodName, Held] = {}
+        self._held: dict[PodName, Allocated] = {}
 
     def now(self, topology: Topology, pods: tuple[Pod, ...]) -> PodResourcesState:
         """The state of these pods; empty before the first answer of a kubelet."""

@@ -16,7 +16,7 @@ from agent.model.devices.gpu_users import GpuUse, users
 from agent.model.devices.gpus import GpuReading
 from agent.model.nrt import fingerprint, report
 from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc
-from agent.model.nrt.report import DeviceReport, Facts, Held, Report, Reserved
+from agent.model.nrt.report import Allocated, DeviceReport, Report, ReportValues, Reserved
 from agent.model.nrt.resource_topology import OwnerReference
 from agent.model.pod.annotations import AnnotationError, resource_status
 from agent.model.pod.pods import Pod
@@ -61,17 +61,17 @@ class ClusterReporter:
         self._name = node_name
         self._deliver = deliver
         self._waits = waits
-        self._reported: Facts | None = None
+        self._reported: ReportValues | None = None
 
     def report(self, moment: ReportInput) -> bool:
         """Whether anything was written. Raises what `deliver` raises."""
         cluster = moment.cluster
         if self._waits and not (cluster.pods_listed and cluster.node and cluster.devices):
             return False
-        now = facts(self._name, moment)
+        now = report_values(self._name, moment)
         if now == self._reported:
             return False
-        written = self._deliver(report.built(now))
+        written = self._deliver(report.build(now))
         self._reported = now
         return written
 
@@ -132,13 +132,13 @@ def _unread(
     return tuple(each for each in refusals if each.uid in there and each.key and not each.claimed)
 
 
-def facts(name: str, moment: ReportInput) -> Facts:
+def report_values(name: str, moment: ReportInput) -> ReportValues:
     """The input of the objects."""
     decision, pods, kubelet = moment.decision, moment.pods, moment.kubelet
     cluster, resources = moment.cluster, moment.resources
     policy = "static" if kubelet.static else "none"
     uid = cluster.node.uid if cluster.node else ""
-    return Facts(
+    return ReportValues(
         name,
         moment.topology,
         decision.ls_pools,
@@ -158,8 +158,8 @@ def held(
     decision: Decision,
     pods: tuple[Pod, ...],
     kubelet: KubeletCpus,
-    granted: Mapping[str, Held],
-) -> tuple[Held, ...]:
+    granted: Mapping[str, Allocated],
+) -> tuple[Allocated, ...]:
     """The resources that each pod holds: the CPUs that it owns, and its amounts by NUMA node, as
     assigned by the kubelet (`granted`, by uid) or else by the scheduler."""
     cpus: dict[str, CpuSet] = {owner.uid: owner.cpus for owner in decision.owners}
@@ -167,13 +167,13 @@ def held(
         cpus[uid] = cpus.get(uid, EMPTY) | given
     amounts = {}
     for pod in pods:
-        of_kubelet = granted.get(pod.uid, Held())
+        of_kubelet = granted.get(pod.uid, Allocated())
         if of_kubelet.cpus:
             cpus[pod.uid] = cpus.get(pod.uid, EMPTY) | of_kubelet.cpus
         if found := of_kubelet.amounts or _amounts(pod):
             amounts[pod.uid] = found
     return tuple(
-        Held(cpus.get(uid, EMPTY), amounts.get(uid, {}))
+        Allocated(cpus.get(uid, EMPTY), amounts.get(uid, {}))
         for uid in sorted(cpus.keys() | amounts.keys())
     )
 

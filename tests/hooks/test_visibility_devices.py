@@ -22,10 +22,10 @@ from agent.hooks.visibility import TakenError, UnhonouredError
 from agent.model.devices.visible import (
     MOUNT_ROOT,
     DeviceNode,
-    HeldDevice,
     Mount,
-    Visible,
-    VisibleDevices,
+    NodeDevice,
+    NodeVisibility,
+    Visibility,
     VisibleGpu,
 )
 from agent.model.notifications import PodAnnounced
@@ -43,7 +43,7 @@ MIG = VisibleGpu(
     "2:0",
     (DeviceNode("/dev/nvidia6", 195, 6), DeviceNode("/dev/nvidia-caps/nvidia-cap12", 237, 12)),
 )
-NODE = VisibleDevices()
+NODE = NodeVisibility()
 
 
 def env(value: str) -> Changes:
@@ -367,7 +367,7 @@ def test_rdma(
     asked: list[str], nodes: tuple[DeviceNode, ...], removed: list[str], added: list[str]
 ) -> None:
     carried = Carried(nodes=tuple(node_of(each) for each in asked))
-    changed = visibility.device_changes("p", carried, Visible(nodes={"rdma": nodes}), NODE)
+    changed = visibility.device_changes("p", carried, Visibility(nodes={"rdma": nodes}), NODE)
     assert [each.host_path for each in changed.removed_nodes] == removed
     assert [each.host_path for each in changed.nodes] == added
     assert all(each.major > 0 for each in changed.nodes)
@@ -375,7 +375,7 @@ def test_rdma(
 
 
 def test_isolation_is_added_and_existing_preloads_are_kept() -> None:
-    isolation = Visible(
+    isolation = Visibility(
         (A,),
         environment=(("CUDA_DEVICE_SM_LIMIT", "50"), ("LD_PRELOAD", "/ours.so")),
         mounts=(Mount("/ours.so", "/ours.so"),),
@@ -387,14 +387,14 @@ def test_isolation_is_added_and_existing_preloads_are_kept() -> None:
     )
 
 
-HELD = VisibleDevices(
+HELD = NodeVisibility(
     held=(
-        HeldDevice("GPU-a", "0", nodes=("/dev/nvidia4",), holders=("owner", "sharer")),
-        HeldDevice("GPU-b", "1", nodes=("/dev/nvidia5",)),
-        HeldDevice("GPU-c", "2", nodes=("/dev/nvidia6",)),
-        HeldDevice("MIG-1", "2:0", "GPU-c", ("/dev/nvidia-caps/nvidia-cap1",), ("owner",)),
-        HeldDevice("MIG-2", "2:1", "GPU-c", ("/dev/nvidia-caps/nvidia-cap2",)),
-        HeldDevice("0000:17:00.0", nodes=("/dev/infiniband/uverbs0",), holders=("owner",)),
+        NodeDevice("GPU-a", "0", nodes=("/dev/nvidia4",), holders=("owner", "sharer")),
+        NodeDevice("GPU-b", "1", nodes=("/dev/nvidia5",)),
+        NodeDevice("GPU-c", "2", nodes=("/dev/nvidia6",)),
+        NodeDevice("MIG-1", "2:0", "GPU-c", ("/dev/nvidia-caps/nvidia-cap1",), ("owner",)),
+        NodeDevice("MIG-2", "2:1", "GPU-c", ("/dev/nvidia-caps/nvidia-cap2",)),
+        NodeDevice("0000:17:00.0", nodes=("/dev/infiniband/uverbs0",), holders=("owner",)),
     )
 )
 
@@ -424,10 +424,10 @@ HELD = VisibleDevices(
 )
 def test_no_pod_gets_a_device_of_another_pod(carried: Carried) -> None:
     with pytest.raises(TakenError, match="another pod's"):
-        visibility.device_changes("other", carried, Visible(), HELD)
+        visibility.device_changes("other", carried, Visibility(), HELD)
     with pytest.raises(TakenError):
         visibility.unallocated("other", carried, HELD, given=True)
-    assert visibility.device_changes("owner", carried, Visible(), HELD) == UNCHANGED
+    assert visibility.device_changes("owner", carried, Visibility(), HELD) == UNCHANGED
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_no_pod_gets_a_device_of_another_pod(carried: Carried) -> None:
     ],
 )
 def test_a_plugins_choice_is_kept(carried: Carried) -> None:
-    assert visibility.device_changes("other", carried, Visible(), HELD) == UNCHANGED
+    assert visibility.device_changes("other", carried, Visibility(), HELD) == UNCHANGED
 
 
 def test_a_pod_with_allocated_cards_may_not_request_all() -> None:
@@ -458,7 +458,7 @@ def test_a_pod_with_allocated_cards_may_not_request_all() -> None:
 
 
 def test_all_cards_are_not_refused_for_devices_of_other_kinds() -> None:
-    nic = VisibleDevices((HeldDevice("0000:17:00.0", nodes=("/dev/u0",), holders=("owner",)),))
+    nic = NodeVisibility((NodeDevice("0000:17:00.0", nodes=("/dev/u0",), holders=("owner",)),))
     assert visibility.unallocated("other", Carried(("all",)), nic, given=True) == UNCHANGED
 
 
@@ -466,23 +466,23 @@ def test_too_long_a_list_is_refused_at_once() -> None:
     """The proxy has one thread for all requests of a node."""
     endless = Carried((",".join(map(str, range(10, 30_000))),))
     with pytest.raises(TakenError, match="its request names 29990 GPUs"):
-        visibility.device_changes("other", endless, Visible(), HELD)
+        visibility.device_changes("other", endless, Visibility(), HELD)
     same = Carried((",".join(["1"] * 30_000),))
-    assert visibility.device_changes("other", same, Visible(), HELD) == UNCHANGED
-    assert visibility.device_changes("other", endless, Visible((B,)), HELD) == env("GPU-b")
+    assert visibility.device_changes("other", same, Visibility(), HELD) == UNCHANGED
+    assert visibility.device_changes("other", endless, Visibility((B,)), HELD) == env("GPU-b")
 
 
 def test_a_resource_claim_gives_no_device_of_another_pod() -> None:
     claim = Carried(("GPU-b",), cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4",))
     with pytest.raises(TakenError, match="gpu-4 of its request is GPU-a, another pod's"):
-        visibility.device_changes("other", claim, Visible((B,)), HELD)
+        visibility.device_changes("other", claim, Visibility((B,)), HELD)
 
 
 def test_a_decision_about_gpus_does_not_allow_another_pods_rdma_device() -> None:
     carried = Carried(("GPU-b",), nodes=(node_of("/dev/infiniband/uverbs0"),))
     with pytest.raises(TakenError, match="uverbs0"):
-        visibility.device_changes("other", carried, Visible((B,)), HELD)
-    own = Visible((B,), nodes={"rdma": (RDMA,)})
+        visibility.device_changes("other", carried, Visibility((B,)), HELD)
+    own = Visibility((B,), nodes={"rdma": (RDMA,)})
     assert visibility.device_changes("other", carried, own, HELD).removed_nodes == carried.nodes
 
 
@@ -515,20 +515,23 @@ def test_pods_without_an_allocation(
     carried: Carried, leave: Changes, hide: Changes, deny: Changes
 ) -> None:
     assert (
-        visibility.device_changes("p", carried, Visible(), VisibleDevices(unasked="leave")) == leave
+        visibility.device_changes("p", carried, Visibility(), NodeVisibility(unasked="leave"))
+        == leave
     )
     assert (
-        visibility.device_changes("p", carried, Visible(), VisibleDevices(unasked="hide")) == hide
+        visibility.device_changes("p", carried, Visibility(), NodeVisibility(unasked="hide"))
+        == hide
     )
     assert (
-        visibility.device_changes("p", carried, Visible(), VisibleDevices(unasked="deny")) == deny
+        visibility.device_changes("p", carried, Visibility(), NodeVisibility(unasked="deny"))
+        == deny
     )
 
 
 def test_the_agents_refusal_is_reported() -> None:
     with pytest.raises(UnhonouredError, match="GPU-z is not on this node"):
         visibility.device_changes(
-            "p", Carried(), Visible(refused="GPU-z is not on this node"), NODE
+            "p", Carried(), Visibility(refused="GPU-z is not on this node"), NODE
         )
 
 
@@ -559,35 +562,37 @@ def request(uid: str = "p", *, allocated: bool = False, name: str = "main") -> C
 
 
 BARE = Snapshot(1, 0, "b", False, (), (), (), {}, {})
-POD = PodWanted("ns/p", QoS.LS, Wanted("0")).with_visible(Visible(()), {"main": Visible((A,))})
+POD = PodWanted("ns/p", QoS.LS, Wanted("0")).with_visible(
+    Visibility(()), {"main": Visibility((A,))}
+)
 MANAGED = msgspec.structs.replace(BARE, devices=NODE, pods={"p": POD})
 
 
 def test_the_decision_for_the_container_is_found() -> None:
-    assert admission.decided_devices(request(allocated=True), MANAGED) == Visible((A,))
-    assert admission.decided_devices(request(name="sidecar", allocated=True), MANAGED) == Visible(
-        ()
-    )
+    assert admission.decided_devices(request(allocated=True), MANAGED) == Visibility((A,))
+    assert admission.decided_devices(
+        request(name="sidecar", allocated=True), MANAGED
+    ) == Visibility(())
     assert POD.of("main").cpuset == "0"
 
 
 @pytest.mark.parametrize(
     ("node", "looked_into"),
     [
-        (VisibleDevices(), False),
-        (VisibleDevices((HeldDevice("GPU-a"),)), False),
+        (NodeVisibility(), False),
+        (NodeVisibility((NodeDevice("GPU-a"),)), False),
         # Its files are open to many at once.
-        (VisibleDevices((HeldDevice("0000:17:00.0", holders=("other",)),)), False),
-        (VisibleDevices((HeldDevice("GPU-a", holders=("other",)),)), True),
-        (VisibleDevices(unasked="hide"), True),
+        (NodeVisibility((NodeDevice("0000:17:00.0", holders=("other",)),)), False),
+        (NodeVisibility((NodeDevice("GPU-a", holders=("other",)),)), True),
+        (NodeVisibility(unasked="hide"), True),
     ],
 )
 def test_a_container_without_a_decision_is_inspected_if_the_node_has_devices(
-    node: VisibleDevices, looked_into: bool
+    node: NodeVisibility, looked_into: bool
 ) -> None:
     snapshot = msgspec.structs.replace(MANAGED, devices=node)
     assert admission.decided_devices(request("new"), snapshot) == (
-        Visible() if looked_into else None
+        Visibility() if looked_into else None
     )
 
 

@@ -26,8 +26,8 @@ from agent.model.devices.visible import (
     MOUNT_ROOT,
     VISIBLE_DEVICES,
     DeviceNode,
+    NodeVisibility,
     Unasked,
-    VisibleDevices,
     VisibleGpu,
 )
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
@@ -142,7 +142,7 @@ class DeviceTest:
             EMPTY,
             listed_at=time.monotonic_ns(),
             pods=pods,
-            devices=VisibleDevices(held(FILES, decided), self.unasked, self.cdi_kind),
+            devices=NodeVisibility(held(FILES, decided), self.unasked, self.cdi_kind),
         )
         self.node.state.mkdir(exist_ok=True)
         path = str(self.node.state / "snapshot.json")

@@ -15,7 +15,7 @@ from agent.kubelet.podresources import RateLimitError
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import Portion
 from agent.model.nrt.pod_holdings import device_portions, holdings, reserved
-from agent.model.nrt.report import Held, Reserved
+from agent.model.nrt.report import Allocated, Reserved
 from agent.model.pod.pod_resources import ContainerResources, GivenDevice, MemoryBlock, PodResources
 from agent.node.kubelet_view import PodResourcesView
 from tests.integration.harness import kernel_cpus
@@ -79,7 +79,7 @@ def test_cpus_and_memory_of_an_integer_guaranteed_pod(kubelet: Kubelet) -> None:
         held = holdings(kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable())
         assert held.problems == ()
         (node,) = block.nodes
-        expected = Held(main.cpus, {node: {"memory": 32 * MIB}})
+        expected = Allocated(main.cpus, {node: {"memory": 32 * MIB}})
         assert held.pods == {("default", own): expected}, "who shares CPUs holds none"
     assert kubelet.client.pods() == ()
 

@@ -17,7 +17,7 @@ import pytest
 from agent.host.locks import LockedError
 from agent.koordinator import server, service
 from agent.koordinator.server import HookServer
-from agent.model.devices.visible import MOUNT_ROOT, DeviceNode, Visible
+from agent.model.devices.visible import MOUNT_ROOT, DeviceNode, Visibility
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
@@ -360,7 +360,7 @@ def test_device_changes_that_the_protocol_cannot_express_are_refused(
 ) -> None:
     """A device node to add, or names in mounts that the protocol does not show."""
     rdma = {"rdma": (DeviceNode("/dev/infiniband/uverbs0"),)} if unsaid == "nodes" else {}
-    pod = SHOWN.pods["own"].with_visible(Visible((CARD,), rdma), {})
+    pod = SHOWN.pods["own"].with_visible(Visibility((CARD,), rdma), {})
     world.publish(msgspec.structs.replace(SHOWN, pods={"own": pod}))
     value = "GPU-own" if unsaid == "nodes" else MOUNT_ROOT
     with pytest.raises(grpc.RpcError) as error:

@@ -18,7 +18,7 @@ from agent.model.devices.gpus import Ancestor, GpuPair
 from agent.model.devices.listing import Published
 from agent.model.devices.visible import DeviceNode, VisibleGpu
 from agent.model.nrt.node_annotations import SYSTEM_QOS
-from agent.model.nrt.node_status import GpuFacts
+from agent.model.nrt.node_status import GpuInfo
 from agent.model.pod import pods
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pods import PodMetadata
@@ -145,7 +145,7 @@ def test_published_devices_are_kept(tmp_path: Path) -> None:
     path = str(tmp_path / "cluster.json")
     nic = Device("rdma", "0000:17:00.0", 5, {"koordinator.sh/rdma": 100})
     pairs = (GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH, None, 2, 50_000),)
-    said = Published((nic,), {"rdma": {"0000:1a:00.0": 4}}, GpuFacts("nvidia"), pairs)
+    said = Published((nic,), {"rdma": {"0000:1a:00.0": 4}}, GpuInfo("nvidia"), pairs)
     nodes = (DeviceNode("/dev/infiniband/uverbs0", 231, 192),)
     card = CardFiles(VisibleGpu("GPU-0", "0", nodes), 3, True, (VisibleGpu("MIG-0", "0:1"),))
     adapter = OtherFiles("rdma", "0000:17:00.0", 5, nodes, {"0000:17:00.1": nodes})

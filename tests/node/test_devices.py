@@ -26,7 +26,7 @@ from agent.model.devices.interconnect import GPU_LINKS, Interlink
 from agent.model.devices.listing import Published, published
 from agent.model.nrt import node_status
 from agent.model.nrt.node_annotations import NodeConfiguration
-from agent.model.nrt.report import DeviceReport, Facts, Reserved, built
+from agent.model.nrt.report import DeviceReport, ReportValues, Reserved, build
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
@@ -328,10 +328,12 @@ def test_held_cards_can_be_withheld_from_the_device_object(mixed: Node, tmp_path
         """What Device object, Node and NodeResourceTopology have of gpu-core."""
         seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), grants)
         assert seen is not None
-        facts = Facts("n", TOPOLOGY, (), (), (), (), Reserved(), NodeConfiguration(), seen.report)
+        facts = ReportValues(
+            "n", TOPOLOGY, (), (), (), (), Reserved(), NodeConfiguration(), seen.report
+        )
         store = EmbeddedStore(str(tmp_path / "objects"))
         store.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}})
-        told = built(facts)
+        told = build(facts)
         deliver(store, told)
         (node, device) = (store.get(kind, "n") or {} for kind in ("Node", "Device"))
         name = "koordinator.sh/gpu-core"

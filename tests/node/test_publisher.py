@@ -10,7 +10,7 @@ from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.visibility.pod_devices import PodVisibility
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.devices.visible import HeldDevice, Visible, VisibleDevices, VisibleGpu
+from agent.model.devices.visible import NodeDevice, NodeVisibility, Visibility, VisibleGpu
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
 from agent.node.device_visibility import DeviceVisibility
@@ -166,27 +166,27 @@ def test_visible_devices_are_written_only_for_pods_that_have_them(path: Path) ->
     without = path.read_bytes()
     assert b"visible" not in without
     assert b"devices" not in without
-    card = Visible((VisibleGpu("GPU-1", "0"),))
+    card = Visibility((VisibleGpu("GPU-1", "0"),))
     visibility = DeviceVisibility(
-        {"a": PodVisibility(Visible(()), {"main": card}), "gone": PodVisibility(card)},
-        VisibleDevices((HeldDevice("GPU-1", holders=("a",)),), "hide"),
+        {"a": PodVisibility(Visibility(()), {"main": card}), "gone": PodVisibility(card)},
+        NodeVisibility((NodeDevice("GPU-1", holders=("a",)),), "hide"),
     )
     publish(Publisher(str(path), "boot"), visibility=visibility)
     written = read(path)
     assert written.devices == visibility.node
     assert written.pods["a"].of("main").visible == card
     assert written.pods["a"].of("main").cpuset == "1"
-    assert written.pods["a"].of("other").visible == Visible(())
+    assert written.pods["a"].of("other").visible == Visibility(())
     assert written.pods["b"].of("main").visible is None
     assert written.containers["c1"] == Wanted("1", exclusive=True)
     assert "gone" not in written.pods
 
 
 def test_holders_of_devices_are_known_to_the_next_agent_of_the_same_boot(path: Path) -> None:
-    seen = PodVisibility(Visible((VisibleGpu("GPU-1"),)), devices=frozenset({"GPU-1"}))
-    held = (HeldDevice("GPU-1", holders=("a",)), HeldDevice("GPU-2"))
+    seen = PodVisibility(Visibility((VisibleGpu("GPU-1"),)), devices=frozenset({"GPU-1"}))
+    held = (NodeDevice("GPU-1", holders=("a",)), NodeDevice("GPU-2"))
     publisher = Publisher(str(path), "boot")
-    publish(publisher, visibility=DeviceVisibility({"a": seen}, VisibleDevices(held)))
+    publish(publisher, visibility=DeviceVisibility({"a": seen}, NodeVisibility(held)))
     again = Publisher(str(path), "boot")
     for each in (publisher, again):
         assert {device: set(uids) for device, uids in each.device_holders.items()} == {
@@ -194,14 +194,14 @@ def test_holders_of_devices_are_known_to_the_next_agent_of_the_same_boot(path: P
         }
     assert Publisher(str(path), "another boot").device_holders == {}
     # Nothing is decided before the driver has told; then it is, and then the pod has gone.
-    publish(again, visibility=DeviceVisibility({}, VisibleDevices()))
+    publish(again, visibility=DeviceVisibility({}, NodeVisibility()))
     assert again.device_holders == {"GPU-1": {"a"}}
     publish(
         again,
         visibility=DeviceVisibility(
-            {"a": PodVisibility(Visible(refused="lost"))}, VisibleDevices()
+            {"a": PodVisibility(Visibility(refused="lost"))}, NodeVisibility()
         ),
     )
     assert again.device_holders == {}
-    publish(publisher, PODS[1:], visibility=DeviceVisibility({}, VisibleDevices()))
+    publish(publisher, PODS[1:], visibility=DeviceVisibility({}, NodeVisibility()))
     assert publisher.device_holders == {}

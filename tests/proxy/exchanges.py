@@ -12,7 +12,13 @@ from agent.hooks.admission import Admission
 from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.hooks.requests import DeviceFields
-from agent.model.devices.visible import DeviceNode, HeldDevice, Visible, VisibleDevices, VisibleGpu
+from agent.model.devices.visible import (
+    DeviceNode,
+    NodeDevice,
+    NodeVisibility,
+    Visibility,
+    VisibleGpu,
+)
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.settings import failure_policy
@@ -42,17 +48,17 @@ SHOWN = msgspec.structs.replace(
     EMPTY,
     pods={
         "own": PodWanted("ns/own", QoS.LS, Wanted("0-3")).with_visible(
-            Visible(()), {"main": Visible((CARD,))}
+            Visibility(()), {"main": Visibility((CARD,))}
         ),
         "lost": PodWanted("ns/lost", QoS.LS, Wanted("0-3")).with_visible(
-            Visible(refused="gpu 7 is not on this node"), {}
+            Visibility(refused="gpu 7 is not on this node"), {}
         ),
     },
-    devices=VisibleDevices(
+    devices=NodeVisibility(
         (
-            HeldDevice("GPU-other", "0", nodes=("/dev/nvidia0",), holders=("other",)),
-            HeldDevice("GPU-own", "1", nodes=("/dev/nvidia1",), holders=("own",)),
-            HeldDevice("GPU-free", "2", nodes=("/dev/nvidia2",)),
+            NodeDevice("GPU-other", "0", nodes=("/dev/nvidia0",), holders=("other",)),
+            NodeDevice("GPU-own", "1", nodes=("/dev/nvidia1",), holders=("own",)),
+            NodeDevice("GPU-free", "2", nodes=("/dev/nvidia2",)),
         )
     ),
 )

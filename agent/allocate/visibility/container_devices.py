@@ -21,7 +21,7 @@ import msgspec
 from agent.allocate.devices.request import RequestError, TypeRequest, type_requests
 from agent.model.apiobjects import ApiPod
 from agent.model.devices.device_allocation import AllocatedDevice
-from agent.model.devices.visible import Mount, Visible
+from agent.model.devices.visible import Mount, Visibility
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.pod.annotations import GPU_ISOLATION_PROVIDER
 
@@ -136,12 +136,12 @@ NO_ISOLATION: Final = Isolation()
 
 
 def isolated(
-    visible: Visible,
+    visible: Visibility,
     labels: Mapping[str, str],
     cards: Sequence[AllocatedDevice],
     request: TypeRequest | None,
     isolation: Isolation,
-) -> Visible:
+) -> Visibility:
     """Adds the values that limit the container to its part of the cards. No change for a container
     with whole cards or a pod that does not request HAMi-core. `request` None: the container has the
     pod's devices."""
@@ -152,9 +152,11 @@ def isolated(
     if not any(_is_part(each) for each in parts):
         return visible
     if not isolation.library:
-        return Visible(refused="its pod requests HAMi-core, which this node does not have")
+        return Visibility(refused="its pod requests HAMi-core, which this node does not have")
     if not all(each.get(GPU_MEMORY) for each in parts):
-        return Visible(refused="its pod requests HAMi-core, and its part of the memory is unknown")
+        return Visibility(
+            refused="its pod requests HAMi-core, and its part of the memory is unknown"
+        )
     environment = [("CUDA_DEVICE_MEMORY_LIMIT", str(min(each[GPU_MEMORY] for each in parts)))]
     cores = [each[GPU_CORE] for each in parts if GPU_CORE in each]
     if cores:

@@ -25,7 +25,7 @@ from agent.allocate.visibility.container_devices import (
 from agent.model.devices.device_allocation import AllocatedDevice, allocated_devices
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import DeviceType
-from agent.model.devices.visible import DeviceNode, HeldDevice, Visible, VisibleGpu, is_uuid
+from agent.model.devices.visible import DeviceNode, NodeDevice, Visibility, VisibleGpu, is_uuid
 from agent.model.nrt.node_status import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.pod.annotations import AnnotationError
 
@@ -57,8 +57,8 @@ class PodVisibility(msgspec.Struct, frozen=True):
     """The visible devices of a pod's containers, by name; `each`: of every other container.
     `devices`: all devices of the pod by uuid or PCI address; none if they are refused."""
 
-    each: Visible
-    containers: dict[str, Visible] = {}
+    each: Visibility
+    containers: dict[str, Visibility] = {}
     devices: frozenset[str] = frozenset()
 
 
@@ -86,7 +86,7 @@ def pod_visibility(
                 if devices and _is_ours(kind, devices, files)
             }
             if by_type and not ours:
-                answers[pod.uid] = PodVisibility(Visible())
+                answers[pod.uid] = PodVisibility(Visibility())
             if not ours or (DeviceType.GPU in ours and files.cards is None):
                 continue
             found = {
@@ -94,7 +94,7 @@ def pod_visibility(
                 for kind, devices in ours.items()
             }
         except (AnnotationError, _RefusedError) as error:
-            answers[pod.uid] = PodVisibility(Visible(refused=str(error)))
+            answers[pod.uid] = PodVisibility(Visibility(refused=str(error)))
             continue
         resolved.append((pod, found))
     here = frozenset(pod.uid for pod, _ in resolved)
@@ -104,7 +104,7 @@ def pod_visibility(
         try:
             _check(pod.uid, found, taken, elsewhere, before, running)
         except _RefusedError as error:
-            answers[pod.uid] = PodVisibility(Visible(refused=str(error)))
+            answers[pod.uid] = PodVisibility(Visibility(refused=str(error)))
             continue
         answers[pod.uid] = _allowed(pod, found, files, isolation)
         for device in chain.from_iterable(found.values()):
@@ -254,7 +254,7 @@ def _allowed(
 
     def visible(
         own: Mapping[str, Sequence[_MatchedDevice]], request: TypeRequest | None
-    ) -> Visible:
+    ) -> Visibility:
         cards = own.get(DeviceType.GPU, ())
         gpus = tuple(dict.fromkeys(each.gpu for each in cards if each.gpu is not None))
         nodes = {
@@ -262,7 +262,7 @@ def _allowed(
             for kind in sorted(found)
             if kind != DeviceType.GPU
         }
-        seen = Visible(gpus if DeviceType.GPU in found else None, nodes)
+        seen = Visibility(gpus if DeviceType.GPU in found else None, nodes)
         return isolated(seen, pod.labels, [each.allocated for each in cards], request, isolation)
 
     asking = [each for each in pod.containers or () if found.keys() & each.requests.keys()]
@@ -274,7 +274,7 @@ def _allowed(
             for name, places in _places(kind, devices, asking).items():
                 shares[name][kind] = [devices[place] for place in places]
     except SplitError as error:
-        return PodVisibility(Visible(refused=str(error)), devices=keys)
+        return PodVisibility(Visibility(refused=str(error)), devices=keys)
     return PodVisibility(
         visible({}, None),
         {
@@ -307,7 +307,7 @@ def _nodes(
     return (*common, *(node for each in devices for node in each.nodes))
 
 
-def held(files: DeviceFiles, pods: Mapping[str, PodVisibility]) -> tuple[HeldDevice, ...]:
+def held(files: DeviceFiles, pods: Mapping[str, PodVisibility]) -> tuple[NodeDevice, ...]:
     """The held devices for the snapshot. An RDMA device is listed without its files, which many
     processes may open; those of its functions are exclusive."""
     holders: dict[str, list[str]] = {}
@@ -315,9 +315,9 @@ def held(files: DeviceFiles, pods: Mapping[str, PodVisibility]) -> tuple[HeldDev
         for device in pod.devices:
             holders.setdefault(device, []).append(uid)
 
-    def one(uuid: str, nodes: Iterable[DeviceNode], index: str = "", card: str = "") -> HeldDevice:
+    def one(uuid: str, nodes: Iterable[DeviceNode], index: str = "", card: str = "") -> NodeDevice:
         paths = tuple(each.path for each in nodes)
-        return HeldDevice(uuid, index, card, paths, tuple(holders.get(uuid, ())))
+        return NodeDevice(uuid, index, card, paths, tuple(holders.get(uuid, ())))
 
     devices = []
     for each in files.cards or ():

@@ -16,7 +16,7 @@ from agent.model.devices.device_object import Condition, Device, DeviceTopology,
 from agent.model.devices.gpu_actions import Action, GpuActions
 from agent.model.devices.gpu_health import RESET_ENDS, GpuCard, GpuCondition, GpuHealth
 from agent.model.devices.gpus import Gpu, pci_address
-from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GpuFacts
+from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GpuInfo
 from agent.model.pod.annotations import AnnotationError
 
 
@@ -46,11 +46,11 @@ def devices(
     return tuple(sorted(found, key=lambda each: (each.minor, each.uuid)))
 
 
-def facts(health: GpuHealth) -> GpuFacts:
+def gpu_info(health: GpuHealth) -> GpuInfo:
     """The vendor, product and driver version of the cards."""
     products = {card.gpu.product for card in health.cards} - {""}
     product = products.pop() if len(products) == 1 else ""
-    return GpuFacts(VENDOR, product, health.driver) if health.cards else GpuFacts()
+    return GpuInfo(VENDOR, product, health.driver) if health.cards else GpuInfo()
 
 
 def _device(

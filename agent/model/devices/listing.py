@@ -26,7 +26,7 @@ from agent.model.devices.gpus import GpuPair
 from agent.model.devices.interconnect import Interconnect
 from agent.model.devices.pci import Fpga, Function, RdmaDevice, address_key
 from agent.model.nrt import node_status
-from agent.model.nrt.node_status import FPGA, RDMA, GpuFacts, label_value
+from agent.model.nrt.node_status import FPGA, RDMA, GpuInfo, label_value
 from agent.model.pod.annotations import AnnotationError, decoded
 
 GONE_MINORS: Final = "topolet.io/gone-device-minors"
@@ -69,7 +69,7 @@ class Published(msgspec.Struct, frozen=True):
 
     devices: tuple[Device, ...] = ()
     gone: Minors = {}
-    gpus: GpuFacts = GpuFacts()
+    gpus: GpuInfo = GpuInfo()
     pairs: tuple[GpuPair, ...] = ()
 
 

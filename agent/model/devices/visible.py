@@ -98,7 +98,7 @@ class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.uuid.startswith("MIG-")
 
 
-class Visible(msgspec.Struct, frozen=True, omit_defaults=True):
+class Visibility(msgspec.Struct, frozen=True, omit_defaults=True):
     """The devices that one container sees. `gpus` None: not decided. `nodes`: those of other
     devices by type; an absent type is not decided. `environment` and `mounts` are added to the
     request. `refused`: why the container can't have its allocation."""
@@ -110,7 +110,7 @@ class Visible(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: str = ""
 
 
-class HeldDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     """A device of the node with all its names. `holders`: the uids of the pods that a scheduler
     allocated it to. `card`: for a MIG instance, the UUID of its card. `nodes`: the paths of its own
     device nodes, for an instance without those of its card; empty if many containers may open
@@ -128,12 +128,12 @@ class HeldDevice(msgspec.Struct, frozen=True, omit_defaults=True):
         return is_uuid(self.uuid)
 
 
-class VisibleDevices(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeVisibility(msgspec.Struct, frozen=True, omit_defaults=True):
     """What hooks need to know about the node's devices. `cdi_kind` (`nvidia.com/gpu`): for a
     request that names no GPU yet, the kind of the CDI names to add; empty: UUIDs in the
     environment."""
 
-    held: tuple[HeldDevice, ...] = ()
+    held: tuple[NodeDevice, ...] = ()
     unasked: Unasked = "leave"
     cdi_kind: str = ""
 

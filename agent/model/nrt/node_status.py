@@ -39,7 +39,7 @@ _BY_TYPE: Final = {
 _NVIDIA: Final = "nvidia"
 
 
-class GpuFacts(msgspec.Struct, frozen=True):
+class GpuInfo(msgspec.Struct, frozen=True):
     """Properties of a node's cards; "" if unknown, or if the cards differ. `product`: as the driver
     writes it (`NVIDIA A100-SXM4-80GB`)."""
 
@@ -48,7 +48,7 @@ class GpuFacts(msgspec.Struct, frozen=True):
     driver_version: str = ""
 
 
-def extended_resources(devices: Iterable[Device], facts: GpuFacts | None = None) -> dict[str, int]:
+def extended_resources(devices: Iterable[Device], gpus: GpuInfo | None = None) -> dict[str, int]:
     """By name, the sum over healthy devices; 0 if all devices of a type are unhealthy, absent if
     there are none. `koordinator.sh/gpu` counts cards of NVIDIA's and of unknown vendors.
     `gpu.shared` is listed because a pod that requests it fits only nodes that have it."""
@@ -62,7 +62,7 @@ def extended_resources(devices: Iterable[Device], facts: GpuFacts | None = None)
             if name in device.resources:
                 add(name, device.resources[name], device)
         if device.type == DeviceType.GPU and GPU_CORE in device.resources:
-            if facts is None or facts.vendor in ("", _NVIDIA):
+            if gpus is None or gpus.vendor in ("", _NVIDIA):
                 add(GPU, device.resources[GPU_CORE], device)
             add(GPU_SHARED, device.resources[GPU_CORE], device)
     return dict(sorted(sums.items()))
@@ -71,7 +71,7 @@ def extended_resources(devices: Iterable[Device], facts: GpuFacts | None = None)
 def node_labels(topology: Topology) -> dict[str, str]:
     """Labels of the Node that describe its machine."""
     kinds = sorted({cpu.kind for cpu in topology.cpus if cpu.kind is not None})
-    facts = {
+    values = {
         "cpus": str(len(topology.cpus)),
         "cores": str(len({cpu.core for cpu in topology.cpus})),
         "sockets": str(len({cpu.socket for cpu in topology.cpus})),
@@ -80,7 +80,7 @@ def node_labels(topology: Topology) -> dict[str, str]:
         "smt": "true" if topology.smt else "false",
         **({"core-kinds": "_".join(kinds)} if kinds else {}),
     }
-    return {f"{LABEL_PREFIX}{key}": value for key, value in facts.items()}
+    return {f"{LABEL_PREFIX}{key}": value for key, value in values.items()}
 
 
 def node(name: str, labels: dict[str, str]) -> Object:
@@ -118,43 +118,43 @@ def with_seen_amounts(wanted: Object, seen: object) -> Object:
     return {**wanted, "status": told}
 
 
-def gpu_labels(facts: GpuFacts, devices: Iterable[Device], *, gfd: bool = False) -> dict[str, str]:
+def gpu_labels(gpus: GpuInfo, devices: Iterable[Device], *, gfd: bool = False) -> dict[str, str]:
     """Koordinator's labels of Device and Node; with `gfd` also those labels of NVIDIA's feature
     discovery whose values are known. Empty without a GPU."""
     cards = [each for each in devices if each.type == DeviceType.GPU]
     if not cards:
         return {}
-    model = facts.product
-    if facts.vendor == _NVIDIA:
+    model = gpus.product
+    if gpus.vendor == _NVIDIA:
         model = re.sub(r"(?i)^nvidia\s+", "", model)
     labels = {
-        GPU_VENDOR: facts.vendor,
+        GPU_VENDOR: gpus.vendor,
         GPU_MODEL: label_value(model),
-        GPU_DRIVER: label_value(facts.driver_version),
+        GPU_DRIVER: label_value(gpus.driver_version),
     }
-    if gfd and facts.vendor == _NVIDIA:
-        labels |= _discovered(facts, cards)
+    if gfd and gpus.vendor == _NVIDIA:
+        labels |= _discovered(gpus, cards)
     return {key: value for key, value in sorted(labels.items()) if value}
 
 
-def labelled(labels: Mapping[str, str]) -> GpuFacts:
+def labelled(labels: Mapping[str, str]) -> GpuInfo:
     """The values of Koordinator's labels."""
-    return GpuFacts(
+    return GpuInfo(
         labels.get(GPU_VENDOR, ""), labels.get(GPU_MODEL, ""), labels.get(GPU_DRIVER, "")
     )
 
 
-def _discovered(facts: GpuFacts, cards: list[Device]) -> dict[str, str]:
+def _discovered(gpus: GpuInfo, cards: list[Device]) -> dict[str, str]:
     """Labels of NVIDIA's feature discovery, in its units: the memory of one card in MiB."""
     memory = {each.resources.get(GPU_MEMORY, 0) for each in cards}
-    version = facts.driver_version.split(".")
+    version = gpus.driver_version.split(".")
     parts = dict(zip(("major", "minor", "revision"), version, strict=False))
     return {
         "nvidia.com/gpu.present": "true",
         "nvidia.com/gpu.count": str(len(cards)),
-        "nvidia.com/gpu.product": label_value(facts.product),
+        "nvidia.com/gpu.product": label_value(gpus.product),
         "nvidia.com/gpu.memory": str(memory.pop() >> 20) if len(memory) == 1 else "",
-        "nvidia.com/cuda.driver-version.full": label_value(facts.driver_version),
+        "nvidia.com/cuda.driver-version.full": label_value(gpus.driver_version),
         **{
             f"nvidia.com/cuda.driver-version.{part}": label_value(parts.get(part, ""))
             for part in parts

@@ -13,7 +13,7 @@ import msgspec
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Portion
-from agent.model.nrt.report import Held, Reserved, zones
+from agent.model.nrt.report import Allocated, Reserved, zones
 from agent.model.pod.pod_resources import (
     Allocatable,
     GivenDevice,
@@ -28,7 +28,7 @@ Amounts = dict[int, dict[str, int]]
 class Holdings(msgspec.Struct, frozen=True):
     """`pods`: without pods that hold nothing. `problems`: what was left out, and why."""
 
-    pods: Mapping[PodName, Held] = {}
+    pods: Mapping[PodName, Allocated] = {}
     problems: tuple[str, ...] = ()
 
 
@@ -67,20 +67,22 @@ def holdings(
         for node, size_bytes in _drained(block, _here(block.nodes, room, field, problems), room):
             _add(amounts, key, node, block.kind, size_bytes)
     return Holdings(
-        {key: Held(cpus.get(key, EMPTY), amounts.get(key, {})) for key in cpus | amounts},
+        {key: Allocated(cpus.get(key, EMPTY), amounts.get(key, {})) for key in cpus | amounts},
         tuple(problems),
     )
 
 
 def kept(
-    before: Mapping[PodName, Held], now: Mapping[PodName, Held], running: Collection[PodName]
-) -> dict[PodName, Held]:
+    before: Mapping[PodName, Allocated],
+    now: Mapping[PodName, Allocated],
+    running: Collection[PodName],
+) -> dict[PodName, Allocated]:
     """`now`, and the resources that running pods had before. The kubelet no longer lists a pod that
     is deleted by force, although the runtime still runs it (kubernetes#104824)."""
     return {key: held for key, held in before.items() if key in running} | dict(now)
 
 
-def by_uid(held: Mapping[PodName, Held], names: Mapping[str, PodName]) -> dict[str, Held]:
+def by_uid(held: Mapping[PodName, Allocated], names: Mapping[str, PodName]) -> dict[str, Allocated]:
     """The resources by pod uid. `names`: the names of the node's pods by uid. If several pods have
     one name, none of them is included, because the API does not identify the pod."""
     uids: dict[PodName, list[str]] = {}

@@ -18,7 +18,7 @@ from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import Device, Portion, portions
 from agent.model.nrt import node_status
 from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc, koordinator_annotations
-from agent.model.nrt.node_status import GpuFacts, node_labels
+from agent.model.nrt.node_status import GpuInfo, node_labels
 from agent.model.nrt.resource_topology import (
     FINGERPRINT_METHOD,
     L3_CPUS,
@@ -33,7 +33,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER: Final = {MANAGED_BY: "topolet"}
 
 
-class Held(msgspec.Struct, frozen=True):
+class Allocated(msgspec.Struct, frozen=True):
     """The resources of one pod: the CPUs that it owns, and amounts by NUMA node and resource
     (bytes, or a number of devices; `cpu` is a share of a pool and is not counted). A pod counts
     until the runtime has removed it."""
@@ -51,7 +51,7 @@ class Reserved(msgspec.Struct, frozen=True):
 
 def zones(
     topology: Topology,
-    held: Iterable[Held] = (),
+    held: Iterable[Allocated] = (),
     reserved: Reserved | None = None,
     devices: Iterable[Portion] = (),
 ) -> tuple[Zone, ...]:
@@ -108,7 +108,7 @@ def _host(
     return amounts
 
 
-def _held_on(node: int, held: Iterable[Held]) -> dict[str, int]:
+def _held_on(node: int, held: Iterable[Allocated]) -> dict[str, int]:
     sums: dict[str, int] = {}
     for each in held:
         for name, amount in each.amounts.get(node, {}).items():
@@ -152,7 +152,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
     not read holdings."""
 
     devices: tuple[Device, ...] = ()
-    gpus: GpuFacts = GpuFacts()
+    gpus: GpuInfo = GpuInfo()
     annotations: dict[str, str] = {}
     held: DeviceAmounts = {}
     gfd_labels: bool = False
@@ -164,7 +164,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
         return self.devices if self.withheld is None else self.withheld
 
 
-class Facts(msgspec.Struct, frozen=True):
+class ReportValues(msgspec.Struct, frozen=True):
     """The input of a report. `plugged`: devices of device plugins. `owner` and `fingerprint` are
     None without a cluster."""
 
@@ -173,7 +173,7 @@ class Facts(msgspec.Struct, frozen=True):
     ls_pools: tuple[Pool, ...]
     be_pools: tuple[Pool, ...]
     allocs: tuple[PodCpuAlloc, ...]
-    held: tuple[Held, ...]
+    held: tuple[Allocated, ...]
     reserved: Reserved
     configured: NodeConfiguration
     devices: DeviceReport = DeviceReport()
@@ -192,35 +192,35 @@ class Report(msgspec.Struct, frozen=True):
     devices: DeviceReport
 
 
-def built(facts: Facts) -> Report:
+def build(values: ReportValues) -> Report:
     """The report; it depends only on the input."""
-    devices, configured = facts.devices.devices, facts.configured
-    attributes = core_kinds(facts.topology)
-    if facts.fingerprint is not None:
+    devices, configured = values.devices.devices, values.configured
+    attributes = core_kinds(values.topology)
+    if values.fingerprint is not None:
         attributes[FINGERPRINT_METHOD] = "all"
-    gpu_labels = node_status.gpu_labels(facts.devices.gpus, devices, gfd=facts.devices.gfd_labels)
+    gpu_labels = node_status.gpu_labels(values.devices.gpus, devices, gfd=values.devices.gfd_labels)
     topology = NodeTopology(
-        facts.name,
+        values.name,
         zones(
-            facts.topology,
-            facts.held,
-            facts.reserved,
-            portions(devices, facts.devices.held) + facts.plugged,
+            values.topology,
+            values.held,
+            values.reserved,
+            portions(devices, values.devices.held) + values.plugged,
         ),
         configured.topology_policy,
         configured.topology_scope,
         configured.max_numa_nodes,
-        facts.fingerprint,
+        values.fingerprint,
         attributes,
         dict(MANAGER),
         koordinator_annotations(
-            facts.topology, facts.ls_pools, facts.be_pools, facts.allocs, configured
+            values.topology, values.ls_pools, values.be_pools, values.allocs, configured
         ),
-        facts.owner,
+        values.owner,
     )
     return Report(
         topology,
-        {**node_labels(facts.topology), **gpu_labels},
-        node_status.extended_resources(facts.devices.listed, facts.devices.gpus),
-        facts.devices,
+        {**node_labels(values.topology), **gpu_labels},
+        node_status.extended_resources(values.devices.listed, values.devices.gpus),
+        values.devices,
     )

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from agent.allocate.visibility.container_devices import ContainerDeviceRequest, Isolation
 from agent.allocate.visibility.pod_devices import DevicePod, PodVisibility, held, pod_visibility
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
-from agent.model.devices.visible import DeviceNode, HeldDevice, Mount, Visible, VisibleGpu
+from agent.model.devices.visible import (
+    DeviceNode,
+    Mount,
+    NodeDevice,
+    Visibility,
+    VisibleGpu,
+)
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.pod.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from tests.allocate.visibility.asks import ask
@@ -87,7 +93,7 @@ def cards(name: str, count: int = 1, percent: int = 100) -> ContainerDeviceReque
     return ContainerDeviceRequest(name, {"gpu": ask(count, per, shared=percent < 100)})
 
 
-def uuids(visible: Visible) -> list[str] | None:
+def uuids(visible: Visibility) -> list[str] | None:
     return None if visible.gpus is None else [each.uuid for each in visible.gpus]
 
 
@@ -168,13 +174,13 @@ def test_a_pod_without_devices_has_no_decision(annotations: dict[str, str]) -> N
 )
 def test_unknown_device_types_are_left_to_others(given: dict[str, Any]) -> None:
     """It is decided that nothing is: a container must not wait for more."""
-    assert pod_visibility([pod("p", given)], FILES) == {"p": PodVisibility(Visible())}
+    assert pod_visibility([pod("p", given)], FILES) == {"p": PodVisibility(Visibility())}
 
 
 def test_on_a_node_without_gpus_a_gpu_without_a_uuid_is_ignored() -> None:
     none = DeviceFiles((), FILES.others, FILES.common)
     assert pod_visibility([pod("p", {"gpu": [{"minor": 0}]})], none) == {
-        "p": PodVisibility(Visible())
+        "p": PodVisibility(Visibility())
     }
     named = {"gpu": [entry(0, "GPU-gone")]}
     assert "is not on this node" in pod_visibility([pod("p", named)], none)["p"].each.refused
@@ -328,10 +334,10 @@ def test_devices_of_a_pod_with_excessive_requests_stay_its_own() -> None:
 def test_rdma_devices_come_with_the_common_device_node() -> None:
     asks = ContainerDeviceRequest("a", {"rdma": ask(1, {RDMA: 100})})
     it = one(pod("p", {"rdma": [nic(1)]}, asks, ContainerDeviceRequest("b")))
-    assert it.containers["a"] == Visible(
+    assert it.containers["a"] == Visibility(
         nodes={"rdma": (CM, DeviceNode("/dev/infiniband/uverbs3"))}
     )
-    assert it.each == Visible(nodes={"rdma": ()})
+    assert it.each == Visibility(nodes={"rdma": ()})
 
 
 def test_the_address_wins_over_the_minor_and_a_minor_is_of_its_type() -> None:
@@ -449,15 +455,15 @@ def test_devices_and_holders_that_hooks_get() -> None:
         pod("c", {"gpu": [entry(2, "MIG-1")], "rdma": [nic(1)]}),
     ]
     assert held(FILES, pod_visibility(pods, FILES)) == (
-        HeldDevice("GPU-0", "0", nodes=("/dev/nvidia1",)),
-        HeldDevice("GPU-1", "1", nodes=("/dev/nvidia0",), holders=("a", "b")),
-        HeldDevice("GPU-2", "2", nodes=("/dev/nvidia2",)),
-        HeldDevice("MIG-1", "2:0", "GPU-2", ("/dev/nvidia-caps/nvidia-cap3",), ("c",)),
-        HeldDevice("0000:17:00.0"),
-        HeldDevice("0000:17:00.1", nodes=("/dev/infiniband/uverbs1",), holders=("a",)),
-        HeldDevice("0000:17:00.2", nodes=("/dev/infiniband/uverbs2",)),
-        HeldDevice("0000:ca:00.0", holders=("c",)),
-        HeldDevice("0000:b1:00.0", nodes=("/dev/dfl-port.0",)),
+        NodeDevice("GPU-0", "0", nodes=("/dev/nvidia1",)),
+        NodeDevice("GPU-1", "1", nodes=("/dev/nvidia0",), holders=("a", "b")),
+        NodeDevice("GPU-2", "2", nodes=("/dev/nvidia2",)),
+        NodeDevice("MIG-1", "2:0", "GPU-2", ("/dev/nvidia-caps/nvidia-cap3",), ("c",)),
+        NodeDevice("0000:17:00.0"),
+        NodeDevice("0000:17:00.1", nodes=("/dev/infiniband/uverbs1",), holders=("a",)),
+        NodeDevice("0000:17:00.2", nodes=("/dev/infiniband/uverbs2",)),
+        NodeDevice("0000:ca:00.0", holders=("c",)),
+        NodeDevice("0000:b1:00.0", nodes=("/dev/dfl-port.0",)),
     )
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.model.devices.device_object import DeviceTopology, decode, encode
 from agent.model.devices.gpu_actions import GpuActions
-from agent.model.devices.gpu_devices import devices, facts, restored
+from agent.model.devices.gpu_devices import devices, gpu_info, restored
 from agent.model.devices.gpu_health import GpuHealth, on_event, on_report
 from agent.model.devices.gpus import (
     Gpu,
@@ -20,7 +20,7 @@ from agent.model.devices.gpus import (
     MigInstance,
     SilentGpu,
 )
-from agent.model.nrt.node_status import GpuFacts, extended_resources, gpu_labels
+from agent.model.nrt.node_status import GpuInfo, extended_resources, gpu_labels
 
 ACTIONS = GpuActions({})
 NOW = 1_700_000_000
@@ -69,7 +69,7 @@ def test_a_card_in_mig_mode_has_no_whole_card_resources(instances: tuple[MigInst
     assert whole.resources["koordinator.sh/gpu-core"] == 100
     assert (split.resources, split.healthy) == ({}, True)
     assert split.labels == {"topolet.io/mig-instances": str(len(instances))}
-    assert extended_resources((whole, split), facts(health))["koordinator.sh/gpu"] == 100
+    assert extended_resources((whole, split), gpu_info(health))["koordinator.sh/gpu"] == 100
     assert devices(restored((whole, split), ACTIONS), {}) == (whole, split)
 
 
@@ -124,22 +124,25 @@ def test_an_unhealthy_card_is_listed_without_resources() -> None:
     health = on_event(seen(gpu(0), gpu(1)), GpuEvent("GPU-0", 79), NOW, ACTIONS)
     found = devices(health, {})
     assert [each.healthy for each in found] == [False, True]
-    assert extended_resources(found, facts(health))["koordinator.sh/gpu"] == 100
+    assert extended_resources(found, gpu_info(health))["koordinator.sh/gpu"] == 100
     assert decode(encode("node", found)) == found
 
 
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
-        ((), GpuFacts()),
-        ((gpu(0), gpu(1)), GpuFacts("nvidia", "NVIDIA A100-SXM4-80GB", "550.163.01")),
-        ((gpu(0), gpu(1, product="Tesla T4")), GpuFacts("nvidia", "", "550.163.01")),
+        ((), GpuInfo()),
+        ((gpu(0), gpu(1)), GpuInfo("nvidia", "NVIDIA A100-SXM4-80GB", "550.163.01")),
+        ((gpu(0), gpu(1, product="Tesla T4")), GpuInfo("nvidia", "", "550.163.01")),
         # One that is lost and known by its name only says nothing of the model.
-        ((gpu(0), gpu(1, product="")), GpuFacts("nvidia", "NVIDIA A100-SXM4-80GB", "550.163.01")),
+        (
+            (gpu(0), gpu(1, product="")),
+            GpuInfo("nvidia", "NVIDIA A100-SXM4-80GB", "550.163.01"),
+        ),
     ],
 )
-def test_facts_common_to_all_cards(gpus: tuple[Gpu, ...], expected: GpuFacts) -> None:
+def test_facts_common_to_all_cards(gpus: tuple[Gpu, ...], expected: GpuInfo) -> None:
     health = seen(*gpus)
-    assert facts(health) == expected
-    labels = gpu_labels(facts(health), devices(health, {}))
+    assert gpu_info(health) == expected
+    labels = gpu_labels(gpu_info(health), devices(health, {}))
     assert labels.get("node.koordinator.sh/gpu-driver-version", "") == expected.driver_version

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.model.devices.device_object import Device
-from agent.model.nrt.node_status import GpuFacts, extended_resources, gpu_labels, status
+from agent.model.nrt.node_status import GpuInfo, extended_resources, gpu_labels, status
 
 GI = 1 << 30
 
@@ -44,7 +44,7 @@ def test_no_devices_differ_from_unhealthy_devices_only() -> None:
     ("vendor", "there"), [("nvidia", True), ("", True), ("huawei", False), ("metax", False)]
 )
 def test_whole_cards_are_reported_for_nvidia_only(vendor: str, there: bool) -> None:
-    found = extended_resources([gpu(0)], GpuFacts(vendor))
+    found = extended_resources([gpu(0)], GpuInfo(vendor))
     assert ("koordinator.sh/gpu" in found) is there
     assert found["koordinator.sh/gpu-core"] == 100
 
@@ -68,7 +68,7 @@ def test_capacity_and_allocatable_are_equal() -> None:
     }
 
 
-FACTS = GpuFacts("nvidia", "NVIDIA A100-SXM4 80GB", "570.86.15")
+FACTS = GpuInfo("nvidia", "NVIDIA A100-SXM4 80GB", "570.86.15")
 
 
 def test_labels() -> None:
@@ -78,7 +78,7 @@ def test_labels() -> None:
         "node.koordinator.sh/gpu-vendor": "nvidia",
     }
     assert gpu_labels(FACTS, [RDMA]) == {}
-    assert gpu_labels(GpuFacts("huawei"), [gpu(0)]) == {"node.koordinator.sh/gpu-vendor": "huawei"}
+    assert gpu_labels(GpuInfo("huawei"), [gpu(0)]) == {"node.koordinator.sh/gpu-vendor": "huawei"}
 
 
 def test_labels_of_the_feature_discovery_behind_a_switch() -> None:
@@ -98,7 +98,7 @@ def test_labels_of_the_feature_discovery_behind_a_switch() -> None:
 
 
 def test_label_values_are_valid_whatever_the_driver_reports() -> None:
-    facts = GpuFacts("nvidia", "NVIDIA (odd)/name " + "x" * 90, " 1 ")
+    facts = GpuInfo("nvidia", "NVIDIA (odd)/name " + "x" * 90, " 1 ")
     for value in gpu_labels(facts, [gpu(0)], gfd=True).values():
         assert 0 < len(value) <= 63
         assert value[0].isalnum()

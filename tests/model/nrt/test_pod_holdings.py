@@ -10,7 +10,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import HugePages, Topology
 from agent.model.devices.device_object import Portion
 from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, kept, reserved
-from agent.model.nrt.report import Held, Reserved, zones
+from agent.model.nrt.report import Allocated, Reserved, zones
 from agent.model.nrt.resource_topology import Amounts
 from agent.model.pod.pod_resources import (
     Allocatable,
@@ -73,19 +73,19 @@ def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
     ]
     told = holdings(pods, node(), STATIC)
     amounts = {0: {"memory": 3 * GI, NIC: 1}, 1: {"hugepages-1Gi": GI}}
-    assert told.pods == {("ns", "a"): Held(CpuSet([1, 2, 3]), amounts)}
+    assert told.pods == {("ns", "a"): Allocated(CpuSet([1, 2, 3]), amounts)}
     assert told.problems == ()
 
 
 def test_kubelet_that_lists_shared_cpus_assigns_none_of_them() -> None:
     """kubernetes#100211 (1.20): the pool has the reserved CPU, which is nobody's own."""
     pods = [pod("own", container("c", 2, 3)), pod("shared", container("c", 0, 1, 4, 5, 6, 7))]
-    assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
+    assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Allocated(CpuSet([2, 3]))}
 
 
 def test_one_wrong_cpuset_does_not_affect_the_others() -> None:
     pods = [pod("own", container("c", 2, 3)), pod("wrong", container("c", 0, 2))]
-    assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
+    assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Allocated(CpuSet([2, 3]))}
 
 
 def test_under_policy_none_no_cpu_is_owned_whatever_is_listed() -> None:
@@ -101,7 +101,7 @@ def test_without_get_allocatable_sets_that_overlap_are_the_pool() -> None:
         pod("shared", container("c", 0, 1), container("d", 0, 1)),
         pod("too", container("c", 0, 1)),
     ]
-    assert holdings(pods, node()).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
+    assert holdings(pods, node()).pods == {("ns", "own"): Allocated(CpuSet([2, 3]))}
 
 
 def test_pod_level_cpus_and_memory_are_not_counted_again_for_its_containers() -> None:
@@ -172,7 +172,7 @@ def test_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
     ]
     over = {("ns", "job")}
     assert holdings(pods, node(), STATIC, over).pods == {
-        ("ns", "next"): Held(CpuSet([1]), {0: {NIC: 1}})
+        ("ns", "next"): Allocated(CpuSet([1]), {0: {NIC: 1}})
     }
     given = Allocatable(devices=(GivenDevice(NIC, "n0", (0,)),))
     assert device_portions(pods[:1], given, over) == (Portion(NIC, 0, 1, 1, 0),)
@@ -182,13 +182,13 @@ def test_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
 def test_ended_pod_that_may_restart_holds_its_resources() -> None:
     """peers.md §7.1.4."""
     job = pod("job", container("c", 1))
-    assert holdings([job], node(), STATIC).pods == {("ns", "job"): Held(CpuSet([1]))}
+    assert holdings([job], node(), STATIC).pods == {("ns", "job"): Allocated(CpuSet([1]))}
 
 
 def test_pod_deleted_by_force_counts_while_it_runs() -> None:
     """kubernetes#104824: the kubelet forgets it at once (kubelet_pods.go, GetActivePods)."""
     a, b, new = ("ns", "a"), ("ns", "b"), ("ns", "new")
-    one, two = Held(CpuSet([1])), Held(CpuSet([2]))
+    one, two = Allocated(CpuSet([1])), Allocated(CpuSet([2]))
     assert kept({a: one, b: one}, {new: two}, {a, new}) == {a: one, new: two}
     assert kept({a: one}, {a: two}, {a}) == {a: two}, "what is listed counts"
 
@@ -201,10 +201,10 @@ def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
         pod("web", container("c", 3)),
     ]
     told = holdings(pods, node(), STATIC).pods
-    both = Held(CpuSet([1, 2]), {0: {"memory": 2 * GI}})
+    both = Allocated(CpuSet([1, 2]), {0: {"memory": 2 * GI}})
     assert told[("ns", "db-0")] == both
     names = {"u1": ("ns", "db-0"), "u2": ("ns", "db-0"), "u3": ("ns", "web"), "u4": ("ns", "idle")}
-    assert by_uid(told, names) == {"u3": Held(CpuSet([3]))}
+    assert by_uid(told, names) == {"u3": Allocated(CpuSet([3]))}
     assert by_uid(told, {"u1": ("ns", "db-0")}) == {"u1": both}
 
 
@@ -213,7 +213,7 @@ def test_ended_init_containers_are_not_listed_and_restartable_ones_are() -> None
     since kubernetes#120501, holds for the pod's life and is a container as any other here."""
     sidecar, main = container("sidecar", 1), container("main", 2, 3)
     told = holdings([pod("p", sidecar, main)], node(), STATIC).pods
-    assert told == {("ns", "p"): Held(CpuSet([1, 2, 3]))}
+    assert told == {("ns", "p"): Allocated(CpuSet([1, 2, 3]))}
 
 
 def test_offline_cpu_is_still_held_and_a_missing_one_is_reported() -> None:
@@ -222,7 +222,7 @@ def test_offline_cpu_is_still_held_and_a_missing_one_is_reported() -> None:
     told = holdings(
         [pod("p", container("c", 2, 3, 9))], topology, Allocatable(CpuSet(range(1, 10)))
     )
-    assert told.pods == {("ns", "p"): Held(CpuSet([2, 3]))}
+    assert told.pods == {("ns", "p"): Allocated(CpuSet([2, 3]))}
     assert told.problems == ("pod ns/p: this machine has no CPUs 9",)
 
 
@@ -231,7 +231,7 @@ def test_missing_numa_nodes_are_reported() -> None:
         pod("p", container(memory=(block(1, 1, 7), block(1, 9), block(1, kind="hugepages-1Gi"))))
     ]
     told = holdings(pods, node())
-    assert told.pods == {("ns", "p"): Held(amounts={1: {"memory": GI}})}
+    assert told.pods == {("ns", "p"): Allocated(amounts={1: {"memory": GI}})}
     assert set(told.problems) == {
         "pod ns/p: memory: this machine has no NUMA node 7",
         "pod ns/p: memory: this machine has no NUMA node 9",
@@ -242,7 +242,9 @@ def test_missing_numa_nodes_are_reported() -> None:
 def test_devices_with_two_numa_nodes_or_none() -> None:
     """One entry for each node in 1.36 (cm/container_manager.go); none is legal there."""
     pods = [pod("p", container(devices="both@0+1,none"))]
-    assert holdings(pods, node()).pods == {("ns", "p"): Held(amounts={0: {NIC: 1}, 1: {NIC: 1}})}
+    assert holdings(pods, node()).pods == {
+        ("ns", "p"): Allocated(amounts={0: {NIC: 1}, 1: {NIC: 1}})
+    }
     allocatable = Allocatable(
         devices=(
             GivenDevice(NIC, "both", (0, 1)),
@@ -260,7 +262,7 @@ def test_devices_with_two_numa_nodes_or_none() -> None:
 def test_device_shared_by_containers_of_a_pod_counts_once() -> None:
     shared = pod("p", container("a", devices="n0@0"), container("b", devices="n0@0,n1@5"))
     told = holdings([shared], node())
-    assert told.pods == {("ns", "p"): Held(amounts={0: {NIC: 1}})}
+    assert told.pods == {("ns", "p"): Allocated(amounts={0: {NIC: 1}})}
     assert told.problems == (f"pod ns/p: {NIC}: this machine has no NUMA node 5",)
 
 

@@ -9,8 +9,15 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import HugePages, Topology
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.nrt.node_annotations import NodeConfiguration
-from agent.model.nrt.node_status import GpuFacts
-from agent.model.nrt.report import DeviceReport, Facts, Held, Report, Reserved, built
+from agent.model.nrt.node_status import GpuInfo
+from agent.model.nrt.report import (
+    Allocated,
+    DeviceReport,
+    Report,
+    ReportValues,
+    Reserved,
+    build,
+)
 from agent.model.nrt.resource_topology import OwnerReference, Version, decode, encode
 from agent.model.snapshot import Pool
 from tests.builders import machine
@@ -28,7 +35,7 @@ GPUS = tuple(
 )
 DEVICES = DeviceReport(
     GPUS,
-    GpuFacts("nvidia", "NVIDIA H200", "570.1"),
+    GpuInfo("nvidia", "NVIDIA H200", "570.1"),
     held={("gpu", 0): {"koordinator.sh/gpu-core": 40}},
 )
 
@@ -49,8 +56,8 @@ def big_machine() -> Topology:
 
 
 def told(topology: Topology, **changes: Any) -> Report:
-    facts = Facts("n", topology, (), (), (), (), Reserved(), NodeConfiguration())
-    return built(msgspec.structs.replace(facts, **changes))
+    facts = ReportValues("n", topology, (), (), (), (), Reserved(), NodeConfiguration())
+    return build(msgspec.structs.replace(facts, **changes))
 
 
 def amounts(report: Report, node: int = 0) -> dict[str, tuple[int, int, int]]:
@@ -59,7 +66,7 @@ def amounts(report: Report, node: int = 0) -> dict[str, tuple[int, int, int]]:
 
 
 def test_zones_have_capacity_and_available_amounts() -> None:
-    held = Held(CpuSet([0]), {0: {"memory": 1 << 30}}), Held(CpuSet([2]))
+    held = Allocated(CpuSet([0]), {0: {"memory": 1 << 30}}), Allocated(CpuSet([2]))
     report = told(big_machine(), held=held)
     left = (8 << 30) - (20 << 20) - (64 << 10)
     assert amounts(report) == {

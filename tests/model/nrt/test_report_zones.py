@@ -11,7 +11,7 @@ from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import HugePages, NumaNode, Topology
 from agent.model.devices.device_object import Device, DeviceTopology, portions
-from agent.model.nrt.report import Held, Reserved, core_kinds, zones
+from agent.model.nrt.report import Allocated, Reserved, core_kinds, zones
 from agent.model.nrt.resource_topology import L3_CPUS, Amounts
 from tests.builders import machine
 
@@ -47,8 +47,8 @@ def test_an_idle_machine() -> None:
 
 def test_held_amounts_are_subtracted_and_a_shared_cpu_once() -> None:
     held = (
-        Held(CpuSet([0]), {0: {"memory": 2 * GI, "hugepages-2Mi": GI // 2}}),
-        Held(CpuSet([0, 3]), {0: {"memory": GI}, 1: {"memory": 9 * GI, "cpu": 2000}}),
+        Allocated(CpuSet([0]), {0: {"memory": 2 * GI, "hugepages-2Mi": GI // 2}}),
+        Allocated(CpuSet([0, 3]), {0: {"memory": GI}, 1: {"memory": 9 * GI, "cpu": 2000}}),
     )
     first, second = zones(with_memory(), held)
     assert first.resources["cpu"].available == 1000
@@ -112,7 +112,7 @@ def test_caches_and_core_kinds_are_reported_if_there_are_several() -> None:
 
 
 claims = st.builds(
-    Held,
+    Allocated,
     st.sets(st.integers(0, 5)).map(CpuSet),
     st.dictionaries(
         st.integers(0, 2),
@@ -124,7 +124,9 @@ claims = st.builds(
 
 
 @given(st.lists(claims, max_size=4), claims)
-def test_one_more_pod_never_adds_to_what_is_available(held: list[Held], more: Held) -> None:
+def test_one_more_pod_never_adds_to_what_is_available(
+    held: list[Allocated], more: Allocated
+) -> None:
     before, after = zones(with_memory(), held), zones(with_memory(), [*held, more])
     assert zones(with_memory(), held[::-1]) == before
     for old, new in zip(before, after, strict=True):
@@ -138,7 +140,7 @@ def test_one_more_pod_never_adds_to_what_is_available(held: list[Held], more: He
 )
 def test_zones_of_real_machines_add_up(snapshot: Callable[[str], str], name: str) -> None:
     topology = cpus.read(snapshot(name))
-    found = zones(topology, [Held(topology.online)])
+    found = zones(topology, [Allocated(topology.online)])
     assert [each.node for each in found] == [each.id for each in topology.numa_nodes]
     assert sum(each.resources["cpu"].capacity for each in found) == 1000 * len(topology.cpus)
     assert not any(each.resources["cpu"].available for each in found)
