@@ -61,12 +61,12 @@ class _Answers(msgspec.Struct, frozen=True):
 
 
 def _core_of_several(request: DeviceRequest, needs: dict[str, Need], answers: _Answers) -> bool:
-    ask = request.requests.get(GPU)
+    gpus = request.requests.get(GPU)
     return (
-        ask is not None
-        and ask.count > 1
-        and ask.shared
-        and ask.total.get(GPU_CORE, 0) > FULL
+        gpus is not None
+        and gpus.count > 1
+        and gpus.shared
+        and gpus.total.get(GPU_CORE, 0) > FULL
         and answers.theirs is None
     )
 
@@ -323,12 +323,12 @@ def declared(question: DeviceCase, theirs: dict[str, Any], ours: dict[str, Any])
 
 def _needs(question: DeviceCase, request: DeviceRequest) -> dict[str, Need]:
     found = {}
-    for kind, ask in request.requests.items():
+    for kind, requested in request.requests.items():
         hint = request.preferences.hints.get(kind)
         each = need_of(
             question.node,
             kind,
-            ask,
+            requested,
             hint,
             request.preferences.partition,
             question.numa,

@@ -79,28 +79,28 @@ def _requested(case: dict[str, Any]) -> dict[str, Any]:
     hints = _preferences(case["pod"]).hints
     there = _devices(case["devices"])
     return {
-        kind: _described(kind, ask, hints.get(kind), [each for each in there if each.type == kind])
-        for kind, ask in requested.items()
+        kind: _described(kind, one, hints.get(kind), [each for each in there if each.type == kind])
+        for kind, one in requested.items()
     }
 
 
 def _described(
-    kind: str, ask: TypeRequest, hint: DeviceHint | None, there: list[Device]
+    kind: str, request: TypeRequest, hint: DeviceHint | None, there: list[Device]
 ) -> dict[str, Any]:
-    described: dict[str, Any] = {"total": ask.total}
+    described: dict[str, Any] = {"total": request.total}
     if kind == GPU:
-        described |= {"count": ask.count, "per": ask.per, "shared": ask.shared}
+        described |= {"count": request.count, "per": request.per, "shared": request.shared}
         if all(each.healthy for each in there):
             described["filled"] = [
-                {"minor": each.minor, "resources": filled(ask.per, each.resources)}
+                {"minor": each.minor, "resources": filled(request.per, each.resources)}
                 for each in there
             ]
         else:
             described["filled"] = None
     else:
-        ask = hinted(ask, hint, sum(map(_selected(hint), there)))
-        described |= {"count": ask.count, "per": ask.per}
-    return described if there and ask.count else {"total": ask.total, "insufficient": True}
+        request = hinted(request, hint, sum(map(_selected(hint), there)))
+        described |= {"count": request.count, "per": request.per}
+    return described if there and request.count else {"total": request.total, "insufficient": True}
 
 
 def _selected(hint: DeviceHint | None) -> Any:

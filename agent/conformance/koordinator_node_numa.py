@@ -108,18 +108,18 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     for quirk in quirks:
         seen = quirk.case(seen)
     question = _question(seen)
-    if not question.ask.requests:
+    if not question.request.requests:
         return {"skip": True}
     account = _account(question, quirks)
     if refusal := next((quirk.refused for quirk in quirks if quirk.refused), ""):
         return {"error": "refused", "code": refusal}
-    found = offering.offer(question.options, account, question.ask, trying=_trying(quirks))
+    found = offering.offer(question.options, account, question.request, trying=_trying(quirks))
     if isinstance(found, Declined):
         return {
             "error": "; ".join(str(each.reason) for each in found.rejections),
             "code": _code(found.rejections),
         }
-    policies = in_force(question.options.policies, question.options.profile, question.ask)
+    policies = in_force(question.options.policies, question.options.profile, question.request)
     assert not isinstance(policies, Rejection)
     options = question.options
     if any(quirk.unamplified for quirk in quirks):
@@ -133,7 +133,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
         bind = policies.bind
         spec = spec_text(spec, bind.policy, forced=bind.required) or spec
     return {
-        "score": node_score.score(defaults(Rules.KOORDINATOR), state, question.ask, claim),
+        "score": node_score.score(defaults(Rules.KOORDINATOR), state, question.request, claim),
         "resourceStatus": msgspec.json.decode(claim.annotations().get(RESOURCE_STATUS, "{}")),
         "resourceSpec": msgspec.json.decode(spec or "{}"),
     }
@@ -182,7 +182,7 @@ class _NodeCase(msgspec.Struct, frozen=True):
 
     options: TopologyOptions
     claims: tuple[PodAllocation, ...]
-    ask: ResourceRequest
+    request: ResourceRequest
     allocatable: dict[str, int]
     requested: dict[str, int]
 
@@ -208,7 +208,7 @@ def _question(case: Mapping[str, Any]) -> _NodeCase:
         for name, amount in held.items():
             requested[name] = requested.get(name, 0) + amount
     pod = case["pod"]
-    ask = resource_request(
+    request = resource_request(
         "pod",
         "ns/pod",
         QoS(pod.get("qos", "LS")),
@@ -216,7 +216,7 @@ def _question(case: Mapping[str, Any]) -> _NodeCase:
         _amounts(pod["requests"]),
         priority=pod.get("priority"),
     )
-    return _NodeCase(options, tuple(claims), ask, allocatable, requested)
+    return _NodeCase(options, tuple(claims), request, allocatable, requested)
 
 
 def _topology(case: Mapping[str, Any]) -> NodeTopology:

@@ -33,7 +33,7 @@ def _unchanged(case: Case) -> Case:
 
 
 def _spelled(case: Case) -> bool:
-    return any(word not in _READ_POLICIES for word in case.get("topologyPolicies", ()))
+    return any(policy not in _READ_POLICIES for policy in case.get("topologyPolicies", ()))
 
 
 def _without_policies(case: Case) -> Case:
@@ -301,7 +301,7 @@ class KoordinatorTrials(Trials):
         self,
         options: TopologyOptions,
         account: NodeAllocation,
-        ask: ResourceRequest,
+        request: ResourceRequest,
         policies: InForce,
         *,
         loose: bool,
@@ -310,7 +310,7 @@ class KoordinatorTrials(Trials):
     ) -> None:
         self._loose = loose
         self._by_position = by_position
-        super().__init__(options, account, ask, policies)
+        super().__init__(options, account, request, policies)
         node_policies = options.policies
         forced = (
             BindPolicy.FULL_PCPUS if node_policies.full_pcpus_only else node_policies.bind_label

@@ -36,7 +36,7 @@ RECHECK_SECONDS: Final = 300.0
 TRIES: Final = 4
 
 # Which entries Topolet wrote, in lists that have one owner as a whole.
-_OWN_ENTRIES: Final[dict[str, IsOwn]] = {kinds.TOPOLOGY.name: resource_topology.ours}
+_OWN_ENTRIES: Final[dict[str, IsOwn]] = {kinds.TOPOLOGY.name: resource_topology.is_own_entry}
 
 
 class Cluster:
@@ -151,7 +151,7 @@ class Cluster:
         if seen is None and (kind.must_exist or subresource):
             raise NotFoundError(f"{kind.name} {wanted['metadata']['name']} does not exist")
         if subresource:
-            wanted = node_status.with_seen_amounts(wanted, seen)
+            wanted = node_status.with_stored_amounts(wanted, seen)
         patch = self._patch(wanted, seen, subresource)
         if patch is None:
             return False

@@ -311,7 +311,7 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
     status = node_status.status("node-1", {"koordinator.sh/gpu-core": 1000})
     seen = cluster.api.apply(status, AGENT_1, "topolet", "status")
     assert seen["status"]["capacity"]["koordinator.sh/gpu-core"] == "1k"
-    wanted = node_status.with_seen_amounts(status, seen)
+    wanted = node_status.with_stored_amounts(status, seen)
     assert patch(wanted, seen, "topolet", subresource="status") is None
     for refused, subresource, said in (
         ({"spec": {"unschedulable": True}}, "", "may not change the spec"),
@@ -486,18 +486,20 @@ def test_an_applied_object_needs_no_second_write_and_keeps_others_entries(
     )
     path = f"/apis/topology.node.k8s.io/{version}/noderesourcetopologies/node-1"
     seen = cluster.api.request("GET", path)
-    assert patch(body, seen, "topolet", resource_topology.ours) is None
+    assert patch(body, seen, "topolet", resource_topology.is_own_entry) is None
     assert resource_topology.decode(seen).zones[0].resources["vendor.com/nic"].available == 1
-    changed = patch(topology(version=version, left=500), seen, "topolet", resource_topology.ours)
+    changed = patch(
+        topology(version=version, left=500), seen, "topolet", resource_topology.is_own_entry
+    )
     assert changed == topology(version=version, left=500), "entries of others are not sent"
     seen = cluster.api.apply(changed, AGENT_1, "topolet")
     assert {each["name"] for each in seen["zones"]} == {"node-0", "balloon-1"}
-    assert patch(changed, seen, "topolet", resource_topology.ours) is None
+    assert patch(changed, seen, "topolet", resource_topology.is_own_entry) is None
     read = resource_topology.decode(seen).zones[0]
     assert read.resources["cpu"] == Amounts(2000, 2000, 500)
     empty = resource_topology.encode(NodeTopology("node-1"), version)
     seen = cluster.api.apply(empty, AGENT_1, "topolet")
-    assert patch(empty, seen, "topolet", resource_topology.ours) is None
+    assert patch(empty, seen, "topolet", resource_topology.is_own_entry) is None
 
 
 def large(count: int) -> Object:
@@ -588,23 +590,23 @@ def test_entries_of_others_survive_with_another_installation_of_the_api(cluster:
     eventually("served", partial(deployed.applied, cluster.api, theirs))
     seen = cluster.api.apply(theirs, manager="other")
     wanted = plain(topology())
-    written = patch(wanted, seen, "topolet", resource_topology.ours)
+    written = patch(wanted, seen, "topolet", resource_topology.is_own_entry)
     assert written is not None
     seen = cluster.api.apply(written, manager="topolet")
     assert [each["name"] for each in seen["zones"]] == ["balloon-1", "node-0"]
-    assert patch(wanted, seen, "topolet", resource_topology.ours) is None
+    assert patch(wanted, seen, "topolet", resource_topology.is_own_entry) is None
     between = cluster.api.apply(
         {**theirs, "zones": [*seen["zones"], {"name": "b2", "type": "balloon"}]}, manager="other"
     )
-    stale = patch(plain(topology(left=0)), seen, "topolet", resource_topology.ours)
+    stale = patch(plain(topology(left=0)), seen, "topolet", resource_topology.is_own_entry)
     assert stale is not None
     with pytest.raises(RefusedError, match="the object has been modified"):
         cluster.api.apply(stale, manager="topolet")
-    fresh = patch(plain(topology(left=0)), between, "topolet", resource_topology.ours)
+    fresh = patch(plain(topology(left=0)), between, "topolet", resource_topology.is_own_entry)
     assert fresh is not None
     seen = cluster.api.apply(fresh, manager="topolet")
     assert [each["name"] for each in seen["zones"]] == ["balloon-1", "node-0", "b2"]
-    assert patch(plain(topology(left=0)), seen, "topolet", resource_topology.ours) is None
+    assert patch(plain(topology(left=0)), seen, "topolet", resource_topology.is_own_entry) is None
 
 
 @pytest.mark.parametrize(
@@ -628,10 +630,10 @@ def test_the_api_version_may_change_for_the_same_writer(
     media = "application/json-patch+json"
     changed = cluster.api.request("PATCH", path.format(then), changes, who, media)
     assert same_version(changed, wanted["apiVersion"]) is None
-    assert patch(wanted, changed, "topolet", resource_topology.ours) == wanted
+    assert patch(wanted, changed, "topolet", resource_topology.is_own_entry) == wanted
     seen = cluster.api.apply(wanted, who, "topolet")
     assert [each["name"] for each in seen["zones"]] == ["node-0"]
-    assert patch(wanted, seen, "topolet", resource_topology.ours) is None
+    assert patch(wanted, seen, "topolet", resource_topology.is_own_entry) is None
 
 
 def test_a_rebind_is_requested_once(cluster: Cluster) -> None:

@@ -4,8 +4,15 @@ import copy
 from typing import Any
 
 from agent.kube.cluster import patch, same_version
-from agent.model.nrt.node_status import status, with_seen_amounts
-from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone, encode, ours
+from agent.model.nrt.node_status import status, with_stored_amounts
+from agent.model.nrt.resource_topology import (
+    Amounts,
+    NodeTopology,
+    Version,
+    Zone,
+    encode,
+    is_own_entry,
+)
 
 Object = dict[str, Any]
 
@@ -41,22 +48,22 @@ def test_missing_object_is_written_whole() -> None:
 
 
 def test_unchanged_object_is_not_written_again() -> None:
-    assert patch(WANTED, stored(), "topolet", ours) is None
+    assert patch(WANTED, stored(), "topolet", is_own_entry) is None
 
 
 def test_fields_of_others_make_no_difference_and_are_not_written() -> None:
     seen = stored(WANTED, by("other", {"f:metadata": {"f:labels": {"f:b": {}}}}))
     seen["metadata"]["labels"]["b"] = "2"
     seen["operatorNote"] = {"x": 1}
-    assert patch(WANTED, seen, "topolet", ours) is None
+    assert patch(WANTED, seen, "topolet", is_own_entry) is None
     seen["metadata"]["labels"]["a"] = "else"
-    assert patch(WANTED, seen, "topolet", ours) == WANTED
+    assert patch(WANTED, seen, "topolet", is_own_entry) == WANTED
 
 
 def test_another_writers_value_of_an_owned_field_is_overwritten() -> None:
     seen = stored()
     seen["zones"][0]["resources"][0]["available"] = "0"
-    written = patch(WANTED, seen, "topolet", ours)
+    written = patch(WANTED, seen, "topolet", is_own_entry)
     assert written is not None
     assert written["zones"] == WANTED["zones"]
 
@@ -69,9 +76,9 @@ def test_entries_of_others_are_included_in_a_list_without_keys() -> None:
     seen["zones"][1]["resources"].append(nic)
     seen["zones"][1]["parent"] = "socket-0"
     seen["attributes"].append({"name": "TopologyPolicy", "value": "x"})
-    assert patch(WANTED, seen, "topolet", ours) is None
+    assert patch(WANTED, seen, "topolet", is_own_entry) is None
     seen["zones"][1]["resources"][0]["available"] = "0"
-    written = patch(WANTED, seen, "topolet", ours)
+    written = patch(WANTED, seen, "topolet", is_own_entry)
     assert written is not None
     assert written["metadata"]["resourceVersion"] == "7", "who wrote in between makes a conflict"
     assert written["zones"][0] == balloon
@@ -84,7 +91,7 @@ def test_entries_of_others_are_included_in_a_list_without_keys() -> None:
 def test_own_entries_that_are_no_longer_wanted_leave_a_list_without_keys() -> None:
     seen = stored()
     seen["zones"].append({"name": "node-2", "type": "Node", "resources": []})
-    written = patch(WANTED, seen, "topolet", ours)
+    written = patch(WANTED, seen, "topolet", is_own_entry)
     assert written is not None
     assert [each["name"] for each in written["zones"]] == ["node-0", "node-1"]
     assert "resourceVersion" not in written["metadata"]
@@ -101,19 +108,19 @@ def test_entries_of_others_are_omitted_from_a_list_with_keys() -> None:
         by("other", {"f:zones": keys("balloon-1")}),
     )
     seen["zones"].append({"name": "balloon-1", "type": "balloon"})
-    assert patch(WANTED, seen, "topolet", ours) is None
+    assert patch(WANTED, seen, "topolet", is_own_entry) is None
     seen["zones"][0]["resources"][0]["available"] = "0"
-    assert patch(WANTED, seen, "topolet", ours) == WANTED
+    assert patch(WANTED, seen, "topolet", is_own_entry) == WANTED
 
 
 def test_owned_fields_that_are_no_longer_wanted_are_released() -> None:
     owned = {"f:metadata": {"f:labels": {"f:a": {}, "f:old": {}}}}
     seen = stored(WANTED, by("topolet", owned))
     seen["metadata"]["labels"]["old"] = "1"
-    assert patch(WANTED, seen, "topolet", ours) == WANTED
-    assert patch(WANTED, seen, "other", ours) is None
+    assert patch(WANTED, seen, "topolet", is_own_entry) == WANTED
+    assert patch(WANTED, seen, "other", is_own_entry) is None
     gone = stored(WANTED, by("topolet", {"f:zones": keys("node-0", "node-9")}))
-    assert patch(WANTED, gone, "topolet", ours) == WANTED
+    assert patch(WANTED, gone, "topolet", is_own_entry) == WANTED
 
 
 def test_another_api_version_is_declared_before_it_is_used() -> None:
@@ -161,8 +168,8 @@ def test_equal_quantities_are_not_a_difference() -> None:
             "allocatable": {"koordinator.sh/gpu-core": "1k"},
         },
     }
-    wanted = with_seen_amounts(status("n", {"koordinator.sh/gpu-core": 1000}), seen)
+    wanted = with_stored_amounts(status("n", {"koordinator.sh/gpu-core": 1000}), seen)
     assert patch(wanted, seen, "topolet", subresource="status") is None
-    wanted = with_seen_amounts(status("n", {"koordinator.sh/gpu-core": 900}), seen)
+    wanted = with_stored_amounts(status("n", {"koordinator.sh/gpu-core": 900}), seen)
     assert wanted["status"]["capacity"] == {"koordinator.sh/gpu-core": "900"}
     assert patch(wanted, seen, "topolet", subresource="status") == wanted

@@ -101,12 +101,12 @@ def parse(text: str) -> GpuActions:
     overrides: dict[str, Action] = {}
     any_other = ANY_OTHER
     for entry in filter(None, (each.strip() for each in text.split(","))):
-        name, _, word = (part.strip() for part in entry.partition("="))
+        name, _, value = (part.strip() for part in entry.partition("="))
         try:
-            action = Action(word)
+            action = Action(value)
         except ValueError:
             known = ", ".join(Action)
-            raise GpuActionError(f"GPU action {entry!r}: {word!r} is none of {known}") from None
+            raise GpuActionError(f"GPU action {entry!r}: {value!r} is none of {known}") from None
         if name == "*":
             any_other = action
         elif name in STATES:

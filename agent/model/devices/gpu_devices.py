@@ -41,8 +41,8 @@ def devices(
             minor = free = free + 1
         taken.add(minor)
         place = places.get(card.gpu.bus) or DeviceTopology(bus=card.gpu.bus)
-        held_back = cordoned.get(card.gpu.uuid, "")
-        found.append(_device(card, minor, place, held_back, host_memory_bytes))
+        cordon = cordoned.get(card.gpu.uuid, "")
+        found.append(_device(card, minor, place, cordon, host_memory_bytes))
     return tuple(sorted(found, key=lambda each: (each.minor, each.uuid)))
 
 
@@ -54,7 +54,7 @@ def gpu_info(health: GpuHealth) -> GpuInfo:
 
 
 def _device(
-    card: GpuCard, minor: int, place: DeviceTopology, held_back: str, host_memory_bytes: int
+    card: GpuCard, minor: int, place: DeviceTopology, cordon: str, host_memory_bytes: int
 ) -> Device:
     gpu = card.gpu
     return Device(
@@ -62,10 +62,10 @@ def _device(
         gpu.uuid,
         minor,
         _resources(gpu, host_memory_bytes),
-        card.healthy and not held_back,
+        card.healthy and not cordon,
         gpu.module,
         place,
-        conditions(card, cordoned=held_back),
+        conditions(card, cordoned=cordon),
         labels=card.labels or ({MIG_INSTANCES: str(len(gpu.instances))} if gpu.mig else {}),
     )
 
@@ -158,18 +158,18 @@ def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
         card.gpu_conditions, key=lambda each: (-_GRAVITY.index(each.action), each.reason)
     )
     message = "; ".join(f"{each.reason}: {each.message}" for each in graver)
-    turned = rfc3339(card.turned)
+    changed = rfc3339(card.health_changed)
     if graver:
-        healthy = Condition(HEALTHY, "False", graver[0].reason, message, turned)
+        healthy = Condition(HEALTHY, "False", graver[0].reason, message, changed)
     else:
-        healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", turned)
+        healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", changed)
     found = [healthy]
     for each in card.gpu_conditions:
         time = rfc3339(each.since)
         found.append(Condition(each.reason, "True", _REASONS[each.action], each.message, time))
     if cordoned:
         # The annotation has no timestamp.
-        found.append(Condition(CORDONED, "True", "Annotation", cordoned, turned))
+        found.append(Condition(CORDONED, "True", "Annotation", cordoned, changed))
     return tuple(sorted(found, key=lambda each: each.type))
 
 
@@ -185,19 +185,19 @@ def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -
 
 
 def _card(device: Device, actions: GpuActions) -> GpuCard:
-    told = {each.type: each for each in device.conditions}
-    times = {name: _seconds(each.last_transition_time) for name, each in told.items()}
-    ours = {name: times[name] for name, each in told.items() if _is_gpu_condition(each)}
-    states = [time for name, time in ours.items() if name in RESET_ENDS]
+    by_type = {each.type: each for each in device.conditions}
+    times = {name: _seconds(each.last_transition_time) for name, each in by_type.items()}
+    own = {name: times[name] for name, each in by_type.items() if _is_gpu_condition(each)}
+    states = [time for name, time in own.items() if name in RESET_ENDS]
     gpu_conditions = tuple(
         GpuCondition(
             name,
             action,
             time,
-            told[name].message,
+            by_type[name].message,
             cleared=gpu_actions.is_xid(name) and any(each >= time for each in states),
         )
-        for name, time in sorted(ours.items())
+        for name, time in sorted(own.items())
         if (action := actions[name]) is not Action.IGNORE
     )
     gpu = Gpu(
@@ -209,9 +209,9 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
         module=device.module,
         mig=None if GPU_CORE in device.resources else True,
     )
-    turned = times.get(HEALTHY, 0)
+    changed = times.get(HEALTHY, 0)
     return GpuCard(
-        gpu, max(times.values(), default=0), turned, gpu_conditions, labels=device.labels
+        gpu, max(times.values(), default=0), changed, gpu_conditions, labels=device.labels
     )
 
 

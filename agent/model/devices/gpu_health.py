@@ -57,7 +57,7 @@ class GpuStates:
         """Whether another card has the address of this one."""
         return gpu.uuid not in self._enumerated and gpu.bus in self._places
 
-    def taken_out(self, gpu: Gpu) -> bool:
+    def removed(self, gpu: Gpu) -> bool:
         """Whether neither NVML nor PCI lists the card."""
         here = gpu.uuid in self._enumerated or self._buses is None or gpu.bus in self._buses
         return not here and self._silence(gpu) is None
@@ -153,13 +153,13 @@ class GpuCondition(msgspec.Struct, frozen=True):
 
 
 class GpuCard(msgspec.Struct, frozen=True):
-    """A card that the driver has listed. `seen`: the time of the last listing. `turned`: the last
-    change of its health. `energy_millijoules`: the last reading, which falls only when the driver
-    restarts. `labels`: those of a card from an earlier run, until it is listed again."""
+    """A card that the driver has listed. `seen`: the time of the last listing. `health_changed`:
+    the last change of its health. `energy_millijoules`: the last reading, which falls only when the
+    driver restarts. `labels`: those of a card from an earlier run, until it is listed again."""
 
     gpu: Gpu
     seen: int
-    turned: int
+    health_changed: int
     gpu_conditions: tuple[GpuCondition, ...] = ()
     energy_millijoules: int | None = None
     labels: dict[str, str] = {}
@@ -230,7 +230,7 @@ def on_report(
         known[gpu.uuid] = replace(card, gpu=gpu, seen=now, labels={})
     for gpu in _named(report.inventory.silent):
         known.setdefault(gpu.uuid, GpuCard(gpu, now, now))
-    cards = [update.at(card) for card in known.values() if not update.forgets(card)]
+    cards = [update.at(card) for card in known.values() if not update.is_gone(card)]
     return _summed(cards, driver, buses)
 
 
@@ -278,11 +278,11 @@ class _Update:
         self._restart_seconds = restart_seconds
         self._other_driver = other_driver
 
-    def forgets(self, card: GpuCard) -> bool:
+    def is_gone(self, card: GpuCard) -> bool:
         """Whether another card has replaced this one, or this one was removed before the last
         boot."""
         rebooted = self._booted is not None and self._booted > card.seen
-        return self._states.replaced(card.gpu) or (rebooted and self._states.taken_out(card.gpu))
+        return self._states.replaced(card.gpu) or (rebooted and self._states.removed(card.gpu))
 
     def at(self, card: GpuCard) -> GpuCard:
         old = {each.reason: each.since for each in card.gpu_conditions}
@@ -334,4 +334,4 @@ class _Update:
 def _with(card: GpuCard, gpu_conditions: Iterable[GpuCondition], now: int) -> GpuCard:
     """The card with these faults, sorted, and the time at which its health changed."""
     new = replace(card, gpu_conditions=tuple(sorted(gpu_conditions, key=lambda each: each.reason)))
-    return new if new.healthy == card.healthy else replace(new, turned=now)
+    return new if new.healthy == card.healthy else replace(new, health_changed=now)

@@ -89,7 +89,7 @@ def published(body: object) -> tuple[Published, tuple[str, ...]]:
         (metadata.get(field) if isinstance(metadata, dict) else None) or {}
         for field in ("annotations", "labels")
     )
-    gpus = node_status.labelled(labels)
+    gpus = node_status.from_labels(labels)
     gone: Minors = {}
     links: Interconnect = {}
     problems = []

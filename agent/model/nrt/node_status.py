@@ -100,13 +100,13 @@ def status(name: str, resources: Mapping[str, int]) -> Object:
     }
 
 
-def with_seen_amounts(wanted: Object, seen: object) -> Object:
+def with_stored_amounts(wanted: Object, stored: object) -> Object:
     """The wanted status, with the stored text of each amount that is equal: an API server rewrites
     quantities (`1000` as `1k`)."""
-    found = seen.get("status") if isinstance(seen, dict) else None
+    found = stored.get("status") if isinstance(stored, dict) else None
     if not isinstance(found, dict):
         return wanted
-    told = {
+    status = {
         field: {
             name: before
             if (before := (found.get(field) or {}).get(name)) is not None and _same(before, amount)
@@ -115,7 +115,7 @@ def with_seen_amounts(wanted: Object, seen: object) -> Object:
         }
         for field, amounts in wanted["status"].items()
     }
-    return {**wanted, "status": told}
+    return {**wanted, "status": status}
 
 
 def gpu_labels(gpus: GpuInfo, devices: Iterable[Device], *, gfd: bool = False) -> dict[str, str]:
@@ -137,7 +137,7 @@ def gpu_labels(gpus: GpuInfo, devices: Iterable[Device], *, gfd: bool = False) -
     return {key: value for key, value in sorted(labels.items()) if value}
 
 
-def labelled(labels: Mapping[str, str]) -> GpuInfo:
+def from_labels(labels: Mapping[str, str]) -> GpuInfo:
     """The values of Koordinator's labels."""
     return GpuInfo(
         labels.get(GPU_VENDOR, ""), labels.get(GPU_MODEL, ""), labels.get(GPU_DRIVER, "")
@@ -167,8 +167,8 @@ def label_value(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")
 
 
-def _same(seen: object, amount: str) -> bool:
+def _same(stored: object, amount: str) -> bool:
     try:
-        return isinstance(seen, str | int) and whole(seen) == int(amount)
+        return isinstance(stored, str | int) and whole(stored) == int(amount)
     except QuantityError:
         return False

@@ -36,27 +36,27 @@ def holdings(
     pods: Iterable[PodResources],
     topology: Topology,
     allocatable: Allocatable | None = None,
-    over: Collection[PodName] = (),
+    ended: Collection[PodName] = (),
 ) -> Holdings:
     """The CPUs, bytes of memory and numbers of devices that pods hold.
 
-    `over`: ended pods of which the runtime has nothing left. Kubelets before 1.34 list them until
+    `ended`: ended pods of which the runtime has nothing left. Kubelets before 1.34 list them until
     they are deleted (Kubernetes issue 119423; later kubelets have the feature gate
     KubeletPodResourcesListUseActivePods). Two pods with one name are one entry, with the resources
     of both. A device counts on each NUMA node that it is near to."""
-    alive = [pod for pod in pods if pod.key not in over]
+    alive = [pod for pod in pods if pod.key not in ended]
     problems: list[str] = []
     cpus: dict[PodName, CpuSet] = {}
     amounts: dict[PodName, Amounts] = {}
     known = topology.online | topology.offline
     for key, own in _own_cpus(alive, allocatable):
-        if strange := own - known:
-            problems.append(f"{_title(key)}: this machine has no CPUs {strange}")
+        if unknown := own - known:
+            problems.append(f"{_title(key)}: this machine has no CPUs {unknown}")
         if own & known:
             cpus[key] = cpus.get(key, EMPTY) | own & known
     room = _room(topology, allocatable)
     for key, device in _held_devices(alive):
-        for node in _here(device.nodes, room, f"{_title(key)}: {device.resource}", problems):
+        for node in _known(device.nodes, room, f"{_title(key)}: {device.resource}", problems):
             _add(amounts, key, node, device.resource, 1)
     # Blocks on one NUMA node first; blocks on several nodes then fill the remaining room.
     blocks = [(pod.key, block) for pod in alive for block in _blocks(pod)]
@@ -64,7 +64,7 @@ def holdings(
         field = f"{_title(key)}: {block.kind}"
         if not block.nodes:
             problems.append(f"{field}: on no NUMA node")
-        for node, size_bytes in _drained(block, _here(block.nodes, room, field, problems), room):
+        for node, size_bytes in _placed(block, _known(block.nodes, room, field, problems), room):
             _add(amounts, key, node, block.kind, size_bytes)
     return Holdings(
         {key: Allocated(cpus.get(key, EMPTY), amounts.get(key, {})) for key in cpus | amounts},
@@ -99,28 +99,28 @@ def reserved(topology: Topology, allocatable: Allocatable) -> Reserved:
     """The resources that the kubelet never assigns exclusively. CPUs or memory are empty if their
     manager has no static policy: the kubelet then lists none (cpumanager/policy_none.go)."""
     memory_bytes: dict[int, int] = {}
-    told = _told_room(allocatable)
+    reported = _reported_room(allocatable)
     for zone in zones(topology):
-        if "memory" in told.get(zone.node, {}):
-            left = zone.resources["memory"].capacity - told[zone.node]["memory"]
+        if "memory" in reported.get(zone.node, {}):
+            left = zone.resources["memory"].capacity - reported[zone.node]["memory"]
             memory_bytes[zone.node] = max(0, left)
     return Reserved(topology.online - allocatable.cpus if allocatable.cpus else EMPTY, memory_bytes)
 
 
 def device_portions(
-    pods: Iterable[PodResources], allocatable: Allocatable, over: Collection[PodName] = ()
+    pods: Iterable[PodResources], allocatable: Allocatable, ended: Collection[PodName] = ()
 ) -> tuple[Portion, ...]:
     """One portion for each device of a device plugin and each NUMA node that it is near to.
 
     A device that a pod holds and that the kubelet does not list as allocatable is unhealthy
     (devicemanager/manager.go, GetAllocatableDevices): it has capacity, but nothing allocatable.
-    `over` as above: a device that is still listed for an ended pod may already be assigned to
+    `ended` as above: a device that is still listed for an ended pod may already be assigned to
     another pod, and counts once."""
     healthy = {(each.resource, each.id): each for each in allocatable.devices}
     held: dict[tuple[str, str], GivenDevice] = {
         (device.resource, device.id): device
         for pod in pods
-        if pod.key not in over
+        if pod.key not in ended
         for device in _devices(pod)
     }
     return tuple(
@@ -174,15 +174,15 @@ def _blocks(pod: PodResources) -> Iterator[MemoryBlock]:
 
 def _room(topology: Topology, allocatable: Allocatable | None) -> Amounts:
     """The memory that the kubelet can assign, else all memory, by NUMA node and kind."""
-    told = _told_room(allocatable or Allocatable())
+    reported = _reported_room(allocatable or Allocatable())
     return {
         zone.node: {name: each.capacity for name, each in zone.resources.items()}
-        | told.get(zone.node, {})
+        | reported.get(zone.node, {})
         for zone in zones(topology)
     }
 
 
-def _told_room(allocatable: Allocatable) -> Amounts:
+def _reported_room(allocatable: Allocatable) -> Amounts:
     room: Amounts = {}
     for block in allocatable.memory:
         if len(block.nodes) == 1:
@@ -190,14 +190,14 @@ def _told_room(allocatable: Allocatable) -> Amounts:
     return room
 
 
-def _here(nodes: tuple[int, ...], room: Amounts, field: str, problems: list[str]) -> list[int]:
+def _known(nodes: tuple[int, ...], room: Amounts, field: str, problems: list[str]) -> list[int]:
     """The NUMA nodes that this machine has; others are added to `problems`."""
-    if strange := CpuSet(set(nodes) - room.keys()):
-        problems.append(f"{field}: this machine has no NUMA node {strange}")
+    if unknown := CpuSet(set(nodes) - room.keys()):
+        problems.append(f"{field}: this machine has no NUMA node {unknown}")
     return [node for node in nodes if node in room]
 
 
-def _drained(block: MemoryBlock, nodes: list[int], room: Amounts) -> Iterator[tuple[int, int]]:
+def _placed(block: MemoryBlock, nodes: list[int], room: Amounts) -> Iterator[tuple[int, int]]:
     """A block's bytes by NUMA node: the kubelet fills the nodes of a block in ascending order
     (kubelet: pkg/kubelet/cm/memorymanager/policy_static.go, updateMachineState). Bytes that fit
     nowhere count on the last node."""

@@ -118,7 +118,7 @@ def zone_node(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def ours(path: tuple[str, ...], name: str) -> bool:
+def is_own_entry(path: tuple[str, ...], name: str) -> bool:
     """Whether Topolet owns that entry of a list; `path`: the names of the lists that contain it.
     Topolet removes its entries when they are no longer wanted, and keeps all others."""
     match path[-1]:
@@ -128,11 +128,11 @@ def ours(path: tuple[str, ...], name: str) -> bool:
             return True
         case "resources":
             return name in ("cpu", "memory") or name.startswith(("hugepages-", "koordinator.sh/"))
-    return name in _OUR_ATTRIBUTES or name.startswith("cpu_")
+    return name in _OWN_ATTRIBUTES or name.startswith("cpu_")
 
 
 _NODE_ZONE: Final = re.compile(r"node-(\d{1,4})", re.ASCII)
-_OUR_ATTRIBUTES: Final = (
+_OWN_ATTRIBUTES: Final = (
     POLICY,
     SCOPE,
     MAX_NUMA_NODES,

@@ -37,8 +37,8 @@ def kube_class(cgroup_parent: str) -> KubeClass | None:
     """The Kubernetes QoS class that the path of a pod's or container's cgroup shows. None for a
     path outside the kubelet's hierarchy, and for its root. The kubelet's `cgroupRoot` may precede
     `kubepods`."""
-    for word, below in pairwise(_words(cgroup_parent)):
-        if word == "kubepods":
+    for name, below in pairwise(_names(cgroup_parent)):
+        if name == "kubepods":
             if below == "burstable":
                 return "burstable"
             if below == "besteffort":
@@ -54,18 +54,18 @@ def is_qos_root(group: str) -> bool:
     The kubelet owns such a cgroup: it writes its files at start, and does not start if the kernel
     refuses that.
     """
-    return _words(group)[-2:] in _QOS_ROOTS or _words(group)[-1:] == ["kubepods"]
+    return _names(group)[-2:] in _QOS_ROOTS or _names(group)[-1:] == ["kubepods"]
 
 
 _QOS_ROOTS: Final = tuple(["kubepods", each] for each in ("guaranteed", "burstable", "besteffort"))
 
 
-def _words(group: str) -> list[str]:
+def _names(group: str) -> list[str]:
     """The names of nested cgroups; the name of a slice contains those of the slices above it."""
-    words: list[str] = []
+    names: list[str] = []
     for part in group.split("/"):
         if part.endswith(_SLICE):
-            words = part.removesuffix(_SLICE).split("-")
+            names = part.removesuffix(_SLICE).split("-")
         elif part:
-            words.append(part)
-    return words
+            names.append(part)
+    return names

@@ -229,7 +229,7 @@ def test_a_lasting_condition_has_the_time_of_its_begin() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     for fault in ("DriverMismatch", "DriverMismatch", "LetGo", "DriverMismatch"):
         health = on_report(
-            health, without_driver(fault), health.cards[0].turned + 5, ACTIONS, BUSES
+            health, without_driver(fault), health.cards[0].health_changed + 5, ACTIONS, BUSES
         )
     assert [each.since for each in health.cards[0].gpu_conditions] == [FIRST + 5]
 
@@ -450,7 +450,9 @@ def played(steps: list[Any], health: GpuHealth, now: int) -> GpuHealth:
         for card in health.cards:
             old = before.get(card.gpu.uuid)
             if old is not None:
-                assert card.turned == (old.turned if old.healthy == card.healthy else now)
+                assert card.health_changed == (
+                    old.health_changed if old.healthy == card.healthy else now
+                )
     return health
 
 
