@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from agent.allocate.device_holders.grants import Carriers
 from agent.hooks import cri
 from agent.model import bounds
-from agent.model.devices import visible
+from agent.model.devices import visibility
 from agent.model.pod.pods import ContainerState, pod_metadata, pod_uid
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED, Wanted
 from agent.model.verdict import Code
@@ -340,7 +340,7 @@ def device_carriers(info: str) -> Carriers:
     annotations = {
         key: value
         for key, value in (config.annotations or {}).items()
-        if found.spec is None or key.startswith(visible.CDI_OF_RUNTIME)
+        if found.spec is None or key.startswith(visibility.CDI_OF_RUNTIME)
     }
     nodes = [
         *(device.host_path for device in asked),

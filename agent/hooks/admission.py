@@ -22,7 +22,7 @@ from agent.hooks.requests import (
     joined,
 )
 from agent.model import notice
-from agent.model.devices.visible import Visibility
+from agent.model.devices.visibility import Visibility
 from agent.model.notifications import (
     ContainerAnnounced,
     Created,

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from agent.hooks.requests import CarriedNode
-from agent.model.devices.visible import (
+from agent.model.devices.visibility import (
     MOUNT_ROOT,
     NOTHING_NAMED,
     VisibleGpu,

@@ -32,7 +32,7 @@ from agent.allocate.shares import (
 )
 from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer, announced
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
-from agent.model.devices.visible import Mount
+from agent.model.devices.visibility import Mount
 from agent.model.notice import MOUNTED_AT
 from agent.model.notifications import RequestedResources
 from agent.model.pod.annotations import AnnotationError

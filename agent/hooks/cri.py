@@ -25,8 +25,8 @@ from agent.hooks.requests import (
     announced_pod,
     scaled_quota,
 )
-from agent.model.devices import visible
-from agent.model.devices.visible import Mount
+from agent.model.devices import visibility
+from agent.model.devices.visibility import Mount
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 
@@ -244,7 +244,7 @@ def _pod(sandbox_config: bytes) -> PodAnnounced:
 
 
 _SIGNS: Final = {
-    _ENVIRONMENT: (visible.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
+    _ENVIRONMENT: (visibility.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
     _MOUNTS: (
         b"nvidia-container-devices",
         b"device-plugins",
@@ -252,7 +252,7 @@ _SIGNS: Final = {
         b"node-feature-discovery",
     ),
     _NODES: (b"",),
-    _ANNOTATIONS: (visible.CDI_ANNOTATIONS.encode(),),
+    _ANNOTATIONS: (visibility.CDI_ANNOTATIONS.encode(),),
     _CDI_DEVICES: (b"",),
 }
 """Part of every entry that may name devices: most requests have many other entries."""
@@ -269,16 +269,16 @@ def carried(message: bytes) -> Carried:
     variables = [
         (name, text(each, 2))
         for each in found[_ENVIRONMENT]
-        if (name := text(each, 1)) in (visible.VISIBLE_DEVICES, carriers.PRELOAD)
+        if (name := text(each, 1)) in (visibility.VISIBLE_DEVICES, carriers.PRELOAD)
     ]
     notes = [
         (key, text(each, 2))
         for each in found[_ANNOTATIONS]
-        if visible.is_cdi_annotation(key := text(each, 1))
+        if visibility.is_cdi_annotation(key := text(each, 1))
     ]
     places = [text(each, _CONTAINER_PATH) for each in found[_MOUNTS]]
     return Carried(
-        environment=tuple(value for name, value in variables if name == visible.VISIBLE_DEVICES),
+        environment=tuple(value for name, value in variables if name == visibility.VISIBLE_DEVICES),
         preload=dict(variables).get(carriers.PRELOAD, ""),
         mounts=tuple(each for each in places if carriers.mounted_name(each) is not None),
         annotations=tuple(notes),
@@ -291,7 +291,7 @@ def carried(message: bytes) -> Carried:
 
 def _carried_node(message: bytes) -> CarriedNode:
     return CarriedNode(
-        visible.cleaned(text(message, _NODE_HOST_PATH)),
+        visibility.cleaned(text(message, _NODE_HOST_PATH)),
         text(message, _NODE_PATH),
         text(message, _NODE_PERMISSIONS),
     )

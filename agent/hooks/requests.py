@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from agent.host.log_once import CountedWarnings
-from agent.model.devices.visible import Mount
+from agent.model.devices.visibility import Mount
 from agent.model.notifications import (
     ContainerFailed,
     Notification,

@@ -25,8 +25,8 @@ from agent.hooks.requests import (
     Outcomes,
     beyond,
 )
-from agent.model.devices import visible
-from agent.model.devices.visible import (
+from agent.model.devices import visibility
+from agent.model.devices.visibility import (
     MOUNT_ROOT,
     NOTHING_NAMED,
     VISIBLE_DEVICES,
@@ -253,7 +253,7 @@ def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") 
     if gpus and cdi_kind and not any(carried.names()):
         cdi_devices = [*cdi_devices, *(f"{cdi_kind}={gpu.uuid}" for gpu in gpus)]
     by_cdi = any(map(_is_gpu, cdi_devices)) or any(
-        _is_gpu(name) for _, value in annotations if value for name in visible.split(value)
+        _is_gpu(name) for _, value in annotations if value for name in visibility.split(value)
     )
     mounts = _mounts(carried.mounts, gpus)
     value = _variable(carried, gpus, by_mounts=bool(mounts), by_cdi=by_cdi)
@@ -300,7 +300,7 @@ def _in_annotations(
 ) -> Iterator[tuple[str, str | None]]:
     """None when no name is left."""
     for key, value in annotations:
-        names = visible.split(value)
+        names = visibility.split(value)
         yield (
             (key, ",".join(_in_list(names, gpus)) or None)
             if any(map(_is_gpu, names))
@@ -340,7 +340,7 @@ def _variable(
     if by_mounts:
         return MOUNT_ROOT
     names_some = present is not None and present not in NOTHING_NAMED and present != MOUNT_ROOT
-    names = visible.split(present or "") if names_some else []
+    names = visibility.split(present or "") if names_some else []
     qualified = [name for name in names if "=" in name]
     others = [name for name in qualified if not _is_gpu(name)]
     if not gpus:

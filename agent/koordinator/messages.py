@@ -24,7 +24,7 @@ from agent.hooks.requests import (
     announced_pod,
     scaled_quota,
 )
-from agent.model.devices import visible
+from agent.model.devices import visibility
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import koordinator_hooks_pb2 as pb
@@ -56,11 +56,11 @@ def create(request: pb.ContainerResourceHookRequest) -> CreateContainer:
 def carried(request: pb.ContainerResourceHookRequest) -> Carried:
     """The devices that the environment of a container to create names: the protocol has no other
     carrier. Mounts that the environment refers to are there without their names."""
-    value = request.container_envs.get(visible.VISIBLE_DEVICES)
+    value = request.container_envs.get(visibility.VISIBLE_DEVICES)
     return Carried(
         environment=() if value is None else (value,),
         preload=request.container_envs.get(carriers.PRELOAD, ""),
-        mounts=(carriers.mount_path("unseen"),) if value == visible.MOUNT_ROOT else (),
+        mounts=(carriers.mount_path("unseen"),) if value == visibility.MOUNT_ROOT else (),
     )
 
 

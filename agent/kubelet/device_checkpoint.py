@@ -20,7 +20,7 @@ from agent.allocate.device_holders.grants import Carriers
 from agent.hooks import cri
 from agent.kubelet import statefile
 from agent.kubelet.statefile import Checked, StateFileError
-from agent.model.devices.holding import DeviceGrant, HoldingSource
+from agent.model.devices.holding import HoldingSource, ReportedDevices
 
 FILE_NAME: Final = "device-plugins/kubelet_internal_checkpoint"
 
@@ -226,24 +226,26 @@ def _messages(answer: bytes, wanted: int) -> Iterator[bytes]:
 
 def grants_of(
     checkpoint: DeviceCheckpoint, boot_id: str = ""
-) -> tuple[tuple[DeviceGrant, ...], tuple[str, ...]]:
+) -> tuple[tuple[ReportedDevices, ...], tuple[str, ...]]:
     """The grants, and problems. The ids name the devices; the plugin's answer adds the carriers of
     ids without a meaning. `boot_id`: of this boot. After a reboot a kubelet gives pods the same
     devices again, so entries of the last boot count."""
-    found: list[DeviceGrant] = []
+    found: list[ReportedDevices] = []
     problems = list(checkpoint.problems)
     if boot_id and checkpoint.boot_id and checkpoint.boot_id != boot_id:
         problems.append(f"BootID {checkpoint.boot_id}: written before the last reboot")
     for entry in checkpoint.entries:
         names = tuple(sorted({name for ids in entry.devices.values() for name in ids}))
         found.append(
-            DeviceGrant(entry.uid, entry.container, entry.resource, names, HoldingSource.CHECKPOINT)
+            ReportedDevices(
+                entry.uid, entry.container, entry.resource, names, HoldingSource.CHECKPOINT
+            )
         )
         found += _answered(entry, problems)
     return tuple(found), tuple(problems)
 
 
-def _answered(entry: DeviceEntry, problems: list[str]) -> tuple[DeviceGrant, ...]:
+def _answered(entry: DeviceEntry, problems: list[str]) -> tuple[ReportedDevices, ...]:
     if not entry.answer:
         return ()
     try:

@@ -16,16 +16,16 @@ from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders.names import Keys, meaning
 from agent.model.cpu.cpuset import MAX_ID, CpuSet
-from agent.model.devices.holding import DeviceGrant, HoldingSource
+from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.pod.pod_resources import (
     Allocatable,
     ClaimedDevice,
     ContainerCorrection,
     ContainerResources,
+    CorrectedDevice,
     Corrections,
-    GivenDevice,
     MemoryBlock,
-    OwnDevice,
+    PluginDevice,
     PodResources,
     ResourceClaim,
 )
@@ -222,7 +222,7 @@ def _memory(messages: Iterable[pb.ContainerMemory], of: str) -> tuple[MemoryBloc
     return tuple(sorted(blocks, key=lambda block: (block.kind, block.nodes, block.size_bytes)))
 
 
-def _devices(messages: Iterable[pb.ContainerDevices], of: str) -> tuple[GivenDevice, ...]:
+def _devices(messages: Iterable[pb.ContainerDevices], of: str) -> tuple[PluginDevice, ...]:
     """The kubelet writes a device that is near to several NUMA nodes once for each of them."""
     nodes: dict[tuple[str, str], set[int]] = {}
     for each in messages:
@@ -233,7 +233,7 @@ def _devices(messages: Iterable[pb.ContainerDevices], of: str) -> tuple[GivenDev
         for device in each.device_ids:
             nodes.setdefault((each.resource_name, device), set()).update(near)
     return tuple(
-        GivenDevice(resource, device, tuple(sorted(near)))
+        PluginDevice(resource, device, tuple(sorted(near)))
         for (resource, device), near in sorted(nodes.items())
     )
 
@@ -347,13 +347,13 @@ def _correct(container: pb.ContainerResources, correction: ContainerCorrection, 
 
 
 def _types(entry: pb.ContainerDevices, keys: Keys) -> set[str]:
-    grant = DeviceGrant(
+    grant = ReportedDevices(
         "", "", entry.resource_name, tuple(entry.device_ids), HoldingSource.CHECKPOINT
     )
     return {each.type for each in meaning(grant, keys).holdings}
 
 
-def _entry(resource: str, device: OwnDevice) -> pb.ContainerDevices:
+def _entry(resource: str, device: CorrectedDevice) -> pb.ContainerDevices:
     """As the kubelet writes it: without topology for a device without a NUMA node."""
     nodes = [pb.NUMANode(ID=node) for node in device.nodes]
     topology = pb.TopologyInfo(nodes=nodes) if nodes else None

@@ -15,7 +15,7 @@ import msgspec
 from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.cpu.cpuset import CpuSet, union
-from agent.model.devices.visible import NodeVisibility, Visibility
+from agent.model.devices.visibility import NodeVisibility, Visibility
 from agent.model.pod.qos import QoS
 
 UNLIMITED: Final = -1

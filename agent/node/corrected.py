@@ -18,8 +18,13 @@ from agent.kubelet.podresources import CorrectedLister, Known
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices.device_files import DeviceFiles
 from agent.model.devices.device_object import Device, DeviceType
-from agent.model.devices.visible import Visibility
-from agent.model.pod.pod_resources import ContainerCorrection, Corrections, OwnDevice, PodCorrection
+from agent.model.devices.visibility import Visibility
+from agent.model.pod.pod_resources import (
+    ContainerCorrection,
+    CorrectedDevice,
+    Corrections,
+    PodCorrection,
+)
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import PodWanted, Wanted
 from agent.node.device_visibility import DeviceVisibility
@@ -124,25 +129,25 @@ class _Devices:
             for device in devices
             if device.topology is not None and device.topology.node >= 0
         }
-        self._by_path: dict[str, OwnDevice] = {}
+        self._by_path: dict[str, CorrectedDevice] = {}
         for card in files.cards or ():
             near = self._nodes.get(card.gpu.uuid, ())
             self._nodes |= {part.uuid: near for part in card.instances}
         for other in files.others:
             near = self._nodes.get(other.uuid, ())
             for node in other.nodes:
-                self._by_path[node.path] = OwnDevice(other.uuid, near)
+                self._by_path[node.path] = CorrectedDevice(other.uuid, near)
             for bus, nodes in other.functions.items():
-                self._by_path |= {node.path: OwnDevice(bus, near) for node in nodes}
+                self._by_path |= {node.path: CorrectedDevice(bus, near) for node in nodes}
 
-    def seen(self, visible: Visibility) -> dict[str, tuple[OwnDevice, ...]]:
+    def seen(self, visible: Visibility) -> dict[str, tuple[CorrectedDevice, ...]]:
         """By type, the devices of the decision; none for a refused pod."""
         if visible.refused:
             return {}
-        found: dict[str, tuple[OwnDevice, ...]] = {}
+        found: dict[str, tuple[CorrectedDevice, ...]] = {}
         if visible.gpus is not None:
             found[DeviceType.GPU.value] = tuple(
-                OwnDevice(each.uuid, self._nodes.get(each.uuid, ())) for each in visible.gpus
+                CorrectedDevice(each.uuid, self._nodes.get(each.uuid, ())) for each in visible.gpus
             )
         for kind, nodes in visible.nodes.items():
             known = (self._by_path.get(node.path) for node in nodes)

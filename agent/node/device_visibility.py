@@ -24,8 +24,8 @@ from agent.allocate.visibility.pod_devices import (
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_files import DeviceFiles
-from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
-from agent.model.devices.visible import NodeVisibility, Unasked
+from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
+from agent.model.devices.visibility import NodeVisibility, Unasked
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.node.cluster_view import ClusterCache, ClusterState
@@ -118,7 +118,7 @@ class DeviceVisibilityView:
         cluster: ClusterState,
         cache: ClusterCache,
         pods: tuple[Pod, ...],
-        grants: tuple[DeviceGrant, ...],
+        grants: tuple[ReportedDevices, ...],
         before: Holders,
     ) -> tuple[DeviceState, DeviceVisibility | None]:
         """The devices and their visibility. It is UNDECIDED until PCI could be listed and the

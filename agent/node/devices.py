@@ -30,7 +30,7 @@ from agent.model.devices.device_object import Device
 from agent.model.devices.gpu_actions import GpuActionError, GpuActions
 from agent.model.devices.gpu_health import GpuHealth
 from agent.model.devices.gpus import Gpu, GpuReading
-from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form
+from agent.model.devices.holding import DeviceHolding, Form, ReportedDevices
 from agent.model.devices.listing import (
     DiscoveredDevices,
     Published,
@@ -39,7 +39,7 @@ from agent.model.devices.listing import (
     places,
 )
 from agent.model.devices.pci import Fpgas, Function, Rdma
-from agent.model.devices.visible import DeviceNode
+from agent.model.devices.visibility import DeviceNode
 from agent.model.nrt.report import DeviceReport
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
@@ -163,7 +163,7 @@ class DeviceView:
         published: Published | None,
         node: ApiNode,
         pods: Collection[Pod],
-        grants: Iterable[DeviceGrant] = (),
+        grants: Iterable[ReportedDevices] = (),
     ) -> DeviceState | None:
         """None before PCI could be listed, and on a node with devices before `published` is known.
         `published`: the Device object when the agent started, which has the numbers and conditions

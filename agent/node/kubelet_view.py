@@ -29,7 +29,7 @@ from agent.kubelet.statefile import StateFileError
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Portion
-from agent.model.devices.holding import DeviceGrant
+from agent.model.devices.holding import ReportedDevices
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, kept, reserved
 from agent.model.nrt.report import Allocated
@@ -56,7 +56,7 @@ class KubeletState(msgspec.Struct, frozen=True):
 
     resources: PodResourcesState
     cpus: KubeletCpus
-    grants: tuple[DeviceGrant, ...] = ()
+    grants: tuple[ReportedDevices, ...] = ()
 
 
 class KubeletView:
@@ -74,7 +74,7 @@ class KubeletView:
         self._claims = ResourceClaimView()
 
     def state(
-        self, topology: Topology, pods: tuple[Pod, ...], shown: tuple[DeviceGrant, ...]
+        self, topology: Topology, pods: tuple[Pod, ...], shown: tuple[ReportedDevices, ...]
     ) -> KubeletState:
         """The state of these pods. `shown`: the devices and CPUs that their containers show. Call
         it after the runtime was listed: then the CPU manager's state names every listed container.
@@ -190,7 +190,7 @@ class PodResourcesState(msgspec.Struct, frozen=True):
     held: Mapping[str, Allocated] = {}
     portions: tuple[Portion, ...] = ()
     reserved_memory_bytes: Mapping[int, int] = {}
-    grants: tuple[DeviceGrant, ...] = ()
+    grants: tuple[ReportedDevices, ...] = ()
     reserved_cpus: CpuSet = EMPTY
     cpus: KubeletCpus | None = None
 
@@ -318,10 +318,10 @@ class DeviceCheckpointView:
         self._path = os.path.join(kubelet_dir, device_checkpoint.FILE_NAME)
         self._boot_id = boot_id()
         self._stamp = stamp("")
-        self._grants: tuple[DeviceGrant, ...] = ()
+        self._grants: tuple[ReportedDevices, ...] = ()
         self._sources = sources or Sources()
 
-    def grants(self) -> tuple[DeviceGrant, ...]:
+    def grants(self) -> tuple[ReportedDevices, ...]:
         """Empty without a checkpoint. Logs what can't be read once."""
         now = stamp(self._path)
         if now != self._stamp:
@@ -346,7 +346,7 @@ class ResourceClaimView:
     def __init__(self) -> None:
         self._logged: frozenset[tuple[int, str]] = frozenset()
 
-    def with_claims(self, kubelet: KubeletCpus, grants: Iterable[DeviceGrant]) -> KubeletCpus:
+    def with_claims(self, kubelet: KubeletCpus, grants: Iterable[ReportedDevices]) -> KubeletCpus:
         """Adds the CPUs of the claims among `grants`."""
         found = claimed_cpus(grants)
         overlapping = (

@@ -14,7 +14,7 @@ from agent.allocate.device_holders import grants
 from agent.cgroup import names
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
-from agent.model.devices.holding import DeviceGrant
+from agent.model.devices.holding import ReportedDevices
 from agent.model.pod.pods import Container, ContainerState, Ended, Pod
 from agent.model.pod.qos import kube_class
 from agent.model.snapshot import Patterns, excludes
@@ -68,7 +68,7 @@ class RuntimeState(msgspec.Struct, frozen=True):
 
     pods: tuple[Pod, ...]
     starts_with: dict[str, Placement]
-    grants: tuple[DeviceGrant, ...] = ()
+    grants: tuple[ReportedDevices, ...] = ()
 
 
 class RuntimeView:
@@ -87,7 +87,7 @@ class RuntimeView:
         self._cri = cri
         self._locator = locator
         self._requests = requests
-        self._grants: dict[str, tuple[DeviceGrant, ...]] | None = {} if grants else None
+        self._grants: dict[str, tuple[ReportedDevices, ...]] | None = {} if grants else None
         self._shares: dict[str, int] = {}
         self._stale: set[str] = set()
         self._ended: dict[str, Placement] = {}

@@ -23,7 +23,7 @@ from agent.hooks.requests import (
     announced_pod,
     scaled_quota,
 )
-from agent.model.devices import visible
+from agent.model.devices import visibility
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.pod.pods import pod_uid
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED
@@ -107,15 +107,15 @@ def carried(container: pb.Container) -> Carried:
     image's environment can't be distinguished from the request's, and `all` counts as the image's.
     For a privileged container runtimes list every node of the host, which it did not request."""
     variables = [each.partition(b"=")[::2] for each in container.env]
-    named_devices, preload = visible.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()
+    named_devices, preload = visibility.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()
     named = [value.decode(errors="replace") for name, value in variables if name == named_devices]
     preloaded = [value.decode(errors="replace") for name, value in variables if name == preload]
     notes = {key: container.annotations[key] for key in container.annotations}
     injected = [
         name
         for key, value in sorted(notes.items())
-        if key.startswith(visible.CDI_OF_RUNTIME)
-        for name in visible.split(value)
+        if key.startswith(visibility.CDI_OF_RUNTIME)
+        for name in visibility.split(value)
     ]
     privileged = any(map(_allows_all, container.linux.resources.devices))
     return Carried(
@@ -129,7 +129,7 @@ def carried(container: pb.Container) -> Carried:
         annotations=tuple(
             (key, value)
             for key, value in sorted(notes.items())
-            if visible.is_cdi_annotation(key) and not key.startswith(visible.CDI_OF_RUNTIME)
+            if visibility.is_cdi_annotation(key) and not key.startswith(visibility.CDI_OF_RUNTIME)
         ),
         cdi_devices=tuple(
             dict.fromkeys([*(each.name for each in container.CDI_devices), *injected])

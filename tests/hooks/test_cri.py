@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.hooks import cri
 from agent.hooks.requests import UNCHANGED, CarriedNode, Changes
-from agent.model.devices.visible import Mount
+from agent.model.devices.visibility import Mount
 from agent.model.notifications import RequestedResources
 from agent.proto import cri_pb2 as pb
 

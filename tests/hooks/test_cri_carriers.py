@@ -8,7 +8,7 @@ from agent.hooks import carriers
 from agent.hooks.carriers import Carried
 from agent.hooks.cri import carried
 from agent.hooks.requests import CarriedNode
-from agent.model.devices.visible import MOUNT_ROOT, VisibleGpu
+from agent.model.devices.visibility import MOUNT_ROOT, VisibleGpu
 from agent.proto import cri_pb2 as pb
 
 

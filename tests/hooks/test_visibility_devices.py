@@ -19,7 +19,7 @@ from agent.hooks.requests import (
     joined,
 )
 from agent.hooks.visibility import TakenError, UnhonouredError
-from agent.model.devices.visible import (
+from agent.model.devices.visibility import (
     MOUNT_ROOT,
     DeviceNode,
     Mount,

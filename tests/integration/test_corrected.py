@@ -12,7 +12,7 @@ import pytest
 from agent.kubelet.podresources import PodResourcesClient
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import DEVICE_ALLOCATED
-from agent.model.pod.pod_resources import ContainerResources, GivenDevice
+from agent.model.pod.pod_resources import ContainerResources, PluginDevice
 from agent.model.pod.qos import QOS_LABEL
 from tests.discover import gpumachines
 from tests.integration.gpunode import GpuNode
@@ -73,15 +73,15 @@ def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus:
             f"--corrected-pod-resources-socket={socket}",
         )
 
-        def cards() -> tuple[GivenDevice, ...]:
+        def cards() -> tuple[PluginDevice, ...]:
             told = main_of(exporter, taker)
             return told.devices if told else ()
 
         before = main_of(kubelet.client, taker)
         assert before is not None
-        assert before.devices == (GivenDevice(RESOURCE, first, (0,)),)
+        assert before.devices == (PluginDevice(RESOURCE, first, (0,)),)
         eventually(
-            "the scheduler's card", lambda: cards() == (GivenDevice(RESOURCE, second, (0,)),)
+            "the scheduler's card", lambda: cards() == (PluginDevice(RESOURCE, second, (0,)),)
         )
         assert own is not None
         expected = msgspec.structs.replace(own, cpus=CpuSet())

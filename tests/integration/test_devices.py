@@ -22,7 +22,7 @@ from agent.cri.client import Cri
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
-from agent.model.devices.visible import (
+from agent.model.devices.visibility import (
     MOUNT_ROOT,
     VISIBLE_DEVICES,
     DeviceNode,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.model.devices.holding import DEVICES_CHECKPOINTS
-from agent.model.devices.visible import MOUNT_ROOT
+from agent.model.devices.visibility import MOUNT_ROOT
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.rpc.grpc import RpcError
 from tests.discover import gpumachines

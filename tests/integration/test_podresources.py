@@ -16,7 +16,12 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import Portion
 from agent.model.nrt.pod_holdings import device_portions, holdings, reserved
 from agent.model.nrt.report import Allocated, Reserved
-from agent.model.pod.pod_resources import ContainerResources, GivenDevice, MemoryBlock, PodResources
+from agent.model.pod.pod_resources import (
+    ContainerResources,
+    MemoryBlock,
+    PluginDevice,
+    PodResources,
+)
 from agent.node.kubelet_view import PodResourcesView
 from tests.integration.harness import kernel_cpus
 from tests.integration.kubelet import standalone
@@ -143,7 +148,7 @@ def test_devices_of_a_plugin_with_and_without_a_numa_node(kubelet: Kubelet) -> N
     plugin = DevicePlugin(kubelet.shared / "device-plugins")
     plugin.start({"d0": (0,), "d1": ()})
     try:
-        near, far = GivenDevice(RESOURCE, "d0", (0,)), GivenDevice(RESOURCE, "d1")
+        near, far = PluginDevice(RESOURCE, "d0", (0,)), PluginDevice(RESOURCE, "d1")
         eventually(
             "both are known", lambda: kubelet.client.allocatable().devices == (near, far), SECONDS
         )

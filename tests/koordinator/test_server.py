@@ -17,7 +17,7 @@ import pytest
 from agent.host.locks import LockedError
 from agent.koordinator import server, service
 from agent.koordinator.server import HookServer
-from agent.model.devices.visible import MOUNT_ROOT, DeviceNode, Visibility
+from agent.model.devices.visibility import MOUNT_ROOT, DeviceNode, Visibility
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
 from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted

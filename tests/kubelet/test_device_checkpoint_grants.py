@@ -13,7 +13,7 @@ from agent.allocate.device_holders.grants import Carriers
 from agent.hooks.cri import patch
 from agent.kubelet import device_checkpoint
 from agent.kubelet.device_checkpoint import grants_of
-from agent.model.devices.holding import DeviceGrant, HoldingSource
+from agent.model.devices.holding import HoldingSource, ReportedDevices
 
 TEGRA = "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh"
 """The answer of a real plugin, from a real checkpoint: NVIDIA_VISIBLE_DEVICES=tegra."""
@@ -64,7 +64,9 @@ def test_both_shapes_of_ids(ids: Any) -> None:
     found, problems = grants_of(checkpoint(ids))
     assert problems == ()
     assert found == (
-        DeviceGrant("pod", "main", "nvidia.com/gpu", ("GPU-a", "GPU-b"), HoldingSource.CHECKPOINT),
+        ReportedDevices(
+            "pod", "main", "nvidia.com/gpu", ("GPU-a", "GPU-b"), HoldingSource.CHECKPOINT
+        ),
     )
 
 
@@ -72,8 +74,8 @@ def test_ids_and_answer() -> None:
     found, problems = grants_of(checkpoint({"-1": ["tegra"]}, TEGRA))
     assert problems == ()
     assert found == (
-        DeviceGrant("pod", "main", "nvidia.com/gpu", ("tegra",), HoldingSource.CHECKPOINT),
-        DeviceGrant("pod", "main", "", ("tegra",), HoldingSource.ANSWER),
+        ReportedDevices("pod", "main", "nvidia.com/gpu", ("tegra",), HoldingSource.CHECKPOINT),
+        ReportedDevices("pod", "main", "", ("tegra",), HoldingSource.ANSWER),
     )
 
 

@@ -27,8 +27,8 @@ from agent.model.pod.pod_resources import (
     Allocatable,
     ClaimedDevice,
     ContainerResources,
-    GivenDevice,
     MemoryBlock,
+    PluginDevice,
     PodResources,
     ResourceClaim,
 )
@@ -87,7 +87,7 @@ def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: Kubelet) -> No
         "c",
         CpuSet([2, 5]),
         (MemoryBlock("hugepages-2Mi", GI, (0,)), MemoryBlock("memory", 3 * GI, (0, 1))),
-        (GivenDevice("vendor.example/nic", "n0", (1,)), GivenDevice("vendor.example/nic", "n1")),
+        (PluginDevice("vendor.example/nic", "n0", (1,)), PluginDevice("vendor.example/nic", "n1")),
         (
             ResourceClaim(
                 "ns",
@@ -129,7 +129,7 @@ def test_allocatable(client: PodResourcesClient, kubelet: Kubelet) -> None:
     assert client.allocatable() == Allocatable(
         CpuSet([1, 3]),
         (MemoryBlock("memory", GI, (0,)),),
-        (GivenDevice("vendor.example/nic", "n0", (1,)),),
+        (PluginDevice("vendor.example/nic", "n0", (1,)),),
     )
 
 
@@ -147,13 +147,13 @@ def test_one_pod_by_name(client: PodResourcesClient, kubelet: Kubelet) -> None:
 def test_device_near_two_numa_nodes_is_one_device() -> None:
     """The kubelet has an entry for each NUMA node (1.36, cm/container_manager.go)."""
     message = with_container(devices=[device("v/x", "d", 1), device("v/x", "d", 0)])
-    assert podresources.pod(message).containers[0].devices == (GivenDevice("v/x", "d", (0, 1)),)
+    assert podresources.pod(message).containers[0].devices == (PluginDevice("v/x", "d", (0, 1)),)
 
 
 def test_device_with_numa_node_minus_one_has_none() -> None:
     """As the kernel does, and plugins that read it (devices.md §3.6)."""
     message = with_container(devices=[device("v/x", "d", -1)])
-    assert podresources.pod(message).containers[0].devices == (GivenDevice("v/x", "d"),)
+    assert podresources.pod(message).containers[0].devices == (PluginDevice("v/x", "d"),)
 
 
 @pytest.mark.parametrize(

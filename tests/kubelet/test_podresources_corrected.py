@@ -12,7 +12,7 @@ from agent.allocate.device_holders.names import Target, keys
 from agent.kubelet.podresources import METHODS, SERVICE, CorrectedLister, Known
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices.device_object import Device
-from agent.model.pod.pod_resources import ContainerCorrection, OwnDevice, PodCorrection
+from agent.model.pod.pod_resources import ContainerCorrection, CorrectedDevice, PodCorrection
 from agent.proto import podresources_pb2 as pb
 from agent.rpc.server import GrpcServer
 from tests.kubelet.played import Kubelet, device, memory, serving
@@ -77,7 +77,9 @@ def container(name: str = "main", **fields: object) -> pb.ContainerResources:
 
 
 def gpus(*uuids: str) -> ContainerCorrection:
-    return ContainerCorrection(devices={"gpu": tuple(OwnDevice(each, (1,)) for each in uuids)})
+    return ContainerCorrection(
+        devices={"gpu": tuple(CorrectedDevice(each, (1,)) for each in uuids)}
+    )
 
 
 def test_unknown_pods_and_fields_pass_unchanged(exporter: Exporter, kubelet: Kubelet) -> None:

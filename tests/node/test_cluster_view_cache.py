@@ -16,7 +16,7 @@ from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import Device
 from agent.model.devices.gpus import Ancestor, GpuPair
 from agent.model.devices.listing import Published
-from agent.model.devices.visible import DeviceNode, VisibleGpu
+from agent.model.devices.visibility import DeviceNode, VisibleGpu
 from agent.model.nrt.node_annotations import SYSTEM_QOS
 from agent.model.nrt.node_status import GpuInfo
 from agent.model.pod import pods

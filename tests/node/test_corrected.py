@@ -5,8 +5,8 @@ import pytest
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import Device, DeviceTopology
-from agent.model.devices.visible import DeviceNode, Visibility, VisibleGpu
-from agent.model.pod.pod_resources import ContainerCorrection, OwnDevice, PodCorrection
+from agent.model.devices.visibility import DeviceNode, Visibility, VisibleGpu
+from agent.model.pod.pod_resources import ContainerCorrection, CorrectedDevice, PodCorrection
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
 from agent.node.corrected import corrections
@@ -61,19 +61,24 @@ def test_cpus_are_the_containers_exclusive_ones(wanted: Wanted, cpus: CpuSet | N
         (Visibility(gpus=()), {"gpu": ()}),
         (
             Visibility(gpus=(ONE, MIG)),
-            {"gpu": (OwnDevice("GPU-1", (0,)), OwnDevice("MIG-x", (1,)))},
+            {"gpu": (CorrectedDevice("GPU-1", (0,)), CorrectedDevice("MIG-x", (1,)))},
         ),
-        (Visibility(gpus=(NOWHERE,)), {"gpu": (OwnDevice("GPU-2b"),)}),
+        (Visibility(gpus=(NOWHERE,)), {"gpu": (CorrectedDevice("GPU-2b"),)}),
         (Visibility(gpus=(ONE,), refused="taken"), {}),
         (Visibility(nodes={"rdma": ()}), {"rdma": ()}),
         (
             Visibility(nodes={"rdma": (COMMON, VERBS, FUNCTION)}),
-            {"rdma": (OwnDevice("0000:17:00.0", (1,)), OwnDevice("0000:17:00.1", (1,)))},
+            {
+                "rdma": (
+                    CorrectedDevice("0000:17:00.0", (1,)),
+                    CorrectedDevice("0000:17:00.1", (1,)),
+                )
+            },
         ),
     ],
 )
 def test_devices_are_the_visible_ones(
-    visible: Visibility, devices: dict[str, tuple[OwnDevice, ...]]
+    visible: Visibility, devices: dict[str, tuple[CorrectedDevice, ...]]
 ) -> None:
     assert correction(Wanted(visible=visible)).each.devices == devices
 

@@ -12,7 +12,7 @@ from agent.hooks.requests import CreateContainer
 from agent.model.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.devices.device_files import CardFiles, DeviceFiles
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource
-from agent.model.devices.visible import VisibleGpu
+from agent.model.devices.visibility import VisibleGpu
 from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.pods import Pod

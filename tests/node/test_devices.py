@@ -21,8 +21,8 @@ from agent.model.devices.device_object import GPU_PARTITIONS, Condition
 from agent.model.devices.gpu_actions import GpuActions
 from agent.model.devices.gpu_devices import GPU_DRIVER, RELEASED
 from agent.model.devices.gpus import Ancestor, pci_address
-from agent.model.devices.holding import DEVICES_CHECKPOINTS, DeviceGrant, HoldingSource
-from agent.model.devices.interconnect import GPU_LINKS, Interlink
+from agent.model.devices.holding import DEVICES_CHECKPOINTS, HoldingSource, ReportedDevices
+from agent.model.devices.interconnect import GPU_LINKS, GpuLink
 from agent.model.devices.listing import Published, published
 from agent.model.nrt import node_status
 from agent.model.nrt.node_annotations import NodeConfiguration
@@ -268,8 +268,8 @@ def test_links_are_published_as_the_driver_reports_them(dgx1: Node) -> None:
     told = interconnect.decode_links(report.annotations)
     assert len(told) == 28
     assert {pair: each.links for pair, each in told.items() if each.links} == gpumachines.DGX1_LINKS
-    assert told[0, 3] == Interlink(Ancestor.SYSTEM, 2, 50_000)
-    assert told[4, 5] == Interlink(Ancestor.SWITCH, 1, 25_000)
+    assert told[0, 3] == GpuLink(Ancestor.SYSTEM, 2, 50_000)
+    assert told[4, 5] == GpuLink(Ancestor.SWITCH, 1, 25_000)
 
 
 def test_published_links_are_kept_until_the_driver_answers(dgx1: Node) -> None:
@@ -304,7 +304,7 @@ def test_holdings_are_counted_and_invalid_annotations_are_reported_once(
 def test_a_card_that_the_kubelet_assigned_is_in_use_and_published(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     uuid = first.devices[0].uuid
-    grant = DeviceGrant("a", "main", "nvidia.com/gpu", (uuid,), HoldingSource.CHECKPOINT)
+    grant = ReportedDevices("a", "main", "nvidia.com/gpu", (uuid,), HoldingSource.CHECKPOINT)
     seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), [grant])
     assert seen is not None
     assert seen.report.held == {("gpu", 0): first.devices[0].resources}
@@ -320,11 +320,11 @@ def test_held_cards_can_be_withheld_from_the_device_object(mixed: Node, tmp_path
     mixed.view.close()
     mixed.view = mixed.another(withhold=True)
     first = mixed.until(lambda it: it.devices)
-    grant = DeviceGrant(
+    grant = ReportedDevices(
         "a", "main", "nvidia.com/gpu", (first.devices[1].uuid,), HoldingSource.CHECKPOINT
     )
 
-    def objects(*grants: DeviceGrant) -> tuple[list[int], int, int]:
+    def objects(*grants: ReportedDevices) -> tuple[list[int], int, int]:
         """What Device object, Node and NodeResourceTopology have of gpu-core."""
         seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), grants)
         assert seen is not None
@@ -357,7 +357,7 @@ def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFi
         pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
     )
     grants = [
-        DeviceGrant(uid, "main", "", (first.devices[0].uuid,), HoldingSource.CONTAINER)
+        ReportedDevices(uid, "main", "", (first.devices[0].uuid,), HoldingSource.CONTAINER)
         for uid in ("a", "b")
     ]
     for _ in range(2):
@@ -379,8 +379,8 @@ def test_a_running_pod_holds_its_card_after_a_change_of_its_annotation(
         pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
     )
     grants = [
-        DeviceGrant("a", "main", "nvidia.com/gpu", (one.uuid,), HoldingSource.CHECKPOINT),
-        DeviceGrant("a", "side", "", (one.uuid,), HoldingSource.CONTAINER),
+        ReportedDevices("a", "main", "nvidia.com/gpu", (one.uuid,), HoldingSource.CHECKPOINT),
+        ReportedDevices("a", "side", "", (one.uuid,), HoldingSource.CONTAINER),
     ]
     seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (changed,), grants)
     assert seen is not None
@@ -478,7 +478,7 @@ def test_a_network_card_in_its_pods_namespace_stays_healthy(tmp_path: Path, held
     buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view = view_of(root)
     names = ("0000:17:00.0",) if held else ()
-    grants = [DeviceGrant("a", "main", "example.com/nic", names, HoldingSource.CHECKPOINT)]
+    grants = [ReportedDevices("a", "main", "example.com/nic", names, HoldingSource.CHECKPOINT)]
 
     def well() -> list[bool]:
         seen = view.observe(TOPOLOGY, Published(), ApiNode(), (pod("a"),), grants)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from agent.kubelet.device_checkpoint import FILE_NAME
-from agent.model.devices.holding import DeviceGrant, HoldingSource
+from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.node.kubelet_view import DeviceCheckpointView
 from tests.kubelet.test_device_checkpoint import ENTRY, REAL
 
-GIVEN = DeviceGrant(
+GIVEN = ReportedDevices(
     ENTRY["PodUID"], "check", "nvidia.com/gpu", ("tegra",), HoldingSource.CHECKPOINT
 )
 

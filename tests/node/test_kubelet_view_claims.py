@@ -6,17 +6,17 @@ import pytest
 
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.devices.holding import DeviceGrant, HoldingSource
+from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.node.kubelet_view import ResourceClaimView
 
 
-def claimed(pod: str, cpus: str) -> list[DeviceGrant]:
+def claimed(pod: str, cpus: str) -> list[ReportedDevices]:
     cdi = (f"dra.k8s.io/cpu=claim-{pod}",)
     return [
-        DeviceGrant(
+        ReportedDevices(
             pod, "main", "dra.cpu", ("cpudev0",), HoldingSource.CLAIM, f"ns/{pod}", cdi=cdi
         ),
-        DeviceGrant(pod, "main", "dra.cpu", (cpus,), HoldingSource.CONTAINER, pod),
+        ReportedDevices(pod, "main", "dra.cpu", (cpus,), HoldingSource.CONTAINER, pod),
     ]
 
 

@@ -9,18 +9,18 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pod_resources import (
     Allocatable,
     ContainerResources,
-    GivenDevice,
     MemoryBlock,
+    PluginDevice,
     PodResources,
 )
 from agent.node.kubelet_view import PodResourcesAnswer, PodResourcesState, PodResourcesStateView
 from tests.builders import machine, pod
 from tests.node.world import Kubelet, World
 
-GPU = GivenDevice("nvidia.com/gpu", "GPU-1", (0,))
+GPU = PluginDevice("nvidia.com/gpu", "GPU-1", (0,))
 
 
-def given(name: str, cpus: str = "", memory: int = 0, *devices: GivenDevice) -> PodResources:
+def given(name: str, cpus: str = "", memory: int = 0, *devices: PluginDevice) -> PodResources:
     blocks = (MemoryBlock("memory", memory, (0,)),) if memory else ()
     container = ContainerResources("main", CpuSet.parse(cpus), blocks, devices)
     return PodResources("ns", name, (container,))

@@ -10,7 +10,7 @@ import pytest
 from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cri.client import Placement
-from agent.model.devices.holding import DeviceGrant, HoldingSource
+from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.pod.pods import ContainerState, Pod
 from agent.model.verdict import Code
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -191,7 +191,7 @@ def test_devices_of_a_container_are_requested_once(world: World) -> None:
     created = world.container(pod, "created", state=ContainerState.CREATED)
     variable = (("NVIDIA_VISIBLE_DEVICES", "GPU-1"),)
     world.runtime.carriers[shows.id] = Carriers(environment=variable)
-    expected = (DeviceGrant("p", "shows", "", ("GPU-1",), HoldingSource.CONTAINER),)
+    expected = (ReportedDevices("p", "shows", "", ("GPU-1",), HoldingSource.CONTAINER),)
     for _ in range(3):
         assert observer.observe().grants == expected
     assert sorted(world.runtime.asked) == sorted([shows.id, plain.id, created.id])

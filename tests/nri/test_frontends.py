@@ -14,7 +14,7 @@ from agent.hooks.cri import carried
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.hooks.visibility import UnhonouredError
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.devices.visible import MOUNT_ROOT, VISIBLE_DEVICES, DeviceNode, VisibleGpu
+from agent.model.devices.visibility import MOUNT_ROOT, VISIBLE_DEVICES, DeviceNode, VisibleGpu
 from agent.model.notifications import RequestedResources
 from agent.model.snapshot import CgroupLimits, Wanted
 from agent.nri import messages

@@ -12,7 +12,7 @@ import pytest
 
 from agent.hooks.requests import UNCHANGED, Changes, CreateContainer, UpdateContainer
 from agent.host.loop import Loop
-from agent.model.devices.visible import Mount
+from agent.model.devices.visibility import Mount
 from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.pod.qos import QOS_LABEL
 from agent.model.verdict import Code, Refuse, Wait

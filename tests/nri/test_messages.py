@@ -8,7 +8,7 @@ import pytest
 
 from agent.hooks.carriers import Carried
 from agent.hooks.requests import CarriedNode, Changes, beyond
-from agent.model.devices.visible import MOUNT_ROOT, Mount
+from agent.model.devices.visibility import MOUNT_ROOT, Mount
 from agent.nri import messages
 from agent.proto import nri_pb2 as pb
 

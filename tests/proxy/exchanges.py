@@ -12,7 +12,7 @@ from agent.hooks.admission import Admission
 from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.cpuset import Grants
 from agent.hooks.requests import DeviceFields
-from agent.model.devices.visible import (
+from agent.model.devices.visibility import (
     DeviceNode,
     NodeDevice,
     NodeVisibility,

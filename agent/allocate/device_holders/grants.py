@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from agent.model.devices.holding import DeviceGrant, HoldingSource
-from agent.model.devices.visible import (
+from agent.model.devices.holding import HoldingSource, ReportedDevices
+from agent.model.devices.visibility import (
     MOUNT_ROOT,
     NOTHING_NAMED,
     VISIBLE_DEVICES,
@@ -42,7 +42,7 @@ class Carriers(msgspec.Struct, frozen=True):
 
 def of_carriers(
     uid: str, container: str, carriers: Carriers, source: HoldingSource = HoldingSource.CONTAINER
-) -> tuple[DeviceGrant, ...]:
+) -> tuple[ReportedDevices, ...]:
     """One grant for each resource, driver or CDI kind, and claim on CPUs. If a variable is set
     twice, the last value counts. `source`: the source of all grants except those by device
     nodes."""
@@ -56,17 +56,17 @@ def of_carriers(
     )
     found = [
         *(
-            DeviceGrant(uid, container, resource, tuple(names), source)
+            ReportedDevices(uid, container, resource, tuple(names), source)
             for resource, names in named.items()
         ),
         *(
-            DeviceGrant(uid, container, CPU_DRIVER, (value,), source, claim)
+            ReportedDevices(uid, container, CPU_DRIVER, (value,), source, claim)
             for claim, value in islice(claims, _MOST_NAMES)
         ),
     ]
     if carriers.nodes and not carriers.privileged:
         nodes = tuple(each for each in carriers.nodes if each.startswith("/dev/"))
-        found.append(DeviceGrant(uid, container, "", nodes, HoldingSource.NODE))
+        found.append(ReportedDevices(uid, container, "", nodes, HoldingSource.NODE))
     return tuple(found)
 
 
@@ -97,10 +97,10 @@ def _qualified(text: str) -> Iterator[tuple[str, str]]:
 
 def of_pod_resources(
     pods: Iterable[PodResources], uids: Mapping[PodName, str]
-) -> tuple[DeviceGrant, ...]:
+) -> tuple[ReportedDevices, ...]:
     """`uids`: the uids of the pods on the node, which the PodResources API does not report. A pod
     without an entry has ended, or appears in the next pass."""
-    found: list[DeviceGrant] = []
+    found: list[ReportedDevices] = []
     for pod in pods:
         uid = uids.get(pod.key)
         if uid is None:
@@ -110,11 +110,13 @@ def of_pod_resources(
             for device in container.devices:
                 by_resource.setdefault(device.resource, []).append(device.id)
             found += [
-                DeviceGrant(uid, container.name, resource, tuple(names), HoldingSource.CHECKPOINT)
+                ReportedDevices(
+                    uid, container.name, resource, tuple(names), HoldingSource.CHECKPOINT
+                )
                 for resource, names in by_resource.items()
             ]
             found += [
-                DeviceGrant(
+                ReportedDevices(
                     uid,
                     container.name,
                     claimed.driver,

@@ -25,7 +25,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices import device_allocation
 from agent.model.devices.device_allocation import AllocatedDevices, DeviceAmounts, VirtualFunctions
 from agent.model.devices.device_object import Device, DeviceType
-from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
+from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
 from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pods import Pod
 
@@ -51,7 +51,7 @@ class ResolvedHoldings(msgspec.Struct, frozen=True):
 
 
 def resolve_holdings(
-    grants: Iterable[DeviceGrant],
+    grants: Iterable[ReportedDevices],
     keys: Keys,
     allocated: Mapping[str, Mapping[str, Set[str]]],
     present: Collection[str] | None,
@@ -99,7 +99,7 @@ def _quoted(name: str) -> str:
     return repr(name[:_LONGEST])
 
 
-def _grant_order(grant: DeviceGrant) -> tuple[int, str, str, str]:
+def _grant_order(grant: ReportedDevices) -> tuple[int, str, str, str]:
     return _ORDER[grant.source], grant.uid, grant.container, grant.resource
 
 
@@ -250,10 +250,10 @@ class ClaimedCpus(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
 
-def claimed_cpus(grants: Iterable[DeviceGrant]) -> ClaimedCpus:
+def claimed_cpus(grants: Iterable[ReportedDevices]) -> ClaimedCpus:
     """`grants`: the claims that the kubelet reports, and those that containers' variables name."""
     grants = tuple(grants)
-    claims: dict[tuple[str, str], list[DeviceGrant]] = {}
+    claims: dict[tuple[str, str], list[ReportedDevices]] = {}
     for grant in grants:
         if grant.source is HoldingSource.CLAIM and _gives_cpus(grant):
             claims.setdefault((grant.uid, grant.container), []).append(grant)
@@ -281,11 +281,11 @@ def claimed_cpus(grants: Iterable[DeviceGrant]) -> ClaimedCpus:
     return ClaimedCpus(by_uid, tuple(holdings), tuple(problems))
 
 
-def _gives_cpus(grant: DeviceGrant) -> bool:
+def _gives_cpus(grant: ReportedDevices) -> bool:
     return grant.resource == CPU_DRIVER or any(map(_CPU_DEVICE.fullmatch, grant.names))
 
 
-def _is_of(grant: DeviceGrant, uid: str) -> bool:
+def _is_of(grant: ReportedDevices, uid: str) -> bool:
     """Whether the grant has a name `claim-UID` or `claim-UID-...` of this uid."""
     names = (each.rpartition("=")[2] for each in grant.cdi)
     return any(name == f"claim-{uid}" or name.startswith(f"claim-{uid}-") for name in names)

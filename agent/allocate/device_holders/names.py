@@ -15,9 +15,9 @@ import msgspec
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpus import Gpu, pci_address
-from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form
+from agent.model.devices.holding import DeviceHolding, Form, ReportedDevices
 from agent.model.devices.pci import Fpga, RdmaDevice
-from agent.model.devices.visible import is_uuid
+from agent.model.devices.visibility import is_uuid
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ def is_number(name: str) -> bool:
     return _NUMBER.fullmatch(name) is not None
 
 
-def meaning(grant: DeviceGrant, keys: Keys) -> Meaning:
+def meaning(grant: ReportedDevices, keys: Keys) -> Meaning:
     """Resolves every name of the grant by its row."""
     holdings: list[DeviceHolding] = []
     left: list[tuple[str, str]] = []

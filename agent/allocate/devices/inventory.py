@@ -28,7 +28,7 @@ from agent.model.devices.device_allocation import (
 )
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpus import Ancestor, GpuPair
-from agent.model.devices.interconnect import Interconnect, Interlink
+from agent.model.devices.interconnect import GpuLink, Interconnect
 from agent.model.nrt.node_status import FPGA, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 
 LEVELS: Final = {
@@ -271,11 +271,11 @@ def _matrix(minors: list[int], values: Mapping[tuple[int, int], int]) -> Matrix:
     )
 
 
-def _nearness(link: GpuPair | Interlink) -> int:
+def _nearness(link: GpuPair | GpuLink) -> int:
     return 0 if link.ancestor is None else _BESTEFFORT_POINTS[link.ancestor]
 
 
-def pair_value(pair: GpuPair | Interlink, objective: GpuObjective) -> int:
+def pair_value(pair: GpuPair | GpuLink, objective: GpuObjective) -> int:
     """MB/s in one direction for `bandwidth`, points for `besteffort`."""
     if objective is GpuObjective.BESTEFFORT:
         return _nearness(pair) + _BESTEFFORT_LINK * pair.links

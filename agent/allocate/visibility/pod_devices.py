@@ -25,7 +25,7 @@ from agent.allocate.visibility.container_devices import (
 from agent.model.devices.device_allocation import AllocatedDevice, allocated_devices
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import DeviceType
-from agent.model.devices.visible import DeviceNode, NodeDevice, Visibility, VisibleGpu, is_uuid
+from agent.model.devices.visibility import DeviceNode, NodeDevice, Visibility, VisibleGpu, is_uuid
 from agent.model.nrt.node_status import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.pod.annotations import AnnotationError
 

@@ -14,7 +14,7 @@ import msgspec
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpus import Gpu, MigInstance
 from agent.model.devices.pci import CharDevice, Fpga, Fpgas, Rdma
-from agent.model.devices.visible import DeviceNode, VisibleGpu
+from agent.model.devices.visibility import DeviceNode, VisibleGpu
 
 
 class CardFiles(msgspec.Struct, frozen=True):

@@ -55,7 +55,7 @@ class Form(enum.StrEnum):
     """CPUs that a DRA driver allocated, not a device."""
 
 
-class DeviceGrant(msgspec.Struct, frozen=True):
+class ReportedDevices(msgspec.Struct, frozen=True):
     """The devices of a container, as their source names them. `resource`: the plugin's resource
     (`nvidia.com/gpu`) or the DRA driver (`gpu.nvidia.com`), "" if only the container shows the
     device. `claim`: a ResourceClaim, which several pods may use, as `namespace/name`, or its uid if
@@ -110,11 +110,11 @@ def encode(holdings: Iterable[DeviceHolding]) -> dict[str, str]:
     return {DEVICES_CHECKPOINTS: msgspec.json.encode(entries).decode()} if entries else {}
 
 
-def decode(annotations: Mapping[str, str]) -> tuple[DeviceGrant, ...]:
+def decode(annotations: Mapping[str, str]) -> tuple[ReportedDevices, ...]:
     """The annotation of a Device object. Raises AnnotationError."""
     entries = decoded(annotations, DEVICES_CHECKPOINTS, _decoder, bounds.OBJECT_LIST_BYTES) or ()
     return tuple(
-        DeviceGrant(
+        ReportedDevices(
             each.pod_uid,
             each.container_name,
             each.resource_name,

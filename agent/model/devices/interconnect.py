@@ -27,7 +27,7 @@ from agent.model.pod.annotations import AnnotationError, decoded
 GPU_LINKS: Final = "topolet.io/gpu-links"
 
 
-class Interlink(msgspec.Struct, frozen=True):
+class GpuLink(msgspec.Struct, frozen=True):
     """The link between two cards; fields as in GpuPair."""
 
     ancestor: Ancestor | None = None
@@ -36,7 +36,7 @@ class Interlink(msgspec.Struct, frozen=True):
     switched: bool = False
 
 
-Interconnect = dict[tuple[int, int], Interlink]
+Interconnect = dict[tuple[int, int], GpuLink]
 """By two minors, the lower first; nothing is known about a missing pair."""
 
 
@@ -44,10 +44,10 @@ def encode_links(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> dict[st
     """The annotation, empty if nothing is known about any pair of these devices. The text does not
     depend on the order of the pairs."""
     numbers = {each.uuid: each.minor for each in devices if each.type == DeviceType.GPU}
-    by_link: dict[Interlink, list[tuple[int, int]]] = {}
+    by_link: dict[GpuLink, list[tuple[int, int]]] = {}
     for pair in pairs:
         one, two = numbers.get(pair.one), numbers.get(pair.two)
-        link = Interlink(pair.ancestor, pair.links, pair.mb_per_second, pair.switched)
+        link = GpuLink(pair.ancestor, pair.links, pair.mb_per_second, pair.switched)
         if one is not None and two is not None and link != _UNKNOWN:
             by_link.setdefault(link, []).append((min(one, two), max(one, two)))
     entries = sorted(
@@ -64,7 +64,7 @@ def decode_links(annotations: Mapping[str, str]) -> Interconnect:
     found: Interconnect = {}
     for place, entry in enumerate(entries):
         ancestor = None if entry.ancestor is None else _ANCESTORS[entry.ancestor]
-        link = Interlink(ancestor, entry.nvlinks, entry.mb_per_second, entry.switched)
+        link = GpuLink(ancestor, entry.nvlinks, entry.mb_per_second, entry.switched)
         for number, (one, two) in enumerate(entry.pairs):
             pair = min(one, two), max(one, two)
             where = f"[{place}].pairs[{number}]"
@@ -94,7 +94,7 @@ def gpu_pairs(links: Interconnect, devices: Iterable[Device]) -> tuple[GpuPair, 
     )
 
 
-_UNKNOWN: Final = Interlink()
+_UNKNOWN: Final = GpuLink()
 
 _Name = Literal["board", "switch", "switches", "hostBridge", "numaNode", "system"]
 _ANCESTORS: Final[dict[_Name, Ancestor]] = {
@@ -120,7 +120,7 @@ class _Entry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     switched: bool = False
 
 
-def _entry(link: Interlink, found: list[tuple[int, int]]) -> _Entry:
+def _entry(link: GpuLink, found: list[tuple[int, int]]) -> _Entry:
     name = None if link.ancestor is None else _NAMES[link.ancestor]
     return _Entry(tuple(found), name, link.links, link.mb_per_second, link.switched)
 

@@ -16,8 +16,8 @@ from agent.model.devices.device_object import Portion
 from agent.model.nrt.report import Allocated, Reserved, zones
 from agent.model.pod.pod_resources import (
     Allocatable,
-    GivenDevice,
     MemoryBlock,
+    PluginDevice,
     PodName,
     PodResources,
 )
@@ -117,7 +117,7 @@ def device_portions(
     `ended` as above: a device that is still listed for an ended pod may already be assigned to
     another pod, and counts once."""
     healthy = {(each.resource, each.id): each for each in allocatable.devices}
-    held: dict[tuple[str, str], GivenDevice] = {
+    held: dict[tuple[str, str], PluginDevice] = {
         (device.resource, device.id): device
         for pod in pods
         if pod.key not in ended
@@ -150,13 +150,13 @@ def _own_cpus(
             yield pod.key, union(cpus for cpus in sets if pod.cpus or not cpus & pool)
 
 
-def _held_devices(pods: Iterable[PodResources]) -> list[tuple[PodName, GivenDevice]]:
+def _held_devices(pods: Iterable[PodResources]) -> list[tuple[PodName, PluginDevice]]:
     """The devices of each pod name, each device once: containers may share a device."""
     held = {(pod.key, each.resource, each.id): each for pod in pods for each in _devices(pod)}
     return [(key, device) for (key, _, _), device in sorted(held.items(), key=lambda each: each[0])]
 
 
-def _devices(pod: PodResources) -> Iterator[GivenDevice]:
+def _devices(pod: PodResources) -> Iterator[PluginDevice]:
     for container in pod.containers:
         yield from container.devices
 

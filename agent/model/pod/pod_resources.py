@@ -24,7 +24,7 @@ class MemoryBlock(msgspec.Struct, frozen=True):
     nodes: tuple[int, ...]
 
 
-class GivenDevice(msgspec.Struct, frozen=True):
+class PluginDevice(msgspec.Struct, frozen=True):
     """A device of a device plugin. `nodes`: all NUMA nodes that it is near to, ascending, empty if
     its plugin names none."""
 
@@ -58,7 +58,7 @@ class ContainerResources(msgspec.Struct, frozen=True):
     name: str
     cpus: CpuSet = EMPTY
     memory: tuple[MemoryBlock, ...] = ()
-    devices: tuple[GivenDevice, ...] = ()
+    devices: tuple[PluginDevice, ...] = ()
     claims: tuple[ResourceClaim, ...] = ()
 
 
@@ -86,10 +86,10 @@ class Allocatable(msgspec.Struct, frozen=True):
 
     cpus: CpuSet = EMPTY
     memory: tuple[MemoryBlock, ...] = ()
-    devices: tuple[GivenDevice, ...] = ()
+    devices: tuple[PluginDevice, ...] = ()
 
 
-class OwnDevice(msgspec.Struct, frozen=True):
+class CorrectedDevice(msgspec.Struct, frozen=True):
     """A device that a scheduler allocated. `nodes`: the NUMA nodes that it is near to."""
 
     id: str
@@ -101,7 +101,7 @@ class ContainerCorrection(msgspec.Struct, frozen=True):
     or PCI address; for an absent type those of the kubelet's response stay."""
 
     cpus: CpuSet | None = None
-    devices: Mapping[str, tuple[OwnDevice, ...]] = {}
+    devices: Mapping[str, tuple[CorrectedDevice, ...]] = {}
 
 
 class PodCorrection(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from agent.model.devices.visible import Unasked
+from agent.model.devices.visibility import Unasked
 from agent.model.settings.options import (
     HOLD_SECONDS,
     HOOK_DEADLINES,

@@ -3,11 +3,11 @@ from __future__ import annotations
 from agent.allocate.device_holders.coexistence import conflicts
 from agent.allocate.device_holders.grants import of_pod_resources
 from agent.allocate.device_holders.names import meaning
-from agent.model.devices.holding import DeviceGrant, Form, HoldingSource
+from agent.model.devices.holding import Form, HoldingSource, ReportedDevices
 from agent.model.pod.pod_resources import (
     ClaimedDevice,
     ContainerResources,
-    GivenDevice,
+    PluginDevice,
     PodResources,
     ResourceClaim,
 )
@@ -16,7 +16,7 @@ from tests.allocate.device_holders.node import KEYS
 DRIVER = "gpu.nvidia.com"
 
 
-def pod(name: str, *claims: ResourceClaim, devices: tuple[GivenDevice, ...] = ()) -> PodResources:
+def pod(name: str, *claims: ResourceClaim, devices: tuple[PluginDevice, ...] = ()) -> PodResources:
     return PodResources(
         "default", name, (ContainerResources("main", devices=devices, claims=claims),)
     )
@@ -31,21 +31,21 @@ UIDS = {("default", "a"): "uid-a", ("default", "b"): "uid-b"}
 
 def test_devices_and_claims_of_present_pods() -> None:
     devices = (
-        GivenDevice("nvidia.com/gpu", "GPU-a1"),
-        GivenDevice("nvidia.com/gpu", "GPU-b1"),
-        GivenDevice("intel.com/sriov", "0000:18:00.1"),
+        PluginDevice("nvidia.com/gpu", "GPU-a1"),
+        PluginDevice("nvidia.com/gpu", "GPU-b1"),
+        PluginDevice("intel.com/sriov", "0000:18:00.1"),
     )
     found = of_pod_resources(
         (pod("a", claim("c", "gpu-2"), devices=devices), pod("ended", claim("d", "gpu-0"))), UIDS
     )
     assert found == (
-        DeviceGrant(
+        ReportedDevices(
             "uid-a", "main", "nvidia.com/gpu", ("GPU-a1", "GPU-b1"), HoldingSource.CHECKPOINT
         ),
-        DeviceGrant(
+        ReportedDevices(
             "uid-a", "main", "intel.com/sriov", ("0000:18:00.1",), HoldingSource.CHECKPOINT
         ),
-        DeviceGrant("uid-a", "main", DRIVER, ("gpu-2",), HoldingSource.CLAIM, "default/c"),
+        ReportedDevices("uid-a", "main", DRIVER, ("gpu-2",), HoldingSource.CLAIM, "default/c"),
     )
 
 

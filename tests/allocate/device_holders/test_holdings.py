@@ -21,16 +21,16 @@ from agent.allocate.devices.inventory import inventory, node_devices
 from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, device_request
 from agent.model.devices import holding
 from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, sum_amounts
-from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
+from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
 from tests.allocate.device_holders.node import DEVICES, GPU, KEYS
 
 
-def given_by_kubelet(uid: str, *names: str, resource: str = "nvidia.com/gpu") -> DeviceGrant:
-    return DeviceGrant(uid, "main", resource, names, HoldingSource.CHECKPOINT)
+def given_by_kubelet(uid: str, *names: str, resource: str = "nvidia.com/gpu") -> ReportedDevices:
+    return ReportedDevices(uid, "main", resource, names, HoldingSource.CHECKPOINT)
 
 
 def look(
-    *found: DeviceGrant,
+    *found: ReportedDevices,
     allocated: dict[str, dict[str, Set[str]]] | None = None,
     present: Collection[str] | None = None,
 ) -> ResolvedHoldings:
@@ -176,7 +176,7 @@ def test_a_container_without_plugin_devices_holds_the_devices_it_shows() -> None
 
 
 def test_claims_and_cpus() -> None:
-    claim = DeviceGrant(
+    claim = ReportedDevices(
         "a", "main", "gpu.nvidia.com", ("gpu-1", "gpu-2-mig-9-0-1"), HoldingSource.CLAIM
     )
     cpus = Carriers(environment=(("DRA_CPUSET_5f7e", "2-3"),))
@@ -276,7 +276,7 @@ given_names = st.lists(
 resources = st.sampled_from(["nvidia.com/gpu", "gpu.nvidia.com", "intel.com/sriov", ""])
 some_grants = st.lists(
     st.builds(
-        DeviceGrant,
+        ReportedDevices,
         st.sampled_from("ab"),
         st.sampled_from(["main", "side"]),
         resources,
@@ -295,7 +295,9 @@ some_grants = st.lists(
 
 
 @given(some_grants)
-def test_a_reader_of_the_device_object_allocates_nothing_twice(found: list[DeviceGrant]) -> None:
+def test_a_reader_of_the_device_object_allocates_nothing_twice(
+    found: list[ReportedDevices],
+) -> None:
     """A scheduler has the object alone, and must take for used what the node knows is."""
     here = look(*found).holdings
     alone = keys(DEVICES)
@@ -321,7 +323,7 @@ ASKED = (
 
 
 @given(some_grants, st.booleans())
-def test_nothing_is_allocated_twice(found: list[DeviceGrant], annotated: bool) -> None:
+def test_nothing_is_allocated_twice(found: list[ReportedDevices], annotated: bool) -> None:
     """Whether a scheduler reads the annotation, or knows nothing but the devices: it gives one
     after the other until nothing is left, and none of what pods hold is among it."""
     here = look(*found).holdings
@@ -352,7 +354,7 @@ def test_nothing_is_allocated_twice(found: list[DeviceGrant], annotated: bool) -
 
 
 @given(some_grants, st.randoms(use_true_random=False))
-def test_the_order_of_grants_changes_nothing(found: list[DeviceGrant], random: object) -> None:
+def test_the_order_of_grants_changes_nothing(found: list[ReportedDevices], random: object) -> None:
     straight = look(*found)
     random.shuffle(found)  # type: ignore[attr-defined]
     assert holding.encode(look(*found).holdings) == holding.encode(straight.holdings)

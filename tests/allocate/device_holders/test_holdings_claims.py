@@ -6,7 +6,7 @@ import pytest
 from agent.allocate.device_holders.grants import Carriers, of_carriers
 from agent.allocate.device_holders.holdings import claimed_cpus
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.devices.holding import DeviceGrant, HoldingSource
+from agent.model.devices.holding import HoldingSource, ReportedDevices
 
 
 def claim(
@@ -14,11 +14,13 @@ def claim(
     driver: str = "dra.cpu",
     device: str = "cpudevnuma000",
     cdi: str = "dra.k8s.io/cpu=claim-5f-7e",
-) -> DeviceGrant:
-    return DeviceGrant(uid, "main", driver, (device,), HoldingSource.CLAIM, f"ns/{uid}", cdi=(cdi,))
+) -> ReportedDevices:
+    return ReportedDevices(
+        uid, "main", driver, (device,), HoldingSource.CLAIM, f"ns/{uid}", cdi=(cdi,)
+    )
 
 
-def shows(uid: str, variables: dict[str, str]) -> tuple[DeviceGrant, ...]:
+def shows(uid: str, variables: dict[str, str]) -> tuple[ReportedDevices, ...]:
     return of_carriers(uid, "main", Carriers(environment=tuple(variables.items())))
 
 
@@ -31,7 +33,7 @@ def shows(uid: str, variables: dict[str, str]) -> tuple[DeviceGrant, ...]:
         claim(driver="x", device="cpudevmachine"),
     ],
 )
-def test_claim_and_variable_together_determine_the_cpus(given: DeviceGrant) -> None:
+def test_claim_and_variable_together_determine_the_cpus(given: ReportedDevices) -> None:
     found = claimed_cpus((given, *shows("a", {"DRA_CPUSET_5f-7e": "2-3,5", "PATH": "/"})))
     assert found.by_uid == {"a": {"main": CpuSet([2, 3, 5])}}
     assert [(each.part, each.claim) for each in found.holdings] == [("2-3,5", "ns/a")]
@@ -57,7 +59,7 @@ def test_a_container_may_have_two_claims() -> None:
         (msgspec.structs.replace(claim(), container="side"),),
     ],
 )
-def test_a_variable_without_its_claim_takes_no_cpu(given: tuple[DeviceGrant, ...]) -> None:
+def test_a_variable_without_its_claim_takes_no_cpu(given: tuple[ReportedDevices, ...]) -> None:
     """Whoever makes a pod can write one, beside a claim of his too: it would take the whole
     pool."""
     found = claimed_cpus((*given, *shows("a", {"DRA_CPUSET_5f-7e": "0-127"})))

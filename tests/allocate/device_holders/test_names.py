@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.device_holders.names import ROWS, keys, meaning
-from agent.model.devices.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
+from agent.model.devices.holding import DeviceHolding, Form, HoldingSource, ReportedDevices
 from tests.allocate.device_holders.node import DEVICES, GPUS, KEYS
 
 PLUGIN = "nvidia.com/gpu"
@@ -59,8 +59,8 @@ TABLE = [
 ]
 
 
-def read(resource: str, *names: str) -> DeviceGrant:
-    return DeviceGrant("pod", "main", resource, names, HoldingSource.CHECKPOINT)
+def read(resource: str, *names: str) -> ReportedDevices:
+    return ReportedDevices("pod", "main", resource, names, HoldingSource.CHECKPOINT)
 
 
 @pytest.mark.parametrize(("resource", "name", "kind", "device", "form", "part"), TABLE)

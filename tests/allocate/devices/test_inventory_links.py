@@ -7,7 +7,7 @@ from agent.allocate.devices.inventory import links_of, pair_value
 from agent.model.cpu.policies import GpuObjective
 from agent.model.devices import interconnect
 from agent.model.devices.gpus import Ancestor, GpuPair
-from agent.model.devices.interconnect import Interconnect, Interlink
+from agent.model.devices.interconnect import GpuLink, Interconnect
 from tests.allocate.devices.builders import CARDS, asked, gpu, minors, nic, node
 from tests.allocate.devices.links import VOLTA, VOLTA_PAIRS, matrix, symmetric
 
@@ -51,7 +51,7 @@ def test_a_node_with_links_reported_by_its_driver() -> None:
 
 
 def test_an_unreported_pair_scores_lowest() -> None:
-    near = Interlink(Ancestor.SWITCH)
+    near = GpuLink(Ancestor.SWITCH)
     links = links_of({(2, 5): near, (5, 7): near})
     assert links is not None
     assert links.minors == (2, 5, 7)
@@ -59,7 +59,7 @@ def test_an_unreported_pair_scores_lowest() -> None:
     assert links.table.best(0b111, 2) == 0b011
 
 
-@pytest.mark.parametrize("told", [{}, {(0, card): Interlink(links=1) for card in range(1, 17)}])
+@pytest.mark.parametrize("told", [{}, {(0, card): GpuLink(links=1) for card in range(1, 17)}])
 def test_without_links_and_with_too_many_cards_there_is_no_table(told: Interconnect) -> None:
     assert links_of(told) is None
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.allocate.visibility.container_devices import ContainerDeviceRequest, Isolation
 from agent.allocate.visibility.pod_devices import DevicePod, PodVisibility, held, pod_visibility
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
-from agent.model.devices.visible import (
+from agent.model.devices.visibility import (
     DeviceNode,
     Mount,
     NodeDevice,

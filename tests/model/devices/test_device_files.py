@@ -23,7 +23,7 @@ from agent.model.devices.pci import (
     RdmaFunction,
     RdmaLink,
 )
-from agent.model.devices.visible import DeviceNode, VisibleGpu
+from agent.model.devices.visibility import DeviceNode, VisibleGpu
 
 MIG_MINORS = """config 1
 monitor 2

@@ -2,8 +2,8 @@ import pytest
 
 from agent.model.devices.holding import (
     DEVICES_CHECKPOINTS,
-    DeviceGrant,
     HoldingSource,
+    ReportedDevices,
     decode,
     encode,
 )
@@ -21,19 +21,19 @@ def test_no_holdings_are_encoded_as_no_annotation() -> None:
         ("", ()),
         ("null", ()),
         ("[]", ()),
-        ('[{"podUID":"a"}]', (DeviceGrant("a", "", "", (), HoldingSource.CHECKPOINT),)),
+        ('[{"podUID":"a"}]', (ReportedDevices("a", "", "", (), HoldingSource.CHECKPOINT),)),
         (
             '[{"podUID":"a","containerName":"c","resourceName":"r","deviceIDs":["GPU-1"],'
             '"allocResp":"AAAA","more":1}]',
-            (DeviceGrant("a", "c", "r", ("GPU-1",), HoldingSource.CHECKPOINT),),
+            (ReportedDevices("a", "c", "r", ("GPU-1",), HoldingSource.CHECKPOINT),),
         ),
         (
             '[{"podUID":"a","deviceIDs":null}]',
-            (DeviceGrant("a", "", "", (), HoldingSource.CHECKPOINT),),
+            (ReportedDevices("a", "", "", (), HoldingSource.CHECKPOINT),),
         ),
     ],
 )
-def test_annotations_of_other_writers(text: str, grants: tuple[DeviceGrant, ...]) -> None:
+def test_annotations_of_other_writers(text: str, grants: tuple[ReportedDevices, ...]) -> None:
     assert decode({DEVICES_CHECKPOINTS: text}) == grants
 
 

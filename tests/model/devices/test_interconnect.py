@@ -12,8 +12,8 @@ from agent.model.devices.device_object import GPU_PARTITIONS, Device
 from agent.model.devices.gpus import Ancestor, GpuPair
 from agent.model.devices.interconnect import (
     GPU_LINKS,
+    GpuLink,
     GpuPartition,
-    Interlink,
     Links,
     PartitionTable,
     decode_links,
@@ -249,7 +249,7 @@ def test_pairs_are_encoded_by_minor_and_grouped_by_equal_links() -> None:
 
 def test_links_through_switches_are_marked() -> None:
     told = encode_links(CARDS, [GpuPair("GPU-0", "GPU-1", None, None, 12, 300_000, switched=True)])
-    assert decode_links(told) == {(0, 1): Interlink(None, 12, 300_000, switched=True)}
+    assert decode_links(told) == {(0, 1): GpuLink(None, 12, 300_000, switched=True)}
 
 
 @pytest.mark.parametrize(
@@ -265,12 +265,12 @@ def test_no_links_are_encoded_as_no_annotation(told: list[GpuPair]) -> None:
 
 
 facts = st.builds(
-    Interlink,
+    GpuLink,
     st.sampled_from([None, *Ancestor]),
     st.integers(0, 18),
     st.integers(0, 900_000),
     st.booleans(),
-).filter(lambda each: each != Interlink())
+).filter(lambda each: each != GpuLink())
 minor = st.integers(0, 1023)
 interconnects = st.dictionaries(
     st.tuples(minor, minor).filter(lambda pair: pair[0] < pair[1]), facts, max_size=30
@@ -279,7 +279,7 @@ interconnects = st.dictionaries(
 
 @given(interconnects, st.randoms(use_true_random=False))
 def test_links_read_back_and_the_order_of_pairs_does_not_change_the_text(
-    told: dict[tuple[int, int], Interlink], random: st.random.Random
+    told: dict[tuple[int, int], GpuLink], random: st.random.Random
 ) -> None:
     cards = [Device("gpu", f"GPU-{each}", each, {}) for pair in told for each in pair]
     by_uuid = list(gpu_pairs(told, cards))
@@ -295,7 +295,7 @@ def test_links_read_back_and_the_order_of_pairs_does_not_change_the_text(
 
 
 def test_pairs_of_missing_cards_are_left_out() -> None:
-    told = {(0, 1): Interlink(Ancestor.SWITCH), (0, 3): Interlink(Ancestor.SYSTEM)}
+    told = {(0, 1): GpuLink(Ancestor.SWITCH), (0, 3): GpuLink(Ancestor.SYSTEM)}
     assert gpu_pairs(told, CARDS) == (GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH),)
 
 

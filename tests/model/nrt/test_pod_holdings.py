@@ -15,8 +15,8 @@ from agent.model.nrt.resource_topology import Amounts
 from agent.model.pod.pod_resources import (
     Allocatable,
     ContainerResources,
-    GivenDevice,
     MemoryBlock,
+    PluginDevice,
     PodResources,
 )
 from tests.builders import machine
@@ -50,7 +50,7 @@ def container(
     for text in filter(None, devices.split(",")):
         id_, _, nodes = text.partition("@")
         near = tuple(int(each) for each in nodes.split("+") if each)
-        given_devices.append(GivenDevice(NIC, id_, near))
+        given_devices.append(PluginDevice(NIC, id_, near))
     return ContainerResources(name, CpuSet(cpus), memory, tuple(given_devices))
 
 
@@ -174,7 +174,7 @@ def test_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
     assert holdings(pods, node(), STATIC, over).pods == {
         ("ns", "next"): Allocated(CpuSet([1]), {0: {NIC: 1}})
     }
-    given = Allocatable(devices=(GivenDevice(NIC, "n0", (0,)),))
+    given = Allocatable(devices=(PluginDevice(NIC, "n0", (0,)),))
     assert device_portions(pods[:1], given, over) == (Portion(NIC, 0, 1, 1, 0),)
     assert device_portions(pods, given) == (Portion(NIC, 0, 1, 1, 1),), "listed twice, there once"
 
@@ -247,9 +247,9 @@ def test_devices_with_two_numa_nodes_or_none() -> None:
     }
     allocatable = Allocatable(
         devices=(
-            GivenDevice(NIC, "both", (0, 1)),
-            GivenDevice(NIC, "none"),
-            GivenDevice(NIC, "x", (1,)),
+            PluginDevice(NIC, "both", (0, 1)),
+            PluginDevice(NIC, "none"),
+            PluginDevice(NIC, "x", (1,)),
         )
     )
     assert device_portions(pods, allocatable) == (
@@ -268,7 +268,9 @@ def test_device_shared_by_containers_of_a_pod_counts_once() -> None:
 
 def test_unhealthy_device_of_a_pod_does_not_reduce_the_healthy_ones() -> None:
     """GetAllocatableDevices names healthy ones only (devicemanager/manager.go)."""
-    allocatable = Allocatable(devices=(GivenDevice(NIC, "n0", (0,)), GivenDevice(NIC, "n1", (0,))))
+    allocatable = Allocatable(
+        devices=(PluginDevice(NIC, "n0", (0,)), PluginDevice(NIC, "n1", (0,)))
+    )
     given_devices = device_portions([pod("p", container(devices="n0@0,ill@0"))], allocatable)
     first, _ = zones(node(), devices=given_devices)
     assert first.resources[NIC] == Amounts(3, 2, 1)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.model.devices import visible
-from agent.model.devices.visible import MOUNT_ROOT
+from agent.model.devices import visibility
+from agent.model.devices.visibility import MOUNT_ROOT
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from agent.model.devices.visible import MOUNT_ROOT
     ],
 )
 def test_annotations_that_cdi_reads(key: str, is_read: bool) -> None:
-    assert visible.is_cdi_annotation(key) is is_read
+    assert visibility.is_cdi_annotation(key) is is_read
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_annotations_that_cdi_reads(key: str, is_read: bool) -> None:
     ],
 )
 def test_mounts_that_name_devices(path: str, name: str | None) -> None:
-    assert visible.mounted(path) == name
+    assert visibility.mounted(path) == name
 
 
 def test_lists_of_names() -> None:
-    assert visible.split(" GPU-1,, 2,") == ["GPU-1", "2"]
+    assert visibility.split(" GPU-1,, 2,") == ["GPU-1", "2"]
