@@ -69,9 +69,9 @@ def decode_links(annotations: Mapping[str, str]) -> Interconnect:
             pair = min(one, two), max(one, two)
             where = f"[{place}].pairs[{number}]"
             if one == two:
-                raise AnnotationError(GPU_LINKS, f"{where}: GPU {one} and itself")
+                raise AnnotationError(GPU_LINKS, f"{where}: GPU {one} is paired with itself")
             if pair in found:
-                raise AnnotationError(GPU_LINKS, f"{where}: GPUs {one} and {two} a second time")
+                raise AnnotationError(GPU_LINKS, f"{where}: GPUs {one} and {two} are listed twice")
             found[pair] = link
     return found
 
@@ -179,9 +179,9 @@ def gpu_partitions(links: Links) -> PartitionTable:
     count = len(links.minors)
     rows = links.bytes_per_second
     if len(rows) != count or any(len(row) != count for row in rows):
-        raise ValueError(f"links of {count} GPUs: not a row and a column each")
+        raise ValueError(f"links of {count} GPUs: the matrix is not {count} x {count}")
     if len(set(links.minors)) != count:
-        raise ValueError(f"links of GPUs {links.minors}: one twice")
+        raise ValueError(f"links of GPUs {links.minors}: a GPU is listed twice")
     if count > _MOST_CARDS:
         return {}
     order = sorted(range(count), key=links.minors.__getitem__)

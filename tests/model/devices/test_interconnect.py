@@ -125,9 +125,9 @@ def test_too_few_cards_give_no_table(few: Links) -> None:
 @pytest.mark.parametrize(
     ("minors", "rows", "problem"),
     [
-        ((0, 1), ((0, 1),), "links of 2 GPUs: not a row and a column each"),
-        ((0, 1), ((0, 1), (1,)), "links of 2 GPUs: not a row and a column each"),
-        ((3, 3), ((0, 1), (1, 0)), r"links of GPUs \(3, 3\): one twice"),
+        ((0, 1), ((0, 1),), "links of 2 GPUs: the matrix is not 2 x 2"),
+        ((0, 1), ((0, 1), (1,)), "links of 2 GPUs: the matrix is not 2 x 2"),
+        ((3, 3), ((0, 1), (1, 0)), r"links of GPUs \(3, 3\): a GPU is listed twice"),
     ],
 )
 def test_invalid_links(
@@ -317,8 +317,8 @@ def test_no_reported_links(notes: dict[str, str]) -> None:
         ('[{"pairs":[[0,1]],"ancestor":"PIX"}]', "'PIX' - at `$[0].ancestor`"),
         ('[{"pairs":[],"nvlinks":-1}]', "`$[0].nvlinks`"),
         ('[{"pairs":[],"mbPerSecond":1e30}]', "`$[0].mbPerSecond`"),
-        ('[{"pairs":[[0,1],[2,2]]}]', "[0].pairs[1]: GPU 2 and itself"),
-        ('[{"pairs":[[0,1]]},{"pairs":[[1,0]]}]', "[1].pairs[0]: GPUs 1 and 0 a second time"),
+        ('[{"pairs":[[0,1],[2,2]]}]', "[0].pairs[1]: GPU 2 is paired with itself"),
+        ('[{"pairs":[[0,1]]},{"pairs":[[1,0]]}]', "[1].pairs[0]: GPUs 1 and 0 are listed twice"),
     ],
 )
 def test_an_invalid_annotation_names_the_field(text: str, said: str) -> None:
