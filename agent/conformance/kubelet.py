@@ -102,17 +102,17 @@ def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
     """A sequence is judged up to the first step that differs, because later steps start from
     another state."""
     expect = case["expect"]
-    begun: dict[str, Any] = {}
+    started: dict[str, Any] = {}
     try:
         policy = _policy(case)
-        begun["reserved"] = _text(policy.reserved)
+        started["reserved"] = _text(policy.reserved)
         state = start(policy, _found(case.get("state")))
     except PolicyStartError as error:
-        agrees = "error" in expect["start"] and begun.items() <= expect["start"].items()
-        return CaseVerdict(agrees, {"start": {**begun, "error": str(error)}})
-    begun["default"] = _text(state.default)
-    if begun != expect["start"]:
-        return CaseVerdict(False, {"start": begun})
+        agrees = "error" in expect["start"] and started.items() <= expect["start"].items()
+        return CaseVerdict(agrees, {"start": {**started, "error": str(error)}})
+    started["default"] = _text(state.default)
+    if started != expect["start"]:
+        return CaseVerdict(False, {"start": started})
     pods = {each["name"]: _pod(each) for each in case["pods"]}
     run = _Run(policy, state)
     answers: list[dict[str, Any]] = []
@@ -125,9 +125,9 @@ def judge_static_policy(case: dict[str, Any]) -> CaseVerdict:
         if not _same(answer, theirs):
             declared = run.difference(pod, step, answer, theirs)
             name = None if declared is None else declared.name
-            return CaseVerdict(False, {"start": begun, "steps": answers}, name)
-        run.go_on(pod, step, after, answer)
-    return CaseVerdict(True, {"start": begun, "steps": answers})
+            return CaseVerdict(False, {"start": started, "steps": answers}, name)
+        run.advance(pod, step, after, answer)
+    return CaseVerdict(True, {"start": started, "steps": answers})
 
 
 class _Run:
@@ -139,7 +139,7 @@ class _Run:
         self.state = state
         self._doubtful = 0
 
-    def go_on(
+    def advance(
         self, pod: PodCpu, step: dict[str, Any], after: StaticState, answer: dict[str, Any]
     ) -> None:
         before, self.state = self.state, after

@@ -274,7 +274,7 @@ def decided_devices(
         return visible
     if DEVICE_ALLOCATED in pod.annotations:
         return Wait("the agent has not decided about this pod's devices")
-    return _UNDECIDED if snapshot.devices.concerns_all else None
+    return _UNDECIDED if snapshot.devices.checks_all else None
 
 
 def _owned(snapshot: Snapshot | None) -> str:

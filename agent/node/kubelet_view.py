@@ -31,7 +31,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Portion
 from agent.model.devices.holding import ReportedDevices
 from agent.model.nrt.node_annotations import NodeConfiguration
-from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, kept, reserved
+from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, reserved, with_running
 from agent.model.nrt.report import Allocated
 from agent.model.pod.pod_resources import Allocatable, PodName, PodResources
 from agent.model.pod.pods import Pod
@@ -220,7 +220,7 @@ class PodResourcesStateView:
         over = {pod.key for pod in answer.pods} - there
         found = holdings(answer.pods, topology, answer.allocatable, over)
         self._sources.report(SourceName.POD_RESOURCES_CONTENT, found.problems)
-        self._held = kept(self._held, found.pods, there)
+        self._held = with_running(self._held, found.pods, there)
         shares = {pod.uid for pod in pods if not kubelet_may_own(pod)}
         held = {
             uid: msgspec.structs.replace(each, cpus=EMPTY) if uid in shares else each

@@ -15,7 +15,7 @@ from agent.cgroup import names
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
 from agent.model.devices.holding import ReportedDevices
-from agent.model.pod.pods import Container, ContainerState, Ended, Pod
+from agent.model.pod.pods import Container, ContainerState, EndedContainer, Pod
 from agent.model.pod.qos import kube_class
 from agent.model.snapshot import Patterns, excludes
 from agent.model.verdict import Code
@@ -170,14 +170,14 @@ class RuntimeView:
             self._shares[oldest] = self._shares.pop(oldest)
             self._stale.add(oldest)
 
-    def _newest_ended(self, containers: list[RuntimeContainer]) -> dict[str, list[Ended]]:
+    def _newest_ended(self, containers: list[RuntimeContainer]) -> dict[str, list[EndedContainer]]:
         """By sandbox id."""
         newest: dict[tuple[str, str], RuntimeContainer] = {}
         for each in containers:
             last = newest.get((each.sandbox_id, each.name))
             if last is None or (each.created_at, each.id) > (last.created_at, last.id):
                 newest[each.sandbox_id, each.name] = each
-        found: dict[str, list[Ended]] = {}
+        found: dict[str, list[EndedContainer]] = {}
         for each in newest.values():
             if each.state is not ContainerState.ENDED:
                 continue
@@ -187,7 +187,7 @@ class RuntimeView:
             if placement is None:
                 continue
             self._ended[each.id] = placement
-            ended = Ended(each.name, each.created_at, placement.shares, placement.cpuset)
+            ended = EndedContainer(each.name, each.created_at, placement.shares, placement.cpuset)
             found.setdefault(each.sandbox_id, []).append(ended)
         return found
 
@@ -195,7 +195,7 @@ class RuntimeView:
         self,
         sandboxes: list[Sandbox],
         by_sandbox: dict[str, list[Container]],
-        ended: dict[str, list[Ended]],
+        ended: dict[str, list[EndedContainer]],
     ) -> Pod:
         sandboxes = sorted(sandboxes, key=lambda each: (each.created_at, each.id))
         newest = sandboxes[-1]

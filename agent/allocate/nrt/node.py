@@ -181,7 +181,7 @@ def freshness(reported: str | None, known: Sequence[int], gone: Sequence[int] = 
         before = gone[len(gone) - past :]
         for missing in range(most + 1):
             there = (*known[: len(known) - missing], *before)
-            if fingerprint.together(there) == reported:
+            if fingerprint.combined(there) == reported:
                 return Freshness(
                     NrtFreshness.BEHIND if missing or past else NrtFreshness.CURRENT, missing
                 )

@@ -111,17 +111,19 @@ def _with_hidden(
     (`seen`, by path)."""
     if before is None:
         return now
-    functions = {bus: _but(nodes, seen) for bus, nodes in before.functions.items()}
+    functions = {bus: _without(nodes, seen) for bus, nodes in before.functions.items()}
     if now is None:
-        return msgspec.structs.replace(before, nodes=_but(before.nodes, seen), functions=functions)
+        return msgspec.structs.replace(
+            before, nodes=_without(before.nodes, seen), functions=functions
+        )
     return msgspec.structs.replace(
         now,
-        nodes=now.nodes or _but(before.nodes, seen),
+        nodes=now.nodes or _without(before.nodes, seen),
         functions={bus: own or functions.get(bus, ()) for bus, own in now.functions.items()},
     )
 
 
-def _but(nodes: Iterable[DeviceNode], seen: Collection[str]) -> tuple[DeviceNode, ...]:
+def _without(nodes: Iterable[DeviceNode], seen: Collection[str]) -> tuple[DeviceNode, ...]:
     return tuple(each for each in nodes if each.path not in seen)
 
 

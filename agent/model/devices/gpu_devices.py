@@ -102,7 +102,7 @@ RELEASED: Final = "released"
 """Annotation of a Node, and its only value: the agent stops using the driver, so that it can be
 unloaded or its cards can be reset, and all cards are cordoned."""
 
-_GRAVITY: Final = list(Action)
+_SEVERITY: Final = list(Action)
 _REASONS: Final = {each: each.value.title().replace("-", "") for each in Action}
 
 
@@ -152,15 +152,15 @@ def release_requested(annotations: Mapping[str, str]) -> bool:
 
 
 def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
-    """`Healthy` has the reason of the gravest condition and the messages of all. `cordoned`: the
-    reason, "" if the card is not cordoned."""
-    graver = sorted(
-        card.gpu_conditions, key=lambda each: (-_GRAVITY.index(each.action), each.reason)
+    """`Healthy` has the reason of the most severe condition and the messages of all. `cordoned`:
+    the reason, "" if the card is not cordoned."""
+    by_severity = sorted(
+        card.gpu_conditions, key=lambda each: (-_SEVERITY.index(each.action), each.reason)
     )
-    message = "; ".join(f"{each.reason}: {each.message}" for each in graver)
+    message = "; ".join(f"{each.reason}: {each.message}" for each in by_severity)
     changed = rfc3339(card.health_changed)
-    if graver:
-        healthy = Condition(HEALTHY, "False", graver[0].reason, message, changed)
+    if by_severity:
+        healthy = Condition(HEALTHY, "False", by_severity[0].reason, message, changed)
     else:
         healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", changed)
     found = [healthy]

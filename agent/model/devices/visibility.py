@@ -138,7 +138,7 @@ class NodeVisibility(msgspec.Struct, frozen=True, omit_defaults=True):
     cdi_kind: str = ""
 
     @property
-    def concerns_all(self) -> bool:
+    def checks_all(self) -> bool:
         """Whether a container without a decision must be checked, because it may name devices of
         other pods or mount their files."""
         return self.unasked != "leave" or any(

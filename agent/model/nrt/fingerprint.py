@@ -14,7 +14,7 @@ _MARK: Final = "pfp0v001"
 
 def of(pods: Iterable[tuple[str, str]]) -> str:
     """The fingerprint of pods, given as (namespace, name) in any order."""
-    return together(pod_hash(namespace, name) for namespace, name in pods)
+    return combined(pod_hash(namespace, name) for namespace, name in pods)
 
 
 def pod_hash(namespace: str, name: str) -> int:
@@ -22,7 +22,7 @@ def pod_hash(namespace: str, name: str) -> int:
     return xxhash.xxh64_intdigest(name, seed=xxhash.xxh64_intdigest(namespace))
 
 
-def together(hashes: Iterable[int]) -> str:
+def combined(hashes: Iterable[int]) -> str:
     """The fingerprint of the hashes of all pods, in any order."""
     joined = b"".join(each.to_bytes(8, "little") for each in sorted(hashes))
     return _MARK + xxhash.xxh64_hexdigest(joined)

@@ -72,7 +72,7 @@ def holdings(
     )
 
 
-def kept(
+def with_running(
     before: Mapping[PodName, Allocated],
     now: Mapping[PodName, Allocated],
     running: Collection[PodName],

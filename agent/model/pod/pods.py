@@ -20,7 +20,7 @@ from agent.model.pod.qos import QOS_LABEL, KubeClass, QoS, qos_of
 
 
 class ContainerState(enum.StrEnum):
-    """Containers in the state ENDED are represented by Ended, not by Container."""
+    """Containers in the state ENDED are represented by EndedContainer, not by Container."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -43,7 +43,7 @@ class Container(msgspec.Struct, frozen=True):
     shares: int = 0
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndedContainer(msgspec.Struct, frozen=True):
     """An ended container of a pod whose sandbox runs. `cpuset`: its last cpuset."""
 
     name: str
@@ -72,7 +72,7 @@ class Pod(msgspec.Struct, frozen=True):
     created_at: int
     containers: tuple[Container, ...] = ()
     sandboxes: tuple[Container, ...] = ()
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[EndedContainer, ...] = ()
     named: tuple[str, ...] | None = None
 
     @property

@@ -19,7 +19,7 @@ FIRST, OWNER, LAST, FOREIGN, GONE, LONG_GONE = (
     fingerprint.pod_hash("ns", name) for name in ("first", "owner", "last", "f", "gone", "long")
 )
 ALL = [FIRST, OWNER, LAST]
-told = fingerprint.together
+told = fingerprint.combined
 
 
 def test_zones_that_count_all_known_pods_are_current() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import HugePages, Topology
 from agent.model.devices.device_object import Portion
-from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, kept, reserved
+from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, reserved, with_running
 from agent.model.nrt.report import Allocated, Reserved, zones
 from agent.model.nrt.resource_topology import Amounts
 from agent.model.pod.pod_resources import (
@@ -189,8 +189,8 @@ def test_pod_deleted_by_force_counts_while_it_runs() -> None:
     """kubernetes#104824: the kubelet forgets it at once (kubelet_pods.go, GetActivePods)."""
     a, b, new = ("ns", "a"), ("ns", "b"), ("ns", "new")
     one, two = Allocated(CpuSet([1])), Allocated(CpuSet([2]))
-    assert kept({a: one, b: one}, {new: two}, {a, new}) == {a: one, new: two}
-    assert kept({a: one}, {a: two}, {a}) == {a: two}, "what is listed counts"
+    assert with_running({a: one, b: one}, {new: two}, {a, new}) == {a: one, new: two}
+    assert with_running({a: one}, {a: two}, {a}) == {a: two}, "what is listed counts"
 
 
 def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
