@@ -1,9 +1,9 @@
-"""`python -m tests.alone ARGUMENTS`: pytest with these arguments; then each failed test with real
-programs once more, by itself.
+"""`python -m tests.alone ARGUMENTS`: runs pytest with these arguments, then each failed test with
+real programs once more, alone.
 
-Four workers on two processors can starve a server past any deadline. What fails by itself too fails
-the run. What passes by itself is listed as unstable, so that somebody mends it. Tests that start no
-programs have no second try, and neither has a run with more than a few failures.
+Four workers on two processors can starve a server past any deadline. A test that fails alone
+too fails the run. A test that passes alone is listed as unstable, so that it gets fixed. Tests
+without programs are not repeated, and nothing is repeated after more than a few failures.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from agent.telemetry.logs import Logfmt
 from tests import tools
 
-# A busy machine is no fault of the code.
+# A busy machine is not an error of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
@@ -29,7 +29,7 @@ _FILTER: dict[str, Any] = {"filter": "tar"} if hasattr(tarfile, "tar_filter") el
 
 
 def pytest_configure() -> None:
-    """No run begins where TOPOLET_APISERVER has no version that we know."""
+    """A run does not begin if TOPOLET_APISERVER is not a known version."""
     try:
         tools.api_server()
     except ValueError as error:
@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Gives a worker whole modules, or all modules of one name in _ONE_WORKER. (The marker
+    """Assigns whole modules to a worker, or all modules with one name in _ONE_WORKER. (The marker
     xdist_group has no effect with pytest 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
 

@@ -1,5 +1,5 @@
-"""`--fuzz FACTOR`: every property test tries so many times its examples, from a random seed if that
-is more than usual."""
+"""`--fuzz FACTOR`: every property test tries FACTOR times its examples, from a random seed if the
+factor is greater than 1."""
 
 from __future__ import annotations
 

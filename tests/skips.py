@@ -1,6 +1,6 @@
-"""A test may be skipped for what a machine lacks, never for what the repository should hold.
+"""A test may be skipped for something that a machine lacks, but not for a missing file.
 
-A skip becomes a failure where its reason names a path of the repository that does not exist.
+A skip becomes a failure if its reason names a path of the repository that does not exist.
 """
 
 from __future__ import annotations

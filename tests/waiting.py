@@ -14,8 +14,8 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 
 def eventually(what: str, check: Callable[[], object], seconds: float = DEADLINE_SECONDS) -> None:
-    """Returns when the check holds; fails, naming `what`, when it does not in time. Pauses grow
-    with the time that has passed: checks must not take the CPU from what they wait for."""
+    """Returns when the check succeeds; fails with `what` if it does not in time. Pauses grow with
+    the elapsed time: checks must not use the CPU time that they wait for."""
     began = time.monotonic()
     while not check():
         passed = time.monotonic() - began

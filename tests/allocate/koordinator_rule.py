@@ -1,7 +1,7 @@
-"""Koordinator's CPU accumulator read word by word: one list of CPUs at a time, nothing precomputed.
+"""A literal version of Koordinator's CPU accumulator: one list of CPUs at a time, no tables.
 
-Slow on purpose. It knows machines whose cores, NUMA nodes and sockets have equally many CPUs, and
-stops between cores where the Go code takes one core too many.
+Slow on purpose. It supports machines whose cores, NUMA nodes and sockets have equally many CPUs,
+and stops between cores where the Go code takes one core too many.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Lists = list[list[int]]
 
 
 class Rule:
-    """`refs`: how many pods hold a CPU; `policies`: the exclusive policy it is held with."""
+    """`refs`: how many pods hold a CPU; `policies`: the exclusive policy of its holder."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Machines and what pods hold of them, for hypothesis."""
+"""Hypothesis strategies for machines and the CPUs that pods hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes, pods and what they ask, small and readable."""
+"""Builders of nodes, pods and their requests."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def facts(shape: tuple[int, int, int, int] = (2, 1, 4, 2), **more: Any) -> Topol
 
 
 def owner(cpus: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> ResourceRequest:
-    """An LSR pod of so many CPUs."""
+    """An LSR pod that requests this number of CPUs."""
     return ResourceRequest(
         uid, f"ns/{uid}", QoS.LSR, owner=True, requests=_requests(cpus * 1000, memory_gib), **more
     )
 
 
 def sharer(cpu_milli: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> ResourceRequest:
-    """An LS pod of so much CPU."""
+    """An LS pod that requests this amount of CPU."""
     return ResourceRequest(
         uid, f"ns/{uid}", QoS.LS, requests=_requests(cpu_milli, memory_gib), **more
     )
@@ -45,7 +45,7 @@ def claim(
     amounts: Amounts | None = None,
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE,
 ) -> PodAllocation:
-    """A pod that holds these CPUs and amounts."""
+    """A pod with these CPUs and amounts."""
     own = CpuSet.parse(cpus)
     return PodAllocation(uid, f"ns/{uid}", own, exclusive, amounts or {}, 1000 * len(own))
 

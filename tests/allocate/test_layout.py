@@ -1,4 +1,4 @@
-"""Each mask against the same question asked of every CPU."""
+"""Each mask is compared with a loop over every CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two NUMA nodes of 8 CPUs and 16 GiB; the machine with twice as much, and what pods hold of it."""
+"""Two NUMA nodes of 8 CPUs and 16 GiB on a node with twice as much, and the amounts of its pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What holds on any node whatever pods come: nothing is sold twice, nothing free is withheld."""
+"""Invariants on any node with any pods: nothing is allocated twice, and nothing free is
+withheld."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def nodes(draw: st.DrawFn) -> tuple[Topology, list[Pod], KubeletCpus]:
 
 
 def check_invariants(topology: Topology, decision: Decision, pods: list[Pod]) -> None:
-    """Those of the design, numbers 1, 2 and 7, as far as a decision shows them."""
+    """Invariants 1, 2 and 7 of the design, as far as a decision shows them."""
     owned = [owner.cpus for owner in decision.owners]
     assert sum(map(len, owned)) == len(union(owned)), "a CPU has two owners"
     assert not union(owned) & pool_cpus(decision.ls_pools)
@@ -336,7 +336,7 @@ def test_invariants_hold_and_order_does_not_matter(
 def test_a_restart_does_not_change_the_decision(
     case: tuple[Topology, list[Pod], KubeletCpus], data: st.DataObject
 ) -> None:
-    """Pods come one by one, each running where it was told; then the agent forgets everything."""
+    """Pods start one by one, each on its decided CPUs. Then the agent loses its state."""
     topology, pods, _ = case
     here: list[Pod] = []
     owned: tuple[str, ...] = ()
@@ -363,7 +363,7 @@ def test_a_restart_does_not_change_the_decision(
 def test_no_present_owner_loses_all_its_cpus(
     case: tuple[Topology, list[Pod], KubeletCpus], data: st.DataObject
 ) -> None:
-    """Whatever it claims now, and whatever others claim."""
+    """Whatever it and other pods claim."""
     topology, pods, kubelet = case
     claiming = [each for each in pods if claim_of(each)]
     by_kubelet = reserved_cpus.given(topology, tuple(pods), kubelet)
@@ -408,7 +408,7 @@ def test_no_pod_owns_reserved_cpus_unless_configured_or_already_owned(qos: str) 
 def test_a_pod_that_shares_reserved_cpus_does_not_own_them_in_the_next_decision(
     others: list[Pod],
 ) -> None:
-    """The pool that a refused pod shares may be just what it wished for."""
+    """The pool that a refused pod shares may be equal to its claim."""
     pods = [pod("a", "LSR", "0-2" if others and others[0].qos is QoS.LSE else "0-3"), *others]
     first = decided(machine(), *pods, rules=PoolRules(RESERVED))
     owned = tuple(owner.uid for owner in first.owners)
@@ -734,8 +734,8 @@ def test_owner_that_claims_more_gets_no_cpu_that_the_kubelet_assigned() -> None:
 
 
 def test_container_on_the_kubelets_pool_is_on_topolets_pool() -> None:
-    """A Guaranteed pod may have a container of whole CPUs and one of a fraction; the kubelet's pool
-    holds our owners' CPUs."""
+    """A Guaranteed pod may have a container of whole CPUs and one of a fraction. The kubelet's pool
+    includes the CPUs of Topolet's owners."""
     given = KubeletCpus(True, {"g": CpuSet([3])}, {"g": {"whole": CpuSet([3])}})
     guaranteed = pod("g", kube_class="guaranteed", containers=(running("c"),))
     decision = decided(machine(), guaranteed, pod("a", "LSE", "1"), kubelet=given)
@@ -746,7 +746,8 @@ def test_container_on_the_kubelets_pool_is_on_topolets_pool() -> None:
 
 
 def rounds(steps: list[Topology], *pods: Pod) -> list[dict[str, tuple[str, str]]]:
-    """By round, each owner's CPUs that run and that do not; `a` owns its CPUs at the beginning."""
+    """For each pass, the online and offline CPUs of each owner; `a` owns its CPUs at the
+    beginning."""
     owned = {each.uid: claim_of(each) for each in pods if each.uid == "a"}
     found = []
     for topology in steps:

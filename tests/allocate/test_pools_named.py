@@ -1,4 +1,4 @@
-"""Only containers that a pod has or is to get count, whatever its annotations name."""
+"""Only present containers and those of the spec count, whatever the annotations name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners and pools beside a kubelet with the static policy: its checkpoint decides."""
+"""Owners and pools with a static kubelet: its checkpoint decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NUMA nodes are said to refuse is what they do refuse."""
+"""A predicted refusal of NUMA nodes equals the result of the trial."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ asks = st.builds(
 
 @st.composite
 def nodes(draw: st.DrawFn) -> TopologyOptions:
-    """Some with cores of one thread, some where a zone counts CPU and has no CPUs, some amplified;
-    up to ten CPUs are reserved."""
+    """Some have cores of one thread, some have a zone that reports CPU but no CPUs, some are
+    amplified. Up to ten CPUs are reserved."""
     offline = draw(st.frozensets(ids, max_size=3)) if draw(st.booleans()) else frozenset()
     gone = frozenset(range(16, 24)) if draw(st.booleans()) else frozenset()
     cpus: list[Cpu] = [cpu for cpu in MACHINE if cpu.id not in offline | gone]

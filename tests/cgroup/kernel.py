@@ -1,7 +1,7 @@
-"""A model of the kernel's cpuset rules, v1 and v2, and a hierarchy that stands on it.
+"""A model of the kernel's cpuset rules, v1 and v2, and a hierarchy on top of it.
 
-`test_model.py` holds it against the real kernel. Left out: `cpuset.mems` (every group has them),
-partitions, deadline tasks, and `cpuset.cpu_exclusive` (off, as kubelet and runtimes leave it).
+`test_model.py` compares it with the real kernel. Not modelled: `cpuset.mems` (always set),
+partitions, deadline tasks and `cpuset.cpu_exclusive` (off, as kubelet and runtimes leave it).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Kernel:
         return [each for each in self.cpus if each != "/" and posixpath.dirname(each) == group]
 
     def effective(self, group: str) -> CpuSet:
-        """What its processes may use."""
+        """The CPUs that its processes may use."""
         own = self._own(group)
         if group == "/":
             return own

@@ -89,7 +89,7 @@ def test_v2_reads(tmp_path: Path) -> None:
     assert h.own_cpus("/a") == EMPTY
     assert h.effective_cpus("/a") == CpuSet.parse("0-7")
     assert h.effective_mems("/a") == CpuSet.parse("0-1")
-    # The controller is not handed down to this one: it uses what its parent has.
+    # The controller is not enabled for this group: its parent's CPUs apply.
     assert h.own_cpus("/a/without") == EMPTY
     assert h.effective_cpus("/a/without") == CpuSet.parse("0-7")
     with pytest.raises(CgroupError, match=r"write '1' to .*without/cpuset\.cpus.*No such file"):

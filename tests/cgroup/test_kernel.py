@@ -32,7 +32,7 @@ V1 = REAL.version == 1
 
 
 class Playground:
-    """A group of our own, with helpers that go past the code under test."""
+    """A cgroup of the test, with helpers that bypass the code under test."""
 
     def __init__(self) -> None:
         self.top = f"/topolet-test-{uuid.uuid4().hex[:8]}"
@@ -118,7 +118,7 @@ def test_reads(play: Playground) -> None:
 
 
 def test_a_recreated_group_is_read_anew(play: Playground) -> None:
-    """Files stay open between calls; what they say ends with their group."""
+    """Files stay open between calls, but not beyond the removal of their group."""
     group = play.make("/a", X)
     assert REAL.own_cpus(group) == X
     play.remove(group)
@@ -139,7 +139,8 @@ def test_a_refused_write_names_the_reason(play: Playground) -> None:
 
 
 def test_an_exclusive_cpu_is_taken_and_restored(play: Playground, journal: Journal) -> None:
-    """Two pods with a container each, one CPU changes hands; then everything is given back."""
+    """Two pods with a container each: one CPU moves from one to the other, then everything is
+    restored."""
     pods = [play.make("/one"), play.make("/two")]
     one, two = (play.make(f"{pod}/c".removeprefix(play.top)) for pod in pods)
     pids = [play.sleeper(one), play.sleeper(two)]
@@ -309,6 +310,6 @@ def test_watches_are_right_after_events_were_lost(
 
 
 def watches(tree: CgroupWatch) -> int:
-    """How many the kernel holds."""
+    """The number of watches that the kernel has."""
     lines = Path(f"/proc/self/fdinfo/{tree.fileno()}").read_text().splitlines()
     return sum(line.startswith("inotify wd:") for line in lines)

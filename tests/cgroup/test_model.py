@@ -1,7 +1,7 @@
-"""The model of the cpuset rules beside this machine's kernel: the same operations on both.
+"""Compares the model of the cpuset rules with this machine's kernel: the same operations on both.
 
-Groups of our own only, so the model's root is their top. Runs on v1 and v2, whichever the machine
-has; tests/vm runs it on v2.
+Only groups of the test are used, so the model's root is their top. Runs on v1 or v2, whichever the
+machine has; tests/vm runs it on v2.
 """
 
 import errno
@@ -37,7 +37,7 @@ EXAMPLES = 30 if os.environ.get("TOPOLET_GUEST") else 400
 
 
 class Playground:
-    """Our groups in the real kernel, below `top`, and a few processes to put into them."""
+    """The test's groups in the real kernel, below `top`, and a few processes for them."""
 
     def __init__(self) -> None:
         self.top = Path(f"{REAL.path}/topolet-model-{uuid.uuid4().hex[:8]}")

@@ -83,7 +83,7 @@ def _group(hierarchy: types.SimpleNamespace, group: str) -> Iterator[None]:
 
 
 def _mounted() -> list[types.SimpleNamespace]:
-    """Where cpusets are, and v2 beside v1."""
+    """The hierarchies with the cpuset controller, and v2 next to v1."""
     found = []
     with contextlib.suppress(CgroupError):
         it = Hierarchy()

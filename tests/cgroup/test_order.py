@@ -32,7 +32,7 @@ def model(tree: Values, inherits: bool) -> Kernel:
 
 
 def write(kernel: Kernel, each: Write) -> None:
-    """The kernel refuses what breaks its rules; it takes what we must not do."""
+    """A model that refuses what the kernel refuses, and accepts what Topolet must not do."""
     assert each.cpus, "an empty cpuset is never written"
     assert kernel.cpus[each.group] != each.cpus, "a write that changes nothing"
     kernel.write(each.group, str(each.cpus))
@@ -40,7 +40,7 @@ def write(kernel: Kernel, each: Write) -> None:
 
 @st.composite
 def cases(draw: st.DrawFn, inherits: bool, disjoint: bool = True) -> tuple[Values, Values]:
-    """A tree that the kernel could hold, and a fulfillable wish."""
+    """A tree that the kernel allows, and values that can be reached."""
 
     def some(of: CpuSet, may_be_empty: bool = False) -> CpuSet:
         least = 0 if may_be_empty else 1
@@ -94,7 +94,7 @@ def test_v1_every_write_is_legal_and_every_group_gets_its_value(
         below = [cpus for each, cpus in wanted.items() if each.startswith(f"{group}/")]
         grown = {cpu for cpus in below for cpu in cpus}
         limit = wanted[max(over, key=len)] if over else ROOT
-        if own & limit:  # nobody is given what he neither had nor needs
+        if own & limit:  # no group gets CPUs that it neither had nor needs
             assert end == (own & kernel.cpus[posixpath.dirname(group)]) | CpuSet(grown)
 
 
@@ -163,11 +163,11 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
             values(a="0", a_x="0", b="1-2", b_x="1-2"),
             ["/a/x=0", "/a=0", "/b=1-2", "/b/x=1-2"],
         ),
-        # Losing and gaining is one write where nobody waits for the CPU ...
+        # A group that loses and gains CPUs is written once if no other group waits for them ...
         (values(a="0-1"), values(a="1-2"), ["/a=1-2"]),
-        # ... else two.
+        # ... otherwise twice.
         (values(a="0-1", b="3"), values(a="1-2", b="0,3"), ["/a=1", "/a=1-2", "/b=0,3"]),
-        # Disjoint: at once, and before the one that waits for it, whatever their names.
+        # Disjoint: written at once, and before the group that waits for it, whatever their names.
         (values(b="0", a="2"), values(b="1", a="0,2"), ["/b=1", "/a=0,2"]),
         # Disjoint with children: the old and the new until they have moved.
         (
@@ -183,7 +183,7 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
             values(a="1", b="0,4", d="1,3"),
             ["/a=1", "/b=0,4", "/d=1,3"],
         ),
-        # An empty v1 group runs nobody: it stays so, or gets what its child needs.
+        # An empty v1 group does not have processes: it stays empty, or gets what its child needs.
         (values(a="0-1", a_b=""), values(a="0"), ["/a=0"]),
         (values(a="", a_b=""), values(a_b="4"), ["/a=4", "/a/b=4"]),
     ],
@@ -205,13 +205,13 @@ def test_v1_orders(tree: Values, wanted: Values, order: list[str]) -> None:
         (values(a="0", a_b="0-1"), values(a_b="0-1"), ["/a=0-1"]),
         # Descendants need no cutting.
         (values(a="0-3", a_b="2-3"), values(a="0-1"), ["/a=0-1"]),
-        # The old and the new stand there already, though not effective.
+        # The old and the new value are there already, but not effective.
         (
             values(a="1-2", a_b="0-4", a_b_c=""),
             values(a="0,3-4", a_b="0,3-4", a_b_c="0"),
             ["/a=0-4", "/a/b/c=0", "/a/b=0,3-4", "/a=0,3-4"],
         ),
-        # Somebody who inherited everything lets go before another gains.
+        # A group that inherited everything releases its CPUs before another group gains them.
         (values(a="1", b=""), values(a="1-2", b="0"), ["/b=0", "/a=1-2"]),
     ],
 )

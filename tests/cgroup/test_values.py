@@ -42,7 +42,7 @@ FULL = CgroupLimits(50_000, 1024, 1 << 20, CpuSet([0]))
 
 
 class Recorder(Handles):
-    """Counts, and refuses or loses the lines that it is told to."""
+    """Counts calls, and refuses or loses the configured writes."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Recorder(Handles):
 
 
 class Machine:
-    """A folder that looks like `/sys/fs/cgroup`."""
+    """A folder with the layout of `/sys/fs/cgroup`."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.root = folder / "cgroup"
@@ -364,7 +364,7 @@ def test_a_used_v2_group_that_cannot_inherit_gets_its_parents_nodes(v2: Machine)
 
 
 def test_v2_nodes_are_restored_from_the_top(v2: Machine) -> None:
-    """Else a group that may not inherit would get what its parent is about to lose."""
+    """Otherwise a group that cannot inherit would get nodes that its parent is about to lose."""
     v2.apply(pod=CgroupLimits(mems=CpuSet([0])), box=CgroupLimits(mems=CpuSet([0])))
     v2.handles.writes.clear()
     values.restore(v2.controllers, v2.journal)
@@ -445,7 +445,7 @@ def test_invalid_content_is_an_error_that_names_the_file(v2: Machine) -> None:
 
 
 def test_a_group_without_the_controller_needs_no_lifted_limit(tmp_path: Path) -> None:
-    """A v2 parent hands down what it was told to, and not always cpu and memory."""
+    """A v2 parent enables only some controllers for its children, not always cpu and memory."""
     (tmp_path / "a").mkdir()
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
     (tmp_path / "a/cgroup.procs").write_text("")

@@ -74,7 +74,7 @@ class Playground:
             self.folders.remove(folder)
 
     def eater(self) -> subprocess.Popen[str]:
-        """A process in the box that holds 64 MiB."""
+        """A process in the container's group that uses 64 MiB."""
         start = "".join(
             f"echo $$ >{path}{self.box}/cgroup.procs && " for _, path in MOUNTS.values()
         )
@@ -127,7 +127,7 @@ def test_everything_is_set_and_restored(play: Playground, journal: Journal) -> N
     assert now.mems == ALL_NODES
     again = values.apply(REAL, journal, wanted)
     assert {each.state for each in again.changes} == {WriteState.RIGHT}
-    # The agent was killed: what it noted is on disk.
+    # The agent was killed: its journal is on disk.
     back = values.restore(REAL, Journal(journal.path))
     assert back.ok, back
     if V1_CPUSET:

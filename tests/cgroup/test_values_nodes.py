@@ -1,5 +1,5 @@
-"""Memory nodes under v1's rule, held after every write. It is the rule of CPUs, so its model is
-theirs; no machine here has v1 and several nodes."""
+"""The rule of v1 for memory nodes, checked after every write. It equals the rule for CPUs, so the
+model is the same; no test machine has v1 and several nodes."""
 
 import posixpath
 import tempfile

@@ -18,8 +18,8 @@ ROOT = CpuSet(range(4))
 
 
 class Machine(ModelHierarchy):
-    """Counts what it is asked, and fails where a test says so: the faults can't be had from a real
-    kernel at will. What the rules forbid is no fault, but ours."""
+    """Counts calls and fails where a test requests it: such faults cannot be caused in a real
+    kernel. A write that the kernel's rules forbid is an error of Topolet and not a fault."""
 
     def __init__(self, version: int, groups: Mapping[str, str | CpuSet]) -> None:
         parsed = {

@@ -1,4 +1,4 @@
-"""The command itself, and what its processes load."""
+"""The command itself, and the modules that its processes load."""
 
 from __future__ import annotations
 

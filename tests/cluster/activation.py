@@ -1,4 +1,4 @@
-"""Does what systemd does for a socket and its service: holds the socket, restarts the service.
+"""Does what systemd does for a socket and its service: opens the socket and restarts the service.
 
 usage: activation.py SOCKET PIDFILE PROGRAM...
 """

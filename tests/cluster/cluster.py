@@ -59,12 +59,12 @@ class Cluster:
         self.kubectl("create", "-f", "-", stdin=text)
 
     def pod(self, name: str, **words: Any) -> None:
-        """Creates a pod (words: as of `pods.manifest`) and waits until its containers run."""
+        """Creates a pod (arguments as of `pods.manifest`) and waits until its containers run."""
         self.create(pods.manifest(name, **words))
         self.wait_running(name)
 
     def delete_pod(self, *names: str, namespace: str = "default") -> None:
-        """Returns when the API server no longer has them."""
+        """Returns when the API server does not have them any more."""
         self.kubectl("delete", "pod", "-n", namespace, *names)
 
     def annotate(self, kind: str, name: str, **annotations: str) -> None:
@@ -91,7 +91,7 @@ class Cluster:
         time.sleep(seconds)
 
     def delete_component(self, name: str) -> None:
-        """All pods of a component of ours; its controller makes others."""
+        """Deletes all pods of a component of Topolet; its controller creates new ones."""
         self.kubectl("delete", "pods", "-n", NAMESPACE, *_selector(name))
 
     def install_scheduler(self) -> None:
@@ -102,14 +102,14 @@ class Cluster:
 
     # what is there
     def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
-        """None where it is not there."""
+        """The object, or None if it does not exist."""
         words = ("get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "json")
         text = self.kubectl(*words)
         found: Object | None = json.loads(text) if text.strip() else None
         return found
 
     def objects(self, kind: str, *words: str, namespace: str = "default") -> list[Object]:
-        """`words`: further ones of kubectl, as a selector."""
+        """`words`: further arguments of kubectl, such as a selector."""
         text = self.kubectl("get", kind, "-n", namespace, "-o", "json", *words)
         found: list[Object] = json.loads(text)["items"]
         return found
@@ -155,8 +155,8 @@ class Cluster:
         self.eventually(f"node {name} is Ready", ready, seconds)
 
     def eventually(self, what: str, check: Any, seconds: float = START_SECONDS) -> None:
-        """Waits until `check()` holds. A program that fails, such as kubectl without an API server,
-        counts as a check that does not hold."""
+        """Waits until `check()` is true. A program that fails, such as kubectl without an API
+        server, counts as false."""
 
         def held() -> object:
             try:
@@ -175,7 +175,7 @@ class Cluster:
         return CpuSet.parse(json.loads(text).get("cpuset", ""))
 
     def refused(self, name: str) -> str:
-        """Why a scheduler finds no node for the pod; "" if it has not reported that."""
+        """Why a scheduler finds no node for the pod; "" if it has not reported a reason."""
         pod = self.get("pod", name)
         for each in (pod or {}).get("status", {}).get("conditions", ()):
             if each["type"] == "PodScheduled" and each["status"] == "False":
@@ -187,7 +187,8 @@ class Cluster:
         return str(self._topology_annotation(node, RESERVATION).get("reservedCPUs", ""))
 
     def events(self, name: str, reason: str) -> list[str]:
-        """What Events of that reason say about the pod, not about one of its name before it."""
+        """The notes of Events with that reason about the pod, without those about an earlier pod
+        with its name."""
         pod = self.get("pod", name)
         assert pod is not None, f"no pod {name}"
         about = f"reason={reason},involvedObject.uid={pod['metadata']['uid']}"
@@ -203,22 +204,22 @@ class Cluster:
         return str(self._topology_annotation(node, CPU_MANAGER_POLICY).get("policy", ""))
 
     def agent_restarts(self, node: str) -> int:
-        """How often the kubelet restarted the container of our agent's pod there."""
+        """How often the kubelet restarted the container of the agent's pod on that node."""
         pod = self.get("pod", self.agent_pod(node), NAMESPACE)
         assert pod is not None
         return sum(int(each["restartCount"]) for each in pod["status"]["containerStatuses"])
 
     def agent_pod(self, node: str) -> str:
-        """The name of our agent's pod there, apart from any that is being deleted."""
+        """The name of the agent's pod on that node, ignoring any that is being deleted."""
         (found,) = self._agent_pods(node)
         return str(found["metadata"]["name"])
 
     def agent_metric(self, node: str, name: str) -> float:
-        """The sum of the series that our agent there has of that name."""
+        """The sum of the series with that name of the agent on that node."""
         return sum(self._series(self.agent_pod(node), _AGENT_PORT, name))
 
     def scheduler_metric(self, name: str) -> float:
-        """The sum of the series that our extenders have of that name."""
+        """The sum of the series with that name of all extenders."""
         return sum(self._scheduler_series(name))
 
     def watch_ages_seconds(self) -> list[float]:
@@ -228,9 +229,10 @@ class Cluster:
             ages += self._series(self.agent_pod(node), _AGENT_PORT, "topolet_watch_age_seconds")
         return ages
 
-    # what the kernel's files show
+    # the contents of the kernel's files
     def cpus_of(self, name: str, container: str = "main") -> CpuSet:
-        """Where a container of a running pod may run. Raises KeyError where it has no cgroup."""
+        """The CPUs on which a container of a running pod may run. Raises KeyError if it does not
+        have a cgroup."""
         node, pattern = self._cpuset_files(name, container)
         for text in node.machine.read(*pattern).values():
             return CpuSet.parse(text.strip())

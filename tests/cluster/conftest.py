@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder; the guest joins it when the first one asks for it."""
+"""One cluster for all tests of this folder. The guest joins it when a test first needs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="package")
 def installed(cluster: Cluster) -> Cluster:
-    """Like `cluster`, with our agent and our scheduler, installed as the documents say."""
+    """Like `cluster`, with Topolet's agent and scheduler, installed as documented."""
     with failures.written(cluster, "install"):
         cluster.install_scheduler()
         cluster.apply("overlays/proxy")
@@ -57,7 +57,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def pods_gone(installed: Cluster) -> Iterator[None]:
-    """Deletes all pods before and after a test, so that no test sees those of another."""
+    """Deletes all pods before and after a test, so that no test gets those of another."""
     words = ("delete", "pods", "--all", "-n", "default", "--grace-period=1")
     installed.kubectl(*words)
     yield
@@ -66,7 +66,7 @@ def pods_gone(installed: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def with_guest(installed: Cluster) -> Iterator[Cluster]:
-    """Like `installed`, with a second node `g1`, emulated and slow, on which our agent is Ready."""
+    """Like `installed`, with a second node `g1`, emulated and slow, on which the agent is Ready."""
     with turn():
         guest.join(installed)
         yield installed

@@ -65,7 +65,7 @@ def question(packet: bytes) -> tuple[str, int, int]:
 
 
 def reply(packet: bytes, services: Services) -> bytes:
-    """An authoritative answer, without records where the name has none of that type."""
+    """An authoritative answer, without records if the name does not have any of that type."""
     name, kind, end = question(packet)
     address = services.address(name)
     record = b""

@@ -38,8 +38,8 @@ def collected(cluster: Cluster, name: str) -> Path:
 
 @contextlib.contextmanager
 def written(cluster: Cluster, name: str) -> Iterator[None]:
-    """Collects what is left when the block fails, for fixtures, which have no report. A note of the
-    error names the folder."""
+    """Collects logs and files when the block fails, for fixtures, which do not have a report. A
+    note of the error names the folder."""
     try:
         yield
     except BaseException as error:

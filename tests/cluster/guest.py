@@ -54,8 +54,8 @@ _PATIENT = (
 
 
 def join(cluster: Cluster) -> None:
-    """Boots the guest and makes it a node on which our agent is Ready. Skips the test where the
-    guest can't run. The guest ends with the world."""
+    """Boots the guest and makes it a node on which the agent is Ready. Skips the test if the guest
+    cannot run. The guest ends with the world."""
     if reasons := guest.lacking():
         pytest.skip("; ".join(reasons))
     with failures.written(cluster, "guest"):
@@ -82,7 +82,7 @@ def _join(cluster: Cluster, machine: Machine) -> None:
 
 def _boot(cluster: Cluster) -> Machine:
     """Boots a guest that dies before its first step once more, as qemu itself sometimes crashes."""
-    # The guest can't write what it compiles.
+    # The guest cannot write compiled files.
     for folder in ("agent", "demo"):
         compileall.compile_dir(guest.REPOSITORY / folder, quiet=1)
     world = cluster.control.world

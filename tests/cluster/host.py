@@ -76,8 +76,8 @@ def lacking() -> list[str]:
 
 @contextlib.contextmanager
 def running() -> Iterator[Cluster]:
-    """Starts a control plane and one node, on which only our proxy runs. Skips the test where that
-    is not possible."""
+    """Starts a control plane and one node, on which only Topolet's proxy runs. Skips the test if
+    that is not possible."""
     programs = programs_or_skip()
     prepared = images.prepared(programs)
     with world.made(programs) as place:

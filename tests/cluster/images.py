@@ -1,7 +1,7 @@
 """Images that a containerd has unpacked, kept in the cache of tests/tools.
 
-containerd keeps its knowledge of images in two databases, and their layers in folders that nobody
-changes. So a node has the images once it has a copy of the databases and mounts the folders.
+containerd stores its metadata of images in two databases, and their layers in folders that do not
+change. A node has the images once it has a copy of the databases and mounts the folders.
 """
 
 from __future__ import annotations
@@ -97,6 +97,6 @@ def _prepare(folder: Path, programs: str, busybox: str, scheduler: Path) -> None
 
 
 def our_name() -> str:
-    """The name of our image in the manifests."""
+    """The name of Topolet's image in the manifests."""
     (daemons,) = (each for each in objects("base") if each["kind"] == "DaemonSet")
     return str(daemons["spec"]["template"]["spec"]["containers"][0]["image"])

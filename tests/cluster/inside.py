@@ -28,7 +28,8 @@ _FOLLOW_SECONDS = 0.02
 
 
 class Follower:
-    """Records each text that files hold, in order, from the start of the follower to its end."""
+    """Records each text that the files contain, in order, from the start of the follower to its
+    end."""
 
     def __init__(self, patterns: list[str]) -> None:
         self._patterns = patterns
@@ -202,7 +203,7 @@ class Port:
             rest = rest[self._device.write(rest) :]
 
     def flush(self) -> None:
-        """It has no buffer."""
+        """It does not have a buffer."""
 
 
 def reap_for(child: int) -> None:

@@ -1,4 +1,4 @@
-"""A machine of the cluster as the harness sees it: a world on this machine, or the guest."""
+"""A machine of the cluster as the harness uses it: a world on this machine, or the guest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Machine:
         self._lines = self._socket.makefile("rb")
 
     def close(self) -> None:
-        """Closes the connection; processes on the machine go on."""
+        """Closes the connection; processes on the machine continue."""
         self._lines.close()
         self._socket.close()
 
@@ -107,7 +107,8 @@ class Machine:
 
     @contextlib.contextmanager
     def following(self, patterns: Sequence[str]) -> Iterator[dict[str, list[str]]]:
-        """Records each text that the files hold during the block, in order; filled at its end."""
+        """Records each text that the files contain during the block, in order; filled at its
+        end."""
         name = uuid.uuid4().hex
         seen: dict[str, list[str]] = {}
         self._ask("follow", name=name, patterns=list(patterns))

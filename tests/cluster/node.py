@@ -1,4 +1,5 @@
-"""A node: containerd, our proxy, a kubelet, on a machine that has the usual paths for itself."""
+"""A node: containerd, Topolet's proxy and a kubelet, on a machine with the usual paths for
+itself."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ class Node:
 
     # the proxy
     def start_proxy(self, *flags: str) -> None:
-        """Starts a process that holds the proxy's socket and restarts a proxy that ends."""
+        """Starts a process that owns the proxy's socket and restarts a proxy that ends."""
         self.machine.start(
             "proxy",
             *(sys.executable, Path(__file__).with_name("activation.py"), PROXY_SOCKET, _PROXY_PID),
@@ -125,8 +126,8 @@ class Node:
 
     # the kernel's files
     def cpuset_files(self, container: str) -> list[str]:
-        """Patterns of the cpuset file of a container with that id: on v2 the effective one, as the
-        container may have no cpuset of its own."""
+        """Patterns of the cpuset file of a container with that id: on v2 the effective one, since
+        the container may not have its own cpuset."""
         if self.machine.read("/sys/fs/cgroup/cpuset/cpuset.cpus"):
             root, file = "/sys/fs/cgroup/cpuset", "cpuset.cpus"
         else:

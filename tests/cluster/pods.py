@@ -32,9 +32,8 @@ def manifest(
 ) -> dict[str, Any]:
     """A pod of that class whose containers request `cpu` each, and sleep.
 
-    LSE and LSR pods use our scheduler and are Guaranteed, unless `scheduler` and `guaranteed` say
-    otherwise. `node` is the name of the node to run on; `container` replaces fields of each
-    container.
+    LSE and LSR pods use Topolet's scheduler and are Guaranteed, unless `scheduler` and `guaranteed`
+    differ. `node` is the name of the node to run on; `container` replaces fields of each container.
     """
     owner = qos in OWNERS
     resources: dict[str, Any] = {}

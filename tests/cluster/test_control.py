@@ -33,8 +33,8 @@ def nothing_reserved(installed: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def scheduler_back(installed: Cluster) -> Iterator[None]:
-    """What a test did to policies and to the account of our scheduler, a new API server and a new
-    pod have not seen: where it fails, the next one does not fail for it."""
+    """A new API server and a new pod do not have a test's changes to the policies and to the
+    account of the scheduler. So a failed test does not fail the next one."""
     yield
     with installed.api_server_away():
         pass

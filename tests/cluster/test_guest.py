@@ -34,7 +34,7 @@ def test_owner_gets_a_numa_node_and_releases_it(with_guest: Cluster) -> None:
     assert str(whole) in NODES
     assert len(half) == 2
     assert not whole & half
-    # BE pods run beside LSR ones.
+    # BE pods share CPUs with LSR ones.
     rest = CpuSet.parse("0-15") - whole
     assert cluster.cpus("ls", "be") == {"ls": str(rest - half), "be": str(rest)}
     assert cluster.agent_metric(GUEST, "topolet_cpu_overlaps_total") == 0

@@ -43,7 +43,7 @@ def static(with_guest: Cluster) -> Iterator[Cluster]:
 
 
 def _configure(cluster: Cluster, policy: str, reserved: str | None) -> None:
-    """Returns when kubelet and agent say so."""
+    """Returns when kubelet and agent have the policy."""
     node = cluster.nodes[GUEST]
     node.restart_kubelet(cpuManagerPolicy=policy, reservedSystemCPUs=reserved)
     cluster.wait_node_ready(GUEST)
@@ -54,8 +54,8 @@ def _configure(cluster: Cluster, policy: str, reserved: str | None) -> None:
 
 
 def test_both_kinds_at_once_get_what_they_request(static: Cluster) -> None:
-    """What our scheduler chooses for lse-2 is corrected: it is asked for halves of two cores, and
-    the kubelet gives a whole one."""
+    """The scheduler's choice for lse-2 is corrected: it has halves of two cores, and the kubelet
+    assigns a whole one."""
     cluster = static
     cpus = {"plain-2": 2, "lse-2": 2, "plain-3": 3, "lse-4": 4}
     owners = ("lse-2", "lse-4")

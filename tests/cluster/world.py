@@ -1,9 +1,9 @@
-"""Namespaces in which a node has the paths, ports and cgroups of a machine of its own.
+"""Namespaces in which a node has its own paths, ports and cgroups, like a machine.
 
-Network, mount, pid, IPC and cgroup namespaces: what runs in a world sees its own /var/lib/kubelet,
-/run, /etc and /sys/fs/cgroup, and nothing outside sees what it does, so that any number of worlds
-can run at the same time. The first process of the pid namespace ends with the test session,
-however that ends, and everything else with it.
+Network, mount, pid, IPC and cgroup namespaces: a world has its own /var/lib/kubelet, /run, /etc
+and /sys/fs/cgroup and does not affect anything outside, so that any number of worlds can run at the
+same time. The first process of the pid namespace ends with the test session,
+however that ends, and every other process with it.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _hierarchies() -> list[tuple[Path, str, str]]:
 
 
 def _make_group(name: str) -> None:
-    """The world's root in every hierarchy; a new cpuset of v1 has no CPUs."""
+    """The world's root in every hierarchy; a new cpuset of v1 does not have CPUs."""
     for mount, kind, _ in _hierarchies():
         if kind == "cgroup2" and mount == MOUNTS:
             controllers = (mount / "cgroup.controllers").read_text().split()
@@ -192,7 +192,7 @@ def _make_group(name: str) -> None:
 
 def _mount_cgroups() -> str:
     """A script that mounts the same hierarchies with the world's root as their root. On v2 a group
-    that delegates controllers, such as that root, may have no processes."""
+    that delegates controllers, such as that root, cannot have processes."""
     lines = []
     if all(mount != MOUNTS for mount, _, _ in _hierarchies()):
         lines.append(f"mount -t tmpfs tmpfs {MOUNTS}")

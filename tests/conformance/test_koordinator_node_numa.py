@@ -1,5 +1,5 @@
-"""Two NUMA nodes of four CPUs (0-3, 4-7; siblings side by side) and 16 GiB, unless said otherwise.
-Scores are LeastAllocated over CPU and memory, worked out by hand."""
+"""Two NUMA nodes of four CPUs (0-3, 4-7; siblings are adjacent) and 16 GiB by default. Scores are
+LeastAllocated over CPU and memory, computed by hand."""
 
 from __future__ import annotations
 

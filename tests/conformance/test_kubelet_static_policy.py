@@ -19,7 +19,7 @@ def case(
     qos: str = "Guaranteed",
     **other: Any,
 ) -> dict[str, Any]:
-    """One pod; a step and what is expected of it stand together."""
+    """One pod; each step is followed by its expected result."""
     return {
         "shape": [2, 1, 4, 2],
         "numbering": "interleaved",

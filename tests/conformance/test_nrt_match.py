@@ -35,7 +35,7 @@ def case(
     expect: dict[str, Any],
     attributes: dict[str, str] = SINGLE,
 ) -> dict[str, Any]:
-    """One NUMA node of 4 CPUs, beside a zone that is none."""
+    """One NUMA node of 4 CPUs, and a zone that is not a NUMA node."""
     zones = [
         {
             "name": "node-0",
@@ -145,7 +145,7 @@ def test_negative_scores_are_declared() -> None:
 
 
 def test_a_case_that_differs_twice_counts_as_not_listed() -> None:
-    """Beside the sidecar no NUMA node has 3 CPUs, but both together have."""
+    """With the sidecar no NUMA node has 3 CPUs, but both together have."""
     init = [container("3"), container("3", always=True)]
     two = case([container("3")], init, fits(LeastNUMANodes=0))
     zone = {"name": "node-1", "type": "Node", "available": {"cpu": "2", "memory": "8Gi"}}

@@ -29,7 +29,7 @@ def test_additional_keys_are_ignored() -> None:
 
 
 def test_an_operation_of_another_kind() -> None:
-    """Several kinds have no other keys in common than `op` and `expect`."""
+    """Several kinds have only the keys `op` and `expect` in common."""
     kind = run.CaseKind("pools", "", frozenset({"op"}), ops=("ls", "be"))
     assert run.find({"op": "ls"}, [kind]) is kind
     for other in ("quota", None, 1, ["ls"], {}):

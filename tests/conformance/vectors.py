@@ -34,7 +34,7 @@ def vectors(name: str) -> Iterator[dict[str, Any]]:
 
 
 def outcomes(name: str, judge: Callable[[dict[str, Any]], CaseVerdict]) -> Counter[str | None]:
-    """By declared difference, None for agreement. Fails at a case that is neither."""
+    """Counts by declared difference, None for agreement. Fails at a case that is neither."""
     counted: Counter[str | None] = Counter()
     for case in vectors(name):
         verdict = judge(case)

@@ -1,4 +1,4 @@
-"""Texts as containerd 1.7 and 2, and CRI-O, tell them."""
+"""Verbose statuses of containerd 1.7 and 2, and of CRI-O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CRI's own conformance suite, run against a socket; what it says, spec by spec."""
+"""Runs the CRI's conformance suite against a socket; its result for each spec."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Outcomes = Mapping[str, str]
 
 
 class Suite:
-    """critest on one runtime that nothing else uses, directly or through agent and proxy."""
+    """critest on one runtime without other users, directly or through agent and proxy."""
 
     def __init__(self, critest: pathlib.Path, image: str, socket: str) -> None:
         self._critest = critest

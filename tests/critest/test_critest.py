@@ -1,4 +1,4 @@
-"""What the CRI's conformance suite says of a runtime holds behind agent and proxy as well."""
+"""The results of the CRI's conformance suite are the same behind agent and proxy."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from agent.model.cpu.topology import Cpu, NumaNode, Topology
 def topology(
     nodes: Mapping[int, str], sockets: Mapping[int, str] | None = None, **distances: str
 ) -> Topology:
-    """CPUs of each node and socket in list format, "" for memory alone; a socket a node where
-    `sockets` are not told. `distances` by `nodeN`."""
+    """CPUs of each node and socket in list format, "" for a node with memory alone; one socket per
+    node if `sockets` is absent. `distances` by `nodeN`."""
     socket_of = {
         cpu: socket for socket, cpus in (sockets or nodes).items() for cpu in CpuSet.parse(cpus)
     }
@@ -39,7 +39,7 @@ def topology(
 
 
 def put(folder: Path, files: Mapping[str, str]) -> None:
-    """A name that ends with `@` is a link; folders come into being on the way."""
+    """A name that ends with `@` is a symbolic link; folders are created as needed."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         path = folder / name.removesuffix("@")

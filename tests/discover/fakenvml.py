@@ -1,4 +1,4 @@
-"""A driver of the tests' own making: machines as data, told to the real binding by nvml/fake.c."""
+"""A fake NVIDIA driver: machines as data, passed to the real binding by nvml/fake.c."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCES = Path(__file__).resolve().parent / "nvml"
 SONAME = "libnvidia-ml.so.1"
 
 GPU, SWITCH = 0, 2
-"""What a link ends in."""
+"""The ends of a link."""
 
 ECC_AND_XID = 0x1 | 0x2 | 0x8
 XID = 0x8
@@ -74,7 +74,7 @@ class Machine:
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def text(self) -> str:
-        """Of a key that is told twice the first is what holds."""
+        """The first value of a repeated key applies."""
         order = range(len(self.cards)) if self.enumerated is None else self.enumerated
         lines: list[tuple[str, object]] = [
             *self.facts.items(),
@@ -89,8 +89,8 @@ class Machine:
         return "".join(f"{key} {value}\n" for key, value in lines)
 
     def but(self, place: int | None = None, /, **facts: object) -> Machine:
-        """The same machine with other facts, of one card where `place` names it; a double
-        underscore stands for the point in a key."""
+        """The same machine with other values, of one card if `place` is its index; a double
+        underscore represents the dot in a key."""
         named = {key.replace("__", "."): value for key, value in facts.items()}
         if place is None:
             return dataclasses.replace(self, facts={**self.facts, **named})
@@ -101,9 +101,10 @@ class Machine:
 
 
 class FakeDriver:
-    """A root below which the library lies as in a driver container, and what it answers from.
+    """A root below which the library is installed as in a driver container, and the file with its
+    answers.
 
-    `without`: symbols that it does not have, as an old driver."""
+    `without`: symbols that it lacks, like an old driver."""
 
     def __init__(self, folder: Path, machine: Machine, without: tuple[str, ...] = ()) -> None:
         self.root = folder / "driver"
@@ -152,7 +153,7 @@ def nvml_header() -> Path | str:
 
 
 def compile_c(*arguments: str) -> str:
-    """What gcc says; empty: it is content."""
+    """The compiler's messages; empty if it succeeds."""
     words = ["gcc", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations", *arguments]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60).stderr
 

@@ -123,6 +123,6 @@ def with_mig() -> Machine:
 
 
 def gb10() -> Machine:
-    """DGX Spark: one chip with the host's memory, of which NVML says nothing."""
+    """DGX Spark: one chip that uses the host's memory, which NVML does not report."""
     card = Card(uuid(0, 0xB10), "NVIDIA GB10", bus(1, 0xF), 0, memory=None)
     return Machine((card,), driver="580.95.05")

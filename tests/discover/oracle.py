@@ -1,4 +1,4 @@
-"""What hwloc's lstopo answers for a tree, as values to compare with ours."""
+"""The result of hwloc's lstopo for a tree, as values to compare with Topolet's."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def lstopo(root: str) -> Answer | None:
 
 
 def ours(topology: Topology) -> Answer:
-    """The same of a topology of ours."""
+    """The same values of Topolet's topology."""
     groups: dict[str, dict[int, list[int]]] = {"core": {}, "socket": {}, "l3": {}}
     for cpu in topology.cpus:
         groups["core"].setdefault(cpu.core, []).append(cpu.id)

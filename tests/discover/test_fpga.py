@@ -23,7 +23,7 @@ def dfl(root: Path, region: str, way: str, files: dict[str, str]) -> None:
 
 
 def test_a_card_of_the_device_feature_list(tmp_path: Path) -> None:
-    """As the kernel lists it: the region of the card and, beside it, the one inside."""
+    """As in sysfs: the region of the card, and next to it the one inside."""
     plug(tmp_path, CARD, {"class": "0x120000"})
     inside = "dfl-fme.0/dfl-fme-region.1"
     files = {

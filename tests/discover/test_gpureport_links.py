@@ -36,7 +36,7 @@ def switch(number: int, version: int | None = 3) -> tuple[LinkEnd, str, int | No
         ((to(1), to(1)), (to(0), to(0)), 2, 50_000),
         ((to(1, 1),), (to(0, 1),), 1, 20_000),
         ((to(1, 5),), (to(0, 5),), 1, 50_000),
-        # A version that nobody told, and one newer than we know.
+        # A version that was not reported, and one newer than the known ones.
         ((to(1, None),), (to(0, None),), 1, 25_000),
         ((to(1, 9),), (to(0, 9),), 1, 50_000),
         # One end down: what is seen from one side only does not count (HAMi's issue 2217).
@@ -45,7 +45,7 @@ def switch(number: int, version: int | None = 3) -> tuple[LinkEnd, str, int | No
         # Cards at switches, with as many links as the poorer one has.
         ((switch(0), switch(1)), (switch(0),), 1, 25_000),
         ((switch(0),), (), 0, 0),
-        # A straight link that is half down is no link at a switch.
+        # A direct link that is down at one end does not count as a link to a switch.
         ((to(1), switch(0)), (switch(0),), 0, 0),
         # Links elsewhere.
         ((to(2),), (to(3),), 0, 0),

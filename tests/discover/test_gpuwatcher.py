@@ -27,7 +27,7 @@ ASKED = GpuTiming(period=NEVER, least=0.0, answer=DEADLINE_SECONDS, retry=NEVER)
 
 
 class Watch:
-    """A watcher, and the last that it told."""
+    """A watcher and its last report."""
 
     def __init__(self, driver: FakeDriver, timing: GpuTiming) -> None:
         self.driver = driver
@@ -122,7 +122,7 @@ def test_many_events_cause_few_queries(
 
 
 def test_an_event_after_a_query_is_reported_after_its_answer(watch: Callable[..., Watch]) -> None:
-    """Otherwise the look would be taken for evidence of what came of the event."""
+    """Otherwise the report would count as evidence about the event."""
     timing = GpuTiming(period=NEVER, least=NEVER, answer=DEADLINE_SECONDS)
     here = watch(gpumachines.mixed(), timing)
     for number in (0, 94):
@@ -197,7 +197,7 @@ def test_a_child_that_repeatedly_ends_before_its_answer_is_a_driver_fault(
     machine = gpumachines.mixed()
     here = watch(machine)
     health = on_report(GpuHealth(), here.until(good), 0, GpuActions({}))
-    # The fake aborts its process where it finds nothing to answer from.
+    # The fake aborts its process if its file of answers is missing.
     here.driver.facts.unlink()
     report = here.until(fault("NoAnswer"))
     assert report.message == "the process that calls NVML ends repeatedly"

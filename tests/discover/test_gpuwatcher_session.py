@@ -336,7 +336,8 @@ def test_a_driver_upgrade_ends_the_session_and_the_next_one_has_the_new_driver(
 
 @pytest.mark.parametrize("more", [0, 1, 3])
 def test_a_child_that_cannot_be_started_is_the_agents_fault(more: int) -> None:
-    """For want of descriptors: for the socket, for the child's streams, for what tells of exec."""
+    """Without free descriptors: for the socket, for the child's streams, for the pipe that reports
+    exec."""
     program = (
         "import os, resource\n"
         "from agent.discover.gpuwatcher import GpuSession, SessionError\n"
@@ -400,7 +401,7 @@ def test_a_late_answer_is_not_taken_for_the_next(start: Start) -> None:
     with pytest.raises(SessionError):
         session.report(0.01)
     driver.tell(Machine(machine.cards, enumerated=(1,)))
-    # The first look may have seen two cards or one; the second is asked after the change.
+    # The first report may contain two cards or one; the second is requested after the change.
     assert len(inventory(session).gpus) == 1
 
 
@@ -475,7 +476,7 @@ def test_links_are_read_once_for_the_same_cards_and_again_after_an_nvlink_error(
 def test_links_that_come_up_later_are_reported_in_time(start: Start) -> None:
     """Those at NVSwitches wait for the fabric manager, which may start after any agent."""
     machine = gpumachines.a100_hgx()
-    # A look waits for events, and here are many of both.
+    # A query waits for events, and this machine has many of both.
     cards = tuple(dataclasses.replace(each, events=None) for each in machine.cards)
     linked = dataclasses.replace(machine, cards=cards)
     alone = tuple(dataclasses.replace(each, links=()) for each in cards)

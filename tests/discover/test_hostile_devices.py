@@ -1,4 +1,4 @@
-"""Trees of devices as nobody would make them: nothing crashes, and the sound device stays."""
+"""Invalid trees of devices: nothing crashes, and the valid device is found."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def device(found: DeviceList, bus: str) -> Device:
 
 
 def make(folder: Path, name: str, text: str) -> None:
-    """What is in the way already stays."""
+    """Existing paths are not replaced."""
     try:
         put(folder, {name: text})
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Random machines: our answer beside lstopo's."""
+"""Random machines: Topolet's topology is compared with lstopo's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_random_machine(files: Files) -> None:
         root = write(folder, files)
         theirs = lstopo(root)
         found = ours(cpus.read(root))
-    # hwloc gives up where CPU 0 has no folder and the list of online CPUs is missing too.
+    # hwloc fails if CPU 0 does not have a folder and the list of online CPUs is missing too.
     assume(theirs is not None)
     assert theirs is not None
     assert not theirs.complaint

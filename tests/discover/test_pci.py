@@ -22,7 +22,7 @@ def function(root: Path, way: str, files: dict[str, str] | None = None) -> Funct
 
 
 def proximity(one: Function, other: Function) -> Ancestor:
-    """What the way between two functions crosses at most, as NVML numbers it."""
+    """The highest level that the path between two functions crosses, numbered as in NVML."""
     if one.address == other.address:
         return Ancestor.BOARD
     if one.bridges and other.bridges and one.bridges[0] == other.bridges[0]:

@@ -118,7 +118,7 @@ def test_several_links_of_a_function_have_files_of_their_own(tmp_path: Path) -> 
 
 
 def test_virtual_functions_have_their_numbers_and_files(tmp_path: Path) -> None:
-    """Number 1 was given away whole: it has no links here, and stays."""
+    """Number 1 is passed through as a whole: it does not have links here, and is kept."""
     virtual = {f"virtfn{n}@": f"../0000:18:00.{n + 1}" for n in (2, 0, 1)}
     plug(tmp_path, f"{PORT}/0000:18:00.0", virtual | link("mlx5_0", 0, "4: ACTIVE"))
     physical = {"physfn@": "../0000:18:00.0"}

@@ -1,4 +1,4 @@
-"""Real machines: what we read below each snapshot is what hwloc 2.9 answers for it."""
+"""Real machines: the topology read from each snapshot equals that of hwloc 2.9."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The cpuset groups of a played node: real ones of this machine, or plain files of a larger one.
+"""The cpuset groups of a simulated node: real ones of this machine, or plain files of a larger one.
 
-Plain files keep what is written and refuse nothing; the rules are looked after by `illegal`. A file
-of them has a fixed size, so that a value is replaced in one write, as the kernel does it.
+Plain files accept every write; `illegal` checks the rules. Each file has a fixed size, so that one
+write replaces its value, as in the kernel.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class PlainCgroups:
         (self.path / CPUS).write_bytes(padded(f"{cpus}\n".encode()))
 
     def make(self, group: str, cpus: CpuSet | None = None, *, process: bool = False) -> CpuSet:
-        """As a runtime does: on v1 with what is above; `cpus` if it was asked for some. The own
-        value."""
+        """As a runtime does: on v1 with its parent's values; `cpus` if requested. Returns the
+        group's own value."""
         above = group.rpartition("/")[0]
         own = cpus if cpus is not None else self.own(above) if self.version == 1 else EMPTY
-        # Not seen before it is complete: there is no moment without a value here.
+        # It becomes visible when it is complete: at no time does it lack a value.
         folder = self.path / group[1:]
         hidden = folder.with_name(f".{folder.name}")
         hidden.mkdir()
@@ -64,7 +64,7 @@ class PlainCgroups:
         return effective(self.path, self.version, group)
 
     def groups(self) -> list[str]:
-        """Ours, each after what is above it."""
+        """The node's groups, each after its ancestors."""
         found = (f"/{Path(folder).relative_to(self.path)}" for folder, _, _ in os.walk(self.path))
         return sorted(each for each in found if each.startswith(f"{self.top}/") and each != "/.")
 

@@ -1,10 +1,9 @@
 """A process with all imports done, which forks a `topolet` command on request.
 
 `python -m tests.faults.child DESCRIPTOR`, a stream socket of JSON lines: an order, then an answer.
-The command is the real one. Before each of its system calls that change something it counts a step
-on the board, and dies by SIGKILL at the step that stands there. Where the cgroups are plain files
-(`plain`), a write replaces the value whole, and on v2 there is a `cpuset.cpus.effective` to read:
-what the kernel would do.
+The command is the real one. Before each system call that changes something it counts a step on the
+board, and is killed by SIGKILL at the step that the board contains. With plain files as cgroups
+(`plain`), a write replaces the whole value, and v2 has a `cpuset.cpus.effective`, as in the kernel.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _READABLE = select.POLLIN | select.POLLHUP
 def serve(orders: socket.socket) -> None:
     """Until the other end closes; then the command dies as well."""
     gc.freeze()
-    lines = orders.makefile("rb", buffering=0)  # poll tells the truth only without a buffer
+    lines = orders.makefile("rb", buffering=0)  # poll is reliable only without a buffer
     while line := lines.readline():
         order = json.loads(line)
         if not order:  # to kill what had ended already
@@ -53,7 +52,7 @@ def serve(orders: socket.socket) -> None:
         poll.register(orders, _READABLE)
         poll.register(handle, _READABLE)
         while not any(ready == handle for ready, _ in poll.poll()):
-            # The only order beside a running command is to kill it.
+            # The only order for a running command is to kill it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             if not lines.readline():
@@ -84,7 +83,7 @@ def _become(order: dict[str, Any], orders: socket.socket) -> None:
 
 
 def _refuse(kinds: list[str]) -> None:
-    """What the kernel has no more of for this process."""
+    """Resources that the kernel refuses to this process."""
 
     def refused(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

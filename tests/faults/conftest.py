@@ -21,7 +21,7 @@ class Around:
         self.launcher = launcher
 
     def start(self, *flags: str, refused: Sequence[str] = ()) -> None:
-        """Returns when it has looked."""
+        """Returns after the agent's pass."""
         since = time.monotonic_ns()
         words = (*self.node.agent_words, *flags)
         self.launcher.start(words, self.node.cgroups, refused=refused)

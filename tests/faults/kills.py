@@ -1,12 +1,13 @@
-"""`python -m tests.faults.kills --count N`: the agent killed N times while pods come and go.
+"""`python -m tests.faults.kills --count N`: the agent is killed N times while pods start and end.
 
-It is the real command, on a played node: pods that come, go, lie in their annotations and change
+It is the real command, on a simulated node: pods that start, end, have false annotations and change
 their class, two sockets of 8 CPUs with their cgroups, v1 and v2, as files (`--real`: this machine's
-CPUs and cgroups). Some kills come at any moment, most at a step: before a system call that changes
-something, so between each two steps of each write. What is found then is checked, and again when
-the next agent has looked. A life of so many kills ends with `topolet restore`, killed as well.
+CPUs and cgroups). Some kills are at any moment, most at a step: before a system call that changes
+something, so between every two steps of each write. The state is checked after the kill, and again
+after the first pass of the next agent. Each series of kills ends with `topolet restore`, which is
+killed as well.
 
-Prints one JSON object: `kills`, how often what was wrong, and by `points` where the agent died.
+Prints one JSON object: `kills`, the errors by kind, and by `points` where the agent was killed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ WRONGS = ("lost_pins", "overlaps", "illegal", "unjournalled", "not_restored", "c
 
 
 class Tally:
-    """`wrong` by kind; `checked`: how many groups of owners were held against their CPUs."""
+    """`wrong` by kind; `checked`: how many groups of owners were compared with their CPUs."""
 
     def __init__(self) -> None:
         self.kills = self.restore_kills = self.checked = 0
@@ -116,8 +117,8 @@ class Life:
         self._check_death()
 
     def _check_death(self) -> None:
-        """Nobody who had its CPUs lost one, nobody came to one of them, and every group is legal
-        and its first value on disk."""
+        """No owner lost a CPU, no other pod got one of them, every group is legal, and its first
+        value is on disk."""
         node = self._node
         unchanged = node.pods.keys() - node.touched
         for uid, cpus in self._accepted.items():
@@ -166,7 +167,8 @@ class Life:
                 self._check_others(pod, cpus, node.pods.keys(), groups)
         self._settled = groups
         node.touched.clear()
-        # Whose claim of now was refused may still own what it claimed before, while nobody does.
+        # An owner whose current claim was refused may keep its earlier CPUs while no other pod owns
+        # them.
         self._accepted = {
             uid: cpus
             for uid, cpus in owners.items()
@@ -184,8 +186,8 @@ class Life:
                     self._tally.add("lost_pins", f"{group} has {held}, not {cpus}")
 
     def _followed(self, group: str, cpus: CpuSet) -> CpuSet:
-        """Nobody waits for a pause container: it follows what was published, unless the agent dies
-        before."""
+        """Changes do not wait for a pause container: it follows the published pools, unless the
+        agent is killed before."""
         deadline = time.monotonic() + SANDBOX_SECONDS
         while True:
             alive = self._launcher.running

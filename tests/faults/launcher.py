@@ -31,7 +31,7 @@ class Launcher:
                 [sys.executable, "-m", "tests.faults.child", str(theirs.fileno())],
                 cwd=REPOSITORY,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a signal to our group leaves it time to end its command
+                start_new_session=True,  # a group signal leaves it time for its command
             )
         self._answers = self._orders.makefile("rb")
         self._running = False
@@ -52,8 +52,8 @@ class Launcher:
         dies_at: int = 0,
         refused: Sequence[str] = (),
     ) -> None:
-        """`topolet WORDS`; returns at once. `refused`: what the kernel gives it none of (inotify,
-        uevents)."""
+        """`topolet WORDS`; returns at once. `refused`: kernel resources that it does not get
+        (inotify, uevents)."""
         assert not self._running
         self.board.clear(dies_at)
         plain: dict[str, Any] | None = None
@@ -71,7 +71,7 @@ class Launcher:
 
     @property
     def running(self) -> bool:
-        """False once it has ended, by itself or by us."""
+        """False once it has ended, by itself or by a kill."""
         if self._running and select.select([self._orders], [], [], 0)[0]:
             self.ended()
         return self._running

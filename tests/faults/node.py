@@ -57,7 +57,7 @@ class Pod(msgspec.Struct):
 
     @property
     def qos_class(self) -> str:
-        """By its label, else by its place."""
+        """By its label, otherwise by its cgroup."""
         return self.qos or ("BE" if "/besteffort/" in self.parent else "LS")
 
     @property
@@ -82,7 +82,7 @@ def this_machine(folder: Path, name: str) -> PlayedNode:
 class PlayedNode:
     """No pod claims its last CPU, so that the pools are never empty.
 
-    `touched`: uids of pods whose claim or class is new since somebody cleared it. `originals`: by
+    `touched`: uids of pods whose claim or class has changed since it was cleared. `originals`: by
     group, the values that a restore may give back.
     """
 
@@ -127,7 +127,7 @@ class PlayedNode:
         self.runtime.succeed(before)
 
     def snapshot(self) -> Snapshot | None:
-        """The agent's last; None where there is none that can be read."""
+        """The agent's last snapshot; None if there is none that can be read."""
         try:
             return snapshots.decode((self.state / "snapshot.json").read_bytes())
         except (FileNotFoundError, SnapshotError):
@@ -159,7 +159,7 @@ class PlayedNode:
     # Churn.
 
     def churn(self, choice: random.Random) -> None:
-        """One change, of whatever is possible."""
+        """One random change."""
         changes = [self.comes] * (3 if len(self.pods) < MOST_PODS // 2 else 1)
         if len(self.pods) >= MOST_PODS:
             changes = []
@@ -251,7 +251,7 @@ class PlayedNode:
             self.runtime.sandboxes[pod.sandbox_id] = self._listed(pod)
 
     def _some_claim(self, choice: random.Random) -> str:
-        """Mostly a few CPUs, at times a lie."""
+        """Mostly a few CPUs, sometimes an invalid claim."""
         if choice.random() < 0.2:
             wide = str(CpuSet(self._claimable))
             return choice.choice([wide, f"0-{self._beyond}", str(self._beyond), "x"])
@@ -306,8 +306,8 @@ class PlayedNode:
         pod.containers.remove(container)
 
     def _put_in_force(self, group: str, cpus: CpuSet) -> None:
-        """The runtime's write; where the agent did not write the same before, there is nothing of
-        it to give back."""
+        """A write of the runtime. Unless the agent wrote the same value before, the restore may not
+        restore an older one."""
         with contextlib.suppress(FileNotFoundError):
             if self.cgroups.own(group) != cpus:
                 self.originals[group].add(cpus)
@@ -317,7 +317,7 @@ class PlayedNode:
         own = self.cgroups.make(group, cpus, process=process)
         self.originals[group] = {own}
         above = group.rpartition("/")[0]
-        if cpus is not None:  # who was created on CPUs of ours gets what it would have had
+        if cpus is not None:  # created on Topolet's CPUs: gets those it would have had
             self.originals[group].add(
                 EMPTY if self.cgroups.version == 2 else self.cgroups.own(above)
             )

@@ -27,8 +27,8 @@ class PlayedRuntime(grpc.GenericRpcHandler):
     """`sandboxes`, `containers` and `placements` by id; change them while holding `lock`.
 
     `hanging`: names of methods, and ids of containers and sandboxes, that get no answer until
-    `relent`; `asked`: those of them that were asked for. `put_in_force`: what an update does to
-    the group of a running container.
+    `relent`; `asked`: those of them that were called. `put_in_force`: what an update does to the
+    group of a running container.
     """
 
     def __init__(self, path: Path, put_in_force: Callable[[str, CpuSet], None]) -> None:

@@ -360,7 +360,7 @@ def test_an_unreachable_api_server_does_not_stop_the_agent(place: Place, tmp_pat
 
 @pytest.mark.parametrize("path", ["sys/devices/system/node", "sys/devices/system/cpu/cpu0/cache"])
 def test_a_machine_with_fewer_files(place: Place, path: str) -> None:
-    """Neither NUMA nodes nor caches are needed to keep owners apart."""
+    """Neither NUMA nodes nor caches are needed to separate owners."""
     shutil.rmtree(place.root / path, ignore_errors=True)
     place.start()
     place.right()

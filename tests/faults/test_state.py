@@ -1,4 +1,4 @@
-"""Files of the state folder that are torn or gone when the agent comes back."""
+"""Torn or missing files of the state folder at the agent's start."""
 
 import shutil
 
@@ -11,7 +11,7 @@ ALL = "0-15"
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_no_owner_loses_its_cpus_by_a_torn_snapshot(around: Around, share: float) -> None:
-    """Not even to an older pod that claims them too: the cgroups show which pod has them."""
+    """Not even to an older pod that claims them too: the cgroups show which pod owns them."""
     rival = around.node.add("LSE")
     own, ls = around.running("LSE", "1-2"), around.running("LS")
     around.start()

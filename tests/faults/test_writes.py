@@ -1,4 +1,4 @@
-"""Writes that fail in a pass: the kernel refuses, the group is gone, the disk is full."""
+"""Writes that fail in a pass: the kernel refuses, the group was removed, the disk is full."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from agent.model.snapshot import Snapshot
 
 
 class PlayedAgent:
-    """`notifications` are those since it was asked last."""
+    """`notifications`: those since the last call."""
 
     def __init__(self, snapshot: Path, notifier: Path) -> None:
         self._snapshot = snapshot
@@ -24,7 +24,7 @@ class PlayedAgent:
         self._ear.bind(str(notifier))
 
     def publish(self, snapshot: Snapshot) -> None:
-        """As one that has looked at the runtime just now."""
+        """As after a pass of the agent just now."""
         now = msgspec.structs.replace(snapshot, listed_at=time.monotonic_ns())
         files.replace(str(self._snapshot), snapshots.encode(now), durable=False)
 

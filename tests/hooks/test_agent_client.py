@@ -128,7 +128,7 @@ def notifier(tmp_path: Path) -> Iterator[Notifier]:
 
 
 def heard(path: Path, notifier: Notifier, then: Notification) -> list[Notification]:
-    """What an agent hears that comes just before one more notification."""
+    """The notifications that an agent receives when it starts just before one more."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as ear:
         ear.bind(str(path))
         notifier.notify(then)

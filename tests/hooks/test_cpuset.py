@@ -186,7 +186,7 @@ def whole(
 
 
 def static(wanted: Wanted | None, **changes: object) -> Snapshot:
-    """Of an agent beside a static kubelet, with what it decided about the pod's container."""
+    """A snapshot of an agent with a static kubelet, with its decision about the pod's container."""
     pods = {"p": PodWanted("ns/p", QoS.LSE, Wanted("0"), {"main": wanted})} if wanted else {}
     return snapshot(kubelet_static=True, pods=pods, **changes)
 
@@ -223,7 +223,7 @@ def test_cpus_of_a_static_kubelet_pass_after_the_agent_has_read_them(
     if not isinstance(answer, Wait):
         assert cpuset.changes(asks, answer).cpuset is None
     else:
-        # Whoever goes on without the agent's word has it too.
+        # The fallback without the agent's decision has it too.
         assert cpuset.fallback(asks, snap, []) == Keep()
 
 
@@ -249,7 +249,8 @@ def test_no_snapshot_replaces_the_cpus_of_a_static_kubelet(
     flying: list[CpuSet],
     owned: CpuSet,
 ) -> None:
-    """It waits, or goes on as the kubelet wrote it; also without the agent's word in the end."""
+    """It waits, or continues as the kubelet requested, also without the agent's decision in the
+    end."""
     asks = whole(str(given_to), len(given_to), qos, claim)
     snap = static(decided, owners=(Owner("own", "ns/own", QoS.LSE, str(owned)),))
     grants = [CpuGrant("other", "pod ns/other", cpus) for cpus in flying]

@@ -23,7 +23,7 @@ IGNORE = "*=ignore"
 
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[Exchange]:
-    """Holds nothing; the agent has decided."""
+    """Waits for nothing; the agent has decided."""
     it = Exchange(tmp_path, hold_seconds=0)
     it.publish(SHOWN)
     yield it
@@ -32,7 +32,7 @@ def hasty(tmp_path: Path) -> Iterator[Exchange]:
 
 @pytest.fixture
 def lenient(tmp_path: Path) -> Iterator[Exchange]:
-    """The same, and a plugin's choice is kept where there is no other."""
+    """The same, and a plugin's choice is kept if there is no other."""
     it = Exchange(tmp_path, hold_seconds=0, policy=IGNORE)
     it.publish(SHOWN)
     yield it

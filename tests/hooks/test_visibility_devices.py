@@ -1,4 +1,4 @@
-"""Who sees what: request, decision and node -> changes."""
+"""Device visibility: request, decision and node -> changes."""
 
 from __future__ import annotations
 
@@ -496,7 +496,7 @@ def test_a_decision_about_gpus_does_not_allow_another_pods_rdma_device() -> None
         (Carried(("",)), UNCHANGED, UNCHANGED, UNCHANGED),
         (Carried(nodes=(node_of("/dev/nvidia0"),)), UNCHANGED, UNCHANGED, UNCHANGED),
         (Carried(nodes=(node_of("/dev/fuse"),)), UNCHANGED, env("void"), env("void")),
-        # NVIDIA's own device plugin has its cards by what its image says.
+        # NVIDIA's own device plugin gets its cards by the environment of its image.
         (Carried(serving=True), UNCHANGED, UNCHANGED, env("void")),
         (Carried(privileged=True), UNCHANGED, UNCHANGED, env("void")),
         (Carried(("GPU-x,all",)), UNCHANGED, UNCHANGED, env("void")),

@@ -107,7 +107,7 @@ def test_only_one_plugin_runs(tmp_path: Path) -> None:
 
 
 def test_a_plugin_waits_for_one_that_is_ending(tmp_path: Path) -> None:
-    """A runtime that launches plugins starts the next before the last has gone."""
+    """A runtime that launches plugins starts the next before the last has ended."""
     last = locks.lock_for_plugin(str(tmp_path), 0)
     tried = threading.Event()
     ending = threading.Thread(target=lambda: (tried.wait(10), last.release()))

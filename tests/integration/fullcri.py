@@ -1,4 +1,4 @@
-"""Any call of the whole CRI, and everything that a caller sees of its answer."""
+"""Calls of any CRI method, with every part of the answer that a caller gets."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class FullCri:
             for text in started:
                 messages.append(self.read(output, text) if output else {"bytes": text})
         except grpc.RpcError:
-            pass  # its code says it
+            pass  # its code has the meaning
         trailing = _metadata(started.trailing_metadata())
         return Answer(
             code=started.code().name,

@@ -81,7 +81,8 @@ class GpuNode(GpuHost):
         return found
 
     def run(self, spec: PodSpec, *visible: str) -> str:
-        """A running container of the pod by what its request names, as device plugins do."""
+        """A running container of the pod with the devices of its request, as a device plugin sets
+        them."""
         request = create_request(spec, run_sandbox(self.node.direct, spec))
         if visible:
             request.config.envs.add(key="NVIDIA_VISIBLE_DEVICES", value=",".join(visible).encode())

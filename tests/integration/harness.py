@@ -81,11 +81,11 @@ class TestNode:
         environ: dict[str, str] | None = None,
         variables: dict[str, str] | None = None,
     ) -> None:
-        """Without a cluster, or in that which the environment of a pod (`environ`) tells; with
-        these variables besides. Returns when /readyz says yes.
+        """Starts the agent without a cluster, or in the cluster of a pod's environment (`environ`),
+        with these additional variables. Returns when /readyz succeeds.
 
-        Unless a flag names a kubelet's folder, a declared configuration stands in the place of what
-        another test's kubelet on this machine has."""
+        Unless a flag names a kubelet's folder, a declared configuration replaces the one of another
+        test's kubelet on this machine."""
         self.http_port = free_port()
         declared = self.folder / "kubelet-config.yaml"
         declared.write_text(
@@ -153,7 +153,7 @@ class TestNode:
         return self._proxy.pid
 
     def log(self, name: str) -> str:
-        """What a process wrote on standard error so far."""
+        """The standard error of a process until now."""
         return (self.folder / f"{name}.log").read_text()
 
     def get(self, page: str) -> tuple[int, str]:
@@ -197,7 +197,7 @@ class TestNode:
         return (kernel_group(pid, controller) / file).read_text().strip()
 
     def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """`topolet WORDS` to its end."""
+        """Runs `topolet WORDS` to its end."""
         command = [sys.executable, "-m", "agent", *words]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False
@@ -241,7 +241,7 @@ class TestNode:
 
 
 def built_or_skip(name: str) -> pathlib.Path:
-    """The folder of a set of tests/tools; the test is skipped where it can't be had."""
+    """The folder of a set of tests/tools. Skips the test if it is not available."""
     where = tools.built(name)
     if isinstance(where, str):
         pytest.skip(where)

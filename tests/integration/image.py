@@ -91,7 +91,7 @@ class Image:
         mounts: Sequence[Mount] = (),
         host_network: bool = False,
     ) -> tuple[list[str], Path]:
-        """How to run it, and where, as the manifests say: a read-only root, no capability, no new
+        """The options with which the manifests run it: a read-only root, no capabilities, no new
         privileges."""
         name = f"topolet-test-{uuid.uuid4().hex[:8]}"
         folder = self._folder / name
@@ -150,8 +150,8 @@ def digest() -> str:
 
 
 def write_archive(path: Path, name: str) -> None:
-    """A docker-archive of it under that name, built of this checkout. The test is skipped where it
-    can't be had."""
+    """A docker-archive of the image with that name, built from this checkout. Skips the test if it
+    is not available."""
     with _tagged() as (builder, tagged):
         builder.run("push", "--quiet", tagged, f"docker-archive:{path}:{name}")
 
@@ -204,7 +204,7 @@ class _Builder:
         (cache / "registries.conf").write_text("unqualified-search-registries = []\n")
 
     def run(self, command: str, *words: str) -> str:
-        """What it prints. Raises CalledProcessError."""
+        """Its standard output. Raises CalledProcessError."""
         policy = f"--signature-policy={self._policy}"
         if command in ("bud", "from", "commit", "push"):
             words = (policy, *words)
@@ -228,7 +228,7 @@ class _Builder:
         return done.stdout.strip()
 
     def make_base(self) -> None:
-        """In the place of python:3.13-slim, which is fetched from a registry of images."""
+        """Replaces python:3.13-slim, which is pulled from a registry of images."""
         if f"localhost/{BASE}" in self.run("images", "--format={{.Name}}").split():
             return
         root = self._cache / "base"
@@ -240,7 +240,7 @@ class _Builder:
             capture_output=True,
             timeout=_FETCH_SECONDS,
         )
-        # As in the image that it stands for.
+        # As in the image that it replaces.
         for each in (*root.glob("usr/lib/python3*/**/*.pyc"), *root.glob("var/cache/apt/**/*.deb")):
             each.unlink()
         container = self.run("from", "scratch")

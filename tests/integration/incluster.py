@@ -18,7 +18,7 @@ class Account:
         (self.folder / "ca.crt").write_bytes((api.folder / "ca.crt").read_bytes())
 
     def put(self, token: str) -> None:
-        """In the place of the last one."""
+        """Replaces the last token."""
         fresh = self.folder / "fresh"
         fresh.write_text(token)
         fresh.replace(self.folder / "token")

@@ -1,4 +1,4 @@
-"""koord-runtime-proxy in front of a private containerd, and our agent as its hook server."""
+"""koord-runtime-proxy in front of a private containerd, with Topolet's agent as its hook server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fixtures.containerd import Containerd
 from tests.integration.harness import HOLD, TestNode, fresh_node
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-# The proxy looks for hook servers in one folder of /etc: it gets an /etc of its own.
+# The proxy reads hook servers from one folder of /etc: it gets its own /etc.
 _OWN_ETC = """
 mount -t tmpfs none /etc
 mkdir -p /etc/runtime/hookserver.d
@@ -84,7 +84,7 @@ def command(program: Path, registrations: Path, listen: str, runtime: str) -> li
 
 @contextlib.contextmanager
 def koordinator_node(containerd: Containerd, program: Path) -> Iterator[KoordinatorNode]:
-    """Of which nothing runs yet, and nothing is left."""
+    """A node on which nothing runs yet; nothing is left afterwards."""
     with fresh_node(containerd) as node:
         it = KoordinatorNode(node, program)
         try:

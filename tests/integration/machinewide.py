@@ -19,10 +19,10 @@ from typing import IO, Any
 def change(
     name: str, make: Callable[[], Any], undo: Callable[[Any], None], folder: Path | None = None
 ) -> Iterator[None]:
-    """While anybody is in such a block of this name, in whatever process, the change is made.
+    """While any process is in such a block with this name, the change is in force.
 
-    `undo` is told what `make` returned, a JSON value. What `make` raises leaves nothing behind; it
-    undoes by itself what it had done.
+    `undo` gets the result of `make`, a JSON value. If `make` raises, it must have undone its own
+    changes.
     """
     place = folder or Path(tempfile.gettempdir())
     with (

@@ -1,4 +1,4 @@
-"""A service manager for the proxy, as systemd is one: it holds the socket."""
+"""A service manager for the proxy, like systemd: it owns the socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sys.exit(main())
 
 
 class Manager:
-    """Holds the socket, starts the proxy and receives its notifications."""
+    """Owns the socket, starts the proxy and receives its notifications."""
 
     def __init__(self, node: TestNode) -> None:
         self._node = node

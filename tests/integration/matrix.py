@@ -1,5 +1,5 @@
-"""One table of CRI calls, and the way to make them: what a caller sees has to be the same on any
-way to the same runtime, ids and times apart."""
+"""A table of CRI calls, and the ways to make them: a caller must get the same from the same runtime
+in any way, except for ids and times."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _LONG_CHARACTERS = 4_000
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One call. `$word` in its request stands for the id that an earlier step gave under `keep`.
+    """One call. `$word` in its request is replaced by the id that an earlier step stored as `keep`.
 
     `served`: directly it succeeds on every containerd (True), from a major version on (a number),
-    or it does not matter (False: mostly since an error is what is wanted).
+    or it does not matter (False: mostly because an error is expected).
     """
 
     name: str
@@ -53,7 +53,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Deed(msgspec.Struct, frozen=True):
-    """What is more than one plain call; its result has to be the same."""
+    """Several calls; their result must be the same."""
 
     name: str
     do: Callable[[Side], object]
@@ -70,7 +70,7 @@ class Side:
         self.events = Events(cri)
 
     def take(self, step: Step | Deed) -> object:
-        """What it comes to, as plain values."""
+        """Its result, as plain values."""
         if isinstance(step, Deed):
             try:
                 outcome = self.plain(msgspec.to_builtins(step.do(self)))
@@ -135,7 +135,7 @@ class Events:
         self._thread.start()
 
     def close(self) -> str:
-        """The code that it ends with when we end it."""
+        """Its exit code when the test ends it."""
         assert self._call is not None
         self._call.cancel()
         self._thread.join()
@@ -246,7 +246,7 @@ def _rotate(side: Side) -> object:
 
 
 def _cgroup(side: Side) -> object:
-    """What the container sees of its limits, on either version of cgroups."""
+    """The limits that the container reads, on either version of cgroups."""
     script = (
         "cd /sys/fs/cgroup; cat cpu.max cpu/cpu.cfs_quota_us cpuset.cpus cpuset/cpuset.cpus "
         "memory.max memory/memory.limit_in_bytes 2>/dev/null"
@@ -273,7 +273,7 @@ def _ended_by(side: Side, mark: str, end: Callable[[grpc.Call], object], seconds
     if not began():
         return ""
     eventually("the process ends with its call", lambda: not holds(f"kill -0 $(cat /tmp/{mark})"))
-    # The text depends on which end sees it first, and so does the code of containerd 1.
+    # The text depends on which end detects it first, and so does the code of containerd 1.
     late = ended.code == "UNKNOWN" and "deadline exceeded" in ended.text
     return "DEADLINE_EXCEEDED" if late else str(ended.code)
 
@@ -283,8 +283,8 @@ def _cancel(side: Side) -> object:
 
 
 def _deadline(side: Side) -> object:
-    """The runtime keeps the same deadline: which word comes depends on whose clock is first. A busy
-    machine needs a long one for the process to begin."""
+    """The runtime keeps the same deadline, so the message depends on the faster clock. A busy
+    machine needs a long deadline for the process to start."""
     tried = (_ended_by(side, f"late-{each}", lambda call: None, each) for each in (2, 10, 25))
     code = next(filter(None, tried), "no process")
     return "ended in time" if code in ("DEADLINE_EXCEEDED", "CANCELLED") else code

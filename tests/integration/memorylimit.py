@@ -13,7 +13,7 @@ _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 class MemoryLimit:
-    """`launcher` comes before the words of a command that is to start in it."""
+    """`launcher` precedes the arguments of a command that is started in it."""
 
     def __init__(self, folder: Path, limit_file: str, peak_file: str) -> None:
         self.folder = folder

@@ -104,7 +104,7 @@ class PluggedNode:
 
 @contextlib.contextmanager
 def plugged_node(containerd: Containerd) -> Iterator[PluggedNode]:
-    """A fresh node; the test starts what it needs."""
+    """A fresh node; the test starts the processes that it needs."""
     with fresh_node(containerd) as node:
         it = PluggedNode(node)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 
-# Both `loopback`, which containerd asks for first, and the plugin of the list below.
+# Both `loopback`, which containerd requires first, and the plugin of the list below.
 _PLUGIN = """#!/bin/sh
 case $CNI_COMMAND in
 ADD)

@@ -24,7 +24,7 @@ class Registry:
         self.address = address
 
     def push(self, runtime: Containerd, name: str) -> str:
-        """Puts a busybox there; returns its full name, which the runtime does not know."""
+        """Pushes a busybox image; returns its full name, which the runtime does not have."""
         full = f"{self.address}/{name}"
         before = set(runtime.ctr("images", "ls", "-q").split())
         runtime.import_full_image(full)
@@ -37,7 +37,7 @@ class Registry:
 
 @contextlib.contextmanager
 def running(folder: pathlib.Path) -> Iterator[Registry]:
-    """An empty one, its images below `folder`; the test is skipped where there is none."""
+    """An empty registry with its images below `folder`. Skips the test if there is none."""
     program = tools.registry()
     if program is None:
         pytest.skip("no docker-registry here (tests/tools/prepare fetches it)")

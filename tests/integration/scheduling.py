@@ -1,4 +1,4 @@
-"""`topolet scheduler` as a process, and a client in the place of kube-scheduler."""
+"""`topolet scheduler` as a process, and a client that acts as kube-scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Scheduler(Command):
         self._kubeconfig = kubeconfig
 
     def start(self, *flags: str) -> None:
-        """Returns when it listens, in plain HTTP where the flags say nothing else."""
+        """Returns when it listens, in plain HTTP unless the flags differ."""
         self.run(
             f"--extender-address=127.0.0.1:{self.port}",
             f"--scheduler-http=127.0.0.1:{self.pages_port}",

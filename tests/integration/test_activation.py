@@ -1,4 +1,4 @@
-"""The proxy under a service manager that holds its socket: restarts that no caller notices."""
+"""The proxy under a service manager that owns its socket: no caller notices its restarts."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def main_of(client: PodResourcesClient, pod: str) -> ContainerResources | None:
 
 
 def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus: GpuNode) -> None:
-    """The plugin gave one card, the scheduler another; and a pod of class LS shares, whatever CPUs
-    the kubelet gave it."""
+    """The plugin assigned one card, the scheduler another. A pod of class LS shares, whatever CPUs
+    the kubelet assigned."""
     first, second = (each.uuid for each in gpus.machine.cards[:2])
     plugin = DevicePlugin(kubelet.shared / "device-plugins")
     socket = gpus.node.folder / "exported" / "kubelet.sock"
@@ -60,7 +60,7 @@ def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus:
         own: ContainerResources | None = None
 
         def kubelet_has_both() -> bool:
-            """All that they asked for: it is given, and told, one after the other."""
+            """All requested devices are assigned and listed one by one."""
             nonlocal own
             own = main_of(kubelet.client, shares)
             took = main_of(kubelet.client, taker)

@@ -1,5 +1,5 @@
-"""The DaemonSet with what it is given: image, flags, mounts, account, role and policies, on a real
-runtime and a real API server."""
+"""The DaemonSet with everything it refers to: image, flags, mounts, account, role and policies, on
+a real runtime and a real API server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Played:
         overlay: str,
         gpus: GpuHost | None = None,
     ) -> None:
-        """`gpus`: the machine has them, and the container what a runtime class puts into it."""
+        """`gpus`: the machine has them, and the container has the files that a runtime class
+        adds."""
         self.name = f"daemonset-{overlay}"
         self.pod: Object = pod_of(overlay)
         self.node = node
@@ -154,7 +155,7 @@ def api(apiserver: ApiServer) -> Iterator[Api]:
 
 
 def scheduled(api: Api, node: str, name: str, qos: str, cpuset: str) -> str:
-    """The uid of a pod as our scheduler left it."""
+    """The uid of a pod as the scheduler has bound it."""
     amounts = {"cpu": "1"} if qos == "LSE" else {}
     claim = {RESOURCE_STATUS: json.dumps({"cpuset": cpuset})} if cpuset else {}
     resources = {"requests": amounts, "limits": amounts}
@@ -206,8 +207,8 @@ def test_the_daemonset_works(
 def test_a_node_with_gpus_has_a_device_object(
     image: Image, apiserver: ApiServer, api: Api, tmp_path: Path, node: TestNode
 ) -> None:
-    """By the overlay for NVIDIA's nodes, whose runtime class puts the driver's library into the
-    container; as far as that is a file."""
+    """With the overlay for NVIDIA's nodes, whose runtime class adds the driver's library to the
+    container; the test adds its files."""
     gpus = GpuHost(tmp_path / "machine", gpumachines.dgx1())
     played = Played(image, apiserver, node, tmp_path, "nvidia", gpus)
     assert played.pod["runtimeClassName"] == "nvidia"

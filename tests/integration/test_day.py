@@ -1,5 +1,5 @@
-"""A day of an agent's life in a cluster, in fast motion: what it reports is held against a
-computation from the API server's objects alone, after every step."""
+"""A day of an agent in a cluster, accelerated: after every step its report is compared with a
+computation from the API server's objects alone."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_day(cluster: ApiServer, node: TestNode) -> None:
 
 
 def compared(node: TestNode, times: int) -> None:
-    """Returns when so many more reports were found to be what is stored."""
+    """Returns after this number of further reports equalled the stored objects."""
     series = 'topolet_reports_total{result="unchanged"}'
     wanted = node.metric(series) + times
     eventually("compared", lambda: node.metric(series) >= wanted, PATIENCE_SECONDS)

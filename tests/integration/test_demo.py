@@ -1,4 +1,4 @@
-"""`make run` without make: what a newcomer sees, also after things went wrong."""
+"""`make run` without make: the output for a new user, also after failures."""
 
 import json
 import os
@@ -26,7 +26,7 @@ LAST = str(max(os.sched_getaffinity(0)))
 
 @pytest.fixture
 def folder(containerd: Containerd) -> Iterator[pathlib.Path]:
-    """A demo's own; asking for the runtime skips where there can be none."""
+    """A demo of the test; skips if a runtime is not available."""
     path = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -37,7 +37,7 @@ def demo(folder: pathlib.Path, *flags: str) -> list[str]:
 
 
 def played(folder: pathlib.Path, *flags: str) -> str:
-    """The output of a demo that somebody ends when it has shown what it has to."""
+    """The output of a demo that is ended after its first picture."""
     output = folder / "played"
     with output.open("w") as out:
         process = subprocess.Popen(demo(folder, *flags), stdout=out, stderr=out)
@@ -107,7 +107,7 @@ def test_runs_twice_and_leaves_nothing(folder: pathlib.Path) -> None:
 
 
 def test_two_checkouts_at_once(folder: pathlib.Path) -> None:
-    """Each shows its own, and the end of one takes nothing from the other."""
+    """Each shows its own pods, and the end of one does not affect the other."""
     folders = [folder / name for name in ("one", "other")]
     processes = []
     try:

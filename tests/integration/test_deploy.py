@@ -1,4 +1,4 @@
-"""Every manifest of deploy/ on a real API server, and what it refuses."""
+"""Every manifest of deploy/ on a real API server, and what its policies refuse."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def gpu_pod() -> Object:
     return body
 
 
-# By policy: what it refuses, and the nearest thing that passes.
+# By policy: a request that it refuses, and the most similar one that passes.
 ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     "topolet-allocations": (
         lambda it: it.try_pod(pod(annotations=CPUS)),
@@ -503,7 +503,7 @@ def test_an_applied_object_needs_no_second_write_and_keeps_others_entries(
 
 
 def large(count: int) -> Object:
-    """A pod with so many containers, and annotations of others as large as may be."""
+    """A pod with this number of containers, and other annotations of the largest allowed size."""
     body = pod(annotations={"example.com/a": "x" * 250_000})
     containers = [{"name": f"c{place}", "image": "i"} for place in range(count)]
     return {**body, "spec": {**body["spec"], "containers": containers}}
@@ -539,7 +539,7 @@ def test_other_fields_of_a_pod_with_topolet_keys_can_change(
 
 
 def test_an_invalid_object_is_refused_for_its_error(cluster: Cluster) -> None:
-    """Policies that change objects see them before they are validated."""
+    """Mutating policies get objects before they are validated."""
     for namespace in ("default", "gpu"):
         body = pod(namespace=namespace)
         del body["spec"]["containers"]
@@ -574,7 +574,7 @@ def _without_keys(schema: Any) -> Any:
 
 
 def test_entries_of_others_survive_with_another_installation_of_the_api(cluster: Cluster) -> None:
-    """The same object with lists that have no keys, as in the CRDs that others bring."""
+    """The same object with lists without keys, as in the CRDs of others."""
     crd = _without_keys(
         of_kind("CustomResourceDefinition")["noderesourcetopologies.topology.node.k8s.io"]
     )
@@ -616,7 +616,7 @@ def test_entries_of_others_survive_with_another_installation_of_the_api(cluster:
 def test_the_api_version_may_change_for_the_same_writer(
     cluster: Cluster, first: Version, then: Version
 ) -> None:
-    """Without word of it the server answers 500, where the older version lacks a field."""
+    """Without a declared version the server answers 500 if the older version lacks a field."""
     path = "/apis/topology.node.k8s.io/{}/noderesourcetopologies/node-2"
     who = Who(AGENT, "system:serviceaccounts", "node-2")
     _forget(cluster, "node-2")

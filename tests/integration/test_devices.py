@@ -1,6 +1,6 @@
-"""Which devices real containers see: their own environment, mounts, nodes and device cgroup.
+"""The devices that real containers get: environment, mounts, nodes and device cgroup.
 
-Cards are device nodes that no driver answers for, below the names that NVIDIA's have.
+Cards are device nodes without a driver, with the names of NVIDIA's.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def cards() -> Iterator[None]:
 
 
 class Seen(msgspec.Struct):
-    """What a running container has: its variables, where it mounts something, the nodes of
-    NUMBERS with their minors, and the minors of these that its cgroup allows, with how."""
+    """A running container's variables, mount points, the nodes of NUMBERS with their minors, and
+    the minors of these that its cgroup allows, with the permissions."""
 
     environment: dict[str, str]
     mounts: set[str]
@@ -216,7 +216,7 @@ def asks(name: str, count: int = 1) -> ContainerDeviceRequest:
 
 
 def by_variable(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
-    """As a device plugin says it, with the nodes of its cards."""
+    """A request as a device plugin makes it, with the nodes of its cards."""
 
     def say(config: pb.ContainerConfig) -> None:
         config.envs.add(key=VISIBLE_DEVICES, value=",".join(uuids).encode())
@@ -386,7 +386,8 @@ PRIVILEGED_SANDBOX = b"\x30\x01"
 
 
 def test_a_privileged_container_starts_while_other_pods_have_cards(frontend: DeviceTest) -> None:
-    """Its nodes are all of the host's, and it asked for none: kube-proxy, a network's agent."""
+    """Its device nodes are all of the host's, and it requested none: kube-proxy, a network
+    agent."""
     frontend.pod("owner", {"gpu": [entry(242)]})
     spec = frontend.pod("proxy", None)
     config = spec.config()
@@ -469,8 +470,8 @@ def test_cdi_devices_can_be_checked_by_a_plugin_but_not_removed(
 
 
 def test_a_pod_whose_allocation_the_agent_cannot_honour_is_refused(node: TestNode) -> None:
-    """This machine has no card: whoever was allocated one of NVIDIA's is refused; others come, with
-    other vendors' devices too."""
+    """This machine does not have cards: a pod with an allocated card of NVIDIA is refused. Other
+    pods start, with other vendors' devices too."""
     node.start_agent("--hami-core-library=/opt/libvgpu.so")
     assert (node.state / "vgpulock").is_dir(), "containers with a part of a card mount it"
     node.start_proxy()

@@ -1,4 +1,4 @@
-"""Cards that pods held before there was an agent, on a real containerd."""
+"""Cards that pods held before the agent's first start, on a real containerd."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ WHOLE = 0xFFFFFFFF
 
 
 def test_use_memory_and_health_by_card_pod_and_container(node: TestNode) -> None:
-    """A process is its container's by its cgroup; one that is in none has no names, and excluded
-    pods have theirs."""
+    """A process belongs to the container of its cgroup. A process outside pods does not have names;
+    excluded pods have theirs."""
     gpus = GpuNode(node, gpumachines.a100_hgx())
     first, second = gpus.machine.cards[:2]
     spec = node.spec("trainer", "LS")

@@ -1,5 +1,5 @@
-"""Pods whose annotations are as large as the API lets them be, beside an agent with the memory that
-its DaemonSet gives it."""
+"""Pods with annotations of the largest size that the API allows, and an agent with the memory limit
+of its DaemonSet."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ def as_many_containers_as_fit() -> dict[str, str]:
 
 
 def as_much_as_is_read() -> dict[str, str]:
-    """Every annotation at its bound, and the rest of what the API takes in one that nobody
-    reads."""
+    """Every annotation at its bound, and the rest of the allowed size in one that is not read."""
     amounts = {"kubernetes.io/batch-cpu": "1000"}
     names = [f"c{number}" for number in range(bounds.MOST_CONTAINERS)]
     spec = {"containers": {name: {"limits": amounts} for name in names}}

@@ -29,8 +29,8 @@ AGAIN_SECONDS = 0.05
 
 
 class Kubelet:
-    """Creates each container until it is there: after a failure it looks what the runtime has, and
-    sends the same name and attempt again only if that is none of it."""
+    """Creates each container until it exists. After a failure it lists the runtime's containers,
+    and sends the same name and attempt again only if the container is not there."""
 
     def __init__(self, path: str) -> None:
         options = [

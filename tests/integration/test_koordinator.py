@@ -1,4 +1,4 @@
-"""containerd <- koord-runtime-proxy <- CRI calls, with our agent as the hook server."""
+"""containerd <- koord-runtime-proxy <- CRI calls, with Topolet's agent as the hook server."""
 
 from __future__ import annotations
 
@@ -94,12 +94,13 @@ def test_a_stopped_agent_gets_no_more_hook_calls(koordinator: KoordinatorNode) -
     eventually("the proxy asks", lambda: _asks(koordinator))
     node.stop_agent()
     assert list(koordinator.registrations.iterdir()) == []
-    # The proxy hears of it from its kernel, a moment later.
+    # The proxy is notified by its kernel, a moment later.
     eventually("pods come", partial(_comes, koordinator, node.spec("after", "LSE", "1")))
 
 
 def test_while_a_killed_agent_is_away_no_pod_starts(koordinator: KoordinatorNode) -> None:
-    """By the failure policy of the registration that it left; back again, all goes on."""
+    """By the failure policy of the remaining registration. When the agent is back, pods start
+    again."""
     node = koordinator.node
     koordinator.start_agent()
     koordinator.start_proxy()
@@ -112,8 +113,8 @@ def test_while_a_killed_agent_is_away_no_pod_starts(koordinator: KoordinatorNode
 
 
 def test_a_container_older_than_the_proxy_keeps_its_cpus(koordinator: KoordinatorNode) -> None:
-    """The proxy forgets what a container has when it restarts, and our answer to an update is
-    dropped: the agent puts right what the update brought."""
+    """The proxy forgets a container's values when it restarts, and drops the agent's answer to an
+    update: the agent corrects the result of the update."""
     node = koordinator.node
     koordinator.start_agent()
     koordinator.start_proxy()
@@ -130,8 +131,8 @@ def test_a_container_older_than_the_proxy_keeps_its_cpus(koordinator: Koordinato
 
 
 def test_cards_come_by_their_variable(koordinator: KoordinatorNode) -> None:
-    """The scheduler's in the place of the plugin's; another pod's by nobody's word, and none to
-    who asked for none."""
+    """The scheduler's card replaces the plugin's. No pod gets another pod's card, and a pod without
+    a request gets none."""
     node = koordinator.node
     gpus = GpuNode(node, gpumachines.dgx1())
     koordinator.start_agent(*gpus.places, variables=gpus.environ)

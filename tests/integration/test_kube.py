@@ -203,7 +203,7 @@ def test_apply_owns_its_fields_and_keeps_those_of_others(
     assert by_name["node-0"] == {"name": "node-0", "cpus": 8, "costs": 10}
     assert by_name["card"] == {"name": "card", "type": "theirs"}
 
-    # What we no longer say goes, theirs stays.
+    # A field that is no longer applied is removed; those of others stay.
     assert cluster.apply(topology(place, {"name": "node-0", "cpus": 8})) is True
     assert stored()["metadata"]["labels"] == {"theirs": "1"}
     by_name = {each["name"]: each for each in stored()["zones"]}
@@ -355,7 +355,7 @@ def test_watch_from_a_compacted_version_is_listed_anew(
     with started(watch):
         eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
         syncs = watch.syncs
-        # Revisions go on without this node being told of any, then are forgotten.
+        # Revisions advance without an event for this node, then are compacted.
         server.kill_server()
         eventually("noticed", lambda: watch.problem, RECOVERY_SECONDS)
         server.write_beside()
@@ -456,7 +456,7 @@ def test_token_is_read_again_after_a_change_and_a_refusal(
     with pytest.raises(UnauthorizedError):
         transport.get(path)
 
-    # Nothing about the file but its content tells that it is another.
+    # Only the content of the file shows that it has changed.
     token.write_text(good)
     os.utime(token, ns=(0, 0))
     assert transport.get(path)
@@ -468,7 +468,7 @@ def test_token_is_read_again_after_a_change_and_a_refusal(
         token.write_text("refused")
         with pytest.raises(UnauthorizedError):
             transport.get(path)
-        # A watch that was granted goes on.
+        # A watch that was granted continues.
         assert watch.problem is None
         fresh = tmp_path / "fresh"
         fresh.write_text(apiserver.token(place, "agent"))
@@ -515,7 +515,7 @@ def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) 
 
 
 def test_kubeconfig_with_an_exec_plugin(apiserver: ApiServer, place: str, tmp_path: Path) -> None:
-    """The plugin's answers are counted, to see that it runs again after a refusal."""
+    """The plugin's answers are counted, to check that it runs again after a refusal."""
     apiserver.account(
         place, "person", [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
     )

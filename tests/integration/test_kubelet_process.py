@@ -96,7 +96,7 @@ def _name(pid: int) -> str:
 
 
 def _calls_itself_kubelet(pid: int) -> bool:
-    """A process has no arguments for a moment during execve."""
+    """A process does not have arguments for a moment during execve."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"kubelet")
 
 

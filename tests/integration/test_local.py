@@ -119,7 +119,7 @@ def test_resize_in_place_to_a_fraction_of_a_cpu_returns_to_the_pool(node: TestNo
         "its quota is in force",
         lambda: node.kernel_value(container, "cpu", "cpu.cfs_quota_us") == "50000",
     )
-    # What the agent tells the runtime of the pool must not restore the quota of before the resize,
+    # The agent's update of the runtime with the pool must not restore the quota before the resize,
     # or its absence, for longer than the notification of the resize takes.
     told = lambda: node.direct.container_placement(container)  # noqa: E731
     eventually(

@@ -107,8 +107,8 @@ def test_pools_shrink_before_an_owner_starts_and_the_runtime_knows(both: Plugged
 def test_no_owner_starts_while_a_created_container_has_its_cpu(
     both: PluggedNode,
 ) -> None:
-    """What the agent asks the runtime for passes the plugin, which may not know yet that it is
-    wanted: then the owner waits, or comes at the second attempt."""
+    """An update that the agent requests passes the plugin, which may not know the new value yet.
+    Then the owner waits, or starts at the second attempt."""
     node = both.node
     spec, owner = node.spec("ls", "LS"), node.spec("lse", "LSE", "1")
     waiting = create_container(node.direct, create_request(spec, run_sandbox(node.direct, spec)))
@@ -262,7 +262,7 @@ def test_another_plugin_that_pins_cpus_is_found_and_named(plugged: PluggedNode) 
         create_container(node.direct, create_request(spec, sandbox))
     assert plugged.metric("topolet_nri_conflicts_total") == 1
     assert "was not made after our answer" in node.log("nri")
-    if conflicts.connected_processes(node.containerd.nri_socket):  # else this kernel does not tell
+    if conflicts.connected_processes(node.containerd.nri_socket):  # not every kernel reports it
         assert re.search(rf"may set its CPUs too: .*\({os.getpid()}\)", node.log("nri"))
     create_container(node.direct, create_request(spec, sandbox, "again"))
 

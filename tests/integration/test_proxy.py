@@ -79,7 +79,7 @@ def test_a_large_environment_gets_no_cpu_of_an_owner(both: TestNode) -> None:
     start_container(both.proxied, container)
     assert both.cpus(container) == "0"
 
-    # Beyond what a runtime takes: refused here, where nobody can look into it.
+    # Larger than a runtime allows: refused by the proxy, which cannot read it.
     request = create_request(spec, sandbox, "huge")
     large_environment(request.config, 17 << 20)
     with pytest.raises(RpcError, match="it could take CPUs 1 of pod default/lse") as refused:
@@ -118,7 +118,7 @@ def test_update_keeps_the_cpus_and_applies_its_other_fields(
     both.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
     assert both.cpus(container) == cpus
     assert both.kernel_value(container, "cpu", "cpu.shares") == "512"
-    quota = "-1" if cpuset else "150000"  # CPUs of its own have no limit of time
+    quota = "-1" if cpuset else "150000"  # an owner does not have a quota
     assert both.kernel_value(container, "cpu", "cpu.cfs_quota_us") == quota
     assert both.kernel_value(container, "memory", "memory.limit_in_bytes") == str(64 << 20)
 

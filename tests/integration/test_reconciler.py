@@ -62,8 +62,8 @@ def test_container_that_waits_for_its_start_starts_on_the_current_pool(node: Tes
 
 
 def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: TestNode) -> None:
-    """Nobody rewrites that update: it goes to the runtime without the proxy, on CPU shares alone,
-    and the agent is not there to correct what comes of it."""
+    """No frontend rewrites that update: it changes CPU shares only, without the proxy, and no agent
+    runs to correct the result."""
     node.start_agent()
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     owner, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
@@ -184,7 +184,8 @@ def test_runtime_update_of_another_field_does_not_restore_old_cpus(
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
-    # Else that call may come after the one below, and correct what the agent has not seen yet.
+    # Otherwise that call may come after the one below, and correct a change that the agent has not
+    # seen yet.
     eventually("told", lambda: node.direct.container_placement(ls).cpuset == "0")
     linux = pb.LinuxContainerResources(cpuset_cpus="0-1", cpu_shares=512)
     request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)

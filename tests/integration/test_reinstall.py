@@ -1,7 +1,7 @@
-"""Our manifests come and go on a real API server; pods that have nothing of ours don't notice.
+"""The manifests are installed and removed on a real API server; other pods are not affected.
 
-Controllers of Kubernetes delete what a namespace has. No Deployment runs: whatever is called is
-down.
+Controllers of Kubernetes delete the contents of a namespace. No Deployment runs, so every webhook
+is down.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OVERLAYS = ("scheduler", "webhook")
 
 
 class Cluster:
-    """A server with controllers, kubectl, and namespaces without and with our label."""
+    """A server with controllers, kubectl, and namespaces without and with Topolet's label."""
 
     def __init__(self, server: ApiServer, api: Api) -> None:
         self.api = api
@@ -125,7 +125,7 @@ class Cluster:
                     raise
 
     def remove_each(self, bodies: list[Object]) -> None:
-        """Returns when all are gone."""
+        """Returns when all are deleted."""
         self.delete_each(bodies)
         for each in bodies:
             eventually(
@@ -133,7 +133,7 @@ class Cluster:
             )
 
     def in_force(self, namespace: str) -> None:
-        """Returns when the policies hold and name the accounts of that namespace."""
+        """Returns when the policies apply and name the accounts of that namespace."""
         scheduler = Who(account(namespace, "topolet-scheduler"))
         eventually("alice is refused", lambda: self.refuses(ALICE))
         eventually("the scheduler is trusted", lambda: not self.refuses(scheduler))
@@ -145,8 +145,8 @@ class Cluster:
 
     @contextlib.contextmanager
     def watched(self, remove: Callable[[], None]) -> Iterator[Bystanders]:
-        """Pods that have nothing of ours come and go from before the first manifest to after the
-        last, which `remove` takes away."""
+        """Pods without Topolet's keys start and end from before the first manifest until after the
+        last one is removed by `remove`."""
         with Bystanders(self._bystander, PLAIN, LABELLED) as made:
             made.round()
             usual = made.usual_seconds()
@@ -156,7 +156,7 @@ class Cluster:
             assert made.usual_seconds() < usual + bystanders.HANG_SECONDS
 
     def refuses(self, who: Who) -> bool:
-        """Whether the policies keep somebody from saying which CPUs a pod has."""
+        """Whether the policies refuse to set a pod's CPUs."""
         body = bystanders.pod("claims")
         body["metadata"]["annotations"] = CPUS
         return self._refuses(f"{PLAIN}/pods", body, who, "may not set")
@@ -231,7 +231,7 @@ def test_a_reinstalled_overlay_does_not_affect_pods(cluster: Cluster, watch: Bys
 
 
 def part(body: Object) -> str:
-    """With what it is deleted."""
+    """The kubectl arguments that delete it."""
     kind, name = body["kind"], body["metadata"]["name"]
     if kind in ("Namespace", "CustomResourceDefinition", "ValidatingWebhookConfiguration"):
         return str(kind)
@@ -343,7 +343,7 @@ def test_an_upgrade_removes_parameters(
 
 
 def test_before_1_36_kubectl_names_the_kinds_it_skips(cluster: Cluster) -> None:
-    """Without the component for these servers. All else is applied."""
+    """Without the component for these servers. Everything else is applied."""
     if deployed.changes_pods(cluster.server):
         pytest.skip("this kube-apiserver serves all kinds of ours")
     folder = DEPLOY / "overlays" / "scheduler"

@@ -1,4 +1,5 @@
-"""Agent and proxy under pods that come and go for minutes: what they hold does not grow."""
+"""Agent and proxy while pods start and end for minutes: their memory and descriptors do not
+grow."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(SECONDS + 600)]
 
 
 class Held(NamedTuple):
-    """What a process holds."""
+    """The resources of a process."""
 
     resident_kb: int
     files: int

@@ -59,7 +59,7 @@ class Webhook(Command):
 
 
 class Cluster:
-    """Two namespaces, one with the label, each with a pod that has a GPU and one that has none."""
+    """Two namespaces, one with the label, each with a pod with a GPU and a pod without."""
 
     def __init__(self, api: Api, webhook: Webhook) -> None:
         self.api = api
@@ -68,7 +68,7 @@ class Cluster:
     def bind(
         self, name: str, who: Who, namespace: str = "hooked", *, old: bool = False, dry: bool = True
     ) -> Object:
-        """`old`: in the place that takes Bindings since before there was one of each pod."""
+        """`old`: at the older path, which accepted Bindings before each pod had its own."""
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -80,7 +80,7 @@ class Cluster:
         return self.api.request("POST", path, body, who)
 
     def refuses(self, name: str, who: Who) -> str:
-        """Why; empty where it does not."""
+        """The reason; empty if it is allowed."""
         try:
             self.bind(name, who)
         except RefusedError as refused:
@@ -112,7 +112,7 @@ def kubeconfig(server: ApiServer, token: str) -> Object:
 
 
 def configuration(webhook: Webhook) -> Object:
-    """The manifest, with a URL in the place of the Service, which does not exist here."""
+    """The manifest, with a URL instead of the Service, which does not exist here."""
     made = json.loads(json.dumps(of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]))
     (asked,) = made["webhooks"]
     asked["clientConfig"] = {
@@ -209,8 +209,7 @@ def test_the_account_of_the_webhook_may_only_read_pods(cluster: Cluster) -> None
 
 
 def test_a_certificate_of_another_authority_takes_over(cluster: Cluster) -> None:
-    """The same process: the API server trusts the new authority only, and asks on a new
-    connection."""
+    """The same process: the API server trusts only the new authority, and uses a new connection."""
     webhook = cluster.webhook
     webhook.authority = Authority(webhook.folder)
     webhook.authority.server("tls")

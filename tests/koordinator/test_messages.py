@@ -30,7 +30,7 @@ def test_no_change_sets_nothing() -> None:
 
 
 def test_the_oom_score_survives_a_new_cpuset() -> None:
-    """The proxy overwrites it with whatever the response says, and 0 is what an empty one says."""
+    """The proxy overwrites it with the response's value, which is 0 in an empty response."""
     asked = request(oom_score_adj=-997, cpuset_mems="0")
     result = merged(asked, messages.response(asked, Changes(cpuset="1")))
     assert result.container_resources.oom_score_adj == -997

@@ -147,7 +147,8 @@ def test_an_update_without_resources_is_passed(world: World) -> None:
 def test_a_resize_is_reported_unless_it_repeats_the_agents_values(
     world: World, ours: int | None, notifications: int
 ) -> None:
-    """koord-runtime-proxy repeats in every update what the container has, our shares too."""
+    """koord-runtime-proxy repeats in every update the container's values, including the agent's
+    shares."""
     wanted = Wanted("1", exclusive=True, limits=CgroupLimits(shares=ours))
     world.publish(msgspec.structs.replace(OWNED, cpu_policy="static", containers={"c-own": wanted}))
     world.container("PreUpdateContainerResources", container("own", container_id="c-own"))
@@ -219,8 +220,8 @@ def test_a_caller_that_cancels_leaves_nothing(patient: World) -> None:
 def test_an_owner_waits_for_a_creation_on_its_cpus(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The LS container was let through with the whole pool before the owner was known; nobody tells
-    when its creation fails, so it counts as over after a while."""
+    """The LS container was admitted with the whole pool before the owner was known. Its failed
+    creation is not reported, so it counts as ended after a while."""
     world.publish(EMPTY)
     world.container("PreCreateContainer", container("any", "LS"))
     world.publish(with_pod("new", "2"))
@@ -248,7 +249,7 @@ def test_a_failed_creation_does_not_block_others_forever(
         world.sandbox("PostStopPodSandbox", "any")
 
     def retried() -> bool:
-        """As a kubelet does, while the agent goes on looking."""
+        """As a kubelet does, while the agent continues its passes."""
         world.publish(with_pod("new", "2"))
         try:
             reply = world.container("PreCreateContainer", container("new", "LSE", "2"))
@@ -358,7 +359,7 @@ def test_the_allocated_card_replaces_the_plugins(world: World) -> None:
 def test_device_changes_that_the_protocol_cannot_express_are_refused(
     world: World, unsaid: str
 ) -> None:
-    """A device node to add, or names in mounts that the protocol does not show."""
+    """A device node to add, or names in mounts, which the protocol does not contain."""
     rdma = {"rdma": (DeviceNode("/dev/infiniband/uverbs0"),)} if unsaid == "nodes" else {}
     pod = SHOWN.pods["own"].with_visible(Visibility((CARD,), rdma), {})
     world.publish(msgspec.structs.replace(SHOWN, pods={"own": pod}))

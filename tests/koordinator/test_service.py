@@ -31,7 +31,7 @@ class Caller:
 
 
 class Hooks(KoordinatorHooks):
-    """Answers creations as it is told, and everything else by `then`."""
+    """Answers creations with the configured result, and everything else with `then`."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
 
 class World(PlayedAgent):
-    """`publish` is what the agent does, `rings` what it hears."""
+    """`publish` acts as the agent; `notifications` are those that it receives."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.settings = AgentSettings(

@@ -146,7 +146,7 @@ class Server:
                 self.requests.append(request)
                 if not (self.answer or honest)(self, connection, request):
                     break
-            # The client must see the end, although `reader` still holds the socket.
+            # The client must get the end of the stream, although `reader` still has the socket.
             connection.shutdown(socket.SHUT_RDWR)
         self._connections.discard(connection)
 

@@ -17,9 +17,8 @@ Answer = Message | bytes | tuple[grpc.StatusCode, str]
 
 
 class Kubelet(grpc.GenericRpcHandler):
-    """Answers what it is given: by method a message, raw bytes, or a status. A method without an
-    answer is not served. While `silent` is set it does not answer; `hanging`: how many calls began
-    then."""
+    """Answers by method with a message, raw bytes, or a status. A method without an answer is not
+    served. While `silent` is set it does not answer; `hanging`: how many calls began since then."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
@@ -52,7 +51,7 @@ class Kubelet(grpc.GenericRpcHandler):
         self.answers["List"] = pb.ListPodResourcesResponse(pod_resources=pods)
 
     def times(self, method: str) -> int:
-        """How often it was asked."""
+        """The number of its calls."""
         return sum(1 for each, _ in self.asked if each == method)
 
 

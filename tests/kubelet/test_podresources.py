@@ -276,7 +276,7 @@ def test_each_failure_has_its_error(
 
 
 def test_pod_that_the_kubelet_does_not_have(client: PodResourcesClient, kubelet: Kubelet) -> None:
-    """1.36 says so as UNKNOWN (podresources/server_v1.go)."""
+    """1.36 reports it as UNKNOWN (podresources/server_v1.go)."""
     text = "pod p in namespace ns not found"
     for code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.NOT_FOUND):
         kubelet.answers["Get"] = (code, text)

@@ -25,7 +25,7 @@ KEYS: dict[str, Target] = keys(
 
 
 class Exporter:
-    """Asks our socket; `known` is what the agent knows."""
+    """A client of Topolet's socket; `known` has the agent's corrections."""
 
     def __init__(self, folder: Path) -> None:
         self.known: Known | None = ({}, KEYS)

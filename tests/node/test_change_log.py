@@ -17,7 +17,7 @@ def test_container_that_stays_without_a_cgroup_is_logged_once(
     witness = ChangeRecorder(metrics)
 
     def told(titles: dict[str, str], now: float) -> tuple[int, bool]:
-        """How many lines this look logs, and whether the metric counts somebody."""
+        """The number of lines that this pass logs, and whether the metric counts a container."""
         caplog.clear()
         witness.without_cgroup(titles, now)
         lines = [each for each in caplog.records if each.levelno == logging.ERROR]

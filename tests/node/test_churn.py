@@ -1,8 +1,9 @@
-"""Pods that come, go, change and lie, a kubelet that gives CPUs away, and an agent that restarts
-or dies at any write: the real rounds over a model kernel, the invariants checked at every write.
+"""Pods that start, end, change and have false annotations, a kubelet that assigns CPUs, and an
+agent that restarts or is killed at any write: real passes on a model kernel, with the invariants
+checked at every write.
 
-The runtime is played as it behaves behind the proxy: a container starts on what the snapshot wants
-for its pod, and not while the snapshot blocks it.
+The runtime is simulated as it behaves behind the proxy: a container starts on the CPUs that the
+snapshot has for its pod, and not while the snapshot blocks it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ PARENTS = {
 
 
 class Died(BaseException):
-    """The agent's end in the middle of a round; nothing catches it."""
+    """The agent's end in the middle of a pass; no code catches it."""
 
 
 class WatchedKernel(Kernel):
@@ -85,7 +86,7 @@ class WatchedKernel(Kernel):
         self.trace.append((group, gained, {each: self.effective(each) for each in self.cpus}))
 
     def by_runtime(self, group: str, cpus: CpuSet) -> None:
-        """A write of somebody else's."""
+        """A write of another process."""
         super().write(group, str(cpus))
 
 
@@ -239,7 +240,7 @@ class Churn(RuleBasedStateMachine):
 
     @initialize(classes=st.lists(st.sampled_from(["LSE", "LSR", "LS", "LS", "BE"]), max_size=4))
     def begins(self, classes: list[str]) -> None:
-        """A node with a container running in each of a few pods; CPU 5 is nobody's own."""
+        """A node with a running container in each of a few pods. CPU 5 is never exclusive."""
         self.reconcile()
         for number, qos in enumerate(classes):
             self.comes(qos, str(number) if qos in ("LSE", "LSR") else "", False)
@@ -254,7 +255,7 @@ class Churn(RuleBasedStateMachine):
     def comes(
         self, qos: str, claim: str, notified: bool, aside: bool = False, guaranteed: bool = False
     ) -> None:
-        """`aside`: its second container is a side-car that stays on the pool."""
+        """`aside`: its second container is a sidecar that stays on the pool."""
         self.pods += 1
         uid = f"p{self.pods}"
         parent = f"{PARENTS['' if guaranteed else qos]}/pod{uid}"
@@ -406,7 +407,8 @@ class Churn(RuleBasedStateMachine):
     @precondition(lambda self: [uid for uid in self.uids() if self.unlabelled(uid)])
     @rule(data=st.data(), cpus=st.sets(st.integers(0, 5), max_size=2).map(CpuSet))
     def kubelet_gives(self, data: st.DataObject, cpus: CpuSet) -> None:
-        """Of what it does not know to be taken, the kubelet takes what our owners leave."""
+        """Of the CPUs that it does not know to be assigned, the kubelet takes those that Topolet's
+        owners leave."""
         host = self.host
         uid = self.some(data, [uid for uid in self.uids() if self.unlabelled(uid)])
         self.reconcile()
@@ -429,8 +431,8 @@ class Churn(RuleBasedStateMachine):
         starts=st.booleans(),
     )
     def admitted(self, qos: str, claim: str, wanted: list[int], starts: bool) -> None:
-        """A kubelet gives CPUs to a pod before its sandbox comes, whoever claims them: it knows of
-        none but its own, and reserves CPU 0."""
+        """A kubelet assigns CPUs to a pod before its sandbox is created, whichever pod claims them:
+        it knows only its own assignments, and reserves CPU 0."""
         host = self.host
         taken = union(host.kubelet.values())
         free = CpuSet(wanted) - taken
@@ -443,7 +445,7 @@ class Churn(RuleBasedStateMachine):
         self.create(f"p{self.pods}", starts=starts)
 
     def unlabelled(self, uid: str) -> bool:
-        """Whether the kubelet may give it CPUs, and nobody else did."""
+        """Whether the kubelet may assign CPUs to it, and no other source has."""
         sandbox = self.host.sandbox_of(uid)
         return not sandbox.labels and not sandbox.annotations
 
@@ -454,7 +456,7 @@ class Churn(RuleBasedStateMachine):
         self.reconcile()
 
     def reconcile(self, *notifications: Notification) -> None:
-        """A round, every write of it checked."""
+        """A pass, with every write of it checked."""
         host = self.host
         self.agent.notified(list(notifications))
         before = {group: host.kernel.effective(group) for group in host.kernel.cpus}
@@ -477,7 +479,7 @@ class Churn(RuleBasedStateMachine):
     ) -> None:
         host = self.host
         after = {group: host.kernel.effective(group) for group in host.kernel.cpus}
-        now = self.owned()  # who claims no more has nothing to lose
+        now = self.owned()  # an owner that claims nothing any more has nothing to lose
         granted = {uid: cpus & now.get(uid, EMPTY) for uid, cpus in granted.items()}
         circles = any(not before[group] & after[group] for group in host.running())
         for group, gained, held in host.kernel.trace:
@@ -529,7 +531,7 @@ class Churn(RuleBasedStateMachine):
     @precondition(lambda self: self.settled and not self.announced)
     @rule()
     def restarts(self) -> None:
-        """Nothing is written, nothing decided anew. (Announcements are lost: their pods ring again
+        """Nothing is written or decided. (Announcements are lost: their pods are announced again
         before each container.)"""
         before = self.host.snapshot()
         self.agent = self.host.agent()

@@ -51,7 +51,7 @@ def api_pod(uid: str, qos: str = "", cpus: str = "", **metadata: Any) -> ApiPod:
 
 
 class Source:
-    """Of a cluster that nobody asks."""
+    """A cluster that is not read."""
 
     def now(self) -> ClusterState:
         return ClusterState()

@@ -1,4 +1,4 @@
-"""From the node's pods to what the snapshot says of their devices."""
+"""From the node's pods to the devices in the snapshot."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_card_that_a_plugin_assigned_is_not_assigned_again() -> None:
 
 
 def test_a_plugin_takes_no_card_from_a_running_holder() -> None:
-    """Hooks must go on to refuse it to the pod that the plugin gave it to."""
+    """Hooks must continue to refuse it to the pod to which the plugin assigned it."""
     pods = [given("p", FIRST, runs=True), pod("plugins", "LS")]
     found = [holding("plugins", "GPU-0")]
     it = visibility(pods, [], FILES, found, before={"GPU-0": frozenset({"p"})})

@@ -1,4 +1,4 @@
-"""The agent's view of devices: sysfs of the test's own, and a real child with a driver of ours."""
+"""The agent's view of devices: a sysfs of the test, and a real child with a fake driver."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Node:
         self.seen = DeviceState()
 
     def another(self, *, withhold: bool = False, files: DeviceFiles = NO_FILES) -> DeviceView:
-        """Of an agent that starts anew."""
+        """The view of an agent that restarts."""
         timing = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, most_retry=0.1)
         root, environment = str(self.driver.root), self.driver.environment
 
@@ -394,7 +394,7 @@ def test_a_running_pod_holds_its_card_after_a_change_of_its_annotation(
 
 
 def test_devices_continue_from_the_published_object(tmp_path: Path) -> None:
-    """Network cards have their numbers from it, GPUs what struck them."""
+    """Network cards keep their minors from it, GPUs their conditions."""
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)
     view = view_of(root)
@@ -424,7 +424,7 @@ def test_cards_are_not_queried_before_their_published_conditions_are_known(mixed
 
 
 def test_setting_the_clock_does_not_count_as_a_boot(mixed: Node) -> None:
-    """The kernel counts its start back from the time that it has now."""
+    """The kernel computes its start from the current time."""
     stat = mixed.root / "proc" / "stat"
     stat.parent.mkdir()
     stat.write_text("cpu 1\nbtime 1000000000\n")
@@ -444,8 +444,8 @@ def test_setting_the_clock_does_not_count_as_a_boot(mixed: Node) -> None:
 def test_a_restarted_agent_knows_device_files_that_are_not_visible_yet(
     mixed: Node, tmp_path: Path
 ) -> None:
-    """Of cards their driver has to tell number and instances, and a network card is out of report
-    while the pod that has it runs."""
+    """The driver must report numbers and instances of cards, and a network card is not visible
+    while its pod runs."""
     mixed.until(lambda it: it.devices)
     nic = buses.plug(mixed.root, "pci0000:17/0000:17:00.0")
     files = {
@@ -494,7 +494,7 @@ def test_a_network_card_in_its_pods_namespace_stays_healthy(tmp_path: Path, held
 def test_nothing_is_published_before_pci_was_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An agent that is short of files must not say that a node has lost its devices."""
+    """An agent without free descriptors must not report that a node has lost its devices."""
     nic = buses.plug(tmp_path, "pci0000:17/0000:17:00.0")
     buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view = view_of(tmp_path)

@@ -12,7 +12,7 @@ LSR = Owner("lsr", "ns/lsr", QoS.LSR, "4-5")
 
 
 def seen(uid: str, qos: QoS = QoS.LS, trouble: str = "", **cpus: str) -> ObservedContainer:
-    """By default in no drift: what is not given is not said."""
+    """By default without drift."""
     sets = {name: CpuSet.parse(text) for name, text in cpus.items()}
     return ObservedContainer(uid, f"ns/{uid} main", qos, trouble=trouble, **sets)
 

@@ -1,4 +1,4 @@
-"""What the agent's rounds do to limits: batch pods, lifted quotas, and the way back."""
+"""Limits in the agent's passes: batch pods, lifted quotas, and their restore."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_quota_that_the_proxy_lifted_at_creation_is_restored_too(world: World) -
 
 
 def test_values_that_the_proxy_kept_are_left_as_the_runtime_set_them(world: World) -> None:
-    """A runtime may turn shares into another weight than we would, and rounds what is asked."""
+    """A runtime may convert shares to another weight than the agent would, and rounds requested
+    values."""
     pod = world.sandbox("p", "LS")
     container = world.container(pod)
     where = f"kubepods/burstable/podp/{container.id}"

@@ -83,7 +83,7 @@ def test_other_processes_named_kubelet_are_not_the_kubelet(
 
 
 def test_groups_are_relative_to_the_agents_namespace(tmp_path: Path) -> None:
-    """As an agent in a pod with a cgroup namespace sees them: no word of kubepods."""
+    """As for an agent in a pod with a cgroup namespace: the paths do not contain kubepods."""
     process(tmp_path, 70, "kubelet", groups="0::/../../../system.slice/kubelet.service\n")
     process(tmp_path, 71, "kubelet", groups="0::/../../kubepods-podB.slice/cri-x.scope\n")
     process(tmp_path, 72, "kubelet", groups="0::/\n")
@@ -200,7 +200,7 @@ def test_a_process_that_ends_between_two_reads_is_ignored(tmp_path: Path, file: 
 
 
 def test_a_reused_pid_is_not_the_same_process(tmp_path: Path) -> None:
-    """What is read is of one process, whoever has its number meanwhile."""
+    """All values belong to one process, whichever process has its pid meanwhile."""
     folder = process(tmp_path, 9, "kubelet")
     with Process(str(tmp_path / "proc"), 9) as it:
         for each in folder.iterdir():

@@ -38,7 +38,7 @@ def kubelet() -> Kubelet:
 
 
 class Watched:
-    """A view, and how often it said that something happened."""
+    """A view, and the number of its notifications."""
 
     def __init__(self, path: Path | str, period_seconds: float) -> None:
         self.happened = 0
@@ -158,7 +158,7 @@ def test_absent_kubelet_gives_no_answer_and_one_info_line(
         eventually("its absence is told", lambda: levels(caplog) == ["INFO"])
         listener.bind(str(path))
         listener.listen()
-        # Who connects has found that there was nobody, again and again perhaps, before.
+        # The connecting thread has found no listener before, perhaps several times.
         listener.accept()[0].close()
         listener.close()
         assert watched.view.last_answer() is None

@@ -143,7 +143,7 @@ def test_restart_moves_no_container(world: World, with_snapshot: bool) -> None:
     agent = world.agent(STATIC)
     groups = [start(world, agent, first, 1), start(world, agent, second, 2)]
     before = [world.cpus(group) for group in groups]
-    # What would be chosen anew is another answer: the first one's CPU.
+    # A new choice would be another CPU: that of the first container.
     world.runtime.listed_sandboxes.remove(first)
     world.runtime.listed_containers = [
         each for each in world.runtime.listed_containers if each.sandbox_id != first.id
@@ -353,7 +353,7 @@ def test_policy_is_inactive_while_the_kubelet_has_its_own(
     assert caplog.text.count("cpu-policy is static, but the kubelet's cpuManagerPolicy is") == 1
 
 
-# what containers are told under a dynamic policy
+# the file of a container under a dynamic policy
 
 
 def told(world: World, uid: str, name: str = "main") -> dict[str, object]:

@@ -73,7 +73,7 @@ class Churn(RuleBasedStateMachine):
         return self.world.cpus(f"kubepods/pod{uid}/{self.running[uid].id}")
 
     def asks(self, uid: str, *, made: bool) -> None:
-        """A kubelet asks the proxy for the container of a pod."""
+        """A kubelet requests the container of a pod from the proxy."""
         cpus = self.requests[uid]
         pod = PodAnnounced(uid, "ns", uid, {}, {}, f"/kubepods/pod{uid}")
         self.agent.notified([ContainerAnnounced(pod, "main", 1024 * cpus)])

@@ -43,7 +43,7 @@ class Server:
 
 
 class News(threading.Condition):
-    """`waits`: somebody does, and was not woken yet."""
+    """`waits`: a thread waits and was not woken yet."""
 
     waits = False
 
@@ -60,8 +60,8 @@ class News(threading.Condition):
 
 
 class Time:
-    """Moves when the test says so, between what the outbox does: `passes` returns when that has
-    done all that was due."""
+    """A clock that the test advances between the steps of the outbox: `passes` returns when every
+    step that was due is done."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""Rounds under faults that no test brings about on real containers."""
+"""Passes with faults that no test can cause on real containers."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_two_hundred_pods(world: World) -> None:
 
 
 def test_cpus_of_a_resource_claim_are_exclusive_to_its_containers(world: World) -> None:
-    """By the kubelet's word and the driver's; who owned one before they spoke keeps it."""
+    """By the ResourceClaims of the kubelet and the driver; an earlier owner keeps its CPUs."""
     claimed, sharer = world.sandbox("c"), world.sandbox("ls", "LS")
     container = world.container(claimed)
     world.container(sharer)

@@ -150,7 +150,7 @@ def test_kubelet_of_another_folder_does_not_prevent_the_write(
     (folder / "root/var/lib").mkdir(parents=True)
     (folder / "root/var/lib/kubelet").symlink_to(world.kubelet)
     (folder / "root/link").symlink_to(world.kubelet)
-    # Past this check, a world without an agent has nothing to write.
+    # After this check, a node without an agent has nothing to write.
     why = "the agent's decisions can't be read" if written else r"runs \(process 77\)"
     with pytest.raises(TakeoverError, match=why):
         takeover.take_over(settings(world))

@@ -1,4 +1,4 @@
-"""On real directories: inotify tells the same of a cgroup file system."""
+"""On real directories: inotify reports the same events as on a cgroup file system."""
 
 from collections.abc import Iterator
 from pathlib import Path

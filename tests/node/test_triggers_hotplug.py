@@ -11,7 +11,7 @@ from agent.node.triggers import SUBSYSTEMS
 
 
 def test_a_uevent_of_a_pci_function_is_received() -> None:
-    """A change that changes nothing, asked of the first function of this machine."""
+    """Requests a uevent without a change for the first function of this machine."""
     function = next(iter(sorted(Path("/", DEVICES).glob("*"))), None)
     if function is None:
         pytest.skip("no PCI on this machine")

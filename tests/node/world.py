@@ -1,4 +1,4 @@
-"""A node without a runtime: what it lists is a value; cgroups and state are files of the test."""
+"""A node without a runtime: its listed pods are values; cgroups and state are files of the test."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ LIMITS = {
 
 
 class ListedRuntime(Cri):
-    """Stands where the runtime's answers can't be brought about: `failing` by container or sandbox
-    id, `placements` and `carriers` what the verbose status tells of the others, `asked` whose
-    carriers were asked for."""
+    """Replaces a runtime for answers that a real one cannot be brought to give: `failing` by
+    container or sandbox id, `placements` and `carriers` the verbose statuses of the others, `asked`
+    the ids whose carriers were requested."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
@@ -94,7 +94,7 @@ class ListedRuntime(Cri):
 
 
 class Told:
-    """What a cluster says: the Node of a store, read at once, and any pods."""
+    """The state of a cluster: the Node of a store, read at once, and any pods."""
 
     def __init__(self, store: EmbeddedStore) -> None:
         self._store = store
@@ -108,7 +108,7 @@ class Told:
 
 
 class Kubelet:
-    """What it says of its pods, None where there is none."""
+    """The PodResources of its pods, None without an answer."""
 
     def __init__(self) -> None:
         self.answer: PodResourcesAnswer | None = None
@@ -263,8 +263,8 @@ class World:
         cpuset: str = "",
         created_at: int = 0,
     ) -> RuntimeContainer:
-        """Listed; running ones have a cgroup. `cpus`: its request; `cpuset`: what it starts with,
-        the machine if empty."""
+        """A listed container; running ones have a cgroup. `cpus`: its request; `cpuset`: its
+        initial CPUs, those of the machine if empty."""
         suffix = f"-{created_at}" if created_at else ""
         it = RuntimeContainer(f"c-{of.uid}-{name}{suffix}", of.id, name, state, created_at)
         self.runtime.listed_containers.append(it)
@@ -276,7 +276,7 @@ class World:
         return it
 
     def ends(self, container: RuntimeContainer, *, stays: bool = False) -> None:
-        """`stays`: the runtime lists it as ended, and remembers what it had."""
+        """`stays`: the runtime lists it as ended, and keeps its resources."""
         self.runtime.listed_containers.remove(container)
         if not stays:
             return

@@ -1,5 +1,5 @@
-"""The runtime's end of NRI, with the one weakness of the real one: it loses frames that are larger
-than what it reads into (runtime.md 4.1)."""
+"""The runtime's end of NRI, with the defect of the real one: it loses frames that are larger than
+its read buffer."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class FakeRuntime:
                 self._loop.step(0.01)
 
     def until(self, what: str, check: Callable[[], object]) -> None:
-        """Turns the plugin's loop until the check holds. Raises FrameLostError."""
+        """Runs the plugin's loop until the check succeeds. Raises FrameLostError."""
 
         def turned() -> object:
             self._loop.step(0.001)

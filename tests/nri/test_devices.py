@@ -1,4 +1,4 @@
-"""What a container sees that is made beside the NRI plugin."""
+"""Devices of a container that is created with the NRI plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake reads as runtime.md 4.1 saw containerd read: then what it takes, containerd takes."""
+"""The fake reads frames as containerd does: it accepts the frames that containerd accepts."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def in_nri(asked: RequestedResources) -> nri_pb2.LinuxResources:
 
 
 def merged(asked: RequestedResources, changes: nri_pb2.LinuxResources) -> RequestedResources:
-    """As the runtime puts a plugin's values into its own: what is set wins."""
+    """As the runtime merges a plugin's values into its own: set values override."""
     resources = in_nri(asked)
     resources.MergeFrom(changes)
     return messages.asked(resources)

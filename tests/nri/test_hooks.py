@@ -34,7 +34,7 @@ MANY = msgspec.structs.replace(
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Registered with a runtime that has nothing, beside an agent that has looked."""
+    """Registered with a runtime without containers, with an agent that has finished a pass."""
     it = World(tmp_path)
     it.runtime.set_up()
     it.publish(OWNED)
@@ -82,7 +82,7 @@ def test_an_owner_waits_for_its_decision(world: World) -> None:
 
 
 def test_an_owner_without_a_decision_is_refused_in_time_and_others_continue(tmp_path: Path) -> None:
-    """Long before the runtime's patience ends, however long a hold is configured to be."""
+    """Well before the runtime's timeout, however long a hold is configured to be."""
     world = World(tmp_path)
     world.runtime.accept()
     world.runtime.configure(request_timeout=200)
@@ -168,7 +168,7 @@ def test_a_pass_is_requested_after_all_updates(early: World) -> None:
 
 
 def test_no_owner_starts_during_a_change_of_its_cpus(early: World) -> None:
-    """What the runtime is being told may come into force after the owner was made."""
+    """A change in progress may take effect after the owner was created."""
     early.publish(EMPTY)
     early.runtime.patience = 1000
     early.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
@@ -272,7 +272,7 @@ def test_no_update_is_sent_while_the_runtime_waits_for_an_answer(early: World) -
 
 
 def test_a_failed_creation_frees_its_cpus(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """The runtime tells of its end, though it never was (runtime.md 4.2)."""
+    """The runtime reports the end of a container that it never created."""
     world.others = ("pinner (4711)",)
     it = container("c", "p")
     world.runtime.response(world.begin_create(it, pod("p")))
@@ -321,7 +321,7 @@ def test_the_plugins_own_change_is_not_a_conflict_even_before_its_answer(early: 
 def test_a_request_with_values_before_the_last_change_is_not_a_conflict(
     early: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """containerd reads the container, then waits until our change of it has ended."""
+    """containerd reads the container, then waits until the plugin's change of it has ended."""
     early.publish(EMPTY)
     early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
     early.publish(MANY)
@@ -383,7 +383,7 @@ def test_a_held_creation_of_an_ended_session_holds_nothing(world: World) -> None
 
 
 def test_an_ending_plugin_lets_no_owner_start_without_its_cpus(world: World) -> None:
-    """The runtime makes a container whose plugin hangs up, with whatever was asked for."""
+    """The runtime creates a container with the requested values if its plugin disconnects."""
     world.publish(EMPTY)
     stream = world.begin_create(container("c", "own"), OWN)
     world.runtime.until("held", lambda: world.link.stats.held_now)

@@ -48,7 +48,7 @@ def container(cpus: str = "", **fields: object) -> pb.Container:
 
 
 class Recorder:
-    """A plugin that answers what the test says and remembers what it was asked."""
+    """A plugin that answers with the test's values and records its calls."""
 
     def __init__(self) -> None:
         self.answer: Changes | Wait | Refuse = UNCHANGED
@@ -169,7 +169,7 @@ def test_a_runtime_that_may_deadlock_on_an_update_gets_none(
 
 
 def test_stored_containers_do_not_grow_with_environments(world: World) -> None:
-    """The runtime tells of a whole node before it asks for the first answer."""
+    """The runtime sends the whole node before it waits for the first answer."""
     large = container("0-3", pid=7)
     large.env.extend([b"LARGE=" + b"x" * 100_000] * 30)
     world.runtime.accept()
@@ -201,7 +201,7 @@ def test_the_plugin_synchronises_in_chunks(world: World) -> None:
 
 
 def test_a_session_of_many_large_chunks_keeps_none_of_them(world: World) -> None:
-    """Messages beyond 4096 bytes come in many frames; a second synchronisation starts anew."""
+    """Messages beyond 4096 bytes come in many frames; a second synchronisation starts again."""
     pod = pb.PodSandbox(id="s", name="x" * 100_000)
     world.runtime.accept()
     for _ in range(2):
@@ -388,7 +388,7 @@ class Results(list[RpcError | None]):
 
 
 def test_the_plugins_update_does_not_wait_for_a_call_of_the_runtime(up: World) -> None:
-    """Both ways at once: the runtime holds its lock until our answers have come."""
+    """Both directions at once: the runtime holds its lock until the plugin has answered."""
     up.runtime.answers_updates = False
     results = Results()
     up.link.update("c", Changes(cpuset="1"), results.append)

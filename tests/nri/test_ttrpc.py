@@ -59,8 +59,8 @@ def test_messages_are_decoded_however_the_bytes_are_split(
 def test_messages_may_share_frames_and_frames_may_share_messages(
     messages: list[Message], data: st.DataObject
 ) -> None:
-    """The bytes of a connection are a stream: where its frames end means nothing. Empty frames and
-    those of other connections may stand anywhere."""
+    """The bytes of a connection are a stream: the ends of its frames have no meaning. Empty frames
+    and those of other connections may be anywhere."""
     streams = {
         number: b"".join(map(content, of_one))
         for number, of_one in zip((1, 2), per_connection(messages), strict=True)

@@ -42,7 +42,7 @@ def container(container_id: str, uid: str, cpus: str = "", shares: int = 512) ->
 
 
 class World(PlayedAgent):
-    """`publish` is what the agent does, `rings` what it hears."""
+    """`publish` acts as the agent; `notifications` are those that it receives."""
 
     def __init__(self, folder: Path, hold_seconds: float = 30.0, proc: str = "/proc") -> None:
         self.path = folder / "snapshot.json"
@@ -111,12 +111,12 @@ class World(PlayedAgent):
             self.runtime.call(method, event, pb.Empty)
 
     def updated(self) -> list[tuple[str, str]]:
-        """Containers and CPUs of the changes that the runtime was asked for, since the last ask."""
+        """Containers and CPUs of the changes requested from the runtime since the last call."""
         updates, self.runtime.updates = self.runtime.updates, []
         return [(each.container_id, each.linux.resources.cpu.cpus) for each in updates]
 
     def pass_periods(self) -> None:
-        """Until the updater has looked again, and not only once."""
+        """Until the updater has checked again several times."""
         passed: list[bool] = []
         self.loop.after(2.5 * PERIOD_SECONDS, lambda: passed.append(True))
         self.runtime.until("two periods", lambda: passed)

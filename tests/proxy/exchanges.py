@@ -66,7 +66,7 @@ SHOWN = msgspec.structs.replace(
 
 
 class Exchange(PlayedAgent):
-    """A gate; `publish` is what the agent does, `rings` what it hears."""
+    """A gate; `publish` acts as the agent; `notifications` are those that it receives."""
 
     def __init__(
         self, folder: Path, hold_seconds: float = 60.0, policy: str = USUAL.hook_failure_policy
@@ -112,7 +112,7 @@ class Exchange(PlayedAgent):
         return self.ask(UPDATE, request)
 
     def again(self, call: Call) -> GateVerdict:
-        """The relay asks about a held call."""
+        """The relay calls the gate again for a held call."""
         return self.gate.request(call, self._messages[call])
 
     def created(self, call: Call, container_id: str) -> None:
@@ -128,7 +128,7 @@ class Exchange(PlayedAgent):
     def arrived(
         self, method: str, request: Message, service: str = "runtime.v1.RuntimeService"
     ) -> Call:
-        """A call with its whole message, which the relay has not asked about yet."""
+        """A call with its complete message, before the relay has passed it to the gate."""
         call = Call(f"/{service}/{method}".encode(), time.monotonic())
         self._messages[call] = request.SerializeToString()
         return call

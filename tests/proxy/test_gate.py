@@ -38,7 +38,7 @@ def exchange(tmp_path: Path) -> Iterator[Exchange]:
 
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[Exchange]:
-    """Holds nothing."""
+    """Its hold time is zero."""
     it = Exchange(tmp_path, hold_seconds=0)
     yield it
     it.close()
@@ -288,7 +288,7 @@ UNREAD = {
 def test_an_unread_request_fails_if_it_could_take_an_owners_cpus(
     tmp_path: Path, reason: str, code: Code, snapshot: Snapshot, owned: str
 ) -> None:
-    """Whatever the policy is; only calls that give nothing go on."""
+    """Whatever the policy is: only calls that assign nothing continue."""
     lax = Exchange(tmp_path, policy="*=ignore")
     for published, passes in ((EMPTY, True), (snapshot, False)):
         lax.publish(published)
@@ -303,7 +303,7 @@ def test_an_unread_request_fails_if_it_could_take_an_owners_cpus(
 
 
 def test_a_call_that_was_read_is_left_to_the_policy_with_owners_too(tmp_path: Path) -> None:
-    """It was looked into."""
+    """Its request was read."""
     lax = Exchange(tmp_path, policy="*=ignore")
     lax.publish(OWNED)
     assert lax.gate.unhooked(Call(CREATE_PATH, 0.0), "late", "the proxy ends") == FORWARD

@@ -40,7 +40,7 @@ class HookError(Exception):
 
 
 class Hooks:
-    """Notes what it is told of, so that each call ends once; what it finds wrong, too."""
+    """Records the relay's calls, to check that each call ends once; records errors too."""
 
     methods = frozenset(PATHS[:5])
 

@@ -57,7 +57,7 @@ h2.windows.WindowManager.window_consumed = _consumed_unless_empty  # type: ignor
 
 
 class Hooks:
-    """Answers by path, after a random number of Holds; notes what the relay told it."""
+    """Answers by path, after a random number of Waits; records the relay's calls."""
 
     methods = HOOKED
 
@@ -116,7 +116,7 @@ class Stream:
     reply: bytearray = field(default_factory=bytearray)
 
     def wanted(self) -> bytes:
-        """The body that the server is to see."""
+        """The body that the server should get."""
         changed = self.path in ("/grow", "/shrink") and self.kind in ("message", "packed")
         if not changed or max(len(self.body), len(self.message) + 5) > LIMITS.body_bytes + 5:
             return self.body
@@ -213,7 +213,7 @@ class Fuzz:
             self.budget.reserved_bytes += self.hog
 
     def be_generous(self) -> bool:
-        """Credit for bytes that have not come, as a server gives that measures the bandwidth."""
+        """Credit for bytes that have not arrived, as from a server that measures the bandwidth."""
         still_open = [number for number, stream in self.streams.items() if stream.open_at_server]
         if not still_open or self.finished():
             return False
@@ -229,7 +229,8 @@ class Fuzz:
         codes = h2.settings.SettingCodes
         initial = self.rng.choice([20_000, 30_000, 65_535, 100_000, 200_000])
         values = {codes.INITIAL_WINDOW_SIZE: initial}
-        # Once, not beside the client's own: two changes between two blocks trip hpack's encoder.
+        # Once, and not in addition to the client's own: two changes between two blocks break
+        # hpack's encoder.
         if self.settings_sent == 2 and not self.sizes_its_table:
             values[codes.HEADER_TABLE_SIZE] = self.rng.choice([0, 100, 4_096, 9_000])
         self.server.update_settings(values)

@@ -1,4 +1,4 @@
-"""A client that follows no rules, and the one beside it that does."""
+"""A client that violates the protocol, and a correct client next to it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def data(number: int, payload: bytes, last: bool = False) -> bytes:
 
 
 class Hostile:
-    """One raw connection to the relay; what comes back is only looked at."""
+    """One raw connection to the relay; its input is only inspected."""
 
     def __init__(self, path: Path, greets: bool = True) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -55,7 +55,8 @@ class Hostile:
             self.pour([frames.PREFACE + frames.settings({})])
 
     def pour(self, parts: Iterable[bytes], reads: bool = True) -> int:
-        """Sends all, or until nobody takes more or the connection is closed; returns how much."""
+        """Sends everything, or until the relay stops reading or the connection is closed. Returns
+        the number of sent bytes."""
         total = 0
         for part in parts:
             rest = memoryview(part)
@@ -122,9 +123,9 @@ class Hostile:
 
 
 class Bystander:
-    """Calls without a pause on its own connection: small and larger, hooked and not.
+    """Calls continuously on its own connection: small and larger, hooked and not.
 
-    It neither retries nor reconnects: a call that the relay loses is a failure here.
+    It neither retries nor reconnects: a call that the relay loses is a failure.
     """
 
     def __init__(self, path: Path) -> None:

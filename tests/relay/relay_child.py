@@ -1,6 +1,6 @@
-"""A relay in a process of its own, whose memory and descriptors are nobody else's.
+"""A relay in its own process, so that its memory and descriptors can be measured.
 
-`python -m tests.relay.relay_child FRONT BACK [DESCRIPTORS]` says "up" and serves until killed;
+`python -m tests.relay.relay_child FRONT BACK [DESCRIPTORS]` prints "up" and serves until killed;
 with DESCRIPTORS that is its RLIMIT_NOFILE.
 """
 

@@ -1,4 +1,4 @@
-"""What one hostile connection may cost: bounded memory, and nobody else's calls.
+"""One hostile connection costs bounded memory and does not affect other calls.
 
 Each attack runs against a relay in its own process while another connection keeps calling.
 """
@@ -231,7 +231,7 @@ SETTINGS = frames.settings({frames.INITIAL_WINDOW_SIZE: 0, frames.HEADER_TABLE_S
 PRIORITY = frames.frame(frames.PRIORITY, 0, 1, bytes(5))
 
 ATTACKS: dict[str, tuple[Parts, bool]] = {
-    # what is sent, and whether it must be told off
+    # the bytes, and whether an error must be returned
     "random bytes": (random_bytes, True),
     "random frames": (random_frames, True),
     "half a DATA frame": (half_frame, False),
@@ -351,7 +351,8 @@ def test_hundreds_of_idle_connections_cost_little(
 def test_connections_closed_during_calls_leave_nothing(
     relay: subprocess.Popen[bytes], front: Path
 ) -> None:
-    """Rounds of clients with calls under way, hooked, held and not: the second needs no more."""
+    """Series of clients with calls in progress, hooked, held and not: the second needs no more
+    memory."""
 
     def leave(number: int) -> None:
         client = Hostile(front)

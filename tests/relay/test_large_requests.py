@@ -76,7 +76,7 @@ def test_many_of_the_largest_requests_at_once_wait_for_each_other(
             if code is grpc.StatusCode.OK:
                 tail = bytes([number]) * 10 + TAIL
                 assert call.result() == b"%d " % (LARGEST + len(TAIL)) + tail
-        # One whose turn does not come in time is told to try again.
+        # A request that does not get its budget in time fails with an error to retry.
         assert set(outcomes) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert outcomes.count(grpc.StatusCode.OK) >= 2
         assert peak_mb(relay.pid) < PEAK_MB
@@ -86,7 +86,7 @@ def test_many_of_the_largest_requests_at_once_wait_for_each_other(
 
 
 def test_small_calls_pass_while_large_requests_are_held(tmp_path: Path) -> None:
-    """Held ones have all of the room, and more wait for some."""
+    """Held requests use the whole budget, and others wait for some."""
     with relay_process(tmp_path / "front.sock", tmp_path / "back.sock") as relay:
         with grpc.insecure_channel(f"unix:{tmp_path / 'front.sock'}", options=UNBOUNDED) as channel:
             hold = channel.unary_unary("/h/Hold")

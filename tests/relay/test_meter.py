@@ -9,7 +9,7 @@ from agent.relay.meter import OTHERS, Meter, Timing
 
 
 class Clocked:
-    """`seen`: path, seconds and our share of every call that ended."""
+    """`seen`: path, seconds and the relay's share for every call that ended."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0

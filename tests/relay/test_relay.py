@@ -22,7 +22,7 @@ MESSAGE = grpc.encode_message(b"message")
 
 
 class Hooks:
-    """Gives the answers it was told to, the last one for ever."""
+    """Gives the configured answers, the last one forever."""
 
     methods = frozenset({HOOKED})
 
@@ -50,7 +50,8 @@ class Hooks:
 
 
 class Wire:
-    """A relay whose client has said its preface; `up` and `down` return what was sent since."""
+    """A relay after the client's preface; `up` and `down` return the bytes sent since the last
+    call."""
 
     def __init__(
         self,
@@ -506,7 +507,7 @@ def test_small_requests_overtake_those_that_wait_for_budget() -> None:
     second.client(opening(1, HOOKED), last(1, MESSAGE))
     assert second.up() == opening(1, HOOKED) + last(1, MESSAGE)
     assert len(budget.waiting) == 1
-    # On the connection that holds the others too: a kubelet has one. A share holds so many.
+    # On one connection, as a kubelet has only one. A share allows this number of calls.
     small = grpc.encode_message(bytes(4_900))
     for stream in (7, 9, 11, 13):
         first.client(opening(stream, HOOKED), last(stream, small))
@@ -575,7 +576,7 @@ def test_a_complete_request_that_waits_for_budget_gets_no_more_data(more: bytes)
 
 @pytest.mark.parametrize("limit", ["waiting_bytes", "wait_seconds"])
 def test_a_request_that_may_not_wait_for_budget_is_refused(limit: str) -> None:
-    """All that wait sent too much, or it took too long; the connection goes on."""
+    """Waiting calls sent too much, or it took too long; the connection continues."""
     budget = MemoryBudget(SCARCE._replace(**{limit: 0 if limit == "wait_seconds" else 10_000}))
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
@@ -744,7 +745,7 @@ def test_bytes_that_cannot_be_parsed_pass_verbatim(raw: bytes, step: int) -> Non
 
 
 def test_a_block_beyond_the_limit_is_not_read_in_part() -> None:
-    """Read up to where it is cut, it would leave the table of later paths out of step."""
+    """If it were read up to the cut, the table of later paths would be wrong."""
     wire = Wire(Hooks(FORWARD), RelayLimits(block_bytes=1_000))
     part = headers.encode([(b":path", OTHER)])
     wire.client(frames.head(1_001, frames.HEADERS, frames.END_HEADERS, 1), part)

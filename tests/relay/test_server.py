@@ -32,7 +32,7 @@ WAIT_SECONDS = 20
 
 
 class Backend(grpc.GenericRpcHandler):
-    """Echoes under every name but a few; notes what it saw."""
+    """Echoes under every name except a few; records its calls."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -71,7 +71,7 @@ class Backend(grpc.GenericRpcHandler):
 
 
 class Hooks:
-    """One function a method; `/h/Hold` is held while `holding`."""
+    """One function per method; `/h/Hold` is held while `holding`."""
 
     methods = frozenset({b"/h/Grow", b"/h/Refuse", b"/h/Raise", b"/h/Hold", b"/h/Keep"})
 
@@ -362,7 +362,7 @@ class Bare:
             end.settimeout(WAIT_SECONDS)
 
     def stop_loop(self) -> None:
-        """What it has to do from now on, a test does in steps."""
+        """From now on the test runs its loop in steps."""
         self.loop.stop()
         self.thread.join(WAIT_SECONDS)
         self.loop.step(0)
@@ -451,7 +451,7 @@ def test_only_a_streams_writer_gets_the_processor_first(
     seconds: float,
     yields: int,
 ) -> None:
-    """`between`: how many slices of the upstream there are between two words of the client."""
+    """`between`: the number of slices of the upstream between two messages of the client."""
     seen: list[None] = []
     monkeypatch.setattr(os, "sched_yield", lambda: seen.append(None))
     monkeypatch.setattr(pair, "_STREAM_SECONDS", seconds)

@@ -1,4 +1,4 @@
-"""What a gRPC client and its server see of the relay between them: nothing.
+"""A gRPC client and its server do not notice the relay between them.
 
 Each rule is tried on a method that passes (`/any/...`) and on a hooked one (`/h/...`).
 """
@@ -35,7 +35,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class Backend(grpc.GenericRpcHandler):
-    """A method's name says how it answers; what the last call brought is kept."""
+    """A method's name determines its answer; the contents of the last call are kept."""
 
     def __init__(self) -> None:
         self.metadata: Metadata = ()
@@ -259,7 +259,7 @@ def test_each_message_of_a_conversation_passes_at_once(channel: grpc.Channel) ->
 
 @BOTH
 def test_a_streaming_client_is_forwarded_to_its_end(channel: grpc.Channel, service: str) -> None:
-    """Several messages are no call that a hook knows: they pass."""
+    """Several messages are not a call that a hook reads: they pass."""
     parts = [os.urandom(30_000) for _ in range(100)]
     reply = channel.stream_unary(f"/{service}/Collect")(iter(parts), timeout=WAIT_SECONDS)
     assert reply == b"".join(parts)
@@ -311,7 +311,7 @@ def test_a_reset_of_the_client_ends_the_call_at_the_server(
 
 
 class Scripted:
-    """A server that ends every stream as its path says: `/any/Reset8`, `/any/Away`."""
+    """A server that ends every stream according to its path: `/any/Reset8`, `/any/Away`."""
 
     def __init__(self, path: Path) -> None:
         self._listening = socket.socket(socket.AF_UNIX)
@@ -428,7 +428,8 @@ def test_calls_in_progress_end_after_a_goaway_and_new_ones_use_another_connectio
 def test_a_server_that_starts_late_or_restarts_is_found_by_the_same_client(
     relay: subprocess.Popen[bytes], back: Path, front: Path
 ) -> None:
-    """Our socket stays; calls are Unavailable meanwhile, and succeed without a new client."""
+    """The relay's socket stays; calls are Unavailable meanwhile, and succeed later without a new
+    client."""
     inode = front.stat().st_ino
     with connected(front) as channel:
         grow = channel.unary_unary("/h/Grow")

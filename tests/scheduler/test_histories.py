@@ -240,7 +240,7 @@ class World:
         if told is None or not there or told["spec"]["nodeName"]:
             self.cluster.release(uid)
             return
-        if self.luck.random() < 0.2:  # refused, by a policy say
+        if self.luck.random() < 0.2:  # refused, for example by a policy
             self.cluster.release(uid)
             return
         self.server.put("pods", _bound(told, name, granted.annotations()))

@@ -1,6 +1,6 @@
-"""Prints the figures beside their limits; exit code 1 where one is above its limit.
+"""Prints the figures with their limits; exit code 1 if one is above its limit.
 
-`python -m tests.structure FIGURE` lists what is behind one of them.
+`python -m tests.structure FIGURE` lists the items of one of them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ GENERATED = frozenset({"proto"})
 
 
 def package(folder: Path, **texts: str) -> Figures:
-    """The figures of a package `agent` whose modules have these texts; `__` stands for a dot."""
+    """The figures of a package `agent` whose modules have these texts; `__` represents a dot."""
     for name, text in texts.items():
         file = folder.joinpath("agent", *name.split("__")).with_suffix(".py")
         file.parent.mkdir(parents=True, exist_ok=True)

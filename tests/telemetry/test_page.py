@@ -120,7 +120,8 @@ def test_too_many_connections_are_closed_and_their_slots_are_freed(
         assert everything(third) == b""
     first.close()
     second.close()
-    # The loop sees the ends before it accepts, or in the round after: ask until it has.
+    # The loop handles the closed connections before it accepts, or in the next step: retry until it
+    # has.
     for _ in range(100):
         if served.ask(b"GET /metrics HTTP/1.1\r\n\r\n").endswith(b"up 1\n"):
             return

@@ -38,7 +38,7 @@ SOURCES = {"go-nvml": "github.com/NVIDIA/go-nvml"}
 
 # Drivers of storage that no test uses.
 _TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
-# cri.descriptor beside crictl and critest: the CRI that both speak, as a FileDescriptorProto.
+# cri.descriptor next to crictl and critest: the CRI of both, as a FileDescriptorProto.
 _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "containerd": (("install", *_FLAGS, _TAGS, "tool"),),
     "cri-tools": (
@@ -58,14 +58,14 @@ ASSETS = ("etcd", "kubernetes")
 
 
 class _BuildError(RuntimeError):
-    """The text says why."""
+    """The text has the reason."""
 
 
 @functools.cache
 def built(name: str) -> Path | str:
-    """The folder with the programs of one set of NAMES, or the reason why they can't be had.
+    """The folder with the programs of one set of NAMES, or why they are not available.
 
-    Builds them if nobody did; who asks at the same time waits.
+    Builds them if necessary; concurrent callers wait.
     """
     ready = folder(name)
     if ready.exists():
@@ -87,7 +87,8 @@ def built(name: str) -> Path | str:
 
 
 def folder(name: str) -> Path:
-    """Where `built` puts the set. Another version, or another way to build it, is another place."""
+    """The folder of the set for `built`. Another version, or another way to build it, has another
+    folder."""
     recipe = hashlib.sha256(repr(_COMMANDS[name]).encode())
     for file in sorted(each for each in (_HERE / name).rglob("*") if each.is_file()):
         recipe.update(file.read_bytes())
@@ -104,8 +105,9 @@ def _version(name: str) -> str:
 
 
 def kubernetes(program: str) -> Path | str:
-    """A program of Kubernetes, or etcd: from the folder KUBEBUILDER_ASSETS where that is set, else
-    built; or the reason why it can't be had. TOPOLET_APISERVER decides first, about kube-apiserver.
+    """A program of Kubernetes, or etcd: from the folder KUBEBUILDER_ASSETS if that is set,
+    otherwise built; or the reason why it is not available. TOPOLET_APISERVER takes precedence for
+    kube-apiserver.
     """
     if program == "kube-apiserver" and (chosen := _chosen_api_server()):
         where = built(chosen)
@@ -118,7 +120,7 @@ def kubernetes(program: str) -> Path | str:
 
 
 def api_server() -> str:
-    """Which kube-apiserver tests start, in words."""
+    """The kube-apiserver that tests start, as text."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     chosen = _chosen_api_server()
     if assets and not chosen:

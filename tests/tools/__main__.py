@@ -1,4 +1,4 @@
-"""Builds every set and says how long it took; what can't be had is said and left out.
+"""Builds every set and prints the time; unavailable sets are reported and left out.
 
     python -m tests.tools [-n] [-a]
 

@@ -17,7 +17,7 @@ from tests.tools import API_SERVERS
 def test_everything_missing_on_a_bare_machine_is_listed(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """And nothing is installed: the machine has no apt-get. Only test-all builds API servers."""
+    """Nothing is installed: the machine does not have apt-get. Only test-all builds API servers."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("sh", "dirname", "sed", "grep", "cat", "uname", "id"):

@@ -1,4 +1,4 @@
-"""A set is built once and whole; why it can't be had is said."""
+"""A set is built once and completely; a failure has its reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests import conftest, tools
 
-# Tells its calls; "builds" where it is asked to, slowly enough for another caller to come.
+# Records its calls; "builds" when requested, slowly enough for a concurrent caller.
 _GO = """#!/bin/sh
 echo "$1" >> "{calls}"
 sleep 0.2

@@ -1,7 +1,7 @@
-"""An emulated machine with 16 CPUs on 4 NUMA nodes and cgroup v2 that runs our tests.
+"""An emulated machine with 16 CPUs on 4 NUMA nodes and cgroup v2 that runs the tests of tests/vm.
 
-Two sockets of four cores of two threads; NUMA nodes 0-3, 4-7, 8-11 and 12-15, two a socket. It
-sees this machine's files read-only, so it has the same Python, containerd and runc.
+Two sockets of four cores of two threads; NUMA nodes 0-3, 4-7, 8-11 and 12-15, two a socket. It has
+this machine's files read-only, so it has the same Python, containerd and runc.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def run(share: pathlib.Path, paths: list[str], limit_seconds: float) -> tuple[in
     `share` is an empty folder; the guest's output is left in it. A guest that dies before its first
     step is booted once more: qemu itself crashes now and then. Raises GuestError.
     """
-    # The guest can't write what it compiles.
+    # The guest cannot write compiled files.
     for folder in ("agent", "demo"):
         compileall.compile_dir(REPOSITORY / folder, quiet=1)
     deadline = time.monotonic() + limit_seconds

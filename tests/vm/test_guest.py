@@ -26,7 +26,7 @@ KILLS = "tests/vm/inside/test_proxy.py::test_kill_of_agent_and_proxy_changes_not
 
 @pytest.fixture
 def share() -> Iterator[pathlib.Path]:
-    """What this machine and the guest both see."""
+    """A folder that this machine and the guest share."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-guest-"))
     yield folder
     shutil.rmtree(folder)

@@ -69,8 +69,8 @@ def test_a_schedulers_allocation_overrides_the_kubelets() -> None:
 
 
 def test_devices_shown_in_a_container_count_with_the_allocation() -> None:
-    """Its annotation was changed since, or could not be honoured and the plugin's choice stayed:
-    it runs with what it shows."""
+    """The annotation was changed later, or it could not be honoured and the plugin's choice was
+    kept: the container uses the devices it shows."""
     entries = (
         given_by_kubelet("a", "GPU-b1"),
         *of_carriers(
@@ -90,7 +90,7 @@ def test_devices_shown_in_a_container_count_with_the_allocation() -> None:
 
 
 def test_a_huge_variable_costs_neither_time_nor_log_lines() -> None:
-    """Anybody may write one."""
+    """Any user may write such a variable."""
     value = ",".join(["GPU-a1", *map(str, range(10, 20_000)), "GPU-" + "9" * 9_000])
     (grant,) = of_carriers("a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),)))
     assert len(grant.names) <= 1024

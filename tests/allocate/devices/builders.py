@@ -1,4 +1,4 @@
-"""Small nodes with devices, and what pods hold of them."""
+"""Small nodes with devices, and the devices that pods hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Link matrices of real machines (what `nvidia-smi topo -m` shows of them), and random ones."""
+"""Link matrices of real machines, as in `nvidia-smi topo -m`, and random ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent.model.devices.gpus import Ancestor, GpuPair
 
 
 def symmetric(count: int, value: Callable[[int, int], int]) -> Matrix:
-    """`value` is asked for pairs of a lower and a higher number."""
+    """`value` is called for pairs of a lower and a higher index."""
     return tuple(
         tuple(0 if i == j else value(min(i, j), max(i, j)) for j in range(count))
         for i in range(count)

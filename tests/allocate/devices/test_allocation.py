@@ -113,7 +113,7 @@ def test_shares_of_several_cards_within_a_scope() -> None:
 
 
 def test_core_of_several_cards_is_divided_among_them() -> None:
-    """Koordinator asks one card for it all."""
+    """Koordinator requests all of it from one card."""
     found = asked(node(EIGHT), {CORE: 200, MEMORY: 400})
     assert isinstance(found, Allocation)
     assert [each.resources for each in found.devices["gpu"]] == [
@@ -125,7 +125,7 @@ def test_core_of_several_cards_is_divided_among_them() -> None:
 def test_a_node_is_scored_by_its_use_after_the_allocation(
     cards: int, least: int, most: int
 ) -> None:
-    """Koordinator says 87 and 12 each time."""
+    """Koordinator's scores are 87 and 12 in every case."""
     four = node([gpu(each) for each in range(4)])
     request = device_request({CARDS: cards}, {})
     assert request is not None
@@ -176,7 +176,7 @@ def test_a_device_with_numa_node_minus_one_is_on_every_node_and_one_without_topo
 
 
 def test_exclusion_by_switch_avoids_switches_in_use() -> None:
-    """In Koordinator it has no effect."""
+    """It has no effect in Koordinator."""
     hint = {"gpu": {"exclusivePolicy": "PCIeLevel"}}
     there = node(EIGHT, {0: 10, 2: 10})
     assert minors(asked(there, {CARDS: 1}, {HINT: hint})) == [4]
@@ -273,7 +273,7 @@ def test_cards_are_divided_among_switches_with_one_nic_each() -> None:
 
 
 def test_one_numa_node_may_be_required_instead() -> None:
-    """Two switches of one NUMA node; the first NUMA node has no NIC that is free."""
+    """Two switches of one NUMA node. The first NUMA node does not have a free NIC."""
     joint = {**PREFERRED, "requiredScope": "SameNUMANode"}
     there = node([*EIGHT, nic(0, 0, "p9"), nic(1, 1, "p9")], nics={0: 100})
     found = asked(there, {CARDS: 2, RDMA: 50}, {JOINT: joint})
@@ -284,7 +284,7 @@ def test_one_numa_node_may_be_required_instead() -> None:
 
 
 def test_gpus_near_a_leading_nic() -> None:
-    """Koordinator chooses them as if they were alone."""
+    """Koordinator chooses them without regard to the NIC."""
     there = node([*EIGHT, nic(0, 1, "p3")])
     lead = {"deviceTypes": ["rdma", "gpu"]}
     assert minors(asked(there, {CARDS: 2, RDMA: 1}, {JOINT: lead})) == [6, 7]
@@ -301,7 +301,7 @@ def test_a_card_with_few_used_bytes_is_not_allocated_whole() -> None:
 
 
 def test_a_card_that_lists_half_its_resources_gives_at_most_half() -> None:
-    """What follows from the bytes that are asked for has to be there too."""
+    """The amounts derived from the requested bytes must be available too."""
     half = msgspec.structs.replace(gpu(0), resources={CORE: 50, RATIO: 50, MEMORY: BYTES // 2})
     found = asked(node([half]), {SHARED: 1, MEMORY: BYTES // 2})
     assert found == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)

@@ -23,7 +23,7 @@ def missing(
     hints: Mapping[str, Any] | None = None,
     devices: Iterable[Device] = THERE,
 ) -> str:
-    """Of what was offered while nothing was held."""
+    """Checks an allocation that was offered while no device was in use."""
     request = device_request(amounts, {HINT: msgspec.json.encode(hints or {}).decode()})
     assert request is not None
     offered = allocate(node(devices), request)

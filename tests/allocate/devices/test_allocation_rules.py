@@ -1,4 +1,4 @@
-"""What holds of every allocation, on random nodes."""
+"""Invariants of every allocation, on random nodes."""
 
 from __future__ import annotations
 
@@ -149,8 +149,8 @@ def test_whole_cards_are_refused_only_when_too_few_are_idle(
 def test_the_same_switches_are_found_whenever_they_exist(
     made: Made, cards: int, amount: int, strategy: Strategy | None
 ) -> None:
-    """By definition: cards, and a NIC for each of their switches, or more if more are asked for,
-    under the same switches."""
+    """By definition: cards and a NIC for each of their switches, or more NICs if more are
+    requested, under the same switches."""
     devices, there = made.devices, made.node()
     joint = {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}
     each = min(amount, 100)

@@ -42,8 +42,8 @@ def test_links_count_more_than_numbers_and_switches(
 
 
 def test_the_configured_objective_decides() -> None:
-    """Three cards, one pair of which is close: a single card should not break it, whichever number
-    it has."""
+    """Three cards, two of which are closely linked: a single card should not split this pair,
+    whatever its minor."""
     pair = symmetric(3, lambda i, j: 9 if (i, j) == (0, 1) else 1)
     cards = EIGHT[:3]
     assert minors(asked(node(cards, links=linked(range(3), pair)), {CARDS: 1})) == [2]

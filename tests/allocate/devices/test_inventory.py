@@ -35,7 +35,7 @@ def test_over_allocated_and_removed_devices() -> None:
 
 @pytest.mark.parametrize("minor", [-1, 1024, 10**18])
 def test_an_invalid_minor_is_ignored(minor: int) -> None:
-    """Anybody may write it into the annotation of a pod."""
+    """Any user may write it into the annotation of a pod."""
     stock = node_devices(inventory([gpu(0)]), {("gpu", minor): part(100)}).stocks["gpu"]
     assert (stock.free, stock.used, stock.idle) == ({0: part(100)}, 0, 1)
 

@@ -111,7 +111,7 @@ def test_unhealthy_cards_are_in_no_partition() -> None:
 def test_cards_that_list_less_than_requested_are_in_no_partition(
     left: int, near: dict[str, object]
 ) -> None:
-    """As those that an agent withholds: nobody holds anything of them that is known here."""
+    """Such as cards that an agent withholds: no known pod holds them."""
     less = msgspec.structs.replace(EIGHT[2], resources=dict.fromkeys((CORE, RATIO, MEMORY), left))
     cards = [less if each.minor == 2 else each for each in EIGHT]
     there = node([*cards, nic(0, 1, "p2")], partitions=told(PAIRS, HONOR))

@@ -1,4 +1,4 @@
-"""Static policies and pods in few words."""
+"""Builders of static policies and pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods and nodes as the API server tells of them, small and readable."""
+"""Builders of pods and nodes as they are in the API server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pod(
     labels: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> ApiPod:
-    """One container; `notes`: annotations, as texts or as what their JSON says."""
+    """One container; `notes`: annotations, as strings or as values to encode as JSON."""
     texts = {
         key: value if isinstance(value, str) else msgspec.json.encode(value).decode()
         for key, value in (notes or {}).items()

@@ -47,7 +47,7 @@ def refusal(place: NodeAllocator, of: ApiPod) -> Refused:
 
 
 def bind(place: NodeAllocator, of: ApiPod) -> ApiPod:
-    """As it stands in the API server afterwards."""
+    """The pod as it is in the API server afterwards."""
     found = granted(place, of)
     place.commit(found)
     return annotated(of, found.annotations())
@@ -79,7 +79,7 @@ def test_a_pod_that_needs_nothing_gets_nothing_anywhere() -> None:
 
 
 def test_the_kubelets_policy_does_not_apply_to_pods_without_koordinator_keys() -> None:
-    """It places them itself; Koordinator's words on a node are for every pod."""
+    """The kubelet places them itself. Koordinator's labels on a node apply to every pod."""
     plain = pod("a", {"cpu": "500m"})
     kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
     assert granted(NodeAllocator(facts(policies=kubelet)), plain).annotations() == {}
@@ -148,7 +148,7 @@ def test_stale_allocation_annotations_are_emptied() -> None:
 
 
 def test_cards_are_on_the_numa_node_of_the_cpus() -> None:
-    """Cards 0 and 1 are free, but their NUMA node has no CPUs left."""
+    """Cards 0 and 1 are free, but their NUMA node does not have free CPUs."""
     place = NodeAllocator(facts(policy=ONE, devices=CARDS_OF_BOTH))
     bind(place, pod("cpus", {"cpu": 8}, "LSR"))
     found = granted(place, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
@@ -235,7 +235,7 @@ def test_an_allocation_that_an_agent_reports_too_counts_once() -> None:
 
 
 def test_devices_that_a_pod_uses_in_addition_to_its_allocation_are_held_too() -> None:
-    """Agents tell of it when containers show another card than the annotation."""
+    """Agents report it when containers show another card than the annotation."""
     imported = {"a": Imported({("gpu", 0): {CORE: 100, RATIO: 100}}, {})}
     place = NodeAllocator(msgspec.structs.replace(facts(devices=CARDS_OF_BOTH), imported=imported))
     given = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100, RATIO: 100}}]}}
@@ -248,7 +248,7 @@ def test_devices_that_a_pod_uses_in_addition_to_its_allocation_are_held_too() ->
 def test_a_pod_without_an_amount_of_its_device_holds_all_of_it(
     amounts: dict[str, int] | None,
 ) -> None:
-    """As on its node, where nobody else is let in."""
+    """As on the node, where the device is exclusive then."""
     place = NodeAllocator(facts(devices=[*CARDS_OF_BOTH, nic(0, functions=["v1", "v2"])]))
     given = {ALLOCATED: {"gpu": [{"minor": 3, "resources": amounts}]}}
     place.record(holding_of(pod("a", {CARDS: 1}, notes=given)))
@@ -260,7 +260,8 @@ def test_a_pod_without_an_amount_of_its_device_holds_all_of_it(
 
 
 def test_a_pod_holds_its_card_by_uuid_when_its_minor_has_changed() -> None:
-    """A driver counts its cards anew when it starts: where one is missing, others move up."""
+    """A driver numbers its cards at its start. If one is missing, the minors of later cards
+    change."""
     whole = {CORE: 100, RATIO: 100}
     given = {
         name: {ALLOCATED: {"gpu": [{"minor": minor, "id": f"GPU-{minor}", "resources": whole}]}}
@@ -429,7 +430,7 @@ def test_the_strategy_for_devices_is_configured() -> None:
 
 
 def test_amplified_cpu_is_charged_to_pods_that_the_kubelet_aligns() -> None:
-    """Its word is not followed twice."""
+    """The policy is not applied twice."""
     kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
     place = NodeAllocator(facts(policies=kubelet, cpu_ratio=2.0, cpu_milli=32_000))
     found = granted(place, pod("a", {"cpu": "1500m"}))
@@ -466,7 +467,7 @@ def test_a_kubelet_that_binds_cpus_does_so_itself_for_pods_with_devices() -> Non
 
 
 def test_a_node_with_new_properties_has_its_own_account() -> None:
-    """Whether its CPUs are told anew or not."""
+    """With new and with unchanged CPUs."""
     place = NodeAllocator(facts(devices=CARDS_OF_BOTH))
     bind(place, pod("a", {"cpu": 2, CARDS: 2}, "LSR"))
     for new in (facts(devices=CARDS_OF_BOTH[2:]), facts(policy=ONE, devices=CARDS_OF_BOTH[2:])):

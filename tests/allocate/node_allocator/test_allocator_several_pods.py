@@ -59,7 +59,8 @@ def test_a_group_is_refused_when_one_pod_does_not_fit() -> None:
 
 
 def test_the_cards_of_a_group_are_behind_one_switch() -> None:
-    """One pod alone would be put where a card is in use already; the next then sits elsewhere."""
+    """A single pod would get a card under a switch in use, and the next pod one under another
+    switch."""
     on = place(CARDS)
     assert cards(taken(on, carder(1), "before")) == {0}
     alone = on.offer(pod_requests(carder(2), 1)[0])

@@ -54,7 +54,7 @@ def test_no_spec_at_all() -> None:
 
 
 def test_the_spec_equals_koordinators() -> None:
-    """Pods with CPUs; whose word holds is the node's where it has one."""
+    """Pods with CPUs. The node's policy applies if it has one."""
     path = DATA / "vectors" / "koordinator-node-numa.jsonl.gz"
     seen = 0
     with gzip.open(path, "rt") as lines:

@@ -1,5 +1,5 @@
-"""What holds on any node whatever pods come and go: nothing is given twice, nothing is lost, and
-annotations alone say all of it."""
+"""Invariants on any node with any sequence of pods: nothing is allocated twice or lost, and the
+annotations are the complete state."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_nothing_is_allocated_twice_or_lost_and_annotations_are_complete(
 def test_every_concurrent_offer_that_still_fits_can_be_committed(
     node: NodeProperties, wanted: list[ApiPod]
 ) -> None:
-    """As when several pods are bound at once: whatever comes true overlaps with nothing."""
+    """As when several pods are bound at once: the committed offers do not overlap."""
     place = NodeAllocator(node)
     assert node.inventory
     first: list[tuple[PodRequest, Granted]] = []

@@ -51,8 +51,8 @@ def node(
     table: bool = True,
     policy: NumaPolicy | None = None,
 ) -> NodeAllocator:
-    """As the scheduler reads it. `held`: cards that other pods have; `table`: the partition table
-    is written too."""
+    """The node as a scheduler reads it. `held`: cards of other pods; `table`: with a partition
+    table."""
     notes = interconnect.encode_links(EIGHT, pairs)
     if table:
         notes |= interconnect.encode_partitions(
@@ -158,7 +158,7 @@ def test_the_cards_of_a_group_are_the_best_for_the_whole_group(free: int) -> Non
 def test_cards_and_cpus_of_one_numa_node(
     policy: NumaPolicy | None, expected: tuple[int, ...]
 ) -> None:
-    """The fastest pair that is free lies across NUMA nodes."""
+    """The fastest free pair spans two NUMA nodes."""
     there = node(VOLTA_PAIRS, (1, 3, 6, 7), policy=policy)
     found = there.offer(pod_request(2))
     assert cards(found) == expected

@@ -34,7 +34,7 @@ ALLOC = PodCpuAlloc("ns", "kubelets", "u", "6,14", managed_by_kubelet=True)
 
 
 def told(configured: NodeConfiguration = PLAIN, *allocs: PodCpuAlloc) -> Any:
-    """As the agent tells it."""
+    """The annotations that the agent writes."""
     topology = Topology(MACHINE, (), EMPTY, EMPTY, smt=True)
     return koordinator_annotations(topology, (), (), allocs, configured)
 

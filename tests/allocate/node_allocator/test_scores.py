@@ -1,4 +1,4 @@
-"""A place's score: two NUMA nodes of 8 CPUs and 16 GiB, settings that look at CPU alone."""
+"""Scores of a node with two NUMA nodes of 8 CPUs and 16 GiB, by CPU alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def score(place: NodeAllocator, pod_request: PodRequest) -> int:
 
 @pytest.fixture
 def place() -> NodeAllocator:
-    """With a pod of 4 CPUs that nobody decided about."""
+    """With a pod of 4 CPUs that no scheduler placed."""
     it = NodeAllocator(node())
     it.record(holding_of(pod("plain", {"cpu": 4})))
     return it

@@ -31,7 +31,7 @@ def place(told: ZonedNode | None = None, rules: AllocatorRules | None = None) ->
 
 
 def plain(cpu: int, uid: str = "a") -> ApiPod:
-    """Guaranteed, and nobody's but the kubelet's."""
+    """Guaranteed, and placed by the kubelet only."""
     amounts = {"cpu": cpu, "memory": "1Gi"}
     return pod(uid, amounts, limits=amounts)
 
@@ -64,7 +64,7 @@ def test_a_node_without_a_zone_report_passes_all_pods() -> None:
 
 
 def test_a_koordinator_pod_is_placed_by_koordinators_rules() -> None:
-    """The node's word is old, and CPUs that pods own are counted here."""
+    """The zones were reported earlier; owned CPUs are counted by the allocator."""
     there = place(node({0: {"cpu": 0}, 1: {"cpu": 0}}))
     assert fits(there, pod("a", {"cpu": 2}, "LSR"))
     assert fits(there, pod("a", {"cpu": 2}, "LS"))
@@ -138,7 +138,7 @@ def test_cpus_that_the_kubelet_gives_a_koordinator_pod_count_on_each_numa_node()
 
 
 def test_devices_that_the_kubelet_assigns_are_subtracted_from_each_numa_node() -> None:
-    """CPUs of its own lie where the claim says, and the kubelet chooses a card of another's."""
+    """Exclusive CPUs are those of the claim. The kubelet chooses the NUMA node of the device."""
     there = place(node({zone: {**amounts, NIC: 1} for zone, amounts in TWO.items()}))
     with_card = {"cpu": 2, "memory": "1Gi", NIC: 1}
     put(there, pod("a", with_card, "LSR"))
@@ -213,7 +213,7 @@ def test_equivalence_classes_distinguish_containers_when_zones_do() -> None:
 
 
 def test_the_zone_report_applies_with_koordinator_labels_on_other_subjects() -> None:
-    """Amplification says nothing of NUMA nodes."""
+    """Amplification does not concern NUMA nodes."""
     amplified = facts(cpu_ratio=1.5, cpu_milli=24_000)
     there = NodeAllocator(msgspec.structs.replace(amplified, zones=word(node(TWO))))
     assert not fits(there, plain(9))

@@ -1,4 +1,4 @@
-"""Machines and claims of the node-local policies in few words."""
+"""Builders of machines and claims of the node-local policies."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def moves(decision: LocalDecision) -> list[str]:
 def in_force(
     claims: list[LocalRequest], decision: LocalDecision, *, known: bool
 ) -> list[LocalRequest]:
-    """The claims once the decision is written: whoever has no CPUs runs on the pool. `known`: the
-    last decision is remembered."""
+    """The claims after the decision was written: containers without CPUs run on the pool. `known`:
+    the last decision is stored."""
     after = []
     for each in claims:
         answer = decision.answers[each.key]
@@ -98,8 +98,8 @@ def in_force(
 def settle(
     node: LocalRules, claims: list[LocalRequest], others: Sharing, limit: int = 200
 ) -> list[tuple[list[LocalRequest], LocalDecision]]:
-    """Decides and puts in force until nothing changes: each decision with what it was made from,
-    the last one twice."""
+    """Decides and applies until nothing changes. Returns each decision with its input, the last one
+    twice."""
     steps: list[tuple[list[LocalRequest], LocalDecision]] = []
     for _ in range(limit):
         decision = decide(node, claims, others)

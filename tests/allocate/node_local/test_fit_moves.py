@@ -103,8 +103,8 @@ def test_containers_move_for_a_request_of_whole_cores() -> None:
 
 
 def test_no_container_moves_for_cpus_that_its_own_pod_keeps() -> None:
-    """An ended container of pod c holds on to CPUs 6 and 7: without them b gains nothing, however
-    often c's other container comes and goes."""
+    """An ended container of pod c keeps CPUs 6 and 7. Without them b gains nothing, however often
+    c's other container restarts."""
     claims = [
         claim("a/z", 4, held="12-13,16-17", owned="12-13,16-17"),
         claim("b/y", 4, held="18-19,22-23", owned="18-19,22-23"),

@@ -1,4 +1,4 @@
-"""What holds for every node-local decision."""
+"""Invariants of every node-local decision."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def sharing_of(draw: st.DrawFn, layout: Layout) -> Sharing:
 
 @st.composite
 def claims_of(draw: st.DrawFn, layout: Layout, *, lying: bool = False) -> list[LocalRequest]:
-    """`lying`: with cpusets and memories that fit nothing; else all are new."""
+    """`lying`: with inconsistent cpusets and stored state; otherwise all are new."""
     sets = st.one_of(st.none(), some_of(layout))
     keys = draw(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), unique=True))
     return [

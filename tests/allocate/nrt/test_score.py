@@ -122,7 +122,7 @@ class TestFewestNumaNodes:
         assert score(there, pod(container(cpu=3 * CPU, memory=1)), FEWEST) == 0
 
     def test_closer_numa_nodes_score_higher(self) -> None:
-        """Nodes 0 and 1 lie close together, and so do 2 and 3."""
+        """Nodes 0 and 1 are close together, and so are 2 and 3."""
         costs = {
             i: {j: 10 if i == j else 12 if i // 2 == j // 2 else 32 for j in range(4)}
             for i in range(4)

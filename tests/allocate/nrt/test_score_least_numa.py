@@ -14,7 +14,7 @@ amounts = st.integers(0, 4)
 
 @st.composite
 def nodes(draw: st.DrawFn) -> ZonedNode:
-    """A few NUMA nodes of any numbers and distances; not each tells of every resource."""
+    """A few NUMA nodes with any ids and distances. Not every node reports every resource."""
     ids = draw(st.lists(st.integers(0, 80), min_size=1, max_size=5, unique=True))
     telling = st.fixed_dictionaries({"cpu": amounts}, optional={"memory": amounts})
     zones = {each: draw(telling) for each in ids}

@@ -23,7 +23,7 @@ machines = st.lists(amounts, min_size=1, max_size=5).map(lambda held: dict(enume
 def test_wider_masks_do_not_change_the_result(
     request, available, policy, exclusive, status, failing, spread
 ) -> None:
-    """Where pods are kept apart that holds for what is preferred; else all masks are made."""
+    """With an exclusive policy this applies to preferred hints; otherwise all masks are made."""
     statuses = dict(enumerate(status))
 
     def merged(narrowest: bool) -> koordinator_merge.Merged:

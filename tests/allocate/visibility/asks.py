@@ -1,4 +1,4 @@
-"""What containers ask for, as tests write it."""
+"""Builders of the device requests of containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a pod's specification to what each container asks of devices."""
+"""Device requests of containers, from a pod's specification."""
 
 from __future__ import annotations
 

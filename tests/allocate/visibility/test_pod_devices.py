@@ -1,4 +1,4 @@
-"""From annotations of a node's pods to what each container sees."""
+"""Visible devices of containers, from the annotations of a node's pods."""
 
 from __future__ import annotations
 
@@ -224,7 +224,8 @@ def test_no_pod_gets_another_pods_device() -> None:
 
 
 def test_a_changed_annotation_gets_no_device_of_another_pod() -> None:
-    """Whoever may change a pod may write another card into it; the order says nothing then."""
+    """A user who may change a pod may write another card into it. Then the order of creation does
+    not decide."""
     pods = [
         pod("claims", {"gpu": [entry(0), entry(1)]}),
         pod("has", {"gpu": [entry(0)]}),
@@ -300,7 +301,7 @@ def test_a_share_of_zero_counts_as_the_whole_device(amounts: dict[str, int]) -> 
 
 
 def test_the_smallest_share_conflicts_with_a_whole_card() -> None:
-    """Of 500 MiB the percentage is 0, as schedulers round it."""
+    """The percentage of 500 MiB is 0, as schedulers round it."""
     little = {GPU_MEMORY_RATIO: 0, GPU_MEMORY: 500 << 20}
     pods = [pod(uid, {"gpu": [{"minor": 0, "resources": little}]}) for uid in ("one", "other")]
     assert all(not each.each.refused for each in pod_visibility(pods, FILES).values())
@@ -375,7 +376,7 @@ def test_a_virtual_function_is_given_once_and_not_with_its_whole_device() -> Non
 
 
 def test_a_share_of_a_device_does_not_block_its_virtual_functions() -> None:
-    """As the table of who may share says, and schedulers count."""
+    """As in the documented table, and as schedulers count."""
     pods = [
         pod("share", {"rdma": [nic(0, 1)]}),
         pod("function", {"rdma": [nic(0, 1, "0000:17:00.1")]}),

@@ -32,7 +32,7 @@ KEPT: Final = re.compile(
 """Paths below the snapshot's root."""
 
 DROPPED: Final = re.compile(
-    r"/node[0-9]+/memory[0-9]+$"  # a thousand links that nobody reads
+    r"/node[0-9]+/memory[0-9]+$"  # a thousand links that no test reads
     r"|/cpufreq(/|$)|/cpuidle(/|$)|/thermal_throttle(/|$)|/microcode(/|$)|/crash_notes(_size)?$"
     r"|/power(/|$)|/statistics(/|$)|/usb[0-9]+(/|$)|/tty(/|$)|/counters(/|$)"
     r"|/(config|rom|vpd|resource[0-9]+(_wc)?|localbus_info|trans_table|time_in_state)$"

@@ -1,5 +1,5 @@
-"""An API server that the scheduler's tests share with no others: those take kinds away, and put
-policies in force about who may say what a pod has."""
+"""An API server that the scheduler's tests share with no others: they remove kinds, and apply
+policies about who may write a pod's allocation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""32 callers bind at once, and a real API server keeps what it was told."""
+"""32 callers bind at once against a real API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kube-scheduler's choice is our first choice, whatever its own plugins think of the nodes."""
+"""kube-scheduler chooses the extender's first node, whatever its own plugins prefer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PODS = 1000
 def test_a_thousand_choices(
     apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Of every pod: the node that it is bound to is the one that our last answer put first. All
-    nodes that fit are in our answers, so that kube-scheduler's scores have their say too."""
+    """For every pod: it is bound to the node with the highest score in the extender's last answer.
+    All feasible nodes are in the answers, so that kube-scheduler's scores count too."""
     process.program_or_skip()
     furnish(apiserver)
     topolet = Topolet(apiserver, tmp_path, *PLAIN_HTTP, "--best-node-only=false")
@@ -52,7 +52,8 @@ def test_a_thousand_choices(
 
 
 def ask(here: Yard) -> None:
-    """Pods that need nothing of us are not among them: kube-scheduler alone has a choice there."""
+    """Pods without requirements for Topolet are not among them: kube-scheduler alone chooses their
+    nodes."""
     for number in range(PODS):
         name = f"p{number}"
         match number % 3:

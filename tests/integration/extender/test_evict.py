@@ -1,5 +1,5 @@
-"""Room is made for a pod: at kube-scheduler's word with our victims, and of our own accord where
-only our rule blocks. The test plays the kubelet."""
+"""Evictions for a pod: kube-scheduler's preemption with Topolet's victims, and Topolet's own
+evictions if only its rules block. The test acts as the kubelet."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_preemption_takes_the_fewest_cards(here: Yard) -> None:
 
 
 def test_evicts_the_lowest_when_only_the_extenders_rule_blocks(here: Yard) -> None:
-    """Six CPUs are free, three on each NUMA node: kube-scheduler sees no reason for victims."""
+    """Six CPUs are free, three on each NUMA node: kube-scheduler finds no reason for victims."""
     halves(here)
     here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
     here.wait("a victim is ending", here.ending)
@@ -126,7 +126,7 @@ def test_preemption_makes_room_for_a_whole_group(here: Yard) -> None:
 
 
 def test_evicts_once_for_a_whole_group(here: Yard) -> None:
-    """A member has room in sum: kube-scheduler sees no reason for victims."""
+    """A member fits in sum: kube-scheduler finds no reason for victims."""
     halves(here)
     members = ("m0", "m1")
     for name in members:

@@ -98,12 +98,12 @@ class World:
             self.hear(pod)
 
     def hear(self, pod: str, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
-        """A watch tells of it."""
+        """Reports it as a watch does."""
         raw = self.api.admin.get(f"/api/v1/namespaces/{self.name}/pods/{pod}")
         self.cluster.pods_changed([Change(kind, ObjectKey(self.name, pod), _read(raw))])
 
     def end(self, pod: str) -> None:
-        """The kubelet has done its part, and a watch tells."""
+        """Ends the pod as the kubelet does, and reports it as a watch does."""
         self.hear(pod, ChangeKind.DELETED)
         objects.end(self.api, self.name, pod)
 
@@ -146,7 +146,7 @@ def test_one_plan_per_pod_until_it_is_bound(world: World) -> None:
 
 
 def test_plan_ends_soon_after_its_victims(world: World) -> None:
-    """The pod was not bound: something else holds it back."""
+    """The pod was not bound: something else blocks it."""
     world.evictor.step()
     (victim,) = world.ending()
     world.end(victim)
@@ -167,7 +167,7 @@ def test_plan_ends_though_its_victims_do_not(world: World) -> None:
 
 
 def test_budget_that_is_tighter_than_the_known_one(world: World) -> None:
-    """The API server says no before anybody ends, and is not asked again at once."""
+    """The API server refuses before any pod ends, and is not called again at once."""
     for pod in CPUS:
         world.api.create(
             f"/apis/policy/v1/namespaces/{world.name}/poddisruptionbudgets",
@@ -213,7 +213,7 @@ def test_no_pod_is_evicted_in_vain(world: World, spoil: Callable[[World], object
 
 
 def test_victim_with_another_uid_is_not_evicted(world: World) -> None:
-    """Both were deleted and made again under their names, which no watch has told yet."""
+    """Both were deleted and created again with the same names, which no watch has reported yet."""
     for pod, cpus in CPUS.items():
         objects.end(world.api, world.name, pod)
         world.tenant(pod, cpus, heard=False)

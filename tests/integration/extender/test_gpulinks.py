@@ -1,4 +1,4 @@
-"""From a driver's word to a pod's cards: an agent tells of links, and the scheduler chooses."""
+"""From the driver's links to a pod's cards: an agent reports them, and the scheduler chooses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def scheduler(api: ApiServer, tmp_path: Path) -> Iterator[Scheduler]:
 
 
 def device(api: ApiServer) -> Object:
-    """When it tells of links."""
+    """The Device object, once it has links."""
     found: Object = {}
 
     def told() -> bool:
@@ -99,8 +99,8 @@ def given(api: ApiServer, pod: Object) -> list[int]:
 def test_a_pod_gets_the_pair_with_the_best_links(
     api: ApiServer, node: TestNode, scheduler: Scheduler
 ) -> None:
-    """On DGX-1, of which pods hold every other card: no pair of the partition table is whole, and
-    1 and 5 have two links, other neighbours one."""
+    """On DGX-1, with every other card in use: no pair of the partition table is free. 1 and 5 have
+    two links, other neighbours one."""
     gpus = GpuNode(node, gpumachines.dgx1())
     account = Account(api, node)
     account.put(api.token(NAME, "agent"))
@@ -110,7 +110,7 @@ def test_a_pod_gets_the_pair_with_the_best_links(
     pair, five = pending(api, "pair", 2), pending(api, "five", 5)
 
     def known() -> bool:
-        """The scheduler has seen the cards, and who holds some."""
+        """Returns when the scheduler has the cards and their holders."""
         offers = (scheduler.ask("filter", args(pod, [NAME]))["NodeNames"] for pod in (pair, five))
         return list(offers) == [[NAME], []]
 

@@ -1,4 +1,4 @@
-"""What we take for granted of kube-scheduler, and what nothing but its source says."""
+"""Behaviour of kube-scheduler that the extender depends on and that only its source documents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def stub(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
-    """Asked by a real kube-scheduler about one node, `only`."""
+    """An extender that a real kube-scheduler calls about one node, `only`."""
     objects.namespace(apiserver, NAMESPACE)
     it = Stub(apiserver, only)
     folder = tmp_path_factory.mktemp("kube-scheduler")

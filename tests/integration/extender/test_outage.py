@@ -1,5 +1,5 @@
-"""The API server is away, or hangs, and comes back with other objects: what the scheduler's process
-answers meanwhile, and what it gives away afterwards."""
+"""The API server is away, or hangs, and returns with other objects: answers of the scheduler's
+process meanwhile, and its allocations afterwards."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Place:
         server.admin.merge(f"{self._pods}/agent/status", {"status": body["status"]})
 
     def pod(self, number: int) -> Object:
-        """That wants CPUs of its own, and that nobody has bound."""
+        """A pod that requests exclusive CPUs and is not bound."""
         body = fleet.owner(CPUS_OF_A_POD, 1).pod(f"p-{number}")
         metadata = {key: body["metadata"][key] for key in ("name", "labels", "annotations")}
         spec = {**body["spec"], "schedulerName": "topolet-scheduler", "priority": None}

@@ -1,5 +1,5 @@
-"""A pod that only our rule held back is tried again by a real kube-scheduler when a node changes
-in a way that kube-scheduler does not see."""
+"""A real kube-scheduler retries a pod that only the extender rejected, after a change of a node
+that kube-scheduler does not watch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ PATIENCE_SECONDS = 60.0
 
 
 class Room:
-    """One node; whether it has room is all that a pod can ask. Question and answers in one."""
+    """One node; its room is the only requirement of pods. It is both the requirements and their
+    results."""
 
     equivalence_class = "any"
     stub: Stub
@@ -57,8 +58,8 @@ class Room:
 
 @pytest.fixture
 def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
-    """Of a node that a real kube-scheduler asks an extender about; the pods that are refused wait
-    for it to change."""
+    """The room of a node about which a real kube-scheduler calls an extender; rejected pods wait
+    until it changes."""
     room, queue = Room(), UnschedulableQueue()
 
     def refusal(pod: str, node: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A real kube-scheduler that asks `topolet scheduler`, with real objects and no kubelet."""
+"""A real kube-scheduler that calls `topolet scheduler`, with real objects and no kubelet."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_group_is_on_one_node(here: Yard) -> None:
 
 
 def test_retried_when_the_topology_is_created(here: Yard) -> None:
-    """kube-scheduler does not see that object: without us the pod would wait for minutes."""
+    """kube-scheduler does not watch that object: without Topolet's retry the pod would wait for
+    minutes."""
     node = here.hosts.add(SHAPE, told=False)
     here.ask("a", {"cpu": "2"}, "LSR")
     here.wait_refused("a", "NodeResourceTopology")

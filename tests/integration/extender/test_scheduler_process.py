@@ -46,7 +46,7 @@ class Cluster:
         self.config = config
 
     def pod(self, kind: Kind, name: str) -> Object:
-        """Made by somebody, and bound by nobody yet."""
+        """A pod that was created and is not bound."""
         body = kind.pod(name)
         metadata = {key: body["metadata"][key] for key in ("name", "labels", "annotations")}
         spec = {**body["spec"], "schedulerName": "topolet-scheduler"}
@@ -59,7 +59,7 @@ class Cluster:
         return self.api.request("GET", path)
 
     def cpus(self, pod: Object) -> CpuSet:
-        """What the pod's annotation says that it has."""
+        """The CPUs of the pod's annotation."""
         status = json.loads(self.seen(pod)["metadata"]["annotations"][RESOURCE_STATUS])
         return CpuSet.parse(status["cpuset"])
 
@@ -185,7 +185,7 @@ def test_the_next_leader_has_the_same_ledger(
 def test_no_replica_leads_while_a_request_of_the_last_leader_is_in_progress(
     cluster: Cluster, scheduler: Scheduler, tmp_path: Path
 ) -> None:
-    """It may be a bind, of which the next leader would know nothing."""
+    """It may be a bind, which the next leader would not know."""
     with (
         Scheduler(tmp_path, cluster.config, "follower") as follower,
         socket.create_connection(("127.0.0.1", scheduler.port), timeout=30) as half,
@@ -304,7 +304,7 @@ def hostile(port: int, ended: threading.Event) -> int:
                     while sock.recv(1 << 16):
                         pass
                 except OSError:
-                    pass  # it need not be heard to its end
+                    pass  # it need not be read to its end
             tries += 1
     return tries
 
@@ -357,7 +357,7 @@ def test_metrics_count_verbs(cluster: Cluster, scheduler: Scheduler) -> None:
 
 
 def test_the_documented_certificate_serves_both(cluster: Cluster, tmp_path: Path) -> None:
-    """For another name than the Service's, which nobody can find here."""
+    """For another name than the Service's, which does not resolve here."""
     page = (ROOT / "docs" / "scheduler.md").read_text()
     found = re.search(r"^name=(\S+)\n(openssl (?:.*\\\n)*.*)$", page, re.MULTILINE)
     assert found is not None

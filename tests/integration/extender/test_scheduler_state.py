@@ -60,7 +60,7 @@ def place(apiserver: ApiServer) -> str:
 
 
 def ready(apiserver: ApiServer, name: str) -> None:
-    """As its kubelet would say."""
+    """The pod's status as its kubelet would write it."""
     allocatable = {"cpu": "8", "memory": "32Gi", "pods": "110"}
     status = {"status": {"capacity": allocatable, "allocatable": allocatable}}
     apiserver.admin.merge(f"/api/v1/nodes/{name}/status", status)
@@ -76,7 +76,7 @@ def served(apiserver: ApiServer, *paths: str) -> bool:
 
 
 def make_pod(apiserver: ApiServer, namespace: str, name: str, qos: str = "LSR") -> dict[str, Any]:
-    """Of two CPUs of its own, that nobody has bound."""
+    """A pod with two exclusive CPUs that is not bound."""
     amounts = {"cpu": "2", "memory": "1Gi"}
     return apiserver.create(
         f"/api/v1/namespaces/{namespace}/pods",
@@ -113,7 +113,7 @@ def delete(apiserver: ApiServer, pod: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def watching(apiserver: ApiServer) -> Iterator[tuple[SchedulerCache, Watches]]:
-    """One that has told all."""
+    """Watches that have reported all objects."""
     cluster = SchedulerCache(agents=False)
     it = Watches(apiserver.admin, cluster, stale_seconds=30, check_seconds=0.2)
     it.start()
@@ -154,7 +154,7 @@ def test_a_bound_pod_has_its_reservation_also_after_a_restart(
             cluster.confirm(granted.uid)
             serial = cluster.changed_since(0).serial
             eventually("seen", lambda uid=granted.uid: cluster.bound(uid))
-            # Nothing that was answered in the meantime is outdated by it.
+            # No answer in the meantime is invalidated by it.
             assert place not in (cluster.changed_since(serial).names or ())
             with cluster.lock:
                 state = cluster.node(place)

@@ -16,7 +16,7 @@ RESOURCE = "vendor.example/card"
 
 
 class DevicePlugin(grpc.GenericRpcHandler):
-    """`devices`: NUMA nodes by id, of the healthy ones; `ill`: those of the others."""
+    """`devices`: NUMA nodes by id, of the healthy ones; `ill`: those of the unhealthy ones."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class DevicePlugin(grpc.GenericRpcHandler):
     def has(
         self, devices: dict[str, tuple[int, ...]], ill: dict[str, tuple[int, ...]] | None = None
     ) -> None:
-        """Tells the kubelet so."""
+        """Reports it to the kubelet."""
         with self._changed:
             self._message = b"".join(
                 _field(1, _device(name, nodes, health))

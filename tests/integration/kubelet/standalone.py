@@ -1,7 +1,7 @@
-"""A kubelet as a process of the test, which runs the static pods that it is given as files.
+"""A kubelet as a process of the test, which runs static pods from files.
 
-It has a mount namespace of its own, where /var/lib/kubelet is a folder of the test: device plugins
-register there whatever its root is, and this machine's own kubelet is not to notice.
+It has its own mount namespace, where /var/lib/kubelet is a folder of the test: device plugins
+register there whatever the kubelet's root is, and must not reach this machine's own kubelet.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ TUNABLES = tuple(
 
 
 class Kubelet:
-    """Policies are static. `reserved` CPUs are nobody's own; `topology` is the machine's."""
+    """Policies are static. `reserved` CPUs are never exclusive; `topology` is the machine's."""
 
     def __init__(
         self, folder: Path, program: Path, containerd: Containerd, endpoint: str = ""
     ) -> None:
-        """`endpoint`: the CRI socket that it uses in place of containerd's."""
+        """`endpoint`: the CRI socket that it uses instead of containerd's."""
         self.folder = folder
         self.endpoint = endpoint or containerd.socket
         self.root = folder / "root"
@@ -139,8 +139,8 @@ class Kubelet:
         self.cri.close()
 
     def remove_pods(self) -> None:
-        """Removes all pods of the runtime and their cgroups, again and again: the runtime may still
-        create a sandbox that a killed kubelet asked for."""
+        """Removes all pods of the runtime and their cgroups, repeatedly: the runtime may still
+        create a sandbox that a killed kubelet requested."""
 
         def gone() -> bool:
             remove_all_pods(self.containerd.socket)
@@ -166,9 +166,9 @@ class Kubelet:
         metadata: dict[str, dict[str, str]] | None = None,
         **spec: Any,
     ) -> str:
-        """Gives it a static pod in namespace default, with these labels and annotations; the name
-        that it has on this node. Its uid is new each time: a kubelet derives the same one from the
-        same content, and takes what it gives to such a pod for what its predecessor had."""
+        """Starts a static pod in namespace default, with these labels and annotations. Returns its
+        name on this node. Its uid is new each time: a kubelet derives the same uid from the same
+        content, and takes the resources of such a pod for those of its predecessor."""
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -191,7 +191,7 @@ class Kubelet:
         return f"{name}-{NODE}"
 
     def end(self, name: str) -> None:
-        """Takes a pod's file away, and returns when neither kubelet nor runtime has the pod."""
+        """Removes a pod's file, and returns when neither kubelet nor runtime has the pod."""
         (self._manifests / f"{name}.json").unlink()
         full = f"{name}-{NODE}"
 
@@ -203,7 +203,7 @@ class Kubelet:
         eventually(f"pod {name} is gone", gone, START_SECONDS)
 
     def listed(self, name: str) -> PodResources | None:
-        """As List has it. Who asks again and again does so slower than the kubelet's limit."""
+        """The pod as in List. Repeated callers must be slower than the kubelet's rate limit."""
         time.sleep(0.05)
         return next((pod for pod in self.client.pods() if pod.name == name), None)
 
@@ -243,7 +243,8 @@ class Kubelet:
 
 
 def container(name: str, cpu: str, memory: str = "32Mi", **more: Any) -> dict[str, Any]:
-    """One that sleeps; what it requests is its limit, so a pod of such ones is Guaranteed."""
+    """A container that sleeps. Its limits equal its requests, so a pod of such containers is
+    Guaranteed."""
     amounts = {"cpu": cpu, "memory": memory} if cpu else {}
     return {
         "name": name,
@@ -259,8 +260,8 @@ def container(name: str, cpu: str, memory: str = "32Mi", **more: Any) -> dict[st
 def running(
     containerd: Containerd, endpoint: str = "", folder: Path | None = None
 ) -> Iterator[Kubelet]:
-    """It has the containerd for itself: a kubelet removes containers that it does not know. The
-    test is skipped where there is no kubelet. `folder`: of its own, which is removed at the end."""
+    """It has the containerd for itself: a kubelet removes containers that it does not know. Skips
+    the test if the kubelet is not available. `folder`: its own, removed at the end."""
     program = tools.kubernetes("kubelet")
     if isinstance(program, str):
         pytest.skip(program)
@@ -289,7 +290,7 @@ def _set_tunables(values: dict[str, str]) -> None:
 
 
 def _make_cgroups(name: str) -> None:
-    """The kubelet wants its root with every controller; a new cpuset of v1 has no CPUs."""
+    """The kubelet needs its root with every controller; a new cpuset of v1 does not have CPUs."""
     if (MOUNTS / "cgroup.controllers").exists():
         (MOUNTS / name).mkdir(exist_ok=True)
         for group in (MOUNTS, MOUNTS / name):

@@ -1,4 +1,5 @@
-"""`topolet scheduler` and the kube-scheduler that asks it, as processes, on shipped settings."""
+"""`topolet scheduler` and a kube-scheduler that calls it, as processes, with the shipped
+settings."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class Topolet:
         eventually("topolet scheduler is ready", self._ready, START_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL: it can say nothing to anybody."""
+        """SIGKILL: it cannot end its connections."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
@@ -92,7 +93,7 @@ class Topolet:
 
 
 def shipped(api: ApiServer, port: int) -> dict[str, Any]:
-    """The configuration of our manifests, with addresses and files of the test."""
+    """The configuration of the manifests, with addresses and files of the test."""
     (found,) = (
         each
         for each in manifests(_OVERLAY)

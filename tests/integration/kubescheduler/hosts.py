@@ -1,4 +1,4 @@
-"""Nodes as an agent would tell of them: Node, NodeResourceTopology, Device, and a Ready agent."""
+"""Nodes as an agent would report them: Node, NodeResourceTopology, Device, and a Ready agent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def furnish(api: ApiServer) -> None:
 
 
 class Hosts:
-    """Nodes of one test, that its pods alone ask for: `selector`."""
+    """Nodes of one test, which only its pods select: `selector`."""
 
     def __init__(self, api: ApiServer, name: str) -> None:
         self._api = api
@@ -60,7 +60,7 @@ class Hosts:
         told: bool = True,
         ready: bool = True,
     ) -> str:
-        """Its name. Not `told`: its NodeResourceTopology is still to come (`tell`)."""
+        """Returns its name. Without `told`, its NodeResourceTopology is created later (`tell`)."""
         name = f"{self._name}-{next(self._numbers)}"
         cpus = machines.cpus(shape, "adjacent")
         nodes = len({each.node for each in cpus})
@@ -85,7 +85,7 @@ class Hosts:
         self._api.admin.apply(f"{DEVICES}/{name}", device_object.encode(name, devices))
 
     def offer(self, name: str, devices: Sequence[Device]) -> None:
-        """What the Node says of them, in sum."""
+        """The sums in the Node's status."""
         amounts = _extended(devices)
         status = {"status": {"capacity": amounts, "allocatable": amounts}}
         self._api.admin.merge(f"/api/v1/nodes/{name}/status", status)

@@ -34,7 +34,7 @@ def answering(connected: Callable[[], AbstractContextManager[Answer]]) -> Iterat
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+            """Its output is discarded."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 
 
 def configuration(profile: str, extender: str, kubeconfig: str) -> dict[str, Any]:
-    """A KubeSchedulerConfiguration of one profile, that asks the extender at that URL."""
+    """A KubeSchedulerConfiguration with one profile, which calls the extender at that URL."""
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -52,7 +52,7 @@ def configuration(profile: str, extender: str, kubeconfig: str) -> dict[str, Any
 
 
 class KubeScheduler:
-    """One process, ready when made; `log` is what it said so far."""
+    """One process, ready when created; `log` is its output until now."""
 
     def __init__(self, program: Path, configuration: Mapping[str, Any], folder: Path) -> None:
         number = next(_numbers)
@@ -97,7 +97,7 @@ class KubeScheduler:
         return self._log.read_text()
 
     def alive(self) -> bool:
-        """Fails with what it said where it has ended."""
+        """Fails with its log if it has ended."""
         assert self._process.poll() is None, self.log[-3000:]
         return True
 

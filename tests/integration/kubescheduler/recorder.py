@@ -1,4 +1,4 @@
-"""What kube-scheduler and an extender say to each other, written down between them."""
+"""Records the requests of kube-scheduler and the answers of an extender between them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.integration.kubescheduler.posts import Answer
 
 
 class Recorder:
-    """Of the pods of one namespace. `choices`: by pod uid the node that the last answer put first,
-    None where it left several equal; `binds`: by pod uid the node that kube-scheduler chose in the
-    end."""
+    """For the pods of one namespace. `choices`: by pod uid the node with the highest score of the
+    last answer, None if several were equal; `binds`: by pod uid the node that kube-scheduler
+    chose."""
 
     def __init__(self, port: int, namespace: str) -> None:
         self.choices: dict[str, str | None] = {}

@@ -14,16 +14,17 @@ from tests.waiting import eventually
 
 
 class Stub:
-    """`asked` has the name of the pod of every filter, in their order. Binds where it is told."""
+    """`asked` has the name of the pod of every filter, in order. Binds as requested."""
 
     def __init__(self, api: ApiServer, refusal: Callable[[str, str], str | None]) -> None:
-        """`refusal` of a pod's name and a node's name: why it is refused, None where it is not."""
+        """`refusal` of a pod's name and a node's name: the reason of a refusal, None if it is
+        accepted."""
         self.asked: list[str] = []
         self.refusal = refusal
         self._api = api
 
     def quiet(self, seconds: float = 3.0) -> int:
-        """How often it was asked, once nothing of the first refusal is left that asks again."""
+        """The number of its calls, once nothing of the first refusal is retried any more."""
         count, since = -1, time.monotonic()
 
         def silent() -> bool:

@@ -74,7 +74,7 @@ class Yard:
         return self.bound()
 
     def wait_count(self, count: int, seconds: float) -> None:
-        """So many pods are bound: too many to list without a pause."""
+        """Waits until this number of pods is bound: too many to list without a pause."""
 
         def enough() -> bool:
             return len(self.bound()) >= count or time.sleep(0.5) is not None
@@ -82,8 +82,8 @@ class Yard:
         eventually(f"{count} are bound", enough, seconds)
 
     def wait_refused(self, name: str, why: str = "") -> None:
-        """`why`: a part of the reason that people read. kube-scheduler may have had another before:
-        it hears of the node when it does."""
+        """`why`: a part of the readable reason. kube-scheduler may have had another reason before,
+        until its watch reports the node."""
 
         def refused() -> bool:
             return any(
@@ -101,7 +101,7 @@ class Yard:
         eventually(what, check, seconds)
 
     def stays(self, what: str, check: Callable[[], object], seconds: float = 4.0) -> None:
-        """It holds all the time: of what must not happen there is no other sign."""
+        """Checks that it stays true: there is no event for something that must not happen."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             assert check(), what

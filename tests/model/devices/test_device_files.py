@@ -77,7 +77,7 @@ def test_cards_and_their_instances() -> None:
 
 
 def test_a_card_that_the_driver_does_not_list_has_neither_number_nor_node() -> None:
-    """Both may be another card's by now, as when an agent starts anew, or a card fell off."""
+    """Both may belong to another card now, after a restart of the agent or the loss of a card."""
     gpus = [Gpu("GPU-a", 0, "", minor=1), Gpu("GPU-gone", -1, "", minor=1)]
     devices = [Device("gpu", "GPU-a", 1, {}), Device("gpu", "GPU-gone", 2, {})]
     cards = device_files(devices, gpus, *NOTHING).cards

@@ -41,7 +41,7 @@ NIC = Device(
 
 
 def test_a_type_of_the_enumeration_is_plain_text() -> None:
-    """YAML knows no other: the standalone store could not write the cards of its node."""
+    """YAML supports no other type: the standalone store could not write the cards of its node."""
     (written,) = encode("n", [msgspec.structs.replace(GPU, type=DeviceType.GPU)])["spec"]["devices"]
     assert type(written["type"]) is str
 

@@ -1,4 +1,4 @@
-"""What is done about a card's trouble: the catalogue's rows that matter, and a site's own."""
+"""Actions for a card's errors: the rows of the catalogue that need one, and a site's own."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_cards_without_any_minors_are_numbered() -> None:
 
 
 def test_a_missing_cards_minor_goes_to_the_card_that_has_it_now() -> None:
-    """A driver counts its cards anew at each start: the one that came back has its minor now."""
+    """A driver numbers its cards at each start: the returned card has its minor now."""
     before = seen(gpu(0), gpu(1), gpu(2))
     moved = replace(gpu(2), index=1, minor=1)
     report = GpuReport(inventory=GpuInventory("550.163.01", gpus=(gpu(0), moved)))

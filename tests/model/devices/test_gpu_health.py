@@ -1,4 +1,4 @@
-"""What strikes a GPU, and what proves that it is well again."""
+"""Conditions of a GPU, and the evidence that it is healthy again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pids(*numbers: int) -> tuple[GpuProcess, ...]:
 def report(
     driver: str = "550", without: Sequence[str] = (), silent: Any = (), **of_a: Any
 ) -> GpuReport:
-    """A good look at two cards; `of_a`: what the first reads."""
+    """A successful report of two cards; `of_a`: the readings of the first."""
     gpus = tuple(gpu for uuid, gpu in GPUS.items() if uuid not in without)
     readings = tuple(
         GpuReading(gpu.uuid, remapped=GOOD, energy_millijoules=100, recovery_action=0, processes=())
@@ -82,8 +82,8 @@ XID = {number: GpuEvent(A, number) for number in (13, 43, 48, 63, 79, 94, 95, 15
 
 
 def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[list[str]]:
-    """The reasons of the first card after a first good look and after each step, an hour between
-    two. A step: an event, a look, or a look with its options."""
+    """The conditions of the first card after a successful report and after each step, with an hour
+    between two steps. A step is an event, a report, or a report with its options."""
     health, now = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST
     found = []
     for step in steps:
@@ -102,13 +102,13 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
 @pytest.mark.parametrize(
     ("steps", "reasons"),
     [
-        # What an application did, or only tells of another error.
+        # Xids of an application, or that accompany another error.
         ([XID[43]], [[]]),
         ([XID[63], XID[154]], [[], []]),
-        # A good look is no evidence (HAMi's issue 2200).
+        # A successful report is not evidence (HAMi's issue 2200).
         ([XID[95], REPEATED, REPEATED], [["XID95"]] * 3),
         ([XID[9999], REPEATED], [["XID9999"]] * 2),
-        # A reset: the card was gone, and is back.
+        # A reset: the card was missing, and is back.
         ([XID[95], LOST, REPEATED], [["XID95"], ["GpuLost", "XID95"], []]),
         ([XID[79], LOST, REPEATED], [["XID79"], ["GpuLost", "XID79"], []]),
         ([XID[95], MISSING, REPEATED], [["XID95"], ["NotEnumerated", "XID95"], []]),
@@ -118,22 +118,23 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         # Before Ampere: pages were retired.
         ([XID[48], PAGES_PENDING, PAGES_DONE],
          [["XID48"], ["PageRetirementPending", "XID48"], []]),
-        # Trouble before the XID says nothing of what came after it.
+        # A condition before the XID is not evidence about its consequences.
         ([PENDING, XID[95], REPEATED],
          [["RowRemapPending"], ["RowRemapPending", "XID95"], ["XID95"]]),
         ([XID[95], LOST, XID[95], REPEATED], [["XID95"], *[["GpuLost", "XID95"]] * 2, ["XID95"]]),
-        # The driver was loaded anew: its counters tell, or its version.
+        # The driver was reloaded: its counters or its version show it.
         ([XID[95], report(energy_millijoules=5)], [["XID95"], []]),
         ([XID[95], report(energy_millijoules=None), report(energy_millijoules=5)],
          [["XID95"], ["XID95"], []]),
         ([XID[95], report(driver="570")], [["XID95"], []]),
         ([XID[95], without_driver("DriverNotLoaded"), REPEATED],
          [["XID95"], ["DriverNotLoaded", "XID95"], []]),
-        # Also where the look that shows it shows other trouble too.
+        # Also if the report that shows it has another condition too.
         ([XID[95], report(energy_millijoules=5, remapped=RemappedRows(0, 0, False, True)),
           REPEATED],
          [["XID95"], ["RowRemapFailure", "XID95"], []]),
-        # That is not enough where a reboot was asked for, nor a reset where a human being was.
+        # That is not enough if a reboot is required, and a reset is not enough if a human is
+        # required.
         ([XID[79], report(driver="570")], [["XID79"]] * 2),
         ([XID[9999], LOST, REPEATED], [["XID9999"], ["GpuLost", "XID9999"], ["XID9999"]]),
         ([XID[79], (REPEATED, {"booted": FIRST + HOUR + 1})], [["XID79"], []]),
@@ -145,7 +146,7 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([XID[94], REPEATED], [["XID94"], []]),
         ([XID[94], BUSY, XID[94], report(processes=pids(3)), report(processes=pids(3))],
          [["XID94"]] * 5),
-        # Nobody knows the processes, or strangers hold the card: after a while.
+        # The processes are unknown, or others use the card: after a while.
         ([XID[94], report(processes=None)], [["XID94"]] * 2),
         ([XID[94], (report(processes=None), {"restart_seconds": HOUR})], [["XID94"], []]),
         ([XID[94], BUSY, (BUSY, {"restart_seconds": 2 * HOUR})], [["XID94"], ["XID94"], []]),
@@ -158,13 +159,13 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([report(ecc_uncorrected=2)], [[]]),
         ([report(ecc_corrected=99)], [[]]),
         ([ADVISED, REPEATED], [["RecoveryAction"], []]),
-        # No answer to the question refutes nothing, and is no evidence for an XID either.
+        # A missing answer refutes nothing, and is not evidence for an XID either.
         ([PAGES_PENDING, UNTOLD, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
         ([PENDING, UNTOLD, REPEATED], [*[["RowRemapPending"]] * 2, []]),
         ([ADVISED, UNTOLD, REPEATED], [*[["RecoveryAction"]] * 2, []]),
         ([report(remapped=None, ecc_uncorrected=2), UNTOLD, report(ecc_uncorrected=0)],
          [*[["UncorrectableEcc"]] * 2, []]),
-        # Rows that are remapped refute what is a trouble only without them.
+        # Remapped rows refute an error that exists only without them.
         ([report(remapped=None, ecc_uncorrected=2), report(ecc_uncorrected=None)],
          [["UncorrectableEcc"], []]),
         ([XID[95], PENDING, UNTOLD], [["XID95"], *[["RowRemapPending", "XID95"]] * 2]),
@@ -178,11 +179,11 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([report(without=[A], silent=[SilentGpu(5, "ResetRequired", A)])], [["ResetRequired"]]),
         ([report(without=[A], silent=[SilentGpu(7, "GpuLost")])], [["NotEnumerated"]]),
         ([report(without=[A], silent=[SilentGpu(0, "GpuLost", "GPU-x")])], [["NotEnumerated"]]),
-        # Without a driver the cards are what they were, and have that trouble too.
+        # Without a driver the cards stay as they were, and have that condition too.
         ([PENDING, without_driver("DriverMismatch"), without_driver("DriverHung"), REPEATED],
          [["RowRemapPending"], ["DriverMismatch", "RowRemapPending"],
           ["DriverHung", "RowRemapPending"], []]),
-        # Our own child's end tells nothing.
+        # The end of the agent's child process shows nothing.
         ([without_driver("ChildEnded"), XID[95], without_driver("ChildEnded")],
          [[], ["XID95"], ["XID95"]]),
     ],
@@ -336,7 +337,7 @@ def test_evidence_that_began_before_a_restart_counts_after_it() -> None:
 
 
 def test_another_driver_than_before_a_restart_is_evidence() -> None:
-    """Nothing else tells of an upgrade while no agent ran: readings are not kept."""
+    """An upgrade while no agent ran is known only by the version: readings are not stored."""
     health = on_event(
         on_report(GpuHealth(), report(), FIRST, ACTIONS), GpuEvent(A, 48), FIRST, ACTIONS
     )
@@ -370,7 +371,7 @@ def test_conditions_of_other_writers_are_not_restored() -> None:
 
 
 def test_a_gpu_listed_twice_counts_once() -> None:
-    """Anybody may write it."""
+    """Any user may write it."""
     device = Device("gpu", A, 0, {}, topology=DeviceTopology(bus=GPUS[A].bus))
     again = restored([device, replace(device, minor=5)], ACTIONS)
     assert [(each.uuid, each.minor) for each in devices(again, {})] == [(A, 5)]
@@ -482,7 +483,7 @@ def test_an_xid_that_needs_support_lasts_until_a_boot(steps: list[Any]) -> None:
 
 @given(_steps)
 def test_two_equal_reports_are_like_one(steps: list[Any]) -> None:
-    """But that the first ends what the second no longer shows."""
+    """Except that the first ends a condition that the second no longer shows."""
     health = played(steps, on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES), FIRST)
     once = on_report(health, report(), FIRST + 50, ACTIONS, BUSES)
     twice = on_report(once, report(), FIRST + 50, ACTIONS, BUSES)
@@ -498,6 +499,6 @@ def test_a_restart_of_the_agent_changes_no_device(steps: list[Any], held_back: s
     before = devices(health, places, cordons := dict.fromkeys(held_back, "why"))
     again = restored(before, ACTIONS)
     assert devices(again, places, cordons) == before
-    # Nor does a driver that nobody can ask yet.
+    # Neither does a driver that cannot be queried yet.
     waiting = on_report(again, without_driver("NoProcess"), FIRST + 99, ACTIONS, BUSES)
     assert devices(waiting, places, cordons) == before

@@ -203,7 +203,8 @@ def test_the_order_of_the_cards_changes_nothing(linked: Links, random: object) -
 
 @given(st.sampled_from([4, 6]), st.data())
 def test_the_halves_are_the_best_possible_ones(count: int, data: st.DataObject) -> None:
-    """Of all ways to halve the cards none has a faster slowest link, nor then more in sum."""
+    """Of all ways to halve the cards none has a faster slowest link, or with an equal one a greater
+    sum."""
     pairs = list(combinations(range(count), 2))
     speeds = dict(zip(pairs, data.draw(st.tuples(*[st.integers(1, 4)] * len(pairs))), strict=True))
     rows = tuple(

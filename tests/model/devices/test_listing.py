@@ -50,7 +50,7 @@ NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 def again(
     found: DiscoveredDevices, before: DeviceList, now: str = LATER, **others: object
 ) -> DeviceList:
-    """What a later look makes of it, by way of the published object."""
+    """The list after a later discovery, by way of the published object."""
     body = encode("node", before.devices, annotations=listing.encode_gone(before.gone))
     earlier, problems = published(body)
     assert problems == ()
@@ -182,7 +182,7 @@ def test_minors_of_adapters_survive_restarts_and_removals() -> None:
 
 @pytest.mark.parametrize("held", [True, False])
 def test_an_adapter_without_files_is_in_a_pods_namespace_or_unhealthy(held: bool) -> None:
-    """Also where what it has was withheld from the object, since it is in use."""
+    """Even if its resources were withheld from the object, because it is in use."""
     before = device_list(DiscoveredDevices(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
     (device,) = before.devices
     before = replace(before, devices=(replace(device, resources={"koordinator.sh/rdma": 0}),))
@@ -267,7 +267,7 @@ names = st.text("abcdefgh", max_size=6).map(lambda text: tuple(dict.fromkeys(tex
 def test_a_device_keeps_its_minor_whatever_is_plugged_in_and_out(
     looks: list[tuple[str, ...]],
 ) -> None:
-    """As the agent does it: all it knows is what it last published."""
+    """As the agent does: it knows only what it published last."""
     devices: list[Device] = []
     annotations: dict[str, str] = {}
     ever: dict[str, int] = {}

@@ -78,7 +78,7 @@ def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
 
 
 def test_kubelet_that_lists_shared_cpus_assigns_none_of_them() -> None:
-    """kubernetes#100211 (1.20): the pool has the reserved CPU, which is nobody's own."""
+    """kubernetes#100211 (1.20): the pool has the reserved CPU, which is never exclusive."""
     pods = [pod("own", container("c", 2, 3)), pod("shared", container("c", 0, 1, 4, 5, 6, 7))]
     assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Allocated(CpuSet([2, 3]))}
 
@@ -153,7 +153,7 @@ def test_memory_beyond_the_capacity_is_still_held() -> None:
 
 
 def test_without_a_memory_manager_no_memory_is_reserved() -> None:
-    """It names no memory as allocatable then, which does not mean that there is none."""
+    """Then it lists no memory as allocatable, which does not mean that there is none."""
     assert reserved(node(), Allocatable(STATIC.cpus)) == Reserved(CpuSet([0]))
 
 
@@ -194,7 +194,7 @@ def test_pod_deleted_by_force_counts_while_it_runs() -> None:
 
 
 def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
-    """The API tells no uid (peers.md §1.7): one is made while the other of its name still ends."""
+    """The API does not have uids: one pod is created while another with its name still ends."""
     pods = [
         pod("db-0", container("c", 1, memory=(block(1, 0),))),
         pod("db-0", container("c", 2, memory=(block(1, 0),))),
@@ -209,8 +209,8 @@ def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
 
 
 def test_ended_init_containers_are_not_listed_and_restartable_ones_are() -> None:
-    """server_v1.go leaves out the first kind (kubernetes#126765), on purpose; the second, listed
-    since kubernetes#120501, holds for the pod's life and is a container as any other here."""
+    """server_v1.go omits the first kind (kubernetes#126765), on purpose. The second, listed since
+    kubernetes#120501, runs for the pod's life and is an ordinary container here."""
     sidecar, main = container("sidecar", 1), container("main", 2, 3)
     told = holdings([pod("p", sidecar, main)], node(), STATIC).pods
     assert told == {("ns", "p"): Allocated(CpuSet([1, 2, 3]))}

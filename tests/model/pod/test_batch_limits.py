@@ -98,7 +98,7 @@ amounts = st.builds(
 def test_no_containers_limit_exceeds_its_pods(
     containers: dict[str, BatchResources], ratio: float
 ) -> None:
-    """Else the kernel (v1) would refuse a container's quota."""
+    """Otherwise the kernel (v1) would refuse a container's quota."""
     limits = batch_limits(QoS.BE, containers, ratio)
     assert limits is not None
     for each in limits.containers.values():

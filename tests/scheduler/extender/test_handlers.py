@@ -232,8 +232,8 @@ def test_a_group_that_fits_on_no_node_has_a_reason(scene: Scene) -> None:
 
 
 def test_pods_get_the_free_cards_with_the_best_links(scene: Scene) -> None:
-    """On DGX-1 the partition table has no sets of three. The first two pods leave a pair with two
-    links to the last one, which is not a set of the table either."""
+    """On DGX-1 the partition table does not have sets of three. The first two pods leave a pair
+    with two links for the last one, which is not a set of the table either."""
     clusters.add(scene.cluster, "dgx1", DGX1)
     given = []
     for name, count in (("p", 3), ("q", 3), ("r", 2)):

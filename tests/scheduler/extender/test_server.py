@@ -29,7 +29,7 @@ LIMITS = ServerLimits(
 HASTY = msgspec.structs.replace(LIMITS, request_seconds=1.0)
 """For clients that never finish."""
 
-# More than the buffers of two sockets hold.
+# More than the buffers of two sockets.
 LARGE_BYTES = 64 << 20
 
 

@@ -30,7 +30,7 @@ BE_POOLS = [
 
 
 def specs(node: TestNode) -> dict[str, PodSpec]:
-    """Two have no label, so that the place of their cgroups tells their class."""
+    """Two do not have a label, so that the path of their cgroups determines their class."""
     bound = json.dumps({"numaNodeResources": [{"node": 2, "resources": {"cpu": "2"}}]})
     pods = [
         node.spec("ls", "LS"),

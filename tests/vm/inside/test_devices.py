@@ -1,4 +1,4 @@
-"""PCI functions as a kernel shows them, on a machine whose buses are known."""
+"""PCI functions in sysfs, on a machine with known buses."""
 
 from __future__ import annotations
 

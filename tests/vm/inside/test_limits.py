@@ -1,5 +1,5 @@
-"""Memory nodes, limits and CPUs that go away, on four NUMA nodes: set by proxy and agent, and all
-given back."""
+"""Memory nodes, limits and offline CPUs on four NUMA nodes: set by proxy and agent, and all
+restored."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def held(group: pathlib.Path) -> dict[str, str]:
 
 
 def first_places(node: TestNode, name: str) -> dict[str, str]:
-    """What the container logged first of all: where its process and its memory may be."""
+    """The first line of the container's log: the CPUs and memory nodes of its process."""
     log = pathlib.Path(node.folder, f"{name}.log")
     eventually(f"{name} reports", lambda: log.exists() and log.read_text().count("\n") == 2)
     lines = [line.split() for line in log.read_text().splitlines()]
@@ -192,7 +192,7 @@ def check_cpus_that_go_offline(
 
 
 def remembered(node: TestNode, container: str) -> tuple[int, str]:
-    """The runtime's word."""
+    """The runtime's value."""
     told = node.direct.container_placement(container)
     return told.quota_microseconds, told.cpuset
 

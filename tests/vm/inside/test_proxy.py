@@ -43,7 +43,7 @@ class Settled(msgspec.Struct):
         return {name: self.node.cpus(container) for name, container in self.ids.items()}
 
     def create(self, spec: PodSpec) -> tuple[str, str]:
-        """A container that will log first of all where its process may run."""
+        """A container that first logs the CPUs of its process."""
         sandbox = run_sandbox(self.node.proxied, spec)
         request = create_request(spec, sandbox)
         request.config.command[:] = [image.BUSYBOX, "sh", "-c", REPORTING]
@@ -52,7 +52,7 @@ class Settled(msgspec.Struct):
         return sandbox, create_container(self.node.proxied, request)
 
     def first_cpus(self, name: str) -> str:
-        """What it logged."""
+        """Its logged CPUs."""
         log = self.node.folder / f"{name}.log"
         eventually(f"{name} reports", lambda: log.exists() and log.read_text().endswith("\n"))
         return log.read_text().split()[-1]

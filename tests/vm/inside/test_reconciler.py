@@ -11,8 +11,8 @@ IN_SLICES = ("lse", "be", "on-node-2")
 
 
 def move_to_scope(pid: int, spec: PodSpec, container_id: str) -> None:
-    """Puts a container where systemd would have: without systemd, runc makes one flat group whose
-    name is the whole `slice:prefix:id`."""
+    """Moves a container to where systemd would create it: without systemd, runc makes one flat
+    group whose name is the whole `slice:prefix:id`."""
     folder = MOUNTS
     parts = (*spec.cgroup_parent().split("/"), f"cri-containerd-{container_id}.scope")
     for part in filter(None, parts):

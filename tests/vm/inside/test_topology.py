@@ -1,4 +1,4 @@
-"""What `topolet topology` says of the guest, beside what lscpu and the kernel say of it."""
+"""The output of `topolet topology` in the guest is compared with lscpu and the kernel."""
 
 import json
 import pathlib

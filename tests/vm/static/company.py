@@ -1,4 +1,4 @@
-"""Pods of a static kubelet, and what the kernel's files say of them."""
+"""Pods of a static kubelet, and their CPUs in the kernel's files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.waiting import eventually
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """`cpus` 0: Burstable with a part of a CPU, or BestEffort under BE; `claim`: what somebody's
-    scheduler wrote into its annotation."""
+    """`cpus` 0: Burstable with a fraction of a CPU, or BestEffort under BE; `claim`: the CPUs that
+    a scheduler wrote into its annotation."""
 
     name: str
     qos: str = ""
@@ -29,7 +29,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 
 class Company:
-    """`kubelet_dir`: the flag that tells an agent where the kubelet keeps its state."""
+    """`kubelet_dir`: the agent's flag for the kubelet's folder of state."""
 
     def __init__(self, node: TestNode, kubelet: Kubelet, kubelet_dir: str) -> None:
         self.node = node
@@ -80,7 +80,8 @@ class Company:
         return found
 
     def given(self) -> dict[str, CpuSet]:
-        """By name, what the kubelet's checkpoint says; "?" for a pod that nobody has any more."""
+        """By name, the CPUs in the kubelet's checkpoint; "?" for a pod that does not exist any
+        more."""
         state = cpu_manager_state.read(str(self.kubelet.root / cpu_manager_state.FILE_NAME))
         uids = {each.uid: each.name for each in self.kubelet.cri.sandboxes() if each.ready}
         short = {f"{name}-node-a": name for name in self.specs}
@@ -89,8 +90,8 @@ class Company:
         }
 
     def cpus_now(self) -> dict[str, CpuSet]:
-        """By pod, the CPUs in the kernel's files. Leaves out a container whose CPUs change while
-        they are read, so that all of them held at one moment."""
+        """By pod, the CPUs in the kernel's files. Omits a container whose CPUs change during the
+        read, so that all values were in force at one moment."""
         pids = self.pids()
         found = _read(pids)
         again = _read(pids)
@@ -118,7 +119,7 @@ class Company:
         return found
 
     def wait_right(self) -> None:
-        """Until no pod has wrong CPUs; where it fails, names them and shows the agent's log."""
+        """Waits until no pod has wrong CPUs; on failure it names them and shows the agent's log."""
         try:
             eventually("all is right", lambda: not self.wrong(self.cpus_now()), START_SECONDS)
         except AssertionError as error:
@@ -127,8 +128,8 @@ class Company:
             raise
 
     def check(self) -> None:
-        """Every pod runs on the CPUs that it should, the pool is all the rest, and the agent saw
-        nobody on an owner's CPUs since it started."""
+        """Every pod runs on its CPUs, the pool is the rest, and the agent found no other pod on an
+        owner's CPUs since its start."""
         now = self.cpus_now()
         assert now.keys() == self.specs.keys()
         wrong = self.wrong(now)

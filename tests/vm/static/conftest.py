@@ -1,4 +1,5 @@
-"""A kubelet with the static policy and one reserved CPU, behind our proxy and beside our agent."""
+"""A kubelet with the static policy and one reserved CPU, behind Topolet's proxy and with its
+agent."""
 
 from __future__ import annotations
 

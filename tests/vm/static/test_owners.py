@@ -1,4 +1,4 @@
-"""LSE and LSR pods beside plain Guaranteed ones under a kubelet with the static policy."""
+"""LSE and LSR pods with plain Guaranteed ones under a static kubelet."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_both_kinds_at_once(company: Company, seed: int) -> None:
 def test_claim_outside_the_checkpoint_yields_to_the_kubelets_assignments(
     company: Company,
 ) -> None:
-    """The kubelet begins with its lowest core, one thread of which it reserves; the claim names the
-    other, and a CPU beyond it."""
+    """The kubelet starts with its lowest core, and reserves one thread of it. The claim names the
+    other thread, and another CPU."""
     claimant = Spec("claimant", "LSE", claim="1-2")
     with company.pods(LS, claimant):
         assert str(company.cpus_now()["claimant"]) == "1-2"
