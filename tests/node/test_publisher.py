@@ -193,7 +193,7 @@ def test_holders_of_devices_are_known_to_the_next_agent_of_the_same_boot(path: P
             "GPU-1": {"a"}
         }
     assert Publisher(str(path), "another boot").device_holders == {}
-    # Nothing is decided before the driver has told; then it is, and then the pod has gone.
+    # Undecided before the driver's report; then decided; then the pod is deleted.
     publish(again, visibility=DeviceVisibility({}, NodeVisibility()))
     assert again.device_holders == {"GPU-1": {"a"}}
     publish(

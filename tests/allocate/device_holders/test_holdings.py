@@ -298,7 +298,7 @@ some_grants = st.lists(
 def test_a_reader_of_the_device_object_allocates_nothing_twice(
     found: list[ReportedDevices],
 ) -> None:
-    """A scheduler has the object alone, and must take for used what the node knows is."""
+    """A scheduler has only the object, and must count as used what the node counts as held."""
     here = look(*found).holdings
     alone = keys(DEVICES)
     read = [meaning(each, alone) for each in holding.decode(holding.encode(here))]
@@ -324,8 +324,8 @@ ASKED = (
 
 @given(some_grants, st.booleans())
 def test_nothing_is_allocated_twice(found: list[ReportedDevices], annotated: bool) -> None:
-    """Whether a scheduler reads the annotation, or knows nothing but the devices: it gives one
-    after the other until nothing is left, and none of what pods hold is among it."""
+    """A scheduler that reads the annotation, or only the devices, allocates until nothing is left.
+    It allocates nothing that pods hold."""
     here = look(*found).holdings
     held = {each.device for each in here if each.form not in (Form.OPEN, Form.FUNCTION, Form.CPUS)}
     functions = {each.part for each in here if each.form is Form.FUNCTION}

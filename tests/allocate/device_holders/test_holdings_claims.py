@@ -60,8 +60,7 @@ def test_a_container_may_have_two_claims() -> None:
     ],
 )
 def test_a_variable_without_its_claim_takes_no_cpu(given: tuple[ReportedDevices, ...]) -> None:
-    """Whoever makes a pod can write one, beside a claim of his too: it would take the whole
-    pool."""
+    """A user can write such a variable next to a ResourceClaim. It would take the whole pool."""
     found = claimed_cpus((*given, *shows("a", {"DRA_CPUSET_5f-7e": "0-127"})))
     assert (found.by_uid, found.holdings) == ({}, ())
     (problem,) = found.problems

@@ -134,7 +134,7 @@ def test_an_unhealthy_card_is_listed_without_resources() -> None:
         ((), GpuInfo()),
         ((gpu(0), gpu(1)), GpuInfo("nvidia", "NVIDIA A100-SXM4-80GB", "550.163.01")),
         ((gpu(0), gpu(1, product="Tesla T4")), GpuInfo("nvidia", "", "550.163.01")),
-        # One that is lost and known by its name only says nothing of the model.
+        # A lost card known only by its UUID does not contribute its model.
         (
             (gpu(0), gpu(1, product="")),
             GpuInfo("nvidia", "NVIDIA A100-SXM4-80GB", "550.163.01"),
