@@ -62,8 +62,8 @@ def split(value: str) -> list[str]:
 
 Unasked: TypeAlias = Literal["leave", "hide", "deny"]
 """For a container without an allocated GPU. `leave`: its request is not changed. `hide`: it sees no
-GPU unless its request names some or it serves the node's devices. `deny`: as `hide` without these
-exceptions for serving containers, and a request for `all` is refused."""
+GPU unless its request names some, it serves the node's devices or is privileged. `deny`: it sees no
+GPU unless its request names some other than by `all`."""
 
 
 class Mount(msgspec.Struct, frozen=True, omit_defaults=True):
