@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def worth_a_second_try(failed: Sequence[str]) -> bool:
-    """Of the ids of failed tests."""
+    """The suites of the ids of failed tests."""
     return 0 < len(failed) <= MOST_FAILURES and all(
         "::" in each and each.startswith(SUITES) for each in failed
     )

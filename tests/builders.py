@@ -1,4 +1,4 @@
-"""Values that many tests need, small and readable."""
+"""Builders of values that many tests need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.model.pod.qos import QOS_LABEL, KubeClass
 def machine(
     nodes: int = 1, cpus_per_node: int = 4, isolated: str = "", offline: str = ""
 ) -> Topology:
-    """One socket a NUMA node, no SMT, CPUs numbered node by node."""
+    """One socket per NUMA node, no SMT, CPUs numbered node by node."""
     out = CpuSet.parse(offline)
     cpus = [
         Cpu(

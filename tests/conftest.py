@@ -1,4 +1,5 @@
-"""What several suites share: files of tests/data, the modules of each worker, summaries."""
+"""Fixtures and hooks for several suites: files of tests/data, the modules of each worker,
+summaries."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ pytest_plugins = ("tests.alone", "tests.skips", "tests.fuzz")
 
 DATA = Path(__file__).resolve().parent / "data"
 
-# Python before 3.11.4 knows no filters; later ones warn without.
+# Python before 3.11.4 does not know filters; later versions warn without one.
 _FILTER: dict[str, Any] = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
 
 
@@ -42,7 +43,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """A test that runs a command in its own process leaves no handler and no level behind."""
+    """A test that runs a command in its own process must not leave a handler or a level behind."""
     root = logging.getLogger()
     level = root.level
     yield
@@ -54,7 +55,7 @@ def _logging_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The root of a snapshot, by the name of its tarball; unpacked once a session."""
+    """The root of a snapshot, by the name of its tarball; unpacked once per session."""
     folders: dict[str, str] = {}
 
     def unpacked(name: str) -> str:
@@ -70,7 +71,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 _LONGEST = ("tests/vm/", "tests/cluster/", "tests/critest/", "tests/integration/")
-"""Suites that start first, so that no worker begins a long one when the others have finished."""
+"""!Suites that start first, so that no worker starts a long one when the others have finished."""
 _ONE_WORKER = {
     "tests/cluster/": "cluster",
     "tests/vm/": "guests",
@@ -78,7 +79,7 @@ _ONE_WORKER = {
     "tests/integration/test_image.py": "image",
     "tests/integration/test_daemonset.py": "image",
 }
-"""Workers by the beginning of a test's id. The modules of one share what they start, or compete."""
+"""!Workers by the prefix of a test's id. Modules of one worker share their servers, or compete."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -120,7 +121,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds the CPU time since the last report to each report, that of servers when they end."""
+    """Adds the CPU time since the last report to each report; that of servers when they end."""
     global _cpu_seconds
     report = yield
     before, _cpu_seconds = _cpu_seconds, _spent_cpu_seconds()
@@ -129,8 +130,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests recorded as their "summary"; the time and the CPU time of every suite: the folders
-    below tests/."""
+    """The "summary" properties of tests; time and CPU time of every suite: the folders below
+    tests/."""
     seconds: Counter[str] = Counter()
     cpu_seconds: Counter[str] = Counter()
     summaries: list[str] = []

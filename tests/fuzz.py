@@ -10,7 +10,7 @@ from hypothesis import settings
 
 _SETTINGS = "_hypothesis_internal_use_settings"
 _TIMEOUT_SECONDS = 300
-"""Of a test with its usual number of examples."""
+"""!The marker of a test with its usual number of examples."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _holder(item: pytest.Item) -> Any:
-    """What has the settings: the function, or the class of a state machine."""
+    """The object with the settings: the function, or the class of a state machine."""
     test = getattr(item, "obj", None)
     of_class = getattr(item, "cls", None)
     return of_class if hasattr(of_class, "settings") else getattr(test, "__func__", test)

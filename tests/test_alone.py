@@ -1,4 +1,4 @@
-"""Which failed tests have a second try, and what a run with one ends as."""
+"""Failed tests that are repeated, and the exit code of such a run."""
 
 from __future__ import annotations
 

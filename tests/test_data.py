@@ -1,4 +1,4 @@
-"""What the repository carries of others: complete, described, and without names of machines."""
+"""The repository's data from others: complete, described, and without names of machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which skips are failures."""
+"""Skips that are failures."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ MACHINES = even_machines() | uneven_machines()
 
 @st.composite
 def masks(draw: st.DrawFn, cpus: tuple[Cpu, ...]) -> int:
-    """Any of these CPUs: all, single ones, or those of some NUMA nodes more than of others."""
+    """Any of these CPUs: all, single ones, or more of some NUMA nodes than of others."""
     random = draw(st.randoms(use_true_random=True))
     share = random.choice((0.3, 0.6, 0.9, 1.0))
     whole_cores = random.random() < 0.3
@@ -70,7 +70,7 @@ def masks(draw: st.DrawFn, cpus: tuple[Cpu, ...]) -> int:
 
 @st.composite
 def pods(draw: st.DrawFn, cpus: tuple[Cpu, ...]) -> list[tuple[int, ExclusivePolicy, int]]:
-    """Arguments of `CpuRefCounts.adding`; no CPU in two of them."""
+    """Arguments of `CpuRefCounts.adding`; no CPU is in two of them."""
     random = draw(st.randoms(use_true_random=True))
     owners = random.randint(0, 4)
     found = [0] * owners

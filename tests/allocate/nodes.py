@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def facts(shape: tuple[int, int, int, int] = (2, 1, 4, 2), **more: Any) -> TopologyOptions:
-    """Siblings side by side; each NUMA node has its CPUs and 16 GiB."""
+    """Siblings are adjacent; each NUMA node has its CPUs and 16 GiB."""
     made = layout.of(machines.cpus(shape, "adjacent"))
     zones = {
         node.id: {"cpu": 1000 * node.cpus.bit_count(), "memory": 16 * GIB} for node in made.nodes

@@ -394,7 +394,8 @@ def test_exactly_the_requested_number_of_free_cpus_or_a_shortage(data: st.DataOb
 
 @given(st.data())
 def test_an_even_distribution_cannot_be_improved(data: st.DataObject) -> None:
-    """Between NUMA nodes of the request no CPU (FullPCPUs: core) could move to a smaller share."""
+    """No CPU (FullPCPUs: core) could move to a smaller share between the NUMA nodes of the
+    request."""
     cpus = data.draw(even_machines())
     layout = layouts.of(cpus)
     free = data.draw(masks(cpus))

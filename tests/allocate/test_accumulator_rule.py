@@ -1,4 +1,5 @@
-"""The accumulator gives what a plain reading of Koordinator's rule gives, on every even machine."""
+"""The accumulator gives the same CPUs as a literal version of Koordinator's rule, on every even
+machine."""
 
 from __future__ import annotations
 

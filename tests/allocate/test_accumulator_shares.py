@@ -90,7 +90,7 @@ def test_shares_are_on_the_fewest_nodes_and_even_on_them(free: int, data: st.Dat
 
 
 def test_cores_that_differ() -> None:
-    # A core of two threads a NUMA node, and one of one on the first two.
+    # One core of two threads per NUMA node, and one of one thread on the first two.
     layout = layouts.of(
         Cpu(node * 3 + i, node * 3 + i // 2 * 2, None, None, 0, node)
         for node, count in enumerate((3, 3, 2))

@@ -121,7 +121,7 @@ def test_the_count_is_the_share_of_numa_nodes_in_use(
 
 
 def test_the_proposals_example() -> None:
-    """One of four NUMA nodes is taken, one more is needed."""
+    """One of four NUMA nodes is in use, and one more is needed."""
     taken = claim("b", "0-7")
     assert counted(claim("a", "8-9"), taken, on=facts((1, 4, 4, 2)), strategy=MOST) == 50
 

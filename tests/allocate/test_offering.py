@@ -389,7 +389,7 @@ def test_amounts_may_be_packed_instead_of_split_evenly() -> None:
 
 
 def test_an_owner_is_divided_by_online_cpus_and_not_by_zone_amounts() -> None:
-    """As where CPUs are offline and the zone still counts them."""
+    """For example while CPUs are offline and the zone still counts them."""
     online = layout.of(cpu for cpu in machines.cpus((2, 1, 4, 2), "adjacent") if cpu.id >= 4)
     got = offered(numa(NumaPolicy.RESTRICTED, layout=online), owner(10)).claim
     assert got.amounts == {0: {"cpu": 4000}, 1: {"cpu": 6000}}

@@ -355,7 +355,7 @@ def test_a_restart_does_not_change_the_decision(
     steady = decided(topology, *here, owned_before=owned, running_on=running)
     running = {uid: cpuset for uid, cpuset in wanted(steady).items() if cpuset}
     if any(each.each.blocked or each.refused for each in steady.pods.values()):
-        return  # who won a conflict is in the last snapshot, not in the cgroups
+        return  # the winner of a conflict is in the last snapshot, not in the cgroups
     assert decided(topology, *here, running_on=running) == steady
 
 

@@ -93,7 +93,7 @@ def test_a_pod_is_limited_to_the_sum_of_its_own_containers() -> None:
 @pytest.mark.parametrize("named", [None, ("main",), SPEC], ids=["unknown", "one", "many"])
 @pytest.mark.parametrize("kind", ["batch", "sidecars"])
 def test_a_snapshot_is_bounded_by_the_containers(named: tuple[str, ...] | None, kind: str) -> None:
-    """However many an annotation names."""
+    """However many containers an annotation names."""
     names = [f"c{number:03}" for number in range(bounds.MOST_CONTAINERS)]
     notes = batch(*names)
     if kind == "sidecars":

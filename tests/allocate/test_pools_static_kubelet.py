@@ -20,7 +20,7 @@ RESERVED = PoolRules(reserved=CpuSet([0]))
 
 
 def checkpoint(**pods: dict[str, str]) -> KubeletCpus:
-    """Of a static kubelet, by pod uid and container."""
+    """The checkpoint of a static kubelet, by pod uid and container."""
     parsed = {
         uid: {name: CpuSet.parse(text) for name, text in of_pod.items()}
         for uid, of_pod in pods.items()
@@ -170,7 +170,7 @@ def test_cpu_with_two_checkpoint_entries_belongs_to_the_older_pod() -> None:
 
 @st.composite
 def nodes(draw: st.DrawFn) -> tuple[Topology, list[Pod], KubeletCpus, PoolRules]:
-    """Pods that a static kubelet admitted one by one, with claims that it knows nothing of."""
+    """Pods that a static kubelet admitted one by one, with claims that it does not know."""
     topology = machine(draw(st.integers(1, 3)), draw(st.integers(2, 4)))
     reserved = CpuSet([0])
     free = sorted(topology.online - reserved)

@@ -22,8 +22,8 @@ from tests.allocate.test_offering_sums import nodes, owners, sharers
 def test_sufficient_numa_nodes_give_an_offer_and_insufficient_ones_do_not(
     node: TopologyOptions, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:
-    """Whether NUMA nodes do is known without a search for CPUs, on machines whose cores differ in
-    threads too."""
+    """Sufficient NUMA nodes are found without a search for CPUs, also on machines with cores of
+    different sizes."""
     account = NodeAllocation(node)
     for number, ask in enumerate(before):
         got = offering.offer(node, account, msgspec.structs.replace(ask, uid=f"p{number}"))

@@ -55,7 +55,7 @@ class Kernel:
         if group in self.cpus:
             raise _error(errno.EEXIST)
         if self.version == 2 and self.processes.get(posixpath.dirname(group)):
-            raise _error(errno.EBUSY)  # it can't hand its controller down
+            raise _error(errno.EBUSY)  # it cannot enable a controller for its children
         self.cpus[group] = EMPTY
 
     def remove(self, group: str) -> None:
@@ -103,8 +103,8 @@ class Kernel:
         self.cpus[group] = cpus
 
     def set_online(self, cpus: CpuSet) -> None:
-        """Takes CPUs away, or brings them back: v1 forgets those that left, v2 does not. A v1 group
-        that loses its last gets its parent's."""
+        """Takes CPUs offline or online: v1 forgets those that went offline, v2 does not. A v1 group
+        that loses its last CPU gets its parent's."""
         self.cpus["/"] = cpus
         if self.version == 1:
             for group in sorted(self.cpus, key=lambda each: each.count("/")):
@@ -124,7 +124,7 @@ class Kernel:
 
 
 class ModelFiles(Handles):
-    """The files of a kernel that is a model."""
+    """The files of a model kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -142,7 +142,7 @@ class ModelFiles(Handles):
 
 
 class ModelHierarchy(Hierarchy):
-    """The real reads and writes, on a model."""
+    """The real reads and writes, on a model kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel

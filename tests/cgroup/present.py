@@ -1,4 +1,4 @@
-"""The limits that a group has at present, of all files that its machine has."""
+"""The current limits of a group, from all files of its machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILES: dict[Controller, tuple[str, ...]] = {
 
 
 def present(controllers: Controllers, group: str) -> CgroupLimits:
-    """None for a value that the machine does not have. Raises CgroupError, GroupGone."""
+    """None for a value that the machine does not have. Raises CgroupError or GroupGone."""
     texts = {
         file: text
         for controller, files in _FILES.items()

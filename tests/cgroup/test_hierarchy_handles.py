@@ -8,7 +8,7 @@ from agent.cgroup.hierarchy import Handles
 
 
 def open_files() -> list[str]:
-    """What this process has open, by path."""
+    """Open files of this process, by path."""
     paths = []
     for each in os.listdir("/proc/self/fd"):
         try:

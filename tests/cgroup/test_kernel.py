@@ -162,7 +162,7 @@ def test_an_exclusive_cpu_is_taken_and_restored(play: Playground, journal: Journ
 
     back = restore(REAL, journal)
     assert back.ok, back
-    # On v2 there are kernels that let no group with processes inherit again (6.1).
+    # Some kernels with v2 (6.1) do not allow a group with processes to inherit again.
     allowed = {group: (own, own if V1 else own or ALL) for group, own in before.items()}
     assert all(play.own(group) in allowed[group] for group in play.groups)
     assert [affinity(pid) for pid in pids] == [ALL, ALL]
@@ -184,7 +184,7 @@ def test_ancestors_are_widened_and_descendants_are_narrowed(
     assert outcome.ok
     assert affinity(pid) == Y
     assert REAL.effective_cpus(container) == Y
-    # The journal keeps the values from before the first write.
+    # The journal keeps the values before the first write.
     assert {group: each.cpus for group, each in journal.originals.items()} == {
         pod: str(X),
         container: str(X),

@@ -70,7 +70,7 @@ for pid in ("self", other):
 
 @contextlib.contextmanager
 def _group(hierarchy: types.SimpleNamespace, group: str) -> Iterator[None]:
-    """With CPUs and memory, which v1 wants before a process may enter."""
+    """With CPUs and memory, which v1 requires before a process may enter."""
     folder = Path(hierarchy.path + group)
     folder.mkdir()
     try:

@@ -112,7 +112,7 @@ def test_v2_every_group_gets_its_value(case: tuple[Values, Values]) -> None:
 @settings(max_examples=200, deadline=None)
 @given(cases(inherits=False, disjoint=False))
 def test_a_cpu_leaves_the_old_group_before_it_enters_the_new(case: tuple[Values, Values]) -> None:
-    """Strictly, where every changed group keeps some CPU."""
+    """Strictly, if every changed group keeps some CPU."""
     tree, wanted = case
     end, order = run(tree, wanted, inherits=False)
     assume(all(end.cpus[group] & own for group, own in tree.items()))  # no descendant had to move
@@ -142,22 +142,22 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
     [
         # Nothing to do.
         (values(a="0-3", a_b="1"), values(a="0-3"), []),
-        # Shrink bottom-up: the child is cut to what is left of it, one without any gets all.
+        # Shrink bottom-up: the child keeps what is left of its CPUs; a child without any gets all.
         (
             values(a="0-3", a_b="0-1", a_c="3", a_c_d="3"),
             values(a="1-2"),
             ["/a/b=1", "/a=1-3", "/a/c=1-3", "/a/c/d=1-2", "/a/c=1-2", "/a=1-2"],
         ),
-        # Grow top-down: ancestors get what is missing and keep what they have.
+        # Grow top-down: ancestors get the missing CPUs and keep their own.
         (
             values(a="0", a_b="0", a_b_c="0"),
             values(a_b_c="2"),
             ["/a=0,2", "/a/b=0,2", "/a/b/c=2"],
         ),
-        # One CPU goes from sibling to sibling: it leaves first.
+        # One CPU moves between siblings: it leaves the old one first.
         (values(a="0", b="1-2"), values(a="0-1", b="2"), ["/b=2", "/a=0-1"]),
         (values(a="1-2", b="0"), values(b="0-1", a="2"), ["/a=2", "/b=0-1"]),
-        # ... between cousins, with what is above them.
+        # ... between cousins, with their ancestors.
         (
             values(a="0-1", a_x="0-1", b="2", b_x="2"),
             values(a="0", a_x="0", b="1-2", b_x="1-2"),
@@ -169,15 +169,16 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
         (values(a="0-1", b="3"), values(a="1-2", b="0,3"), ["/a=1", "/a=1-2", "/b=0,3"]),
         # Disjoint: written at once, and before the group that waits for it, whatever their names.
         (values(b="0", a="2"), values(b="1", a="0,2"), ["/b=1", "/a=0,2"]),
-        # Disjoint with children: the old and the new until they have moved.
+        # Disjoint with children: both the old and the new CPUs until the children have moved.
         (
             values(b="0", b_x="0", a="2"),
             values(b="1", b_x="1", a="0,2"),
             ["/b=0-1", "/b/x=1", "/b=1", "/a=0,2"],
         ),
-        # A chain of moves is walked from its free end.
+        # A chain of moves is processed from its free end.
         (values(a="0", b="1", c="2"), values(a="1", b="2", c="3"), ["/c=3", "/b=2", "/a=1"]),
-        # A circle: one shares for a moment; who only waits for the circle (d) still comes after.
+        # A cycle: one shares for a moment; a group that only waits for the cycle (d) comes after
+        # it.
         (
             values(a="0", b="1", d="3"),
             values(a="1", b="0,4", d="1,3"),
@@ -195,15 +196,15 @@ def test_v1_orders(tree: Values, wanted: Values, order: list[str]) -> None:
 @pytest.mark.parametrize(
     ("tree", "wanted", "order"),
     [
-        # Who inherits gets a value; who is above and inherits keeps inheriting.
+        # An inheriting group gets a value; its inheriting ancestors keep inheriting.
         (values(a="", a_b=""), values(a_b="1"), ["/a/b=1"]),
-        # The same CPUs, but his own: the parent's may change.
+        # The same CPUs, but as its own value: the parent's may change.
         (values(a="1", a_b=""), values(a_b="1"), ["/a/b=1"]),
-        # An ancestor with a value of its own lacks one CPU.
+        # An ancestor with its own value lacks one CPU.
         (values(a="0-1", a_b=""), values(a_b="1-2"), ["/a=0-2", "/a/b=1-2"]),
-        # The right value, but not effective.
+        # The correct value, but not effective.
         (values(a="0", a_b="0-1"), values(a_b="0-1"), ["/a=0-1"]),
-        # Descendants need no cutting.
+        # Descendants need no narrowing.
         (values(a="0-3", a_b="2-3"), values(a="0-1"), ["/a=0-1"]),
         # The old and the new value are there already, but not effective.
         (

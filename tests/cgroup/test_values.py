@@ -107,7 +107,8 @@ class Machine:
         (self.root / name.lstrip("/")).write_text(text + "\n")
 
     def apply(self, **wanted: CgroupLimits) -> tuple[list[WriteState], list[str]]:
-        """`pod`, `box`: the states by file's name, and the writes so far."""
+        """`pod`, `box`: the wanted limits of the two groups. Returns the states, sorted by file
+        name, and the writes until now."""
         groups = {{"pod": POD, "box": BOX}[name]: each for name, each in wanted.items()}
         outcome = values.apply(self.controllers, self.journal, groups)
         return [each.state for each in outcome.changes], self.handles.writes
@@ -424,7 +425,7 @@ def test_an_invalid_group_path_fails(machine: Machine, name: str) -> None:
 
 
 def test_a_file_in_the_journal_that_is_not_a_limit_is_not_written(v2: Machine) -> None:
-    """Someone else's line: nothing outside of limits is ever written."""
+    """An unknown line in the journal: only files of limits are ever written."""
     (v2.root / BOX.lstrip("/") / "memory.reclaim").write_text("")
     for file in ("../cgroup.procs", "cgroup.kill", "memory.reclaim"):
         v2.journal.update_values([OriginalValue(BOX, file, "1")])

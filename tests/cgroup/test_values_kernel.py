@@ -138,7 +138,7 @@ def test_everything_is_set_and_restored(play: Playground, journal: Journal) -> N
 def test_every_change_of_nested_quotas_and_memory_is_legal(
     play: Playground, journal: Journal
 ) -> None:
-    """v1 refuses a quota beyond the parent's at any moment."""
+    """v1 always refuses a quota beyond the parent's."""
     steps = (1_000, 50_000, UNLIMITED)
     legal = [
         (pod, box)
@@ -266,7 +266,7 @@ def test_memory_nodes_move_down_a_whole_branch(play: Playground, journal: Journa
 
 
 def memory_nodes(pid: int) -> CpuSet:
-    """Where the kernel lets a process have memory."""
+    """The memory nodes that the kernel allows to a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":\t")
         if name == "Mems_allowed_list":

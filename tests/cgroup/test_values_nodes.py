@@ -24,7 +24,7 @@ GROUPS = (POD, *BOXES)
 
 
 class NodeFiles(Handles):
-    """`cpuset.mems` of a kernel that is a model."""
+    """`cpuset.mems` of a model kernel."""
 
     def __init__(self, root: str, kernel: Kernel) -> None:
         self.root = root

@@ -268,7 +268,7 @@ def related(a: str, b: str) -> bool:
 
 
 def nobody_moves(before: Mapping[str, CpuSet], wish: Mapping[str, CpuSet]) -> bool:
-    """Every group keeps some CPU, so none has to share one for a moment."""
+    """Every group keeps some CPU, so no group has to share one for a moment."""
     return all(
         cpus & limit
         for group, cpus in before.items()
@@ -297,7 +297,7 @@ def test_faults_never_break_order_or_exclusivity(
                     assert machine.groups[each.group] == wish[each.group]
             strict = machine.version == 1 and nobody_moves(before, wish)
             for failed in outcome.having(WriteState.FAILED) if strict else ():
-                # One that failed may end afterwards, with a group above it.
+                # A failed group may be removed later, together with its parent.
                 kept = machine.groups.get(failed.group, EMPTY) - wish[failed.group]
                 for group, cpus in machine.groups.items():
                     if not related(group, failed.group):

@@ -63,7 +63,7 @@ def test_a_wrong_socket_for_corrected_pod_resources_is_named(
 
 
 def test_grpcio_is_loaded_only_for_the_hook_server(tmp_path: Path) -> None:
-    """Each command ends before the agent starts, since one of its options is wrong."""
+    """Each command ends before the agent starts, because one of its options is wrong."""
     wrong = "--exclude=///"
     loaded = "print('grpc' in sys.modules)"
     without = agent(tmp_path, wrong, last=loaded)

@@ -25,7 +25,7 @@ Object = dict[str, Any]
 NAMESPACE = "topolet-system"
 HOST, GUEST = "n1", "g1"
 START_SECONDS = 120.0
-"""For what takes seconds on an idle machine, on the emulated one too."""
+"""!For actions that take seconds on an idle machine, on the emulated one too."""
 
 _POLL_SECONDS = 0.1
 _AGENT_PORT, _SCHEDULER_PORT = 9326, 9329
@@ -40,7 +40,7 @@ class Cluster:
         self.images = images
         self.nodes: dict[str, Node] = {}
 
-    # what a user does
+    # a user's actions
     def kubectl(self, *words: str, stdin: str = "") -> str:
         """Raises ProgramError."""
         return self.control.kubectl(*words, stdin=stdin)
@@ -74,7 +74,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def api_server_away(self) -> Iterator[None]:
-        """Kills it by SIGKILL; it is back, and ready, at the end."""
+        """Kills it by SIGKILL; at the end it is ready again."""
         self.control.stop_server()
         try:
             yield
@@ -82,7 +82,7 @@ class Cluster:
             self.control.start_server()
 
     def api_server_away_for(self, seconds: float) -> None:
-        """For a scenario about the length of an outage, in which clients lengthen their pauses."""
+        """For scenarios about the length of an outage, in which clients lengthen their pauses."""
         with self.api_server_away():
             time.sleep(seconds)
 
@@ -95,12 +95,12 @@ class Cluster:
         self.kubectl("delete", "pods", "-n", NAMESPACE, *_selector(name))
 
     def install_scheduler(self) -> None:
-        """As in docs/scheduler.md; installs Topolet's other parts too, in the mode reconcile."""
+        """As in docs/scheduler.md; also installs the rest of Topolet, in the mode reconcile."""
         self.kubectl("apply", "-f", str(DEPLOY / "base" / "namespace.yaml"))
         self.create(serving_secret(NAMESPACE, "topolet-scheduler"))
         self.apply("overlays/scheduler")
 
-    # what is there
+    # reads
     def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
         """The object, or None if it does not exist."""
         words = ("get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "json")
@@ -115,7 +115,7 @@ class Cluster:
         return found
 
     def wait_running(self, *names: str, seconds: float = START_SECONDS) -> None:
-        """Until all containers of these pods run."""
+        """Waits until all containers of these pods run."""
         for name in names:
             self.eventually(
                 f"pod {name} runs",
@@ -133,7 +133,7 @@ class Cluster:
         self.eventually(f"{count} pods of {component} are Ready", ready, seconds)
 
     def wait_agent_ready(self, node: str, seconds: float = START_SECONDS) -> None:
-        """Until the node has one agent, apart from any that is being deleted, and it is Ready."""
+        """Waits until the node has exactly one agent that is not being deleted, and it is Ready."""
 
         def ready() -> bool:
             found = self._agent_pods(node)
@@ -142,7 +142,7 @@ class Cluster:
         self.eventually(f"the agent of {node} is Ready", ready, seconds)
 
     def wait_node_ready(self, name: str, seconds: float = START_SECONDS) -> None:
-        """Until a pod may come to it: Ready, and without the taint of a node that is not."""
+        """Waits until the node accepts pods: Ready, and without the not-ready taint."""
 
         def ready() -> bool:
             self.nodes[name].machine.alive("kubelet")
@@ -169,7 +169,7 @@ class Cluster:
         eventually(what, held, seconds)
 
     def allocated(self, name: str) -> CpuSet:
-        """The CPUs in the pod's annotation; none without it."""
+        """The CPUs in the pod's annotation; none without an annotation."""
         pod = self.get("pod", name)
         text = (pod or {}).get("metadata", {}).get("annotations", {}).get(RESOURCE_STATUS, "{}")
         return CpuSet.parse(json.loads(text).get("cpuset", ""))
@@ -183,7 +183,7 @@ class Cluster:
         return ""
 
     def reserved(self, node: str) -> str:
-        """The CPUs that the node's NodeResourceTopology keeps from pods."""
+        """The reserved CPUs in the node's NodeResourceTopology."""
         return str(self._topology_annotation(node, RESERVATION).get("reservedCPUs", ""))
 
     def events(self, name: str, reason: str) -> list[str]:
@@ -196,11 +196,11 @@ class Cluster:
         return [str(each.get("message", "")) for each in found]
 
     def logs(self, name: str) -> str:
-        """What the pod's container printed."""
+        """The log of the pod's container."""
         return self.kubectl("logs", name)
 
     def cpu_manager_policy(self, node: str) -> str:
-        """The kubelet's, as the node's NodeResourceTopology has it."""
+        """The kubelet's policy in the node's NodeResourceTopology."""
         return str(self._topology_annotation(node, CPU_MANAGER_POLICY).get("policy", ""))
 
     def agent_restarts(self, node: str) -> int:
@@ -239,12 +239,13 @@ class Cluster:
         raise KeyError(f"no cgroup of {name}/{container} on {node.name}")
 
     def cpus(self, *names: str) -> dict[str, str]:
-        """The same of several pods, as lists such as 0-3,7."""
+        """The same for several pods, as lists such as 0-3,7."""
         return {name: str(self.cpus_of(name)) for name in names}
 
     @contextlib.contextmanager
     def following(self, *names: str) -> Iterator[dict[str, list[str]]]:
-        """Each cpuset that the pods' containers had meanwhile, in order; filled at the end."""
+        """Each cpuset that the pods' containers had during the block, in order; filled at its
+        end."""
         seen: dict[str, list[str]] = {}
         files = {name: self._cpuset_files(name, "main") for name in names}
         with contextlib.ExitStack() as stack:

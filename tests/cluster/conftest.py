@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The report of a failed test that uses the cluster names the folder of what is left."""
+    """The report of a failed test that uses the cluster names the folder of collected files."""
     report = yield
     found = [each for each in getattr(item, "funcargs", {}).values() if isinstance(each, Cluster)]
     noted = call.excinfo is not None and hasattr(call.excinfo.value, "__notes__")

@@ -28,7 +28,7 @@ _KINDS = (
 
 
 def collected(cluster: Cluster, name: str) -> Path:
-    """Writes what is left of the cluster to a new folder for the test of that name."""
+    """Collects the state of the cluster in a new folder for the test with that name."""
     plain = re.sub(r"[^\w.-]+", "-", name).strip("-")
     where = _ROOT / f"{time.strftime('%Y%m%dT%H%M%S')}-{plain}"
     with contextlib.suppress(OSError):

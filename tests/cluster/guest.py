@@ -39,8 +39,9 @@ _NETWORK = {
         "dataDir": "/run/cni-addresses",
     },
 }
-# The emulator listens there for the guest's kubelet. Who connects gets the address of the emulator,
-# which it does for callers from 127.0.0.1 only; from the guest's own nothing would come through.
+# The emulator listens there for the guest's kubelet. A client that connects gets the address of the
+# emulator, which forwards only callers from 127.0.0.1; from the guest's own address nothing would
+# arrive.
 _REACHED = f"""ip addr add {ADDRESS}/32 dev lo
 ip route replace local {ADDRESS}/32 dev lo table local proto kernel scope host src 127.0.0.1
 """
@@ -73,7 +74,7 @@ def _join(cluster: Cluster, machine: Machine) -> None:
     cluster.nodes[GUEST] = node
     images.join(machine, cluster.images)
     node.start_containerd()
-    # The guest is slow: the agent's answer must not come too late for its slowness alone.
+    # The guest is slow: the agent's answer must not time out only because of that.
     node.start_proxy("--hold-seconds=30")
     machine.run("sh", "-ec", "mkdir /run/bin; cp $(command -v kubelet) /run/bin/kubelet")
     node.start_kubelet(runtimeRequestTimeout="4m", registerWithTaints=[TAINT])
@@ -81,7 +82,8 @@ def _join(cluster: Cluster, machine: Machine) -> None:
 
 
 def _boot(cluster: Cluster) -> Machine:
-    """Boots a guest that dies before its first step once more, as qemu itself sometimes crashes."""
+    """Boots a guest that ends before its first step once more, because qemu itself sometimes
+    crashes."""
     # The guest cannot write compiled files.
     for folder in ("agent", "demo"):
         compileall.compile_dir(guest.REPOSITORY / folder, quiet=1)

@@ -33,7 +33,7 @@ _LAYERS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
 _KEPT = 3
 """Several checkouts may run tests in turn, each with its own images."""
 
-# Read-only, so that no containerd removes what others use.
+# Read-only, so that no containerd removes files that others use.
 _JOIN = f"""images=$1 root=/var/lib/containerd
 cd "$images"
 for each in {" ".join(_DATABASES)}; do
@@ -48,7 +48,7 @@ done
 
 
 def join(machine: Machine, images: Path) -> None:
-    """Gives the images to a machine whose containerd has never run."""
+    """Adds the images to a machine whose containerd has never run."""
     machine.run("sh", "-ec", _JOIN, "sh", images)
 
 

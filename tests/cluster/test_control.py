@@ -1,4 +1,4 @@
-"""What becomes of a node with pods while parts of the control plane go away and come back."""
+"""A node with pods while parts of the control plane are away and return."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ pytestmark = [
 ]
 
 OUTAGE_SECONDS = 120.0
-"""Long enough that watches which back off are at their longest pauses."""
+"""!Long enough for watches with backoff to reach their longest pauses."""
 BACK_SECONDS = 30.0
-"""docs/scheduler.md states 10 for a watch; here all parts of a cluster begin again on two CPUs."""
+"""!docs/scheduler.md states 10 for a watch; here all parts of a cluster restart on two CPUs."""
 
 
 @pytest.fixture
 def nothing_reserved(installed: Cluster) -> Iterator[None]:
-    """No reservation of a test outlives it."""
+    """Removes a test's reservation afterwards."""
     yield
     installed.kubectl("annotate", "node", HOST, f"{RESERVATION}-")
 
@@ -59,7 +59,7 @@ def test_pods_keep_their_cpus_while_the_api_server_is_away(installed: Cluster) -
 
 @pytest.mark.usefixtures("nothing_reserved")
 def test_cpu_reserved_after_an_outage_is_not_allocated(installed: Cluster) -> None:
-    """The decision after an outage uses the server's present state, not the old one."""
+    """The decision after an outage uses the server's current state, not the old one."""
     cluster = installed
     cluster.api_server_away_for(OUTAGE_SECONDS)
     cluster.annotate("node", HOST, **{RESERVATION: json.dumps({"reservedCPUs": "1"})})

@@ -42,7 +42,7 @@ def test_pod_that_calls_itself_kubelet_changes_nothing(installed: Cluster) -> No
         lambda: any(each.startswith(name) for each in machine.read("/proc/*/cmdline").values()),
     )
     with cluster.following("ls", "lse") as seen:
-        # The one that began first has the lower pid.
+        # The one that started first has the lower pid.
         cluster.nodes[HOST].restart_kubelet()
         cluster.delete_pod(cluster.agent_pod(HOST), namespace=NAMESPACE)
         cluster.wait_node_ready(HOST)
@@ -55,7 +55,7 @@ def test_pod_that_calls_itself_kubelet_changes_nothing(installed: Cluster) -> No
 
 
 def test_pod_with_a_large_environment_starts_on_the_cpus_of_its_pool(installed: Cluster) -> None:
-    """The kernel takes 128 KiB of a variable, and 2 MiB of all."""
+    """The kernel allows 128 KiB for one variable, and 2 MiB for all."""
     cluster = installed
     cluster.pod("lse", qos="LSE", cpu=1)
     (rest,) = {0, 1} - set(cluster.cpus_of("lse"))
@@ -119,7 +119,7 @@ def test_annotations_that_name_thousands_of_containers_do_not_end_the_agent(
     assert cluster.agent_pod(HOST) == agent
     assert cluster.agent_restarts(HOST) == 0
 
-    # One that starts has to read them all at once.
+    # A starting agent has to read them all at once.
     cluster.delete_pod(agent, namespace=NAMESPACE)
     cluster.wait_agent_ready(HOST)
     assert cluster.agent_restarts(HOST) == 0

@@ -1,4 +1,4 @@
-"""What is in a world stays in it and ends with it."""
+"""Processes and mounts of a world stay inside and end with it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def groups(name: str) -> list[Path]:
 
 
 def processes_of(folder: Path) -> list[Path]:
-    """Those of the machine whose command line names the folder."""
+    """Processes of the machine whose command line names the folder."""
     found = []
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -48,8 +48,8 @@ done
 exec "$@"
 """
 
-# Unmounts what other programs of this machine have mounted, which the world would keep busy.
-# Changes of /etc, /var/lib and /var/log go to a layer in memory; their submounts are not seen.
+# Unmounts mounts of other programs of this machine, which the world would keep busy. Changes of
+# /etc, /var/lib and /var/log go to a layer in memory; their submounts are not visible.
 _FURNISH = """folder=$1; shift
 while read -r _ where kind _; do
     case $kind:$where in
@@ -75,7 +75,7 @@ for file in "$folder"/tunables/*; do
 done
 """
 
-# Both ends are in the world: it needs a device that is up, and not every kernel has dummies.
+# Both ends are in the world: it needs a device that is up, and not every kernel has dummy devices.
 _NETWORK = f"""ip link set lo up
 ip link add node0 type veth peer name node0p
 ip link set node0p up
@@ -142,7 +142,7 @@ def made(programs: str) -> Iterator[World]:
 
 
 def _enter(folder: Path, group: str) -> subprocess.Popen[bytes]:
-    """Starts the process whose end ends the world."""
+    """Starts the first process of the world: the world ends with it."""
     inside = Path(__file__).with_name("inside.py")
     with (folder / "world.log").open("ab") as log:
         return subprocess.Popen(
@@ -211,7 +211,7 @@ def _mount_cgroups() -> str:
 
 
 def _remove_group(name: str) -> None:
-    """Retries, as the end of the last process takes a moment."""
+    """Retries, because the end of the last process takes a moment."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         remove_cgroups(name)

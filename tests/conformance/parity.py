@@ -1,4 +1,4 @@
-"""A kind of vectors for tests: is a number even? The other side is wrong about 0 and below."""
+"""A kind of vectors for tests: is a number even? The expected answers are wrong for 0 and below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading vector files, good and broken."""
+"""Reading valid and invalid vector files."""
 
 from __future__ import annotations
 

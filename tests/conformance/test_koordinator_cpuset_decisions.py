@@ -297,7 +297,8 @@ def test_koordinators_vectors() -> None:
 
 
 def test_claim_next_to_a_static_kubelets_checkpoint_is_a_declared_difference() -> None:
-    """Koordinator's pools lack what the annotation names, and have what the kubelet gave."""
+    """Koordinator's pools lack the CPUs of the annotation, and have those that the kubelet
+    assigned."""
     verdict = pools(checkpoint={"a": {"c0": "2"}, "gone": {"c0": "3"}})
     assert verdict.declared == "kubelet-decides"
     assert verdict.ours["podAllocs"][0] == {

@@ -48,7 +48,7 @@ def sharer(cpu: int, memory_gib: int = 4) -> Json:
 
 
 def held(cpu: int, cpuset: str = "", node: int | None = None) -> Json:
-    """A pod of no memory that has these CPUs, or has its CPU of this NUMA node, or both."""
+    """A pod without memory that has these CPUs, or CPU of this NUMA node, or both."""
     status: Json = {"cpuset": cpuset} if cpuset else {}
     if node is not None:
         status["numaNodeResources"] = part(node, cpu)

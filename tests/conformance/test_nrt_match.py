@@ -166,7 +166,8 @@ def test_all_vectors_agree() -> None:
 
 
 def test_other_answers_are_not_declared() -> None:
-    """A score one higher, or the other answer of the filter, disagrees in nearly every case."""
+    """A score that is one higher, or the opposite answer of the filter, disagrees in nearly every
+    case."""
     missed = total = 0
     with gzip.open(VECTORS, "rt") as lines:
         for line in lines:

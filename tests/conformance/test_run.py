@@ -1,4 +1,4 @@
-"""A vector file judged."""
+"""The judgement of a vector file."""
 
 from __future__ import annotations
 

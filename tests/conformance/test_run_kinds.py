@@ -1,4 +1,4 @@
-"""Which kind a case is of."""
+"""The kind of a case."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_whole_cores_alone(requested: int, reason: RefusalReason, available: int
 
 
 def test_a_container_that_keeps_its_cores_may_be_refused_again() -> None:
-    """As in the kubelet, whose check of what is free comes first."""
+    """As in the kubelet, which checks the free CPUs first."""
     node = Node(policy(TWO, FULL))
     held = node.cpus(pod("a", "8"), "c0")
     assert node.refused(pod("a", "8"), "c0") == AllocationRefused(

@@ -56,7 +56,7 @@ def test_carriers_from_containerd() -> None:
 
 
 def test_the_runtime_spec_counts_and_not_the_request() -> None:
-    """A plugin in the runtime (NRI) changes the specification behind the request."""
+    """A plugin in the runtime (NRI) changes the specification after the request."""
     asked = {
         "mounts": [{"container_path": "/var/run/nvidia-container-devices/GPU-1"}],
         "annotations": {"nvidia.cdi.k8s.io/x": "nvidia.com/gpu=0", "cdi.k8s.io/x": "a.example/b=0"},
@@ -64,7 +64,7 @@ def test_the_runtime_spec_counts_and_not_the_request() -> None:
     made = {"mounts": [{"destination": "/var/run/nvidia-container-devices/GPU-2"}]}
     found = device_carriers(json.dumps({"config": asked, "runtimeSpec": made}))
     assert found.mounts == ("/var/run/nvidia-container-devices/GPU-2",)
-    # The runtime itself reads these, of the request.
+    # The runtime itself reads these from the request.
     assert found.annotations == (("cdi.k8s.io/x", "a.example/b=0"),)
     alone = device_carriers(json.dumps({"config": asked}))
     assert alone.mounts == ("/var/run/nvidia-container-devices/GPU-1",)

@@ -1,4 +1,4 @@
-"""Against a real grpcio server that streams."""
+"""With a real grpcio server that streams."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def following(path: Path, heard: Heard) -> Iterator[ContainerEvents]:
 
 
 def test_a_call_refused_by_goaway_is_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one does that is just ending: GOAWAY before it began any call."""
+    """As from a server that is just ending: GOAWAY before it started any call."""
     monkeypatch.setattr(events, "_FIRST_PAUSE_SECONDS", 0.01)
     settings, goaway = bytes.fromhex("000000040000000000"), "000008070000000000" + 16 * "0"
     with socket.socket(socket.AF_UNIX) as ending:

@@ -16,7 +16,7 @@ from tests.integration.harness import fresh_node, private_containerd
 
 RUN_SECONDS = 300.0
 
-# What needs images from elsewhere, a kernel with AppArmor, or pods that can be reached.
+# Specs that need images from elsewhere, a kernel with AppArmor, or reachable pods.
 _SKIPPED = (
     "AppArmor|Image (Manager|Consistency|Identifier)|port mapping|portforward"
     "|should support network$"
@@ -24,7 +24,7 @@ _SKIPPED = (
 _CODE = re.compile(r"rpc error: code = (\w+)")
 
 Outcomes = Mapping[str, str]
-"""`passed`, `skipped` or `failed CODE` (of the first gRPC error that the spec tells) by spec."""
+"""!By spec `passed`, `skipped` or `failed CODE` (of the first gRPC error that the spec reports)."""
 
 
 class Suite:
@@ -36,7 +36,7 @@ class Suite:
         self._socket = socket
 
     def run(self, only: Iterable[str] = ()) -> Outcomes:
-        """All specs that can run here, or those of these names."""
+        """All specs that can run here, or those with these names."""
         names = [re.escape(name) for name in only]
         with tempfile.TemporaryDirectory(prefix="topolet-") as folder:
             images = pathlib.Path(folder, "images.yaml")

@@ -14,11 +14,11 @@ from tests.critest.suite import RUN_SECONDS, Outcomes, suite
 from tests.integration.harness import built_or_skip
 
 _FEWEST_PASSED = 60
-"""As many specs pass on the oldest runtime; fewer, and the suite did not really run."""
+"""!This number of specs passes on the oldest runtime; with fewer the suite did not really run."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """`again`: specs that came out differently and were run once more, on both sides."""
+    """`again`: specs with different results, which were run once more on both sides."""
 
     runtime: str
     direct: Outcomes
@@ -49,7 +49,7 @@ def _count(outcomes: Outcomes, state: str) -> str:
 
 
 def compare(critest: pathlib.Path, find_programs: Callable[[], pathlib.Path | None]) -> Comparison:
-    """Both sides at once, each on a runtime of its own; what differs runs once more."""
+    """Both sides at once, each on its own runtime; different results are run once more."""
     programs = find_programs()
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         (runtime, direct), (_, proxied) = (
@@ -68,8 +68,8 @@ def compare(critest: pathlib.Path, find_programs: Callable[[], pathlib.Path | No
 
 @pytest.fixture(scope="module")
 def comparisons(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[Comparison]]]:
-    """Of this machine's containerd ("installed") and of containerd 2 ("built"), those that are
-    selected; the result of one that can't be had here is the skip.
+    """The selected ones of this machine's containerd ("installed") and containerd 2 ("built"); an
+    unavailable one results in a skip.
 
     All at once: nearly all of a run is waiting, and four take hardly longer than one.
     """

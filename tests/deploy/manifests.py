@@ -34,7 +34,7 @@ EVERYTHING = ("overlays/webhook", "overlays/scheduler-evict")
 
 
 def listed(folder: str) -> list[Path]:
-    """The files that a kustomization names, with those of the folders that it names, in order."""
+    """The files of a kustomization and of the folders it lists, in order."""
     names = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text())["resources"]
     paths = [(DEPLOY / folder / name).resolve() for name in names]
     return [
@@ -162,7 +162,7 @@ def _patched(value: Any, patch: Any) -> Any:
 
 
 def complaints(value: object, schema: Object, at: str = "") -> list[str]:
-    """The faults of a value by a structural schema, also fields that it would prune."""
+    """The errors of a value by a structural schema, including fields that it would prune."""
     if schema.get("x-kubernetes-int-or-string"):
         fits = isinstance(value, int) or bool(re.search(schema["pattern"], str(value)))
         return [] if fits else [f"{at}: {value!r} is not a quantity"]

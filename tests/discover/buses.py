@@ -1,4 +1,4 @@
-"""PCI trees below a folder of the test's own."""
+"""PCI trees below a folder of the test."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def put(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def plug(root: Path, way: str, files: Mapping[str, str] | None = None) -> Path:
-    """A function at the end of `way` (`pci0000:17/0000:17:00.0`), listed as the kernel does it;
+    """A function at the end of `way` (`pci0000:17/0000:17:00.0`), listed as by the kernel; returns
     its folder."""
     folder = root / "sys/devices" / way
     put(folder, {"class": "0x020000\n", "numa_node": "-1\n"} | dict(files or {}))

@@ -26,8 +26,8 @@ XID = 0x8
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """`memory`: total, reserved and used MiB; None: NOT_SUPPORTED, as every other fact that is not
-    here. `links`: version, type and address of the far end, None of a link that is down."""
+    """`memory`: total, reserved and used MiB; None: NOT_SUPPORTED, like every other absent value.
+    `links`: version, type and address of the far end, None for a link that is down."""
 
     uuid: str
     name: str
@@ -64,8 +64,8 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """`enumerated`: the places of the cards that the driver lists, in order of index; None: all.
-    `pairs`: of two places, the lower first. `facts`: of the machine, or any other line."""
+    """`enumerated`: the indices of the cards that the driver lists, in order; None: all. `pairs`:
+    by two indices, the lower first. `facts`: values of the machine, or any other line."""
 
     cards: tuple[Card, ...] = ()
     driver: str = "550.163.01"
@@ -142,12 +142,12 @@ class FakeDriver:
 
 
 def missing() -> str | None:
-    """Why there can be no fake driver here."""
+    """The reason why a fake driver is not available here."""
     return None if shutil.which("gcc") else "no gcc to compile the fake driver"
 
 
 def nvml_header() -> Path | str:
-    """The folder of NVIDIA's nvml.h, or the reason why it can't be had."""
+    """The folder of NVIDIA's nvml.h, or the reason why it is not available."""
     where = source("go-nvml")
     return where if isinstance(where, str) else where / "gen" / "nvml"
 

@@ -1,4 +1,4 @@
-"""Machines with GPUs as tables: where their cards are, and what links them."""
+"""Machines with GPUs as tables: the topology and the links of their cards."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def bus(number: int, domain: int = 0) -> str:
 
 
 def a100_hgx() -> Machine:
-    """Eight A100 on six NVSwitches, twelve links a card; two cards on a PCIe switch, four on a
-    socket. Minors as the driver gave them, which are not the indices."""
+    """Eight A100 on six NVSwitches, twelve links per card; two cards per PCIe switch, four per
+    socket. Minors as the driver assigned them, which differ from the indices."""
     buses = (0x07, 0x0F, 0x47, 0x4E, 0x87, 0x90, 0xB7, 0xBD)
     minors = (2, 3, 0, 1, 6, 7, 4, 5)
     links = tuple((3, SWITCH, bus(0xC4 + number // 2)) for number in range(12))
@@ -63,7 +63,7 @@ def a100_hgx() -> Machine:
     return Machine(cards, pairs=pairs)
 
 
-# The hybrid cube mesh of DGX-1 with V100: twice the links where the number is 2.
+# The hybrid cube mesh of DGX-1 with V100: pairs with the number 2 have twice the links.
 DGX1_LINKS = {
     (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
     (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
@@ -107,7 +107,8 @@ def mixed() -> Machine:
 
 
 def with_mig() -> Machine:
-    """A whole card, one in two instances, one in MIG mode without any, one that will be."""
+    """A whole card, one in two instances, one in MIG mode without instances, one with MIG mode
+    pending."""
     instance = {"gi": 1, "ci": 0, "attributes": "3 3 20096", "memory": "20096 10 100"}
     cards = a100_hgx().cards[:4]
     name = "MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3"

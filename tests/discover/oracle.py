@@ -30,9 +30,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def lstopo(root: str) -> Answer | None:
-    """Ids only of sockets that have one of their own. `complaint`: hwloc found the tree broken.
+    """Has only sockets with their own ids. `complaint`: hwloc found the tree invalid.
 
-    None where hwloc gives up.
+    None if hwloc fails.
     """
     done = subprocess.run(
         [str(LSTOPO), "--if", "fsroot", "--input", root, "--disallowed", "--of", "xml"],

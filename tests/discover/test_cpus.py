@@ -1,4 +1,4 @@
-"""Oddities of kernels and firmware, one constructed tree each."""
+"""Special cases of kernels and firmware, with one constructed tree each."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_sockets(read: Read, files: Files, sockets: dict[str, int]) -> None:
     ids=["bulldozer", "zen", "intel"],
 )
 def test_compute_units(read: Read, cpuinfo: str, cores: dict[str, int]) -> None:
-    """Only on Bulldozer are siblings with core ids of their own cores of their own."""
+    """Only on Bulldozer do siblings with different core ids have cores of their own."""
     files = machine(1, 1, 1, 2, 2) | every_cpu("core_id", ["0", "1", "2", "3"])
     assert of(read(files | {"proc/cpuinfo": cpuinfo}), "core") == cores
 

@@ -1,4 +1,4 @@
-"""Lines of JSON between the agent and its child."""
+"""Lines of JSON between the agent and its child process."""
 
 from __future__ import annotations
 

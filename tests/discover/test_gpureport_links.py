@@ -39,15 +39,15 @@ def switch(number: int, version: int | None = 3) -> tuple[LinkEnd, str, int | No
         # A version that was not reported, and one newer than the known ones.
         ((to(1, None),), (to(0, None),), 1, 25_000),
         ((to(1, 9),), (to(0, 9),), 1, 50_000),
-        # One end down: what is seen from one side only does not count (HAMi's issue 2217).
+        # One end is down: a link reported by one side only does not count (HAMi's issue 2217).
         ((to(1), to(1)), (to(0),), 1, 25_000),
         ((to(1), to(1)), (), 0, 0),
-        # Cards at switches, with as many links as the poorer one has.
+        # Cards at switches, with the number of links of the card with fewer.
         ((switch(0), switch(1)), (switch(0),), 1, 25_000),
         ((switch(0),), (), 0, 0),
         # A direct link that is down at one end does not count as a link to a switch.
         ((to(1), switch(0)), (switch(0),), 0, 0),
-        # Links elsewhere.
+        # Links to other devices.
         ((to(2),), (to(3),), 0, 0),
         (((LinkEnd.NPU, "", 2),), ((LinkEnd.NPU, "", 2),), 0, 0),
         (((LinkEnd.UNKNOWN, "", 2),), ((LinkEnd.UNKNOWN, "", 2),), 0, 0),

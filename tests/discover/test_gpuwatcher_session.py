@@ -1,4 +1,4 @@
-"""The real child with the real binding, over a driver of the tests' own making."""
+"""The real child with the real binding and a fake driver."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def test_an_instance_that_is_being_deleted_does_not_remove_its_card(start: Start
     "call", ["nvmlDeviceGetMigMode", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMinorNumber"]
 )
 def test_a_card_of_unknown_kind_is_not_reported_as_another_kind(start: Start, call: str) -> None:
-    """One in MIG mode would be given as a whole one, one with memory as one that has the host's."""
+    """A card in MIG mode would count as a whole one, and a card with memory as one with the
+    host's."""
     machine = gpumachines.with_mig()
     driver, session = start(machine)
     assert len(inventory(session).gpus) == 4
@@ -204,7 +205,7 @@ def test_symbols_that_an_old_driver_lacks_give_unknown_values(start: Start) -> N
     assert report.inventory is not None
     gpu, reading = report.inventory.gpus[0], report.readings[0]
     assert (gpu.module, gpu.mig, gpu.memory_bytes) == (None, None, 80 * GIB)
-    # The first layout counts what the driver keeps for itself as used.
+    # The first layout counts the driver's reserved memory as used.
     assert (reading.memory_used_bytes, reading.remapped, reading.processes) == (
         600 << 20,
         None,
@@ -474,7 +475,7 @@ def test_links_are_read_once_for_the_same_cards_and_again_after_an_nvlink_error(
 
 
 def test_links_that_come_up_later_are_reported_in_time(start: Start) -> None:
-    """Those at NVSwitches wait for the fabric manager, which may start after any agent."""
+    """Links to NVSwitches wait for the fabric manager, which may start after the agent."""
     machine = gpumachines.a100_hgx()
     # A query waits for events, and this machine has many of both.
     cards = tuple(dataclasses.replace(each, events=None) for each in machine.cards)
@@ -541,7 +542,7 @@ def _running(pid: int) -> bool:
 
 
 def test_all_calls_come_from_one_thread(start: Start) -> None:
-    """The binding shares buffers between threads: two at once read each other's answers."""
+    """The binding shares buffers between threads: two at once would read each other's answers."""
     driver, session = start(gpumachines.a100_hgx())
     look(session)
     driver.event(2, 79)

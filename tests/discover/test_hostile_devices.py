@@ -96,7 +96,7 @@ def test_an_invalid_device_does_not_hide_a_valid_one(files: dict[str, str], targ
 @settings(max_examples=15)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_listings_changes_nothing(random: Random) -> None:
-    """Folders list their entries as these came into being, on some filesystems."""
+    """On some filesystems folders list their entries in the order of creation."""
     ways = [f"pci0000:{bus:02x}/0000:{bus:02x}:00.0" for bus in range(4)]
     ways += [f"pci0000:17/0000:17:00.0/0000:18:00.{n}" for n in range(4)]
 

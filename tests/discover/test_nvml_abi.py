@@ -1,4 +1,4 @@
-"""The fake driver speaks the ABI of NVIDIA's own header, and of the binding's structures."""
+"""The fake driver has the ABI of NVIDIA's own header and of the binding's structures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_check_of_the_layout_can_fail(tmp_path) -> None:
 
 
 def test_the_bindings_structures_have_the_same_sizes() -> None:
-    """On x86-64 and arm64; the numbers are those that layout.c compares with nvml.h."""
+    """On x86-64 and arm64; layout.c compares the numbers with nvml.h."""
     sizes = {
         pynvml.nvmlPciInfo_t: 68,
         pynvml.c_nvmlMemory_t: 24,

@@ -71,7 +71,7 @@ def test_random_machine(files: Files) -> None:
     assert found.sockets == theirs.sockets
     assert found.socket_ids | theirs.socket_ids == found.socket_ids
     assert found.caches == theirs.caches
-    # A node whose CPUs are all offline: hwloc gives it the CPUs of the nodes nearest to it.
+    # A node whose CPUs are all offline: hwloc assigns it the CPUs of the nearest nodes.
     assert found.nodes.keys() == theirs.nodes.keys()
     for node, (members, memory_bytes) in found.nodes.items():
         assert theirs.nodes[node][1] == memory_bytes

@@ -39,7 +39,7 @@ def proximity(one: Function, other: Function) -> Ancestor:
 
 @pytest.fixture
 def engines(snapshot: Callable[[str], str]) -> dict[str, Function]:
-    """Eight accelerators and two HCAs below two switches, all of NUMA node 0."""
+    """Eight accelerators and two HCAs below two switches, all on NUMA node 0."""
     root = snapshot("32intel64-2p8co2t+8ve")
     return pci.read(root, cpus.read(root)).by_address
 
@@ -134,7 +134,7 @@ def test_domains_of_any_width(tmp_path: Path, way: str, root: str, pcie: str) ->
 
 
 def test_two_levels_of_switches(tmp_path: Path) -> None:
-    """As on a DGX-2: 34 and 36 share the lower switch, with 39 they share the upper."""
+    """As on a DGX-2: 34 and 36 share the lower switch, and share the upper one with 39."""
     port, up = "pci0000:2b/0000:2b:00.0", "0000:2c:00.0"
     ways = {
         "34": f"{port}/{up}/0000:2d:00.0/0000:32:00.0/0000:33:00.0/0000:34:00.0",

@@ -14,7 +14,7 @@ TWO_NODES = topology({0: "0-3", 1: "4-7"})
 
 
 def link(name: str, number: int, *states: str) -> dict[str, str]:
-    """Files of a link of a function, with its char devices; a port each state."""
+    """Files of a link of a function, with its char devices; one port per state."""
     return {
         f"infiniband/{name}/node_guid": f"0c42:a103:00e2:{number:04x}\n",
         **{f"infiniband/{name}/ports/{n}/state": state for n, state in enumerate(states, 1)},

@@ -94,7 +94,7 @@ def test_distances(
 
 
 def test_hugepages_are_part_of_the_memory(snapshot: Callable[[str], str]) -> None:
-    """As for hwloc, `memory_bytes` is MemTotal: the pools are in it and not taken from it."""
+    """As in hwloc, `memory_bytes` is MemTotal: it includes the pools of huge pages."""
     (first, _) = cpus.read(snapshot("32intel64-2p8co2t+8ve")).numa_nodes
     assert [(pool.size_bytes, pool.total, pool.free) for pool in first.hugepages] == [
         (2 << 20, 2048, 2048),

@@ -1,4 +1,4 @@
-"""Where an agent counts its steps and reads at which to die: a few bytes that two processes map."""
+"""The steps of an agent and the step at which to kill it: a few bytes that two processes map."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BYTES = 128
 
 
 class Board:
-    """`passed`: steps so far. `dies_at`: the step that is not taken any more; 0: none."""
+    """`passed`: steps until now. `dies_at`: the step that is not executed; 0: none."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -44,7 +44,7 @@ class Board:
 
     @property
     def place(self) -> str:
-        """The step before which the agent died, "" for none."""
+        """The step before which the agent was killed, "" for none."""
         return self._map[_NUMBERS.size :].rstrip(b"\0").decode()
 
     @place.setter

@@ -45,7 +45,7 @@ class PlainCgroups:
         return own
 
     def set(self, group: str, cpus: CpuSet) -> None:
-        """As a runtime does on an update; nothing where that would fail."""
+        """As a runtime does on an update; does nothing if that would fail."""
         with contextlib.suppress(OSError), open(self.path / group[1:] / CPUS, "r+b", 0) as file:
             file.write(padded(f"{cpus}\n".encode()))
 
@@ -60,7 +60,7 @@ class PlainCgroups:
         return CpuSet.parse((self.path / group[1:] / CPUS).read_text())
 
     def effective(self, group: str) -> CpuSet:
-        """What the kernel would let its processes use."""
+        """The CPUs that the kernel would allow to its processes."""
         return effective(self.path, self.version, group)
 
     def groups(self) -> list[str]:
@@ -69,7 +69,7 @@ class PlainCgroups:
         return sorted(each for each in found if each.startswith(f"{self.top}/") and each != "/.")
 
     def illegal(self) -> list[str]:
-        """Groups that the kernel would not have let be so. v2 refuses nothing."""
+        """Groups with values that the kernel would not have accepted. v2 refuses nothing."""
         if self.version == 2:
             return []
         return [
@@ -80,7 +80,7 @@ class PlainCgroups:
         ]
 
     def close(self) -> None:
-        """The folder goes with its owner."""
+        """Removes the folder."""
 
 
 class RealCgroups:
@@ -151,12 +151,12 @@ Cgroups = PlainCgroups | RealCgroups
 
 
 def padded(text: bytes) -> bytes:
-    """Of the size that every plain file has."""
+    """The value padded to the size of every plain file."""
     return text.ljust(FILE_BYTES, b"\n")
 
 
 def effective(path: Path, version: int, group: str) -> CpuSet:
-    """Of plain files below `path`; `/` and "" are the root."""
+    """The group in plain files below `path`; `/` and "" are the root."""
     own = CpuSet.parse((path / group[1:] / CPUS).read_text())
     if version == 1 or group in ("/", ""):
         return own

@@ -37,12 +37,12 @@ _READABLE = select.POLLIN | select.POLLHUP
 
 
 def serve(orders: socket.socket) -> None:
-    """Until the other end closes; then the command dies as well."""
+    """Serves until the other end closes; then the command is killed too."""
     gc.freeze()
     lines = orders.makefile("rb", buffering=0)  # poll is reliable only without a buffer
     while line := lines.readline():
         order = json.loads(line)
-        if not order:  # to kill what had ended already
+        if not order:  # to kill a process that had already ended
             continue
         child = os.fork()
         if child == 0:
@@ -131,7 +131,7 @@ def _count_steps(board: Board) -> None:
 
 
 def _kind(path: str) -> str:
-    """What is the same of every run: a scratch file as the file it becomes."""
+    """The parts that are equal in every run: a temporary file as the file that it becomes."""
     if path.endswith((".yaml", ".yaml.tmp")):
         return "object"
     name = os.path.basename(path).strip("'")

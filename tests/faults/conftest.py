@@ -1,4 +1,4 @@
-"""A node with faults of a test's choice: in the process of the agent's passes, or around it."""
+"""A node with the test's faults: in the process of the agent's passes, or outside of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.node.world import World
 
 
 class Around:
-    """A played node of 16 CPUs (v1) and the real agent, which comes and goes."""
+    """A simulated node of 16 CPUs (v1) and the real agent, which is started and killed."""
 
     def __init__(self, node: PlayedNode, launcher: Launcher) -> None:
         self.node = node
@@ -28,13 +28,13 @@ class Around:
         assert self.node.looked(since, lambda: self.launcher.running), self.launcher.log()
 
     def restore(self) -> None:
-        """With the agent killed."""
+        """Kills the agent and restores."""
         self.launcher.kill()
         self.launcher.start(self.node.restore_words, self.node.cgroups)
         assert self.launcher.ended() == 0, self.launcher.log()
 
     def running(self, qos: str, claim: str = "") -> str:
-        """The group of a container that starts on every CPU."""
+        """The group of a new container that starts on every CPU."""
         group = self.node.create(self.node.add(qos, claim), starts=True).group
         assert group is not None
         return group

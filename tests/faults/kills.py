@@ -142,7 +142,7 @@ class Life:
         self._accept_published()
 
     def _accept_published(self) -> None:
-        """The owners of the agent that died whose claims are unchanged."""
+        """The owners of the killed agent with unchanged claims."""
         node = self._node
         snapshot = node.snapshot()
         for owner in snapshot.owners if snapshot else ():
@@ -241,7 +241,7 @@ def _claims(pod: Pod, cpus: CpuSet) -> bool:
 
 
 def kill(count: int, seed: int, *, real: bool = False) -> Tally:
-    """Lives of up to KILLS_PER_LIFE kills, on v1 and v2 in turn."""
+    """Series of up to KILLS_PER_LIFE kills, on v1 and v2 in turn."""
     choice = random.Random(seed)
     tally = Tally()
     lives = max(-(-count // KILLS_PER_LIFE), min(count, 1 if real else 2))
@@ -266,7 +266,7 @@ def kill(count: int, seed: int, *, real: bool = False) -> Tally:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Once: what is cleaned up is not interrupted."""
+    """Only once: a cleanup is not interrupted."""
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)

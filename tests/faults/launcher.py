@@ -1,4 +1,4 @@
-"""Starts and kills `topolet` commands that count their steps, without the price of an import."""
+"""Starts and kills `topolet` commands that count their steps, without the cost of an import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END_SECONDS = 60.0
 
 
 class Launcher:
-    """One command at a time; `board` is the one that it counts on."""
+    """One command at a time; it counts on `board`."""
 
     def __init__(self, folder: Path) -> None:
         self.board_path = folder / "board"
@@ -89,7 +89,7 @@ class Launcher:
         return self.code
 
     def kill(self) -> None:
-        """SIGKILL, unless it is dead already."""
+        """SIGKILL, unless it has ended already."""
         if self.running:
             self._send({})
             self.ended()

@@ -1,4 +1,4 @@
-"""A node that outlives its agents: machine, groups, runtime, state folder, and pods that churn."""
+"""A node that survives its agents: machine, groups, runtime, state folder, and pods that change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Container(msgspec.Struct):
 
 
 class Pod(msgspec.Struct):
-    """`claim` as the annotation has it, any text; "" for none."""
+    """`claim` as in the annotation, any text; "" for none."""
 
     uid: str
     qos: str
@@ -74,7 +74,7 @@ def large_machine(folder: Path, version: int) -> PlayedNode:
 
 
 def this_machine(folder: Path, name: str) -> PlayedNode:
-    """Real groups below `/name`; of a large machine the first 16 CPUs change hands."""
+    """Real groups below `/name`; on a large machine only the first 16 CPUs change owners."""
     groups = RealCgroups(name)
     return PlayedNode(folder, "/", groups, groups.cpus)
 
@@ -122,7 +122,7 @@ class PlayedNode:
         self.runtime.close()
 
     def start_runtime(self) -> None:
-        """As it was."""
+        """Starts a runtime with the containers of the last one."""
         before, self.runtime = self.runtime, PlayedRuntime(self.socket_path, self._put_in_force)
         self.runtime.succeed(before)
 
@@ -144,7 +144,7 @@ class PlayedNode:
         return True
 
     def looked(self, since: int, still: Callable[[], bool], seconds: float = 30.0) -> bool:
-        """Waits for a snapshot of a pass that began later; False when `still` turns false."""
+        """Waits for a snapshot of a pass that began later; False once `still` returns false."""
         deadline = time.monotonic() + seconds
         while True:
             snapshot = self.snapshot()
@@ -156,7 +156,7 @@ class PlayedNode:
                 raise TimeoutError("the agent does not look")
             time.sleep(0.001)
 
-    # Churn.
+    # Changes of pods.
 
     def churn(self, choice: random.Random) -> None:
         """One random change."""
@@ -287,7 +287,7 @@ class PlayedNode:
         return container
 
     def _start(self, pod: Pod, container: Container) -> None:
-        """On the CPUs of the runtime's record, which the agent may have changed."""
+        """Starts it on the CPUs of the runtime's record, which the agent may have changed."""
         group = f"{pod.parent}/{container.id}"
         with self.runtime.lock:
             prepared = self.runtime.placements[container.id].cpuset

@@ -61,7 +61,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         self._path.unlink(missing_ok=True)
 
     def succeed(self, other: PlayedRuntime) -> None:
-        """Its containers live on."""
+        """Ends the server; its containers are kept."""
         self.sandboxes, self.containers = other.sandboxes, other.containers
         self.placements = other.placements
 
@@ -147,7 +147,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         return place
 
     def _update(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """What the container will start with, or runs on from now on."""
+        """The CPUs with which the container will start, or runs from now on."""
         update = pb.UpdateContainerResourcesRequest.FromString(request)
         cpuset = update.linux.cpuset_cpus
         with self.lock:

@@ -14,7 +14,7 @@ from tests.integration.harness import eventually
 def test_torn_checkpoint_does_not_affect_the_kubelets_pods(
     around: Around, tmp_path: Path, restarts: bool
 ) -> None:
-    """Where no answer is known from before, nothing is changed until there is one."""
+    """Without an earlier answer nothing is changed until there is one."""
     node, file = around.node, tmp_path / "kubelet" / "cpu_manager_state"
     pod = node.add(guaranteed=True)
     container = node.create(pod, starts=True)

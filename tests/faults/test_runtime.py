@@ -1,4 +1,4 @@
-"""A runtime that takes connections and does not answer, or not to one question."""
+"""A runtime that accepts connections and does not answer, or not to one call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def page(port: int, name: str) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def silent(path: Path) -> Iterator[None]:
-    """Connections wait to be accepted for ever."""
+    """Connections wait to be accepted forever."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen(64)

@@ -1,5 +1,5 @@
-"""Every source of knowledge that the agent can do without, taken away: before its start and while
-it runs. It starts, stays, keeps the cpusets right, and names the source."""
+"""Every source that the agent can do without is taken away: before its start and while it runs. The
+agent starts, continues, keeps the cpusets correct, and reports the source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NVIDIA = {"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x2330\n"}
 
 
 class Place:
-    """A node with all that can be taken away from its agent."""
+    """A node whose sources can all be taken away from its agent."""
 
     def __init__(self, around: Around, folder: Path) -> None:
         self.around = around
@@ -64,7 +64,7 @@ class Place:
             file.write_bytes(file.read_bytes())
 
     def right(self) -> None:
-        """Owner and others have what they should, and so has one that comes now."""
+        """Owner and others have their CPUs, and so has a new one."""
         late = self.around.running("LS")
         eventually("who comes late is right", lambda: self.around.cpus(late) == "0,3-15")
         eventually("the others are", lambda: self.around.cpus(self.ls) == "0,3-15")
@@ -72,7 +72,7 @@ class Place:
         assert self.around.launcher.running, self.around.launcher.log()
 
     def named(self, source: SourceName) -> bool:
-        """Whether metric and log name it."""
+        """Whether metric and log name the source."""
         series = f'topolet_source_troubles{{source="{source.value}"}} '
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as page:
             lines = page.read().decode().splitlines()

@@ -30,7 +30,7 @@ def three(world: World) -> World:
 
 
 def before_writes(monkeypatch: pytest.MonkeyPatch, to: str, does: Callable[[], None]) -> None:
-    """Before each write to the cpuset of this group."""
+    """Calls `do` before each write to the cpuset of this group."""
     real = Handles.write
 
     def write(self: Handles, path: str, data: bytes) -> None:
@@ -75,7 +75,7 @@ def test_group_removed_between_plan_and_write_is_not_a_failure(
 
 @pytest.fixture
 def small_disk(three: World) -> Iterator[Path]:
-    """The state folder on 32 KiB of its own."""
+    """A state folder with 32 KiB of its own."""
     if os.geteuid():
         pytest.skip("needs root: mounts a tmpfs")
     mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "none", str(three.state)]
@@ -86,7 +86,7 @@ def small_disk(three: World) -> Iterator[Path]:
 
 
 def test_full_disk_stops_writes_but_not_the_agent(three: World, small_disk: Path) -> None:
-    """No value is changed that could not be restored; earlier writes stay."""
+    """No value is changed that could not be restored; earlier writes are kept."""
     spared = three.runtime.listed_sandboxes.pop(0)
     agent = three.agent()
     agent.reconcile()

@@ -1,4 +1,4 @@
-"""The agent's side of the files and sockets that a frontend shares with it, played by a test."""
+"""The agent's side of the files and sockets that a frontend shares with it, simulated by a test."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_creation_waits(
 def whole(
     requested: str, cpus: int = 2, qos: str = "", claim: str = "", parent: str = "/kubepods/podp"
 ) -> CreateContainer:
-    """Of a container that requests whole CPUs, as a kubelet sends it."""
+    """A container that requests whole CPUs, as a kubelet sends it."""
     asks = request("p", qos, claim, parent)
     return CreateContainer(asks.pod, "main", RequestedResources(requested, shares=1024 * cpus))
 

@@ -1,4 +1,4 @@
-"""Creations under a node-local CPU policy: request, snapshot -> answer, and what is mounted."""
+"""Creations under a node-local CPU policy: request, snapshot -> answer, and the mounted folder."""
 
 from __future__ import annotations
 

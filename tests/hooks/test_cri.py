@@ -1,4 +1,4 @@
-"""What a hook changes, in the bytes of a CRI request."""
+"""A hook's changes in the bytes of a CRI request."""
 
 from __future__ import annotations
 

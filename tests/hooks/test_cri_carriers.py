@@ -1,4 +1,4 @@
-"""How a request names GPUs, and how such names read."""
+"""Names of GPUs in a request, and how they are read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_paths_are_normalised() -> None:
 
 
 def test_a_mount_names_a_card_whatever_its_source() -> None:
-    """A runtime follows a link of the host that leads to /dev/null."""
+    """A runtime follows a symbolic link of the host that leads to /dev/null."""
     message = pb.CreateContainerRequest()
     message.config.mounts.add(container_path=f"{MOUNT_ROOT}/GPU-1", host_path="/etc/masked.service")
     message.config.mounts.add(container_path="/data", host_path="/dev/null")

@@ -1,4 +1,4 @@
-"""What a request to make a container leaves with of devices, and what policy makes of the rest."""
+"""Devices in the changed request of a container's creation, and the policy for failures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def request(
 
 
 def seen(verdict: GateVerdict, asked: pb.CreateContainerRequest) -> tuple[list[str], list[str]]:
-    """Values of the variable, and CDI names, that the runtime is given."""
+    """Values of the variable, and CDI names, that the runtime gets."""
     if isinstance(verdict, Replace):
         asked = pb.CreateContainerRequest.FromString(verdict.message)
     else:

@@ -237,7 +237,7 @@ def test_a_cdi_kind_may_be_used_when_the_request_names_no_gpu() -> None:
             ["/dev/nvidia6", "/dev/nvidia-caps/nvidia-cap12"],
         ),
         (["/dev/nvidiactl"], [A], [], []),
-        # To configure instances, and to monitor them.
+        # For the configuration of instances, and for monitoring.
         (["/dev/nvidia-caps/nvidia-cap2"], [A], ["/dev/nvidia-caps/nvidia-cap2"], ["/dev/nvidia4"]),
         (
             ["/dev/nvidia-caps/nvidia-cap12"],
@@ -413,10 +413,10 @@ HELD = NodeVisibility(
         Carried(("GPU-c",)),
         Carried(nodes=(node_of("/dev/nvidia-caps/nvidia-cap1"),)),
         Carried(nodes=(node_of("/dev/infiniband/uverbs0"),)),
-        # A runtime takes a folder for all that is in it.
+        # A runtime adds every device of a folder.
         Carried(nodes=(node_of("/dev/infiniband"),)),
         Carried(nodes=(node_of("/dev"),)),
-        # Of a claim (DRA): the minor.
+        # From a ResourceClaim (DRA): the minor.
         Carried(cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4",)),
         Carried(cdi_devices=("k8s.gpu.nvidia.com/device=gpu-4",)),
         Carried(annotations=(("cdi.k8s.io/p", "k8s.gpu.nvidia.com/claim=5f7e-gpu-4"),)),
@@ -581,7 +581,7 @@ def test_the_decision_for_the_container_is_found() -> None:
     [
         (NodeVisibility(), False),
         (NodeVisibility((NodeDevice("GPU-a"),)), False),
-        # Its files are open to many at once.
+        # Its device files may be opened by many at once.
         (NodeVisibility((NodeDevice("0000:17:00.0", holders=("other",)),)), False),
         (NodeVisibility((NodeDevice("GPU-a", holders=("other",)),)), True),
         (NodeVisibility(unasked="hide"), True),

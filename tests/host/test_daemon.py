@@ -1,4 +1,4 @@
-"""Ends, faults, repeating threads, notifications and memory, partly in processes of their own."""
+"""Ends, failures, repeating threads, notifications and memory, partly in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On the real kernel."""
+"""With the real kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sockets as a service manager hands them over: descriptor 3 of a new process."""
+"""Sockets as a service manager passes them: descriptor 3 of a new process."""
 
 from __future__ import annotations
 

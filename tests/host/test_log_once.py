@@ -1,4 +1,4 @@
-"""Lines of a lasting condition: once for each change, or at most once in a time."""
+"""Lines of a lasting condition: once for each change, or at most once in a period."""
 
 from __future__ import annotations
 

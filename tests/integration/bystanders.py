@@ -19,18 +19,18 @@ NODE = "bystanding"
 KUBELET = Who(f"system:node:{NODE}", "system:nodes")
 
 HANG_SECONDS = 10.0
-"""A request that takes longer waits for a server that does not answer."""
+"""!A request that takes longer waits for a server that does not answer."""
 
 
 _PAUSE_SECONDS = 0.1
-"""Between rounds, so that other tests get the machine too."""
+"""!A pause between rounds, so that other tests get CPU time."""
 
 
 class Bystanders:
     """Rounds of one pod in each namespace, in a thread, from entry to exit."""
 
     def __init__(self, api: Api, *namespaces: str) -> None:
-        """`api`: an administrator's; what takes longer than it waits is a failure."""
+        """`api`: an administrator's; a request that exceeds its timeout is a failure."""
         self._api = api
         self._namespaces = namespaces
         self._end = threading.Event()
@@ -71,7 +71,7 @@ class Bystanders:
             self.seconds.append(time.monotonic() - began)
 
     def _live(self, namespace: str, name: str) -> None:
-        """The life of a pod."""
+        """Creates, binds, updates and deletes a pod."""
         pods = f"/api/v1/namespaces/{namespace}/pods"
         steps: tuple[tuple[str, str, Object | None, Who | None], ...] = (
             ("POST", pods, pod(name), USER),

@@ -47,41 +47,41 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def containerd() -> Iterator[Containerd]:
-    """This machine's, privately."""
+    """This machine's containerd, private to the tests."""
     with private_containerd() as runtime:
         yield runtime
 
 
 @pytest.fixture(scope="session")
 def containerd2() -> Iterator[Containerd]:
-    """containerd 2, with NRI, however old this machine's own is."""
+    """containerd 2, with NRI, whatever the version of this machine's own."""
     with private_containerd(built_or_skip("containerd")) as runtime:
         yield runtime
 
 
 @pytest.fixture(scope="session")
 def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """A real one; a test makes a namespace and nodes of its own, and leaves it running."""
+    """A real one; a test creates its own namespace and nodes, and leaves it running."""
     with server.running(tmp_path_factory.mktemp("apiserver")) as it:
         yield it
 
 
 @pytest.fixture(scope="module")
 def kubelet() -> Iterator[Kubelet]:
-    """A real one with static policies; a test ends the pods that it gave it."""
+    """A real one with static policies; a test removes its pods."""
     with private_containerd() as runtime, standalone.running(runtime) as it:
         yield it
 
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """Of deploy/image, built of this checkout."""
+    """The image of deploy/image, built from this checkout."""
     with built(tmp_path_factory.mktemp("image")) as it:
         yield it
 
 
 @pytest.fixture
 def node(containerd: Containerd) -> Iterator[TestNode]:
-    """Agent and proxy are started by the test."""
+    """A node; the test starts agent and proxy."""
     with fresh_node(containerd) as it:
         yield it

@@ -22,18 +22,18 @@ EVERYTHING_ALLOWED = [
 ]
 
 _NOT_YET = (404, 429)
-"""Errors of a new kind: first it is unknown, then its storage is not ready."""
+"""!Errors of a new kind: first it is unknown, then its storage is not ready."""
 
 
 def administrator(server: ApiServer, name: str, timeout_seconds: float = 60.0) -> Api:
-    """A new account that may do everything, also in the name of others."""
+    """A new account that may do everything, and may impersonate others."""
     server.account("kube-system", name, EVERYTHING_ALLOWED)
     token = server.token("kube-system", name)
     return Api(server.url, token, str(server.folder / "ca.crt"), timeout_seconds)
 
 
 def changes_pods(server: ApiServer) -> bool:
-    """Whether it serves the policies that change objects: from Kubernetes 1.36 on."""
+    """Whether it serves mutating admission policies: from Kubernetes 1.36 on."""
     return server.serves("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy")
 
 
@@ -43,7 +43,7 @@ def components(server: ApiServer) -> tuple[str, ...]:
 
 
 def folder(server: ApiServer, name: str, user: Path) -> Path:
-    """One below deploy/, as it is applied to this server: for an earlier one through a
+    """A folder below deploy/, as it is applied to this server: for an older one through a
     kustomization in the user's folder."""
     chosen = components(server)
     if not chosen:
@@ -53,7 +53,7 @@ def folder(server: ApiServer, name: str, user: Path) -> Path:
 
 
 def served(server: ApiServer, bodies: Iterable[Object]) -> list[Object]:
-    """Those that are left for this server."""
+    """The objects of kinds that this server has."""
     everything = changes_pods(server)
     return [
         each
@@ -63,13 +63,13 @@ def served(server: ApiServer, bodies: Iterable[Object]) -> list[Object]:
 
 
 def apply(api: Api, bodies: Iterable[Object]) -> None:
-    """In their order; waits where the server does not serve a kind yet."""
+    """Applies the objects in order; waits if the server does not serve a kind yet."""
     for each in bodies:
         eventually(f"{each['kind']} served", partial(applied, api, each))
 
 
 def applied(api: Api, body: Object) -> bool:
-    """False while the server does not know the kind."""
+    """False while the server does not serve the kind."""
     try:
         api.apply(body)
     except RefusedError as refused:
@@ -107,7 +107,7 @@ def lift_policies(server: ApiServer) -> None:
 
 
 def there(api: Api, path: str) -> bool:
-    """Whether the object is."""
+    """Whether the object exists."""
     try:
         return bool(api.request("GET", path))
     except RefusedError as refused:

@@ -1,4 +1,4 @@
-"""Device files on this machine that no driver answers for."""
+"""Device files on this machine without a driver."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.integration import machinewide
 
 @contextlib.contextmanager
 def present(name: str, numbers: Mapping[str, tuple[int, int]]) -> Iterator[None]:
-    """Character devices by path, with the folder that they are in. The test is skipped where they
-    can't be made, as where a device is there already."""
+    """Character devices by path, with their folder. Skips the test if they cannot be created, for
+    example because a device exists already."""
     if os.geteuid():
         pytest.skip("needs root: device files are real")
 

@@ -18,8 +18,8 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`messages`: one of a unary call that succeeded, any number of a stream's; with all fields, by
-    their names. `details` is the status as bytes, if it came with some."""
+    """`messages`: one for a unary call that succeeded, any number for a stream; with all fields, by
+    their names. `details` is the status as bytes, if there is one."""
 
     code: str
     text: str

@@ -1,4 +1,5 @@
-"""This machine with GPUs: its own CPUs and processes, PCI functions and a driver of the tests'."""
+"""This machine with GPUs: its own CPUs and processes, PCI functions of the test and a fake
+driver."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _NVIDIA = {"class": "0x030200\n", "vendor": "0x10de\n", "numa_node": "0\n"}
 
 
 class GpuHost:
-    """`root` is where /sys and /proc are; what is not of GPUs there leads to this machine's."""
+    """`root` has /sys and /proc: everything except GPUs is a link to this machine's."""
 
     def __init__(self, folder: Path, machine: Machine) -> None:
         if why := fakenvml.missing():
@@ -40,19 +41,19 @@ class GpuHost:
             buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", _NVIDIA)
 
     def link(self, path: Path) -> None:
-        """A folder of this machine is there too."""
+        """Adds a link to a folder of this machine."""
         place = self.root / path.relative_to("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(path)
 
     @property
     def environ(self) -> dict[str, str]:
-        """What the driver wants."""
+        """Variables for the fake driver."""
         return {"FAKE_NVML": str(self.driver.facts)}
 
 
 class GpuNode(GpuHost):
-    """A node of such a machine."""
+    """A node with such a machine."""
 
     def __init__(self, node: TestNode, machine: Machine) -> None:
         super().__init__(node.folder, machine)
@@ -60,15 +61,15 @@ class GpuNode(GpuHost):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """An agent's flags."""
+        """Flags of an agent."""
         return f"--root={self.root}", f"--gpu-driver-root={self.driver.root}"
 
     def start_agent(self, *flags: str) -> None:
-        """Without a cluster."""
+        """Starts the agent without a cluster."""
         self.node.start_agent(*self.places, *flags, variables=self.environ)
 
     def device(self) -> dict[str, Any]:
-        """The Device object when it lists all cards."""
+        """The Device object once it lists all cards."""
         store = EmbeddedStore(str(self.node.state / "objects"))
         found: dict[str, Any] = {}
 

@@ -30,11 +30,11 @@ from tests.integration import podnetwork
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 NO_PASS = "--full-pass-seconds=600"
-"""Flag of an agent that has to notice by events what happens."""
+"""!Flag of an agent that must detect changes by events."""
 
 
 HOLD = "--hold-seconds=2"
-"""Flag of a frontend that waits for the agent, which takes long on a busy machine."""
+"""!Flag of a frontend that waits for the agent, which is slow on a busy machine."""
 
 
 def kernel_cpus(pid: int) -> str:
@@ -70,7 +70,7 @@ class TestNode:
         self.proxied = Cri(self.cri_socket, DEADLINE_SECONDS)
         self.http_port = 0
         self.agent_launcher: tuple[str, ...] = ()
-        """Words before the command of an agent."""
+        """!Arguments before the command of an agent."""
         self._agent: subprocess.Popen[bytes] | None = None
         self._proxy: subprocess.Popen[bytes] | None = None
 
@@ -108,7 +108,7 @@ class TestNode:
         assert agent.poll() is None, self.log("agent")
 
     def start_proxy(self, *flags: str) -> None:
-        """Returns when it accepts."""
+        """Returns when it accepts connections."""
         self._proxy = self._start(
             "proxy",
             f"--listen={self.cri_socket}",
@@ -138,7 +138,7 @@ class TestNode:
         self._agent = None
 
     def agent_exit_code(self) -> int:
-        """Of an agent that ends by itself."""
+        """The exit code of an agent that ends by itself."""
         assert self._agent is not None
         return self._agent.wait(DEADLINE_SECONDS)
 
@@ -204,7 +204,7 @@ class TestNode:
         )
 
     def close(self) -> None:
-        """Ends everything that this test began."""
+        """Ends everything that this test started."""
         _kill(self._agent)
         _kill(self._proxy)
         with contextlib.suppress(RpcError):
@@ -253,9 +253,9 @@ def private_containerd(
     programs: pathlib.Path | None = None, pod_network: bool = False
 ) -> Iterator[Containerd]:
     """A running one below a short path (a socket's may have 107 characters), this machine's or the
-    one in `programs`; skips where none can run.
+    one in `programs`; skips if none can run.
 
-    `pod_network`: pods may have a network of their own, in which they reach nothing but themselves.
+    `pod_network`: pods may have their own network, in which they reach only themselves.
     """
     if os.geteuid():
         pytest.skip("needs root: containers and cgroups are real")

@@ -1,6 +1,6 @@
-"""The image of deploy/image, built from a base of Debian's packages, and run by runc.
+"""The image of deploy/image, built on a base of Debian's packages, and run by runc.
 
-Base and wheels are made once into the cache of tests/tools; from then on nothing is fetched.
+Base and wheels are stored once in the cache of tests/tools; after that nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MACHINE = (Mount("/host/sys", "/sys"), Mount("/host/proc", "/proc"))
 
 
 class Image:
-    """One that was built; `root` is its file system."""
+    """A built image; `root` is its file system."""
 
     def __init__(self, folder: Path, root: Path, configuration: dict[str, Any]) -> None:
         self.root = root
@@ -53,7 +53,7 @@ class Image:
         self._folder = folder
 
     def run(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        """To its end. `more`: as of `bundle`."""
+        """Runs a command to its end. `more`: as of `bundle`."""
         command, folder = self.bundle(words, **more)
         return subprocess.run(
             command,
@@ -69,7 +69,7 @@ class Image:
     def running(
         self, log: Path, words: Sequence[str], **more: Any
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Until SIGKILL. `more`: as of `bundle`."""
+        """Runs it until SIGKILL. `more`: as of `bundle`."""
         command, folder = self.bundle(words, **more)
         with log.open("ab") as written:
             process = subprocess.Popen(
@@ -127,7 +127,7 @@ class Image:
 
 @contextlib.contextmanager
 def built(folder: Path) -> Iterator[Image]:
-    """The test is skipped where something for it can't be had."""
+    """Skips the test if a part of it is not available."""
     with _tagged() as (builder, name):
         container = builder.run("from", "--pull-never", name)
         try:
@@ -139,7 +139,7 @@ def built(folder: Path) -> Iterator[Image]:
 
 
 def digest() -> str:
-    """Of all that it is made of but its base."""
+    """A digest of its inputs except the base."""
     found = hashlib.sha256()
     sources = [DOCKERFILE, *(ROOT / each for each in ("pyproject.toml", "README.md", "LICENSE"))]
     sources += sorted((ROOT / "agent").rglob("*"))
@@ -158,7 +158,7 @@ def write_archive(path: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _tagged() -> Iterator[tuple[_Builder, str]]:
-    """Builds it of this checkout, under a name of its own while that is needed."""
+    """Builds it from this checkout, under its own name while that is needed."""
     lacking = [each for each in _PROGRAMS if shutil.which(each) is None]
     if os.getuid() != 0 or lacking:
         pytest.skip(f"needs root and {', '.join(lacking)} (apt-get install {' '.join(lacking)})")
@@ -195,7 +195,7 @@ def _tagged() -> Iterator[tuple[_Builder, str]]:
 
 
 class _Builder:
-    """buildah with a store of its own."""
+    """buildah with its own store."""
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache

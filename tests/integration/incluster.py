@@ -9,7 +9,7 @@ from tests.integration.harness import TestNode
 
 
 class Account:
-    """What a kubelet mounts into a pod, for one service account."""
+    """The files that a kubelet mounts into a pod for one service account."""
 
     def __init__(self, api: ApiServer, node: TestNode) -> None:
         self._api = api
@@ -26,7 +26,7 @@ class Account:
     def start_agent(
         self, node: TestNode, *flags: str, variables: dict[str, str] | None = None
     ) -> None:
-        """As TestNode does, in the cluster."""
+        """Like TestNode, in the cluster."""
         port = self._api.url.rpartition(":")[2]
         node.start_agent(
             f"--service-account-dir={self.folder}",

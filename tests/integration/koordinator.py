@@ -45,7 +45,7 @@ class KoordinatorNode:
         )
 
     def start_proxy(self) -> None:
-        """Returns when it accepts: it knows what is registered then."""
+        """Returns when it accepts connections: it has read the registrations then."""
         with (self.node.folder / "koord.log").open("ab") as log:
             self._proxy = subprocess.Popen(
                 command(

@@ -1,4 +1,4 @@
-"""What tests change on the whole machine, which several test runs may do at the same time.
+"""Changes of the whole machine that several test runs may make at the same time.
 
 The first of them makes the change and the last one undoes it. A run that is killed undoes nothing:
 the next one does so before it begins.
@@ -53,7 +53,7 @@ def _held(file: IO[str]) -> Iterator[None]:
 
 
 def _alone(made: IO[str]) -> bool:
-    """Whether no other process is in the block; the file is then locked for this one alone."""
+    """Whether no other process is in the block; the file is then locked exclusively."""
     try:
         fcntl.flock(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -27,7 +27,7 @@ _NEVER_THE_SAME = frozenset(
         *("value", "available_bytes", "used_bytes", "inodes_used"),
     }
 )
-"""Fields that hold times, counters, process ids, or how full the machine is."""
+"""!Fields with times, counters, process ids, or the use of the machine."""
 
 _VARYING_TEXT = (
     (re.compile(r"(http://127\.0\.0\.1:\d+/\w+/)[^\s\"]+"), r"\1TOKEN"),
@@ -60,7 +60,7 @@ class Deed(msgspec.Struct, frozen=True):
 
 
 class Side:
-    """One way to the runtime, and what was kept of its answers so far."""
+    """One way to the runtime, and the values kept from its answers so far."""
 
     def __init__(self, cri: FullCri, logs: pathlib.Path, known: Mapping[str, str]) -> None:
         self.cri = cri
@@ -95,13 +95,13 @@ class Side:
         return value
 
     def plain(self, value: Any, name: str = "") -> Any:
-        """Without what differs from one run to the next."""
+        """Without values that differ between runs."""
         if isinstance(value, Mapping):
             if name == "info":
                 value = {key: _parsed(text) for key, text in value.items()}
             return {self._text(key): self.plain(each, key) for key, each in value.items()}
         if isinstance(value, list | tuple):
-            # A runtime lists its objects in no order.
+            # A runtime lists its objects in any order.
             ordered = [self.plain(each, name) for each in value]
             return sorted(ordered, key=repr) if value and isinstance(value[0], Mapping) else ordered
         if name in _NEVER_THE_SAME and not isinstance(value, bool):
@@ -199,7 +199,7 @@ _CONTAINER = {
             "cpu_period": 100_000,
             "cpu_quota": 50_000,
             "cpu_shares": 256,
-            "cpuset_cpus": "$cpus",  # what the agent gives who owns none
+            "cpuset_cpus": "$cpus",  # the values that the agent sets for a pod without owned CPUs
             "memory_limit_in_bytes": 256 << 20,
         },
         "security_context": {"namespace_options": _NETWORK},
@@ -222,7 +222,7 @@ def _shell(script: str, seconds: int = 20) -> dict[str, Any]:
     return _exec(*_SHELL, script, seconds=seconds)
 
 
-# An unknown field (number 9999, a string) behind the request's own.
+# An unknown field (number 9999, a string) after the request's own.
 _UNKNOWN_FIELD = bytes((0x9A, 0xF1, 0x04, 3)) + b"new"
 
 
@@ -255,8 +255,8 @@ def _cgroup(side: Side) -> object:
 
 
 def _ended_by(side: Side, mark: str, end: Callable[[grpc.Call], object], seconds: float) -> str:
-    """An ExecSync that its caller gives up after its process began: its code, once the process has
-    ended too. "" where the call ended before."""
+    """An ExecSync that its caller cancels after its process began: its code, once the process has
+    ended too. "" if the call ended before."""
     script = f"echo $$ > /tmp/{mark}; exec sleep 1000"
     running = side.cri.start("ExecSync", side.filled(_shell(script, 0)), timeout_seconds=seconds)
 
@@ -308,7 +308,7 @@ def _many(side: Side) -> object:
 
 
 def _events(side: Side) -> object:
-    """Of the first sandbox and container, and how the stream ends."""
+    """The events of the first sandbox and container, and the end of the stream."""
     sandbox, container = side.filled(["$sandbox", "$container"])
     kinds = side.events.kinds((sandbox, container), (sandbox, "CONTAINER_DELETED_EVENT"))
     return kinds, side.events.close()

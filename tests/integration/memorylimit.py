@@ -1,4 +1,4 @@
-"""A memory cgroup that a process starts in, as a container with a limit has it."""
+"""A memory cgroup in which a process starts, like a container with a limit."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class MemoryLimit:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was charged at once, files' pages included."""
+        """The highest charge, including pages of files."""
         return int((self.folder / self._peak_file).read_text())
 
     @property
     def kills(self) -> int:
-        """How often the kernel ended a process of it for its memory."""
+        """How often the kernel killed one of its processes for its memory."""
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(FileNotFoundError):
                 lines = (self.folder / name).read_text().splitlines()
@@ -40,7 +40,7 @@ class MemoryLimit:
 
 @contextlib.contextmanager
 def limited(limit_bytes: int) -> Iterator[MemoryLimit]:
-    """Skips where this machine's cgroups can't be used."""
+    """Skips if this machine's cgroups cannot be used."""
     name = f"topolet-test-{uuid.uuid4().hex[:8]}"
     it = (
         MemoryLimit(_V1 / name, "memory.limit_in_bytes", "memory.max_usage_in_bytes")

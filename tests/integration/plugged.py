@@ -1,4 +1,4 @@
-"""A node whose containers pass the NRI plugin, on a containerd that has NRI."""
+"""A node whose containers pass the NRI plugin, on a containerd with NRI."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EMPTY = Snapshot(1, 0, boot_id(), False, (Pool(0, 0, "0-1"),), (Pool(0, 0, "0-1"
 
 
 class PluggedNode:
-    """`node` with one plugin process; `publish` is what an agent does where none runs."""
+    """`node` with one plugin process; `publish` acts as an agent if none runs."""
 
     def __init__(self, node: TestNode) -> None:
         self.node = node
@@ -131,7 +131,7 @@ class Other(Recorder):
 
 @contextlib.contextmanager
 def other_plugin(containerd: Containerd, name: str, changes: Changes) -> Iterator[None]:
-    """Registered under the name while the context lasts."""
+    """Registers it under the name during the block."""
     loop, plugin = Loop(), Other(changes)
     link = PluginLink(loop, containerd.nri_socket, name, "50", plugin)
     link.start()

@@ -1,4 +1,4 @@
-"""A network plugin for pods that lead nowhere: a loopback device that is up, and its address."""
+"""A network plugin for isolated pods: a loopback device that is up, and its address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIST = {"cniVersion": "0.3.1", "name": "pods", "plugins": [{"type": "nowhere"}]
 
 
 def install(folder: pathlib.Path) -> None:
-    """Into a containerd's folder of plugins, which is that of their configuration as well."""
+    """Writes it into a containerd's folder of plugins, which also has their configuration."""
     folder.mkdir(parents=True)
     for name in ("loopback", "nowhere"):
         (folder / name).write_text(_PLUGIN)

@@ -1,4 +1,4 @@
-"""Debian's image registry on loopback, which containerd takes as plain HTTP by its address."""
+"""Debian's image registry on loopback; containerd uses plain HTTP for such an address."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ def manager(node: TestNode) -> Iterator[Manager]:
 
 
 class Caller:
-    """Calls without a pause and without waiting for readiness.
+    """Calls continuously and without waiting for readiness.
 
-    As in a kubelet's gRPC only a call that never left is made again, elsewhere: a GOAWAY can come
-    between its choice of a connection and its first frame.
+    As in a kubelet's gRPC, only a call that was never sent is retried, on another connection: a
+    GOAWAY can arrive between its choice of a connection and its first frame.
     """
 
     def __init__(self, path: pathlib.Path) -> None:

@@ -23,7 +23,7 @@ TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/"
 
 
 class Place:
-    """A node's name, and an account, of one test's own."""
+    """A node's name and an account of one test."""
 
     def __init__(self, api: ApiServer, node: TestNode, name: str, rules: list[Any]) -> None:
         self.api = api
@@ -96,7 +96,7 @@ def test_an_agent_without_a_permission_reports_it_and_does_the_rest(
         f"no role lets {account} get devices of scheduling.koordinator.sh",
     )
     eventually("told", lambda: all(each in node.log("agent") for each in lacking), PATIENCE_SECONDS)
-    # What was written to the log is counted a moment later.
+    # The log line is counted a moment after it was written.
     eventually("counted", lambda: node.metric("topolet_cluster_troubles") == 1)
     labels = json.loads(place.api.admin.get("/api/v1/nodes/lacks"))["metadata"]["labels"]
     assert labels["topology.topolet.io/cpus"]

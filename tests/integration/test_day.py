@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """One of its own, without policies, which knows the older version only."""
+    """Its own API server, without policies, which has only the older version."""
     with server.running(tmp_path_factory.mktemp("day")) as it:
         for each in objects("crds", "base"):
             if each["metadata"]["name"].startswith("noderesourcetopologies"):
@@ -64,7 +64,7 @@ def only(definition: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 class Day:
-    """The cluster's side: what people and controllers do."""
+    """The cluster: actions of users and controllers."""
 
     def __init__(self, api: ApiServer, node: TestNode) -> None:
         self.api = api
@@ -85,7 +85,7 @@ class Day:
         self._account.start_agent(self.node, f"--root={self._root}", "--recheck-seconds=2")
 
     def rotate(self) -> None:
-        """Another token; the last one is not good any more."""
+        """Writes another token and revokes the last one."""
         last, self._agents_pod = self._agents_pod, f"agent-{next(self._names)}"
         space = "topolet-system"
         self.api.pod(space, self._agents_pod, NODE, "topolet-agent")
@@ -114,7 +114,7 @@ class Day:
             self.api.pod("default", name, NODE, **metadata)
 
     def go(self, count: int) -> None:
-        """Some begin to run, some end, some are removed."""
+        """Some start, some end, some are deleted."""
         phases = {
             each["metadata"]["name"]: each["status"]["phase"]
             for each in self.pods()
@@ -135,11 +135,11 @@ class Day:
         return found
 
     def is_right(self) -> bool:
-        """Whether the zones, the pool and the fingerprint are what the pods make of the machine."""
+        """Whether zones, pools and fingerprint are those of the machine with its pods."""
         path = TOPOLOGIES.format(self.version)
         try:
             listed = json.loads(self.api.admin.get(path))["items"]
-        except KubeError:  # a kind that it just learned
+        except KubeError:  # a kind that was just added
             return False
         if not listed:
             return False
@@ -184,7 +184,7 @@ class Day:
 
 
 def on_node(node: int) -> CpuSet:
-    """As the made machine numbers them: first threads of all cores, then second threads."""
+    """Numbered as the synthetic machine: first threads of all cores, then second threads."""
     first = range(node * CORES, (node + 1) * CORES)
     return CpuSet([*first, *(cpu + CPUS // 2 for cpu in first)])
 
@@ -275,7 +275,7 @@ def compared(node: TestNode, times: int) -> None:
 def upgraded(day: Day) -> bool:
     try:
         return "attributes" in day.reported()
-    except KubeError:  # a version that it just learned
+    except KubeError:  # a version that was just added
         return False
 
 

@@ -148,7 +148,7 @@ def test_runs_after_a_kill_of_everything(folder: pathlib.Path) -> None:
 
 @pytest.mark.long
 def test_next_to_and_on_a_running_containerd(folder: pathlib.Path, node: TestNode) -> None:
-    """Pods that were there keep running and get their CPUs back."""
+    """Existing pods keep running and get their original CPUs again."""
     _, other = run_pod(node.direct, node.spec("other", "LS"))
     before = node.cpus(other)
     check_shown(played(folder))

@@ -89,7 +89,7 @@ class Cluster:
         self.changes_pods = deployed.changes_pods(server)
 
     def try_pod(self, body: Object, who: Who = ALICE) -> Object:
-        """What would be stored."""
+        """The object that would be stored."""
         path = f"/api/v1/namespaces/{body['metadata']['namespace']}/pods?dryRun=All"
         return self.api.request("POST", path, body, who)
 
@@ -133,7 +133,7 @@ def _refuses(cluster: Cluster, body: Object, who: Who) -> bool:
 
 
 def _in_force(cluster: Cluster) -> bool:
-    """A policy is obeyed some moments after it was made; one attempt against each."""
+    """A policy is in force a moment after its creation; one attempt against each."""
     try:
         cluster.api.request("DELETE", "/api/v1/nodes/node-2?dryRun=All", None, Who(AGENT))
         own = False
@@ -411,7 +411,7 @@ def test_pods_are_mutated_from_1_36_on(cluster: Cluster) -> None:
 def test_pods_with_gpus_get_the_topolet_scheduler_if_configured(
     cluster: Cluster, namespace: str, resource: str, scheduler: str | None, given: str
 ) -> None:
-    """Before 1.36 every pod keeps its own."""
+    """Before 1.36 every pod keeps its own scheduler."""
     if not cluster.changes_pods:
         given = scheduler or "default-scheduler"
     body = pod(namespace=namespace)
@@ -518,7 +518,7 @@ ODD: dict[str, Object] = {
     ),
     "of another class": pod(qos="BE", cpu=("500m", "700m")),
 }
-"""Pods that have no key that a policy guards."""
+"""!Pods without a key that a policy protects."""
 
 
 @pytest.mark.parametrize("namespace", ["default", "gpu"])

@@ -52,7 +52,7 @@ from tests.integration.plugged import EMPTY, PluggedNode, plugged_node
 from tests.waiting import eventually
 
 MAJOR = 240
-"""For experiments: nothing answers there."""
+"""!Majors and minors for experiments: no driver uses them."""
 KIND = "nvidia.com/gpu"
 ONE, TWO, THREE = "GPU-one", "GPU-two", "GPU-three"
 
@@ -93,7 +93,7 @@ class Seen(msgspec.Struct):
 
 
 class DeviceTest:
-    """A node whose agent the test plays: it decides by annotations and requests."""
+    """A node whose agent the test simulates: it decides by annotations and requests."""
 
     def __init__(self, node: TestNode, cri: Cri) -> None:
         self.node = node
@@ -107,7 +107,7 @@ class DeviceTest:
     def pod(
         self, name: str, given: dict[str, object] | None, *pod_requests: ContainerDeviceRequest
     ) -> PodSpec:
-        """The agent knows it; `given` is its device-allocated."""
+        """Adds the pod to the agent's pods; `given` is its device-allocated."""
         notes = {} if given is None else {DEVICE_ALLOCATED: json.dumps(given)}
         spec = self.node.spec(name, "LS", annotations=notes)
         labels = {GPU_ISOLATION_PROVIDER: "HAMi-core"}
@@ -349,7 +349,7 @@ def test_a_large_environment_gets_no_card_of_another_pod(frontend: DeviceTest) -
 def test_the_runtime_refuses_a_container_that_does_not_fit_in_a_plugin_request(
     plugin: DeviceTest,
 ) -> None:
-    """A message of ttrpc has 4 MiB at most."""
+    """A message of ttrpc has at most 4 MiB."""
     plugin.pod("owner", {"gpu": [entry(242)]})
     other = plugin.pod("other", None)
     with pytest.raises(RpcError, match="exceed"):
@@ -407,7 +407,7 @@ def test_a_privileged_container_starts_while_other_pods_have_cards(frontend: Dev
 
 @pytest.fixture
 def specification(containerd2: Containerd) -> None:
-    """As NVIDIA's tools write it: every card by its UUID, and `void` for the older way."""
+    """As NVIDIA's tools write it: every card by its UUID, and `void` for the older mechanism."""
     devices = [
         {
             "name": card.gpu.uuid,

@@ -1,4 +1,4 @@
-"""containerd 2 sends events to the agent without taking any from another listener."""
+"""containerd 2 sends events to the agent and to every other listener."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wakes(node: TestNode, source: str) -> float:
 
 
 def hear(node: TestNode) -> None:
-    """Returns when the agent got an event of a pod and waits for the next."""
+    """Returns when the agent has received an event of a pod and waits for the next."""
     before = wakes(node, "runtime")
     remove_pod(node.direct, run_sandbox(node.direct, node.spec("heard")))
     eventually("the agent is told", lambda: wakes(node, "runtime") > before)

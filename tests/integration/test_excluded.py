@@ -1,4 +1,4 @@
-"""Pods that are left alone, and settings that change while the agent runs."""
+"""Excluded pods, and settings that change while the agent runs."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def test_reloaded_settings_exclude_a_pod_and_move_no_other(node: TestNode) -> No
     os.kill(node.agent_pid, signal.SIGHUP)
     eventually("ls has its own again", lambda: node.cpus(ls) == "0-1")
     assert (node.cpus(lse), node.cpus(other)) == ("1", "0")
-    # The proxy reads there who is left alone; the agent writes it last.
+    # The proxy reads the exclusions there; the agent writes them last.
     snapshot = node.state / "snapshot.json"
     eventually("the proxy can know", lambda: "kube-*" in snapshot.read_text())
     _, late = run_pod(node.proxied, node.spec("db", "LS", namespace="kube-system"))

@@ -82,7 +82,7 @@ def test_excluded_pods_hold_their_devices(gpus: GpuNode) -> None:
 
 @pytest.fixture
 def card_file() -> Iterator[str]:
-    """Of the card with minor 5; nothing answers there."""
+    """The device file of the card with minor 5, without a driver."""
     path = "/dev/nvidia5"
     with devicefiles.present("foreign", {path: (240, 245)}):
         yield path
@@ -91,7 +91,7 @@ def card_file() -> Iterator[str]:
 def test_cdi_names_and_device_nodes_are_what_containers_show(
     containerd2: Containerd, card_file: str
 ) -> None:
-    """A node under another name too."""
+    """With a device node under another name too."""
     by_minor = {card.minor: card.uuid for card in gpumachines.dgx1().cards}
     device = {"name": by_minor[4], "containerEdits": {"env": ["CARD=1"]}}
     specification = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": [device]}

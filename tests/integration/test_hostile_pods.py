@@ -34,14 +34,15 @@ from tests.integration.test_cluster import Place
 from tests.waiting import eventually
 
 LIMIT_BYTES = 128 << 20
-"""As deploy/base/daemonset.yaml has it."""
+"""!As in deploy/base/daemonset.yaml."""
 ALL_BYTES = 255_000
-"""Of all annotations of one pod: Kubernetes takes 256 KiB."""
+"""!The limit of Kubernetes for all annotations of one pod: 256 KiB."""
 IN_THE_RUNTIME = 12
 ONLY_IN_THE_API = 98
 """A kubelet's 110 pods."""
 CONTAINER_BYTES = 512
-"""Of the snapshot, for each container that the runtime has, and for each that it is to get."""
+"""!Bytes of the snapshot for each container of the runtime, and for each that is still to be
+created."""
 BASE_BYTES = 4 << 10
 PATIENCE_SECONDS = 60.0
 
@@ -49,7 +50,7 @@ Annotations = Callable[[], dict[str, str]]
 
 
 def as_many_containers_as_fit() -> dict[str, str]:
-    """One annotation beyond what is read: each name costs ten bytes, and became four values."""
+    """One annotation beyond its bound: each name takes ten bytes, and became four values."""
     names = (f"c{number:x}" for number in range(25_936))
     text = '{"containers":{' + ",".join(f'"{name}":{{}}' for name in names) + "}}"
     return {EXTENDED_RESOURCE_SPEC: text[:ALL_BYTES]}
@@ -129,8 +130,8 @@ def test_the_agent_runs_and_restarts_with_hostile_pods(
 
 
 def run_as_a_kubelet(node: TestNode, spec: PodSpec) -> str:
-    """A container of a pod that runs. A kubelet repeats a creation that failed or had no answer in
-    time: the agent may need more seconds for its pods than the proxy waits."""
+    """A running container of a pod. A kubelet repeats a creation that failed or timed out: the
+    agent may need more seconds for its pods than the proxy waits."""
     request = create_request(spec, run_sandbox(node.proxied, spec))
     made: list[str] = []
 
@@ -148,7 +149,7 @@ def run_as_a_kubelet(node: TestNode, spec: PodSpec) -> str:
 
 
 def assert_bounded(node: TestNode) -> None:
-    """Each pod of the API has one container in its spec, each in the runtime one too."""
+    """Each pod of the API has one container in its spec, and each has one in the runtime."""
     containers = (IN_THE_RUNTIME + 1) + (IN_THE_RUNTIME + ONLY_IN_THE_API + 1)
     size = (node.state / "snapshot.json").stat().st_size
     assert size < BASE_BYTES + CONTAINER_BYTES * containers

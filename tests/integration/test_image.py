@@ -1,4 +1,4 @@
-"""The image: what the manifests run, as they run it."""
+"""The image as the manifests run it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_image_reads_the_machine_through_the_mounts(image: Image) -> None:
 
 
 def test_the_webhook_runs_as_nobody(image: Image, tmp_path: Path) -> None:
-    """By its Deployment, with a Secret as the kubelet mounts it, and no API server to be found."""
+    """With its Deployment, a Secret as the kubelet mounts it, and no API server."""
     pod = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     user, group = pod["securityContext"]["runAsUser"], pod["securityContext"]["fsGroup"]

@@ -86,7 +86,7 @@ def test_a_container_whose_cpus_are_not_available_is_refused(koordinator: Koordi
 
 
 def test_a_stopped_agent_gets_no_more_hook_calls(koordinator: KoordinatorNode) -> None:
-    """And one that comes later is found, without a restart of the proxy."""
+    """A server that registers later is found, without a restart of the proxy."""
     node = koordinator.node
     koordinator.start_proxy()
     run_pod(koordinator.cri, node.spec("before"))
@@ -150,7 +150,7 @@ def test_cards_come_by_their_variable(koordinator: KoordinatorNode) -> None:
         return create_container(koordinator.cri, request)
 
     def environment(container: str) -> dict[str, str]:
-        """That the process will have."""
+        """The cpuset with which its process will start."""
         info = json.loads(node.containerd.ctr("containers", "info", container))
         return dict(each.split("=", 1) for each in info["Spec"]["process"]["env"])
 

@@ -87,8 +87,8 @@ def names_of(server: ApiServer, path: str, fields: str = "") -> dict[str, str]:
 
 @pytest.fixture
 def place(apiserver: ApiServer) -> str:
-    """The name of a namespace, of a node, and of a service account that may do nothing more than a
-    test lets it."""
+    """The name of a namespace, of a node, and of a service account with only the test's
+    permissions."""
     name = f"kube-{next(_numbers)}"
     apiserver.namespace(name)
     apiserver.node(name)
@@ -147,7 +147,7 @@ def definition(*versions: str) -> dict[str, Any]:
 
 @pytest.fixture
 def topologies(apiserver: ApiServer, place: str) -> Iterator[str]:
-    """The path of an object that does not exist, of a kind that does."""
+    """The path of a missing object of an existing kind."""
     apiserver.admin.apply(CRD, definition("v1alpha2"))
     collection = f"/apis/{GROUP}/v1alpha2/noderesourcetopologies"
     eventually("served", lambda: _served(apiserver, collection), RECOVERY_SECONDS)
@@ -329,7 +329,7 @@ def test_watch_has_pods_of_this_node_only_and_survives_a_killed_server(
         assert not follower.wrong
         assert follower.count - told <= 6, "nothing but what changed"
 
-        # Other members of etcd's quorum would have forgotten too.
+        # Other members of etcd's quorum would have compacted too.
         server.kill_server()
         eventually("noticed", lambda: watch.problem, RECOVERY_SECONDS)
         server.kill_etcd()
@@ -432,7 +432,7 @@ def test_server_sends_bookmarks(apiserver: ApiServer, place: str) -> None:
     }
     stream = Stream(apiserver.admin)
     lines = stream.lines(path, query, 20, silence_seconds=20)
-    # A server that never saw one of the kind sends none.
+    # A server that never had an object of the kind sends none.
     apiserver.create(path, {"metadata": {"name": "c"}})
     events = [msgspec.json.decode(each) for each in lines]
     stream.drop()

@@ -1,4 +1,4 @@
-"""Processes that call themselves kubelet, in addition to a real one."""
+"""Processes named kubelet, in addition to a real one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOBODY = 65534
 
 
 class Impostors:
-    """Starts shells that are named kubelet, each as another stranger would."""
+    """Starts shells named kubelet, each in another way."""
 
     def __init__(self, folder: Path, pods: str) -> None:
         """`pods`: a cgroup below a root of pods."""
@@ -120,7 +120,7 @@ STRANGERS = [
 
 @pytest.fixture
 def impostors() -> Iterator[Impostors]:
-    # Pytest's folders are root's alone.
+    # Pytest's folders are accessible to root only.
     with tempfile.TemporaryDirectory(prefix="topolet-") as name:
         os.chmod(name, 0o755)
         yield from _impostors(Path(name))
@@ -160,7 +160,7 @@ def test_other_processes_named_kubelet_are_not_the_kubelet(
 
 
 def test_a_process_of_the_host_counts_as_the_kubelet(impostors: Impostors) -> None:
-    """So that the tests above fail for their own reason alone."""
+    """It checks that the tests above fail only for their own reason."""
     pid = impostors.of_the_host()
     eventually("it is found", lambda: pid in found())
 

@@ -30,7 +30,7 @@ def started(node: TestNode, policy: CpuPolicy) -> TestNode:
 
 
 def whole_cpus(spec: PodSpec, sandbox: str, cpus: int) -> pb.CreateContainerRequest:
-    """As a kubelet creates a container of a Guaranteed pod."""
+    """Creates a container of a Guaranteed pod, as a kubelet does."""
     request = create_request(spec, sandbox)
     resources = request.config.linux.resources
     resources.cpu_shares = 1024 * cpus

@@ -26,7 +26,7 @@ with machinewide.change("it", it.touch, lambda _: it.unlink(), folder):
 
 
 def other(folder: Path) -> subprocess.Popen[str]:
-    """Another process in the block; it leaves at a line."""
+    """Another process in the block; it leaves after a line of input."""
     command = [sys.executable, "-c", _OTHER, str(folder)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)

@@ -1,4 +1,4 @@
-"""Every call of the CRI comes to the same behind agent and proxy as directly."""
+"""Every call of the CRI has the same result behind agent and proxy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def descriptor() -> pathlib.Path:
 def outcomes(
     socket: str, logs: pathlib.Path, known: Mapping[str, str]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Of all steps, one after the other."""
+    """The codes of all steps, one after the other."""
     logs.mkdir()
     with contextlib.closing(FullCri(descriptor(), socket)) as cri:
         side = Side(cri, logs, known)
@@ -48,7 +48,7 @@ def outcomes(
 
 @pytest.fixture(scope="module", params=["containerd", "containerd2"])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """Both ways through all steps: seconds."""
+    """Both ways through all steps take seconds."""
     descriptor()
     folder = tmp_path_factory.mktemp("matrix")
     with registry.running(folder) as images:

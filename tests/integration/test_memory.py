@@ -1,4 +1,4 @@
-"""What the agent in a cluster may cost: resident memory, and what is not loaded for it."""
+"""Limits of the agent in a cluster: resident memory, and modules that it must not load."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measured() -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def kubelets_seen() -> Iterator[Callable[[], bool]]:
-    """Whether there was a kubelet of another test meanwhile that an agent takes for its node's: it
+    """Whether another test's kubelet ran meanwhile that an agent takes for its node's: then it
     loads YAML for the configuration."""
     seen, over = threading.Event(), threading.Event()
 

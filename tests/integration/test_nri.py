@@ -51,7 +51,7 @@ def both(plugged: PluggedNode) -> PluggedNode:
 
 
 def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
-    """As a kubelet would: again after every failure."""
+    """As a kubelet does: repeats it after every failure."""
     done: list[tuple[str, str]] = []
 
     def attempt() -> bool:

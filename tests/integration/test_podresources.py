@@ -36,7 +36,7 @@ SECONDS = standalone.START_SECONDS
 def pod(
     kubelet: Kubelet, name: str, *containers: dict[str, object], **spec: object
 ) -> Iterator[str]:
-    """Runs while the block does."""
+    """A pod that runs during the block."""
     full = kubelet.run(name, containers, **spec)
     try:
         eventually(f"pod {name} is listed", lambda: kubelet.listed(full), SECONDS)
@@ -57,7 +57,8 @@ def running_pid(kubelet: Kubelet, pod: str, container: str) -> int:
 
 
 def spare(kubelet: Kubelet) -> CpuSet:
-    """What the kubelet gives first: the lowest CPU that is not reserved, on any machine."""
+    """The CPU that the kubelet assigns first: the lowest one that is not reserved, on any
+    machine."""
     return kubelet.topology.online - kubelet.reserved
 
 
@@ -97,7 +98,7 @@ def test_memory_of_several_numa_nodes_is_where_the_kubelet_allocates_it(kubelet:
         pytest.skip("needs two NUMA nodes with memory")
     large = container("main", "1", f"{max(sizes) // MIB + 64}Mi")
     with pod(kubelet, "large", large) as name:
-        # It is listed a moment before it is given anything.
+        # It is listed a moment before it has resources.
         eventually("it runs", lambda: running_pid(kubelet, name, "main"), SECONDS)
         held = holdings(kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable()).pods[
             ("default", name)
@@ -179,7 +180,7 @@ def test_too_frequent_calls_are_a_rate_limit_error(kubelet: Kubelet) -> None:
             return "rejected by rate limit" in str(error)
         return False
 
-    # One caller alone, on a busy machine, is never too fast.
+    # A single caller on a busy machine never exceeds the limit.
     with ThreadPoolExecutor(8) as together:
         once = lambda: any(together.map(lambda _: too_often(), range(200)))  # noqa: E731
         eventually("the limit is met", once, SECONDS)

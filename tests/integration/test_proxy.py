@@ -33,7 +33,7 @@ def both(node: TestNode) -> TestNode:
 
 
 def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
-    """As a kubelet would: again after every failure, with a new connection."""
+    """As a kubelet does: repeats it after every failure, with a new connection."""
     done: list[tuple[str, str]] = []
 
     def attempt() -> bool:

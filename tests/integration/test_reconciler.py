@@ -1,4 +1,4 @@
-"""The agent alone, on real containers: nothing in front of the runtime."""
+"""The agent alone, on real containers, without a frontend."""
 
 import pathlib
 import shutil
@@ -20,7 +20,7 @@ from tests.integration.harness import NO_PASS, TestNode
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 REST_SECONDS = 8 * DEADLINE_SECONDS
-"""Rest begins some seconds after the last event; on a busy machine one comes late."""
+"""!The idle time begins some seconds after the last event, which may be late on a busy machine."""
 
 
 def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:
@@ -57,7 +57,7 @@ def test_container_that_waits_for_its_start_starts_on_the_current_pool(node: Tes
     eventually("prepared", lambda: node.direct.container_placement(ls).cpuset == "0")
     start_container(node.direct, ls)
     assert node.cpus(ls) == "0"
-    # LS was prepared when the sandbox of LSE was seen, maybe before its container was.
+    # LS was moved when the sandbox of LSE was listed, perhaps before its container.
     eventually("LSE on its own", lambda: node.cpus(lse) == "1")
 
 

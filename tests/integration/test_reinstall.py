@@ -64,11 +64,11 @@ class Cluster:
         self._bystander = deployed.administrator(server, "bystander", bystanders.HANG_SECONDS)
 
     def folder(self, name: str) -> Path:
-        """One below deploy/, as this server takes it."""
+        """A folder below deploy/, as it is applied to this server."""
         return deployed.folder(self.server, name, self.home)
 
     def apply(self, *folders: Path) -> None:
-        """As people do; again where a namespace still ends."""
+        """As users do; repeated while a namespace still ends."""
         for each in folders:
             eventually(f"{each.name} is applied", partial(self._applied, each), GONE_SECONDS)
 
@@ -116,7 +116,7 @@ class Cluster:
         return "ends" if "deletionTimestamp" in found["metadata"] else "stays"
 
     def delete_each(self, bodies: list[Object]) -> None:
-        """Those that are there; returns before their ends."""
+        """Deletes the existing objects; returns before they end."""
         for each in bodies:
             try:
                 self.api.request("DELETE", path_of(each))
@@ -191,7 +191,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A separate server: other tests can't use one that was damaged."""
+    """A separate server, because other tests cannot use a damaged one."""
     with apiservers.running(tmp_path_factory.mktemp("reinstall")) as server:
         api = deployed.administrator(server, "administrator")
         server.node(bystanders.NODE)
@@ -242,7 +242,7 @@ def part(body: Object) -> str:
 
 @functools.cache
 def all_parts(cluster: Cluster) -> dict[str, list[Object]]:
-    """All objects, and the ConfigMap that an earlier version leaves."""
+    """All objects, and the ConfigMap of an earlier version."""
     folders = [cluster.folder(f"overlays/{each}") for each in OVERLAYS]
     bodies = [body for each in folders for body in kustomized_folder(each, cluster.home)]
     bodies += [each for each in earlier_policies(cluster.server) if each["kind"] == "ConfigMap"]
@@ -270,7 +270,7 @@ PARTS = [
 @settings(max_examples=4, phases=[Phase.explicit, Phase.generate], derandomize=True)
 @given(order=st.permutations(PARTS))
 def test_components_are_removed_in_any_order(cluster: Cluster, order: list[str]) -> None:
-    """A namespace ends while the next parts go."""
+    """A namespace ends while the next components are removed."""
     parts = all_parts(cluster)
     everything = [body for each in sorted(parts) for body in parts[each]]
     with cluster.watched(partial(cluster.remove_each, everything)) as watch:
@@ -321,7 +321,7 @@ WAYS = ((), ("--server-side", "--force-conflicts"))
 def test_an_upgrade_removes_parameters(
     cluster: Cluster, earlier: tuple[str, ...], then: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """However both were applied, and though the earlier policies refuse everything by then."""
+    """However both were applied, and although the earlier policies refuse everything by then."""
     cluster.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}})
     before = tmp_path / "earlier.yaml"
     before.write_text(yaml.safe_dump_all(earlier_policies(cluster.server)))

@@ -26,10 +26,10 @@ from tests.waiting import eventually
 
 SECONDS = float(os.environ.get("TOPOLET_TEST_SOAK_SECONDS", "300"))
 WARM_WAVES = 15
-"""Allocators and caches have their size after these."""
+"""!Allocators and caches have their final size after these."""
 RESIDENT_KB, FILES, THREADS = 3_000, 130, 2
-"""By how much more a process may hold than after these. The agent keeps files of the kernel open,
-and closes those of removed groups by the dozen; a pod has four."""
+"""!How much more a process may use than after these. The agent keeps files of the kernel open, and
+closes those of removed groups in dozens; a pod has four."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(SECONDS + 600)]
 
@@ -50,9 +50,8 @@ def held(pid: int) -> Held:
 
 
 def wave(node: TestNode, number: int) -> None:
-    """An owner, a pod that shares and a BestEffort pod come and go, and with them what fails: a
-    claim of the owner's CPU, a large request for an image that does not exist, and a caller that
-    hangs up."""
+    """An owner, a pod that shares and a BestEffort pod start and end, with failures: a claim of the
+    owner's CPU, a large request for an image that does not exist, and a caller that disconnects."""
     specs = [
         node.spec(f"own-{number}", "LSE", "1"),
         node.spec(f"share-{number}", "LS"),
@@ -78,7 +77,7 @@ def wave(node: TestNode, number: int) -> None:
 
 
 def at_rest(node: TestNode) -> dict[str, Held]:
-    """Of both processes once no pod is left."""
+    """The resources of both processes once no pod is left."""
     eventually("no pod is known", lambda: node.metric("topolet_exclusive_cpus") == 0)
     return {"agent": held(node.agent_pid), "proxy": held(node.proxy_pid)}
 
@@ -107,5 +106,5 @@ def test_memory_descriptors_and_state_do_not_grow(
 
 
 def state_bytes(node: TestNode) -> int:
-    """Of the files in the state folder."""
+    """The size of the files in the state folder."""
     return sum(each.stat().st_size for each in node.state.rglob("*") if each.is_file())

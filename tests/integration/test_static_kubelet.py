@@ -1,4 +1,4 @@
-"""What a static kubelet's choice means to the cluster, with a real API server and the roles of the
+"""A static kubelet's assignments in the cluster, with a real API server and the roles of the
 manifests."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Access = Callable[[str], Transport]
 
 @pytest.fixture
 def access(apiserver: ApiServer, place: str, tmp_path: Path) -> Iterator[Access]:
-    """Of an account with the named role of the manifests."""
+    """The access of an account with the named role of the manifests."""
     made = []
 
     def access(role: str) -> Transport:
@@ -93,7 +93,7 @@ def test_event_of_a_pod_with_the_agents_role(
 
 
 def topology(name: str, **given: str) -> dict[str, Any]:
-    """Of a node with a static kubelet that gave these CPUs, by pod uid."""
+    """The NodeResourceTopology of a node whose static kubelet assigned these CPUs, by pod uid."""
     body = objects.topology(name)
     allocs = [
         {"namespace": name, "name": "lse", "uid": uid, "cpuset": cpus, "managedByKubelet": True}
@@ -148,7 +148,7 @@ def test_annotation_is_corrected_with_the_schedulers_role(
 def test_write_is_bound_to_one_version_of_one_pod(
     apiserver: ApiServer, place: str, access: Access
 ) -> None:
-    """Who was written meanwhile is read again; another pod of that name is left alone."""
+    """A pod that was changed meanwhile is read again; another pod with that name is not changed."""
     pod = apiserver.pod(place, "lse", place, annotations={RESOURCE_STATUS: '{"cpuset": "2-3"}'})
     transport, path = access("topolet-scheduler"), f"/api/v1/namespaces/{place}/pods/lse"
     old = pod["metadata"]["resourceVersion"]

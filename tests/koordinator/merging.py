@@ -1,5 +1,5 @@
-"""What koord-runtime-proxy makes of a response (resexecutor/cri/utils.go and container.go, v1.8.0),
-written again from its rules."""
+"""koord-runtime-proxy's merge of a response (resexecutor/cri/utils.go and container.go, v1.8.0),
+reimplemented from its rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every call of koord-runtime-proxy, by a real gRPC client, to real answers."""
+"""Every call of koord-runtime-proxy, by a real gRPC client, with real answers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_pod_without_owned_cpus_gets_the_pool(world: World) -> None:
 
 
 def test_a_large_environment_gets_no_cpu_of_an_owner(world: World) -> None:
-    """As much as koord-runtime-proxy takes of a kubelet: the 4 MiB of a server of Go's gRPC."""
+    """The largest request that koord-runtime-proxy accepts: the 4 MiB of a server of Go's gRPC."""
     world.publish(OWNED)
     request = container("any", "LS", asks="0-3")
     request.container_envs.update({f"LARGE_{n}": "x" * 100_000 for n in range(41)})
@@ -136,7 +136,7 @@ def test_an_update_of_an_unknown_container_loses_owned_cpus(world: World) -> Non
 
 
 def test_an_update_without_resources_is_passed(world: World) -> None:
-    """koord-runtime-proxy knows none of a container that is older than itself."""
+    """koord-runtime-proxy does not know a container that is older than itself."""
     world.publish(OWNED)
     old = container("x", container_id="c-unknown")
     old.ClearField("container_resources")

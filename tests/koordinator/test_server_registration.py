@@ -1,4 +1,4 @@
-"""The file by which a hook server is found."""
+"""The file that registers a hook server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_a_stale_file_is_replaced(tmp_path: Path, stale: bytes) -> None:
 
 
 def test_a_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
-    """A file that it can't parse ends koord-runtime-proxy, so none is ever written in place."""
+    """koord-runtime-proxy exits on a file that it cannot parse, so the file is never written in
+    place."""
     ours(tmp_path).write()
     with (tmp_path / "topolet.json").open() as reader:
         ours(tmp_path, "/another").write()

@@ -1,4 +1,5 @@
-"""What a hook may do, and a caller may leave of time, without hurting the service."""
+"""Hooks and callers must not harm the service, whatever they do and however short their deadlines
+are."""
 
 from __future__ import annotations
 

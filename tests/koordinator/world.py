@@ -1,5 +1,5 @@
-"""The agent's hook server with a gRPC client in koord-runtime-proxy's place, and an agent that the
-test plays."""
+"""The agent's hook server with a gRPC client that acts as koord-runtime-proxy, and a simulated
+agent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class World(PlayedAgent):
         return reply
 
     def sandbox(self, hook: str, uid: str, qos: str = "", claim: str = "") -> None:
-        """PreRunPodSandbox or PostStopPodSandbox; nothing is changed by either."""
+        """PreRunPodSandbox or PostStopPodSandbox; neither changes anything."""
         request = pb.PodSandboxHookRequest(cgroup_parent=f"/kubepods/burstable/pod{uid}")
         request.pod_meta.CopyFrom(_meta(uid))
         _describe(request.labels, request.annotations, qos, claim)
@@ -67,7 +67,7 @@ class World(PlayedAgent):
         super().close()
 
     def close_frontend(self) -> None:
-        """As the agent does at its end."""
+        """Ends it as the agent does."""
         if not self._closed:
             self._closed = True
             self.frontend.close()

@@ -1,4 +1,4 @@
-"""A real HTTPS server in the kubelet's place."""
+"""A real HTTPS server that acts as the kubelet."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ KUBELETS_OWN: dict[str, tuple[int, dict[str, Any]]] = {
     "data under its first name": (
         4,
         {
-            # A text of the kubelet's tests, which spells a field otherwise than the kubelet does.
+            # A file of the kubelet's tests with a field name that differs from the kubelet's.
             "data": '{"policyName":"static","defaultCPUSet":"7-9",'
             '"entries":{"pod":{"container1":"4-6","container2":"1-3"}}}',
             "checksum": 1420829534,
@@ -159,7 +159,7 @@ def test_the_data_field_overrides_the_fields_next_to_it() -> None:
 
 
 def test_unknown_fields_of_the_data_are_named() -> None:
-    """The checksum is of the whole text."""
+    """The checksum covers the whole text."""
     state = CpuManagerState("static", CpuSet([0]), version=4)
     data = '{"policyName":"static","defaultCpuSet":"0","later":1}'
     outer = json.loads(encode(state)) | {"data": data, "also": 1}
@@ -194,7 +194,7 @@ def test_one_invalid_cpuset_does_not_affect_the_others(tmp_path: Path) -> None:
 
 
 def test_invalid_cpuset_with_a_correct_checksum_is_verified() -> None:
-    """The checksum is of the text."""
+    """The checksum covers the text."""
     entries = {"pod": {"c": "asd"}}
     content = {"policyName": "static", "defaultCpuSet": "1-3", "entries": entries}
     inside = (

@@ -1,4 +1,4 @@
-"""Against a real grpcio server that plays the kubelet."""
+"""With a real grpcio server that acts as the kubelet."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: Kubelet) -> No
 
 
 def test_pods_and_drivers_are_sorted(client: PodResourcesClient, kubelet: Kubelet) -> None:
-    """Both come out of Go's maps, another way each time."""
+    """Both come from Go's maps, in another order each time."""
     one, two = (pb.ClaimResource(driver_name=name) for name in ("one", "two"))
 
     def told(drivers: list[pb.ClaimResource], names: str) -> tuple[PodResources, ...]:

@@ -1,4 +1,4 @@
-"""Between a gRPC server that plays the kubelet and a gRPC client that plays an exporter."""
+"""Between a gRPC server that acts as the kubelet and a gRPC client that acts as an exporter."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Exporter:
         return list(pb.ListPodResourcesResponse.FromString(self.raw("List")).pod_resources)
 
     def corrects(self, **containers: ContainerCorrection) -> None:
-        """Of pod ns/p."""
+        """The corrections of pod ns/p."""
         self.known = ({("ns", "p"): PodCorrection(containers=containers)}, KEYS)
 
 
@@ -83,7 +83,7 @@ def gpus(*uuids: str) -> ContainerCorrection:
 
 
 def test_unknown_pods_and_fields_pass_unchanged(exporter: Exporter, kubelet: Kubelet) -> None:
-    """Fields of a newer kubelet too."""
+    """Including fields of a newer kubelet."""
     exporter.corrects(main=gpus("GPU-1"))
     other = pb.PodResources(namespace="ns", name="other", containers=[container(cpu_ids=[3])])
     newer = b"\xfa\x3e\x05newer"
@@ -98,12 +98,12 @@ def test_unknown_pods_and_fields_pass_unchanged(exporter: Exporter, kubelet: Kub
 @pytest.mark.parametrize(
     ("told", "own", "expected"),
     [
-        # A plugin's card gives way to the scheduler's, under the name that the plugin has.
+        # The scheduler's card replaces the plugin's, under the plugin's resource name.
         ([device("example.com/card", "GPU-0", 0)], ("GPU-1", "GPU-2"), [
             device("example.com/card", "GPU-1", 1), device("example.com/card", "GPU-2", 1)]),
         ([device(GPU, "GPU-0"), device(GPU, "GPU-3")], ("GPU-1",), [device(GPU, "GPU-1", 1)]),
         ([device(GPU, "GPU-0::1")], ("GPU-1",), [device(GPU, "GPU-1", 1)]),
-        # Where the kubelet gave none, by the name that exporters know.
+        # If the kubelet assigned none, under the name that exporters use.
         ([], ("GPU-1",), [device(GPU, "GPU-1", 1)]),
         ([device(NIC, "n0", 0)], ("GPU-1",), [device(NIC, "n0", 0), device(GPU, "GPU-1", 1)]),
         ([device(GPU, "GPU-0")], (), []),

@@ -1,4 +1,4 @@
-"""A made /proc, of what the search for a kubelet reads."""
+"""A synthetic /proc with the files that the search for a kubelet reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def process(
     parent: int = 0,
     groups: str = HOST,
 ) -> Path:
-    """One that runs there from now on; its folder. `pids`: its numbers in its PID namespaces."""
+    """Adds a running process; returns its folder. `pids`: its numbers in its PID namespaces."""
     folder = root / "proc" / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
     raw = [each if isinstance(each, bytes) else each.encode() for each in words]

@@ -63,7 +63,7 @@ class Died(BaseException):
 
 
 class WatchedKernel(Kernel):
-    """Keeps what every group had after each write, and ends the agent at a chosen one."""
+    """Records the value of every group after each write, and ends the agent at a chosen one."""
 
     def __init__(self, version: int, cpus: dict[str, CpuSet], journal: Path) -> None:
         super().__init__(version, cpus)
@@ -91,7 +91,7 @@ class WatchedKernel(Kernel):
 
 
 class Runtime(ListedRuntime):
-    """Changes what a created container will start with, as a runtime does."""
+    """Changes the values with which a created container will start, as a runtime does."""
 
     def update(self, container_id: str, wanted: Wanted) -> None:
         placement = self.placements[container_id]
@@ -100,7 +100,8 @@ class Runtime(ListedRuntime):
 
 
 class Host:
-    """All that outlives an agent: kernel, runtime, kubelet and the files of the state folder."""
+    """The parts that survive an agent: kernel, runtime, kubelet and the files of the state
+    folder."""
 
     def __init__(self, version: int, folder: Path) -> None:
         self.folder = folder
@@ -118,7 +119,7 @@ class Host:
         self.static = False
 
     def twin(self, folder: Path) -> Host:
-        """The same host a second time."""
+        """A copy of the host."""
         other = copy.copy(self)
         other.folder = folder
         other.state = folder / "state"
@@ -152,7 +153,7 @@ class Host:
         (self.folder / "cpu_manager_state").write_text(json.dumps(body))
 
     def make(self, group: str, cpus: CpuSet = EMPTY) -> None:
-        """As runtimes do: on v1 with the CPUs of what is above first."""
+        """As runtimes do: on v1 with the CPUs of its ancestors first."""
         self.kernel.make(group)
         above = self.kernel.cpus[group.rpartition("/")[0]]
         if self.kernel.version == 1:
@@ -188,7 +189,8 @@ class Host:
 
     def shared(self, held: dict[str, CpuSet], owned: dict[str, CpuSet]) -> set[tuple[str, str]]:
         """A container's group and the group of an owner's container on whose CPUs it is; an owner
-        by pod uid. BE may be on those of all but LSE, of the kubelet's on those of LSR alone."""
+        by pod uid. BE may be on those of every class except LSE, and on the kubelet's only for
+        LSR."""
         running = self.running()
         return {
             (group, other)
@@ -377,7 +379,7 @@ class Churn(RuleBasedStateMachine):
     @precondition(lambda self: self.owned().keys() & set(self.uids()))
     @rule(data=st.data(), cpu=st.integers(0, 4))
     def widens(self, data: st.DataObject, cpu: int) -> None:
-        """An owner claims a CPU more."""
+        """An owner claims one more CPU."""
         self.widen(self.some(data, sorted(self.owned().keys() & set(self.uids()))), cpu)
 
     def widen(self, uid: str, cpu: int) -> None:
@@ -390,14 +392,14 @@ class Churn(RuleBasedStateMachine):
 
     @rule(cpu=st.integers(0, 4), notified=st.booleans())
     def owner_comes(self, cpu: int, notified: bool) -> None:
-        """With a container, if the snapshot lets it."""
+        """With a container, if the snapshot allows it."""
         self.comes("LSE", str(cpu), notified)
         self.create(f"p{self.pods}", starts=True)
 
     @precondition(lambda self: self.host.running())
     @rule(data=st.data())
     def kernel_refuses(self, data: st.DataObject) -> None:
-        """Every write to one group, until it relents."""
+        """Refuses every write to one group, until `kernel_relents`."""
         self.host.kernel.refusing = data.draw(st.sampled_from(sorted(self.host.running())))
 
     @rule()
@@ -545,7 +547,7 @@ class Churn(RuleBasedStateMachine):
     @precondition(lambda self: not self.host.kernel.refusing)
     @rule(writes=st.integers(0, 6))
     def dies(self, writes: int) -> None:
-        """At a write; the next agent comes to where the first would have."""
+        """At a write; the next agent reaches the state that the first would have reached."""
         self.announced.clear()
         host = self.host
         other = host.twin(self.folder / "twin")

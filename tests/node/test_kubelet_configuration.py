@@ -29,7 +29,7 @@ STATIC = KubeletConfiguration("kubelet 7", "static", {}, reserved_milli=1000)
 
 
 def read(settings: AgentSettings, sources: Sources | None = None) -> KubeletConfigurationView:
-    """After one reading."""
+    """Configuration after one read."""
     it = KubeletConfigurationView(settings, sources)
     it.read()
     return it

@@ -12,7 +12,7 @@ from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find, ours
 from tests.node.procfs import HOST, POD, process
 
 OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
-"""Our agent's, in a cgroup namespace of its own."""
+"""!The agent's cgroup, in its own cgroup namespace."""
 
 
 def found(root: Path, own_group: str | None = "/") -> FoundKubelets:
@@ -72,7 +72,7 @@ STRANGERS: list[Any] = [
 def test_other_processes_named_kubelet_are_not_the_kubelet(
     tmp_path: Path, stranger: dict[str, Any], pid: int
 ) -> None:
-    """Whether it has a lower number than the kubelet or a higher one."""
+    """With a lower and with a higher pid than the kubelet."""
     process(tmp_path, 5, "/bin/sh", groups=POD, pids=(5, 1))
     process(tmp_path, 6, "/bin/sh", parent=5)
     process(tmp_path, 70, "kubelet")

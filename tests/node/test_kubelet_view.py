@@ -31,7 +31,7 @@ def test_torn_file_leaves_the_last_answer_in_force_and_is_logged_once(
 
 
 def test_torn_file_without_an_earlier_answer_is_an_error(tmp_path: Path) -> None:
-    """To take the file for an empty one would give the CPUs of the kubelet's pods away."""
+    """An empty file instead would free the CPUs of the kubelet's pods."""
     (tmp_path / "cpu_manager_state").write_text(TEXT[:40])
     view = CpuManagerStateView(str(tmp_path))
     for _ in range(2):

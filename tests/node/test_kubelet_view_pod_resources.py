@@ -1,4 +1,4 @@
-"""Against a real gRPC server that plays the kubelet."""
+"""With a real gRPC server that acts as the kubelet."""
 
 from __future__ import annotations
 

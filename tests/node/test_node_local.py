@@ -1,4 +1,5 @@
-"""Reconciler-local CPU policies, from the proxy's ring to cgroups and snapshot."""
+"""Node-local CPU policies in the reconciler, from the proxy's notification to cgroups and
+snapshot."""
 
 from __future__ import annotations
 
@@ -64,14 +65,14 @@ def decided(world: World, uid: str, name: str = "main") -> Wanted:
 
 
 def announce(world: World, agent: Reconciler, uid: str, cpus: int, name: str = "main") -> str:
-    """What the container is to start with."""
+    """The CPUs with which the container is to start."""
     agent.notified([comes(uid, cpus, name)])
     agent.reconcile()
     return decided(world, uid, name).cpuset or ""
 
 
 def start(world: World, agent: Reconciler, sandbox: Sandbox, cpus: int, name: str = "main") -> str:
-    """Announced, created as decided, and seen; its group."""
+    """Announces it, creates it as decided, and reconciles; returns its group."""
     chosen = announce(world, agent, sandbox.uid, cpus, name)
     container = world.container(sandbox, name, cpus=cpus, cpuset=chosen)
     agent.reconcile()
@@ -282,7 +283,7 @@ def test_container_resized_to_a_fraction_shares_with_its_requested_quota(
     agent.reconcile()
     assert world.cpus(group) == "0-3"
     assert world.limit(group, "cpu.cfs_quota_us") == "150000"
-    # A kubelet shrinks the pod's own after its containers'.
+    # A kubelet shrinks the pod's own group after its containers'.
     assert world.limit("kubepods/podg", "cpu.cfs_quota_us") == "200000"
 
 

@@ -1,4 +1,4 @@
-"""Guaranteed pods come, fail, end, come back, are resized and go, under agents that restart."""
+"""Guaranteed pods start, fail, end, restart, are resized and deleted, with agents that restart."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_endless_notifications_do_not_delay_a_pass(
 def test_notifications_of_one_wait_are_bounded_in_bytes(
     ears: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of hostile pods are as large as what is read of their annotations."""
+    """Those of hostile pods are as large as the bounds of their annotations allow."""
     monkeypatch.setattr(notifications, "MOST_BYTES", 50_000)
     notes = dict.fromkeys(ANNOTATIONS, "x" * 200000)
     pod = announced_pod("uid", "ns", "p", {}, notes, "/kubepods")

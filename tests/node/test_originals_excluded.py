@@ -68,7 +68,7 @@ def test_a_newly_excluded_pod_gets_its_original_cpus(world: World) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_newly_excluded_pod_gets_its_original_limits(tmp_path: Path, whole: bool) -> None:
-    """Those of the pod's own group with the whole pod alone."""
+    """Those of the pod's own group only if the whole pod is excluded."""
     root = tmp_path / "cgroup"
     groups = [f"/kubepods/podx{below}" for below in ("", "/sandbox", "/one", "/two")]
     for group in ("", *groups):

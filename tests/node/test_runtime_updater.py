@@ -16,7 +16,7 @@ POOL, LESS = Wanted("0-3"), Wanted("0,2-3")
 
 
 class Runtime(Cri):
-    """Answers when it is let; `failing` by container."""
+    """Answers when the test allows it; `failing` by container."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")

@@ -1,4 +1,4 @@
-"""What the real runtime can't be brought to answer; the rest is proved on containers."""
+"""Answers that a real runtime cannot be brought to give; the rest is tested on containers."""
 
 from __future__ import annotations
 

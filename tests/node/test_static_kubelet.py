@@ -22,7 +22,7 @@ def world(tmp_path: Path) -> World:
 
 
 class Recorded:
-    """Events as they were recorded."""
+    """Records events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Regarding, str, str]] = []
@@ -58,7 +58,7 @@ def metric(world: World, name: str) -> float:
 
 
 def test_container_with_fewer_cpus_than_the_kubelet_assigned_gets_them(world: World) -> None:
-    """As an agent left it that honoured the claims of such pods."""
+    """As left by an agent that honoured the claims of such pods."""
     lse = world.container(world.sandbox("lse", "LSE", "2-3", parent="/kubepods/podlse"), cpuset="0")
     ls = world.container(world.sandbox("ls", "LS"), cpuset="0,4-7")
     gives(world, plain="2-3", lse="4-5")
@@ -73,8 +73,8 @@ def test_container_with_fewer_cpus_than_the_kubelet_assigned_gets_them(world: Wo
 
 
 def test_owner_that_moves_to_its_claim_is_not_an_overlap(world: World) -> None:
-    """A kubelet takes the CPUs of a static pod back at once when its file goes, and the container
-    runs on until it has ended."""
+    """A kubelet takes the CPUs of a static pod back at once when its file is removed, and the
+    container runs until it has ended."""
     of_lse = world.sandbox("lse", "LSE", "2-3", parent="/kubepods/podlse")
     lse = world.container(of_lse, cpuset="4-5")
     ls = world.container(world.sandbox("ls", "LS"), cpuset="0-3,6-7")

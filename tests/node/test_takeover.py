@@ -1,5 +1,5 @@
-"""The CPUs of a scheduler in the file of a stopped kubelet. The runtime's part is proved on
-containers (tests/integration)."""
+"""A scheduler's CPUs in the file of a stopped kubelet. The runtime's part is tested on containers
+(tests/integration)."""
 
 from __future__ import annotations
 

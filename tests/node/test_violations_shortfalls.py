@@ -1,4 +1,4 @@
-"""Who has fewer CPUs of its own than it was promised."""
+"""Owners with fewer exclusive CPUs than they claim."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ LIMITS = {
     "cpu": {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000", "cpu.shares": "1024"},
     "memory": {"memory.limit_in_bytes": "9223372036854771712"},
 }
-"""What cgroup v1 has in a group where nothing is limited."""
+"""!The files of a cgroup v1 group without limits."""
 
 
 class ListedRuntime(Cri):
@@ -130,7 +130,7 @@ def reconciler(
     metrics: AgentMetrics | None = None,
     pod_events: PodEvents | None = None,
 ) -> Reconciler:
-    """Of node `n` without devices, with its files in `state`."""
+    """A reconciler of node `n` without devices, with its files in `state`."""
     return Reconciler(
         TopologyView(root),
         runtime,
@@ -173,7 +173,7 @@ class World:
     def agent(
         self, local: NodeLocalCpus | None = None, pod_events: PodEvents | None = None
     ) -> Reconciler:
-        """With metrics of its own, in `metrics`."""
+        """With its own metrics, in `metrics`."""
         self.metrics = AgentMetrics()
         hierarchy = Hierarchy(str(self.cpuset.parent))
         controllers = Controllers(str(self.cpuset.parent), hierarchy.handles)
@@ -236,7 +236,7 @@ class World:
         created_at: int = 0,
         handler: str = "",
     ) -> Sandbox:
-        """Listed, with a pod's cgroup that has the sandbox's and no more."""
+        """Listed, with a pod's cgroup that has only the sandbox's group."""
         parent = f"/kubepods/burstable/pod{uid}" if parent is None else parent
         it = Sandbox(
             id=f"s-{uid}{suffix}",

@@ -23,12 +23,12 @@ Reply = TypeVar("Reply", bound=Proto)
 
 
 class FrameLostError(Exception):
-    """A frame that a reader in Go could not take: its connection is dead."""
+    """A frame that a reader in Go could not read: its connection is dead."""
 
 
 class Reader:
     """Messages (stream, type, payload) of one connection, read as ttrpc in Go reads them: through a
-    buffer of 4096 bytes, around it for what is larger, one whole frame for each read below."""
+    buffer of 4096 bytes, directly for larger reads, with one whole frame for each read below."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, int, bytes]] = []
@@ -60,7 +60,7 @@ class Reader:
 
 
 class FakeRuntime:
-    """Listens where a plugin connects; turns the plugin's loop while it waits for something."""
+    """Listens where a plugin connects; runs the plugin's loop while it waits for something."""
 
     def __init__(self, folder: Path, loop: Loop) -> None:
         self.path = str(folder / "nri.sock")
@@ -79,13 +79,13 @@ class FakeRuntime:
 
     # the session
     def accept(self) -> pb.RegisterPluginRequest:
-        """Takes the next plugin's registration, and answers it."""
+        """Accepts the next plugin's registration, and answers it."""
         registration = self.accept_silently()
         self.respond(*registration)
         return pb.RegisterPluginRequest.FromString(self.requests[0][1].payload)
 
     def accept_silently(self) -> tuple[int, ttrpc.Response]:
-        """The stream of the registration, and what would answer it."""
+        """The stream of the registration, and its answer."""
         self._adopt(self._accepted)
         self.until("registration", lambda: self.requests)
         stream, request = self.requests[0]
@@ -94,7 +94,7 @@ class FakeRuntime:
         return stream, ttrpc.Response()
 
     def inherit(self, it: socket.socket) -> None:
-        """The runtime's end of a socket that a launched plugin has."""
+        """The runtime's end of a launched plugin's socket."""
         self._adopt(lambda: it)
 
     def _adopt(self, connect: Callable[[], socket.socket]) -> None:
@@ -140,7 +140,7 @@ class FakeRuntime:
         return self.call("Synchronize", request, pb.SynchronizeResponse)
 
     def drop(self) -> None:
-        """As a runtime that ends."""
+        """Closes the connection, as a runtime that ends."""
         assert self._socket is not None
         self._socket.close()
         self._socket = None
@@ -177,7 +177,7 @@ class FakeRuntime:
         self.send(RUNTIME, stream, 2, response.SerializeToString())
 
     def send(self, connection: int, stream: int, kind: int, payload: bytes) -> None:
-        """Cut at 4096 bytes, as Go cuts."""
+        """Split at 4096 bytes, as in Go."""
         whole = struct.pack(">IIBB", len(payload), stream, kind, 0) + payload
         for at in range(0, len(whole), BUFFER_BYTES):
             piece = whole[at : at + BUFFER_BYTES]

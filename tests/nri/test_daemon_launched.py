@@ -1,4 +1,4 @@
-"""What a runtime gives to a plugin that it starts."""
+"""Variables and socket that a runtime passes to a plugin that it starts."""
 
 from __future__ import annotations
 

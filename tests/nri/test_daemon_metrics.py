@@ -1,4 +1,4 @@
-"""The page a scrape gets."""
+"""The metrics page."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.proxy.exchanges import SHOWN
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Registered, and the agent has decided."""
+    """Registered, with an agent that has decided."""
     it = World(tmp_path)
     it.runtime.set_up()
     it.publish(SHOWN)

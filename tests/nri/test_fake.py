@@ -15,7 +15,7 @@ def message(size: int) -> bytes:
 
 
 def cut(content: bytes, *sizes: int) -> list[bytes]:
-    """Into pieces of these sizes, and the rest."""
+    """Splits it into pieces of these sizes, and the rest."""
     pieces = []
     for size in sizes:
         pieces.append(content[:size])

@@ -1,4 +1,4 @@
-"""Relay and plugin are two doors to the same hooks: what comes out of both is the same."""
+"""Relay and plugin are two frontends of the same hooks: their results are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole exchanges: runtime, snapshot file, doorbell."""
+"""Whole exchanges: runtime, snapshot file, notification socket."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_no_owner_starts_during_a_change_of_its_cpus(early: World) -> None:
 
 
 def test_a_change_of_limits_holds_the_containers_cpus(early: World) -> None:
-    """And no others, or every owner on the node would wait for it."""
+    """And no others; otherwise every owner on the node would wait for it."""
     early.publish(EMPTY)
     early.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
     early.runtime.answers_updates = False
@@ -258,7 +258,7 @@ def test_a_container_that_must_not_run_yet_is_not_changed(early: World) -> None:
 
 
 def test_no_update_is_sent_while_the_runtime_waits_for_an_answer(early: World) -> None:
-    """It would not listen, and the answer would wait for what may then come into force."""
+    """It would not read, and the answer would wait for an update that may take effect then."""
     early.publish(EMPTY)
     early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
     stream = early.begin_create(container("o", "own"), OWN)

@@ -366,7 +366,7 @@ def test_unknown_requests_are_answered_and_the_session_continues(
 
 
 def test_answers_of_any_size_are_received(up: World) -> None:
-    """The runtime loses larger frames than it reads into (runtime.md 4.1)."""
+    """The runtime loses frames that are larger than its read buffer."""
     for size in (4_000, 4_086, 4_087, 6_000, 100_000, 4_194_000):
         up.plugin.answer = Changes(environment=(("A", "x" * size),))
         assert len(up.create().adjust.env[0].value) == size
@@ -381,7 +381,7 @@ def test_an_answer_beyond_the_protocols_limit_is_an_error_within_the_session(up:
 
 
 class Results(list[RpcError | None]):
-    """What came of updates."""
+    """Results of updates."""
 
     def codes(self) -> list[int]:
         return [0 if each is None else each.code for each in self]
@@ -442,7 +442,7 @@ def test_without_a_session_an_update_fails_at_once(world: World) -> None:
 
 
 def test_an_unanswered_update_ends_the_session(tmp_path: Path) -> None:
-    """Its server may have died alone, while its events keep coming (runtime.md 4.1)."""
+    """Its server may have ended alone, while its events continue."""
     world = World(tmp_path, update_seconds=0.1)
     world.runtime.set_up()
     world.runtime.answers_updates = False
@@ -530,7 +530,7 @@ def test_a_socket_that_appears_later_is_found(
 
 
 def test_a_launched_plugin_ends_with_its_socket(world: World) -> None:
-    """The runtime does not kill it, and starts another (runtime.md 4.17)."""
+    """The runtime does not kill it, and starts another."""
     world.link.close()
     ours, theirs = socket.socketpair()
     over: list[bool] = []
@@ -566,7 +566,7 @@ def test_no_session_begins_after_the_end(up: World) -> None:
 
 
 def test_calls_never_block_on_a_runtime_that_does_not_read(up: World) -> None:
-    """What the socket does not take waits for it."""
+    """Data that the socket does not accept waits for it."""
     results: list[RpcError | None] = []
     note: Callable[[RpcError | None], None] = results.append
     big = Changes(cpuset="1", mems="0" * 3_000_000)

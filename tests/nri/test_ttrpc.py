@@ -1,4 +1,4 @@
-"""Messages to frames and back, however a sender cuts them."""
+"""Messages to frames and back, however a sender splits them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_messages_may_share_frames_and_frames_may_share_messages(
 
 @given(MESSAGES)
 def test_no_frame_holds_parts_of_a_header_and_a_payload(messages: list[Message]) -> None:
-    """What a reader in Go takes whole, of any size (runtime.md 4.1)."""
+    """A reader in Go reads it whole, whatever its size."""
     sent = b"".join(map(ttrpc.encode, messages))
     frames = []
     while sent:

@@ -1,4 +1,4 @@
-"""The plugin's inside with a real socket to a fake runtime, and an agent that the test plays."""
+"""The plugin with a real socket to a fake runtime, and a simulated agent."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class World(PlayedAgent):
         self.link.start()
         self.updater.start()
 
-    # what the runtime does
+    # actions of the runtime
     def begin_create(self, it: pb.Container, of: pb.PodSandbox) -> int:
         return self.runtime.begin("CreateContainer", pb.EventRequest(pod=of, container=it))
 
     def create(self, it: pb.Container, of: pb.PodSandbox) -> str:
-        """To its end; the CPUs it was made with."""
+        """A complete creation; returns the CPUs of the container."""
         event = pb.EventRequest(pod=of, container=it)
         reply = self.runtime.call("CreateContainer", event, pb.CreateContainerResponse)
         cpus = reply.adjust.linux.resources.cpu.cpus
@@ -94,7 +94,7 @@ class World(PlayedAgent):
         return event.container.linux.resources.cpu.cpus
 
     def update(self, it: pb.Container, of: pb.PodSandbox, cpus: str = "", shares: int = 0) -> str:
-        """The CPUs that the change leaves with."""
+        """The CPUs of the changed request."""
         event = pb.EventRequest(pod=of, container=it)
         event.linux_resources.cpu.cpus = cpus
         event.linux_resources.cpu.shares.value = shares

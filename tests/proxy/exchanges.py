@@ -1,4 +1,4 @@
-"""A proxy's inside without its relay: real files and sockets, messages made by protobuf."""
+"""A proxy without its relay: real files and sockets, messages made by protobuf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a proxy's real parts, read by the format's own parser."""
+"""The metrics page of a proxy, read by the format's own parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole exchanges: request bytes, snapshot file, doorbell socket."""
+"""Whole exchanges: request bytes, snapshot file, notification socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container that qualifies for CPUs of its own, between its request and the agent's answer."""
+"""A container that qualifies for exclusive CPUs, between its request and the agent's answer."""
 
 from __future__ import annotations
 

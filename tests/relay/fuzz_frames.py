@@ -1,4 +1,4 @@
-"""The relay between two ends that send any frames: nothing but RelayError may come out of it.
+"""The relay between two ends that send any frames: it may raise only RelayError.
 
 `python -m tests.relay.fuzz_frames --connections N --seed S`; a slip's seed is named.
 """
@@ -32,11 +32,11 @@ LIMITS = RelayLimits(
 PATHS = [b"/grow", b"/keep", b"/refuse", b"/raise", b"/hold", b"/other"]
 FRAMES = 60
 WILD = 0.01
-"""The share of frames that are not as they should be, in each of several ways."""
+"""!The share of invalid frames, of each of several kinds."""
 
 
 class HookError(Exception):
-    """A hook's own fault."""
+    """A hook's own error."""
 
 
 class Hooks:
@@ -51,7 +51,7 @@ class Hooks:
         self.wrong: list[Exception] = []
 
     def error(self, path: bytes, error: Exception) -> None:
-        """For the relay's guard, which would hide it."""
+        """For errors that the relay would catch."""
         if not isinstance(error, HookError):
             self.wrong.append(error)
 
@@ -83,7 +83,7 @@ class Hooks:
 
 
 class Ends:
-    """What the two ends send: mostly what they may."""
+    """The frames of both ends: mostly valid ones."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -175,7 +175,7 @@ _HPACK += [b"\x40\x01x\x7f\xff\xff", b"\x40\x82\xff\xff\x01v", b"\x00\x85\xff\xf
 
 
 def connection(seed: int) -> None:
-    """One from its preface to its end."""
+    """One connection from its preface to its end."""
     rng = random.Random(seed)
     hooks, stats, both, budget = Hooks(rng), RelayStats(), Ends(rng), MemoryBudget(LIMITS)
     relay = Relay(hooks, len, len, stats, hooks.error, budget)  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def connection(seed: int) -> None:
 
 
 def run(connections: int, seed: int) -> Iterator[tuple[int, Exception | None]]:
-    """Each connection's seed, and what went wrong."""
+    """Each connection's seed, and its error."""
     for each in range(seed, seed + connections):
         try:
             connection(each)
@@ -224,7 +224,7 @@ def run(connections: int, seed: int) -> Iterator[tuple[int, Exception | None]]:
 
 
 def main() -> int:
-    """1 when a seed was bad."""
+    """1 if a seed failed."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--connections", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -32,7 +32,8 @@ from agent.rpc import grpc
 
 LIMITS = RelayLimits(body_bytes=120_000, reply_bytes=20_000)
 TIGHT = LIMITS._replace(held_bytes=260_000, waiting_bytes=200_000, wait_seconds=1e9)
-"""Many requests wait for room, and some are refused: another connection takes and leaves some."""
+"""!Many requests wait for budget, and some are refused: another connection takes and releases
+some."""
 PATHS = ["/grow", "/shrink", "/keep", "/refuse", "/raise", "/other", "/more"]
 HOOKED = frozenset(path.encode() for path in PATHS[:5])
 REPLY = [(":status", "200"), ("content-type", "application/grpc")]
@@ -47,7 +48,7 @@ def rewritten(path: str, message: bytes) -> bytes:
 
 
 def _consumed_unless_empty(manager: h2.windows.WindowManager, size: int) -> None:
-    """h2 takes an empty DATA frame for a fault while SETTINGS keep a window below zero."""
+    """h2 takes an empty DATA frame for an error while SETTINGS keep a window below zero."""
     if size:
         _window_consumed(manager, size)
 
@@ -100,7 +101,7 @@ class Hooks:
 
 @dataclass
 class Stream:
-    """What the client sends, and what both ends saw."""
+    """The client's message, and what both ends received."""
 
     path: str
     body: bytes
@@ -205,7 +206,7 @@ class Fuzz:
         return False
 
     def change_hog(self) -> None:
-        """Another connection takes room, or leaves it."""
+        """Another connection takes budget, or releases it."""
         self.budget.reserved_bytes -= self.hog
         self.hog = 0
         if self.rng.random() < 0.5:
@@ -453,7 +454,7 @@ class Fuzz:
 
 
 def run(streams: int, seed: int) -> Iterator[tuple[int, int, Exception | None]]:
-    """For each connection its seed, the streams so far, and what went wrong."""
+    """For each connection its seed, the streams so far, and its error."""
     done = 0
     while done < streams:
         fuzz, fault = Fuzz(seed), None
@@ -467,7 +468,7 @@ def run(streams: int, seed: int) -> Iterator[tuple[int, int, Exception | None]]:
 
 
 def main() -> int:
-    """1 when a seed was bad."""
+    """1 if a seed failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--streams", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)

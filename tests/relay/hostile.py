@@ -16,9 +16,9 @@ from tests.relay.relay_child import TAIL
 from tests.waiting import eventually
 
 WAIT_SECONDS = 20.0
-"""For one call of the client beside: far beyond any honest delay, also on a slow machine."""
+"""!For one call of the other client: far longer than any valid delay, also on a slow machine."""
 STUCK_MS = 500
-"""A socket that took nothing for so long counts as not read from."""
+"""!A socket that accepted nothing for this long counts as not read from."""
 END_HEADERS = frames.END_HEADERS
 END = frames.END_HEADERS | frames.END_STREAM
 
@@ -49,7 +49,7 @@ class Hostile:
         self.socket.setblocking(False)
         self.closed = False
         self.seen: dict[int, bytes] = {}
-        """The last frame of each kind that came."""
+        """!The last frame of each kind that was received."""
         self._received = bytearray()
         if greets:
             self.pour([frames.PREFACE + frames.settings({})])
@@ -69,7 +69,7 @@ class Hostile:
         return total
 
     def told_off(self) -> bool:
-        """The connection is closed, or was sent GOAWAY or RST_STREAM."""
+        """The connection is closed, or GOAWAY or RST_STREAM was received."""
         self._read()
         return self.closed or not self.seen.keys().isdisjoint({frames.GOAWAY, frames.RST_STREAM})
 
@@ -77,7 +77,7 @@ class Hostile:
         self.socket.close()
 
     def _some(self, rest: memoryview, reads: bool) -> int:
-        """Bytes that the socket took; 0 when it took none for a while, or never will."""
+        """Bytes that the socket accepted; 0 if it accepted none for a while, or never will."""
         poll = select.poll()
         poll.register(self.socket, select.POLLOUT | (select.POLLIN if reads else 0))
         while True:

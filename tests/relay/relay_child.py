@@ -22,7 +22,7 @@ from agent.relay.server import RelayServer
 
 TAIL = b"+" * 30
 LONGEST_REFUSAL = "%" * 1_000
-"""Every character becomes three on the wire."""
+"""!Every character becomes three bytes on the wire."""
 
 
 class Hooks:
@@ -59,7 +59,7 @@ class Hooks:
 
 @contextlib.contextmanager
 def relay_process(front: Path, back: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs one; it must still be there in the end."""
+    """Runs one; it must still run at the end."""
     command = [sys.executable, "-m", "tests.relay.relay_child", str(front), str(back), *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -72,7 +72,7 @@ def relay_process(front: Path, back: Path, *more: str) -> Iterator[subprocess.Po
 
 
 def peak_mb(pid: int) -> float:
-    """The most memory that the process ever had at once."""
+    """The highest memory of the process."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024

@@ -1,4 +1,4 @@
-"""The relay between a client and a server of Go's gRPC, as kubelets and runtimes are."""
+"""The relay between a client and a server of Go's gRPC, as in kubelets and runtimes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.relay.relay_child import TAIL, peak_mb, relay_process
 
 CLIENT_SECONDS = 90
 PEAK_MB = 96
-"""64 MiB messages pass, those that are too large to hook too: Limits.held_bytes, what one request
-unpacks to, and the windows."""
+"""!64 MiB messages pass, including those that are too large for hooks: Limits.held_bytes, the
+decompressed size of one request, and the windows."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def outcome(peer: Path, path: Path, tail_bytes: int) -> list[str]:
 def test_all_calls_at_once_on_one_connection_have_the_same_results_as_directly(
     peer: Path, back: Path, tmp_path: Path
 ) -> None:
-    """Calls of all sizes, packed ones, conversations, deadlines, calls given up, statuses with
+    """Calls of all sizes, compressed ones, streams, deadlines, cancelled calls, statuses with
     details, 64 MiB messages."""
     direct = outcome(peer, back, 0)
     with relay_process(tmp_path / "front.sock", back) as relay:

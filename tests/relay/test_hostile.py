@@ -25,9 +25,9 @@ from tests.relay.relay_child import peak_mb, relay_process
 from tests.waiting import eventually
 
 PEAK_MB = 32
-"""Of the relay's process under any attack on one connection; at rest it has 15."""
+"""!Memory of the relay's process under any attack on one connection; at rest it uses 15."""
 PEAK_TAKEN_MB = 96
-"""Where it takes requests over: Limits.held_bytes, and what one of them unpacks to, twice."""
+"""!If it holds requests: Limits.held_bytes, and the decompressed size of one of them, twice."""
 STREAMS = 100_000
 MOST_STREAMS = 20
 """Of one connection at the backend; beyond it refuses."""
@@ -42,7 +42,7 @@ HUGE_REPLY = bytes(48 << 20)
 
 
 class Backend(grpc.GenericRpcHandler):
-    """Echoes; `Huge` answers more than anyone reads."""
+    """Echoes; `Huge` answers more than the client reads."""
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         if details.method.endswith("/Huge"):
@@ -82,7 +82,7 @@ def random_bytes() -> Iterator[bytes]:
 
 
 def random_frames() -> Iterator[bytes]:
-    """Legal heads, anything within; now and then on a hooked stream."""
+    """Valid headers with any contents; sometimes on a hooked stream."""
     rng = random.Random(66)
     for number in range(1, 4_000, 2):
         yield opening(number, rng.choice([b"/h/Grow", b"/h/Hold", b"/any/Echo"]))
@@ -106,7 +106,7 @@ def largest_frame() -> Iterator[bytes]:
 
 
 def continuations() -> Iterator[bytes]:
-    """100 MB of one header block."""
+    """100 MB in one header block."""
     yield frames.frame(frames.HEADERS, 0, 1, block(b"/any/Echo"))
     field = b"\0\x01x\x7f\x80\x7e" + bytes(16_255)
     yield from itertools.repeat(frames.frame(frames.CONTINUATION, 0, 1, field), 6_400)
@@ -118,7 +118,7 @@ def empty_continuations() -> Iterator[bytes]:
 
 
 def behind_a_held_call(attack: Parts) -> Parts:
-    """The relay may not wash its hands of a connection whose message it has."""
+    """The relay must not give up a connection whose message it holds."""
 
     def parts() -> Iterator[bytes]:
         yield opening(9_999_999, b"/h/Hold") + data(9_999_999, bytes(5), last=True)
@@ -128,7 +128,7 @@ def behind_a_held_call(attack: Parts) -> Parts:
 
 
 def indexed_bomb() -> Iterator[bytes]:
-    """One large entry of the table, named by every byte: 64 MB a block, unpacked."""
+    """One large entry of the table, referenced by every byte: 64 MB per block when decoded."""
     field = b"\x40\x01x\x7f\xa1\x1e" + bytes(4_000)
     yield frames.frame(frames.HEADERS, END_HEADERS, 1, block(b"/any/Echo") + field)
     for number in range(3, 200, 2):
@@ -141,7 +141,7 @@ def crooked_blocks(crooked: bytes) -> Parts:
 
 
 def churning_table() -> Iterator[bytes]:
-    """Every field a new entry of the table, which is emptied again and again."""
+    """Every field is a new entry of the table, which is emptied again and again."""
     churn = b"".join(b"\x40\x02%c%c\x01v" % divmod(n, 100) for n in range(2_000))
     for number in range(1, 600, 2):
         payload = b"\x20\x3f\xe1\x1f" + block(b"/any/Echo") + churn
@@ -171,7 +171,7 @@ def never_ended(path: bytes, payload: bytes = b"") -> Parts:
 
 
 def endless_message(streams: int) -> Parts:
-    """4 GiB announced on each stream, a little over 1 MiB sent."""
+    """4 GiB announced on each stream, a little more than 1 MiB sent."""
 
     def parts() -> Iterator[bytes]:
         numbers = range(1, 2 * streams, 2)
@@ -221,7 +221,7 @@ def empty_data(path: bytes) -> Parts:
 
 
 def single_bytes() -> Iterator[bytes]:
-    """Every byte of a message costs the relay a frame of its own to give the credit back."""
+    """For every byte of a message the relay has to return credit with a frame."""
     yield opening(1, b"/h/Grow") + data(1, b"\0\0\x0f\xff\xff")
     yield from itertools.repeat(data(1, b"x") * 100, STREAMS // 100)
 
@@ -315,7 +315,7 @@ def test_a_client_with_another_protocol_gets_the_runtimes_error(
 
 
 def test_a_slow_writer_is_not_disconnected(relay: subprocess.Popen[bytes], front: Path) -> None:
-    """Single bytes of a hooked call that is right in the end."""
+    """Single bytes of a hooked call that is valid in the end."""
     call = opening(1, b"/h/Grow") + data(1, b"\0\0\0\x03\xe8" + bytes(1_000), last=True)
     with Bystander(front), contextlib.closing(Hostile(front)) as slow:
         for byte in call:
@@ -364,7 +364,7 @@ def test_connections_closed_during_calls_leave_nothing(
         if number % 3 == 0:
             client.socket.shutdown(socket.SHUT_WR)
         if number % 3 == 1:
-            client.told_off()  # reads what there is
+            client.told_off()  # reads what has arrived
         client.close()
 
     with Bystander(front) as bystander:
@@ -383,7 +383,7 @@ def test_connections_closed_during_calls_leave_nothing(
 def test_many_clients_with_calls_in_progress_stay_within_their_share(
     relay: subprocess.Popen[bytes], front: Path
 ) -> None:
-    """All at once: every one has been answered, and has another message half sent."""
+    """All at once: every client has one answered call, and has sent half of another message."""
     with Bystander(front) as bystander, contextlib.ExitStack() as stack:
         before = peak_mb(relay.pid)
         clients = [stack.enter_context(contextlib.closing(Hostile(front))) for _ in range(CLIENTS)]
@@ -413,7 +413,7 @@ def test_without_free_descriptors_clients_wait_and_hooks_continue(
 
 
 class Deaf:
-    """A runtime that serves its first connection and gives the next ones no credit at all."""
+    """A runtime that serves its first connection and gives later ones no credit."""
 
     def __init__(self, path: Path, back: Path) -> None:
         self._listening = socket.socket(socket.AF_UNIX)
@@ -473,7 +473,7 @@ def deaf(tmp_path: Path, back: Path) -> Iterator[Path]:
 
 
 def queue_of_small_frames(numbers: range) -> Iterator[bytes]:
-    """Frames that wait at the relay for credit: it gave the client some for a hooked message."""
+    """Frames that wait in the relay for credit: it gave the client some for a hooked message."""
     yield opening(1, b"/any/Echo") + opening(3, b"/h/Grow")
     whole = 900_000
     yield data(3, b"\0" + whole.to_bytes(4, "big"))
@@ -499,7 +499,7 @@ def test_resets_behind_a_long_queue_do_not_stop_the_loop(front: Path, deaf: Path
 
 
 def test_decompressed_sizes_of_held_messages_are_counted(front: Path, deaf: Path) -> None:
-    """Each is a thousand times what was sent."""
+    """Each is decompressed to a thousand times its size."""
     with relay_process(front, deaf) as relay, Bystander(front) as bystander:
         with contextlib.closing(Hostile(front)) as hostile:
             hostile.pour(gzip_bomb(b"/h/Hold", 1_000_000, 4_000)())

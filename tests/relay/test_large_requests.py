@@ -1,4 +1,5 @@
-"""Requests as large as a kubelet's client sends: hooked, within bounded memory that comes back."""
+"""Requests of the largest size that a kubelet's client sends: hooked, in bounded memory that is
+released."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from tests.waiting import eventually
 LARGEST = RelayLimits().body_bytes - len(TAIL)
 AT_ONCE = 12
 PEAK_MB = 112
-"""Of the relay's process while AT_ONCE of the largest requests come: Limits.held_bytes, what a hook
-makes of one of them, and what the sockets did not take yet."""
+"""!Memory of the relay's process while AT_ONCE of the largest requests arrive: Limits.held_bytes, a
+hook's copy of one of them, and bytes that the sockets have not accepted yet."""
 KEPT_MB = 8
-"""Of that, after the last answer."""
+"""!The part that remains after the last answer."""
 UNBOUNDED = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),

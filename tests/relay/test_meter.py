@@ -1,4 +1,4 @@
-"""Calls of one connection in a clock that the test turns."""
+"""Calls of one connection, with the test's clock."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_time_of_a_passing_call_is_the_relays_own(clocked: Clocked) -> None:
 def test_the_time_of_a_held_request_includes_the_hold(clocked: Clocked) -> None:
     clocked.arrive_after(0)
     clocked.timing.stays(1, b"/a")
-    clocked.arrive_after(5)  # the client took its time for the message
+    clocked.arrive_after(5)  # the client took some time for the message
     clocked.timing.whole(1)
     clocked.after(20).left(1)
     clocked.arrive_after(3)

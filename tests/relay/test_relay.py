@@ -1,4 +1,4 @@
-"""The relay without sockets, fed with frames written by hand."""
+"""The relay without sockets, with frames written by hand."""
 
 from __future__ import annotations
 
@@ -432,7 +432,7 @@ def test_a_message_beyond_the_limit_is_refused_by_its_first_bytes() -> None:
 
 
 def credit(wire: Wire, stream: int) -> int:
-    """What the client was given for the stream since."""
+    """The credit that the client got for the stream since then."""
     return sum(
         int.from_bytes(payload, "big")
         for kind, number, payload in split(wire.down())
@@ -441,7 +441,7 @@ def credit(wire: Wire, stream: int) -> int:
 
 
 def status(answer: bytes) -> str:
-    """The grpc-status that the client was answered with."""
+    """The grpc-status of the client's answer."""
     block = next(payload for kind, _, payload in split(answer) if kind == frames.HEADERS)
     return dict(hpack.Decoder().decode(block))["grpc-status"]
 
@@ -543,7 +543,7 @@ def test_requests_get_budget_in_the_order_of_their_arrival() -> None:
 
 @pytest.mark.parametrize("ends", [True, False], ids=["trailers", "a second message"])
 def test_a_request_that_passes_unhooked_no_longer_waits_for_budget(ends: bool) -> None:
-    """Others take their turn though the upstream does not take it yet."""
+    """Others take their turn although the upstream does not accept it yet."""
     budget = MemoryBudget(SCARCE)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
@@ -674,7 +674,7 @@ def test_a_cancelled_call_is_reported_once() -> None:
 
 
 def test_an_upstream_that_ends_a_held_call_ends_it_finally() -> None:
-    """The call's own deadline runs at the upstream, which has its headers."""
+    """The call's own deadline is enforced by the upstream, which has its headers."""
     hooks = Hooks(Wait())
     wire = Wire(hooks)
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
@@ -788,7 +788,7 @@ def test_random_bytes_never_crash_the_relay_and_cost_bounded_memory(seed: int) -
 def test_the_quiet_path_is_byte_equal_and_sees_every_path(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Streams by hpack's encoder in random pieces."""
+    """Streams by hpack's encoder, split into random pieces."""
     rng = random.Random(seed)
     encoder, hooks = hpack.Encoder(), Hooks(FORWARD)
     wanted: list[bytes] = []

@@ -170,7 +170,7 @@ def unary(channel: grpc.Channel, path: str) -> grpc.UnaryUnaryMultiCallable:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another thread is about to do."""
+    """Waits for an action of another thread."""
     tick = threading.Event()
     for _ in range(WAIT_SECONDS * 200):
         if condition():
@@ -386,7 +386,7 @@ def bare(tmp_path: Path) -> Iterator[Bare]:
 
 @pytest.mark.parametrize("flooded", ["client", "upstream"])
 def test_a_peer_that_does_not_read_makes_the_relay_stop_reading(bare: Bare, flooded: str) -> None:
-    """And what was taken arrives once it reads again."""
+    """The accepted bytes arrive once it reads again."""
     source, target = bare.client, bare.upstream
     if flooded == "client":
         source, target = target, source

@@ -157,7 +157,7 @@ def test_metadata_keeps_its_bytes_order_and_duplicates(
         ("x-a", "spaces  within"),
         ("x-long", "v" * 5_000),
     )
-    for _ in range(3):  # the second and third come by the compression tables
+    for _ in range(3):  # the second and third use the compression tables
         call = channel.unary_unary(f"/{service}/Echo")
         _, ended = call.with_call(b"", metadata=sent, timeout=WAIT_SECONDS)
         assert _own(backend.metadata) == sent
@@ -190,7 +190,7 @@ def test_a_deadline_that_passes_ends_the_call_at_both_ends(
 
 @BOTH
 def test_a_status_keeps_its_details(channel: grpc.Channel, backend: Backend, service: str) -> None:
-    """A reply of trailers only: the server fails before it sends anything."""
+    """A trailers-only reply: the server fails before it sends anything."""
     error = failure(channel.unary_unary(f"/{service}/Fail"), b"", metadata=(("x-a", "1"),))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details() == "100 % \u2713\nno"
@@ -213,8 +213,9 @@ def test_a_status_after_messages_arrives_after_them(channel: grpc.Channel) -> No
 def test_compression_in_both_directions(
     relay: object, back: Path, front: Path, service: str, size: int, algorithm: grpc.Compression
 ) -> None:
-    """A server that packs its replies; what a hook changes arrives unpacked or packed, but right.
-    A hook can't read what is not gzip: it passes. The smallest are sent unpacked."""
+    """A server that compresses its replies. A reply that a hook changes arrives compressed or not,
+    but correct. A hook cannot read other encodings than gzip: these pass. The smallest are sent
+    uncompressed."""
     code = 2 if algorithm is grpc.Compression.Gzip else 1
     server = serve(back, Backend(), ("grpc.default_compression_algorithm", code))
     hooked = service == "h" and (algorithm is grpc.Compression.Gzip or size < 4)
@@ -240,7 +241,7 @@ def test_the_largest_message_that_a_hook_sees_and_the_next(channel: grpc.Channel
 
 
 def test_each_message_of_a_conversation_passes_at_once(channel: grpc.Channel) -> None:
-    """The next is sent when the answer to the last has come; the end of one side ends one side."""
+    """The next is sent after the answer to the last; the end of one side ends only that side."""
     sent = [os.urandom(size) for size in (0, 1, 100, 70_000, 2 * MEBIBYTE)] * 3
     answered = threading.Semaphore(1)
 
@@ -268,7 +269,7 @@ def test_a_streaming_client_is_forwarded_to_its_end(channel: grpc.Channel, servi
 def test_a_keepalive_ping_is_answered_by_the_runtime(
     relay: object, back: Path, front: Path, backend: Backend
 ) -> None:
-    """A client that pings all the time keeps its long call."""
+    """A client that pings continuously keeps its long call."""
     patient = [
         ("grpc.http2.min_ping_interval_without_data_ms", 10),
         ("grpc.http2.max_ping_strikes", 0),
@@ -359,7 +360,7 @@ class Scripted:
             it.send_headers(number, [(":status", "200"), ("content-type", "application/grpc")])
             it.send_data(number, b"\0\0\0\0\5begun")
             it.reset_stream(number, int(detail))
-        else:  # the last stream is one before this: it may be tried again elsewhere
+        else:  # the last stream is the one before: this one may be retried elsewhere
             it.close_connection(last_stream_id=number - 2 if number > 2 else 0)
 
 
@@ -413,7 +414,7 @@ def test_calls_in_progress_end_after_a_goaway_and_new_ones_use_another_connectio
         stopped = first.stop(WAIT_SECONDS)
         back.unlink()
         second = serve(back, new)
-        # A call that comes to the first one before its client knows is cancelled.
+        # A call that reaches the first server before its client knows is cancelled.
         eventually("the GOAWAY", lambda: states[-1] is not grpc.ChannelConnectivity.READY)
         assert echo(b"new", timeout=WAIT_SECONDS, wait_for_ready=True) == b"new"
         assert new.metadata

@@ -1,4 +1,4 @@
-"""Which modules one call enters."""
+"""The modules that one call enters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many modules a reader follows one request through: limits that only go down."""
+"""The number of modules that one request enters: limits that only decrease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy's HTTP port in its real loop, which a thread runs."""
+"""The proxy's HTTP port in its real loop, run by a thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Served:
 
 
 def everything(client: socket.socket) -> bytes:
-    """Until the server closes; a reset is an end too."""
+    """Until the server closes; a reset counts as an end too."""
     answer = b""
     try:
         while piece := client.recv(1 << 16):

@@ -1,4 +1,4 @@
-"""Programs written in Go that tests run, built once from their published modules into a cache.
+"""Go programs for tests, built once from their published modules into a cache.
 
 Each folder here is a module that pins one set of them in go.mod and go.sum.
 """
@@ -21,8 +21,8 @@ _FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
 _BUILD_SECONDS = 1200
 
 API_SERVERS = {"1.34": "kube-apiserver-1.34", "1.37": "kube-apiserver-1.37"}
-"""Sets of one kube-apiserver each, by version: those beside the one of the set "kubernetes" that
-`make test-all` runs the API server's suites against."""
+"""!Sets with one kube-apiserver each, by version, in addition to the one of the set "kubernetes":
+`make test-all` runs the API server's suites with them."""
 
 _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
@@ -34,9 +34,9 @@ _MODULES = {
     **dict.fromkeys(API_SERVERS.values(), "k8s.io/kubernetes"),
 }
 SOURCES = {"go-nvml": "github.com/NVIDIA/go-nvml"}
-"""Only read, for what they bring beside their Go."""
+"""!Sources that are only read, for their files other than Go."""
 
-# Drivers of storage that no test uses.
+# Storage drivers that no test uses.
 _TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
 # cri.descriptor next to crictl and critest: the CRI of both, as a FileDescriptorProto.
 _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -54,7 +54,7 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 NAMES = tuple(_MODULES)
 ASSETS = ("etcd", "kubernetes")
-"""What KUBEBUILDER_ASSETS has as well, where it is set."""
+"""!Programs that KUBEBUILDER_ASSETS has too, if it is set."""
 
 
 class _BuildError(RuntimeError):
@@ -139,7 +139,7 @@ def _chosen_api_server() -> str | None:
 @functools.cache
 def source(name: str) -> Path | str:
     """The published source of the module that a folder here pins, as Go unpacks it; or the reason
-    why it can't be had."""
+    why it is not available."""
     module = SOURCES[name]
     try:
         done = subprocess.run(
@@ -165,7 +165,7 @@ def registry() -> str | None:
 
 
 def cache() -> Path:
-    """Where tests keep what takes long to make."""
+    """The folder for files that take long to make."""
     return Path(os.environ.get("TOPOLET_CACHE") or Path.home() / ".cache" / "topolet").absolute()
 
 

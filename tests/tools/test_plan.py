@@ -1,4 +1,4 @@
-"""What `make test` prints before it begins."""
+"""The output of `make test` before it begins."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_every_folder_with_a_module_is_built_or_read() -> None:
 def test_an_api_server_can_be_chosen(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before what KUBEBUILDER_ASSETS has, and of all programs only that one."""
+    """It takes precedence over KUBEBUILDER_ASSETS, only for this program."""
     monkeypatch.setattr(tools, "built", Path)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     monkeypatch.delenv("TOPOLET_APISERVER", raising=False)

@@ -63,7 +63,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def lacking() -> list[str]:
-    """Why no guest can be started here; empty when one can."""
+    """The reason why no guest can be started here; empty if one can."""
     reasons = []
     if platform.machine() != "x86_64":
         reasons.append("the guest is an x86_64 machine")
@@ -119,7 +119,7 @@ def run(share: pathlib.Path, paths: list[str], limit_seconds: float) -> tuple[in
 
 
 def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
-    """Returns when the guest has ended: how."""
+    """Returns when the guest has ended; the result describes how."""
     with (share / "console.txt").open("wb") as console:
         emulator = subprocess.Popen(
             command(share, paths),
@@ -141,7 +141,7 @@ def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
 
 
 def command(share: pathlib.Path, paths: list[str]) -> list[str]:
-    """What boots the guest."""
+    """The command that boots the guest."""
     start = pathlib.Path(__file__).with_name("start.sh")
     words = [start, share, REPOSITORY, sys.executable, _cache(), *paths]
     # One thread, because sixteen on a few CPUs mostly wait for each other.
@@ -167,7 +167,7 @@ def emulator(
         "-device virtio-9p-pci,fsdev=whole,mount_tag=whole",
         *options,
     ]
-    # Everything that runs in a guest waits for the emulator, and the whole run for the guests.
+    # All programs in a guest wait for the emulator, and the whole run waits for the guests.
     return [
         *(
             "nice",

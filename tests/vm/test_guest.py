@@ -12,12 +12,12 @@ from tests import tools
 from tests.vm import guest
 
 LIMIT_SECONDS = 1200.0
-"""An end to a guest that hangs; an idle machine is done in a sixth of that."""
+"""!Ends a hanging guest; an idle machine takes a sixth of that."""
 KUBELET_LIMIT_SECONDS = 1500.0
-"""The same where a kubelet starts, which emulated takes minutes."""
+"""!The same with a kubelet, which starts slowly in an emulator."""
 
 STATIC_LIMIT_SECONDS = 2400.0
-"""The same where it starts twice, with a dozen pods."""
+"""!The same with two starts of the kubelet, and a dozen pods."""
 TURN_SECONDS = 1800.0
 """A guest may have to wait for another one, which is a node of the cluster."""
 KILLS = "tests/vm/inside/test_proxy.py::test_kill_of_agent_and_proxy_changes_nothing"
@@ -127,6 +127,6 @@ def hold(
     lines += [f"  {each.seconds:6.1f} s  {each.outcome:7}  {each.name}" for each in cases]
     record_property("summary", "\n".join(lines))
     assert code == 0, (share / "output.txt").read_text()
-    # pytest is content with tests that skip themselves; these must have run.
+    # pytest accepts tests that skip themselves; these must have run.
     ours = {each.outcome for each in cases if each.name.startswith("tests.vm.")}
     assert ours == {"passed"}

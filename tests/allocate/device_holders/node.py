@@ -1,4 +1,4 @@
-"""A node with every kind of device, as the tests of this folder want it."""
+"""A node with every kind of device, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ GPUS = (
         instances=(MigInstance("MIG-x", 1, index=0), MigInstance("MIG-y", 2, index=2)),
     ),
 )
-"""NVML's numbers are not those of the device files, and those of instances have holes."""
+"""!NVML's indices differ from the minors, and the instance numbers have gaps."""
 
 
 def _link(number: int) -> tuple[RdmaLink, ...]:

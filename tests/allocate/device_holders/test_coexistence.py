@@ -39,7 +39,7 @@ def held(
 KEPT, REFUSED = True, False
 
 PAIRS = [
-    # What a pod has by its first name, what another has by its second, and whether both may.
+    # The form in which one pod has the device, that of another pod, and whether both may.
     (held("a", Form.WHOLE), held("b", Form.WHOLE), REFUSED),
     (held("a", Form.WHOLE), held("b", Form.WHOLE, source=HoldingSource.ALLOCATION), REFUSED),
     (held("a", Form.WHOLE), held("b", Form.WHOLE, source=HoldingSource.CLAIM), REFUSED),

@@ -1,4 +1,4 @@
-"""The table that people read is the one that decides."""
+"""The documented table equals the one in the code."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_huge_variable_costs_neither_time_nor_log_lines() -> None:
 
 
 def test_device_numbers_do_not_count_with_an_allocation() -> None:
-    """Numbers move up when a card falls off, and hooks write them where a request has them."""
+    """Numbers change when a card falls off the bus, and hooks write them if a request has them."""
     named = Carriers(
         environment=(("NVIDIA_VISIBLE_DEVICES", "1"),),
         cdi_devices=("nvidia.com/gpu=gpu0", "nvidia.com/gpu=1:2"),
@@ -139,7 +139,7 @@ def test_the_kubelets_replica_ids_override_the_containers_card() -> None:
 
 
 def test_one_container_may_hold_several_parts_of_a_device() -> None:
-    """By one source each counts; a lesser one adds none."""
+    """All parts of one source count; a weaker source adds none."""
     shown = Carriers(nodes=("/dev/infiniband/uverbs1", "/dev/nvidia0"))
     found = look(
         *of_carriers("a", "main", shown),
@@ -189,7 +189,7 @@ def test_claims_and_cpus() -> None:
 
 
 def test_minor_and_uuid_of_one_card_conflict() -> None:
-    """The pod of the scheduler has the card; the kubelet gave it to another pod too."""
+    """The scheduler allocated the card to one pod, and the kubelet assigned it to another."""
     whole = of_allocation("a", {("gpu", 0): dict(GPU)}, {}, DEVICES)
     found = look(given_by_kubelet("b", "GPU-a1"), allocated={"a": {"gpu": {"GPU-a1"}}})
     (conflict,) = conflicts((*whole, *found.holdings), {})

@@ -78,5 +78,5 @@ def test_a_variable_without_a_cpu_is_reported(value: str, why: str) -> None:
 
 
 def test_a_claim_without_a_variable_takes_no_cpu() -> None:
-    """It has them only while its container runs."""
+    """The CPUs are its own only while its container runs."""
     assert claimed_cpus((claim(),)).by_uid == {}

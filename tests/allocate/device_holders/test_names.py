@@ -17,7 +17,7 @@ CLAIM = "gpu.nvidia.com"
 TABLE = [
     # resource, name, type, device, form, part
     (PLUGIN, "GPU-a1", "gpu", "GPU-a1", Form.WHOLE, ""),
-    # NVIDIA's runtime takes them in any case, and numbers as C reads them.
+    # NVIDIA's runtime ignores case, and reads numbers as C does.
     ("", "gpu-A1", "gpu", "GPU-a1", Form.WHOLE, ""),
     ("nvidia.com/gpu", "mig-X", "gpu", "GPU-b2", Form.INSTANCE, "MIG-x"),
     ("", "01", "gpu", "GPU-b2", Form.WHOLE, ""),
@@ -106,20 +106,20 @@ def test_names_that_hold_nothing(resource: str, name: str, why: str) -> None:
     ],
 )
 def test_names_of_absent_devices_are_unknown(resource: str, name: str) -> None:
-    """Among them a beginning that two UUIDs have."""
+    """Including a prefix that two UUIDs share."""
     found = meaning(read(resource, name), KEYS)
     assert (found.holdings, found.left, found.unknown) == ((), (), (name,))
 
 
 def test_the_number_of_an_instance_is_nvmls_when_slots_have_holes() -> None:
-    """The second instance is in slot 2: after the one in slot 1 was destroyed."""
+    """The second instance is in slot 2, after the one in slot 1 was destroyed."""
     assert meaning(read("", "1:1"), KEYS).unknown == ("1:1",)
     (held,) = meaning(read("", "1:2"), KEYS).holdings
     assert (held.device, held.part) == ("GPU-b2", "MIG-y")
 
 
 def test_every_row_of_the_table_is_used() -> None:
-    """Each is what some name above is read by."""
+    """Each is used by some name above."""
     names = [(resource, name) for resource, name, *_ in TABLE]
     names += [("", "all"), ("dra.cpu", "dynamic"), ("rdma/x", "7"), ("x", "y"), ("x", "minor:0")]
     used = set()
@@ -132,7 +132,7 @@ def test_every_row_of_the_table_is_used() -> None:
 
 
 def test_a_device_object_alone_has_cards_and_virtual_functions() -> None:
-    """What a scheduler has."""
+    """The object that a scheduler reads."""
     alone = keys(DEVICES)
     found = meaning(read(PLUGIN, "GPU-b2::MIG-x", "GPU-a1", "0000:18:00.2", "0"), alone)
     assert [(each.device, each.form) for each in found.holdings] == [

@@ -28,7 +28,7 @@ JOINT = "scheduling.koordinator.sh/device-joint-allocate"
 PARTITION = "scheduling.koordinator.sh/gpu-partition-spec"
 
 BYTES = 1_000
-"""Of memory that a card has."""
+"""!The memory of a card."""
 
 
 def gpu(minor: int, node: int | None = 0, pcie: str = "p0", **other: Any) -> Device:
@@ -55,7 +55,7 @@ def nic(
 
 
 def part(percent: int) -> dict[str, int]:
-    """Of a card."""
+    """A share of a card."""
     return {CORE: percent, RATIO: percent, MEMORY: BYTES * percent // 100}
 
 

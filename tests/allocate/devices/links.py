@@ -25,7 +25,7 @@ def symmetric(count: int, value: Callable[[int, int], int]) -> Matrix:
 def told(
     count: int, ancestor: Callable[[int, int], Ancestor], links: dict[tuple[int, int], int]
 ) -> list[GpuPair]:
-    """Of cards `GPU-0` and so on; links of NVLink 2."""
+    """Pairs of the cards `GPU-0` and so on; links of NVLink 2."""
     return [
         GpuPair(
             f"GPU-{i}",
@@ -75,7 +75,7 @@ BRIDGED = matrix(
     ),
     GpuObjective.BESTEFFORT,
 )
-"""Four cards in two bridged pairs, not neighbours."""
+"""!Four cards in two bridged pairs that are not adjacent."""
 
 CROSSED = symmetric(8, lambda i, j: 12 if (i, j) in ((0, 2), (1, 3), (4, 6), (5, 7)) else 1)
 """Eight cards with NV12 between those that are two apart."""
@@ -91,7 +91,7 @@ MATRICES = st.integers(1, 7).flatmap(
 def by_definition(
     matrix: Matrix, free: int, count: int, near: Matrix | None = None
 ) -> tuple[int, ...]:
-    """The best set by the objective `bandwidth`, of all that there are."""
+    """The best of all sets by the objective `bandwidth`."""
     places = tuple(members(free))
 
     def key(chosen: tuple[int, ...]) -> tuple[object, ...]:

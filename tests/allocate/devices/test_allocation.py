@@ -88,7 +88,7 @@ def test_a_required_scope(
 
 
 def test_the_strategy_chooses_the_card_of_a_share() -> None:
-    """Koordinator mixes up what is free and what there is, and takes the other card."""
+    """Koordinator confuses free amounts with capacity, and takes the other card."""
     both = [gpu(0), gpu(1)]
     assert minors(asked(node(both, {0: 10, 1: 80}), {GPU: 10}, strategy=MOST)) == [1]
     assert minors(asked(node(both, {0: 80, 1: 10}), {GPU: 10}, strategy=LEAST)) == [1]
@@ -215,7 +215,7 @@ def test_a_scope_is_refused_when_a_card_has_no_topology() -> None:
 
 
 def test_the_requested_number_of_nics_near_the_gpus_is_allocated() -> None:
-    """Koordinator gives one for every switch."""
+    """Koordinator allocates one for every switch."""
     there = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p2"), nic(1, 0, "p1")])
     found = asked(there, {CARDS: 2, RDMA: 100}, {JOINT: PREFERRED})
     assert minors(found) == [0, 1]
@@ -230,7 +230,7 @@ def test_one_nic_for_each_switch_in_turn() -> None:
 
 
 def test_the_switch_that_has_both_is_found() -> None:
-    """Koordinator chooses the GPU first and gives up."""
+    """Koordinator chooses the GPU first and fails."""
     there = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p1")])
     found = asked(there, {CARDS: 1, RDMA: 50}, {JOINT: SAME_PCIE})
     assert minors(found) == [1]
@@ -292,7 +292,7 @@ def test_gpus_near_a_leading_nic() -> None:
 
 
 def test_a_card_with_few_used_bytes_is_not_allocated_whole() -> None:
-    """They are less than one percent, which is what whole cards are counted in."""
+    """They are less than one percent, the unit in which whole cards are counted."""
     held = {("gpu", 0): {CORE: 0, RATIO: 0, MEMORY: 9}}
     there = node_devices(inventory([gpu(0), gpu(1)]), held)
     assert minors(asked(there, {CARDS: 1})) == [1]

@@ -52,7 +52,7 @@ def test_the_annotation_equals_koordinators() -> None:
 
 @given(st.lists(st.sampled_from((10, 30, 50, 100, 200)), max_size=20))
 def test_successive_pods_never_get_the_same_device(percents: list[int]) -> None:
-    """Until nothing that fits is left, and with one function of a NIC each."""
+    """Until nothing that fits is left, with one virtual function of a NIC each."""
     devices = [*(gpu(each) for each in range(3)), nic(0, functions=[f"0:0.{n}" for n in range(4)])]
     known = inventory(devices)
     held: DeviceAmounts = {}

@@ -54,7 +54,7 @@ def test_a_node_with_too_few_cards() -> None:
 
 
 def test_device_hints_merge_with_cpu_hints() -> None:
-    """CPUs are on both NUMA nodes, the cards that are free on the second."""
+    """CPUs are on both NUMA nodes, the free cards on the second."""
     devices = hints({0: 1, 1: 1}, {CARDS: 2, RDMA: 50})
     assert isinstance(devices, dict)
     cpus = {

@@ -1,4 +1,4 @@
-"""Whole cards on a node whose links are known."""
+"""Whole cards on a node with known links."""
 
 from __future__ import annotations
 

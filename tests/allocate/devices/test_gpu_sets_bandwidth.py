@@ -39,7 +39,7 @@ def test_equal_sums_are_ordered_by_distance(matrix: Matrix, seed: int, data: st.
 def test_the_result_is_also_the_best_when_free_sets_are_enumerated(
     seed: int, free: int, count: int
 ) -> None:
-    """Eleven GPUs have hundreds of sets of a size."""
+    """Eleven GPUs have hundreds of sets of one size."""
     matrix = symmetric(11, lambda i, j: seed >> (i + j) % 56 & 3)
     chosen = BandwidthTable(matrix).best(free, count)
     if count > free.bit_count():

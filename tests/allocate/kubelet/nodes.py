@@ -41,8 +41,8 @@ def policy(layout: Layout, *names: str, reserved: str = "0") -> StaticPolicy:
 
 
 def pod(uid: str, *requests: str, init: tuple[str, ...] = ()) -> PodCpu:
-    """A Guaranteed pod with containers c0, c1, ... and init containers i0, i1, ...; a request is
-    CPUs, with an `s` after it a sidecar's."""
+    """A Guaranteed pod with containers c0, c1, ... and init containers i0, i1, ...; a request is a
+    number of CPUs, with an `s` after it for a sidecar."""
     return PodCpu(
         uid,
         "guaranteed",
@@ -67,7 +67,7 @@ class Node:
         return placement
 
     def cpus(self, pod: PodCpu, container: str, *nodes: int) -> str:
-        """The CPUs that it was given; fails for one that was given none."""
+        """The CPUs that it was assigned; fails if it was assigned none."""
         placement = self.place(pod, container, *nodes)
         assert isinstance(placement, Exclusive), placement
         return text(placement.cpus)

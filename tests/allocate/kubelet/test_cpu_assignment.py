@@ -30,7 +30,8 @@ def taken(layout: Layout, free: str, count: int, options: StaticOptions) -> str:
 
 
 TWO_SOCKETS = machine(2, 1, 4, 2, 4)
-"""Cores 0-3 in socket 0, 4-7 in socket 1; core n has CPUs n and n + 8; two L3 caches a socket."""
+"""!Cores 0-3 in socket 0, 4-7 in socket 1; core n has CPUs n and n + 8; two L3 caches per
+socket."""
 TWO_NODES_EACH = machine(2, 2, 2, 2, 4)
 SPANNING = machine(4, 0.5, 4, 2, 4)
 """Two NUMA nodes of two sockets each."""
@@ -102,7 +103,7 @@ def test_the_requested_number_of_free_cpus_is_taken(data: st.DataObject) -> None
 
 @given(st.data())
 def test_packed_splits_as_few_cores_as_possible(data: st.DataObject) -> None:
-    """Of cores alike: with enough wholly free ones, at most the last is taken in part."""
+    """With equal cores and enough wholly free ones, at most the last is taken in part."""
     layout = machine(2, 2, 4, 2, 4)
     free = data.draw(st.integers(0, layout.cpus))
     whole = layout.expand(layout.whole(free))

@@ -1,4 +1,4 @@
-"""Against every choice of nodes and receivers, tried in the kubelet's order."""
+"""Compared with every choice of nodes and receivers, tried in the kubelet's order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.allocate.kubelet.cpu_assignment import shares
 
 
 def tried(free: list[int], count: int, group: int, nodes: int) -> list[int] | None:
-    """What the first choice gives that leaves the least sum of squares."""
+    """The result of the first choice with the least sum of squares."""
     base = count // nodes // group * group
     best: tuple[int, list[int]] | None = None
     for combination in combinations(range(len(free)), nodes):

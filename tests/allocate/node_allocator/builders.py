@@ -53,7 +53,7 @@ def pod(
 
 
 def annotated(before: ApiPod, more: Mapping[str, str]) -> ApiPod:
-    """The same pod once it is bound with these."""
+    """The same pod after it is bound with these annotations."""
     return msgspec.structs.replace(before, annotations={**before.annotations, **more})
 
 
@@ -63,7 +63,7 @@ def facts(
     devices: Iterable[Device] | None = None,
     **more: Any,
 ) -> NodeProperties:
-    """A node with a NUMA policy of its own (its label) and these devices; None: no Device object.
-    `more`: fields of the facts about its CPUs."""
+    """A node with its own NUMA policy (its label) and these devices; None: no Device object.
+    `more`: further properties of its CPUs."""
     cpus = node_facts(shape, **{"policies": NodePolicies(numa_label=policy), **more})
     return NodeProperties("n", cpus, None if devices is None else inventory(devices))

@@ -59,7 +59,7 @@ def cards(found: Granted) -> list[int]:
 
 
 def test_parts_of_cards_are_packed_and_whole_ones_stay_whole() -> None:
-    """Small pods that are spread leave no card to a pod that needs a whole one."""
+    """Small pods that are spread would leave no whole card."""
     place = NodeAllocator(facts(devices=CARDS_OF_BOTH))
     for name, percent in (("a", 30), ("b", 60), ("c", 20), ("d", 10), ("e", 70)):
         bind(place, pod(name, {"cpu": 100, "memory": 1, GPU: percent}))
@@ -191,7 +191,7 @@ def test_without_a_policy_devices_are_not_aligned() -> None:
 
 
 def test_devices_that_zones_count_too_are_not_counted_twice() -> None:
-    """The zones know of the cards, and of fewer than there are."""
+    """The zones report the cards, but fewer than there are."""
     zones = {node: {"cpu": 8000, "memory": 100, CARDS: 1, CORE: 100} for node in (0, 1)}
     place = NodeAllocator(facts(policy=ONE, devices=CARDS_OF_BOTH, zones=zones))
     bound = bind(place, pod("a", {"cpu": 1, "memory": 10, CARDS: 2}, "LS"))
@@ -454,7 +454,7 @@ def test_a_limit_that_no_longer_fits_the_pools_is_reported_at_commit() -> None:
 
 
 def test_a_kubelet_that_binds_cpus_does_so_itself_for_pods_with_devices() -> None:
-    """They are aligned with its NUMA nodes all the same: it does not know of the devices."""
+    """They are aligned with its NUMA nodes all the same: the kubelet does not know the devices."""
     kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
     place = NodeAllocator(facts(policies=kubelet, devices=CARDS_OF_BOTH))
     found = granted(place, pod("a", {"cpu": "500m", CARDS: 2}))

@@ -178,7 +178,7 @@ def test_a_pod_without_a_cpu_request_fits_an_overcommitted_node() -> None:
 
 
 def test_claims_of_missing_cpus_are_kept() -> None:
-    """The node was larger."""
+    """The node was larger before."""
     place = allocator(facts((1, 1, 4, 2)), [claim("a", "0-1"), claim("b", "12")])
     assert set(place.holdings) == {"a", "b"}
     got = place.offer(pod_request(owner(6, uid="c")))

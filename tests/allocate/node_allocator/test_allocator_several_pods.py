@@ -22,7 +22,7 @@ def pod_requests(kind: Kind, count: int) -> list[PodRequest]:
 
 
 def taken(on: NodeAllocator, kind: Kind, name: str) -> Granted:
-    """By a pod that was there before."""
+    """Cards of a pod that was there before."""
     found = on.offer(clusters.pod_request(kind, name))
     assert isinstance(found, Granted)
     on.commit(found)
@@ -34,7 +34,7 @@ def cards(granted: Granted) -> set[int]:
 
 
 def given(on: NodeAllocator, kind: Kind, count: int) -> tuple[Granted, ...]:
-    """What can be committed, all of it."""
+    """The offers, all of which can be committed."""
     found = on.offer_all(pod_requests(kind, count))
     assert not isinstance(found, Refused), found.text()
     before = dict(on.holdings)

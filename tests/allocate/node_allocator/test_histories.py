@@ -39,7 +39,7 @@ from tests.allocate.nodes import facts as node_facts
 
 nothing: dict[str, Any] = {}
 
-# Cards, mostly whole, and some that an agent withholds in part or altogether.
+# Cards, mostly whole, and some that an agent withholds partly or completely.
 LISTED = [part(100)] * 5 + [part(50), part(0)]
 TABLE = Partitions(
     {
@@ -147,7 +147,7 @@ def rebuilt(place: NodeAllocator, api: dict[str, ApiPod]) -> NodeAllocator:
 
 
 def used(place: NodeAllocator) -> dict[tuple[str, int, str], int]:
-    """Of every device."""
+    """The amounts of every device."""
     sums: dict[tuple[str, int, str], int] = {}
     holders = [held.devices for held in place.holdings.values()]
     for held in (*holders, *(each.devices for each in place.properties.imported.values())):

@@ -1,4 +1,4 @@
-"""A node's facts from its two objects: those that the agent writes, and what others write."""
+"""A node's properties from its two objects: written by the agent, and by others."""
 
 from __future__ import annotations
 

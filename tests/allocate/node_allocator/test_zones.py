@@ -23,7 +23,7 @@ def word(told: ZonedNode) -> ZoneReport:
 
 
 def place(told: ZonedNode | None = None, rules: AllocatorRules | None = None) -> NodeAllocator:
-    """With a kubelet that aligns containers."""
+    """A node whose kubelet aligns containers."""
     zones = word(told or node(TWO))
     return NodeAllocator(
         msgspec.structs.replace(facts(), zones=zones, rules=rules or AllocatorRules())
@@ -129,7 +129,7 @@ def test_owned_cpus_are_subtracted_from_their_numa_node() -> None:
 
 
 def test_cpus_that_the_kubelet_gives_a_koordinator_pod_count_on_each_numa_node() -> None:
-    """An LS pod that is Guaranteed, where the kubelet's CPU manager is static."""
+    """A Guaranteed LS pod on a node with a static kubelet."""
     there = place()
     amounts = {"cpu": 3, "memory": "1Gi"}
     put(there, pod("a", amounts, "LS", limits=amounts))

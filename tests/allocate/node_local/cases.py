@@ -44,7 +44,7 @@ def claim(
     original: str = "",
     ended: bool = False,
 ) -> LocalRequest:
-    """`pod/container`, or a pod with container `c`; pods are as old as their names are low."""
+    """`pod/container`, or a pod with container `c`; pods with lower names are older."""
     uid, _, container = name.partition("/")
     return LocalRequest(
         uid,
@@ -63,7 +63,7 @@ def sharing(*, unavailable: str = "", users: bool = True, held: str = "") -> Sha
 
 
 def answers(decision: LocalDecision) -> dict[str, str]:
-    """CPUs, or in brackets why there are none."""
+    """CPUs, or in brackets the reason why there are none."""
     found = {}
     for (uid, name), answer in decision.answers.items():
         refused = f"({answer.refused.reason.name})" if answer.refused else ""

@@ -1,4 +1,4 @@
-"""Owners move to better CPUs, in tables."""
+"""Moves of owners to better CPUs, in tables."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_moves_are_bounded(limit: int) -> None:
 
 
 def test_containers_move_for_a_request_of_whole_cores() -> None:
-    """Among CPUs that were given before the option was set."""
+    """Among CPUs that were assigned before the option was set."""
     claims = [
         claim("a", 2, owned="3,7"),
         claim("b", 1, owned="0"),

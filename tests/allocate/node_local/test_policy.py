@@ -1,4 +1,4 @@
-"""Which containers own which CPUs, on concrete machines."""
+"""Owners and their CPUs, on concrete machines."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_full_pcpus_only() -> None:
 
 
 def test_a_container_that_runs_on_the_pool_does_not_own_it() -> None:
-    """As large as the pool as it happens to want, but others run there."""
+    """The container requests as many CPUs as the pool has, but others run there."""
     claims = [claim("a", 6, owned="0-2,4-6"), claim("b", 2, held="3,7")]
     decision = decide(rules(SMALL), claims, sharing(held="3,7"))
     assert answers(decision) == {"a": "0-2,4-6", "b": "(DEFAULT_EMPTIED)"}
@@ -233,7 +233,7 @@ def test_a_restarted_container_gets_its_cpus_again() -> None:
 
 
 def test_incomplete_writes_after_a_restart() -> None:
-    """The owner has its cpuset, those who share were not yet kept off it."""
+    """The owner has its cpuset; sharing containers were not yet moved off it."""
     claims = [claim("a", 2, held="2,6"), claim("b", 2, held="0-7")]
     decision = decide(rules(SMALL), claims, sharing(held="0-7"))
     assert answers(decision) == {"a": "2,6", "b": "0,4"}

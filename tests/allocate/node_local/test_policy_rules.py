@@ -107,7 +107,7 @@ def check(
         for each in claims:
             if each.uid != move.uid and each.owned and before.owned:
                 gained = move.target - before.owned
-                # Two that remember one CPU as their own can't both be right.
+                # Two containers cannot both own one stored CPU.
                 assert not gained & each.owned or each.owned & of_pod
     made = [each for each in decision.moves if each.reason in _CHOSEN]
     assert len(made) <= (node.max_moves if node.policy is LocalPolicy.DYNAMIC else 0)
@@ -146,8 +146,8 @@ def test_a_decision_in_force_is_stable(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_decisions_over_the_life_of_pods(data: st.DataObject) -> None:
-    """Containers come, go, end, start again, are resized; the agent forgets; moves come to an
-    end."""
+    """Containers are created, removed, end, restart and are resized; the agent loses its state;
+    moves come to an end."""
     node = data.draw(rules_of())
     others = data.draw(sharing_of(node.layout))
     claims: list[LocalRequest] = []
@@ -174,7 +174,8 @@ def test_decisions_over_the_life_of_pods(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             held = last.pool if others.users else EMPTY
             after = msgspec.structs.replace(others, held=held)
-            # What ended is kept by memory alone, so its CPUs are free now: to move to, too.
+            # Ended containers keep their CPUs only in the stored state, so those are free now, also
+            # for moves.
             forgotten = in_force(claims, last, known=False)
             again = decide(node, forgotten, after)
             check(node, forgotten, others, again)
@@ -227,5 +228,5 @@ def test_requested_cpus_are_at_least_as_good_as_those_of_any_one_area(data: st.D
     for area in (*layout.nodes, *layout.sockets):
         inside = area.cpus & free
         if inside.bit_count() >= count:
-            # Two NUMA nodes of two sockets go before three of one.
+            # Two NUMA nodes of two sockets are better than three of one.
             assert (nodes, sockets) <= fit.cost(fit.best(inside, count))[:2]

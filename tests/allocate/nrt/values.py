@@ -1,4 +1,4 @@
-"""Nodes with NUMA nodes, and pods, as short as they can be written."""
+"""Builders of nodes with NUMA nodes, and of pods."""
 
 from __future__ import annotations
 

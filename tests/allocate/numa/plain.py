@@ -1,4 +1,4 @@
-"""Both merges as their rules read: every combination tried, in order."""
+"""Both merges as a literal version of their rules: every combination is tried, in order."""
 
 from __future__ import annotations
 

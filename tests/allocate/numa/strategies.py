@@ -1,4 +1,4 @@
-"""Machines and hints as hypothesis draws them: few scores, so that ties are common."""
+"""Hypothesis strategies for machines and hints: few scores, so that ties are common."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hints(nodes: list[int]) -> st.SearchStrategy[TopologyHint]:
 
 
 def rarely_preferred(nodes: list[int]) -> st.SearchStrategy[TopologyHint]:
-    """Mostly combinations that none prefers: the order of all of them decides."""
+    """Mostly combinations without preferred hints: the order of all of them decides."""
     return hints(nodes).map(
         lambda hint: (
             TopologyHint(hint.mask, False, hint.score, hint.unsatisfied) if hint.mask else hint

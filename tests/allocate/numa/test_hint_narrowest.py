@@ -63,7 +63,7 @@ def test_wider_masks_do_not_change_the_result(
 def test_masks_that_the_other_provider_does_not_prefer_do_not_change_the_result(
     request, available, policy, exclusive, status, failing, offered, spread
 ) -> None:
-    """Hints of more nodes are left out at first; where nothing is preferred then, all are made."""
+    """Hints with more nodes are omitted at first; if nothing is preferred then, all are made."""
     machine = (1 << len(available)) - 1
     theirs = sorted({each & machine for each in offered} - {0}, key=int.bit_count)
     fewest = theirs[0].bit_count() if theirs else 0

@@ -8,6 +8,6 @@ from agent.allocate.devices.request import TypeRequest
 
 
 def ask(count: int, per: Mapping[str, int] = {}, *, shared: bool = False) -> TypeRequest:
-    """Of one type, `per` of each device."""
+    """A request for one type, with `per` of each device."""
     total = {name: amount * count for name, amount in per.items()}
     return TypeRequest(total, count, dict(per), shared)

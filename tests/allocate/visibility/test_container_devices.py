@@ -1,4 +1,4 @@
-"""Devices of a pod over its containers."""
+"""A pod's devices divided among its containers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def node(path: str, number: int) -> DeviceNode:
 
 
 def card(number: int, minor: int) -> CardFiles:
-    """NVML's number and the minor differ."""
+    """NVML's index and the minor differ."""
     gpu = VisibleGpu(f"GPU-{number}", str(number), (node(f"/dev/nvidia{minor}", minor),))
     return CardFiles(gpu, minor)
 
@@ -173,7 +173,7 @@ def test_a_pod_without_devices_has_no_decision(annotations: dict[str, str]) -> N
     "given", [{"gpu": [entry(0, "ascend-0")]}, {"npu": [entry(0)]}, {"npu": [], "gpu": []}]
 )
 def test_unknown_device_types_are_left_to_others(given: dict[str, Any]) -> None:
-    """It is decided that nothing is: a container must not wait for more."""
+    """The decision is that there are none: a container must not wait for more."""
     assert pod_visibility([pod("p", given)], FILES) == {"p": PodVisibility(Visibility())}
 
 
@@ -262,7 +262,7 @@ def test_a_device_that_a_plugin_gave_to_another_pod_is_refused() -> None:
         ("pod", {"pod", "plugins"}, True),
         ("pod", {"pod"}, True),
         ("pod", set(), True),
-        # Made in the moment before it was known whose the card is.
+        # Created before the owner of the card was known.
         ("pod", {"plugins"}, False),
         ("gone", {"pod"}, False),
     ],
@@ -270,8 +270,8 @@ def test_a_device_that_a_plugin_gave_to_another_pod_is_refused() -> None:
 def test_a_pod_keeps_its_device_when_a_plugin_gives_it_to_another(
     had: str, running: set[str], kept: bool
 ) -> None:
-    """A device plugin knows nothing of a scheduler's choice: the pod that runs with the card would
-    lose it to the one that came later."""
+    """A device plugin does not know a scheduler's choice: the pod that runs with the card would
+    lose it to the later pod."""
     elsewhere = {"GPU-1": {"plugins": "ns/plugins"}}
     found = pod_visibility(
         [pod("pod", {"gpu": [entry(0)]})],
@@ -324,7 +324,7 @@ def test_core_with_memory_and_memory_alone_fit_on_one_card() -> None:
 
 
 def test_devices_of_a_pod_with_excessive_requests_stay_its_own() -> None:
-    """Its annotation was cut short while it ran: what is left in it stays its own."""
+    """Its annotation was shortened while it ran: the remaining devices stay its own."""
     cut = pod("cut", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b", 2))
     found = pod_visibility([cut, pod("second", {"gpu": [entry(0)]})], FILES)
     assert found["cut"].each.refused.startswith("container b requests 2")
@@ -342,7 +342,8 @@ def test_rdma_devices_come_with_the_common_device_node() -> None:
 
 
 def test_the_address_wins_over_the_minor_and_a_minor_is_of_its_type() -> None:
-    """A minor may be another device's after one was plugged; an FPGA has the NIC's number."""
+    """A minor may belong to another device after a device was added; an FPGA has the NIC's
+    number."""
     named = one(pod("p", {"rdma": [{**nic(0), "id": "0000:ca:00.0"}], "fpga": [{"minor": 0}]}))
     assert named.devices == {"0000:ca:00.0", "0000:b1:00.0"}
     assert named.each.nodes == {

@@ -1,4 +1,4 @@
-"""What an agent finds in its cluster: the manifests applied, its Node, its service account."""
+"""The agent's objects in its cluster: the applied manifests, its Node, its service account."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ USER = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
 
 
 def furnish(api: ApiServer, node: str, account: Path) -> None:
-    """Fills `account` as the agent's pod on that node has its service account, and lets pods be
-    made in `default`."""
+    """Fills `account` with the files of the service account of the agent's pod on that node, and
+    allows pods in `default`."""
     for each in objects("crds", "base"):
         if each["kind"] != "DaemonSet":
             api.apply(each)

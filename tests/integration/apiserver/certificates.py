@@ -1,4 +1,4 @@
-"""What the server and its administrator prove themselves with."""
+"""Certificates of the server and its administrator."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Authority:
         self._write("ca", builder.add_extension(usage, critical=True), self._key)
 
     def bundle(self) -> str:
-        """Its own certificate as objects of the API have it."""
+        """The CA certificate in base64, as in objects of the API."""
         return base64.b64encode((self.folder / "ca.crt").read_bytes()).decode()
 
     def server(self, name: str, *addresses: str, left: datetime.timedelta = _DAYS) -> None:
-        """For 127.0.0.1, localhost, and these addresses. `left`: how long it is valid from now."""
+        """For 127.0.0.1, localhost, and these addresses. `left`: how long it is still valid."""
         names = [
             *(x509.IPAddress(ipaddress.ip_address(each)) for each in ("127.0.0.1", *addresses)),
             x509.DNSName("localhost"),
@@ -55,7 +55,7 @@ class Authority:
         self._write(name, _used(builder, ExtendedKeyUsageOID.SERVER_AUTH), key)
 
     def client(self, name: str, *groups: str) -> None:
-        """A user of these groups."""
+        """The certificate of a user with these groups."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name, *groups), self._name, key.public_key())
         self._write(name, _used(builder, ExtendedKeyUsageOID.CLIENT_AUTH), key)
@@ -81,7 +81,8 @@ class Authority:
 
 
 def kubeconfig(url: str, folder: Path, user: str) -> dict[str, Any]:
-    """Of a user with a certificate of its name in that folder, for the server at `url`."""
+    """The kubeconfig of a user with a certificate with its name in that folder, for the server at
+    `url`."""
     return {
         "apiVersion": "v1",
         "kind": "Config",

@@ -17,7 +17,7 @@ _KUBECTL_SECONDS = 300
 
 
 def kubeconfig(server: ApiServer) -> Path:
-    """The administrator's."""
+    """The administrator's kubeconfig."""
     cluster = {"server": server.url, "certificate-authority": str(server.folder / "ca.crt")}
     user = {
         "client-certificate": str(server.folder / "admin.crt"),
@@ -45,7 +45,7 @@ class Kubectl:
     def __init__(self, server: ApiServer) -> None:
         """The test is skipped where there is no kubectl."""
         self._words = (str(program_or_skip("kubectl")), f"--kubeconfig={kubeconfig(server)}")
-        # Its cache of what the server serves belongs to this server.
+        # Its cache of served kinds belongs to this server.
         self._environment = {"HOME": str(server.folder), "PATH": "/usr/bin:/bin"}
 
     def __call__(self, *words: str) -> str:
@@ -55,7 +55,7 @@ class Kubectl:
         return ended.stdout
 
     def attempt(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """However it ends."""
+        """Runs it, with any exit code."""
         return subprocess.run(
             [*self._words, *words],
             capture_output=True,

@@ -24,7 +24,7 @@ from tests.integration.apiserver.certificates import Authority
 from tests.waiting import eventually
 
 START_SECONDS = 120.0
-"""A busy machine's patience; an idle one needs five."""
+"""!For a busy machine; an idle one needs five."""
 
 
 def etcd_flags(data: Path, client: str, peer: str) -> tuple[str, ...]:
@@ -63,7 +63,8 @@ def server_flags(pki: Path, etcd: str, port: int) -> tuple[str, ...]:
 
 
 class ApiServer:
-    """`url` and the port stay over restarts. `folder` has the certificates and the logs."""
+    """`url` and the port are the same after restarts. `folder` has the certificates and the
+    logs."""
 
     def __init__(self, folder: Path, etcd: Path, program: Path) -> None:
         self.folder = folder
@@ -80,7 +81,7 @@ class ApiServer:
         self.admin = Transport(self.access())
 
     def access(self, token: str | None = None) -> FileAccess:
-        """The administrator's, or that of the token in a file."""
+        """The administrator's access, or that of the token in a file."""
         ca = str(self.folder / "ca.crt")
         if token is not None:
             return FileAccess(self.url, ca=ca, token=token)
@@ -89,7 +90,7 @@ class ApiServer:
 
     # processes
     def start(self) -> None:
-        """Both; returns when the server is ready."""
+        """Starts both; returns when the server is ready."""
         self.start_etcd()
         self.start_server()
 
@@ -149,7 +150,7 @@ class ApiServer:
             self.start_server()
 
     def restart_server(self, *flags: str) -> None:
-        """Killed, and ready again."""
+        """Kills the server and starts it again; returns when it is ready."""
         self.kill_server()
         self.start_server(*flags)
 
@@ -164,7 +165,7 @@ class ApiServer:
         self._etcd("kv/compaction", revision=revision, physical=True)
 
     def write_beside(self) -> None:
-        """A few more revisions, of nothing that the API server knows."""
+        """Creates a few more revisions, of keys outside the API server's."""
         for _ in range(5):
             self._etcd("kv/put", key=_base64("/beside"), value=_base64("1"))
 
@@ -182,7 +183,7 @@ class ApiServer:
         return made
 
     def serves(self, version: str, kind: str) -> bool:
-        """Whether it has the kind in that version of its group, as "apps/v1"."""
+        """Whether it serves the kind in that version of its group, as "apps/v1"."""
         try:
             found = json.loads(self.admin.get(f"/apis/{version}"))
         except NotFoundError:
@@ -225,7 +226,7 @@ class ApiServer:
         def applied() -> bool:
             try:
                 stored = json.loads(self.admin.apply(path, wanted).body)
-            except (NotFoundError, TooManyRequestsError):  # a kind that it just learned
+            except (NotFoundError, TooManyRequestsError):  # a kind that was just added
                 return False
             return "deletionTimestamp" not in stored["metadata"]
 
@@ -319,7 +320,7 @@ class ApiServer:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[ApiServer]:
-    """The test is skipped where the programs can't be had."""
+    """Skips the test if the programs are not available."""
     programs = []
     for name in ("etcd", "kube-apiserver"):
         program = tools.kubernetes(name)

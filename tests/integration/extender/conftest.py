@@ -13,6 +13,6 @@ from tests.integration.apiserver.server import ApiServer
 
 @pytest.fixture(scope="package")
 def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """A real one; a test makes a namespace and nodes of its own, and leaves it running."""
+    """A real one; a test creates its own namespace and nodes, and leaves it running."""
     with server.running(tmp_path_factory.mktemp("apiserver")) as it:
         yield it

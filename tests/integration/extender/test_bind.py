@@ -44,7 +44,7 @@ def transport(apiserver: ApiServer) -> Iterator[Transport]:
 
 
 def made(apiserver: ApiServer, namespace: str, kind: Kind, name: str) -> PodName:
-    """A pod that waits for its node, and that no other test's kube-scheduler takes."""
+    """A pod that waits for its node, and that no other test's kube-scheduler binds."""
     body = kind.pod(name)
     metadata = {key: body["metadata"][key] for key in ("name", "labels", "annotations")}
     container = {key: body["spec"]["containers"][0][key] for key in ("name", "image", "resources")}

@@ -41,7 +41,7 @@ def here(apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest)
 
 
 def halves(here: Yard, first: dict[str, str] = LOW, second: dict[str, str] = MIDDLE) -> None:
-    """5 of 8 CPUs of either NUMA node are taken, by `a` and by `b`."""
+    """5 of 8 CPUs of each NUMA node are in use, by `a` and by `b`."""
     here.hosts.add(SHAPE)
     here.ask("a", {"cpu": "5"}, "LS", ONE_NODE, **first)
     here.ask("b", {"cpu": "5"}, "LS", ONE_NODE, **second)
@@ -54,7 +54,7 @@ def nominated(here: Yard, name: str) -> str:
 
 
 def test_preemption_takes_victims_of_one_numa_node(here: Yard) -> None:
-    """Nothing is free; kube-scheduler would be content with any two of four."""
+    """Nothing is free; kube-scheduler would select any two of four pods."""
     here.hosts.add(SHAPE)
     names = [f"p{number}" for number in range(4)]
     for name in names:
@@ -71,7 +71,7 @@ def test_preemption_takes_victims_of_one_numa_node(here: Yard) -> None:
 
 
 def test_preemption_takes_the_fewest_cards(here: Yard) -> None:
-    """One card is shared by two pods, the other given whole to one."""
+    """One card is shared by two pods, the other is allocated whole to one."""
     here.hosts.add(SHAPE, (gpu(0), gpu(1)))
     here.ask("whole", {CORE: "100", RATIO: "100"}, **LOW)
     here.wait_bound("whole")
@@ -105,7 +105,7 @@ def test_evicts_the_lowest_when_only_the_extenders_rule_blocks(here: Yard) -> No
 
 
 def test_preemption_makes_room_for_a_whole_group(here: Yard) -> None:
-    """Two full nodes: kube-scheduler would end pods of one NUMA node for one member."""
+    """Two full nodes: kube-scheduler would evict pods of one NUMA node for one member."""
     here.hosts.add(SHAPE)
     here.hosts.add(SHAPE)
     names = [f"p{number}" for number in range(8)]
@@ -139,7 +139,7 @@ def test_evicts_once_for_a_whole_group(here: Yard) -> None:
 
 
 def test_evicts_a_pod_that_shares_a_card(here: Yard) -> None:
-    """40 percent of either card are free, 80 in sum."""
+    """40 percent of each card are free, 80 in sum."""
     here.hosts.add(SHAPE, (gpu(0), gpu(1)))
     here.ask("low", {CORE: "60", RATIO: "60"}, **LOW)
     here.ask("middle", {CORE: "60", RATIO: "60"}, **MIDDLE)
@@ -199,7 +199,7 @@ def test_pod_that_never_preempts_waits(here: Yard) -> None:
 
 
 def guard(api: ApiServer, here: Yard, allowed: int) -> None:
-    """A budget for GUARDED pods, as its controller would keep it."""
+    """A budget for GUARDED pods, with the status that its controller would write."""
     path = f"/apis/policy/v1/namespaces/{here.name}/poddisruptionbudgets"
     spec = {"minAvailable": 1, "selector": {"matchLabels": GUARDED}}
     api.create(path, {"metadata": {"name": "guard"}, "spec": spec})

@@ -30,14 +30,14 @@ from tests.scheduler import objects as told
 
 QOS = {"koordinator.sh/qosClass": "LSR"}
 CPUS = {"a": "0-3", "b": "4-7"}
-"""All of a node: those of either NUMA node are one pod's."""
+"""!All CPUs of a node: one pod on each NUMA node."""
 
 _numbers = itertools.count()
 _read = records.pods(AgentSelector())
 
 
 class World:
-    """One node that two pods fill, and one more important pod that waits for it."""
+    """One node that two pods fill, and a pod with a higher priority that waits for it."""
 
     def __init__(self, api: ApiServer, name: str) -> None:
         self.api = api
@@ -123,7 +123,7 @@ def world(apiserver: ApiServer) -> Iterator[World]:
 
 
 def test_one_plan_per_pod_until_it_is_bound(world: World) -> None:
-    """Though another node could do it too."""
+    """Although another node would be suitable too."""
     for pod, cpus in CPUS.items():
         world.tenant(f"other-{pod}", cpus, world.nodes[1])
     both = msgspec.structs.replace(world.queued, candidates=tuple(world.nodes))
@@ -243,7 +243,7 @@ def test_a_replica_that_is_not_the_leader_evicts_no_pod(world: World) -> None:
 
 
 def test_a_leader_that_loses_the_lease_during_an_api_call_evicts_no_pod(world: World) -> None:
-    """Another may have chosen other victims for the same pod by then."""
+    """Another replica may have chosen other victims for the same pod by then."""
     asked = itertools.count()
     slow = Evictor(
         world.api.admin,

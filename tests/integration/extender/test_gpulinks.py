@@ -25,7 +25,7 @@ from tests.waiting import eventually
 Object = dict[str, Any]
 
 NAME = "gpu-links"
-"""Of namespace and node."""
+"""!The name of namespace and node."""
 PODS = f"/api/v1/namespaces/{NAME}/pods"
 DEVICE = f"/apis/scheduling.koordinator.sh/v1alpha1/devices/{NAME}"
 EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
@@ -46,7 +46,7 @@ def api(apiserver: ApiServer) -> ApiServer:
 
 @pytest.fixture
 def scheduler(api: ApiServer, tmp_path: Path) -> Iterator[Scheduler]:
-    """Of nodes that need no agent's pod."""
+    """A node that needs no agent's pod."""
     config = tmp_path / "kubeconfig"
     config.write_text(json.dumps(kubeconfig(api, api.token(NAME, "scheduler"))))
     with Scheduler(tmp_path, config) as it:
@@ -72,7 +72,7 @@ def device(api: ApiServer) -> Object:
 
 
 def held(api: ApiServer, minors: tuple[int, ...]) -> None:
-    """By a pod that runs."""
+    """Creates a running pod that holds them."""
     amounts = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
     entries = [{"minor": minor, "resources": amounts} for minor in minors]
     api.pod(NAME, "before", NAME, annotations={DEVICE_ALLOCATED: json.dumps({"gpu": entries})})
@@ -89,7 +89,7 @@ def pending(api: ApiServer, name: str, cards: int) -> Object:
 
 
 def given(api: ApiServer, pod: Object) -> list[int]:
-    """Minors, once the pod is bound."""
+    """The minors of its cards, once the pod is bound."""
     found = json.loads(api.admin.get(f"{PODS}/{pod['metadata']['name']}"))
     assert found["spec"]["nodeName"] == NAME
     allocated = json.loads(found["metadata"]["annotations"][DEVICE_ALLOCATED])

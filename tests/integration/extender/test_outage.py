@@ -33,13 +33,13 @@ Object = dict[str, Any]
 
 STALE_SECONDS = 15
 BACK_SECONDS = 20.0
-"""Ten are stated; the rest is for a busy machine."""
+"""!Ten are documented; the rest is for a busy machine."""
 RESOURCES = ("pods", "nodes", "noderesourcetopologies", "devices", "poddisruptionbudgets")
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 STALE = re.compile(r"the watch of \w+ has been out of touch for \d+ s")
 CPUS_OF_A_POD = 2
 RESERVED = CpuSet.parse("0-23")
-"""Of 32: four pods find room beside them."""
+"""!Of 32 CPUs: four more pods fit."""
 ROOM = 4
 
 
@@ -74,7 +74,7 @@ class Place:
         return self.server.create(self._pods, {"metadata": metadata, "spec": spec})
 
     def bound(self) -> dict[str, tuple[CpuSet, int]]:
-        """By name: the CPUs of each that is bound, and the version that it has since."""
+        """By name: the CPUs of each bound pod, and the version of the change."""
         found = {}
         for each in json.loads(self.server.admin.get(self._pods))["items"]:
             metadata = each["metadata"]
@@ -84,7 +84,7 @@ class Place:
         return found
 
     def reserve(self) -> int:
-        """As another client does that waits for the server; the version of the object then."""
+        """Reserves CPUs as a client that waits for the server; returns the object's version."""
         note = {"node.koordinator.sh/reservation": json.dumps({"reservedCPUs": str(RESERVED)})}
         patch = {"metadata": {"annotations": note}}
         deadline = time.monotonic() + 300
@@ -111,7 +111,7 @@ def place(apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest) 
     name = f"outage-{re.sub('[^a-z0-9]+', '-', request.node.name.lower()).strip('-')[-40:]}"
     it = Place(apiserver, name, config)
     yield it
-    # Another test's kube-scheduler would give them its nodes.
+    # Another test's kube-scheduler would bind them to its nodes.
     for pod in kubescheduler.pods(apiserver, name):
         kubescheduler.end(apiserver, name, pod)
     apiserver.admin.delete(f"/api/v1/nodes/{name}")
@@ -120,7 +120,7 @@ def place(apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest) 
 
 @contextlib.contextmanager
 def scheduling(scheduler: Scheduler, pods: list[Object], node: str) -> Iterator[None]:
-    """As kube-scheduler does, which tries every pod again and again; answers may be errors."""
+    """Filters continuously, as kube-scheduler retries pods; answers may be errors."""
     ended = threading.Event()
 
     def scheduled(pod: Object) -> bool:
@@ -144,7 +144,7 @@ def scheduling(scheduler: Scheduler, pods: list[Object], node: str) -> Iterator[
 
 
 def ages(scheduler: Scheduler) -> dict[str, float]:
-    """Seconds, by resource."""
+    """The ages in seconds, by resource."""
     series = r'^topolet_scheduler_watch_age_seconds\{resource="(\w+)"\} (\S+)$'
     page = scheduler.page("metrics")
     return {name: float(age) for name, age in re.findall(series, page, re.MULTILINE)}
@@ -224,5 +224,5 @@ def test_silent_watches_are_current_and_those_of_a_hanging_server_are_stale(
 
 
 def in_touch(scheduler: Scheduler) -> bool:
-    """As watches are that are renewed three times in STALE_SECONDS."""
+    """For watches that are renewed three times in STALE_SECONDS."""
     return scheduler.ready()[0] == 200 and max(ages(scheduler).values()) < STALE_SECONDS / 2

@@ -16,7 +16,7 @@ from tests.integration.kubescheduler.hosts import Shape
 from tests.integration.kubescheduler.yard import ONE_NODE, Pod, Yard, cpus, devices, numa_nodes
 
 PROMISED_SECONDS = 60.0
-"""Without us kube-scheduler lets a pod wait for five minutes."""
+"""!By default kube-scheduler retries an unschedulable pod after five minutes."""
 BURST_SECONDS = 300.0
 JOINT = "scheduling.koordinator.sh/device-joint-allocate"
 GROUP = "topolet.io/group"
@@ -85,7 +85,7 @@ def test_shares_of_cards(here: Yard) -> None:
 
 
 def test_group_is_on_one_node(here: Yard) -> None:
-    """Either node has a card for the first member; one alone has cards for all."""
+    """Each node has a card for the first member; only one has cards for all."""
     here.hosts.add(SHAPE, CARDS[:2])
     wide = here.hosts.add(SHAPE, CARDS)
     names = [f"m{number}" for number in range(3)]
@@ -106,7 +106,7 @@ def test_retried_when_the_topology_is_created(here: Yard) -> None:
 
 
 def test_retried_after_a_restart(here: Yard, topolet: Topolet) -> None:
-    """Who was refused by another process is not forgotten."""
+    """Pods that an earlier process rejected are retried too."""
     node = here.hosts.add(SHAPE, told=False)
     here.ask("a", {"cpu": "2"}, "LSR")
     here.wait_refused("a")
@@ -142,7 +142,7 @@ def test_no_eviction_unless_it_is_switched_on(here: Yard, apiserver: ApiServer) 
 
 
 def test_restart_during_scheduling(here: Yard, topolet: Topolet) -> None:
-    """Who is killed while pods are bound comes back with the same account."""
+    """A process that is killed while pods are bound restores the same account."""
     node = here.hosts.add((2, 1, 16, 2))
     names = [f"p{number:02}" for number in range(32)]
     for name in names[:16]:
@@ -162,7 +162,7 @@ def test_restart_during_scheduling(here: Yard, topolet: Topolet) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_burst(here: Yard) -> None:
-    """A thousand pods: 960 have room for their CPUs, and 40 cards are there for 40 of them."""
+    """A thousand pods: 960 fit with their CPUs, and 40 with the 40 cards."""
     shape: Shape = (2, 1, 24, 2)
     for _ in range(15):
         here.hosts.add(shape)

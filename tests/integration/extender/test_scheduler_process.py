@@ -1,4 +1,4 @@
-"""The scheduler's process against a real API server, with no more than the role of its overlay."""
+"""The scheduler's process with a real API server and only the role of its overlay."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Object = dict[str, Any]
 NAMESPACE = "scheduled"
 NODES = ("extended-1", "extended-2")
 CPUS = 32
-"""Of each node."""
+"""!CPUs of each node."""
 
 
 class Cluster:
-    """Two nodes of 32 CPUs with their agents, in a namespace of their own."""
+    """Two nodes of 32 CPUs with their agents, in their own namespace."""
 
     def __init__(self, api: Api, config: Path) -> None:
         self.api = api
@@ -95,7 +95,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> C
 
 
 def add_agent(api: Api, node: str) -> None:
-    """A pod of the DaemonSet that a kubelet found Ready."""
+    """A pod of the DaemonSet that is Ready."""
     body = fleet.agent(node)
     metadata = {"name": f"agent-{node}", "labels": body["metadata"]["labels"]}
     spec = {"nodeName": node, "containers": [{"name": "agent", "image": "i"}]}
@@ -109,7 +109,7 @@ def add_agent(api: Api, node: str) -> None:
 
 @pytest.fixture
 def scheduler(cluster: Cluster, tmp_path: Path) -> Iterator[Scheduler]:
-    """Plain HTTP, and the leader."""
+    """In plain HTTP; it leads."""
     with Scheduler(tmp_path, cluster.config) as it:
         it.start()
         it.until_ready()
@@ -123,7 +123,8 @@ def owner(cpus: int) -> Kind:
 
 
 def scheduled(scheduler: Scheduler, pod: Object) -> str:
-    """As kube-scheduler does, with the first of the best; the pod's node."""
+    """Filters, scores and binds the pod as kube-scheduler does; returns the node with the best
+    score."""
     asked = args(pod, NODES)
     nodes = scheduler.ask("filter", asked)["NodeNames"]
     assert nodes
@@ -160,7 +161,7 @@ def test_a_pod_is_bound_with_the_cpus_of_its_annotation(
 def test_the_next_leader_has_the_same_ledger(
     cluster: Cluster, scheduler: Scheduler, tmp_path: Path
 ) -> None:
-    """The follower is not Ready and answers 503; when the leader ends it has the same ledger."""
+    """The follower is not Ready and answers 503. When the leader ends, it has the same ledger."""
     with Scheduler(tmp_path, cluster.config, "follower") as follower:
         follower.start()
         pod = cluster.pod(owner(20), "b-first")
@@ -281,7 +282,7 @@ def test_its_account_has_no_other_permissions(cluster: Cluster) -> None:
 
 
 def hostile(port: int, ended: threading.Event) -> int:
-    """How often it was tried, until it is ended: all that a broken caller sends."""
+    """Sends a broken caller's data repeatedly until the event; returns the number of attempts."""
     body = json.dumps({"Pod": {}, "NodeNames": [1]}).encode()
     head = b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     sent = (

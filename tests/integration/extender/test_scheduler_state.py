@@ -1,4 +1,4 @@
-"""What a scheduler knows, and who of several leads, with a real API server."""
+"""The state of schedulers, and the leadership among several, with a real API server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def served(apiserver: ApiServer, *paths: str) -> bool:
     for path in paths:
         try:
             apiserver.admin.get(path)
-        except KubeError:  # not there, or its storage is just being made
+        except KubeError:  # it does not exist, or its storage is just being created
             return False
     return True
 
@@ -212,7 +212,7 @@ def test_a_new_leader_knows_earlier_bindings(apiserver: ApiServer, place: str) -
 # Leaders
 @pytest.fixture
 def candidates(apiserver: ApiServer, place: str) -> Iterator[Any]:
-    """Makes processes of identity and patience; all end with the test."""
+    """Starts processes with these identities and lease times; all end with the test."""
     pki = apiserver.folder
     files = [str(pki / name) for name in ("ca.crt", "admin.crt", "admin.key")]
     times = [str(each) for each in (TIMES.lease_seconds, TIMES.renew_seconds, TIMES.retry_seconds)]

@@ -1,4 +1,4 @@
-"""A device plugin (v1beta1) that has any devices one likes, for a kubelet of the tests."""
+"""A device plugin (v1beta1) with the test's devices, for a kubelet of the tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class DevicePlugin(grpc.GenericRpcHandler):
         self._server.add_generic_rpc_handlers((self,))
 
     def start(self, devices: dict[str, tuple[int, ...]]) -> None:
-        """Registers with the kubelet of the folder, which empties it before it listens there."""
+        """Registers with the kubelet of the folder, which empties the folder before it listens
+        there."""
         registry = self._folder / "kubelet.sock"
         eventually("the kubelet takes plugins", registry.exists, START_SECONDS)
         self.has(devices)

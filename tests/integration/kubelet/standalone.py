@@ -35,7 +35,7 @@ from tests.integration import machinewide
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 START_SECONDS = 3 * DEADLINE_SECONDS
-"""A busy machine's patience; an idle one needs three, for a pod too."""
+"""!For a busy machine; an idle one needs three, for a pod too."""
 NODE = "node-a"
 MIB = 1 << 20
 ANY_MACHINE: dict[str, Any] = {
@@ -54,9 +54,10 @@ ANY_MACHINE: dict[str, Any] = {
     "imageGCHighThresholdPercent": 100,
     "imageGCLowThresholdPercent": 99,
 }
-"""A kubelet so configured runs on a machine without systemd, however full its disks are."""
+"""!With this configuration a kubelet runs on a machine without systemd, however full its disks
+are."""
 RESERVED_BYTES = 150 * MIB
-"""Of NUMA node 0; the kubelet wants it to be what all its reservations are together."""
+"""!The reserved memory of NUMA node 0; the kubelet requires the sum of all its reservations."""
 
 _SCRIPT = """mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/kubelet &&
 mount --bind "$1" /var/lib/kubelet && shift && exec "$@"
@@ -73,7 +74,7 @@ TUNABLES = tuple(
         "kernel/keys/root_maxbytes",
     )
 )
-"""What a kubelet sets on the machine that it runs on."""
+"""!Settings that a kubelet changes on its machine."""
 
 
 class Kubelet:
@@ -87,7 +88,7 @@ class Kubelet:
         self.endpoint = endpoint or containerd.socket
         self.root = folder / "root"
         self.shared = folder / "var-lib-kubelet"
-        """What the kubelet takes for /var/lib/kubelet."""
+        """!The folder that replaces /var/lib/kubelet."""
         self.socket = str(self.root / "pod-resources" / "kubelet.sock")
         self.containerd = containerd
         self.topology: Topology = cpus.read("/")
@@ -123,15 +124,15 @@ class Kubelet:
         eventually("the kubelet answers for its pods", self._answers, START_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL; its pods live on."""
+        """SIGKILL; its pods keep running."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """Ends the pods and the kubelet. One that was killed leaves them to the runtime; it must
-        not be in the middle of making one, which would be left when the runtime ends."""
+        """Ends the pods and the kubelet. A killed kubelet leaves them to the runtime. It must not
+        be in the middle of creating one, which would remain when the runtime ends."""
         for file in self._manifests.glob("*.json"):
             self.end(file.stem)
         self.kill()
@@ -212,7 +213,7 @@ class Kubelet:
         assert self._process.poll() is None, self.log[-3000:]
         with contextlib.suppress(KubeletDownError, RateLimitError):
             self.client.pods()
-            # The socket is there before the CPU manager has read its state.
+            # The socket exists before the CPU manager has read its state.
             return bool(self.client.allocatable().cpus)
         return False
 

@@ -1,1 +1,1 @@
-"""A real kube-scheduler of an API server of tests, and the objects that it schedules."""
+"""A real kube-scheduler for the API server of tests, and the objects that it schedules."""

@@ -27,7 +27,7 @@ from tests.waiting import eventually
 START_SECONDS = 60.0
 ACCOUNT = "topolet-scheduler"
 PROFILE = "topolet-scheduler"
-"""The schedulerName of pods that are ours."""
+"""!The schedulerName of pods of Topolet's scheduler."""
 
 _OVERLAY = "overlays/scheduler-evict"
 _RIGHTS = frozenset(
@@ -67,7 +67,7 @@ class Topolet:
         return self._log.read_text()
 
     def start(self) -> None:
-        """Returns when it leads and knows the cluster."""
+        """Returns when it leads and has read the cluster."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._words, stdout=log, stderr=log)
         eventually("topolet scheduler is ready", self._ready, START_SECONDS)
@@ -114,7 +114,7 @@ def shipped(api: ApiServer, port: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def company(api: ApiServer, folder: Path, *flags: str) -> Iterator[Topolet]:
-    """Both run; the test is skipped where kube-scheduler can't be had."""
+    """Both run. Skips the test if kube-scheduler is not available."""
     process.program_or_skip()
     furnish(api)
     topolet = Topolet(api, folder, *flags)
@@ -127,7 +127,7 @@ def company(api: ApiServer, folder: Path, *flags: str) -> Iterator[Topolet]:
 
 
 def furnish(api: ApiServer) -> None:
-    """Once: kinds, accounts with their rights, certificates."""
+    """Done once: kinds, accounts with their roles, certificates."""
     if (api.folder / "extender.crt").exists():
         return
     hosts.furnish(api)

@@ -23,14 +23,14 @@ from tests.integration.kubescheduler import objects
 SYSTEM = "topolet-system"
 GIB = 1 << 30
 Shape = tuple[int, int, int, int]
-"""Sockets, NUMA nodes a socket, cores a NUMA node, threads a core."""
+"""!Sockets, NUMA nodes per socket, cores per NUMA node, threads per core."""
 
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 
 
 def furnish(api: ApiServer) -> None:
-    """What hosts need once: kinds, and the agents' namespace."""
+    """Objects that all hosts need: kinds, and the agents' namespace."""
     for each in manifests("crds"):
         api.apply(each)
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
@@ -137,7 +137,7 @@ def _topology(name: str, cpus: Sequence[Cpu]) -> NodeTopology:
 
 
 def _extended(devices: Sequence[Device]) -> dict[str, str]:
-    """Of devices in sum, as the node offers them."""
+    """The sums of the devices, as the node reports them."""
     sums: dict[str, int] = {}
     for each in devices:
         for name, amount in each.resources.items():

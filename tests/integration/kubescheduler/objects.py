@@ -27,7 +27,7 @@ def ready_node(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> None:
-    """Made, Ready and without taints: what a kubelet and a controller would come to."""
+    """Creates it Ready and without taints, as a kubelet and a controller would."""
     metadata = {"name": name, "labels": dict(labels or {}), "annotations": dict(annotations or {})}
     api.create("/api/v1/nodes", {"metadata": metadata})
     amounts = {"pods": PODS_PER_NODE, **allocatable}
@@ -55,7 +55,7 @@ def pending(
     annotations: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A pod of one container that requests and is limited to the same."""
+    """A pod of one container whose requests equal its limits."""
     amounts = {"requests": dict(requests), "limits": dict(requests)}
     return {
         "metadata": {
@@ -85,13 +85,13 @@ def pods(api: ApiServer, namespace: str) -> dict[str, dict[str, Any]]:
 
 
 def node_of(api: ApiServer, namespace: str, name: str) -> str:
-    """Empty while it waits."""
+    """Empty while it is pending."""
     body = json.loads(api.admin.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))
     return str(body["spec"].get("nodeName", ""))
 
 
 def end_terminating(api: ApiServer, namespace: str) -> list[str]:
-    """The kubelet's part: removes pods that are being deleted. Their names."""
+    """Acts as the kubelet: removes pods that are being deleted. Returns their names."""
     gone = [
         name for name, pod in pods(api, namespace).items() if "deletionTimestamp" in pod["metadata"]
     ]
@@ -101,7 +101,7 @@ def end_terminating(api: ApiServer, namespace: str) -> list[str]:
 
 
 def end(api: ApiServer, namespace: str, name: str) -> None:
-    """Removed at once."""
+    """Removes it at once."""
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     try:
         api.admin.request("DELETE", path, {"gracePeriodSeconds": 0})

@@ -1,4 +1,4 @@
-"""An HTTP server that kube-scheduler takes for its extender."""
+"""An HTTP server that acts as kube-scheduler's extender."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 Answer = Callable[[str, bytes], tuple[int, bytes]]
-"""Of a path and a body: status and JSON."""
+"""!From a path and a body: status and JSON."""
 
 
 @contextlib.contextmanager
 def answering(connected: Callable[[], AbstractContextManager[Answer]]) -> Iterator[str]:
-    """Its URL. `connected`: who answers on one connection, as long as that lives."""
+    """Its URL. `connected`: the handler of one connection, while that lasts."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -23,7 +23,7 @@ from tests.integration.apiserver.server import START_SECONDS, ApiServer
 from tests.waiting import eventually
 
 USER = "system:kube-scheduler"
-"""Whom the API server's own roles let schedule."""
+"""!The user to whom the API server's own roles allow scheduling."""
 
 _numbers = itertools.count(1)
 
@@ -126,7 +126,7 @@ def credentials(api: ApiServer) -> Path:
 def scheduling(
     api: ApiServer, settings: Mapping[str, Any], folder: Path
 ) -> Iterator[KubeScheduler]:
-    """Runs with these settings; the test is skipped where the program can't be had."""
+    """Runs it with these settings. Skips the test if the program is not available."""
     scheduler = KubeScheduler(program_or_skip(), settings, folder)
     try:
         yield scheduler

@@ -26,7 +26,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Answer]:
-        """By a connection to the extender."""
+        """One per connection to the extender."""
         with contextlib.closing(
             http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
         ) as onward:

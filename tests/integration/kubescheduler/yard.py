@@ -21,7 +21,7 @@ STATUS = "scheduling.koordinator.sh/resource-status"
 ALLOCATED = "scheduling.koordinator.sh/device-allocated"
 NUMA_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 ONE_NODE = {NUMA_SPEC: json.dumps({"numaTopologyPolicy": "SingleNUMANode"})}
-"""Annotations of a pod that wants all of one NUMA node."""
+"""!Annotations of a pod that requires all resources on one NUMA node."""
 MEMORY = {"memory": "64Mi"}
 
 Pod = dict[str, Any]
@@ -45,7 +45,7 @@ class Yard:
         labels: dict[str, str] | None = None,
         **spec: Any,
     ) -> None:
-        """A pod that wants a node of the test's."""
+        """A pod that selects the test's nodes."""
         labels = {**(labels or {}), **({"koordinator.sh/qosClass": qos} if qos else {})}
         pod = objects.pending(
             self.name,
@@ -108,7 +108,7 @@ class Yard:
             time.sleep(0.1)
 
     def end_terminating(self) -> list[str]:
-        """The kubelet's part; the names of those that were ending."""
+        """Acts as the kubelet; returns the names of the pods that were ending."""
         return objects.end_terminating(self.api, self.name)
 
     def ending(self) -> set[str]:
@@ -117,7 +117,7 @@ class Yard:
 
 @contextlib.contextmanager
 def yard(api: ApiServer, test: str) -> Iterator[Yard]:
-    """A namespace and nodes of a test's own, emptied afterwards."""
+    """A namespace and nodes of one test, emptied afterwards."""
     name = re.sub("[^a-z0-9]+", "-", test.lower().removeprefix("test_"))[:50].strip("-")
     objects.namespace(api, name)
     with hosts(api, name) as its:

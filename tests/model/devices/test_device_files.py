@@ -1,4 +1,4 @@
-"""From what was found on a node to the files that reach it."""
+"""Device files of a node, from its discovered devices."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_device_in_its_pods_network_namespace_keeps_its_files() -> None:
 
 
 def hidden(*, physical: int | None, virtual: int | None) -> Rdma:
-    """The links that can be seen, by their numbers."""
+    """The visible links, by their numbers."""
 
     def links(number: int | None) -> tuple[RdmaLink, ...]:
         return () if number is None else (link(number),)
@@ -157,7 +157,7 @@ def test_fpgas_have_the_files_of_their_ports() -> None:
     fpgas = Fpgas(
         (
             Fpga(
-                # The second went to a virtual machine: no driver for FPGAs has it.
+                # The second belongs to a virtual machine: no FPGA driver is bound to it.
                 Function("0000:b1:00.0", virtual=((0, "0000:b1:00.1"), (1, "0000:b1:00.2"))),
                 FpgaDriver.DFL,
                 management=CharDevice("/dev/dfl-fme.0", (240, 0)),

@@ -107,7 +107,7 @@ def test_the_order_of_discovery_does_not_matter(devices: list[Device]) -> None:
 
 
 def test_objects_of_others_are_read() -> None:
-    """The scheduling proposal has a number for pcieID; koordlet writes other units."""
+    """The scheduling proposal has a number as pcieID; koordlet writes other units."""
     device = {
         "health": True,
         "type": "gpu",

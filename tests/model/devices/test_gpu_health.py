@@ -140,7 +140,8 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([XID[79], (REPEATED, {"booted": FIRST + HOUR + 1})], [["XID79"], []]),
         ([XID[9999], (REPEATED, {"booted": FIRST + HOUR + 1})], [["XID9999"], []]),
         ([XID[79], (REPEATED, {"booted": FIRST})], [["XID79"]] * 2),
-        # Another application: over when none of those who had the card then has it.
+        # Another application's error: it ends when none of the processes of that time uses the
+        # card.
         ([XID[94], BUSY, report(processes=pids(2, 3)), report(processes=pids(3))],
          [["XID94"], ["XID94"], ["XID94"], []]),
         ([XID[94], REPEATED], [["XID94"], []]),
@@ -150,7 +151,7 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([XID[94], report(processes=None)], [["XID94"]] * 2),
         ([XID[94], (report(processes=None), {"restart_seconds": HOUR})], [["XID94"], []]),
         ([XID[94], BUSY, (BUSY, {"restart_seconds": 2 * HOUR})], [["XID94"], ["XID94"], []]),
-        # States come and go with what is seen.
+        # Conditions of the current state appear and disappear with the readings.
         ([PENDING, REPEATED], [["RowRemapPending"], []]),
         ([PAGES_PENDING, PAGES_PENDING, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
         ([report(remapped=RemappedRows(0, 9, False, True)), REPEATED], [["RowRemapFailure"], []]),
@@ -173,7 +174,7 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
          [["RowRemapPending"], *[["RowRemapPending", "XID95"]] * 2, ["XID95"]]),
         ([PENDING, LOST, UNTOLD, REPEATED],
          [["RowRemapPending"], ["GpuLost", "RowRemapPending"], ["RowRemapPending"], []]),
-        # But of another driver, which may know nothing of it.
+        # Except with another driver, which may not know it.
         ([PENDING, report(driver="440", remapped=None)], [["RowRemapPending"], []]),
         ([LOST, LOST, REPEATED], [["GpuLost"], ["GpuLost"], []]),
         ([report(without=[A], silent=[SilentGpu(5, "ResetRequired", A)])], [["ResetRequired"]]),
@@ -257,10 +258,10 @@ def test_a_removed_card_is_forgotten_after_a_boot() -> None:
     health = on_report(GpuHealth(), report(), FIRST, ACTIONS, BUSES)
     kept = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST - 1)
     assert [card.gpu.uuid for card in kept.cards] == [A, B]
-    # PCI still has it.
+    # PCI still lists it.
     kept = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES, booted=FIRST + 5)
     assert [card.gpu.uuid for card in kept.cards] == [A, B]
-    # The driver still has it.
+    # The driver still lists it.
     kept = on_report(health, LOST, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
     assert [card.gpu.uuid for card in kept.cards] == [A, B]
     left = on_report(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
@@ -440,7 +441,7 @@ _steps = st.lists(
 
 
 def played(steps: list[Any], health: GpuHealth, now: int) -> GpuHealth:
-    """The time of a turn is that of the step that made it."""
+    """The time of a transition is that of the step that caused it."""
     for step in steps:
         now += 1
         before = {card.gpu.uuid: card for card in health.cards}

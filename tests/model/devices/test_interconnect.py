@@ -29,7 +29,7 @@ GB = 10**9
 
 
 def matrix(text: str, speed: int = 25 * GB) -> Links:
-    """Rows of how many links each pair has; `-` on the diagonal."""
+    """Rows with the number of links of each pair; `-` on the diagonal."""
     rows = [line.split() for line in text.strip().splitlines()]
     return Links(
         tuple(range(len(rows))),
@@ -69,7 +69,7 @@ BRIDGED_APART = """
 0 0 0 0 4 0 - 0
 0 0 0 0 0 4 0 -
 """
-"""Pairs that are no neighbours by number, from a user's machine (devices.md §7, 20)."""
+"""!Pairs that are not adjacent by number, from a user's machine (devices.md §7, 20)."""
 
 
 def test_eight_cards_behind_switches_give_koordinators_table_for_hopper() -> None:

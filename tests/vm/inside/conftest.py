@@ -15,7 +15,7 @@ from tests.integration.harness import DEADLINE_SECONDS
 
 @pytest.fixture(scope="session")
 def containerd() -> Iterator[Containerd]:
-    """Its files are on tmpfs, which takes no overlay."""
+    """Its files are on tmpfs, which does not support overlays."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
     runtime = Containerd(folder, snapshotter="native")
     runtime.start(DEADLINE_SECONDS)

@@ -1,4 +1,4 @@
-"""Five pods that meet every rule of the pools, and where each must run."""
+"""Five pods that cover every rule of the pools, and the CPUs of each."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def disk() -> Function:
 
 
 def beside_and_left() -> tuple[Function, Function]:
-    """The one below the upper switch, and the one below both."""
+    """The function below the upper switch, and the one below both."""
     one, other = sorted(
         (each for each in far() if each.vendor == RANDOM), key=lambda each: len(each.bridges)
     )

@@ -24,8 +24,8 @@ from tests.waiting import eventually
 OWN = "4-7"
 LIMITS = ("cpu.max", "cpu.weight", "memory.max")
 FILES = ("cpuset.cpus.effective", "cpuset.mems.effective", *LIMITS)
-"""What counts: the kernel lets no group inherit its cpuset again while processes are in it, so a
-restore gives it all of what is above."""
+"""!Effective CPUs: the kernel does not let a group with processes inherit its cpuset again, so a
+restore gives it all CPUs of its parent."""
 REPORTING = f"{image.BUSYBOX} grep _allowed_list /proc/self/status; exec {' '.join(image.SLEEP)}"
 AMOUNTS = {
     "requests": {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"},
@@ -148,7 +148,7 @@ def test_memory_and_limits_are_set_and_restored(containerd: Containerd) -> None:
 def check_cpus_that_go_offline(
     node: TestNode, app: str, envoy: str, others: list[pathlib.Path]
 ) -> None:
-    """First one of the owner's and one of the pool's, then all of the owner's."""
+    """First one CPU of the owner's and one of the pool's, then all of the owner's."""
     others = [group_of(node, envoy), *others]
     own, inside = group_of(node, app), CpuSet.parse(OWN)
 

@@ -26,7 +26,7 @@ from tests.vm.inside.pods import BE_POOLS, LS_POOLS, RUNS_ON, specs
 from tests.waiting import eventually
 
 HOLD = "--hold-seconds=30"
-"""The guest is slow: the agent's answer must not come too late for its slowness alone."""
+"""!The guest is slow: the agent's answer must not time out only because of that."""
 
 REPORTING = (
     f"{image.BUSYBOX} grep Cpus_allowed_list /proc/self/status; exec {' '.join(image.SLEEP)}"
@@ -60,7 +60,7 @@ class Settled(msgspec.Struct):
 
 @pytest.fixture(scope="module")
 def settled(containerd: Containerd) -> Iterator[Settled]:
-    """The owners come when LS runs already and has logged it, the others when the owners do."""
+    """The owners are created when LS runs and has logged its CPUs, the others after the owners."""
     with fresh_node(containerd) as node:
         node.start_agent()
         node.start_proxy(HOLD)
@@ -104,7 +104,7 @@ def test_pools_are_reported_by_numa_node(settled: Settled) -> None:
         told = topology["metadata"]["annotations"]
         return json.loads(told["node.koordinator.sh/cpu-shared-pools"])
 
-    # Cgroups come first, the report after them.
+    # Cgroups are written first, the report after them.
     eventually("reported", lambda: ls_pools() == LS_POOLS)
     told = topology["metadata"]["annotations"]
     assert json.loads(told["node.koordinator.sh/be-cpu-shared-pools"]) == BE_POOLS

@@ -1,4 +1,4 @@
-"""The agent alone on four NUMA nodes, below cgroups of both drivers' names."""
+"""The agent alone on four NUMA nodes, with cgroup names of both drivers."""
 
 from tests.fixtures.cgroups import MOUNTS, remove_cgroups
 from tests.fixtures.containerd import Containerd

@@ -60,7 +60,7 @@ class Company:
         self.wait_for(spec.name)
 
     def wait_for(self, name: str, other_than: int = 0) -> None:
-        """Until its container runs, as another process than this."""
+        """Waits until its container runs, as another process than this."""
 
         def runs() -> bool:
             pid = self.pids().get(name, 0)
