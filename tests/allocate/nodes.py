@@ -59,5 +59,5 @@ def allocated(node: TopologyOptions, held: Iterable[PodAllocation] = ()) -> Node
 
 
 def _requests(cpu_milli: int, memory_gib: int) -> dict[str, int]:
-    asked = {"cpu": cpu_milli, "memory": memory_gib * GIB}
-    return {name: amount for name, amount in asked.items() if amount}
+    requested = {"cpu": cpu_milli, "memory": memory_gib * GIB}
+    return {name: amount for name, amount in requested.items() if amount}

@@ -26,7 +26,7 @@ LOOSE = NodePolicies(numa_label=NumaPolicy.BEST_EFFORT)
 
 
 def scored(
-    ask: ResourceRequest,
+    request: ResourceRequest,
     got: PodAllocation,
     *held: PodAllocation,
     on: TopologyOptions | None = None,
@@ -43,7 +43,7 @@ def scored(
         body["scoringStrategy"] = strategy
         body["numaScoringStrategy"] = {"type": strategy.get("type")}
     whole = WholeNode({"cpu": 16_000, "memory": 32 * GIB}, requested or {})
-    return node_score.score(decode(body), ScoreInput(node, account, whole), ask, got)
+    return node_score.score(decode(body), ScoreInput(node, account, whole), request, got)
 
 
 def by_resources(kind: Strategy) -> dict[str, Any]:
@@ -53,12 +53,12 @@ def by_resources(kind: Strategy) -> dict[str, Any]:
 def test_a_pod_that_runs_anywhere_is_scored_on_the_whole_node() -> None:
     requested = {"cpu": 4000, "memory": 8 * GIB}
     got = claim("a")
-    asked = sharer(4000, 8)
-    assert scored(asked, got, requested=requested, **by_resources(MOST)) == 50
-    asked = sharer(8000, 0)
-    assert scored(asked, got, requested=requested, **by_resources(MOST)) == (75 + 25) // 2
-    assert scored(asked, got, requested=requested, **by_resources(LEAST)) == (25 + 75) // 2
-    assert scored(asked, got, requested=requested, **by_resources(BALANCED)) == 75
+    request_ = sharer(4000, 8)
+    assert scored(request_, got, requested=requested, **by_resources(MOST)) == 50
+    request_ = sharer(8000, 0)
+    assert scored(request_, got, requested=requested, **by_resources(MOST)) == (75 + 25) // 2
+    assert scored(request_, got, requested=requested, **by_resources(LEAST)) == (25 + 75) // 2
+    assert scored(request_, got, requested=requested, **by_resources(BALANCED)) == 75
 
 
 def test_a_pod_bound_to_a_numa_node_is_scored_there() -> None:
@@ -95,8 +95,8 @@ def test_bound_cpus_count_amplified() -> None:
 
 
 def counted(got: PodAllocation, *held: PodAllocation, strategy: Strategy, **more: Any) -> int:
-    said = {"type": strategy.value, "measures": ["NUMANodes"]}
-    return scored(owner(2), got, *held, **said, **more)
+    args = {"type": strategy.value, "measures": ["NUMANodes"]}
+    return scored(owner(2), got, *held, **args, **more)
 
 
 EIGHT = (2, 4, 4, 2)

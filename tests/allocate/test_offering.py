@@ -39,14 +39,14 @@ def numa(policy: NumaPolicy, **more: object) -> TopologyOptions:
     return facts(policies=NodePolicies(numa_label=policy), **more)
 
 
-def offered(node: TopologyOptions, ask: ResourceRequest, *held: PodAllocation) -> Offer:
-    got = offering.offer(node, allocated(node, held), ask)
+def offered(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Offer:
+    got = offering.offer(node, allocated(node, held), request)
     assert isinstance(got, Offer), got
     return got
 
 
-def declined(node: TopologyOptions, ask: ResourceRequest, *held: PodAllocation) -> Declined:
-    got = offering.offer(node, allocated(node, held), ask)
+def declined(node: TopologyOptions, request: ResourceRequest, *held: PodAllocation) -> Declined:
+    got = offering.offer(node, allocated(node, held), request)
     assert isinstance(got, Declined), got
     return got
 
@@ -56,7 +56,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
 
 
 @pytest.mark.parametrize(
-    ("node", "ask", "held", "cpus", "amounts"),
+    ("node", "request", "held", "cpus", "amounts"),
     [
         pytest.param(facts(), sharer(1500), [], "", {}, id="a sharer is held to nothing"),
         pytest.param(facts(), owner(4), [], "0-3", {}, id="an owner gets whole cores"),
@@ -143,13 +143,13 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
         ),
     ],
 )
-def test_offers(node, ask, held, cpus, amounts) -> None:
-    got = offered(node, ask, *held).claim
+def test_offers(node, request, held, cpus, amounts) -> None:
+    got = offered(node, request, *held).claim
     assert (str(got.cpus), got.amounts) == (cpus, amounts)
 
 
 @pytest.mark.parametrize(
-    ("node", "ask", "held", "why"),
+    ("node", "request", "held", "why"),
     [
         pytest.param(
             facts(),
@@ -247,8 +247,8 @@ def test_offers(node, ask, held, cpus, amounts) -> None:
         ),
     ],
 )
-def test_refusals_have_their_reasons(node, ask, held, why) -> None:
-    got = offering.offer(node, allocated(node, held), ask)
+def test_refusals_have_their_reasons(node, request, held, why) -> None:
+    got = offering.offer(node, allocated(node, held), request)
     assert (reasons(got) if isinstance(got, Declined) else []) == why
 
 
@@ -268,8 +268,8 @@ def test_an_explanation_lists_policies_candidates_and_the_deciding_step() -> Non
     assert AllocationStep.CORES_IN_NODE in why.steps
 
 
-def policies(node: TopologyOptions, ask: ResourceRequest) -> set[tuple[str, str, PolicySource]]:
-    return {(each.policy, each.value, each.source) for each in offered(node, ask).why.policies}
+def policies(node: TopologyOptions, request: ResourceRequest) -> set[tuple[str, str, PolicySource]]:
+    return {(each.policy, each.value, each.source) for each in offered(node, request).why.policies}
 
 
 def test_an_explanation_lists_the_pods_own_policies() -> None:
@@ -291,9 +291,9 @@ def test_an_explanation_has_no_bind_policy_without_a_cpu_request() -> None:
 
 def test_a_pod_without_a_cpu_request_has_no_bind_policy_conflict() -> None:
     forced = facts(policies=NodePolicies(bind_label=FULL))
-    asked = owner(0, memory_gib=4, spec=ResourceSpec(required=SPREAD))
-    assert offered(forced, asked).claim.cpus == CpuSet()
-    assert declined(forced, owner(2, spec=asked.spec)).rejections
+    requested = owner(0, memory_gib=4, spec=ResourceSpec(required=SPREAD))
+    assert offered(forced, requested).claim.cpus == CpuSet()
+    assert declined(forced, owner(2, spec=requested.spec)).rejections
 
 
 @pytest.mark.parametrize(
@@ -357,14 +357,14 @@ def test_an_exclusive_pod_does_not_share_a_numa_node_with_pods_across_nodes() ->
 
 def test_a_pod_takes_more_numa_nodes_when_the_narrowest_exclude_it() -> None:
     across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
-    ask = owner(2, numa=NumaSpec(exclusive=NumaExclusive.REQUIRED))
-    got = offered(numa(NumaPolicy.RESTRICTED), ask, across).claim
+    request = owner(2, numa=NumaSpec(exclusive=NumaExclusive.REQUIRED))
+    got = offered(numa(NumaPolicy.RESTRICTED), request, across).claim
     assert got.amounts == {0: {"cpu": 1000}, 1: {"cpu": 1000}}
 
 
 def test_a_sharing_pod_has_no_exclusive_policy_in_its_claim() -> None:
-    ask = sharer(1000, spec=ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL))
-    assert offered(facts(), ask).claim.exclusive is ExclusivePolicy.NONE
+    request = sharer(1000, spec=ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL))
+    assert offered(facts(), request).claim.exclusive is ExclusivePolicy.NONE
 
 
 def test_an_exclusive_policy_is_recorded_in_the_claim_and_applies_to_the_next_pod() -> None:
@@ -408,27 +408,27 @@ BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)
 
 
 def test_a_bursting_pod_is_bound_to_a_pool_that_fits_its_limit() -> None:
-    ask = sharer(1000, spec=BURST, cpu_limit_milli=6000)
-    assert offered(facts(), ask, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1000}}
-    assert offered(facts(), ask, claim("b", "0-3"), claim("c", "8-11")).claim.amounts == {
+    request = sharer(1000, spec=BURST, cpu_limit_milli=6000)
+    assert offered(facts(), request, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1000}}
+    assert offered(facts(), request, claim("b", "0-3"), claim("c", "8-11")).claim.amounts == {
         0: {"cpu": 500},
         1: {"cpu": 500},
     }
 
 
 def test_a_bursting_pod_is_declined_when_no_pools_fit_its_limit() -> None:
-    ask = sharer(1000, spec=BURST, cpu_limit_milli=14_500)
-    assert reasons(declined(facts(), ask, claim("b", "0-1"))) == [
+    request = sharer(1000, spec=BURST, cpu_limit_milli=14_500)
+    assert reasons(declined(facts(), request, claim("b", "0-1"))) == [
         (Reason.NO_POOL_FITS, "cpu", 14_500, 14_000)
     ]
 
 
 @pytest.mark.parametrize("policy", [NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.BEST_EFFORT])
 def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolicy) -> None:
-    ask = sharer(1000, spec=BURST, cpu_limit_milli=6000)
-    assert offered(numa(policy), ask, claim("b", "8-11")).claim.amounts == {0: {"cpu": 1000}}
+    request = sharer(1000, spec=BURST, cpu_limit_milli=6000)
+    assert offered(numa(policy), request, claim("b", "8-11")).claim.amounts == {0: {"cpu": 1000}}
     crowded = [claim("b", "8-11"), claim("c", "0-3")]
-    got = offering.offer(numa(policy), allocated(numa(policy), crowded), ask)
+    got = offering.offer(numa(policy), allocated(numa(policy), crowded), request)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert isinstance(got, Declined)
     else:
@@ -441,8 +441,8 @@ def test_a_bursting_pod_with_packed_amounts_is_bound_to_all_nodes_that_its_limit
     policy: NumaPolicy,
 ) -> None:
     node = numa(policy, profile=replace(PROFILES["koordinator"], packed=True))
-    ask = sharer(1000, 4, spec=BURST, cpu_limit_milli=12_500)
-    got = offering.offer(node, allocated(node), ask)
+    request = sharer(1000, 4, spec=BURST, cpu_limit_milli=12_500)
+    got = offering.offer(node, allocated(node), request)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert isinstance(got, Declined)
     else:
@@ -452,9 +452,9 @@ def test_a_bursting_pod_with_packed_amounts_is_bound_to_all_nodes_that_its_limit
 
 @pytest.mark.parametrize("policy", NumaPolicy)
 def test_a_bursting_pod_without_a_cpu_request_is_bound_to_its_nodes_too(policy: NumaPolicy) -> None:
-    ask = ResourceRequest("a", "ns/a", cpu_limit_milli=6000, spec=BURST)
-    assert offered(numa(policy), ask, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1}}
-    memory = replace(ask, requests={"memory": GIB})
+    request = ResourceRequest("a", "ns/a", cpu_limit_milli=6000, spec=BURST)
+    assert offered(numa(policy), request, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1}}
+    memory = replace(request, requests={"memory": GIB})
     held = offered(numa(policy), memory, claim("b", "0-3"))
     assert held.claim.amounts[1]["cpu"] == 1
     assert held.claim.cpu_milli == 0
@@ -465,20 +465,20 @@ def test_a_bursting_pod_is_not_bound_to_a_numa_node_without_available_cpu(
     policy: NumaPolicy,
 ) -> None:
     promised = claim("b", amounts={0: {"cpu": 8000}})
-    ask = sharer(1000, spec=BURST, cpu_limit_milli=9000)
+    request = sharer(1000, spec=BURST, cpu_limit_milli=9000)
     assert Reason.NO_POOL_FITS in {
-        each.reason for each in declined(numa(policy), ask, promised).rejections
+        each.reason for each in declined(numa(policy), request, promised).rejections
     }
-    assert offered(numa(policy), replace(ask, cpu_limit_milli=8000), promised).claim.amounts == {
-        1: {"cpu": 1000}
-    }
+    assert offered(
+        numa(policy), replace(request, cpu_limit_milli=8000), promised
+    ).claim.amounts == {1: {"cpu": 1000}}
 
 
 def test_a_bursting_pod_is_bound_when_numa_nodes_report_no_cpu() -> None:
-    node, ask = facts(zones={}), sharer(1000, spec=BURST, cpu_limit_milli=6000)
-    got = offered(node, ask, claim("b", "0-3"))
+    node, request = facts(zones={}), sharer(1000, spec=BURST, cpu_limit_milli=6000)
+    got = offered(node, request, claim("b", "0-3"))
     assert got.claim.amounts == {1: {"cpu": 1000}}
-    assert not offering.gone(node, allocated(node, [claim("b", "0-3")]), ask, got.claim)
+    assert not offering.gone(node, allocated(node, [claim("b", "0-3")]), request, got.claim)
 
 
 def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:
@@ -489,8 +489,8 @@ def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:
 
 @pytest.mark.parametrize("limit", [None, 0])
 def test_a_pod_without_a_limit_may_burst_anywhere(limit: int | None) -> None:
-    ask = sharer(1000, spec=BURST, cpu_limit_milli=limit)
-    assert offered(facts(), ask).claim.amounts == {}
+    request = sharer(1000, spec=BURST, cpu_limit_milli=limit)
+    assert offered(facts(), request).claim.amounts == {}
 
 
 @pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
@@ -499,8 +499,8 @@ def test_an_owner_is_declined_with_the_resource_when_numa_nodes_report_no_cpu(
     policy: NumaPolicy, more: dict[str, int]
 ) -> None:
     node = numa(policy, zones={0: {"memory": GIB}, 1: {"memory": GIB}})
-    ask = ResourceRequest("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 2000, **more})
-    assert reasons(declined(node, ask)) == [(Reason.NO_NUMA_RESOURCES, "cpu", 2000, None)]
+    request = ResourceRequest("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 2000, **more})
+    assert reasons(declined(node, request)) == [(Reason.NO_NUMA_RESOURCES, "cpu", 2000, None)]
 
 
 @pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])

@@ -75,27 +75,27 @@ sharers = st.builds(
 
 @given(nodes(), st.lists(owners | sharers, max_size=8))
 def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
-    node: TopologyOptions, asks: list[ResourceRequest]
+    node: TopologyOptions, pod_requests: list[ResourceRequest]
 ) -> None:
     account = NodeAllocation(node)
     made = node.layout
     assert made
     owned = 0
     used = {(id_, name): 0 for id_ in node.zones for name in ("cpu", "memory")}
-    for number, ask in enumerate(asks):
-        got = offering.offer(node, account, _named(ask, f"p{number}"))
+    for number, request in enumerate(pod_requests):
+        got = offering.offer(node, account, _named(request, f"p{number}"))
         if isinstance(got, Declined):
             continue
         claim = got.claim
-        assert not offering.gone(node, account, ask, claim)
+        assert not offering.gone(node, account, request, claim)
         account.add(claim)
         cpus = claim.cpus.mask
         assert not cpus & (owned | node.reserved.mask)
-        assert cpus.bit_count() == (ask.requests["cpu"] // 1000 if ask.owner else 0)
+        assert cpus.bit_count() == (request.requests["cpu"] // 1000 if request.owner else 0)
         cores = [made.expand(1 << lead) & cpus for lead in CpuSet.from_int(made.touched(cpus))]
-        if ask.spec.required is BindPolicy.FULL_PCPUS:
+        if request.spec.required is BindPolicy.FULL_PCPUS:
             assert made.expand(made.touched(cpus)) == cpus
-        if ask.spec.required is BindPolicy.SPREAD_BY_PCPUS:
+        if request.spec.required is BindPolicy.SPREAD_BY_PCPUS:
             assert all(core.bit_count() == 1 for core in cores)
         owned |= cpus
         for id_, amounts in claim.amounts.items():
@@ -103,10 +103,10 @@ def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
             for name, amount in amounts.items():
                 paid = math.ceil(amount * node.cpu_ratio) if cpus and name == "cpu" else amount
                 used[id_, name] += paid
-        if ask.cpu_limit_milli:
+        if request.cpu_limit_milli:
             held = [area for area in made.nodes if claim.amounts.get(area.id, {}).get("cpu")]
             pool = sum((area.cpus & ~(owned | node.reserved.mask)).bit_count() for area in held)
-            assert 1000 * pool >= ask.cpu_limit_milli
+            assert 1000 * pool >= request.cpu_limit_milli
     for area in made.nodes:
         zone = node.zones[area.id]
         sold = max(0, zone["cpu"] - 1000 * (area.cpus & node.reserved.mask).bit_count())
@@ -119,8 +119,8 @@ def test_a_pod_is_declined_only_when_it_does_not_fit(
     node: TopologyOptions, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:
     account = NodeAllocation(node)
-    for number, ask in enumerate(before):
-        got = offering.offer(node, account, _named(ask, f"p{number}"))
+    for number, request in enumerate(before):
+        got = offering.offer(node, account, _named(request, f"p{number}"))
         if not isinstance(got, Declined):
             account.add(got.claim)
     if last.spec != ResourceSpec():
@@ -138,18 +138,18 @@ def test_a_pod_is_declined_only_when_it_does_not_fit(
         left[area.id]["cpu"] = 1000 * max(paid)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         fits = any(
-            all(amounts[name] >= asked for name, asked in last.requests.items())
+            all(amounts[name] >= requested for name, requested in last.requests.items())
             for amounts in left.values()
         )
         assert declined != fits
     if policy is NumaPolicy.BEST_EFFORT:
         room = {name: sum(each[name] for each in left.values()) for name in ("cpu", "memory")}
-        assert declined == any(room[name] < asked for name, asked in last.requests.items())
+        assert declined == any(room[name] < requested for name, requested in last.requests.items())
 
 
 def _paid(node: TopologyOptions, cpus: int) -> int:
     return math.ceil(1000 * cpus * node.cpu_ratio)
 
 
-def _named(ask: ResourceRequest, uid: str) -> ResourceRequest:
-    return msgspec.structs.replace(ask, uid=uid)
+def _named(request: ResourceRequest, uid: str) -> ResourceRequest:
+    return msgspec.structs.replace(request, uid=uid)

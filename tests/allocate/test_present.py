@@ -13,7 +13,7 @@ from agent.model.pod.pods import Container, ContainerState, Pod, PodMetadata
 from agent.model.pod.qos import QOS_LABEL
 
 
-def told(
+def api_pod(
     uid: str, phase: Phase = Phase.RUNNING, *, name: str = "", deleted: bool = False
 ) -> ApiPod:
     return ApiPod(
@@ -40,7 +40,7 @@ def present(api: list[ApiPod], runtime: list[Pod]) -> tuple[Pod, ...]:
 
 
 def test_annotations_are_the_apis_and_containers_the_runtimes() -> None:
-    (pod,) = present([told("a")], [running("a")])
+    (pod,) = present([api_pod("a")], [running("a")])
     assert (pod.annotations, pod.created_at) == ({RESOURCE_STATUS: "api"}, 3)
     assert pod.containers == running("a").containers
 
@@ -48,10 +48,10 @@ def test_annotations_are_the_apis_and_containers_the_runtimes() -> None:
 @pytest.mark.parametrize(
     "pod",
     [
-        told("a", Phase.SUCCEEDED),
-        told("a", Phase.FAILED),
-        told("a", deleted=True),
-        told("a", Phase.FAILED, deleted=True),
+        api_pod("a", Phase.SUCCEEDED),
+        api_pod("a", Phase.FAILED),
+        api_pod("a", deleted=True),
+        api_pod("a", Phase.FAILED, deleted=True),
     ],
 )
 def test_an_ended_pod_is_present_until_the_runtime_removes_it(pod: ApiPod) -> None:
@@ -65,13 +65,13 @@ def test_a_pod_deleted_from_the_api_is_present_until_the_runtime_removes_it() ->
 
 @pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING, Phase.UNKNOWN])
 def test_a_pod_is_present_before_the_runtime_has_it(phase: Phase) -> None:
-    (pod,) = present([told("a", phase)], [])
+    (pod,) = present([api_pod("a", phase)], [])
     assert (pod.uid, pod.containers, pod.created_at) == ("a", (), 5)
-    assert not coming(msgspec.structs.replace(told("a", phase), node=""))
+    assert not coming(msgspec.structs.replace(api_pod("a", phase), node=""))
 
 
 def test_two_pods_with_one_name_are_separate() -> None:
-    old, new = running("old", "web-0"), told("new", Phase.PENDING, name="web-0")
+    old, new = running("old", "web-0"), api_pod("new", Phase.PENDING, name="web-0")
     pods = present([new], [old])
     assert [each.uid for each in pods] == ["new", "old"]
     assert pods[1].annotations == {RESOURCE_STATUS: "runtime"}, "not those of its successor"
@@ -79,7 +79,7 @@ def test_two_pods_with_one_name_are_separate() -> None:
 
 def test_a_static_pod_and_its_mirror_are_one_and_the_mirrors_annotations_are_ignored() -> None:
     marks = {CONFIG_MIRROR: "hash", CONFIG_HASH: "hash", RESOURCE_STATUS: "api"}
-    mirror = msgspec.structs.replace(told("api-uid"), annotations=marks)
+    mirror = msgspec.structs.replace(api_pod("api-uid"), annotations=marks)
     named = msgspec.structs.replace(running("hash"), named=())
     assert present([mirror], [running("hash")]) == (named,)
     (waiting,) = present([mirror], [])
@@ -94,7 +94,7 @@ def test_only_metadata_that_decisions_read_is_merged() -> None:
     assert joined.annotations == {}
 
 
-pods = st.builds(told, st.sampled_from("abc"), st.sampled_from(Phase), deleted=st.booleans())
+pods = st.builds(api_pod, st.sampled_from("abc"), st.sampled_from(Phase), deleted=st.booleans())
 
 
 @given(st.lists(pods, unique_by=lambda each: each.uid), st.sets(st.sampled_from("abcd")))

@@ -25,8 +25,8 @@ def test_sufficient_numa_nodes_give_an_offer_and_insufficient_ones_do_not(
     """Sufficient NUMA nodes are found without a search for CPUs, also on machines with cores of
     different sizes."""
     account = NodeAllocation(node)
-    for number, ask in enumerate(before):
-        got = offering.offer(node, account, msgspec.structs.replace(ask, uid=f"p{number}"))
+    for number, request in enumerate(before):
+        got = offering.offer(node, account, msgspec.structs.replace(request, uid=f"p{number}"))
         if isinstance(got, Offer):
             account.add(got.claim)
     policies = in_force(node.policies, node.profile, last)
@@ -44,9 +44,9 @@ def test_cores_that_differ_may_not_add_up_to_the_sum() -> None:
     leads = {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 5, 6: 5}
     made = layout.of(Cpu(cpu, core, None, None, 0, 0) for cpu, core in leads.items())
     node = TopologyOptions(made, {0: {"cpu": 7000}}, reserved=CpuSet((0,)))
-    ask = owner(3, spec=ResourceSpec(required=BindPolicy.FULL_PCPUS))
-    policies = in_force(node.policies, node.profile, ask)
+    request = owner(3, spec=ResourceSpec(required=BindPolicy.FULL_PCPUS))
+    policies = in_force(node.policies, node.profile, request)
     assert not isinstance(policies, Rejection)
-    trials = Trials(node, NodeAllocation(node), ask, policies)
+    trials = Trials(node, NodeAllocation(node), request, policies)
     assert isinstance(trials.lacks([0]), Rejection)
     assert trials.lacks([0]) == trials.on_nodes([0])

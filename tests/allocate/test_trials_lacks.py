@@ -28,7 +28,7 @@ specs = st.builds(
     st.none() | st.sampled_from([BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS]),
     st.sampled_from(ExclusivePolicy),
 )
-asks = st.builds(
+requests = st.builds(
     ResourceRequest,
     st.just("a"),
     st.just("ns/a"),
@@ -62,17 +62,20 @@ def nodes(draw: st.DrawFn) -> TopologyOptions:
     )
 
 
-@given(nodes(), asks, st.lists(st.tuples(ids, ids), max_size=4), st.integers(0, 8000))
+@given(nodes(), requests, st.lists(st.tuples(ids, ids), max_size=4), st.integers(0, 8000))
 def test_a_refusal_equals_the_trials_result(
-    facts: TopologyOptions, ask: ResourceRequest, owned: list[tuple[int, int]], shared_milli: int
+    facts: TopologyOptions,
+    request: ResourceRequest,
+    owned: list[tuple[int, int]],
+    shared_milli: int,
 ) -> None:
     account = NodeAllocation(facts)
     for number, cpus in enumerate(owned):
         account.add(claim(f"p{number}", ",".join(map(str, cpus))))
     account.add(claim("s", amounts={1: {"cpu": shared_milli, "memory": GIB}}))
-    policies = in_force(facts.policies, facts.profile, ask)
+    policies = in_force(facts.policies, facts.profile, request)
     assert isinstance(policies, InForce)
-    trials = Trials(facts, account, ask, policies)
+    trials = Trials(facts, account, request, policies)
     for mask in chain.from_iterable(combinations(range(3), size) for size in (1, 2, 3)):
         tried = trials.on_nodes(mask)
         assert trials.lacks(mask) == (tried if isinstance(tried, Rejection) else None)

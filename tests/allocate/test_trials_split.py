@@ -13,7 +13,7 @@ units = st.integers(1, 4)
 
 
 @pytest.mark.parametrize(
-    ("asked", "available", "unit", "shares"),
+    ("requested", "available", "unit", "shares"),
     [
         (8, {0: 8, 1: 8}, 1, {0: 4, 1: 4}),
         (7, {0: 8, 1: 8}, 1, {0: 3, 1: 4}),
@@ -26,8 +26,10 @@ units = st.integers(1, 4)
         (1, {}, 1, {}),
     ],
 )
-def test_evenly(asked: int, available: dict[int, int], unit: int, shares: dict[int, int]) -> None:
-    assert trials.split_evenly(asked, available, unit) == shares
+def test_evenly(
+    requested: int, available: dict[int, int], unit: int, shares: dict[int, int]
+) -> None:
+    assert trials.split_evenly(requested, available, unit) == shares
 
 
 def test_order_follows_availability_when_the_mask_does_not_start_at_node_0() -> None:
@@ -35,42 +37,42 @@ def test_order_follows_availability_when_the_mask_does_not_start_at_node_0() -> 
 
 
 @pytest.mark.parametrize(
-    ("asked", "available", "shares"),
+    ("requested", "available", "shares"),
     [
         (8, {0: 8, 1: 9}, {1: 8}),
         (12, {0: 8, 1: 8, 2: 3}, {0: 8, 1: 4}),
         (30, {0: 8, 1: 9}, {1: 9, 0: 8}),
     ],
 )
-def test_packed(asked: int, available: dict[int, int], shares: dict[int, int]) -> None:
-    assert trials.split_packed(asked, available) == shares
+def test_packed(requested: int, available: dict[int, int], shares: dict[int, int]) -> None:
+    assert trials.split_packed(requested, available) == shares
 
 
 @given(
     st.integers(0, 100), nodes, units, st.sampled_from([trials.split_evenly, trials.split_packed])
 )
 def test_amounts_are_split_completely_and_within_what_is_available(
-    asked, available, unit, way
+    requested, available, unit, way
 ) -> None:
-    shares = way(asked, available, unit)
+    shares = way(requested, available, unit)
     room = sum(amount // unit for amount in available.values())
-    assert sum(shares.values()) == min(asked // unit, room) * unit
+    assert sum(shares.values()) == min(requested // unit, room) * unit
     assert all(0 < share <= available[node] and not share % unit for node, share in shares.items())
 
 
 @given(st.integers(0, 100), nodes, units)
 def test_even_shares_differ_by_more_than_a_unit_only_when_the_smaller_node_is_full(
-    asked: int, available: dict[int, int], unit: int
+    requested: int, available: dict[int, int], unit: int
 ) -> None:
-    shares = trials.split_evenly(asked, available, unit)
+    shares = trials.split_evenly(requested, available, unit)
     for poorer, richer in itertools.permutations(available, 2):
         if shares.get(richer, 0) - shares.get(poorer, 0) > unit:
             assert available[poorer] - shares.get(poorer, 0) < unit
 
 
 @given(st.integers(1, 100), nodes)
-def test_packed_amounts_use_the_fewest_nodes(asked: int, available: dict[int, int]) -> None:
-    shares = trials.split_packed(asked, available)
+def test_packed_amounts_use_the_fewest_nodes(requested: int, available: dict[int, int]) -> None:
+    shares = trials.split_packed(requested, available)
     if shares:
         fewer = itertools.combinations(available.values(), len(shares) - 1)
         assert all(sum(each) < sum(shares.values()) for each in fewer)

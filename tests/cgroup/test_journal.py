@@ -111,10 +111,10 @@ def test_a_damaged_journal_is_kept_as_a_copy_and_its_valid_lines_are_used(
     path.write_bytes(data)
     journal = Journal(path)
     assert journal.originals == {"/a": A}
-    said = "; ".join(journal.problems)
-    assert str(path) in said
-    assert "'j.broken'" in said
-    assert reason in said
+    problems = "; ".join(journal.problems)
+    assert str(path) in problems
+    assert "'j.broken'" in problems
+    assert reason in problems
     assert (tmp_path / "j.broken").read_bytes() == data
     again = Journal(path)
     assert (again.originals, again.problems) == ({"/a": A}, ())

@@ -163,20 +163,20 @@ def test_the_model_behaves_as_the_kernel(
             before = (kind, group, *more, dict(model.cpus), dict(homes))
             if kind == "make":
                 real = answer(play.make, group)
-                said = answer(model.make, group)
+                result = answer(model.make, group)
             elif kind == "remove":
                 real = answer(play.remove, group)
-                said = answer(model.remove, group)
+                result = answer(model.remove, group)
             elif kind == "write":
                 real = answer(play.write, group, *more)
-                said = answer(model.write, group, *more)
+                result = answer(model.write, group, *more)
             else:
                 target = group if kind == "attach" else None
                 which = int(*more)
                 folder = play.path(group) if target else Path(REAL.path)
                 real = answer(play.attach, which, folder)
-                said = answer(attach, which, target)
-            assert said == real, before
+                result = answer(attach, which, target)
+            assert result == real, before
             assert sorted(play.groups()) == sorted(set(model.cpus) - {"/"}), before
             for each in set(model.cpus) - {"/"}:
                 full = f"/{play.top.name}{each}"

@@ -117,13 +117,13 @@ def test_the_kernel_shows_groups_relative_to_the_readers_namespace(
             'exec unshare --cgroup --mount --propagation=private "$@"'
         )
         arguments = [str(hierarchy.version), hierarchy.path, str(tmp_path / "own"), str(other.pid)]
-        told = subprocess.run(
+        done = subprocess.run(
             ["sh", "-c", script, "sh", sys.executable, "-c", _INSIDE, *arguments],
             capture_output=True,
             text=True,
             check=False,
         )
-    assert told.stdout.splitlines() == ["/", inner, "/../other", f"{top}/other"], told.stderr
+    assert done.stdout.splitlines() == ["/", inner, "/../other", f"{top}/other"], done.stderr
 
 
 def _hierarchy() -> Hierarchy:

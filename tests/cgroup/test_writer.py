@@ -65,7 +65,7 @@ def cpusets(**texts: str) -> dict[str, CpuSet]:
     return {"/" + name.replace("_", "/"): CpuSet.parse(text) for name, text in texts.items()}
 
 
-def said(outcome: WriteOutcome) -> dict[str, tuple[WriteState, str | None]]:
+def states(outcome: WriteOutcome) -> dict[str, tuple[WriteState, str | None]]:
     return {each.group: (each.state, each.note) for each in (*outcome.changes, *outcome.others)}
 
 
@@ -111,10 +111,10 @@ def test_without_a_journal_nothing_is_written(tmp_path: Path) -> None:
     machine = Machine(1, {"/a": "0-3", "/b": "1"})
     outcome = apply(machine, journal, cpusets(a="0", b="1"))
     assert machine.log == []
-    state, note = said(outcome)["/a"]
+    state, note = states(outcome)["/a"]
     assert state is WriteState.FAILED
     assert "file/j" in (note or "")
-    assert said(outcome)["/b"] == (WriteState.RIGHT, None)
+    assert states(outcome)["/b"] == (WriteState.RIGHT, None)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_an_impossible_value_is_reported(
 ) -> None:
     machine = Machine(1, {"/a": "0-3", "/a/b": "0-3", "/c": "0-3"})
     outcome = apply(machine, journal, wanted | cpusets(c="2"))
-    assert said(outcome)["/c"] == (WriteState.WRITTEN, None)
-    state, note = said(outcome)[group]
+    assert states(outcome)["/c"] == (WriteState.WRITTEN, None)
+    state, note = states(outcome)[group]
     assert state is WriteState.FAILED
     assert reason in (note or "")
 
@@ -141,7 +141,7 @@ def test_a_cpu_that_a_failed_group_keeps_is_not_given_to_others(journal: Journal
     machine = Machine(1, {"/a": "0-1", "/b": "2", "/c": "1-2"})
     machine.refusing = {"/a"}
     outcome = apply(machine, journal, cpusets(a="0", b="1-2", c="1-3"))
-    assert said(outcome) == {
+    assert states(outcome) == {
         "/a": (WriteState.FAILED, "cannot write '0' to '/a': Device or resource busy"),
         "/b": (WriteState.FAILED, "not written: '/a' failed to give up CPUs '1'"),
         "/c": (WriteState.WRITTEN, None),
@@ -154,23 +154,26 @@ def test_a_write_that_needs_a_failed_ancestor_is_not_tried(journal: Journal) -> 
         machine = Machine(version, {"/a": "0", "/a/b": "0", "/c": "0-1"})
         machine.refusing = {"/a"}
         outcome = apply(machine, journal, cpusets(a_b="1", c="0"))
-        assert said(outcome)["/a"][0] is WriteState.FAILED
-        assert said(outcome)["/a/b"] == (WriteState.FAILED, "not written: '/a' has only CPUs '0'")
-        assert said(outcome)["/c"][0] is WriteState.WRITTEN
+        assert states(outcome)["/a"][0] is WriteState.FAILED
+        assert states(outcome)["/a/b"] == (WriteState.FAILED, "not written: '/a' has only CPUs '0'")
+        assert states(outcome)["/c"][0] is WriteState.WRITTEN
 
 
 def test_a_failed_child_keeps_its_ancestor_wide(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/a/b": "0-1"})
     machine.refusing = {"/a/b"}
     outcome = apply(machine, journal, cpusets(a="0"))
-    assert said(outcome)["/a"] == (WriteState.FAILED, "not written: '/a/b' still holds CPUs '0-1'")
+    assert states(outcome)["/a"] == (
+        WriteState.FAILED,
+        "not written: '/a/b' still holds CPUs '0-1'",
+    )
 
 
 def test_a_group_that_is_removed_in_between_frees_its_cpus(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/a/x": "0-1", "/b": "2"})
     machine.vanishing = {"/a/x"}
     outcome = apply(machine, journal, cpusets(a="0", a_x="0", b="1-2"))
-    assert {group: state for group, (state, _) in said(outcome).items()} == {
+    assert {group: state for group, (state, _) in states(outcome).items()} == {
         "/a": WriteState.WRITTEN,
         "/a/x": WriteState.GONE,
         "/b": WriteState.WRITTEN,
@@ -182,7 +185,7 @@ def test_a_value_that_reads_back_differently_is_reported(journal: Journal) -> No
     machine._write = lambda group, cpus: None  # type: ignore[method-assign]
     outcome = apply(machine, journal, cpusets(a="0"))
     note = "'0' was written, '0-1' read back ('0-1' effective)"
-    assert said(outcome) == {"/a": (WriteState.FAILED, note)}
+    assert states(outcome) == {"/a": (WriteState.FAILED, note)}
 
 
 def test_v2_restore(journal: Journal) -> None:
@@ -210,7 +213,7 @@ def test_v2_group_with_processes_that_cannot_inherit_gets_its_parents_cpus(
     outcome = restore(machine, journal)
     assert outcome.ok
     assert machine.groups["/a/b"] == CpuSet.parse("0-2")
-    assert said(outcome)["/a/b"] == (WriteState.WRITTEN, "is used, so it got every CPU of '/a'")
+    assert states(outcome)["/a/b"] == (WriteState.WRITTEN, "is used, so it got every CPU of '/a'")
     assert journal.originals == {}
 
 
@@ -231,7 +234,7 @@ def test_v1_restore_keeps_a_group_that_was_empty(journal: Journal) -> None:
     machine = Machine(1, {"/a": "", "/a/b": ""})
     assert apply(machine, journal, cpusets(a_b="1")).ok
     outcome = restore(machine, journal)
-    assert said(outcome)["/a"] == (WriteState.RIGHT, "was empty, keeps what it has")
+    assert states(outcome)["/a"] == (WriteState.RIGHT, "was empty, keeps what it has")
     assert machine.groups["/a"] == machine.groups["/a/b"] == CpuSet([1])
     assert journal.originals == {}
 

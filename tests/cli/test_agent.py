@@ -41,7 +41,7 @@ def test_corrected_pod_resources_without_grpcio_are_an_error_too(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--corrected-pod-resources-socket=s"], "'s' is not unix:///absolute/path"),
         (
@@ -55,11 +55,11 @@ def test_corrected_pod_resources_without_grpcio_are_an_error_too(tmp_path: Path)
     ],
 )
 def test_a_wrong_socket_for_corrected_pod_resources_is_named(
-    tmp_path: Path, flags: list[str], said: str
+    tmp_path: Path, flags: list[str], message: str
 ) -> None:
     done = agent(tmp_path, *flags)
     assert done.returncode == 1
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_grpcio_is_loaded_only_for_the_hook_server(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_grpcio_is_loaded_only_for_the_hook_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "message"),
     [
         ("--hook-server-hooks=PreStop", "hook-server-hooks: no hook 'PreStop', only PreRunPod"),
         ("--hook-server-failure-policy=fail", "hook-server-failure-policy"),
@@ -80,7 +80,7 @@ def test_grpcio_is_loaded_only_for_the_hook_server(tmp_path: Path) -> None:
         ("--hook-failure-policy=Start=fail", "hook-failure-policy: 'Start=fail': hook"),
     ],
 )
-def test_a_wrong_option_is_named(tmp_path: Path, flag: str, said: str) -> None:
+def test_a_wrong_option_is_named(tmp_path: Path, flag: str, message: str) -> None:
     done = agent(tmp_path, f"--hook-server-socket={tmp_path}/s", flag)
     assert done.returncode in (1, 2)
-    assert said in done.stderr
+    assert message in done.stderr

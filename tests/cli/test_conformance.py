@@ -42,9 +42,9 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mixed = write(tmp_path, "mixed", *cases)
     single = write(tmp_path, "single", RIGHT)
     assert run(mixed, single) == 1
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert told.out == (
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out == (
         f"{mixed}: parity, 1,004 cases\n"
         "  1,000 agree\n"
         "      1 differs, declared: zero\n"
@@ -101,9 +101,9 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mixed = write(tmp_path, "mixed", *[RIGHT] * 97, NEGATIVE, ZERO, WRONG)
     good = write(tmp_path, "good", RIGHT)
     assert run(mixed, good, "--output=json") == 1
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert json.loads(told.out) == [
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert json.loads(captured.out) == [
         {
             "file": mixed,
             "kind": "parity",
@@ -141,15 +141,15 @@ def test_unreadable_file_does_not_stop_the_others(
     wrong = write(tmp_path, "wrong", WRONG)
     unknown = write(tmp_path, "unknown", {"what": 1})
     assert run(none, wrong, unknown, f"--output={output}") == 2
-    told = capsys.readouterr()
-    assert told.err.splitlines() == [
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [
         f"topolet conformance: {none}: No such file or directory",
         f"topolet conformance: {unknown}, line 1: a case of an unknown kind; its keys: what",
     ]
     if output == "json":
-        assert [entry["file"] for entry in json.loads(told.out)] == [wrong]
+        assert [entry["file"] for entry in json.loads(captured.out)] == [wrong]
     else:
-        assert told.out.startswith(f"{wrong}: parity, 1 case\n  0 agree\n  1 disagrees\n")
+        assert captured.out.startswith(f"{wrong}: parity, 1 case\n  0 agree\n  1 disagrees\n")
 
 
 def test_without_files_the_checkouts_are_used(
@@ -159,8 +159,8 @@ def test_without_files_the_checkouts_are_used(
     later = write(tmp_path, "later.jsonl", {"what": 1})
     write(tmp_path, "README.md", {"what": 1})
     assert run(vectors=tmp_path) == 0
-    told = capsys.readouterr()
-    assert (told.out, told.err) == (
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (
         f"{later}: not compared: unknown kind\n{good}: parity, 1 case\n  1 agrees\n  0 disagree\n",
         "",
     )
@@ -184,10 +184,10 @@ def test_without_files_and_without_checkout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(vectors=tmp_path / "none") == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("topolet conformance: no FILE given, and no vector files in ")
-    assert "tests/data/vectors in a checkout" in told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("topolet conformance: no FILE given, and no vector files in ")
+    assert "tests/data/vectors in a checkout" in captured.err
 
 
 def test_the_checkout_is_this_one() -> None:

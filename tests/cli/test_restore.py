@@ -48,10 +48,10 @@ def test_every_value_is_restored_after_a_crash(
         f"--runtime-endpoint=unix://{tmp_path}/none",
     ]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert f"{GROUP}: 1 -> 0-3\n" in said
-    assert f"{GROUP} cpu.shares: 1024 -> 2\n" in said
-    assert "1 cpusets restored, and 2 other values\n" in said
+    output = capsys.readouterr().out
+    assert f"{GROUP}: 1 -> 0-3\n" in output
+    assert f"{GROUP} cpu.shares: 1024 -> 2\n" in output
+    assert "1 cpusets restored, and 2 other values\n" in output
     assert there()[:2] == ["0-3", "2"]
     assert main(words) == 0
     assert capsys.readouterr().out == "0 cpusets restored\n"

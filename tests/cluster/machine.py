@@ -123,12 +123,12 @@ class Machine:
             self._socket.settimeout(patience_seconds + 2 * DEADLINE_SECONDS)
             try:
                 self._socket.sendall(line)
-                said = self._lines.readline()
+                reply = self._lines.readline()
             except OSError as error:
                 raise MachineError(f"{verb}: the machine does not answer: {error}") from None
-        if not said:
+        if not reply:
             raise MachineError(f"{verb}: the machine is gone")
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = json.loads(reply)
         if "error" in answer:
             raise MachineError(str(answer["error"]))
         return answer

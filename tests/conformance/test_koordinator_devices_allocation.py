@@ -99,7 +99,7 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
 
 
 @pytest.mark.parametrize(
-    ("asked", "name"),
+    ("case_", "name"),
     [
         (
             case({GPU: "10"}, TWO, {0: 10, 1: 80}, "MostAllocated", chosen(given(10, 0))),
@@ -206,8 +206,8 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
     ],
     ids=str,
 )
-def test_declared(asked: dict[str, Any], name: str | None) -> None:
-    verdict = judge_allocation(asked)
+def test_declared(case_: dict[str, Any], name: str | None) -> None:
+    verdict = judge_allocation(case_)
     assert (verdict.agrees, verdict.declared) == (name is None, name)
 
 

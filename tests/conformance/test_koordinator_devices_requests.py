@@ -30,8 +30,8 @@ def nic(minor: int, health: bool = True) -> dict[str, Any]:
 def case(
     requests: dict[str, Any], devices: list[dict[str, Any]], expect: dict[str, Any], **pod: Any
 ) -> dict[str, Any]:
-    asks = {"containers": [{"requests": requests}], **pod}
-    return {"pod": asks, "devices": devices, "expect": expect}
+    pod_ = {"containers": [{"requests": requests}], **pod}
+    return {"pod": pod_, "devices": devices, "expect": expect}
 
 
 HALF = {

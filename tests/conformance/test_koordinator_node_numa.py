@@ -43,8 +43,8 @@ def lsr(cpu: int, memory_gib: int = 4, **more: Any) -> Json:
 
 
 def sharer(cpu: int, memory_gib: int = 4) -> Json:
-    asked = {"cpu": str(cpu), "memory": f"{memory_gib}Gi"}
-    return {"requests": {name: text for name, text in asked.items() if text[0] != "0"}}
+    requested = {"cpu": str(cpu), "memory": f"{memory_gib}Gi"}
+    return {"requests": {name: text for name, text in requested.items() if text[0] != "0"}}
 
 
 def held(cpu: int, cpuset: str = "", node: int | None = None) -> Json:
@@ -68,7 +68,7 @@ def placed(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "case_",
     [
         pytest.param(case(lsr(2), [], placed(81, "0-1", **PREFERS_FULL)), id="anywhere"),
         pytest.param(
@@ -113,8 +113,8 @@ def placed(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec
         ),
     ],
 )
-def test_agreement(asked: Json) -> None:
-    verdict = judge_node(asked)
+def test_agreement(case_: Json) -> None:
+    verdict = judge_node(case_)
     assert verdict.agrees, verdict.ours
 
 
@@ -264,18 +264,18 @@ PATHS = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "name"), PATHS)
-def test_declared(asked: Json, name: str) -> None:
-    verdict = judge_node(asked)
+@pytest.mark.parametrize(("case_", "name"), PATHS)
+def test_declared(case_: Json, name: str) -> None:
+    verdict = judge_node(case_)
     assert (verdict.agrees, verdict.declared) == (False, name), verdict.ours
 
 
-@pytest.mark.parametrize(("asked", "name"), PATHS)
-def test_an_answer_that_differs_from_the_rule_is_not_declared(asked: Json, name: str) -> None:
-    expect = asked["expect"]
+@pytest.mark.parametrize(("case_", "name"), PATHS)
+def test_an_answer_that_differs_from_the_rule_is_not_declared(case_: Json, name: str) -> None:
+    expect = case_["expect"]
     other = FAILS if "score" in expect else placed(1, "0-1")
     for wrong in (other, {**expect, "score": 99, "code": "other"}):
-        verdict = judge_node({**asked, "expect": wrong})
+        verdict = judge_node({**case_, "expect": wrong})
         assert verdict.declared != name
 
 

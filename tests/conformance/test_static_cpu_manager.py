@@ -45,8 +45,8 @@ def test_containers_that_share_with_their_reasons(
     kube_class: str, cpu_milli: int, reason: SharedReason
 ) -> None:
     node = Node(policy(TWO))
-    asking = PodCpu("a", kube_class, (ContainerCpu("c0", cpu_milli),))  # type: ignore[arg-type]
-    assert node.place(asking, "c0") == Shared(reason)
+    pod_ = PodCpu("a", kube_class, (ContainerCpu("c0", cpu_milli),))  # type: ignore[arg-type]
+    assert node.place(pod_, "c0") == Shared(reason)
     assert node.default == "0-15"
 
 
@@ -164,12 +164,12 @@ def test_whole_cores_of_any_machine(data: st.DataObject) -> None:
     reserved = data.draw(masks(cpus)) & data.draw(masks(cpus))
     node = Node(policy(layout, FULL, *names, reserved=text(reserved)))
     for uid in "abc":
-        asked = pod(uid, str(data.draw(st.integers(1, 8))))
-        placement = node.place(asked, "c0", *data.draw(st.lists(st.integers(0, 3), max_size=2)))
+        placed = pod(uid, str(data.draw(st.integers(1, 8))))
+        placement = node.place(placed, "c0", *data.draw(st.lists(st.integers(0, 3), max_size=2)))
         assert isinstance(placement, Exclusive | AllocationRefused)
         if isinstance(placement, Exclusive):
             assert layout.expand(layout.whole(placement.cpus)) == placement.cpus
-            assert placement.cpus.bit_count() * 1000 == asked.containers[0].cpu_milli
+            assert placement.cpus.bit_count() * 1000 == placed.containers[0].cpu_milli
 
 
 def test_the_default_set_is_never_emptied() -> None:

@@ -57,23 +57,23 @@ def test_carriers_from_containerd() -> None:
 
 def test_the_runtime_spec_counts_and_not_the_request() -> None:
     """A plugin in the runtime (NRI) changes the specification after the request."""
-    asked = {
+    config = {
         "mounts": [{"container_path": "/var/run/nvidia-container-devices/GPU-1"}],
         "annotations": {"nvidia.cdi.k8s.io/x": "nvidia.com/gpu=0", "cdi.k8s.io/x": "a.example/b=0"},
     }
     made = {"mounts": [{"destination": "/var/run/nvidia-container-devices/GPU-2"}]}
-    found = device_carriers(json.dumps({"config": asked, "runtimeSpec": made}))
+    found = device_carriers(json.dumps({"config": config, "runtimeSpec": made}))
     assert found.mounts == ("/var/run/nvidia-container-devices/GPU-2",)
     # The runtime itself reads these from the request.
     assert found.annotations == (("cdi.k8s.io/x", "a.example/b=0"),)
-    alone = device_carriers(json.dumps({"config": asked}))
+    alone = device_carriers(json.dumps({"config": config}))
     assert alone.mounts == ("/var/run/nvidia-container-devices/GPU-1",)
     assert len(alone.annotations) == 2
 
 
 def test_carriers_from_cri_o() -> None:
-    told = {"privileged": True, "runtimeSpec": CONTAINERD["runtimeSpec"]}
-    found = device_carriers(json.dumps(told))
+    status = {"privileged": True, "runtimeSpec": CONTAINERD["runtimeSpec"]}
+    found = device_carriers(json.dumps(status))
     assert found.privileged
     assert dict(found.environment)["NVIDIA_VISIBLE_DEVICES"] == "GPU-2"
     assert found.nodes == ("/dev/card", "/dev/infiniband/uverbs0")

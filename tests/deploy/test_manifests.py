@@ -132,8 +132,8 @@ def test_policy_and_webhook_see_the_same_bindings() -> None:
     policy = of_kind("ValidatingAdmissionPolicy")["topolet-gpu-binders"]["spec"]
     constraints = policy["matchConstraints"]
     assert webhook["namespaceSelector"] == constraints["namespaceSelector"]
-    (rule,), (asked,) = constraints["resourceRules"], webhook["rules"]
-    assert {key: asked[key] for key in rule} == rule
+    (rule,), (rule_,) = constraints["resourceRules"], webhook["rules"]
+    assert {key: rule_[key] for key in rule} == rule
 
 
 def test_the_pod_of_the_webhook_is_hardened() -> None:

@@ -57,9 +57,9 @@ def configuration() -> Object:
 
 
 def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
-    (asked,) = configuration()["extenders"]
-    url = urllib.parse.urlsplit(asked["urlPrefix"])
-    assert (url.scheme, url.path, asked["enableHTTPS"]) == ("https", "", True)
+    (configured,) = configuration()["extenders"]
+    url = urllib.parse.urlsplit(configured["urlPrefix"])
+    assert (url.scheme, url.path, configured["enableHTTPS"]) == ("https", "", True)
     assert url.hostname is not None
     name, namespace, _ = url.hostname.split(".")
     service = of_kind("Service")[name]
@@ -75,7 +75,7 @@ def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
     assert ours.scheduler_http == f"0.0.0.0:{ports['http']}"
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     assert ours.client_names == url.hostname, "the certificate is for the Service's name"
-    verbs = [asked[f"{verb}Verb"] for verb in ("filter", "prioritize", "preempt", "bind")]
+    verbs = [configured[f"{verb}Verb"] for verb in ("filter", "prioritize", "preempt", "bind")]
     assert tuple(verbs) == extender.VERBS
 
 
@@ -107,10 +107,10 @@ def test_the_agent_selector_selects_the_daemonset() -> None:
 
 
 def test_the_extender_is_called_for_every_pod_of_the_profile() -> None:
-    (asked,) = configuration()["extenders"]
-    assert "managedResources" not in asked
-    assert asked["nodeCacheCapable"] is True
-    assert asked["ignorable"] is False
+    (configured,) = configuration()["extenders"]
+    assert "managedResources" not in configured
+    assert configured["nodeCacheCapable"] is True
+    assert configured["ignorable"] is False
     (profile,) = configuration()["profiles"]
     assert profile["schedulerName"] == settings().scheduler_name
     assert variables()["TOPOLET_SCHEDULER_NAME"] == profile["schedulerName"]

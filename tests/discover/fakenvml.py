@@ -163,8 +163,8 @@ def _object() -> Path:
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     target = Path(folder.name) / "fake.o"
-    said = compile_c("-O1", "-fPIC", "-c", "-o", str(target), str(SOURCES / "fake.c"))
-    assert not said, said
+    messages = compile_c("-O1", "-fPIC", "-c", "-o", str(target), str(SOURCES / "fake.c"))
+    assert not messages, messages
     return target
 
 
@@ -173,5 +173,5 @@ def _link(folder: Path, target: Path, without: tuple[str, ...]) -> None:
     local = "".join(f"{name};" for name in without)
     script.write_text(f"{{ {f'local: {local}' if local else ''} }};")
     flags = ("-shared", "-pthread", f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={script}")
-    said = compile_c(*flags, "-o", str(target), str(_object()))
-    assert not said, said
+    messages = compile_c(*flags, "-o", str(target), str(_object()))
+    assert not messages, messages

@@ -93,7 +93,7 @@ def test_no_pair_has_more_links_than_either_card(ends: list) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "address"),
+    ("reported", "address"),
     [
         ("00000000:3B:00.0", "0000:3b:00.0"),
         ("0000:3B:00.0", "0000:3b:00.0"),
@@ -105,5 +105,5 @@ def test_no_pair_has_more_links_than_either_card(ends: list) -> None:
         ("3B:00.0", ""),
     ],
 )
-def test_addresses_are_converted_to_sysfs_format(told: str, address: str) -> None:
-    assert pci_address(told) == address
+def test_addresses_are_converted_to_sysfs_format(reported: str, address: str) -> None:
+    assert pci_address(reported) == address

@@ -406,7 +406,7 @@ def test_a_late_answer_is_not_taken_for_the_next(start: Start) -> None:
     assert len(inventory(session).gpus) == 1
 
 
-def heard(session: GpuSession) -> list[GpuEvent]:
+def events_of(session: GpuSession) -> list[GpuEvent]:
     session.listen()
     return session.events
 
@@ -417,7 +417,7 @@ def test_xids_are_reported_with_card_and_instance(start: Start) -> None:
     driver.event(2, 79)
     driver.event(4, 94, gi=3, ci=0)
     driver.event(5, 1, type=0x2)
-    eventually("three events", lambda: len(heard(session)) == 3)
+    eventually("three events", lambda: len(events_of(session)) == 3)
     assert session.events == [
         GpuEvent(gpumachines.uuid(2), 79),
         GpuEvent(gpumachines.uuid(4), 94, 3),
@@ -431,7 +431,7 @@ def test_the_xid_of_a_lost_card_has_its_uuid(start: Start) -> None:
     look(session)
     driver.tell(machine.but(2, **{"return": 15}))
     driver.event(2, 79)
-    eventually("the event", lambda: len(heard(session)) == 1)
+    eventually("the event", lambda: len(events_of(session)) == 1)
     assert session.events == [GpuEvent(gpumachines.uuid(2), 79)]
 
 
@@ -470,7 +470,7 @@ def test_links_are_read_once_for_the_same_cards_and_again_after_an_nvlink_error(
     driver.tell(machine.but(0, links=6))
     assert inventory(session).pairs[0].links == 12
     driver.event(0, 74)
-    eventually("the event", lambda: len(heard(session)) == 1)
+    eventually("the event", lambda: len(events_of(session)) == 1)
     assert inventory(session).pairs[0].links == 6
 
 
@@ -546,7 +546,7 @@ def test_all_calls_come_from_one_thread(start: Start) -> None:
     driver, session = start(gpumachines.a100_hgx())
     look(session)
     driver.event(2, 79)
-    eventually("the event", lambda: len(heard(session)) == 1)
+    eventually("the event", lambda: len(events_of(session)) == 1)
     look(session)
     assert os.listdir(f"/proc/{session.pid}/task") == [str(session.pid)]
 

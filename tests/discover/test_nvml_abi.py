@@ -31,8 +31,8 @@ def test_the_check_of_the_layout_can_fail(tmp_path) -> None:
     for name in ("layout.c", "types.h"):
         text = (fakenvml.SOURCES / name).read_text()
         (tmp_path / name).write_text(text.replace("total, reserved, free", "total, free, reserved"))
-    said = fakenvml.compile_c("-fsyntax-only", f"-isystem{folder}", str(tmp_path / "layout.c"))
-    assert "nvmlMemory_v2_t.reserved" in said
+    errors = fakenvml.compile_c("-fsyntax-only", f"-isystem{folder}", str(tmp_path / "layout.c"))
+    assert "nvmlMemory_v2_t.reserved" in errors
 
 
 def test_the_bindings_structures_have_the_same_sizes() -> None:

@@ -181,7 +181,7 @@ def test_sources_of_the_numa_node(
 
 
 @pytest.mark.parametrize(
-    ("told", "nodes", "distances", "node"),
+    ("numa_node", "nodes", "distances", "node"),
     [
         ("-1", {0: "0-7"}, {}, 0),
         ("-1", {1: "0-7", 2: ""}, {}, 1),
@@ -191,9 +191,9 @@ def test_sources_of_the_numa_node(
     ],
 )
 def test_nodes_of_memory_alone(
-    tmp_path: Path, told: str, nodes: dict[int, str], distances: dict[str, str], node: int
+    tmp_path: Path, numa_node: str, nodes: dict[int, str], distances: dict[str, str], node: int
 ) -> None:
-    plug(tmp_path, "pci0000:00/0000:00:05.0", {"numa_node": told})
+    plug(tmp_path, "pci0000:00/0000:00:05.0", {"numa_node": numa_node})
     (found,) = pci.read(str(tmp_path), topology(nodes, **distances)).by_address.values()
     assert found.node == node
 

@@ -20,13 +20,13 @@ def test_partition_covers_every_cpu_once_whatever_the_files_contain(
 
 
 def test_partition_reads_once_per_group() -> None:
-    asked = []
+    read = []
 
     def sharers(cpu: int) -> CpuSet:
-        asked.append(cpu)
+        read.append(cpu)
         return CpuSet((cpu, cpu ^ 8, 99))
 
     assert dict(partition(CpuSet(range(16)), sharers)) == {
         cpu: CpuSet((cpu, cpu + 8)) for cpu in range(8)
     }
-    assert asked == list(range(8))
+    assert read == list(range(8))

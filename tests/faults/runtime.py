@@ -120,29 +120,29 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         return reply.SerializeToString()
 
     def _sandbox_status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        asked = pb.PodSandboxStatusRequest.FromString(request).pod_sandbox_id
-        self._wait_if(asked)
-        config = {"linux": {"cgroup_parent": self._place(asked, context).cgroup_parent}}
-        info = self._info(asked, context) | {"config": config}
+        wanted = pb.PodSandboxStatusRequest.FromString(request).pod_sandbox_id
+        self._wait_if(wanted)
+        config = {"linux": {"cgroup_parent": self._place(wanted, context).cgroup_parent}}
+        info = self._info(wanted, context) | {"config": config}
         return pb.PodSandboxStatusResponse(info={"info": json.dumps(info)}).SerializeToString()
 
     def _container_status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        asked = pb.ContainerStatusRequest.FromString(request).container_id
-        self._wait_if(asked)
-        text = json.dumps(self._info(asked, context))
+        wanted = pb.ContainerStatusRequest.FromString(request).container_id
+        self._wait_if(wanted)
+        text = json.dumps(self._info(wanted, context))
         return pb.ContainerStatusResponse(info={"info": text}).SerializeToString()
 
-    def _info(self, asked: str, context: grpc.ServicerContext) -> dict[str, object]:
-        place = self._place(asked, context)
+    def _info(self, wanted: str, context: grpc.ServicerContext) -> dict[str, object]:
+        place = self._place(wanted, context)
         resources = {"cpu": {"cpus": place.cpuset}}
         linux = {"cgroupsPath": place.cgroups_path, "resources": resources}
         return {"pid": place.pid, "runtimeSpec": {"linux": linux}}
 
-    def _place(self, asked: str, context: grpc.ServicerContext) -> Placement:
+    def _place(self, wanted: str, context: grpc.ServicerContext) -> Placement:
         with self.lock:
-            place = self.placements.get(asked)
+            place = self.placements.get(wanted)
         if place is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"{asked} is gone")
+            context.abort(grpc.StatusCode.NOT_FOUND, f"{wanted} is gone")
             raise AssertionError("abort raises")
         return place
 

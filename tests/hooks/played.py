@@ -29,12 +29,12 @@ class PlayedAgent:
         files.replace(str(self._snapshot), snapshots.encode(now), durable=False)
 
     def notifications(self) -> list[Notification]:
-        heard = []
+        received = []
         while True:
             try:
-                heard.append(notifications.decode(self._ear.recv(1 << 18)))
+                received.append(notifications.decode(self._ear.recv(1 << 18)))
             except BlockingIOError:
-                return heard
+                return received
 
     def close(self) -> None:
         self._ear.close()

@@ -127,7 +127,7 @@ def notifier(tmp_path: Path) -> Iterator[Notifier]:
     notifier.close()
 
 
-def heard(path: Path, notifier: Notifier, then: Notification) -> list[Notification]:
+def received_by_agent(path: Path, notifier: Notifier, then: Notification) -> list[Notification]:
     """The notifications that an agent receives when it starts just before one more."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as ear:
         ear.bind(str(path))
@@ -151,23 +151,25 @@ def test_creations_are_reported_once_when_the_agent_returns(
     ):
         notifier.notify(notification)
     path = tmp_path / "bell"
-    assert heard(path, notifier, SnapshotRequest()) == [
+    assert received_by_agent(path, notifier, SnapshotRequest()) == [
         SnapshotRequest(),
         Created("c1", RequestedResources("0-1")),
         Created("c2", RequestedResources()),
     ]
-    assert heard(path, notifier, SnapshotRequest()) == [SnapshotRequest()]
+    assert received_by_agent(path, notifier, SnapshotRequest()) == [SnapshotRequest()]
     assert (notifier.sent, notifier.undelivered) == (5, 3)
 
 
 def test_absent_agent_costs_bounded_memory(notifier: Notifier, tmp_path: Path) -> None:
     for number in range(MOST_KEPT + 5):
         notifier.notify(Created(f"c{number}", RequestedResources()))
-    told: list[Notification] = []
-    while (received := heard(tmp_path / "bell", notifier, SnapshotRequest())) != [
+    received_all: list[Notification] = []
+    while (received := received_by_agent(tmp_path / "bell", notifier, SnapshotRequest())) != [
         SnapshotRequest()
     ]:
-        told += [notification for notification in received if notification != SnapshotRequest()]
-    assert told == [
+        received_all += [
+            notification for notification in received if notification != SnapshotRequest()
+        ]
+    assert received_all == [
         Created(f"c{number}", RequestedResources()) for number in range(5, MOST_KEPT + 5)
     ]

@@ -61,7 +61,7 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
 
 
 @pytest.mark.parametrize(
-    ("asks", "snap", "grants", "answer"),
+    ("creation", "snap", "grants", "answer"),
     [
         pytest.param(request("own", "LSE", "1"), snapshot(), [], give(1, own=True), id="owner"),
         pytest.param(request("ls", "LS"), snapshot(), [], give(0, 2, 3), id="sharer"),
@@ -126,13 +126,13 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
     ],
 )
 def test_answers_to_a_creation(
-    asks: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
+    creation: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
 ) -> None:
-    assert cpuset.create(asks, snap, grants) == answer
+    assert cpuset.create(creation, snap, grants) == answer
 
 
 @pytest.mark.parametrize(
-    ("asks", "snap", "grants", "reason"),
+    ("creation", "snap", "grants", "reason"),
     [
         pytest.param(request("new", "LSE", "1"), None, [], "no snapshot", id="claim, no snapshot"),
         pytest.param(
@@ -170,9 +170,9 @@ def test_answers_to_a_creation(
     ],
 )
 def test_creation_waits(
-    asks: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], reason: str
+    creation: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], reason: str
 ) -> None:
-    answer = cpuset.create(asks, snap, grants)
+    answer = cpuset.create(creation, snap, grants)
     assert isinstance(answer, Wait)
     assert reason in answer.reason
 
@@ -181,8 +181,8 @@ def whole(
     requested: str, cpus: int = 2, qos: str = "", claim: str = "", parent: str = "/kubepods/podp"
 ) -> CreateContainer:
     """A container that requests whole CPUs, as a kubelet sends it."""
-    asks = request("p", qos, claim, parent)
-    return CreateContainer(asks.pod, "main", RequestedResources(requested, shares=1024 * cpus))
+    creation = request("p", qos, claim, parent)
+    return CreateContainer(creation.pod, "main", RequestedResources(requested, shares=1024 * cpus))
 
 
 def static(wanted: Wanted | None, **changes: object) -> Snapshot:
@@ -195,7 +195,7 @@ GIVEN = Wanted("2-3", exclusive=True, kubelet=True)
 
 
 @pytest.mark.parametrize(
-    ("asks", "snap", "waits"),
+    ("creation", "snap", "waits"),
     [
         pytest.param(whole("2-3", qos="LSE", claim="4-5"), static(GIVEN), False, id="read"),
         pytest.param(whole("2-3"), static(GIVEN), False, id="plain"),
@@ -216,15 +216,15 @@ GIVEN = Wanted("2-3", exclusive=True, kubelet=True)
     ],
 )
 def test_cpus_of_a_static_kubelet_pass_after_the_agent_has_read_them(
-    asks: CreateContainer, snap: Snapshot, waits: bool
+    creation: CreateContainer, snap: Snapshot, waits: bool
 ) -> None:
-    answer = cpuset.create(asks, snap, [])
+    answer = cpuset.create(creation, snap, [])
     assert isinstance(answer, Wait) is waits
     if not isinstance(answer, Wait):
-        assert cpuset.changes(asks, answer).cpuset is None
+        assert cpuset.changes(creation, answer).cpuset is None
     else:
         # The fallback without the agent's decision has it too.
-        assert cpuset.fallback(asks, snap, []) == Keep()
+        assert cpuset.fallback(creation, snap, []) == Keep()
 
 
 some_cpus = st.frozensets(st.integers(0, 7), min_size=1, max_size=3).map(CpuSet)
@@ -251,14 +251,14 @@ def test_no_snapshot_replaces_the_cpus_of_a_static_kubelet(
 ) -> None:
     """It waits, or continues as the kubelet requested, also without the agent's decision in the
     end."""
-    asks = whole(str(given_to), len(given_to), qos, claim)
+    creation = whole(str(given_to), len(given_to), qos, claim)
     snap = static(decided, owners=(Owner("own", "ns/own", QoS.LSE, str(owned)),))
     grants = [CpuGrant("other", "pod ns/other", cpus) for cpus in flying]
-    answer = cpuset.create(asks, snap, grants)
+    answer = cpuset.create(creation, snap, grants)
     if isinstance(answer, Wait):
-        answer = cpuset.fallback(asks, snap, grants)
+        answer = cpuset.fallback(creation, snap, grants)
     assert not isinstance(answer, Wait)
-    assert cpuset.changes(asks, answer).cpuset is None
+    assert cpuset.changes(creation, answer).cpuset is None
 
 
 def test_container_with_cpus_of_the_kubelet_waits_while_another_may_hold_them() -> None:
@@ -272,9 +272,9 @@ def test_fraction_of_a_cpu_is_not_assigned_by_the_kubelet() -> None:
     assert cpuset.create(shares, static(Wanted("0,2")), []) == Override(Wanted("0,2"))
 
 
-@pytest.mark.parametrize(("asked", "cpus"), [("2-5", None), ("", "2-3")])
-def test_update_with_cpus_of_the_kubelet_passes(asked: str, cpus: str | None) -> None:
-    update = UpdateContainer("c", RequestedResources(asked))
+@pytest.mark.parametrize(("cpuset_", "cpus"), [("2-5", None), ("", "2-3")])
+def test_update_with_cpus_of_the_kubelet_passes(cpuset_: str, cpus: str | None) -> None:
+    update = UpdateContainer("c", RequestedResources(cpuset_))
     answer = cpuset.update(update, snapshot(containers={"c": GIVEN}), None)
     assert isinstance(answer, Override)
     assert cpuset.changes(update, answer).cpuset == cpus
@@ -287,7 +287,7 @@ def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asks", "snap", "grants", "answer"),
+    ("creation", "snap", "grants", "answer"),
     [
         pytest.param(request("x", "LSE", "2"), snapshot(), [], give(0, 2, 3), id="LSE shares"),
         pytest.param(request("x", "LSR", "2"), None, [], Keep(), id="LSR, nothing known"),
@@ -327,13 +327,13 @@ def test_update_of_an_unknown_container_keeps_the_cpus_of_the_kubelet() -> None:
     ],
 )
 def test_a_creation_without_a_decision_gets_no_cpu_of_an_owner(
-    asks: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
+    creation: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
 ) -> None:
-    assert cpuset.fallback(asks, snap, grants) == answer
+    assert cpuset.fallback(creation, snap, grants) == answer
 
 
 @pytest.mark.parametrize(
-    ("container", "asked", "snap", "grant", "answer"),
+    ("container", "cpuset_", "snap", "grant", "answer"),
     [
         ("c1", "0-3", snapshot(), None, give(1)),
         ("c1", "", snapshot(), None, give(1)),
@@ -345,22 +345,27 @@ def test_a_creation_without_a_decision_gets_no_cpu_of_an_owner(
     ],
 )
 def test_update(
-    container: str, asked: str, snap: Snapshot | None, grant: CpuGrant | None, answer: cpuset.Answer
+    container: str,
+    cpuset_: str,
+    snap: Snapshot | None,
+    grant: CpuGrant | None,
+    answer: cpuset.Answer,
 ) -> None:
     assert (
-        cpuset.update(UpdateContainer(container, RequestedResources(asked)), snap, grant) == answer
+        cpuset.update(UpdateContainer(container, RequestedResources(cpuset_)), snap, grant)
+        == answer
     )
 
 
 def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_only() -> None:
-    asked = UpdateContainer("new", RequestedResources("0-1"))
-    assert isinstance(cpuset.update(asked, snapshot(), None), Wait)
-    assert cpuset.without_owners(asked, snapshot()) == give(0)
+    unknown = UpdateContainer("new", RequestedResources("0-1"))
+    assert isinstance(cpuset.update(unknown, snapshot(), None), Wait)
+    assert cpuset.without_owners(unknown, snapshot()) == give(0)
     assert (
         cpuset.without_owners(UpdateContainer("new", RequestedResources("2")), snapshot()) == Keep()
     )
     owner = Owner("own", "ns/own", QoS.LSE, "", offline="1")
-    assert cpuset.without_owners(asked, snapshot(owners=(owner,))) == give(0), "it may come back"
+    assert cpuset.without_owners(unknown, snapshot(owners=(owner,))) == give(0), "it may come back"
     assert (
         cpuset.without_owners(UpdateContainer("new", RequestedResources("what")), snapshot())
         == Keep()
@@ -410,7 +415,7 @@ def test_fields_that_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    ("asked", "wanted", "left"),
+    ("cpuset_", "wanted", "left"),
     [
         ((5_000, 10_000), 50_000, (5_000, 10_000)),
         ((5_000, 10_000), 20_000, (20_000, 100_000)),
@@ -420,10 +425,10 @@ def test_fields_that_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]
     ],
 )
 def test_quota_has_its_own_period(
-    asked: tuple[int, int], wanted: int, left: tuple[int, int]
+    cpuset_: tuple[int, int], wanted: int, left: tuple[int, int]
 ) -> None:
     update = pb.UpdateContainerResourcesRequest()
-    update.linux.cpu_quota, update.linux.cpu_period = asked
+    update.linux.cpu_quota, update.linux.cpu_period = cpuset_
     raw = update.SerializeToString()
     answer = Override(Wanted("1", limits=CgroupLimits(quota_microseconds=wanted)))
     updated = cri.update_request_with(raw, cpuset.changes(update_container(raw), answer))
@@ -432,13 +437,14 @@ def test_quota_has_its_own_period(
 
 
 @pytest.mark.parametrize(
-    ("asked", "lift", "left"), [(5000, True, -1), (5000, False, 5000), (0, True, 0), (-1, True, -1)]
+    ("cpuset_", "lift", "left"),
+    [(5000, True, -1), (5000, False, 5000), (0, True, 0), (-1, True, -1)],
 )
 def test_only_a_limit_is_lifted_and_only_with_exclusive_cpus(
-    asked: int, lift: bool, left: int
+    cpuset_: int, lift: bool, left: int
 ) -> None:
     create, update = pb.CreateContainerRequest(), pb.UpdateContainerResourcesRequest()
-    create.config.linux.resources.cpu_quota = update.linux.cpu_quota = asked
+    create.config.linux.resources.cpu_quota = update.linux.cpu_quota = cpuset_
     create.config.linux.resources.cpu_period = update.linux.cpu_period = 100_000
     answer = give(1, own=lift)
     raw = create.SerializeToString()
@@ -488,6 +494,6 @@ def test_unknown_system_pod(system: str, cpus: list[int]) -> None:
 def test_guaranteed_pod_may_be_the_static_kubelets_unless_its_label_says_a_pool(
     qos: str, claim: str, waits: bool
 ) -> None:
-    asks = request("new", qos, claim, parent="/kubepods/podnew")
-    answer = cpuset.create(asks, snapshot(kubelet_static=True), [])
+    creation = request("new", qos, claim, parent="/kubepods/podnew")
+    answer = cpuset.create(creation, snapshot(kubelet_static=True), [])
     assert isinstance(answer, Wait) == waits

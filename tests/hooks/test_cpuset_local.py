@@ -54,7 +54,7 @@ UNDECIDED = Wait("the agent has not decided about this container")
 
 
 @pytest.mark.parametrize(
-    ("asks", "snap", "answer"),
+    ("create", "snap", "answer"),
     [
         pytest.param(request(2048), snapshot(main=TWO), Override(TWO), id="decided"),
         pytest.param(request(2048), snapshot(), UNDECIDED, id="not decided"),
@@ -76,8 +76,8 @@ UNDECIDED = Wait("the agent has not decided about this container")
         ),
     ],
 )
-def test_creation(asks: CreateContainer, snap: Snapshot | None, answer: cpuset.Answer) -> None:
-    assert cpuset.create(asks, snap, []) == answer
+def test_creation(create: CreateContainer, snap: Snapshot | None, answer: cpuset.Answer) -> None:
+    assert cpuset.create(create, snap, []) == answer
 
 
 @pytest.mark.parametrize(

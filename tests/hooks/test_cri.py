@@ -50,9 +50,9 @@ def test_all_changes_are_appended_to_the_request() -> None:
 
 
 def test_changes_applied_to_requested_resources() -> None:
-    asked = RequestedResources("0-3", "0", 512, -1, 7)
-    assert UNCHANGED.over(asked) == asked
-    assert Changes(cpuset="1", shares=2).over(asked) == RequestedResources("1", "0", 2, -1, 7)
+    requested = RequestedResources("0-3", "0", 512, -1, 7)
+    assert UNCHANGED.over(requested) == requested
+    assert Changes(cpuset="1", shares=2).over(requested) == RequestedResources("1", "0", 2, -1, 7)
 
 
 def test_removed_fields_are_removed_and_everything_else_stays_byte_for_byte() -> None:

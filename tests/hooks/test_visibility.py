@@ -59,42 +59,42 @@ def request(
     return message
 
 
-def seen(verdict: GateVerdict, asked: pb.CreateContainerRequest) -> tuple[list[str], list[str]]:
+def seen(verdict: GateVerdict, requested: pb.CreateContainerRequest) -> tuple[list[str], list[str]]:
     """Values of the variable, and CDI names, that the runtime gets."""
     if isinstance(verdict, Replace):
-        asked = pb.CreateContainerRequest.FromString(verdict.message)
+        requested = pb.CreateContainerRequest.FromString(verdict.message)
     else:
         assert verdict == FORWARD
-    config = asked.config
+    config = requested.config
     values = [each.value.decode() for each in config.envs if each.key == ENV]
     return values, [each.name for each in config.CDI_devices]
 
 
 def test_the_allocated_card_replaces_the_plugins(hasty: Exchange) -> None:
-    asked = request("own", env="GPU-other", cdi="nvidia.com/gpu=GPU-other")
-    _, verdict = hasty.ask(CREATE, asked)
-    assert seen(verdict, asked) == (["GPU-own"], ["nvidia.com/gpu=GPU-own"])
+    requested = request("own", env="GPU-other", cdi="nvidia.com/gpu=GPU-other")
+    _, verdict = hasty.ask(CREATE, requested)
+    assert seen(verdict, requested) == (["GPU-own"], ["nvidia.com/gpu=GPU-own"])
 
 
 def test_a_sidecar_of_the_pod_sees_no_devices(hasty: Exchange) -> None:
-    asked = request("own", env="all", name="sidecar")
-    assert seen(hasty.ask(CREATE, asked)[1], asked) == (["void"], [])
+    requested = request("own", env="all", name="sidecar")
+    assert seen(hasty.ask(CREATE, requested)[1], requested) == (["void"], [])
 
 
 def test_a_pod_without_an_allocation_keeps_unallocated_devices(hasty: Exchange) -> None:
-    asked = request("new", env="GPU-free", allocated=False)
-    assert seen(hasty.ask(CREATE, asked)[1], asked) == (["GPU-free"], [])
+    requested = request("new", env="GPU-free", allocated=False)
+    assert seen(hasty.ask(CREATE, requested)[1], requested) == (["GPU-free"], [])
     assert not hasty.admission.outcomes.failed
 
 
 @pytest.mark.parametrize("policy", ["hasty", "lenient"])
 def test_no_pod_gets_another_pods_card(policy: str, fixtures: pytest.FixtureRequest) -> None:
     exchange: Exchange = fixtures.getfixturevalue(policy)
-    for asked in (
+    for requested in (
         request("new", env="GPU-other", allocated=False),
         request("new", cdi="nvidia.com/gpu=0", allocated=False),
     ):
-        _, verdict = exchange.ask(CREATE, asked)
+        _, verdict = exchange.ask(CREATE, requested)
         assert isinstance(verdict, Refuse)
         assert "pod ns/new" in verdict.message
         assert "GPU-other" in verdict.message
@@ -118,12 +118,12 @@ def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(hasty: Ex
 def test_policy_may_keep_the_plugins_choice_but_not_another_pods_card(
     lenient: Exchange, env: str | None, left: list[str] | None
 ) -> None:
-    asked = request("lost", env=env)
-    _, verdict = lenient.ask(CREATE, asked)
+    requested = request("lost", env=env)
+    _, verdict = lenient.ask(CREATE, requested)
     if left is None:
         assert isinstance(verdict, Refuse)
     else:
-        assert seen(verdict, asked) == (left, [])
+        assert seen(verdict, requested) == (left, [])
     assert lenient.admission.outcomes.failed_open == {(CREATE, "devices", "unhonoured"): 1}
 
 
@@ -131,14 +131,14 @@ def test_an_allocated_pod_waits_until_the_agent_has_decided(tmp_path: Path) -> N
     exchange = Exchange(tmp_path)
     try:
         exchange.publish(msgspec.structs.replace(SHOWN, pods={}))
-        asked = request("own", env="GPU-other")
-        call, verdict = exchange.ask(CREATE, asked)
+        requested = request("own", env="GPU-other")
+        call, verdict = exchange.ask(CREATE, requested)
         assert verdict == Wait()
         (notification,) = exchange.notifications()
         assert isinstance(notification, PodAnnounced)
         assert DEVICE_ALLOCATED in notification.annotations
         exchange.publish(SHOWN)
-        assert seen(exchange.again(call), asked) == (["GPU-own"], [])
+        assert seen(exchange.again(call), requested) == (["GPU-own"], [])
     finally:
         exchange.close()
 
@@ -150,8 +150,8 @@ def test_an_allocated_pod_is_refused_without_a_decision(hasty: Exchange) -> None
 
 
 def test_policy_may_keep_unallocated_devices_without_a_decision(lenient: Exchange) -> None:
-    asked = request("new", env="GPU-free")
-    assert seen(lenient.ask(CREATE, asked)[1], asked) == (["GPU-free"], [])
+    requested = request("new", env="GPU-free")
+    assert seen(lenient.ask(CREATE, requested)[1], requested) == (["GPU-free"], [])
     assert isinstance(lenient.ask(CREATE, request("new", env="GPU-other"))[1], Refuse)
 
 
@@ -164,8 +164,8 @@ def test_the_policy_applies_without_an_agent_too(tmp_path: Path) -> None:
         folder.mkdir()
         exchange = Exchange(folder, hold_seconds=0, policy=policy)
         try:
-            asked = request("new", env="GPU-free")
-            _, verdict = exchange.ask(CREATE, asked)
+            requested = request("new", env="GPU-free")
+            _, verdict = exchange.ask(CREATE, requested)
             assert isinstance(verdict, expected) if expected else verdict == FORWARD
         finally:
             exchange.close()
@@ -173,14 +173,14 @@ def test_the_policy_applies_without_an_agent_too(tmp_path: Path) -> None:
 
 def test_an_agent_without_device_decisions_changes_nothing(hasty: Exchange) -> None:
     hasty.publish(EMPTY)
-    asked = request("new", env="GPU-other")
-    assert seen(hasty.ask(CREATE, asked)[1], asked) == (["GPU-other"], [])
+    requested = request("new", env="GPU-other")
+    assert seen(hasty.ask(CREATE, requested)[1], requested) == (["GPU-other"], [])
 
 
 def test_a_privileged_container_is_reported(hasty: Exchange) -> None:
-    asked = request("own", env="all")
-    asked.config.linux.security_context.privileged = True
-    assert seen(hasty.ask(CREATE, asked)[1], asked) == (["GPU-own"], [])
+    requested = request("own", env="all")
+    requested.config.linux.security_context.privileged = True
+    assert seen(hasty.ask(CREATE, requested)[1], requested) == (["GPU-own"], [])
     assert hasty.admission.outcomes.failed_open == {(CREATE, "devices", "privileged"): 1}
 
 

@@ -225,7 +225,7 @@ def test_a_cdi_kind_may_be_used_when_the_request_names_no_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "chosen", "removed", "added"),
+    ("requested", "chosen", "removed", "added"),
     [
         (["/dev/nvidiactl", "/dev/nvidia0"], [A], ["/dev/nvidia0"], ["/dev/nvidia4"]),
         (["/dev/nvidia4", "/dev/nvidia-uvm"], [A], [], []),
@@ -248,9 +248,9 @@ def test_a_cdi_kind_may_be_used_when_the_request_names_no_gpu() -> None:
     ],
 )
 def test_device_nodes(
-    asked: list[str], chosen: list[VisibleGpu], removed: list[str], added: list[str]
+    requested: list[str], chosen: list[VisibleGpu], removed: list[str], added: list[str]
 ) -> None:
-    carried = Carried(("GPU-x",), nodes=tuple(node_of(each, "mrw") for each in asked))
+    carried = Carried(("GPU-x",), nodes=tuple(node_of(each, "mrw") for each in requested))
     changed = visibility.rewritten(carried, chosen)
     assert [each.host_path for each in changed.removed_nodes] == removed
     assert [each.container_path for each in changed.nodes] == added
@@ -350,7 +350,7 @@ CM = DeviceNode("/dev/infiniband/rdma_cm", 10, 58)
 
 
 @pytest.mark.parametrize(
-    ("asked", "nodes", "removed", "added"),
+    ("requested", "nodes", "removed", "added"),
     [
         ([], (CM, RDMA), [], [CM.path, RDMA.path]),
         (
@@ -364,9 +364,9 @@ CM = DeviceNode("/dev/infiniband/rdma_cm", 10, 58)
     ],
 )
 def test_rdma(
-    asked: list[str], nodes: tuple[DeviceNode, ...], removed: list[str], added: list[str]
+    requested: list[str], nodes: tuple[DeviceNode, ...], removed: list[str], added: list[str]
 ) -> None:
-    carried = Carried(nodes=tuple(node_of(each) for each in asked))
+    carried = Carried(nodes=tuple(node_of(each) for each in requested))
     changed = visibility.device_changes("p", carried, Visibility(nodes={"rdma": nodes}), NODE)
     assert [each.host_path for each in changed.removed_nodes] == removed
     assert [each.host_path for each in changed.nodes] == added
@@ -453,8 +453,8 @@ def test_a_pod_with_allocated_cards_may_not_request_all() -> None:
     for name in ("all", "All"):
         with pytest.raises(TakenError, match=f"{name} of its request"):
             visibility.unallocated("other", Carried((name,)), HELD, given=True)
-    for asks_for_nothing in (Carried(), Carried(serving=True), Carried(privileged=True)):
-        assert visibility.unallocated("other", asks_for_nothing, HELD, given=True) == env("void")
+    for without_request in (Carried(), Carried(serving=True), Carried(privileged=True)):
+        assert visibility.unallocated("other", without_request, HELD, given=True) == env("void")
 
 
 def test_all_cards_are_not_refused_for_devices_of_other_kinds() -> None:
@@ -546,13 +546,13 @@ def test_devices_that_the_frontend_cannot_change_are_refused() -> None:
 
 
 def test_device_changes_are_merged_with_other_changes() -> None:
-    told = Mount("/told", "/cpus")
+    mount = Mount("/told", "/cpus")
     both = joined(
-        Changes(cpuset="1", mounts=(told,)),
+        Changes(cpuset="1", mounts=(mount,)),
         Changes(environment=((ENV, "void"),), mounts=(Mount("/a", "/b"),)),
     )
     assert both == Changes(
-        cpuset="1", environment=((ENV, "void"),), mounts=(told, Mount("/a", "/b"))
+        cpuset="1", environment=((ENV, "void"),), mounts=(mount, Mount("/a", "/b"))
     )
 
 
@@ -577,7 +577,7 @@ def test_the_decision_for_the_container_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "looked_into"),
+    ("node", "inspected"),
     [
         (NodeVisibility(), False),
         (NodeVisibility((NodeDevice("GPU-a"),)), False),
@@ -588,11 +588,11 @@ def test_the_decision_for_the_container_is_found() -> None:
     ],
 )
 def test_a_container_without_a_decision_is_inspected_if_the_node_has_devices(
-    node: NodeVisibility, looked_into: bool
+    node: NodeVisibility, inspected: bool
 ) -> None:
     snapshot = msgspec.structs.replace(MANAGED, devices=node)
     assert admission.decided_devices(request("new"), snapshot) == (
-        Visibility() if looked_into else None
+        Visibility() if inspected else None
     )
 
 

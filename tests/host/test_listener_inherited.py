@@ -25,7 +25,7 @@ except ActivationError as error:
 """
 
 
-def said(given: socket.socket, pid: str = "", count: str = "1") -> str:
+def output_of(given: socket.socket, pid: str = "", count: str = "1") -> str:
     command = [sys.executable, "-c", CHILD, str(given.fileno()), pid, count]
     done = subprocess.run(
         command, pass_fds=[given.fileno()], capture_output=True, text=True, timeout=60, check=True
@@ -42,19 +42,19 @@ def listening(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_a_socket_is_taken_and_its_variables_are_removed(listening: socket.socket) -> None:
-    assert said(listening) == f"{listening.getsockname()} False"
+    assert output_of(listening) == f"{listening.getsockname()} False"
 
 
 def test_a_socket_for_another_process_is_not_taken(listening: socket.socket) -> None:
-    assert said(listening, pid="1") == "none False"
-    assert said(listening, count="0") == "none False"
+    assert output_of(listening, pid="1") == "none False"
+    assert output_of(listening, count="0") == "none False"
 
 
 def test_more_or_other_sockets_are_refused(listening: socket.socket) -> None:
-    assert "only one socket is supported" in said(listening, count="2")
+    assert "only one socket is supported" in output_of(listening, count="2")
     with socket.socket(socket.AF_UNIX) as deaf:
-        assert "not a listening unix stream socket" in said(deaf)
+        assert "not a listening unix stream socket" in output_of(deaf)
     with socket.create_server(("127.0.0.1", 0)) as inet:
-        assert "not a listening unix stream socket" in said(inet)
+        assert "not a listening unix stream socket" in output_of(inet)
     with open(os.devnull) as file:
-        assert "is not a socket" in said(file)  # type: ignore[arg-type]
+        assert "is not a socket" in output_of(file)  # type: ignore[arg-type]

@@ -73,12 +73,12 @@ class GpuNode(GpuHost):
         store = EmbeddedStore(str(self.node.state / "objects"))
         found: dict[str, Any] = {}
 
-        def told() -> bool:
+        def published() -> bool:
             nonlocal found
             found = store.get("Device", "node-a") or {}
             return bool(found.get("spec", {}).get("devices"))
 
-        eventually("a Device object", told)
+        eventually("a Device object", published)
         return found
 
     def run(self, spec: PodSpec, *visible: str) -> str:

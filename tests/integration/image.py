@@ -132,8 +132,8 @@ def built(folder: Path) -> Iterator[Image]:
         container = builder.run("from", "--pull-never", name)
         try:
             root = Path(builder.run("mount", container))
-            told = json.loads(builder.run("inspect", "--type=image", name))
-            yield Image(folder, root, told["OCIv1"]["config"])
+            inspected = json.loads(builder.run("inspect", "--type=image", name))
+            yield Image(folder, root, inspected["OCIv1"]["config"])
         finally:
             builder.run("rm", container)
 

@@ -261,8 +261,8 @@ def _ended_by(side: Side, mark: str, end: Callable[[grpc.Call], object], seconds
     running = side.cri.start("ExecSync", side.filled(_shell(script, 0)), timeout_seconds=seconds)
 
     def holds(condition: str) -> bool:
-        said = side.cri.call("ExecSync", side.filled(_shell(condition))).messages
-        return bool(said) and said[0]["exit_code"] == 0
+        messages = side.cri.call("ExecSync", side.filled(_shell(condition))).messages
+        return bool(messages) and messages[0]["exit_code"] == 0
 
     def began() -> bool:
         return holds(f"test -s /tmp/{mark}")

@@ -43,7 +43,7 @@ class Scheduler(Command):
 
     def _page(self, name: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.pages_port, timeout=10)
-        return asked(connection, name)
+        return post(connection, name)
 
     def until_ready(self) -> None:
         eventually("ready", lambda: self.alive() and self.ready()[0] == 200)
@@ -56,16 +56,16 @@ class Scheduler(Command):
 
     def reply(self, verb: str, body: object) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        return asked(connection, verb, json.dumps(body).encode())
+        return post(connection, verb, json.dumps(body).encode())
 
     def reply_tls(self, context: ssl.SSLContext, verb: str, body: object) -> tuple[int, str]:
         connection = http.client.HTTPSConnection(
             "localhost", self.port, context=context, timeout=30
         )
-        return asked(connection, verb, json.dumps(body).encode())
+        return post(connection, verb, json.dumps(body).encode())
 
 
-def asked(
+def post(
     connection: http.client.HTTPConnection, page: str, body: bytes | None = None
 ) -> tuple[int, str]:
     """Status and text of one answer."""

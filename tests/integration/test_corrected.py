@@ -33,8 +33,8 @@ def gpus(kubelet: Kubelet) -> Iterator[GpuNode]:
 def main_of(client: PodResourcesClient, pod: str) -> ContainerResources | None:
     """Slower than the kubelet's rate limit, also for a client that repeats its calls."""
     time.sleep(0.05)
-    told = client.pod("default", pod)
-    return told.containers[0] if told and told.containers else None
+    listed = client.pod("default", pod)
+    return listed.containers[0] if listed and listed.containers else None
 
 
 def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus: GpuNode) -> None:
@@ -74,8 +74,8 @@ def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus:
         )
 
         def cards() -> tuple[PluginDevice, ...]:
-            told = main_of(exporter, taker)
-            return told.devices if told else ()
+            listed = main_of(exporter, taker)
+            return listed.devices if listed else ()
 
         before = main_of(kubelet.client, taker)
         assert before is not None

@@ -135,11 +135,11 @@ class Played:
     def _ready(self, container: Object, process: subprocess.Popen[bytes]) -> bool:
         name = container["name"]
         assert process.poll() is None, self.log(name)[-3000:]
-        page, said = ("readyz", "") if name == "agent" else ("metrics", "topolet_nri_ready 1")
+        page, text = ("readyz", "") if name == "agent" else ("metrics", "topolet_nri_ready 1")
         with contextlib.suppress(OSError):
             url = f"http://127.0.0.1:{self.ports[name]}/{page}"
             with urllib.request.urlopen(url, timeout=5) as reply:
-                return said in reply.read().decode()
+                return text in reply.read().decode()
         return False
 
 

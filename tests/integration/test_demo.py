@@ -116,16 +116,16 @@ def test_two_checkouts_at_once(folder: pathlib.Path) -> None:
             with (each / "played").open("w") as out:
                 processes.append(subprocess.Popen(demo(each), stdout=out, stderr=out))
         for each, process in zip(folders, processes, strict=True):
-            told = each / "played"
+            played_file = each / "played"
             eventually(
                 "its LSE pod is shown",
-                lambda told=told, process=process: (  # type: ignore[misc]
-                    process.poll() is not None or shown(told.read_text())
+                lambda played_file=played_file, process=process: (  # type: ignore[misc]
+                    process.poll() is not None or shown(played_file.read_text())
                 ),
             )
             process.terminate()
-            assert process.wait(DEADLINE_SECONDS) == 0, told.read_text()
-            check_shown(told.read_text())
+            assert process.wait(DEADLINE_SECONDS) == 0, played_file.read_text()
+            check_shown(played_file.read_text())
             nothing_left(each)
     finally:
         for process in processes:

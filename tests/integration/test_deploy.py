@@ -313,7 +313,7 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
     assert seen["status"]["capacity"]["koordinator.sh/gpu-core"] == "1k"
     wanted = node_status.with_stored_amounts(status, seen)
     assert patch(wanted, seen, "topolet", subresource="status") is None
-    for refused, subresource, said in (
+    for refused, subresource, message in (
         ({"spec": {"unschedulable": True}}, "", "may not change the spec"),
         ({"metadata": {"name": "node-1", "labels": {"a": "b"}}}, "", "labels and annotations"),
         ({"metadata": {"name": "node-1", "annotations": {"a": "b"}}}, "", "labels and annotations"),
@@ -324,7 +324,7 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
             "extended resources",
         ),
     ):
-        with pytest.raises(RefusedError, match=said):
+        with pytest.raises(RefusedError, match=message):
             change(refused, subresource)
     gone = node_status.status("node-1", {})
     assert patch(gone, seen, "topolet", subresource="status") == gone
@@ -334,7 +334,7 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (pod(qos="LSR", cpu=("2", "2")), None),
         (pod(qos="LSE", cpu=("", "2")), None),
@@ -354,17 +354,17 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
     ],
 )
 def test_owners_of_cpus_request_whole_ones(
-    cluster: Cluster, body: Object, said: str | None
+    cluster: Cluster, body: Object, message: str | None
 ) -> None:
-    if said is None:
+    if message is None:
         assert cluster.try_pod(body)
         return
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(RefusedError, match=message):
         cluster.try_pod(body)
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "said"),
+    ("key", "text", "message"),
     [
         (RESOURCE_SPEC, '{"preferredCPUBindPolicy": "FullPCPUs"}', None),
         (RESOURCE_SPEC, " {} ", None),
@@ -379,12 +379,14 @@ def test_owners_of_cpus_request_whole_ones(
         (DEVICE_ALLOCATED, "[]", "device-allocated: is not a JSON object"),
     ],
 )
-def test_annotations_can_be_read(cluster: Cluster, key: str, text: str, said: str | None) -> None:
+def test_annotations_can_be_read(
+    cluster: Cluster, key: str, text: str, message: str | None
+) -> None:
     body = pod(annotations={key: text})
-    if said is None:
+    if message is None:
         assert cluster.try_pod(body, OURS)
         return
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(RefusedError, match=message):
         cluster.try_pod(body, OURS)
 
 

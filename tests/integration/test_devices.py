@@ -36,7 +36,7 @@ from agent.model.pod.qos import QoS
 from agent.model.snapshot import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from tests.allocate.visibility.asks import ask
+from tests.allocate.visibility.asks import type_request
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import (
     PodSpec,
@@ -211,8 +211,8 @@ def entry(minor: int, percent: int = 100) -> dict[str, object]:
     return {"minor": minor, "resources": resources}
 
 
-def asks(name: str, count: int = 1) -> ContainerDeviceRequest:
-    return ContainerDeviceRequest(name, {"gpu": ask(count, {GPU_CORE: 100})})
+def device_request(name: str, count: int = 1) -> ContainerDeviceRequest:
+    return ContainerDeviceRequest(name, {"gpu": type_request(count, {GPU_CORE: 100})})
 
 
 def by_variable(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
@@ -252,7 +252,7 @@ def nothing(config: pb.ContainerConfig) -> None:
 def test_the_allocated_card_replaces_the_plugins(
     frontend: DeviceTest, request: pytest.FixtureRequest
 ) -> None:
-    spec = frontend.pod("p", {"gpu": [entry(242)]}, asks("main"))
+    spec = frontend.pod("p", {"gpu": [entry(242)]}, device_request("main"))
     seen = frontend.run(spec, by_variable(ONE))
     assert seen.environment[VISIBLE_DEVICES] == TWO
     left = {"/dev/nvidia241": 241} if request.node.callspec.params["frontend"] == "plugin" else {}
@@ -262,7 +262,9 @@ def test_the_allocated_card_replaces_the_plugins(
 
 
 def test_each_container_of_a_pod_sees_its_own_devices(frontend: DeviceTest) -> None:
-    spec = frontend.pod("p", {"gpu": [entry(243), entry(241)]}, asks("a"), asks("b"))
+    spec = frontend.pod(
+        "p", {"gpu": [entry(243), entry(241)]}, device_request("a"), device_request("b")
+    )
     both = {name: frontend.run(spec, by_variable(TWO), name) for name in ("a", "b", "sidecar")}
     assert {name: each.environment[VISIBLE_DEVICES] for name, each in both.items()} == {
         "a": ONE,
@@ -277,11 +279,11 @@ def test_each_container_of_a_pod_sees_its_own_devices(frontend: DeviceTest) -> N
 
 
 def test_names_in_mounts_are_replaced(frontend: DeviceTest) -> None:
-    spec = frontend.pod("p", {"gpu": [entry(242)]}, asks("main"))
+    spec = frontend.pod("p", {"gpu": [entry(242)]}, device_request("main"))
     seen = frontend.run(spec, by_mounts(ONE, THREE))
     assert seen.environment[VISIBLE_DEVICES] == MOUNT_ROOT
     assert {each for each in seen.mounts if each.startswith(MOUNT_ROOT)} == {f"{MOUNT_ROOT}/{TWO}"}
-    spec = frontend.pod("q", {"gpu": [entry(241)]}, asks("other"))
+    spec = frontend.pod("q", {"gpu": [entry(241)]}, device_request("other"))
     seen = frontend.run(spec, by_mounts(ONE))
     assert seen.environment[VISIBLE_DEVICES] == "void"
     assert not {each for each in seen.mounts if each.startswith(MOUNT_ROOT)}
@@ -296,8 +298,8 @@ def test_rdma_devices_come_with_the_common_device_node(frontend: DeviceTest) -> 
     spec = frontend.pod(
         "p",
         {"rdma": [{"minor": 0}]},
-        ContainerDeviceRequest("main", {"rdma": ask(1)}),
-        asks("other"),
+        ContainerDeviceRequest("main", {"rdma": type_request(1)}),
+        device_request("other"),
     )
     seen = frontend.run(spec, nothing)
     assert seen.nodes == {"/dev/infiniband/uverbs244": 244, "/dev/infiniband/rdma_cm245": 245}
@@ -433,7 +435,7 @@ def specification(containerd2: Containerd) -> None:
 @pytest.mark.usefixtures("specification")
 def test_names_of_cdi_are_replaced(containerd2: Containerd) -> None:
     with relayed(containerd2) as relay:
-        spec = relay.pod("p", {"gpu": [entry(242)]}, asks("main"))
+        spec = relay.pod("p", {"gpu": [entry(242)]}, device_request("main"))
         seen = relay.run(spec, by_cdi(ONE, THREE))
         assert [each for each in seen.environment if each.startswith("CARD")] == ["CARD_242"]
         assert (seen.nodes, set(seen.allowed)) == ({"/dev/nvidia242": 242}, {242})
@@ -445,9 +447,9 @@ def test_names_of_cdi_are_replaced(containerd2: Containerd) -> None:
         def by_annotation(config: pb.ContainerConfig) -> None:
             config.annotations["cdi.k8s.io/plugin_x"] = f"{KIND}={ONE}"
 
-        spec = relay.pod("q", {"gpu": [entry(243)]}, asks("main"))
+        spec = relay.pod("q", {"gpu": [entry(243)]}, device_request("main"))
         assert relay.run(spec, by_annotation).nodes == {"/dev/nvidia243": 243}
-        spec = relay.pod("r", {"gpu": [entry(241)]}, asks("other"))
+        spec = relay.pod("r", {"gpu": [entry(241)]}, device_request("other"))
         assert not relay.run(spec, by_annotation).nodes
 
 

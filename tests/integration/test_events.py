@@ -19,11 +19,11 @@ from tests.waiting import eventually
 
 
 @pytest.fixture
-def told(containerd2: Containerd) -> Iterator[TestNode]:
+def agent_node(containerd2: Containerd) -> Iterator[TestNode]:
     """A node whose agent has received events, and makes full passes at long intervals only."""
     with fresh_node(containerd2) as node:
         node.start_agent(NO_PASS)
-        hear(node)
+        wait_for_event(node)
         yield node
 
 
@@ -31,7 +31,7 @@ def wakes(node: TestNode, source: str) -> float:
     return node.metric(f'topolet_wakes_total{{source="{source}"}}')
 
 
-def hear(node: TestNode) -> None:
+def wait_for_event(node: TestNode) -> None:
     """Returns when the agent has received an event of a pod and waits for the next."""
     before = wakes(node, "runtime")
     remove_pod(node.direct, run_sandbox(node.direct, node.spec("heard")))
@@ -39,22 +39,22 @@ def hear(node: TestNode) -> None:
     eventually("the agent rests", lambda: node.metric("topolet_pause_seconds") == 600)
 
 
-def test_a_start_is_followed_by_its_cpuset_without_a_periodic_pass(told: TestNode) -> None:
-    before = {source: wakes(told, source) for source in ("runtime", "clock")}
+def test_a_start_is_followed_by_its_cpuset_without_a_periodic_pass(agent_node: TestNode) -> None:
+    before = {source: wakes(agent_node, source) for source in ("runtime", "clock")}
     for name in ("first", "second", "third"):
-        spec = told.spec(name, "LSE", "1")
-        sandbox = run_sandbox(told.direct, spec)
-        container = create_container(told.direct, create_request(spec, sandbox))
-        assert told.direct.container_placement(container).pid == 0
-        start_container(told.direct, container)
-        eventually(f"{name} is on its CPU", lambda id=container: told.cpus(id) == "1")
-        remove_pod(told.direct, sandbox)
-    assert wakes(told, "runtime") > before["runtime"]
-    assert wakes(told, "clock") == before["clock"]
+        spec = agent_node.spec(name, "LSE", "1")
+        sandbox = run_sandbox(agent_node.direct, spec)
+        container = create_container(agent_node.direct, create_request(spec, sandbox))
+        assert agent_node.direct.container_placement(container).pid == 0
+        start_container(agent_node.direct, container)
+        eventually(f"{name} is on its CPU", lambda id=container: agent_node.cpus(id) == "1")
+        remove_pod(agent_node.direct, sandbox)
+    assert wakes(agent_node, "runtime") > before["runtime"]
+    assert wakes(agent_node, "clock") == before["clock"]
 
 
-def test_events_of_a_restarted_runtime_are_received(told: TestNode) -> None:
-    told.containerd.kill()
-    told.containerd.start()
-    eventually("the agent sees it", lambda: told.get("/readyz")[0] == 200)
-    hear(told)
+def test_events_of_a_restarted_runtime_are_received(agent_node: TestNode) -> None:
+    agent_node.containerd.kill()
+    agent_node.containerd.start()
+    eventually("the agent sees it", lambda: agent_node.get("/readyz")[0] == 200)
+    wait_for_event(agent_node)

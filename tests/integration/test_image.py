@@ -32,8 +32,8 @@ def test_the_command_is_the_entrypoint(image: Image) -> None:
     assert image.configuration["Entrypoint"] == ["topolet"]
     for name in ("agent", "nri", "webhook"):
         assert good(image.run("topolet", name, "--help")).startswith(f"usage: topolet {name} ")
-    told = good(image.run(*image.configuration["Entrypoint"], "--help"))
-    assert all(f"  {name} " in told for name in COMMANDS)
+    output = good(image.run(*image.configuration["Entrypoint"], "--help"))
+    assert all(f"  {name} " in output for name in COMMANDS)
 
 
 def test_the_image_reads_the_machine_through_the_mounts(image: Image) -> None:

@@ -317,7 +317,7 @@ def test_watch_has_pods_of_this_node_only_and_survives_a_killed_server(
     with started(watch):
         eventually("synced", lambda: watch.synced and equal(), RECOVERY_SECONDS)
         assert set(follower.known) == {"p0", "p1", "p2"}
-        told = follower.count
+        before_count = follower.count
         server.kill_server()
         eventually("noticed", lambda: watch.problem, RECOVERY_SECONDS)
         server.start_server()
@@ -327,7 +327,7 @@ def test_watch_has_pods_of_this_node_only_and_survives_a_killed_server(
         server.pod(place, "p3", place)
         eventually("equal", equal, RECOVERY_SECONDS)
         assert not follower.wrong
-        assert follower.count - told <= 6, "nothing but what changed"
+        assert follower.count - before_count <= 6, "nothing but what changed"
 
         # Other members of etcd's quorum would have compacted too.
         server.kill_server()
@@ -519,12 +519,12 @@ def test_kubeconfig_with_an_exec_plugin(apiserver: ApiServer, place: str, tmp_pa
     apiserver.account(
         place, "person", [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
     )
-    token, asked = tmp_path / "token", tmp_path / "asked"
+    token, calls = tmp_path / "token", tmp_path / "asked"
     token.write_text("refused")
     plugin = tmp_path / "plugin"
     plugin.write_text(
         f"""#!/bin/sh
-echo asked >> {asked}
+echo asked >> {calls}
 echo '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
        "status": {{"token": "'$(cat {token})'"}}}}'
 """
@@ -559,4 +559,4 @@ echo '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential
         transport.get(f"/api/v1/nodes/{place}")
     token.write_text(apiserver.token(place, "person"))
     assert transport.get(f"/api/v1/nodes/{place}")
-    assert len(asked.read_text().split()) >= 2
+    assert len(calls.read_text().split()) >= 2

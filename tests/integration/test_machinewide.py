@@ -41,14 +41,14 @@ def end(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0
 
 
-def here(folder: Path, told: list[str]) -> Any:
+def here(folder: Path, actions: list[str]) -> Any:
     def make() -> str:
-        told.append("made")
+        actions.append("made")
         (folder / "it").touch(exist_ok=False)
         return "by us"
 
     def undo(what: str | None) -> None:
-        told.append(f"undone: {what}")
+        actions.append(f"undone: {what}")
         (folder / "it").unlink()
 
     return machinewide.change("it", make, undo, folder)
@@ -56,18 +56,18 @@ def here(folder: Path, told: list[str]) -> Any:
 
 def test_the_last_run_undoes_the_change(tmp_path: Path) -> None:
     first = other(tmp_path)
-    told: list[str] = []
-    with here(tmp_path, told):
+    actions: list[str] = []
+    with here(tmp_path, actions):
         end(first)
         assert (tmp_path / "it").exists()
-    assert (told, (tmp_path / "it").exists()) == (["undone: None"], False)
+    assert (actions, (tmp_path / "it").exists()) == (["undone: None"], False)
 
 
 def test_only_the_first_run_makes_the_change(tmp_path: Path) -> None:
-    told: list[str] = []
-    with here(tmp_path, told):
+    actions: list[str] = []
+    with here(tmp_path, actions):
         second = other(tmp_path)
-    assert (told, (tmp_path / "it").exists()) == (["made"], True)
+    assert (actions, (tmp_path / "it").exists()) == (["made"], True)
     end(second)
     assert not (tmp_path / "it").exists()
 
@@ -76,10 +76,10 @@ def test_the_change_of_a_killed_run_is_undone_first(tmp_path: Path) -> None:
     with other(tmp_path) as killed:
         killed.send_signal(signal.SIGKILL)
     assert (tmp_path / "it").exists()
-    told: list[str] = []
-    with here(tmp_path, told):
-        assert told == ["undone: None", "made"]
-    assert told[2:] == ["undone: by us"]
+    actions: list[str] = []
+    with here(tmp_path, actions):
+        assert actions == ["undone: None", "made"]
+    assert actions[2:] == ["undone: by us"]
 
 
 def test_a_failed_change_leaves_nothing(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_failed_change_leaves_nothing(tmp_path: Path) -> None:
         machinewide.change("it", fail, lambda _: None, tmp_path),
     ):
         raise AssertionError("made")
-    told: list[str] = []
-    with here(tmp_path, told):
+    actions: list[str] = []
+    with here(tmp_path, actions):
         pass
-    assert told == ["made", "undone: by us"]
+    assert actions == ["made", "undone: by us"]

@@ -193,8 +193,8 @@ def test_view_outlives_the_kubelet(kubelet: Kubelet) -> None:
         with pod(kubelet, "stays", container("main", "1")) as name:
 
             def cpus() -> CpuSet:
-                told = view.last_answer()
-                pods = told.pods if told is not None else ()
+                answer = view.last_answer()
+                pods = answer.pods if answer is not None else ()
                 return next(
                     (each.containers[0].cpus for each in pods if each.name == name), CpuSet()
                 )

@@ -178,12 +178,12 @@ class Cluster:
             f"{LABELLED}/pods/free/binding", bystanders.binding("free"), who, "may not bind"
         )
 
-    def _refuses(self, place: str, body: Object, who: Who, said: str) -> bool:
+    def _refuses(self, place: str, body: Object, who: Who, message: str) -> bool:
         path = f"/api/v1/namespaces/{place}?dryRun=All"
         try:
             self.api.request("POST", path, body, who)
         except RefusedError as refused:
-            if said not in str(refused):
+            if message not in str(refused):
                 raise
             return True
         return False

@@ -73,13 +73,13 @@ def test_event_of_a_pod_with_the_agents_role(
     monkeypatch.setattr(events, "AGAIN_SECONDS", 0.0)
     pod = apiserver.pod(place, "lse", place)
     about = Regarding(place, "lse", pod["metadata"]["uid"])
-    told: list[str] = []
+    results: list[str] = []
     transport = access("topolet-agent")
-    recorder = Recorder(transport, EVENT_CONTROLLER, place, EVENT_ACTION, told.append)
+    recorder = Recorder(transport, EVENT_CONTROLLER, place, EVENT_ACTION, results.append)
     recorder.record(about, CLAIM_NOT_HONORED, "it has no CPUs of its own")
-    eventually("it is written", lambda: told == ["written"])
+    eventually("it is written", lambda: results == ["written"])
     recorder.record(about, CLAIM_NOT_HONORED, "it has no CPUs of its own")
-    eventually("it is longer", lambda: told == ["written", "written"])
+    eventually("it is longer", lambda: results == ["written", "written"])
     recorder.close()
     (event,) = json.loads(apiserver.admin.get(f"/api/v1/namespaces/{place}/events"))["items"]
     assert event["involvedObject"]["uid"] == pod["metadata"]["uid"], "kubectl describe shows it"
@@ -154,6 +154,6 @@ def test_write_is_bound_to_one_version_of_one_pod(
     old = pod["metadata"]["resourceVersion"]
     apiserver.admin.merge(path, {"metadata": {"labels": {"changed": "yes"}}})
     for changed, code in (({"resourceVersion": old}, "409"), ({"uid": "another"}, "422")):
-        told = {**changed, "annotations": {RESOURCE_STATUS: "{}"}}
+        patch = {**changed, "annotations": {RESOURCE_STATUS: "{}"}}
         with pytest.raises(KubeError, match=code):
-            transport.merge(path, {"metadata": told})
+            transport.merge(path, {"metadata": patch})

@@ -114,9 +114,9 @@ def kubeconfig(server: ApiServer, token: str) -> Object:
 def configuration(webhook: Webhook) -> Object:
     """The manifest, with a URL instead of the Service, which does not exist here."""
     made = json.loads(json.dumps(of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]))
-    (asked,) = made["webhooks"]
-    asked["clientConfig"] = {
-        "url": f"https://127.0.0.1:{webhook.port}{asked['clientConfig']['service']['path']}",
+    (webhook_entry,) = made["webhooks"]
+    webhook_entry["clientConfig"] = {
+        "url": f"https://127.0.0.1:{webhook.port}{webhook_entry['clientConfig']['service']['path']}",
         "caBundle": webhook.authority.bundle(),
     }
     return made  # type: ignore[no-any-return]
@@ -126,11 +126,11 @@ def configuration(webhook: Webhook) -> Object:
 def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     api = deployed.administrator(apiserver, "webhook-deployer")
     binding = of_kind("ValidatingAdmissionPolicyBinding")["topolet-gpu-binders"]
-    told = {**binding, "spec": {**binding["spec"], "validationActions": ["Audit"]}}
+    audited = {**binding, "spec": {**binding["spec"], "validationActions": ["Audit"]}}
     deployed.apply(
         api,
         [
-            told if each == binding else each
+            audited if each == binding else each
             for each in deployed.served(apiserver, objects("overlays/webhook"))
             if each["kind"] != "ValidatingWebhookConfiguration"
         ],
@@ -150,13 +150,13 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
     with Webhook(folder, config) as webhook:
         webhook.start()
         made = Cluster(api, webhook)
-        asked = configuration(webhook)
-        api.apply(asked)
+        webhook_entry = configuration(webhook)
+        api.apply(webhook_entry)
         eventually("the webhook is asked", lambda: "may not bind" in made.refuses("gpu", ALICE))
         eventually("the policy only tells", lambda: not made.refuses("plain", ALICE))
         yield made
         path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/"
-        api.request("DELETE", path + asked["metadata"]["name"])
+        api.request("DELETE", path + webhook_entry["metadata"]["name"])
         deployed.lift_policies(apiserver)
 
 
@@ -219,9 +219,9 @@ def test_a_certificate_of_another_authority_takes_over(cluster: Cluster) -> None
 
 
 def _connected_anew(cluster: Cluster, before: int) -> bool:
-    said = cluster.refuses("gpu", ALICE)
-    assert "may not bind" in said or "failed calling webhook" in said
-    return "may not bind" in said and cluster.webhook.log().count("was replaced") > before
+    message = cluster.refuses("gpu", ALICE)
+    assert "may not bind" in message or "failed calling webhook" in message
+    return "may not bind" in message and cluster.webhook.log().count("was replaced") > before
 
 
 def test_the_documented_certificate_is_trusted(cluster: Cluster, tmp_path: Path) -> None:
@@ -237,14 +237,14 @@ def test_the_documented_certificate_is_trusted(cluster: Cluster, tmp_path: Path)
     webhook = cluster.webhook
     for file in ("tls.key", "tls.crt"):
         files.replace(str(webhook.folder / file), (tmp_path / file).read_bytes(), durable=False)
-    asked = configuration(webhook)
-    (hook,) = asked["webhooks"]
+    webhook_entry = configuration(webhook)
+    (hook,) = webhook_entry["webhooks"]
     hook["clientConfig"]["url"] = hook["clientConfig"]["url"].replace("127.0.0.1", "localhost")
     hook["clientConfig"]["caBundle"] = base64.b64encode(
         (tmp_path / "tls.crt").read_bytes()
     ).decode()
     before = webhook.log().count("was replaced")
-    cluster.api.apply(asked)
+    cluster.api.apply(webhook_entry)
     eventually("shows it", lambda: _connected_anew(cluster, before))
 
 
@@ -330,8 +330,8 @@ def test_a_failing_webhook_does_not_affect_requests_that_it_does_not_get(
             lambda: "failed calling webhook" in cluster.refuses("gpu", ALICE),
         )
         others.round(5)
-        (asked,) = configuration(cluster.webhook)["webhooks"]
-        assert others.usual_seconds() < asked["timeoutSeconds"], "nobody waited for it"
+        (webhook_entry,) = configuration(cluster.webhook)["webhooks"]
+        assert others.usual_seconds() < webhook_entry["timeoutSeconds"], "nobody waited for it"
         for who in (OURS, KUBE_SCHEDULER):
             for name in ("gpu", "plain"):
                 assert not cluster.refuses(name, who)

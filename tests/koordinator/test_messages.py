@@ -31,8 +31,8 @@ def test_no_change_sets_nothing() -> None:
 
 def test_the_oom_score_survives_a_new_cpuset() -> None:
     """The proxy overwrites it with the response's value, which is 0 in an empty response."""
-    asked = request(oom_score_adj=-997, cpuset_mems="0")
-    result = merged(asked, messages.response(asked, Changes(cpuset="1")))
+    requested = request(oom_score_adj=-997, cpuset_mems="0")
+    result = merged(requested, messages.response(requested, Changes(cpuset="1")))
     assert result.container_resources.oom_score_adj == -997
     assert (result.container_resources.cpuset_cpus, result.container_resources.cpuset_mems) == (
         "1",
@@ -41,27 +41,29 @@ def test_the_oom_score_survives_a_new_cpuset() -> None:
 
 
 def test_a_new_quota_comes_with_its_period() -> None:
-    asked = request(cpu_quota=20_000, cpu_period=10_000)
-    result = merged(asked, messages.response(asked, Changes(quota_microseconds=50_000)))
+    requested = request(cpu_quota=20_000, cpu_period=10_000)
+    result = merged(requested, messages.response(requested, Changes(quota_microseconds=50_000)))
     assert messages.create(result).asked.quota_microseconds == 50_000
     assert result.container_resources.cpu_period == 100_000
 
 
 def test_a_quota_is_lifted() -> None:
-    asked = request(cpu_quota=20_000, cpu_period=10_000)
-    result = merged(asked, messages.response(asked, Changes(quota_microseconds=-1)))
+    requested = request(cpu_quota=20_000, cpu_period=10_000)
+    result = merged(requested, messages.response(requested, Changes(quota_microseconds=-1)))
     assert result.container_resources.cpu_quota == -1
     assert result.container_resources.cpu_period == 10_000
 
 
 def test_a_memory_limit_can_not_be_lifted() -> None:
-    asked = request(memory_limit_in_bytes=1 << 30)
-    assert messages.response(asked, Changes(memory_limit_bytes=-1)).ByteSize() == 0
+    requested = request(memory_limit_in_bytes=1 << 30)
+    assert messages.response(requested, Changes(memory_limit_bytes=-1)).ByteSize() == 0
 
 
 def test_a_variable_is_added_to_the_others() -> None:
-    asked = request()
-    result = merged(asked, messages.response(asked, Changes(environment=(("B", "3"), ("C", "4")))))
+    requested = request()
+    result = merged(
+        requested, messages.response(requested, Changes(environment=(("B", "3"), ("C", "4"))))
+    )
     assert dict(result.container_envs) == {"A": "1", "B": "3", "C": "4"}
 
 
@@ -92,14 +94,14 @@ _CHANGES = st.builds(
 def test_a_merged_response_gives_the_request_with_the_changes(
     resources: dict[str, object], changes: Changes
 ) -> None:
-    asked = request(**resources)
-    result = merged(asked, messages.response(asked, changes))
-    assert messages.create(result).asked == changes.over(messages.create(asked).asked)
-    for kept in (asked, result):
+    requested = request(**resources)
+    result = merged(requested, messages.response(requested, changes))
+    assert messages.create(result).asked == changes.over(messages.create(requested).asked)
+    for kept in (requested, result):
         for name in ("cpu_quota", "cpu_period", "cpu_shares", "memory_limit_in_bytes"):
             kept.container_resources.ClearField(name)
         kept.container_resources.cpuset_cpus = kept.container_resources.cpuset_mems = ""
-    assert result == asked
+    assert result == requested
 
 
 def test_fields_of_a_create_request() -> None:

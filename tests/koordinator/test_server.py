@@ -75,14 +75,14 @@ def test_an_owner_gets_its_cpus(world: World) -> None:
 
 def test_a_pod_without_owned_cpus_gets_the_pool(world: World) -> None:
     world.publish(OWNED)
-    reply = world.container("PreCreateContainer", container("any", "LS", asks="0-3"))
+    reply = world.container("PreCreateContainer", container("any", "LS", cpuset="0-3"))
     assert reply.container_resources.cpuset_cpus == "0,2-3"
 
 
 def test_a_large_environment_gets_no_cpu_of_an_owner(world: World) -> None:
     """The largest request that koord-runtime-proxy accepts: the 4 MiB of a server of Go's gRPC."""
     world.publish(OWNED)
-    request = container("any", "LS", asks="0-3")
+    request = container("any", "LS", cpuset="0-3")
     request.container_envs.update({f"LARGE_{n}": "x" * 100_000 for n in range(41)})
     reply = world.container("PreCreateContainer", request)
     assert reply.container_resources.cpuset_cpus == "0,2-3"
@@ -90,15 +90,15 @@ def test_a_large_environment_gets_no_cpu_of_an_owner(world: World) -> None:
 
 def test_a_correct_request_is_not_changed(world: World) -> None:
     world.publish(OWNED)
-    request = container("any", "LS", asks="0,2-3")
+    request = container("any", "LS", cpuset="0,2-3")
     assert world.raw("PreCreateContainer", request.SerializeToString()) == b""
 
 
 def test_a_started_container_is_reported_with_its_requested_resources(world: World) -> None:
     world.publish(OWNED)
-    world.container("PreCreateContainer", container("any", "LS", asks="0-3"))
+    world.container("PreCreateContainer", container("any", "LS", cpuset="0-3"))
     assert world.notifications() == []
-    started = container("any", "LS", container_id="c1", asks="0,2-3")
+    started = container("any", "LS", container_id="c1", cpuset="0,2-3")
     assert world.container("PreStartContainer", started).ByteSize() == 0
     (notification,) = world.notifications()
     assert isinstance(notification, Created)
@@ -117,7 +117,7 @@ def test_a_started_container_is_reported_with_its_requested_resources(world: Wor
 
 def test_an_update_keeps_the_wanted_cpus(world: World) -> None:
     world.publish(OWNED)
-    resized = container("own", "LSE", "1", container_id="c-own", asks="0-3")
+    resized = container("own", "LSE", "1", container_id="c-own", cpuset="0-3")
     resized.container_resources.cpu_quota = 200_000
     reply = world.container("PreUpdateContainerResources", resized)
     assert reply.container_resources == pb.LinuxContainerResources(
@@ -127,7 +127,7 @@ def test_an_update_keeps_the_wanted_cpus(world: World) -> None:
 
 def test_an_update_of_an_unknown_container_loses_owned_cpus(world: World) -> None:
     world.publish(OWNED)
-    unknown = container("x", container_id="c-unknown", asks="0-1")
+    unknown = container("x", container_id="c-unknown", cpuset="0-1")
     reply = world.container("PreUpdateContainerResources", unknown)
     assert reply.container_resources.cpuset_cpus == "0"
     assert world.metric(
@@ -152,11 +152,11 @@ def test_a_resize_is_reported_unless_it_repeats_the_agents_values(
     wanted = Wanted("1", exclusive=True, limits=CgroupLimits(shares=ours))
     world.publish(msgspec.structs.replace(OWNED, cpu_policy="static", containers={"c-own": wanted}))
     world.container("PreUpdateContainerResources", container("own", container_id="c-own"))
-    heard = world.notifications()
-    assert len(heard) == notifications
+    received = world.notifications()
+    assert len(received) == notifications
     assert all(
         isinstance(notification, Resized) and notification.requested.shares == 512
-        for notification in heard
+        for notification in received
     )
 
 

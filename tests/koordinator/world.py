@@ -82,7 +82,7 @@ class World(PlayedAgent):
 
 
 def container(
-    uid: str, qos: str = "", claim: str = "", container_id: str = "", asks: str = ""
+    uid: str, qos: str = "", claim: str = "", container_id: str = "", cpuset: str = ""
 ) -> pb.ContainerResourceHookRequest:
     """`claim`: a cpuset, or a whole resource-status."""
     request = pb.ContainerResourceHookRequest(pod_cgroup_parent=f"/kubepods/burstable/pod{uid}")
@@ -90,7 +90,7 @@ def container(
     request.container_meta.name, request.container_meta.id = "main", container_id
     request.container_resources.cpu_shares = 512
     request.container_resources.oom_score_adj = 5
-    request.container_resources.cpuset_cpus = asks
+    request.container_resources.cpuset_cpus = cpuset
     _describe(request.pod_labels, request.pod_annotations, qos, claim)
     return request
 

@@ -187,24 +187,24 @@ def test_token_file_is_read_again_when_replaced(
     transport = Transport(FileAccess(server.url, token=str(path)), limits=LIMITS)
     stream = Stream(transport)
 
-    def ask() -> None:
+    def send() -> None:
         if streams:
             assert list(stream.lines("/x", {"watch": "true"}, 5)) == []
         else:
             transport.get("/x")
 
-    ask()
+    send()
     guard.token = "two"
     with pytest.raises(errors.UnauthorizedError):
-        ask()
+        send()
     assert len(server.requests) == 2, "the same token is not tried twice"
     path.write_text("two")
-    ask()
+    send()
     assert len(server.requests) == 3
     path.write_text("")
-    ask()
+    send()
     path.unlink()
-    ask()
+    send()
     stream.drop()
 
 

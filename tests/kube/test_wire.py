@@ -86,7 +86,7 @@ def test_an_expired_page_restarts_the_list_without_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "error", "said"),
+    ("answers", "error", "message"),
     [
         ([GoneError("too old")], GoneError, "too old"),
         ([page(["a"], "x"), page(["a"], "x")], MalformedError, "list of /pods: the same page"),
@@ -94,6 +94,8 @@ def test_an_expired_page_restarts_the_list_without_pages() -> None:
         ([b"[]"], MalformedError, "list of /pods: "),
     ],
 )
-def test_invalid_lists(answers: list[bytes | GoneError], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_invalid_lists(
+    answers: list[bytes | GoneError], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         listed("/pods", {}, Server(*answers).get, name)

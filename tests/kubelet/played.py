@@ -40,10 +40,10 @@ class Kubelet(grpc.GenericRpcHandler):
                 self.hanging += 1
                 while self.silent.is_set() and not self.ended.wait(0.01) and context.is_active():
                     pass
-            told = self.answers[method]
-            if isinstance(told, tuple):
-                context.abort(*told)
-            return told.SerializeToString() if isinstance(told, Message) else told
+            reply = self.answers[method]
+            if isinstance(reply, tuple):
+                context.abort(*reply)
+            return reply.SerializeToString() if isinstance(reply, Message) else reply
 
         return grpc.unary_unary_rpc_method_handler(answer)
 

@@ -64,8 +64,8 @@ def test_absent_fields_have_the_kubelets_defaults(content: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("configuration", [READ, KubeletConfiguration("here")])
 def test_the_stored_configuration_reads_back(configuration: KubeletConfiguration) -> None:
-    said = json.loads(json.dumps(to_object(configuration)))
-    assert of_object(said, "here") == configuration
+    stored = json.loads(json.dumps(to_object(configuration)))
+    assert of_object(stored, "here") == configuration
 
 
 @pytest.mark.parametrize("name", ["cgroup-root", "cpu-manager-policy"])

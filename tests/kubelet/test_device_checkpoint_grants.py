@@ -87,7 +87,7 @@ def test_an_invalid_answer_is_reported_and_the_ids_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "boot", "problems"),
+    ("recorded", "boot", "problems"),
     [
         ("", "now", ()),
         ("now", "now", ()),
@@ -96,9 +96,9 @@ def test_an_invalid_answer_is_reported_and_the_ids_count() -> None:
     ],
 )
 def test_checkpoint_of_another_boot_is_reported(
-    told: str, boot: str, problems: tuple[str, ...]
+    recorded: str, boot: str, problems: tuple[str, ...]
 ) -> None:
-    found, seen = grants_of(checkpoint(["GPU-a"], BootID=told), boot)
+    found, seen = grants_of(checkpoint(["GPU-a"], BootID=recorded), boot)
     assert seen == problems
     assert len(found) == 1
 

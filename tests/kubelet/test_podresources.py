@@ -109,7 +109,7 @@ def test_pods_and_drivers_are_sorted(client: PodResourcesClient, kubelet: Kubele
     """Both come from Go's maps, in another order each time."""
     one, two = (pb.ClaimResource(driver_name=name) for name in ("one", "two"))
 
-    def told(drivers: list[pb.ClaimResource], names: str) -> tuple[PodResources, ...]:
+    def read_pods(drivers: list[pb.ClaimResource], names: str) -> tuple[PodResources, ...]:
         claim = pb.DynamicResource(claim_name="k", claim_resources=drivers)
         container = pb.ContainerResources(name="c", dynamic_resources=[claim])
         kubelet.has(
@@ -117,7 +117,7 @@ def test_pods_and_drivers_are_sorted(client: PodResourcesClient, kubelet: Kubele
         )
         return client.pods()
 
-    assert told([one, two], "ab") == told([two, one], "ba")
+    assert read_pods([one, two], "ab") == read_pods([two, one], "ba")
 
 
 def test_allocatable(client: PodResourcesClient, kubelet: Kubelet) -> None:
@@ -157,7 +157,7 @@ def test_device_with_numa_node_minus_one_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "own"),
+    ("read_pods", "own"),
     [
         ([["a"], ["a", "b"], ["a", "b", "c", "d"]], [("a",), ("b",), ("c", "d")]),
         ([["a"], ["b"]], [("a",), ("b",)]),
@@ -167,7 +167,7 @@ def test_device_with_numa_node_minus_one_has_none() -> None:
     ],
 )
 def test_repeated_cdi_names_belong_to_the_previous_device(
-    told: list[list[str]], own: list[tuple[str, ...]]
+    read_pods: list[list[str]], own: list[tuple[str, ...]]
 ) -> None:
     """1.36 collects them over the devices of a driver (cm/container_manager_linux.go)."""
     claim = pb.DynamicResource(
@@ -178,7 +178,7 @@ def test_repeated_cdi_names_belong_to_the_previous_device(
                 device_name=str(at),
                 cdi_devices=[pb.CDIDevice(name=n) for n in names],
             )
-            for at, names in enumerate(told)
+            for at, names in enumerate(read_pods)
         ],
     )
     (value,) = podresources.pod(with_container(dynamic_resources=[claim])).containers[0].claims
@@ -265,11 +265,11 @@ def test_each_failure_has_its_error(
         "GetAllocatableResources": client.allocatable,
         "Get": lambda: client.pod("ns", "p"),
     }
-    for method, ask in methods.items():
+    for method, call in methods.items():
         if answer is not None:
             kubelet.answers[method] = answer
         with pytest.raises(PodResourcesError) as error:
-            ask()
+            call()
         assert type(error.value) is kind
         assert (error.value.socket, error.value.method) == (str(path), method)
         assert str(error.value).startswith(f"{path}: {method}: ")
@@ -365,12 +365,12 @@ def test_any_message_is_a_value_within_bounds_or_refused(message: pb.PodResource
         return
     assert value.key == (message.namespace, message.name)
     assert set(value.cpus) == set(message.cpu_ids)
-    for said, read in zip(message.containers, value.containers, strict=True):
-        assert set(read.cpus) == set(said.cpu_ids)
-        assert sum(each.size_bytes for each in read.memory) == sum(m.size for m in said.memory)
-        assert {each.id for each in read.devices} == {i for d in said.devices for i in d.device_ids}
+    for sent, read in zip(message.containers, value.containers, strict=True):
+        assert set(read.cpus) == set(sent.cpu_ids)
+        assert sum(each.size_bytes for each in read.memory) == sum(m.size for m in sent.memory)
+        assert {each.id for each in read.devices} == {i for d in sent.devices for i in d.device_ids}
         near = {node for each in read.devices for node in each.nodes}
-        assert near <= {node.ID for d in said.devices for node in d.topology.nodes}
+        assert near <= {node.ID for d in sent.devices for node in d.topology.nodes}
         assert all(node >= 0 for node in near)
 
 

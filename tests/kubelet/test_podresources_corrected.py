@@ -96,7 +96,7 @@ def test_unknown_pods_and_fields_pass_unchanged(exporter: Exporter, kubelet: Kub
 
 
 @pytest.mark.parametrize(
-    ("told", "own", "expected"),
+    ("listed_devices", "own", "expected"),
     [
         # The scheduler's card replaces the plugin's, under the plugin's resource name.
         ([device("example.com/card", "GPU-0", 0)], ("GPU-1", "GPU-2"), [
@@ -113,15 +113,17 @@ def test_unknown_pods_and_fields_pass_unchanged(exporter: Exporter, kubelet: Kub
 def test_devices_are_replaced_by_the_containers_own(
     exporter: Exporter,
     kubelet: Kubelet,
-    told: list[pb.ContainerDevices],
+    listed_devices: list[pb.ContainerDevices],
     own: tuple[str, ...],
     expected: list[pb.ContainerDevices],
 ) -> None:
     exporter.corrects(main=gpus(*own))
-    kubelet.has(listed(container(devices=told), container("side", devices=told)))
+    kubelet.has(
+        listed(container(devices=listed_devices), container("side", devices=listed_devices))
+    )
     main, side = exporter.pods()[0].containers
     assert list(main.devices) == expected
-    assert list(side.devices) == told, "of it nothing is known"
+    assert list(side.devices) == listed_devices, "of it nothing is known"
 
 
 def test_cpus_are_replaced_by_the_containers_own(exporter: Exporter, kubelet: Kubelet) -> None:

@@ -101,7 +101,7 @@ def test_a_mirror_pod_has_the_uid_of_its_static_pod(annotations: dict[str, str],
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         (body(uid=None), "Pod ns/p: metadata: .*missing required field `uid`"),
         (body(uid=""), "Pod ns/p: metadata.uid: is empty"),
@@ -121,10 +121,10 @@ def test_a_mirror_pod_has_the_uid_of_its_static_pod(annotations: dict[str, str],
         ([], "Pod without a name: Expected `object`, got `array`"),
     ],
 )
-def test_invalid_objects_are_named(broken: object, said: str) -> None:
-    with pytest.raises(ObjectError, match=said):
+def test_invalid_objects_are_named(broken: object, message: str) -> None:
+    with pytest.raises(ObjectError, match=message):
         from_object(broken)
-    with pytest.raises(ObjectError, match=said):
+    with pytest.raises(ObjectError, match=message):
         decode(msgspec.json.encode(broken))
 
 

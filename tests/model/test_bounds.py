@@ -93,9 +93,9 @@ def test_a_text_beyond_its_bound_is_refused_with_its_key(
     key: str, read: Read, most: int, character: str
 ) -> None:
     size = len(character.encode(errors="surrogatepass"))
-    told = f"has more than {most} bytes"
-    assert refusal(key, read, character * (most // size + 1)) == told
-    assert refusal(key, read, character * (most // size)) != told
+    reason = f"has more than {most} bytes"
+    assert refusal(key, read, character * (most // size + 1)) == reason
+    assert refusal(key, read, character * (most // size)) != reason
 
 
 @EACH

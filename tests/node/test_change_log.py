@@ -16,20 +16,20 @@ def test_container_that_stays_without_a_cgroup_is_logged_once(
     metrics = AgentMetrics()
     witness = ChangeRecorder(metrics)
 
-    def told(titles: dict[str, str], now: float) -> tuple[int, bool]:
+    def logged(titles: dict[str, str], now: float) -> tuple[int, bool]:
         """The number of lines that this pass logs, and whether the metric counts a container."""
         caplog.clear()
         witness.without_cgroup(titles, now)
         lines = [each for each in caplog.records if each.levelno == logging.ERROR]
         return len(lines), "topolet_unplaced_containers 1.0" in metrics.render()
 
-    assert told({"a": "x main"}, 10.0) == (0, False)
-    assert told({"a": "x main"}, 10.5) == (0, False)
-    assert told({}, 10.6) == (0, False)
-    assert told({"a": "x main"}, 11.5) == (0, False)
-    assert told({"a": "x main"}, 12.5) == (1, True)
-    assert told({"a": "x main"}, 13.0) == (0, True)
-    assert told({}, 13.5) == (0, False)
+    assert logged({"a": "x main"}, 10.0) == (0, False)
+    assert logged({"a": "x main"}, 10.5) == (0, False)
+    assert logged({}, 10.6) == (0, False)
+    assert logged({"a": "x main"}, 11.5) == (0, False)
+    assert logged({"a": "x main"}, 12.5) == (1, True)
+    assert logged({"a": "x main"}, 13.0) == (0, True)
+    assert logged({}, 13.5) == (0, False)
 
 
 def test_owner_of_an_offline_cpu_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -56,6 +56,6 @@ def test_owner_without_online_cpus_is_logged_with_the_consequence(
     recorder.export(decision)
     recorder.decided(pods, decision, decision.owners, {})
     assert 'topolet_owned_cpus_offline{pod="ns/a"} 2.0' in metrics.render()
-    told = "\n".join(each.getMessage() for each in caplog.records)
-    assert "pod ns/a: CPUs 1-2 of its own are offline" in told
-    assert "pod ns/a keeps the pool" in told
+    logged = "\n".join(each.getMessage() for each in caplog.records)
+    assert "pod ns/a: CPUs 1-2 of its own are offline" in logged
+    assert "pod ns/a keeps the pool" in logged

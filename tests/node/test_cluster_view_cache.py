@@ -145,16 +145,16 @@ def test_published_devices_are_kept(tmp_path: Path) -> None:
     path = str(tmp_path / "cluster.json")
     nic = Device("rdma", "0000:17:00.0", 5, {"koordinator.sh/rdma": 100})
     pairs = (GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH, None, 2, 50_000),)
-    said = Published((nic,), {"rdma": {"0000:1a:00.0": 4}}, GpuInfo("nvidia"), pairs)
+    published = Published((nic,), {"rdma": {"0000:1a:00.0": 4}}, GpuInfo("nvidia"), pairs)
     nodes = (DeviceNode("/dev/infiniband/uverbs0", 231, 192),)
     card = CardFiles(VisibleGpu("GPU-0", "0", nodes), 3, True, (VisibleGpu("MIG-0", "0:1"),))
     adapter = OtherFiles("rdma", "0000:17:00.0", 5, nodes, {"0000:17:00.1": nodes})
     files = DeviceFiles((card,), (adapter,), {"rdma": nodes})
-    cache(path).store_devices(said, files)
+    cache(path).store_devices(published, files)
     again = cache(path)
-    assert (again.known.devices, again.known.files) == (said, files)
+    assert (again.known.devices, again.known.files) == (published, files)
     updated = again.update(ClusterState(), ["a"])
-    assert (updated.devices, updated.files) == (said, files)
+    assert (updated.devices, updated.files) == (published, files)
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b"[]", b'{"pods": 3}', b"\xff"])
@@ -207,8 +207,8 @@ def test_annotations_are_the_newest_of_listed_pods(
     last = CachedState(
         pods={uid: PodMetadata(annotations={RESOURCE_STATUS: "old"}) for uid in before}
     )
-    told = [api_pod(uid, annotations={RESOURCE_STATUS: "new"}) for uid in now]
-    found = merged(last, assigned(*told), listed).pods
+    listed_pods = [api_pod(uid, annotations={RESOURCE_STATUS: "new"}) for uid in now]
+    found = merged(last, assigned(*listed_pods), listed).pods
     assert found.keys() == listed & (before | now)
     for uid, words in found.items():
         assert words.annotations[RESOURCE_STATUS] == ("new" if uid in now else "old")

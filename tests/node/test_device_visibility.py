@@ -37,7 +37,7 @@ def given(uid: str, text: str, created_at: int = 0, *, runs: bool = False) -> Po
     )
 
 
-def asking(uid: str, **cards: int) -> ApiPod:
+def api_pod(uid: str, **cards: int) -> ApiPod:
     containers = tuple(
         ApiContainer(name, limits={"nvidia.com/gpu": count} if count else {})
         for name, count in cards.items()
@@ -52,14 +52,14 @@ def holding(uid: str, device: str, form: Form = Form.WHOLE, part: str = "") -> D
 
 
 def test_requests_divide_a_pods_cards() -> None:
-    it = visibility([given("p", BOTH)], [asking("p", a=1, b=1, c=0)], FILES).pods["p"]
+    it = visibility([given("p", BOTH)], [api_pod("p", a=1, b=1, c=0)], FILES).pods["p"]
     seen = {name: [each.uuid for each in of.gpus or ()] for name, of in it.containers.items()}
     assert seen == {"a": ["GPU-0"], "b": ["GPU-1"]}
     assert it.each.gpus == ()
 
 
 def test_without_requests_all_containers_see_all_cards() -> None:
-    it = visibility([given("p", BOTH)], [asking("other", a=1)], FILES).pods["p"]
+    it = visibility([given("p", BOTH)], [api_pod("other", a=1)], FILES).pods["p"]
     assert [each.uuid for each in it.each.gpus or ()] == ["GPU-0", "GPU-1"]
 
 

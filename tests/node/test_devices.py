@@ -144,8 +144,8 @@ def test_a_card_that_pci_lists_and_the_driver_does_not_is_reported(
     mixed.card("00000000:AF:00.0")
     mixed.until(lambda it: it.devices)
     assert mixed.seen.missing == ("0000:af:00.0",)
-    told = "devices: GPU at 0000:af:00.0: PCI lists it, its driver does not list it"
-    assert told in caplog.text
+    text = "devices: GPU at 0000:af:00.0: PCI lists it, its driver does not list it"
+    assert text in caplog.text
     cards = gpumachines.mixed().cards
     third = dataclasses.replace(cards[0], uuid=gpumachines.uuid(2), minor=2, bus="00000000:AF:00.0")
     mixed.driver.tell(Machine((*cards, third)))
@@ -210,8 +210,8 @@ def test_a_cordon_of_an_unknown_card_is_reported(
     mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": "GPU-typo, 1"})
     mixed.observe()
     for name in ("gpu-typo", "1"):
-        told = f"devices: Node: annotation topolet.io/cordoned-gpus: unknown GPU {name!r}"
-        assert told in caplog.text
+        text = f"devices: Node: annotation topolet.io/cordoned-gpus: unknown GPU {name!r}"
+        assert text in caplog.text
     assert health(first) == health(mixed.observe())
 
 
@@ -228,8 +228,8 @@ def test_the_driver_is_released_and_opened_by_the_nodes_annotation(
     report = mixed.until(lambda it: not any(health(it)))
     assert mixed.driver.child() is None
     for device in report.devices:
-        said = {each.type: each.message for each in device.conditions}
-        assert said == {
+        reported = {each.type: each.message for each in device.conditions}
+        assert reported == {
             HEALTHY: "device is healthy",
             "Cordoned": f"annotation {key}: the driver is released",
         }
@@ -265,11 +265,12 @@ def test_linked_cards_are_published_as_partitions(dgx1: Node) -> None:
 
 def test_links_are_published_as_the_driver_reports_them(dgx1: Node) -> None:
     report = dgx1.until(lambda it: len(it.devices) == 8)
-    told = interconnect.decode_links(report.annotations)
-    assert len(told) == 28
-    assert {pair: each.links for pair, each in told.items() if each.links} == gpumachines.DGX1_LINKS
-    assert told[0, 3] == GpuLink(Ancestor.SYSTEM, 2, 50_000)
-    assert told[4, 5] == GpuLink(Ancestor.SWITCH, 1, 25_000)
+    links = interconnect.decode_links(report.annotations)
+    assert len(links) == 28
+    linked = {pair: each.links for pair, each in links.items() if each.links}
+    assert linked == gpumachines.DGX1_LINKS
+    assert links[0, 3] == GpuLink(Ancestor.SYSTEM, 2, 50_000)
+    assert links[4, 5] == GpuLink(Ancestor.SWITCH, 1, 25_000)
 
 
 def test_published_links_are_kept_until_the_driver_answers(dgx1: Node) -> None:
@@ -297,8 +298,8 @@ def test_holdings_are_counted_and_invalid_annotations_are_reported_once(
     mixed.pods = (holder, torn)
     for _ in range(3):
         assert mixed.observe().held == {("gpu", 0): {"koordinator.sh/gpu-core": 50}}
-    told = [each for each in caplog.records if "pod ns/b" in each.getMessage()]
-    assert len(told) == 1
+    records = [each for each in caplog.records if "pod ns/b" in each.getMessage()]
+    assert len(records) == 1
 
 
 def test_a_card_that_the_kubelet_assigned_is_in_use_and_published(mixed: Node) -> None:
@@ -308,8 +309,8 @@ def test_a_card_that_the_kubelet_assigned_is_in_use_and_published(mixed: Node) -
     seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), [grant])
     assert seen is not None
     assert seen.report.held == {("gpu", 0): first.devices[0].resources}
-    (said,) = msgspec.json.decode(seen.report.annotations[DEVICES_CHECKPOINTS])
-    assert (said["podUID"], said["deviceIDs"]) == ("a", [uuid])
+    (reported,) = msgspec.json.decode(seen.report.annotations[DEVICES_CHECKPOINTS])
+    assert (reported["podUID"], reported["deviceIDs"]) == ("a", [uuid])
     assert [each.uid for each in seen.existing] == ["a"]
     gone = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (), [grant])
     assert gone is not None
@@ -333,14 +334,14 @@ def test_held_cards_can_be_withheld_from_the_device_object(mixed: Node, tmp_path
         )
         store = EmbeddedStore(str(tmp_path / "objects"))
         store.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}})
-        told = build(facts)
-        deliver(store, told)
+        report = build(facts)
+        deliver(store, report)
         (node, device) = (store.get(kind, "n") or {} for kind in ("Node", "Device"))
         name = "koordinator.sh/gpu-core"
         return (
             [int(each["resources"][name]) for each in device["spec"]["devices"]],
             int(node["status"]["allocatable"][name]),
-            sum(zone.resources[name].available for zone in told.topology.zones if zone.node == 0),
+            sum(zone.resources[name].available for zone in report.topology.zones if zone.node == 0),
         )
 
     count = len(first.devices)
@@ -362,9 +363,9 @@ def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFi
     ]
     for _ in range(2):
         mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (holder, pod("b")), grants)
-    said = [each.getMessage() for each in caplog.records if "beside" in each.getMessage()]
+    lines = [each.getMessage() for each in caplog.records if "beside" in each.getMessage()]
     uuid = first.devices[0].uuid
-    assert said == [f"devices: pod ns/b has gpu {uuid} beside pod ns/a, by container"]
+    assert lines == [f"devices: pod ns/b has gpu {uuid} beside pod ns/a, by container"]
 
 
 def test_a_running_pod_holds_its_card_after_a_change_of_its_annotation(
@@ -403,10 +404,10 @@ def test_devices_continue_from_the_published_object(tmp_path: Path) -> None:
     buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view.rescan()
     assert view.observe(TOPOLOGY, None, ApiNode(), ()) is None
-    told = view.observe(TOPOLOGY, Published(gone={"rdma": {"0000:17:00.0": 5}}), ApiNode(), ())
-    assert told is not None
-    assert [each.minor for each in told.report.devices] == [5]
-    assert view.observe(TOPOLOGY, None, ApiNode(), ()) == told, "once told is enough"
+    seen = view.observe(TOPOLOGY, Published(gone={"rdma": {"0000:17:00.0": 5}}), ApiNode(), ())
+    assert seen is not None
+    assert [each.minor for each in seen.report.devices] == [5]
+    assert view.observe(TOPOLOGY, None, ApiNode(), ()) == seen, "the published object is read once"
 
 
 def test_cards_are_not_queried_before_their_published_conditions_are_known(mixed: Node) -> None:
@@ -419,8 +420,8 @@ def test_cards_are_not_queried_before_their_published_conditions_are_known(mixed
     assert mixed.view.observe(TOPOLOGY, None, ApiNode(), ()) is None
     mixed.published = Published((ill,))
     report = mixed.until(lambda it: len(it.devices) == len(first.devices))
-    told = {each.uuid: [it.type for it in each.conditions] for each in report.devices}
-    assert "XID48" in told[uuid]
+    conditions = {each.uuid: [it.type for it in each.conditions] for each in report.devices}
+    assert "XID48" in conditions[uuid]
 
 
 def test_setting_the_clock_does_not_count_as_a_boot(mixed: Node) -> None:

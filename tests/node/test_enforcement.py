@@ -81,9 +81,9 @@ def test_values_that_the_proxy_kept_are_left_as_the_runtime_set_them(world: Worl
     for file, text in made.items():
         world.limits(where, file, text)
     agent = world.agent()
-    asked = RequestedResources("0-3", "", 512, 70_000, 5000)
+    requested = RequestedResources("0-3", "", 512, 70_000, 5000)
     kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
-    agent.notified([Created(container.id, asked, kept)])
+    agent.notified([Created(container.id, requested, kept)])
     for _ in range(2):
         agent.reconcile()
         assert {file: world.limit(where, file) for file in made} == made
@@ -150,13 +150,13 @@ def test_the_runtime_gets_no_memory_nodes_if_pages_would_migrate(
     tmp_path: Path, migrate: bool
 ) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
-    hierarchy, heard = Hierarchy(str(tmp_path)), RecordedUpdates()
-    updater = RuntimeUpdater(heard, lambda _: True)
+    hierarchy, updates = Hierarchy(str(tmp_path)), RecordedUpdates()
+    updater = RuntimeUpdater(updates, lambda _: True)
     enforcement = Enforcement(
         hierarchy,
         Controllers(str(tmp_path)),
         Journal(tmp_path / "journal"),
-        heard,
+        updates,
         updater,
         migrate_memory=migrate,
     )
@@ -167,7 +167,7 @@ def test_the_runtime_gets_no_memory_nodes_if_pages_would_migrate(
     enforcement.apply(RuntimeState((pod,), {}), decision, WriteOutcome())
     eventually("told", updater.idle)
     updater.close()
-    assert heard.told == [wanted if migrate else Wanted("1")]
+    assert updates.told == [wanted if migrate else Wanted("1")]
 
 
 def test_the_runtime_gets_the_restored_quota(world: World) -> None:
@@ -175,13 +175,13 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
     container = world.container(world.sandbox("own", "LSR", "1"))
     group = f"{OWN}/{container.id}"
     world.limits(group, QUOTA, "50000")
-    root, heard = str(world.cpuset.parent), RecordedUpdates()
-    updater = RuntimeUpdater(heard, lambda _: True)
+    root, updates = str(world.cpuset.parent), RecordedUpdates()
+    updater = RuntimeUpdater(updates, lambda _: True)
     enforcement = Enforcement(
         Hierarchy(root),
         Controllers(root),
         Journal(world.state / "journal"),
-        heard,
+        updates,
         updater,
     )
     running = Container(container.id, "main", ContainerState.RUNNING, f"/{group}")
@@ -199,5 +199,5 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
         held.append(world.limit(group, QUOTA))
     updater.close()
     assert held == ["-1", "50000", "-1"]
-    told = [(each.cpuset, each.limits.quota_microseconds) for each in heard.told]
+    told = [(each.cpuset, each.limits.quota_microseconds) for each in updates.told]
     assert told == [("1", None), ("0,2", 50_000), ("1", None)]

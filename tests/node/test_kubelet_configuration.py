@@ -107,9 +107,9 @@ def test_kubelet_that_changes_to_an_impossible_combination_changes_nothing(
     for _ in range(2):
         watched.read()
         assert watched.applied(NodeConfiguration(), machine()) == before
-    (said,) = [each for each in caplog.records if each.levelname == "ERROR"]
-    assert "kubelet-combination: kubelet-cpu-manager is static" in said.getMessage()
-    assert "cpuManagerPolicy is none" in said.getMessage()
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert "kubelet-combination: kubelet-cpu-manager is static" in record.getMessage()
+    assert "cpuManagerPolicy is none" in record.getMessage()
 
 
 def test_the_agent_does_not_start_with_an_impossible_combination(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def gone(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "error"),
     [
         (
             another_one,
@@ -155,7 +155,7 @@ def gone(root: Path) -> None:
     ],
 )
 def test_uncertain_configuration_changes_nothing_and_is_logged_once(
-    tmp_path: Path, spoil: Callable[[Path], None], told: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, spoil: Callable[[Path], None], error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
     counted: dict[str, int] = {}
@@ -167,13 +167,13 @@ def test_uncertain_configuration_changes_nothing_and_is_logged_once(
         watched.read()
         assert watched.applied(NodeConfiguration(), machine()) == before
     errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
-    assert [each[: len(told)] for each in errors] == ([told] if told else [])
-    if told:
-        assert counted[told.partition(":")[0]] == 1
+    assert [each[: len(error)] for each in errors] == ([error] if error else [])
+    if error:
+        assert counted[error.partition(":")[0]] == 1
         process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
         shutil.rmtree(tmp_path / "proc/5", ignore_errors=True)
         watched.read()
-        assert counted[told.partition(":")[0]] == 0
+        assert counted[error.partition(":")[0]] == 0
 
 
 @pytest.mark.parametrize("spoil", [another_one, doubtful, file_taken_away])
@@ -236,10 +236,10 @@ def test_the_last_known_configuration_applies_until_the_kubelet_shows_another(
 def test_a_kubelet_that_does_not_answer_delays_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, answer = threading.Event(), threading.Event()
+    called, answer = threading.Event(), threading.Event()
 
     def hangs(*_: str) -> KubeletConfiguration:
-        asked.set()
+        called.set()
         answer.wait(DEADLINE_SECONDS)
         return msgspec.structs.replace(STATIC, reserved_cpus=CpuSet.parse("3"))
 
@@ -250,7 +250,7 @@ def test_a_kubelet_that_does_not_answer_delays_nothing(
     settings = AgentSettings(root=str(tmp_path), kubelet_configz="https://node:10250/configz")
     watched = KubeletConfigurationView(settings, changed=news.set)
     watched.start()
-    assert asked.wait(DEADLINE_SECONDS)
+    assert called.wait(DEADLINE_SECONDS)
     assert not watched.applied(NodeConfiguration(), machine()).kubelet_reserved
     answer.set()
     assert news.wait(DEADLINE_SECONDS)

@@ -216,11 +216,11 @@ def test_a_parent_process_that_ends_meanwhile(
 ) -> None:
     process(tmp_path, 70, "kubelet", parent=50)
     real = Process.status
-    told = []
+    reads = []
 
     def status(self: Process) -> processes.ProcessStatus:
-        told.append(self.pid)
-        if len(told) == 2:  # the first read is of the kubelet's users and namespaces
+        reads.append(self.pid)
+        if len(reads) == 2:  # the first read is of the kubelet's users and namespaces
             process(tmp_path, 70, "kubelet", parent=1)
             process(tmp_path, 1, "/sbin/init")
         return real(self)

@@ -47,14 +47,14 @@ class Watched:
     def _count(self) -> None:
         self.happened += 1
 
-    def told(self) -> PodResourcesAnswer:
-        told = self.view.last_answer()
-        assert told is not None
-        return told
+    def last(self) -> PodResourcesAnswer:
+        last = self.view.last_answer()
+        assert last is not None
+        return last
 
     def names(self) -> list[str]:
-        told = self.view.last_answer()
-        return [] if told is None else [pod.name for pod in told.pods]
+        last = self.view.last_answer()
+        return [] if last is None else [pod.name for pod in last.pods]
 
 
 @contextlib.contextmanager
@@ -146,8 +146,8 @@ def test_kubelet_without_get_allocatable_is_used_and_logged_once(
         eventually("asked again and again", lambda: kubelet.times("List") > 5)
         assert watched.names() == ["a"]
         assert watched.told().allocatable is None
-    (said,) = caplog.messages
-    assert f"{path}: {ALLOCATABLE}: " in said
+    (line,) = caplog.messages
+    assert f"{path}: {ALLOCATABLE}: " in line
 
 
 def test_absent_kubelet_gives_no_answer_and_one_info_line(

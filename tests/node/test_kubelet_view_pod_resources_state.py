@@ -26,7 +26,7 @@ def given(name: str, cpus: str = "", memory: int = 0, *devices: PluginDevice) ->
     return PodResources("ns", name, (container,))
 
 
-def told(*pods: PodResources) -> PodResourcesAnswer:
+def answer_of(*pods: PodResources) -> PodResourcesAnswer:
     return PodResourcesAnswer(pods, Allocatable(CpuSet.parse("1-3"), (), (GPU,)), 0.0)
 
 
@@ -40,7 +40,7 @@ def test_no_state_without_a_kubelet(kubelet: Kubelet) -> None:
 
 
 def test_cpus_of_pods_that_topolet_places_are_left_out(kubelet: Kubelet) -> None:
-    kubelet.answer = told(given("a", "2", 5), given("b", "3", 7))
+    kubelet.answer = answer_of(given("a", "2", 5), given("b", "3", 7))
     pods = pod("a", kube_class="guaranteed"), pod("b", "LS", kube_class="guaranteed")
     held = PodResourcesStateView(kubelet).now(machine(), pods).held
     assert {uid: (str(each.cpus), each.amounts) for uid, each in held.items()} == {
@@ -52,15 +52,15 @@ def test_cpus_of_pods_that_topolet_places_are_left_out(kubelet: Kubelet) -> None
 def test_resources_that_the_kubelet_forgets_count_while_the_pod_runs(kubelet: Kubelet) -> None:
     says = PodResourcesStateView(kubelet)
     it = pod("a", kube_class="guaranteed")
-    kubelet.answer = told(given("a", "2"))
+    kubelet.answer = answer_of(given("a", "2"))
     before = says.now(machine(), (it,)).held
-    kubelet.answer = told()
+    kubelet.answer = answer_of()
     assert says.now(machine(), (it,)).held == before != {}
     assert says.now(machine(), ()).held == {}
 
 
 def test_pods_without_running_containers_hold_nothing(kubelet: Kubelet) -> None:
-    kubelet.answer = told(given("gone", "2", 5, GPU))
+    kubelet.answer = answer_of(given("gone", "2", 5, GPU))
     word = PodResourcesStateView(kubelet).now(machine(), ())
     assert word.held == {}
     assert [each.held for each in word.portions] == [0]
@@ -80,7 +80,7 @@ def test_impossible_values_are_logged_once(
 
 def test_pod_resources_are_in_the_report(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.kubelet_told.answer = told(given("a", "2", 1 << 20, GPU))
+    world.kubelet_told.answer = answer_of(given("a", "2", 1 << 20, GPU))
     world.sandbox("a", parent="/kubepods/poda")
     world.agent().reconcile()
     (zone,) = (world.store.get("NodeResourceTopology", "n") or {})["zones"]
@@ -97,7 +97,7 @@ def test_pod_resources_are_in_the_report(tmp_path: Path) -> None:
 
 
 def test_pod_resources_agree_with_the_state_file(kubelet: Kubelet) -> None:
-    kubelet.answer = told(given("a", "2"), given("b", "3"))
+    kubelet.answer = answer_of(given("a", "2"), given("b", "3"))
     pods = pod("a", kube_class="guaranteed"), pod("b", "LSE", "3", kube_class="guaranteed")
     word = PodResourcesStateView(kubelet).now(machine(), pods)
     assert str(word.reserved_cpus) == "0"
@@ -117,7 +117,7 @@ def test_pod_resources_agree_with_the_state_file(kubelet: Kubelet) -> None:
 
 def test_pod_resources_are_used_while_the_state_file_was_never_readable(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.kubelet_told.answer = told(given("a", "2"))
+    world.kubelet_told.answer = answer_of(given("a", "2"))
     (world.kubelet / "cpu_manager_state").write_text('{"policyName":')
     guaranteed = world.sandbox("a", parent="/kubepods/poda")
     world.container(guaranteed, cpuset="2")

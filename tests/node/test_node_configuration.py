@@ -23,9 +23,11 @@ def node(**annotations: str) -> ApiNode:
     return ApiNode(annotations=annotations)
 
 
-@pytest.mark.parametrize("told", [ApiNode(), node(other="x", **{SYSTEM_QOS: "", RESERVATION: ""})])
-def test_nothing_is_reserved_by_default(told: ApiNode) -> None:
-    configured = NodeObject("n").configuration(told, machine())
+@pytest.mark.parametrize(
+    "api_node", [ApiNode(), node(other="x", **{SYSTEM_QOS: "", RESERVATION: ""})]
+)
+def test_nothing_is_reserved_by_default(api_node: ApiNode) -> None:
+    configured = NodeObject("n").configuration(api_node, machine())
     assert (configured.system_qos, configured.reservation) == (SystemQos(), NodeReservation())
 
 
@@ -66,10 +68,12 @@ def test_invalid_annotations_are_logged_once_and_leave_the_last_valid_ones(
 
 
 def test_reserved_cpus_are_chosen_again_on_another_machine() -> None:
-    told = node(**{RESERVATION: '{"resources": {"cpu": 2}}'})
+    api_node = node(**{RESERVATION: '{"resources": {"cpu": 2}}'})
     node_object = NodeObject("n")
-    assert str(node_object.configuration(told, machine()).reservation.cpus()) == "0-1"
-    assert str(node_object.configuration(told, machine(offline="0")).reservation.cpus()) == "1-2"
+    assert str(node_object.configuration(api_node, machine()).reservation.cpus()) == "0-1"
+    assert (
+        str(node_object.configuration(api_node, machine(offline="0")).reservation.cpus()) == "1-2"
+    )
 
 
 def stored(**annotations: str) -> dict[str, Any]:
@@ -132,9 +136,11 @@ def test_reservation_beyond_the_machine_is_refused_with_its_source() -> None:
 def test_amount_beyond_the_machine_reserves_nothing_and_is_reported_unchanged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = node(**{RESERVATION: '{"resources": {"cpu": 9}}'})
+    api_node = node(**{RESERVATION: '{"resources": {"cpu": 9}}'})
     node_object = NodeObject("n")
     for _ in range(2):
-        assert node_object.configuration(told, machine()).reservation == NodeReservation({"cpu": 9})
+        assert node_object.configuration(api_node, machine()).reservation == NodeReservation(
+            {"cpu": 9}
+        )
     (record,) = caplog.records
     assert "resources.cpu: 9 CPUs were requested and 4 are free" in record.getMessage()

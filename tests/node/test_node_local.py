@@ -239,9 +239,9 @@ def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptur
     group = start(world, agent, sandbox, 2)
     seen = [CpuSet.parse(world.cpus(group))]
     for cpus in (3, 1):
-        told = world.runtime.placements["c-g-main"]
+        current = world.runtime.placements["c-g-main"]
         assert world.cpus("kubepods/burstable/podls/c-ls-main") == str(pool(world))
-        changed = msgspec.structs.replace(told, shares=1024 * cpus)
+        changed = msgspec.structs.replace(current, shares=1024 * cpus)
         world.runtime.placements["c-g-main"] = changed
         agent.notified([Resized("c-g-main", RequestedResources(shares=1024 * cpus))])
         agent.reconcile()
@@ -257,8 +257,8 @@ def test_resize_without_a_notification_is_found(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
-    told = world.runtime.placements["c-g-main"]
-    world.runtime.placements["c-g-main"] = msgspec.structs.replace(told, shares=1024)
+    current = world.runtime.placements["c-g-main"]
+    world.runtime.placements["c-g-main"] = msgspec.structs.replace(current, shares=1024)
     agent.reconcile()
     assert len(CpuSet.parse(world.cpus(group))) == 1
 
@@ -275,8 +275,8 @@ def test_container_resized_to_a_fraction_shares_with_its_requested_quota(
     for lifted in (group, "kubepods/podg"):
         assert world.limit(lifted, "cpu.cfs_quota_us") == "-1"
     agent = world.agent(STATIC)
-    told = world.runtime.placements["c-g-main"]
-    world.runtime.placements["c-g-main"] = msgspec.structs.replace(told, shares=1536)
+    current = world.runtime.placements["c-g-main"]
+    world.runtime.placements["c-g-main"] = msgspec.structs.replace(current, shares=1536)
     agent.notified(
         [Resized("c-g-main", RequestedResources(shares=1536, quota_microseconds=150_000))]
     )
@@ -357,7 +357,7 @@ def test_policy_is_inactive_while_the_kubelet_has_its_own(
 # the file of a container under a dynamic policy
 
 
-def told(world: World, uid: str, name: str = "main") -> dict[str, object]:
+def cpus_file(world: World, uid: str, name: str = "main") -> dict[str, object]:
     path = world.state / "containers" / uid / name / "cpus"
     value = json.loads(path.read_text())
     assert isinstance(value, dict)
@@ -377,7 +377,7 @@ def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(wide: Wo
         start(wide, agent, guaranteed(wide, uid), cpus)
     sandbox = guaranteed(wide, "a")
     assert announce(wide, agent, "a", 2) == "3,9"
-    assert told(wide, "a") == {"cpus": "3,9", "generation": 1}, "before it is created"
+    assert cpus_file(wide, "a") == {"cpus": "3,9", "generation": 1}, "before it is created"
     wide.container(sandbox, cpus=2, cpuset="3,9")
     agent.reconcile()
     assert not agent.again
@@ -390,11 +390,11 @@ def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(wide: Wo
     assert agent.again
     moved = wide.cpus("kubepods/poda/c-a-main")
     assert CpuSet.parse(moved) <= CpuSet.parse("5-9")
-    assert told(wide, "a") == {"cpus": moved, "generation": 2}
+    assert cpus_file(wide, "a") == {"cpus": moved, "generation": 2}
     assert not (wide.state / "containers" / "c").exists(), "its pod is gone"
     agent.reconcile()
     assert not agent.again
-    assert told(wide, "a") == {"cpus": moved, "generation": 2}
+    assert cpus_file(wide, "a") == {"cpus": moved, "generation": 2}
 
 
 def test_container_that_starts_sharing_gets_the_pool_in_its_file(world: World) -> None:
@@ -403,7 +403,7 @@ def test_container_that_starts_sharing_gets_the_pool_in_its_file(world: World) -
     placement = world.runtime.placements["c-g-main"]
     world.runtime.placements["c-g-main"] = msgspec.structs.replace(placement, shares=1536)
     world.agent(NodeLocalCpus("dynamic")).reconcile()
-    assert told(world, "g") == {"cpus": "0-3", "generation": 2}
+    assert cpus_file(world, "g") == {"cpus": "0-3", "generation": 2}
 
 
 def test_static_container_has_no_file(world: World) -> None:
@@ -497,8 +497,8 @@ def test_container_with_cpus_by_a_resource_claim_gets_no_others(world: World) ->
     world.runtime.carriers[container.id] = Carriers(environment=variable)
     device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
     resources = ContainerResources("main", claims=(ResourceClaim("ns", "x", (device,)),))
-    told = PodResources("ns", "c", (resources,))
-    world.kubelet_told.answer = PodResourcesAnswer((told,), None, 0.0)
+    listed = PodResources("ns", "c", (resources,))
+    world.kubelet_told.answer = PodResourcesAnswer((listed,), None, 0.0)
     agent = world.agent(STATIC)
     agent.reconcile()
     assert world.snapshot().local_owners == ()

@@ -91,12 +91,12 @@ def test_notifications_of_one_wait_are_bounded_in_bytes(
 def test_wake_ends_a_wait_even_if_it_came_before(ears: NotificationSocket) -> None:
     ears.wake()
     assert ears.wait(60) == []
-    heard: list[list[Notification]] = []
-    waiting = threading.Thread(target=lambda: heard.append(ears.wait(60)))
+    received: list[list[Notification]] = []
+    waiting = threading.Thread(target=lambda: received.append(ears.wait(60)))
     waiting.start()
     ears.wake()
     waiting.join(10)
-    assert heard == [[]]
+    assert received == [[]]
 
 
 def test_only_a_notification_ends_the_cooldown(

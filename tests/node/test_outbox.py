@@ -34,11 +34,11 @@ class Server:
         self.failing: StoreError | None = None
         self.tried = 0
 
-    def __call__(self, told: Report) -> bool:
+    def __call__(self, sent: Report) -> bool:
         self.tried += 1
         if self.failing is not None:
             raise self.failing
-        self.delivered.append(told.topology.name)
+        self.delivered.append(sent.topology.name)
         return True
 
 
@@ -170,8 +170,8 @@ def test_a_failure_is_logged_once_and_retried_with_backoff(
         time.passes(0.5)
     assert server.tried <= 5
     assert str(failure) in (outbox.problem.text or "")
-    told = [each for each in caplog.records if each.levelname == "ERROR"]
-    assert len(told) == 1
+    records = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert len(records) == 1
     server.failing = None
     outbox.put(report("b"))
     time.passes(100)
@@ -229,21 +229,21 @@ def test_nothing_is_sent_after_the_end(server: Server, time: Time) -> None:
 def test_the_first_step_is_retried_until_it_succeeds_with_its_own_backoff(
     server: Server, time: Time
 ) -> None:
-    asked = 0
+    tries = 0
 
     def first() -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal tries
+        tries += 1
         raise StoreError("not yet")
 
     it = Outbox(server, AgentMetrics(), PACE, time, first)
     it.start()
     it.start()
-    eventually("asked", lambda: asked == 1)
+    eventually("asked", lambda: tries == 1)
     for number in range(20):
         it.put(report(str(number)))
         it.resync()
     time.now += 100
-    assert asked <= 2
+    assert tries <= 2
     it.close()
     assert (server.tried, it.problem.text) == (0, "not yet")

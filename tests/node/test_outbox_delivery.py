@@ -108,14 +108,14 @@ def test_all_missing_permissions_and_kinds_are_named(tmp_path: Path) -> None:
     "failure", [TooManyRequestsError("later", 3.0), UnreachableError("no route")]
 )
 def test_a_failing_server_is_tried_once(tmp_path: Path, failure: KubeError) -> None:
-    asked = []
+    tried = []
 
     class Busy(EmbeddedStore):
         def apply(self, wanted: dict[str, Any]) -> bool:
-            asked.append(wanted["kind"])
+            tried.append(wanted["kind"])
             raise failure
 
     with pytest.raises(type(failure)) as raised:
         deliver(Busy(str(tmp_path)), REPORT)
     assert raised.value is failure
-    assert asked == ["NodeResourceTopology"]
+    assert tried == ["NodeResourceTopology"]

@@ -138,8 +138,8 @@ def test_offline_cpus_of_an_owner_are_known_to_the_next_agent(path: Path) -> Non
     pods, owned = (pod("a", "LSE", "1-2"), pod("b")), {"a": CpuSet([1, 2])}
     for offline in ("2", "1-2"):
         publisher = Publisher(str(path), "boot")
-        told = decide(machine(offline=offline), pods, KubeletCpus(), owned, {})
-        publisher.publish(told, pods, {}, False, 1, fresh=False)
+        decided = decide(machine(offline=offline), pods, KubeletCpus(), owned, {})
+        publisher.publish(decided, pods, {}, False, 1, fresh=False)
         assert Publisher(str(path), "boot").owners == owned
 
 

@@ -22,9 +22,9 @@ class Remembering:
         self.applied: list[dict[str, Any]] = []
         self.labels: list[dict[str, str]] = []
 
-    def __call__(self, told: Report) -> bool:
-        self.applied.append(resource_topology.encode(told.topology, Version.V1ALPHA2))
-        self.labels.append(told.labels)
+    def __call__(self, report_: Report) -> bool:
+        self.applied.append(resource_topology.encode(report_.topology, Version.V1ALPHA2))
+        self.labels.append(report_.labels)
         return True
 
 

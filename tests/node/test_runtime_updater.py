@@ -149,7 +149,7 @@ def test_call_without_an_answer_is_forgotten_with_its_container(
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted", "same"),
+    ("stored", "wanted", "same"),
     [
         (Placement(cpuset="1", quota_microseconds=5), Wanted("1"), True),
         (Placement(cpuset="1", quota_microseconds=5), Wanted("1", exclusive=True), False),
@@ -159,5 +159,5 @@ def test_call_without_an_answer_is_forgotten_with_its_container(
         (Placement(cpuset="0-3"), Wanted("1"), False),
     ],
 )
-def test_values_that_the_runtime_has_already(said: Placement, wanted: Wanted, same: bool) -> None:
-    assert remembers(said, wanted) == same
+def test_values_that_the_runtime_has_already(stored: Placement, wanted: Wanted, same: bool) -> None:
+    assert remembers(stored, wanted) == same

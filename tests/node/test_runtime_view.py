@@ -148,8 +148,8 @@ def test_pid_of_another_service_is_not_taken_for_the_container(
 
 def test_created_container_has_the_values_of_its_start(world: World, observer: RuntimeView) -> None:
     container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
-    told = world.runtime.placements[container.id]
-    world.runtime.placements[container.id] = msgspec.structs.replace(told, cpuset="1-2")
+    placement = world.runtime.placements[container.id]
+    world.runtime.placements[container.id] = msgspec.structs.replace(placement, cpuset="1-2")
     observed = observer.observe()
     assert observed.starts_with[container.id].cpuset == "1-2"
     assert groups(observed.pods[0]) == {container.id: None}

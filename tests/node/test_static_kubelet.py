@@ -42,7 +42,7 @@ def claim(cpus: str) -> dict[str, str]:
     return {RESOURCE_STATUS: f'{{"cpuset": "{cpus}"}}'}
 
 
-def told(world: World, uid: str, cpus: str) -> ApiPod:
+def add_api_pod(world: World, uid: str, cpus: str) -> ApiPod:
     pod = ApiPod(
         uid, "ns", uid, "n", Phase.PENDING, {}, claim(cpus) if cpus else {}, "guaranteed", 1
     )
@@ -91,7 +91,7 @@ def test_owner_that_moves_to_its_claim_is_not_an_overlap(world: World) -> None:
 def test_claim_of_a_pod_that_was_not_admitted_yet_is_not_honoured(world: World) -> None:
     gives(world, plain="2-3")
     agent = world.agent()
-    told(world, "lse", "4-5")
+    add_api_pod(world, "lse", "4-5")
     agent.reconcile()
     assert "lse" not in world.snapshot().pods, "a creation waits for another look"
     assert world.snapshot().owners == ()
@@ -104,7 +104,7 @@ def test_claim_of_a_pod_that_was_not_admitted_yet_is_not_honoured(world: World) 
 def test_claim_of_a_pod_that_was_not_admitted_yet_counts_without_the_static_policy(
     world: World,
 ) -> None:
-    told(world, "lse", "4-5")
+    add_api_pod(world, "lse", "4-5")
     world.agent().reconcile()
     assert [each.cpuset for each in world.snapshot().owners] == ["4-5"]
 
@@ -113,7 +113,7 @@ def test_pod_that_loses_its_cpus_to_the_kubelet_gets_an_event(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner = world.container(world.sandbox("own", "LSE", "4-5"))
-    told(world, "own", "4-5")
+    add_api_pod(world, "own", "4-5")
     gives(world)
     recorded = Recorded()
     agent = world.agent(pod_events=PodEvents(recorded))
@@ -138,7 +138,7 @@ def test_pod_that_loses_its_cpus_to_the_kubelet_gets_an_event(
 
 def test_invalid_claim_is_reported_after_a_container_exists(world: World) -> None:
     sandbox = world.sandbox("own", "LSE", "x")
-    told(world, "own", "x")
+    add_api_pod(world, "own", "x")
     recorded = Recorded()
     agent = world.agent(pod_events=PodEvents(recorded))
     agent.reconcile()

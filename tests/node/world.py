@@ -77,12 +77,12 @@ class ListedRuntime(Cri):
         return self._told(sandbox_id)
 
     def container_placement(self, container_id: str, *, carriers: bool = False) -> Placement:
-        told = self._told(container_id)
+        found = self._told(container_id)
         if not carriers:
-            return told
+            return found
         self.asked.append(container_id)
         shows = self.carriers.get(container_id, Carriers())
-        return msgspec.structs.replace(told, carriers=shows)
+        return msgspec.structs.replace(found, carriers=shows)
 
     def update(self, container_id: str, wanted: Wanted) -> None:
         self.updates[container_id] = wanted.cpuset or ""
@@ -282,8 +282,8 @@ class World:
             return
         ended = msgspec.structs.replace(container, state=ContainerState.ENDED)
         self.runtime.listed_containers.append(ended)
-        told = self.runtime.placements[container.id]
-        group = self.cpuset / told.cgroups_path.lstrip("/")
+        found = self.runtime.placements[container.id]
+        group = self.cpuset / found.cgroups_path.lstrip("/")
         held = (group / "cpuset.cpus").read_text().strip()
-        self.runtime.placements[container.id] = msgspec.structs.replace(told, cpuset=held)
+        self.runtime.placements[container.id] = msgspec.structs.replace(found, cpuset=held)
         shutil.rmtree(group)

@@ -238,8 +238,8 @@ class FakeRuntime:
         self.requests.append((stream, request))
         if request.method != "UpdateContainers" or not self.answers_updates:
             return
-        asked = pb.UpdateContainersRequest.FromString(request.payload)
-        self.updates += asked.update
+        update = pb.UpdateContainersRequest.FromString(request.payload)
+        self.updates += update.update
         self.respond(stream, ttrpc.Response(status=self.update_error))
 
 

@@ -24,14 +24,14 @@ def world(tmp_path: Path) -> Iterator[World]:
     it.close()
 
 
-def asked(uid: str) -> pb.EventRequest:
+def event_of(uid: str) -> pb.EventRequest:
     sandbox = pod(uid)
     sandbox.annotations[DEVICE_ALLOCATED] = "{}"
     return pb.EventRequest(pod=sandbox, container=container("c", uid))
 
 
 def test_the_allocated_card_replaces_the_plugins(world: World) -> None:
-    event = asked("own")
+    event = event_of("own")
     event.container.env.append(b"NVIDIA_VISIBLE_DEVICES=GPU-other")
     event.container.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
     adjust = world.runtime.call("CreateContainer", event, pb.CreateContainerResponse).adjust
@@ -43,7 +43,7 @@ def test_the_allocated_card_replaces_the_plugins(world: World) -> None:
 
 
 def test_wrong_cdi_devices_are_refused_and_counted(world: World) -> None:
-    event = asked("own")
+    event = event_of("own")
     event.container.CDI_devices.add(name="nvidia.com/gpu=GPU-other")
     stream = world.runtime.begin("CreateContainer", event)
     status = world.runtime.response(stream).status
@@ -54,7 +54,7 @@ def test_wrong_cdi_devices_are_refused_and_counted(world: World) -> None:
 
 
 def test_correct_cdi_devices_are_kept(world: World) -> None:
-    event = asked("own")
+    event = event_of("own")
     event.container.CDI_devices.add(name="nvidia.com/gpu=GPU-own")
     event.container.env.append(b"NVIDIA_VISIBLE_DEVICES=void")
     event.container.linux.devices.add(path="/dev/nvidia1", type="c", major=195, minor=1)

@@ -43,64 +43,64 @@ ASKED = st.builds(
 )
 
 
-def in_cri(asked: RequestedResources) -> cri_pb2.LinuxContainerResources:
+def in_cri(requested: RequestedResources) -> cri_pb2.LinuxContainerResources:
     return cri_pb2.LinuxContainerResources(
-        cpuset_cpus=asked.cpuset,
-        cpuset_mems=asked.mems,
-        cpu_shares=asked.shares,
-        cpu_quota=asked.quota_microseconds,
+        cpuset_cpus=requested.cpuset,
+        cpuset_mems=requested.mems,
+        cpu_shares=requested.shares,
+        cpu_quota=requested.quota_microseconds,
         cpu_period=100_000,
-        memory_limit_in_bytes=asked.memory_limit_bytes,
+        memory_limit_in_bytes=requested.memory_limit_bytes,
     )
 
 
-def in_nri(asked: RequestedResources) -> nri_pb2.LinuxResources:
+def in_nri(requested: RequestedResources) -> nri_pb2.LinuxResources:
     resources = nri_pb2.LinuxResources()
-    resources.cpu.cpus, resources.cpu.mems = asked.cpuset, asked.mems
-    resources.cpu.shares.value = asked.shares
-    resources.cpu.quota.value = asked.quota_microseconds
+    resources.cpu.cpus, resources.cpu.mems = requested.cpuset, requested.mems
+    resources.cpu.shares.value = requested.shares
+    resources.cpu.quota.value = requested.quota_microseconds
     resources.cpu.period.value = 100_000
-    resources.memory.limit.value = asked.memory_limit_bytes
+    resources.memory.limit.value = requested.memory_limit_bytes
     return resources
 
 
-def merged(asked: RequestedResources, changes: nri_pb2.LinuxResources) -> RequestedResources:
+def merged(requested: RequestedResources, changes: nri_pb2.LinuxResources) -> RequestedResources:
     """As the runtime merges a plugin's values into its own: set values override."""
-    resources = in_nri(asked)
+    resources = in_nri(requested)
     resources.MergeFrom(changes)
     return messages.asked(resources)
 
 
 @given(WANTED, ASKED)
-def test_frontends_create_the_same_container(wanted: Wanted, asked: RequestedResources) -> None:
+def test_frontends_create_the_same_container(wanted: Wanted, requested: RequestedResources) -> None:
     message = cri_pb2.CreateContainerRequest(sandbox_config=sandbox("p", "LS", "1"))
     message.config.metadata.name = "main"
-    message.config.linux.resources.CopyFrom(in_cri(asked))
+    message.config.linux.resources.CopyFrom(in_cri(requested))
     raw = message.SerializeToString()
     by_relay = cri.create_container(raw)
-    by_plugin = CreateContainer(messages.pod(pod("p", "LS", "1")), "main", asked)
+    by_plugin = CreateContainer(messages.pod(pod("p", "LS", "1")), "main", requested)
     assert by_relay == by_plugin, "the hooks are asked the same"
     changes = cpuset.changes(by_plugin, Override(wanted))
     rewritten = cri.create_request_with(raw, changes) or raw
     adjustment = messages.adjustment(changes, ()) or nri_pb2.ContainerAdjustment()
-    assert cri.create_container(rewritten).asked == changes.over(asked)
-    assert merged(asked, adjustment.linux.resources) == changes.over(asked)
+    assert cri.create_container(rewritten).asked == changes.over(requested)
+    assert merged(requested, adjustment.linux.resources) == changes.over(requested)
 
 
 @given(WANTED, ASKED)
 def test_frontends_update_a_container_in_the_same_way(
-    wanted: Wanted, asked: RequestedResources
+    wanted: Wanted, requested: RequestedResources
 ) -> None:
-    message = cri_pb2.UpdateContainerResourcesRequest(container_id="c", linux=in_cri(asked))
+    message = cri_pb2.UpdateContainerResourcesRequest(container_id="c", linux=in_cri(requested))
     raw = message.SerializeToString()
-    by_plugin = UpdateContainer("c", messages.asked(in_nri(asked)))
+    by_plugin = UpdateContainer("c", messages.asked(in_nri(requested)))
     assert cri.update_container(raw) == by_plugin
     changes = cpuset.changes(by_plugin, Override(wanted))
     rewritten = cri.update_request_with(raw, changes) or raw
     update = messages.update("c", changes)
     assert update.container_id == "c"
-    assert cri.update_container(rewritten).asked == changes.over(asked)
-    assert merged(asked, update.linux.resources) == changes.over(asked)
+    assert cri.update_container(rewritten).asked == changes.over(requested)
+    assert merged(requested, update.linux.resources) == changes.over(requested)
 
 
 NAMES = st.sampled_from(["GPU-x", "GPU-own", "0", "MIG-x", "nvidia.com/gpu=GPU-x"])

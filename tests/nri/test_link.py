@@ -179,8 +179,8 @@ def test_stored_containers_do_not_grow_with_environments(world: World) -> None:
     service = world.link._connection._service  # type: ignore[union-attr]
     assert sum(each.ByteSize() for each in service._containers) < 1_000
     world.runtime.synchronize()
-    ((_, told),) = world.plugin.told
-    assert [each.asked.cpuset for each in told] == ["0-3"] * 5
+    ((_, listed),) = world.plugin.told
+    assert [each.asked.cpuset for each in listed] == ["0-3"] * 5
 
 
 def test_the_plugin_synchronises_in_chunks(world: World) -> None:
@@ -207,7 +207,7 @@ def test_a_session_of_many_large_chunks_keeps_none_of_them(world: World) -> None
     for _ in range(2):
         world.runtime.synchronize(pods=(pod,), more=True)
         world.runtime.synchronize(container())
-    assert [len(told) for _, told in world.plugin.told] == [1, 1]  # type: ignore[arg-type]
+    assert [len(listed) for _, listed in world.plugin.told] == [1, 1]  # type: ignore[arg-type]
 
 
 def test_a_creation_is_passed_to_the_hook_and_adjusted(up: World) -> None:
@@ -330,8 +330,8 @@ def test_a_failing_handler_does_not_fail_the_container(
     assert set(up.link.stats.errors.values()) == {1}
     assert len(up.link.stats.errors) == 5
     assert "the hook of CreateContainer failed" in caplog.text
-    told = ("CreateContainer", up.plugin.calls[0], "hook_error", "ValueError: ours")
-    assert up.plugin.unhooked_calls[0] == told
+    failure = ("CreateContainer", up.plugin.calls[0], "hook_error", "ValueError: ours")
+    assert up.plugin.unhooked_calls[0] == failure
 
 
 @pytest.mark.parametrize("method", ["CreateContainer", "UpdateContainer"])
@@ -395,8 +395,8 @@ def test_the_plugins_update_does_not_wait_for_a_call_of_the_runtime(up: World) -
     up.create()
     assert not results
     stream, request = up.runtime.requests[-1]
-    asked = pb.UpdateContainersRequest.FromString(request.payload)
-    (update,) = asked.update
+    update_request = pb.UpdateContainersRequest.FromString(request.payload)
+    (update,) = update_request.update
     assert (update.container_id, update.linux.resources.cpu.cpus) == ("c", "1")
     assert request.timeout_nano == 10_000_000_000
     up.runtime.respond(stream, ttrpc.Response())

@@ -188,11 +188,11 @@ def test_any_bytes_end_the_session_in_order(data: bytes) -> None:
 
 
 def test_nothing_is_sent_or_called_after_the_end() -> None:
-    asked: list[str] = []
+    served: list[str] = []
     held: list[Incoming] = []
 
     def serve(incoming: Incoming) -> None:
-        asked.append(incoming.method)
+        served.append(incoming.method)
         held.append(incoming)
         session.close("ends while it is asked")
 
@@ -201,7 +201,7 @@ def test_nothing_is_sent_or_called_after_the_end() -> None:
     both = [Message(PLUGIN, number, ttrpc.REQUEST, 1, request) for number in (1, 3)]
     session.receive(b"".join(map(ttrpc.encode, both)))
     held[0].answer(b"late")
-    assert (asked, bytes(session.unsent)) == (["a"], b"")
+    assert (served, bytes(session.unsent)) == (["a"], b"")
 
 
 def test_a_cancelled_call_has_its_answer_and_drops_a_late_one() -> None:

@@ -90,9 +90,9 @@ class Exchange(PlayedAgent):
         return self.ask(RUN, pb.RunPodSandboxRequest(config=sandbox(uid, qos, claim)))
 
     def create(
-        self, uid: str, qos: str = "", claim: str = "", asks: str = ""
+        self, uid: str, qos: str = "", claim: str = "", cpuset_: str = ""
     ) -> tuple[Call, GateVerdict]:
-        return self.ask(CREATE, creation(uid, qos, claim, asks))
+        return self.ask(CREATE, creation(uid, qos, claim, cpuset_))
 
     def create_guaranteed(self, uid: str, shares: int) -> tuple[Call, GateVerdict]:
         config = sandbox(uid)
@@ -103,10 +103,10 @@ class Exchange(PlayedAgent):
         return self.ask(CREATE, request)
 
     def update(
-        self, container_id: str, asks: str = "", *, shares: int = 0
+        self, container_id: str, cpuset_: str = "", *, shares: int = 0
     ) -> tuple[Call, GateVerdict]:
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
-        request.linux.cpuset_cpus = asks
+        request.linux.cpuset_cpus = cpuset_
         request.linux.cpu_quota = 5
         request.linux.cpu_shares = shares
         return self.ask(UPDATE, request)
@@ -138,11 +138,13 @@ class Exchange(PlayedAgent):
         self.notifier.close()
 
 
-def creation(uid: str, qos: str = "", claim: str = "", asks: str = "") -> pb.CreateContainerRequest:
+def creation(
+    uid: str, qos: str = "", claim: str = "", cpuset_: str = ""
+) -> pb.CreateContainerRequest:
     request = pb.CreateContainerRequest(sandbox_config=sandbox(uid, qos, claim))
     request.config.metadata.name = "main"
     request.config.linux.resources.cpu_shares = 512
-    request.config.linux.resources.cpuset_cpus = asks
+    request.config.linux.resources.cpuset_cpus = cpuset_
     return request
 
 

@@ -71,7 +71,7 @@ def test_failed_sandbox_withdraws_its_announcement(exchange: Exchange, reply: by
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "qos", "claim", "asks", "cpus"),
+    ("snapshot", "qos", "claim", "cpuset_", "cpus"),
     [
         (OWNED, "LS", "", "", "0,2-3"),
         (OWNED, "BE", "", "0-3", "0,2-3"),
@@ -84,12 +84,12 @@ def test_sharing_pod_is_created_at_once(
     snapshot: Snapshot | None,
     qos: str,
     claim: str,
-    asks: str,
+    cpuset_: str,
     cpus: str | None,
 ) -> None:
     if snapshot:
         exchange.publish(snapshot)
-    _, verdict = exchange.create("p", qos, claim, asks)
+    _, verdict = exchange.create("p", qos, claim, cpuset_)
     if cpus is None:
         assert verdict == FORWARD
     else:
@@ -209,7 +209,7 @@ def test_started_proxy_waits_for_one_pass_before_an_owner(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("container", "asks", "cpus"),
+    ("container", "cpuset_", "cpus"),
     [
         ("c-own", "0-3", "1"),
         ("c-own", "", "1"),
@@ -217,9 +217,9 @@ def test_started_proxy_waits_for_one_pass_before_an_owner(tmp_path: Path) -> Non
         ("stranger", "", None),
     ],
 )
-def test_update(exchange: Exchange, container: str, asks: str, cpus: str | None) -> None:
+def test_update(exchange: Exchange, container: str, cpuset_: str, cpus: str | None) -> None:
     exchange.publish(OWNED)
-    _, verdict = exchange.update(container, asks)
+    _, verdict = exchange.update(container, cpuset_)
     if cpus is None:
         assert verdict == FORWARD
         return

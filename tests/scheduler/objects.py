@@ -129,29 +129,29 @@ def pod_request(
     requests: dict[str, str], qos: str = "", name: str = "new", kube_class: str = "Burstable"
 ) -> PodRequest:
     labels = {"koordinator.sh/qosClass": qos} if qos else {}
-    told = pod(name, requests=requests, labels=labels, kube_class=kube_class)
-    return request_of(from_object(told))
+    body = pod(name, requests=requests, labels=labels, kube_class=kube_class)
+    return request_of(from_object(body))
 
 
-def of_pod(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[PodRecord]:
-    return Change(kind, _key(told), read_pod(json.dumps(told).encode()))
+def of_pod(body: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[PodRecord]:
+    return Change(kind, _key(body), read_pod(json.dumps(body).encode()))
 
 
-def of_node(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[NodeRecord]:
-    return Change(kind, _key(told), records.node(json.dumps(told).encode()))
+def of_node(body: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[NodeRecord]:
+    return Change(kind, _key(body), records.node(json.dumps(body).encode()))
 
 
 def of_topology(
-    told: Object, kind: ChangeKind = ChangeKind.MODIFIED
+    body: Object, kind: ChangeKind = ChangeKind.MODIFIED
 ) -> Change[NodeTopology | Unreadable]:
-    return Change(kind, _key(told), records.topology(json.dumps(told).encode()))
+    return Change(kind, _key(body), records.topology(json.dumps(body).encode()))
 
 
 def of_devices(
-    told: Object, kind: ChangeKind = ChangeKind.MODIFIED
+    body: Object, kind: ChangeKind = ChangeKind.MODIFIED
 ) -> Change[DeviceObject | Unreadable]:
-    return Change(kind, _key(told), records.devices(json.dumps(told).encode()))
+    return Change(kind, _key(body), records.devices(json.dumps(body).encode()))
 
 
-def _key(told: Object) -> ObjectKey:
-    return ObjectKey(told["metadata"].get("namespace", ""), told["metadata"]["name"])
+def _key(body: Object) -> ObjectKey:
+    return ObjectKey(body["metadata"].get("namespace", ""), body["metadata"]["name"])

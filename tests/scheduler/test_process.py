@@ -78,7 +78,7 @@ def test_the_file_sets_the_scoring(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "args: "),
         ("kind: Other", "kind"),
@@ -86,12 +86,12 @@ def test_the_file_sets_the_scoring(tmp_path: Path, text: str) -> None:
         ("- a", "CPUOrchestrationPluginArgs"),
     ],
 )
-def test_an_invalid_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "args"
     path.write_text(text)
     with pytest.raises(SettingsError, match=f"scheduler-args-file {path}") as raised:
         process.scheduler_args(str(path))
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_every_node_allocates_by_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"tls_certificate_file": "", "client_ca_file": "/ca"}, "client-ca-file"),
         ({"tls_certificate_file": "", "client_names": "a"}, "client-names"),
@@ -144,16 +144,16 @@ def test_every_node_allocates_by_the_settings() -> None:
         ({"tls_certificate_file": "", "scheduler_http": "nowhere"}, "'nowhere'"),
     ],
 )
-def test_inconsistent_settings(changes: dict[str, str], said: str) -> None:
+def test_inconsistent_settings(changes: dict[str, str], message: str) -> None:
     """A setting that requires client certificates must not lead to a port that accepts all
     clients."""
     settings = msgspec.structs.replace(SchedulerSettings(scheduler_http=""), **changes)
     pages = dict.fromkeys(("/healthz", "/readyz", "/metrics"))
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(SettingsError, match=message):
         process.servers(settings, pages)  # type: ignore[arg-type]
 
 
-def asked(port: int, verb: str, body: object) -> Any:
+def post(port: int, verb: str, body: object) -> Any:
     """The answer, which must be 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)
     connection.request("POST", f"/{verb}", json.dumps(body), {"Content-Type": "application/json"})
@@ -190,10 +190,10 @@ def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
         server = Server("127.0.0.1:0", routes, limits=process.LIMITS)
         server.start()
         for body in bodies:
-            asked(server.port, "filter", {"Pod": body, "NodeNames": ["a"]})
+            post(server.port, "filter", {"Pod": body, "NodeNames": ["a"]})
         binds = [
             callers.submit(
-                asked,
+                post,
                 server.port,
                 "bind",
                 {
@@ -207,7 +207,7 @@ def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
         ]
         eventually("all wait", lambda: len(api.requests) == len(bodies))
         last = owner(2, 2).pod("last")
-        found = asked(server.port, "filter", {"Pod": last, "NodeNames": ["a"]})
+        found = post(server.port, "filter", {"Pod": last, "NodeNames": ["a"]})
         assert found["NodeNames"] == ["a"], "two CPUs are left"
         assert not any(each.done() for each in binds)
         go.set()

@@ -48,7 +48,7 @@ def silent(server: Server, connection: socket.socket, request: Request) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (
             lambda _, connection, request: reply(connection, 500, status(500, "InternalError")),
@@ -62,10 +62,10 @@ def silent(server: Server, connection: socket.socket, request: Request) -> bool:
     ],
 )
 def test_a_failed_read_of_a_pod_is_an_error_with_the_reason(
-    server: Server, look_up: LookUp, answer: hostile.Answer, said: str
+    server: Server, look_up: LookUp, answer: hostile.Answer, message: str
 ) -> None:
     server.answer = answer
-    with pytest.raises(LookUpError, match=said):
+    with pytest.raises(LookUpError, match=message):
         look_up("gpu", "p")
 
 

@@ -59,19 +59,19 @@ def pod(
     *, limits: Object | None = None, requests: Object | None = None, init: bool = False
 ) -> ApiPod:
     """With one container that requests something, and one that does not."""
-    asking = {"name": "asks", "resources": {"limits": limits, "requests": requests}}
+    requesting = {"name": "asks", "resources": {"limits": limits, "requests": requests}}
     plain = {"name": "plain", "resources": {"limits": {"cpu": "1"}}}
-    fields = {"initContainers": [asking], "containers": [plain]} if init else {}
+    fields = {"initContainers": [requesting], "containers": [plain]} if init else {}
     return apiobjects.from_object(
         {
             "metadata": {"name": "p", "namespace": "gpu", "uid": "u"},
-            "spec": {"containers": [plain, asking], **fields},
+            "spec": {"containers": [plain, requesting], **fields},
         }
     )
 
 
 def answered(
-    asked: Object,
+    review_: Object,
     found: ApiPod | LookUpError | None = None,
     on_failure: FailurePolicy = "Fail",
 ) -> Object:
@@ -84,10 +84,10 @@ def answered(
             raise found
         return found
 
-    request = decode(json.dumps(asked).encode())
+    request = decode(json.dumps(review_).encode())
     answer = json.loads(encode(request.uid, judge(request, look_up, on_failure)))
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
-    assert answer["response"]["uid"] == asked["request"]["uid"]
+    assert answer["response"]["uid"] == review_["request"]["uid"]
     assert looked in ([], [("gpu", "p")])
     response: Object = answer["response"]
     response["looked"] = bool(looked)
@@ -188,7 +188,7 @@ def test_the_failure_policy_applies_if_the_pod_cannot_be_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"", "is not JSON"),
         (b'{"more":' + b"[" * 100_000, "is not JSON"),
@@ -203,8 +203,8 @@ def test_the_failure_policy_applies_if_the_pod_cannot_be_read() -> None:
         (json.dumps(review(name="", object=None)).encode(), "request.name"),
     ],
 )
-def test_an_invalid_review_is_named(body: bytes, said: str) -> None:
-    with pytest.raises(ReviewError, match=said):
+def test_an_invalid_review_is_named(body: bytes, message: str) -> None:
+    with pytest.raises(ReviewError, match=message):
         decode(body)
 
 
@@ -217,9 +217,9 @@ def test_other_bodies_are_rejected(body: bytes) -> None:
 def test_the_policy_that_sets_the_scheduler_of_gpu_pods_selects_the_same_pods() -> None:
     """Otherwise a pod would get the scheduler without GPUs, or GPUs without the scheduler."""
     policy = of_kind("MutatingAdmissionPolicy")["topolet-gpu-scheduler"]["spec"]
-    (asks,) = (
+    (condition,) = (
         each["expression"] for each in policy["matchConditions"] if each["name"] == "asks-for-gpus"
     )
-    assert set(re.findall(r"startsWith\('([^']+)'\)", asks)) == {webhook.GPU_PREFIX}
-    (names,) = re.findall(r"key in \[([^\]]+)\]", asks)
+    assert set(re.findall(r"startsWith\('([^']+)'\)", condition)) == {webhook.GPU_PREFIX}
+    (names,) = re.findall(r"key in \[([^\]]+)\]", condition)
     assert set(re.findall(r"'([^']+)'", names)) == webhook.GPU_NAMES

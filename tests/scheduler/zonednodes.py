@@ -80,7 +80,7 @@ def topology(
     """`used`: the amounts used of the zones. `pods`: the names in the fingerprint; None: the report
     has none."""
     taken = used or {}
-    told = None if pods is None else fingerprint.of(("default", each) for each in pods)
+    pods_fingerprint = None if pods is None else fingerprint.of(("default", each) for each in pods)
     return resource_topology.encode(
         NodeTopology(
             name,
@@ -96,7 +96,7 @@ def topology(
             ),
             policy,
             scope,
-            fingerprint=told,
+            fingerprint=pods_fingerprint,
             attributes={FINGERPRINT_METHOD: method},
         ),
         Version.V1ALPHA2,
@@ -113,11 +113,11 @@ class Kubelet:
         self.scope = scope
         self.given: dict[str, list[tuple[int, dict[str, int]]]] = {}
 
-    def admits(self, told: Object) -> bool:
+    def admits(self, body: Object) -> bool:
         """False: the pod fails with a TopologyAffinityError."""
-        name = told["metadata"]["name"]
+        name = body["metadata"]["name"]
         self.given[name] = []
-        for amounts in self._parts(told):
+        for amounts in self._parts(body):
             used = self.used()
             for zone, total in sorted(self.zones.items()):
                 there = used.get(zone, {})
@@ -148,13 +148,13 @@ class Kubelet:
         """`pods`: the started pods, as the agent reads them from the API server."""
         return topology(self.name, self.zones, self.used(), pods, scope=self.scope)
 
-    def _parts(self, told: Object) -> list[dict[str, int]]:
+    def _parts(self, body: Object) -> list[dict[str, int]]:
         parts = [
             {
                 each: int(text) * (1000 if each == "cpu" else 1)
                 for each, text in container["resources"]["requests"].items()
             }
-            for container in told["spec"]["containers"]
+            for container in body["spec"]["containers"]
         ]
         if self.scope == "container":
             return parts

@@ -58,8 +58,8 @@ def test_a_lasting_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
     health = Health(0.5)
     for error in ("disk full", "disk full", "", "disk full", "other"):
         health.end(error)
-    said = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
-    assert said == ["disk full", "disk full", "other"]
+    lines = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert lines == ["disk full", "disk full", "other"]
 
 
 def test_the_pause_until_the_full_pass_does_not_count_as_late(clock: Clock) -> None:

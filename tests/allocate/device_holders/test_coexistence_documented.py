@@ -22,10 +22,10 @@ def test_the_documented_table_equals_the_code() -> None:
     lines = PAGE.read_text().split("### Sharing a device")[1].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     (_, *columns), _, *rows = rows
-    told = {
+    documented = {
         frozenset({Form(row[0]), Form(column)}): WORDS[cell]
         for row in rows
         for column, cell in zip(columns, row[1:], strict=True)
         if cell
     }
-    assert told == TABLE
+    assert documented == TABLE

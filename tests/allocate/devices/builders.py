@@ -73,7 +73,7 @@ def node(
     return node_devices(inventory(devices, partitions, links), held, taken)
 
 
-def asked(
+def allocation(
     there: NodeDevices,
     amounts: Mapping[str, int],
     annotations: Mapping[str, object] | None = None,

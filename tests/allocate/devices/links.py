@@ -22,7 +22,7 @@ def symmetric(count: int, value: Callable[[int, int], int]) -> Matrix:
     )
 
 
-def told(
+def gpu_pairs(
     count: int, ancestor: Callable[[int, int], Ancestor], links: dict[tuple[int, int], int]
 ) -> list[GpuPair]:
     """Pairs of the cards `GPU-0` and so on; links of NVLink 2."""
@@ -50,7 +50,7 @@ def _volta(i: int, j: int) -> Ancestor:
     return Ancestor.SWITCH if i // 2 == j // 2 else Ancestor.HOST_BRIDGE
 
 
-VOLTA_PAIRS = told(
+VOLTA_PAIRS = gpu_pairs(
     8,
     _volta,
     {
@@ -68,7 +68,7 @@ VOLTA = matrix(8, VOLTA_PAIRS, GpuObjective.BESTEFFORT)
 
 BRIDGED = matrix(
     4,
-    told(
+    gpu_pairs(
         4,
         lambda i, j: Ancestor.NODE if i // 2 == j // 2 else Ancestor.SYSTEM,
         {(0, 3): 2, (1, 2): 2},

@@ -20,7 +20,7 @@ from tests.allocate.devices.builders import (
     RATIO,
     RDMA,
     SHARED,
-    asked,
+    allocation,
     gpu,
     minors,
     nic,
@@ -36,7 +36,7 @@ SAME_PCIE = {**PREFERRED, "requiredScope": "SamePCIe"}
 
 
 def test_a_card_gives_the_requested_and_the_derived_amounts() -> None:
-    found = asked(node(EIGHT), {GPU: 50})
+    found = allocation(node(EIGHT), {GPU: 50})
     assert isinstance(found, Allocation)
     (card,) = found.devices["gpu"]
     assert (card.minor, card.uuid, card.functions) == (0, "GPU-0", ())
@@ -62,7 +62,7 @@ def test_a_pod_that_requests_no_device() -> None:
 def test_whole_cards_without_known_links(
     used: dict[int, int], cards: int, expected: list[int]
 ) -> None:
-    assert minors(asked(node(EIGHT, used), {CARDS: cards})) == expected
+    assert minors(allocation(node(EIGHT, used), {CARDS: cards})) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_required_scope(
     scope: str, used: dict[int, int], cards: int, expected: list[int] | None
 ) -> None:
     hint = {"gpu": {"requiredTopologyScope": scope}}
-    found = asked(node(EIGHT, used), {CARDS: cards}, {HINT: hint})
+    found = allocation(node(EIGHT, used), {CARDS: cards}, {HINT: hint})
     if expected is None:
         assert found == DeviceRefusal("gpu", DeviceCause.SCOPE)
     else:
@@ -90,31 +90,31 @@ def test_a_required_scope(
 def test_the_strategy_chooses_the_card_of_a_share() -> None:
     """Koordinator confuses free amounts with capacity, and takes the other card."""
     both = [gpu(0), gpu(1)]
-    assert minors(asked(node(both, {0: 10, 1: 80}), {GPU: 10}, strategy=MOST)) == [1]
-    assert minors(asked(node(both, {0: 80, 1: 10}), {GPU: 10}, strategy=LEAST)) == [1]
+    assert minors(allocation(node(both, {0: 10, 1: 80}), {GPU: 10}, strategy=MOST)) == [1]
+    assert minors(allocation(node(both, {0: 80, 1: 10}), {GPU: 10}, strategy=LEAST)) == [1]
     apart = [gpu(0, 0, "p0"), gpu(1, 1, "p1")]
-    assert minors(asked(node(apart, {0: 10}), {GPU: 10}, strategy=LEAST)) == [1]
-    assert minors(asked(node(apart, {0: 10}), {GPU: 95}, strategy=MOST)) == [1]
+    assert minors(allocation(node(apart, {0: 10}), {GPU: 10}, strategy=LEAST)) == [1]
+    assert minors(allocation(node(apart, {0: 10}), {GPU: 95}, strategy=MOST)) == [1]
 
 
 def test_without_a_strategy_a_share_goes_to_the_most_used_switch() -> None:
-    assert minors(asked(node(EIGHT, {5: 10}), {GPU: 10})) == [4]
+    assert minors(allocation(node(EIGHT, {5: 10}), {GPU: 10})) == [4]
 
 
 def test_shares_of_several_cards_within_a_scope() -> None:
     """Koordinator refuses these."""
     hint = {"gpu": {"requiredTopologyScope": "PCIe"}}
-    found = asked(node(EIGHT, {0: 80}), {SHARED: 2, MEMORY: BYTES}, {HINT: hint})
+    found = allocation(node(EIGHT, {0: 80}), {SHARED: 2, MEMORY: BYTES}, {HINT: hint})
     assert minors(found) == [2, 3]
     two = node(EIGHT[:2], {0: 80})
-    assert asked(two, {SHARED: 2, MEMORY: BYTES}, {HINT: hint}) == DeviceRefusal(
+    assert allocation(two, {SHARED: 2, MEMORY: BYTES}, {HINT: hint}) == DeviceRefusal(
         "gpu", DeviceCause.SCOPE
     )
 
 
 def test_core_of_several_cards_is_divided_among_them() -> None:
     """Koordinator requests all of it from one card."""
-    found = asked(node(EIGHT), {CORE: 200, MEMORY: 400})
+    found = allocation(node(EIGHT), {CORE: 200, MEMORY: 400})
     assert isinstance(found, Allocation)
     assert [each.resources for each in found.devices["gpu"]] == [
         {CORE: 100, MEMORY: 200, RATIO: 20}
@@ -148,21 +148,21 @@ def test_a_score_counts_only_devices_that_the_pod_may_have() -> None:
 def test_unhealthy_devices_are_not_chosen_and_apply_for_all_skips_them() -> None:
     nics = [nic(each, healthy=each != 1) for each in range(4)]
     hint = {"rdma": {"allocateStrategy": "ApplyForAll"}}
-    assert minors(asked(node(nics), {RDMA: 10}, {HINT: hint}), "rdma") == [0, 2, 3]
+    assert minors(allocation(node(nics), {RDMA: 10}, {HINT: hint}), "rdma") == [0, 2, 3]
     ill = [nic(0, healthy=False)]
-    assert asked(node(ill), {RDMA: 10}, {HINT: hint}) == DeviceRefusal(
+    assert allocation(node(ill), {RDMA: 10}, {HINT: hint}) == DeviceRefusal(
         "rdma", DeviceCause.INSUFFICIENT
     )
-    assert asked(node(ill), {RDMA: 10}) == DeviceRefusal("rdma", DeviceCause.INSUFFICIENT)
+    assert allocation(node(ill), {RDMA: 10}) == DeviceRefusal("rdma", DeviceCause.INSUFFICIENT)
 
 
 def test_selectors_and_numa_nodes_exclude_devices() -> None:
     labelled = [gpu(each, each, labels={"tier": "ab"[each % 2]}) for each in range(4)]
     hint = {"gpu": {"selector": {"matchLabels": {"tier": "b"}}}}
     there = node(labelled)
-    assert minors(asked(there, {CARDS: 2}, {HINT: hint})) == [1, 3]
-    assert minors(asked(there, {CARDS: 1}, {HINT: hint}, numa=0b1100)) == [3]
-    assert asked(there, {CARDS: 2}, {HINT: hint}, numa=0b1100) == DeviceRefusal(
+    assert minors(allocation(there, {CARDS: 2}, {HINT: hint})) == [1, 3]
+    assert minors(allocation(there, {CARDS: 1}, {HINT: hint}, numa=0b1100)) == [3]
+    assert allocation(there, {CARDS: 2}, {HINT: hint}, numa=0b1100) == DeviceRefusal(
         "gpu", DeviceCause.INSUFFICIENT
     )
 
@@ -171,16 +171,18 @@ def test_a_device_with_numa_node_minus_one_is_on_every_node_and_one_without_topo
     None
 ):
     there = node([nic(0, None), nic(1, -1), nic(2, 1)])
-    assert minors(asked(there, {RDMA: 200}, numa=0b10), "rdma") == [1, 2]
-    assert minors(asked(there, {RDMA: 100}, numa=0b01), "rdma") == [1]
+    assert minors(allocation(there, {RDMA: 200}, numa=0b10), "rdma") == [1, 2]
+    assert minors(allocation(there, {RDMA: 100}, numa=0b01), "rdma") == [1]
 
 
 def test_exclusion_by_switch_avoids_switches_in_use() -> None:
     """It has no effect in Koordinator."""
     hint = {"gpu": {"exclusivePolicy": "PCIeLevel"}}
     there = node(EIGHT, {0: 10, 2: 10})
-    assert minors(asked(there, {CARDS: 1}, {HINT: hint})) == [4]
-    assert asked(there, {CARDS: 5}, {HINT: hint}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
+    assert minors(allocation(there, {CARDS: 1}, {HINT: hint})) == [4]
+    assert allocation(there, {CARDS: 5}, {HINT: hint}) == DeviceRefusal(
+        "gpu", DeviceCause.INSUFFICIENT
+    )
 
 
 def test_functions_are_taken_by_number() -> None:
@@ -191,33 +193,35 @@ def test_functions_are_taken_by_number() -> None:
 
     def taken(*held: str) -> Allocation | DeviceRefusal:
         there = node(one, taken={("rdma", 0): frozenset(held)})
-        return asked(there, {RDMA: 1}, {HINT: hint})
+        return allocation(there, {RDMA: 1}, {HINT: hint})
 
     for held, expected in (((), buses[1]), (buses[1:2], buses[2]), (buses[1:], buses[0])):
         found = taken(*held)
         assert isinstance(found, Allocation)
         assert [each.bus for each in found.devices["rdma"][0].functions] == [expected]
     assert taken(*buses) == DeviceRefusal("rdma", DeviceCause.INSUFFICIENT)
-    assert asked(node([nic(0)]), {RDMA: 1}, {HINT: hint}) == DeviceRefusal(
+    assert allocation(node([nic(0)]), {RDMA: 1}, {HINT: hint}) == DeviceRefusal(
         "rdma", DeviceCause.NO_VIRTUAL_FUNCTIONS
     )
 
 
 def test_a_type_that_the_node_does_not_have() -> None:
-    assert asked(node([nic(0)]), {CARDS: 1}) == DeviceRefusal("gpu", DeviceCause.NO_DEVICES)
+    assert allocation(node([nic(0)]), {CARDS: 1}) == DeviceRefusal("gpu", DeviceCause.NO_DEVICES)
 
 
 def test_a_scope_is_refused_when_a_card_has_no_topology() -> None:
     there = node([gpu(0), gpu(1, None)])
     hint = {"gpu": {"requiredTopologyScope": "PCIe"}}
-    assert asked(there, {CARDS: 1}, {HINT: hint}) == DeviceRefusal("gpu", DeviceCause.NO_TOPOLOGY)
-    assert minors(asked(there, {CARDS: 2})) == [0, 1]
+    assert allocation(there, {CARDS: 1}, {HINT: hint}) == DeviceRefusal(
+        "gpu", DeviceCause.NO_TOPOLOGY
+    )
+    assert minors(allocation(there, {CARDS: 2})) == [0, 1]
 
 
 def test_the_requested_number_of_nics_near_the_gpus_is_allocated() -> None:
     """Koordinator allocates one for every switch."""
     there = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p2"), nic(1, 0, "p1")])
-    found = asked(there, {CARDS: 2, RDMA: 100}, {JOINT: PREFERRED})
+    found = allocation(there, {CARDS: 2, RDMA: 100}, {JOINT: PREFERRED})
     assert minors(found) == [0, 1]
     assert minors(found, "rdma") == [1]
 
@@ -225,14 +229,14 @@ def test_the_requested_number_of_nics_near_the_gpus_is_allocated() -> None:
 def test_one_nic_for_each_switch_in_turn() -> None:
     nics = [nic(each, 0, f"p{each // 2}") for each in range(6)]
     there = node([*EIGHT[:4], *nics])
-    found = asked(there, {CARDS: 4, RDMA: 300}, {JOINT: PREFERRED})
+    found = allocation(there, {CARDS: 4, RDMA: 300}, {JOINT: PREFERRED})
     assert minors(found, "rdma") == [0, 2, 1]
 
 
 def test_the_switch_that_has_both_is_found() -> None:
     """Koordinator chooses the GPU first and fails."""
     there = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p1")])
-    found = asked(there, {CARDS: 1, RDMA: 50}, {JOINT: SAME_PCIE})
+    found = allocation(there, {CARDS: 1, RDMA: 50}, {JOINT: SAME_PCIE})
     assert minors(found) == [1]
     assert minors(found, "rdma") == [0]
 
@@ -240,7 +244,7 @@ def test_the_switch_that_has_both_is_found() -> None:
 def test_several_switches_that_have_both_are_found() -> None:
     cards = [gpu(each, 0, f"p{each}") for each in range(3)]
     there = node([*cards, nic(0, 0, "p1"), nic(1, 0, "p2")])
-    found = asked(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE})
+    found = allocation(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE})
     assert minors(found) == [1, 2]
     assert minors(found, "rdma") == [0, 1]
 
@@ -248,61 +252,61 @@ def test_several_switches_that_have_both_are_found() -> None:
 def test_the_same_switches_require_a_nic_under_each() -> None:
     nics = [nic(each, 0, f"p{each}") for each in range(2)]
     there = node([*EIGHT[:4], *nics])
-    found = asked(there, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE})
+    found = allocation(there, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE})
     assert minors(found, "rdma") == [0, 1]
     without = node([*EIGHT[:4], nics[0]])
-    assert asked(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == DeviceRefusal(
+    assert allocation(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == DeviceRefusal(
         "rdma", DeviceCause.INSUFFICIENT
     )
 
 
 def test_cards_are_divided_among_switches_with_one_nic_each() -> None:
     there = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")])
-    found = asked(there, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})
+    found = allocation(there, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})
     assert minors(found) == [0, 2]
     assert minors(found, "rdma") == [0, 1]
     lead = {"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"}
-    assert minors(asked(there, {CARDS: 2, RDMA: 200}, {JOINT: lead})) == [0, 2]
+    assert minors(allocation(there, {CARDS: 2, RDMA: 200}, {JOINT: lead})) == [0, 2]
     close = symmetric(4, lambda i, j: 9 if (i, j) == (1, 3) else 1)
     known = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], links=linked(range(4), close))
-    assert minors(asked(known, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 3]
+    assert minors(allocation(known, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 3]
     table = msgspec.json.encode({2: [{"minors": [0, 1]}, {"minors": [1, 2]}]}).decode()
     sets = partitions({}, {GPU_PARTITIONS: table}, {})
     parted = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], partitions=sets)
-    assert minors(asked(parted, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 2]
+    assert minors(allocation(parted, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 2]
 
 
 def test_one_numa_node_may_be_required_instead() -> None:
     """Two switches of one NUMA node. The first NUMA node does not have a free NIC."""
     joint = {**PREFERRED, "requiredScope": "SameNUMANode"}
     there = node([*EIGHT, nic(0, 0, "p9"), nic(1, 1, "p9")], nics={0: 100})
-    found = asked(there, {CARDS: 2, RDMA: 50}, {JOINT: joint})
+    found = allocation(there, {CARDS: 2, RDMA: 50}, {JOINT: joint})
     assert minors(found) == [4, 5]
     assert minors(found, "rdma") == [1]
-    assert isinstance(asked(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), DeviceRefusal)
-    assert isinstance(asked(there, {CARDS: 5, RDMA: 50}, {JOINT: joint}), DeviceRefusal)
+    assert isinstance(allocation(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), DeviceRefusal)
+    assert isinstance(allocation(there, {CARDS: 5, RDMA: 50}, {JOINT: joint}), DeviceRefusal)
 
 
 def test_gpus_near_a_leading_nic() -> None:
     """Koordinator chooses them without regard to the NIC."""
     there = node([*EIGHT, nic(0, 1, "p3")])
     lead = {"deviceTypes": ["rdma", "gpu"]}
-    assert minors(asked(there, {CARDS: 2, RDMA: 1}, {JOINT: lead})) == [6, 7]
-    assert minors(asked(there, {CARDS: 4, RDMA: 1}, {JOINT: lead})) == [0, 1, 2, 3]
+    assert minors(allocation(there, {CARDS: 2, RDMA: 1}, {JOINT: lead})) == [6, 7]
+    assert minors(allocation(there, {CARDS: 4, RDMA: 1}, {JOINT: lead})) == [0, 1, 2, 3]
 
 
 def test_a_card_with_few_used_bytes_is_not_allocated_whole() -> None:
     """They are less than one percent, the unit in which whole cards are counted."""
     held = {("gpu", 0): {CORE: 0, RATIO: 0, MEMORY: 9}}
     there = node_devices(inventory([gpu(0), gpu(1)]), held)
-    assert minors(asked(there, {CARDS: 1})) == [1]
-    assert asked(there, {CARDS: 2}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
-    assert minors(asked(there, {RATIO: 99})) == [0]
+    assert minors(allocation(there, {CARDS: 1})) == [1]
+    assert allocation(there, {CARDS: 2}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
+    assert minors(allocation(there, {RATIO: 99})) == [0]
 
 
 def test_a_card_that_lists_half_its_resources_gives_at_most_half() -> None:
     """The amounts derived from the requested bytes must be available too."""
     half = msgspec.structs.replace(gpu(0), resources={CORE: 50, RATIO: 50, MEMORY: BYTES // 2})
-    found = asked(node([half]), {SHARED: 1, MEMORY: BYTES // 2})
+    found = allocation(node([half]), {SHARED: 1, MEMORY: BYTES // 2})
     assert found == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
-    assert minors(asked(node([half, gpu(1)]), {SHARED: 1, MEMORY: BYTES // 2})) == [1]
+    assert minors(allocation(node([half, gpu(1)]), {SHARED: 1, MEMORY: BYTES // 2})) == [1]

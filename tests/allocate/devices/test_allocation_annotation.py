@@ -24,7 +24,7 @@ from tests.allocate.devices.builders import (
     MEMORY,
     RATIO,
     RDMA,
-    asked,
+    allocation,
     gpu,
     nic,
     node,
@@ -35,7 +35,7 @@ VF_HINT = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
 
 def test_the_annotation_equals_koordinators() -> None:
     there = node([gpu(0), nic(0, functions=["0000:40:00.1"])])
-    found = asked(there, {GPU: 50, RDMA: 1}, {HINT: VF_HINT})
+    found = allocation(there, {GPU: 50, RDMA: 1}, {HINT: VF_HINT})
     assert isinstance(found, Allocation)
     assert json.loads(device_allocated(found)) == {
         "gpu": [{"id": "GPU-0", "minor": 0, "resources": {CORE: "50", RATIO: "50", MEMORY: "500"}}],

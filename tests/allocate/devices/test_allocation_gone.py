@@ -33,7 +33,7 @@ def missing(
 
 
 @pytest.mark.parametrize(
-    ("amounts", "hints", "now", "said"),
+    ("amounts", "hints", "now", "message"),
     [
         ({CARDS: 1}, {}, node(THERE, {1: 100}, {0: 100}), ""),
         ({CARDS: 1}, {}, node(THERE, {0: 1}), "gpu 0 has 99 of 100 koordinator.sh/gpu-core left"),
@@ -60,9 +60,9 @@ def missing(
     ],
 )
 def test_missing_devices_are_named(
-    amounts: dict[str, int], hints: dict[str, Any], now: NodeDevices, said: str
+    amounts: dict[str, int], hints: dict[str, Any], now: NodeDevices, message: str
 ) -> None:
-    assert missing(amounts, now, hints) == said
+    assert missing(amounts, now, hints) == message
 
 
 def test_another_card_with_the_same_minor_does_not_count() -> None:

@@ -26,7 +26,7 @@ from tests.allocate.devices.builders import (
     RATIO,
     RDMA,
     SHARED,
-    asked,
+    allocation,
     gpu,
     nic,
     part,
@@ -113,17 +113,17 @@ def test_only_free_devices_are_allocated(
     if not isinstance(found, Allocation):
         return
     by_place = {(device.type, device.minor): device for device in devices}
-    for kind, ask in request.requests.items():
+    for kind, type_request in request.requests.items():
         chosen = found.devices[kind]
         minors = [each.minor for each in chosen]
-        assert len(set(minors)) == len(minors) == ask.count
+        assert len(set(minors)) == len(minors) == type_request.count
         for each in chosen:
             device = by_place[kind, each.minor]
             assert device.healthy
             assert device.topology
             assert numa is None or numa >> device.topology.node & 1
-            assert fits(there, kind, each.minor, ask.per)
-            assert ask.per.items() <= each.resources.items()
+            assert fits(there, kind, each.minor, type_request.per)
+            assert type_request.per.items() <= each.resources.items()
     if "gpu" in request.requests and scope in ("PCIe", "NUMANode"):
         cards = {by_place["gpu", each.minor].topology for each in found.devices["gpu"]}
         assert len({place.node for place in cards if place}) == 1
@@ -140,7 +140,7 @@ def test_whole_cards_are_refused_only_when_too_few_are_idle(
         for device in devices
         if device.type == "gpu" and device.healthy and fits(there, "gpu", device.minor, part(100))
     ]
-    found = asked(there, {CARDS: cards}, strategy=strategy)
+    found = allocation(there, {CARDS: cards}, strategy=strategy)
     assert isinstance(found, Allocation) == (len(idle) >= cards)
 
 
@@ -174,7 +174,7 @@ def test_the_same_switches_are_found_whenever_they_exist(
         for chosen in combinations(free["gpu"], cards)
     )
     annotations: dict[str, Any] = {JOINT: joint}
-    found = asked(there, {CARDS: cards, RDMA: amount}, annotations, strategy=strategy)
+    found = allocation(there, {CARDS: cards, RDMA: amount}, annotations, strategy=strategy)
     assert isinstance(found, Allocation) == possible
     if isinstance(found, Allocation):
         chosen = {kind: [one.minor for one in of] for kind, of in found.devices.items()}

@@ -13,7 +13,7 @@ from tests.allocate.devices.builders import (
     HINT,
     JOINT,
     RDMA,
-    asked,
+    allocation,
     gpu,
     minors,
     nic,
@@ -38,7 +38,7 @@ def test_links_count_more_than_numbers_and_switches(
     used: dict[int, int], cards: int, expected: list[int]
 ) -> None:
     there = node(EIGHT, used, links=linked(range(8), CROSSED))
-    assert minors(asked(there, {CARDS: cards})) == expected
+    assert minors(allocation(there, {CARDS: cards})) == expected
 
 
 def test_the_configured_objective_decides() -> None:
@@ -46,20 +46,20 @@ def test_the_configured_objective_decides() -> None:
     whatever its minor."""
     pair = symmetric(3, lambda i, j: 9 if (i, j) == (0, 1) else 1)
     cards = EIGHT[:3]
-    assert minors(asked(node(cards, links=linked(range(3), pair)), {CARDS: 1})) == [2]
+    assert minors(allocation(node(cards, links=linked(range(3), pair)), {CARDS: 1})) == [2]
     other = linked(range(3), pair, GpuObjective.BESTEFFORT)
-    assert minors(asked(node(cards, links=other), {CARDS: 1})) == [0]
+    assert minors(allocation(node(cards, links=other), {CARDS: 1})) == [0]
     volta = linked(range(8), VOLTA, GpuObjective.BESTEFFORT)
     used = {1: 1, 3: 1, 6: 1, 7: 1}
-    assert minors(asked(node(EIGHT, used, links=volta), {CARDS: 2})) == [4, 5]
+    assert minors(allocation(node(EIGHT, used, links=volta), {CARDS: 2})) == [4, 5]
 
 
 @pytest.mark.parametrize(("scope", "expected"), [("PCIe", [0, 1]), ("NUMANode", [0, 2])])
 def test_within_a_required_scope(scope: str, expected: list[int]) -> None:
     there = node(EIGHT, links=linked(range(8), CROSSED))
     hint = {"gpu": {"requiredTopologyScope": scope}}
-    assert minors(asked(there, {CARDS: 2}, {HINT: hint})) == expected
-    found = asked(there, {CARDS: 5}, {HINT: hint})
+    assert minors(allocation(there, {CARDS: 2}, {HINT: hint})) == expected
+    found = allocation(there, {CARDS: 5}, {HINT: hint})
     assert found == DeviceRefusal("gpu", DeviceCause.SCOPE)
 
 
@@ -67,7 +67,7 @@ NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("scope", "asks", "used", "expected"),
+    ("scope", "amounts", "used", "expected"),
     [
         pytest.param("SamePCIe", {CARDS: 2, RDMA: 100}, {}, [2, 3], id="one switch has all"),
         pytest.param("SamePCIe", {CARDS: 2, RDMA: 100}, {3: 1}, [6, 7], id="another switch"),
@@ -83,12 +83,12 @@ NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]
     ],
 )
 def test_cards_near_nics_are_the_best_within_one_scope_that_has_both(
-    scope: str, asks: dict[str, int], used: dict[int, int], expected: list[int]
+    scope: str, amounts: dict[str, int], used: dict[int, int], expected: list[int]
 ) -> None:
     """On DGX-1; 0 and 4 have two links across NUMA nodes, 0 and 1 one behind their switch."""
     links = linked(range(8), matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH))
     joint = {JOINT: {"deviceTypes": ["gpu", "rdma"], "requiredScope": scope}}
-    found = asked(node([*EIGHT, *NICS], used, links=links), asks, joint)
+    found = allocation(node([*EIGHT, *NICS], used, links=links), amounts, joint)
     assert minors(found) == expected
     if scope == "SamePCIe":
         assert set(minors(found, "rdma")) == {minor // 2 for minor in expected}
@@ -101,20 +101,20 @@ def test_a_narrower_scope_of_the_cards_applies_too() -> None:
         HINT: {"gpu": {"requiredTopologyScope": "PCIe"}},
     }
     there = node([*EIGHT, *NICS], {2: 1, 6: 1}, links=links)
-    assert minors(asked(there, {CARDS: 2, RDMA: 100}, words)) in ([0, 1], [4, 5])
+    assert minors(allocation(there, {CARDS: 2, RDMA: 100}, words)) in ([0, 1], [4, 5])
 
 
 def test_matrix_indices_need_not_be_minors() -> None:
     cards = [gpu(each) for each in (1, 4, 6, 9)]
     close = symmetric(4, lambda i, j: 9 if (i, j) in ((0, 3), (1, 2)) else 1)
     links = linked([1, 4, 6, 9], close)
-    assert minors(asked(node(cards, links=links), {CARDS: 2})) == [1, 9]
-    assert minors(asked(node(cards, {9: 1}, links=links), {CARDS: 2})) == [4, 6]
+    assert minors(allocation(node(cards, links=links), {CARDS: 2})) == [1, 9]
+    assert minors(allocation(node(cards, {9: 1}, links=links), {CARDS: 2})) == [4, 6]
 
 
 def test_the_topology_decides_when_the_matrix_lacks_cards() -> None:
     links = linked(range(2), symmetric(2, lambda _i, _j: 1))
-    assert minors(asked(node(EIGHT, links=links), {CARDS: 4})) == [0, 1, 2, 3]
+    assert minors(allocation(node(EIGHT, links=links), {CARDS: 4})) == [0, 1, 2, 3]
 
 
 def test_more_cards_than_a_table_allows() -> None:
@@ -123,4 +123,4 @@ def test_more_cards_than_a_table_allows() -> None:
 
 def test_shares_ignore_links() -> None:
     there = node(EIGHT, {5: 10}, links=linked(range(8), CROSSED))
-    assert minors(asked(there, {GPU: 10})) == [4]
+    assert minors(allocation(there, {GPU: 10})) == [4]

@@ -8,7 +8,7 @@ from agent.model.cpu.policies import GpuObjective
 from agent.model.devices import interconnect
 from agent.model.devices.gpus import Ancestor, GpuPair
 from agent.model.devices.interconnect import GpuLink, Interconnect
-from tests.allocate.devices.builders import CARDS, asked, gpu, minors, nic, node
+from tests.allocate.devices.builders import CARDS, allocation, gpu, minors, nic, node
 from tests.allocate.devices.links import VOLTA, VOLTA_PAIRS, matrix, symmetric
 
 
@@ -41,13 +41,13 @@ def test_any_link_scores_higher_than_no_link() -> None:
 
 def test_a_node_with_links_reported_by_its_driver() -> None:
     cards = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
-    told = interconnect.decode_links(interconnect.encode_links(cards, VOLTA_PAIRS))
+    decoded = interconnect.decode_links(interconnect.encode_links(cards, VOLTA_PAIRS))
     devices = [nic(0), *reversed(cards)]
     used = {1: 1, 3: 1, 6: 1, 7: 1}
-    by_points = links_of(told, GpuObjective.BESTEFFORT)
-    assert minors(asked(node(devices, used, links=by_points), {CARDS: 2})) == [4, 5]
-    by_speed = links_of(told)
-    assert minors(asked(node(devices, used, links=by_speed), {CARDS: 2})) == [0, 4]
+    by_points = links_of(decoded, GpuObjective.BESTEFFORT)
+    assert minors(allocation(node(devices, used, links=by_points), {CARDS: 2})) == [4, 5]
+    by_speed = links_of(decoded)
+    assert minors(allocation(node(devices, used, links=by_speed), {CARDS: 2})) == [0, 4]
 
 
 def test_an_unreported_pair_scores_lowest() -> None:
@@ -59,9 +59,9 @@ def test_an_unreported_pair_scores_lowest() -> None:
     assert links.table.best(0b111, 2) == 0b011
 
 
-@pytest.mark.parametrize("told", [{}, {(0, card): GpuLink(links=1) for card in range(1, 17)}])
-def test_without_links_and_with_too_many_cards_there_is_no_table(told: Interconnect) -> None:
-    assert links_of(told) is None
+@pytest.mark.parametrize("decoded", [{}, {(0, card): GpuLink(links=1) for card in range(1, 17)}])
+def test_without_links_and_with_too_many_cards_there_is_no_table(decoded: Interconnect) -> None:
+    assert links_of(decoded) is None
 
 
 def test_nodes_of_one_model_share_a_table() -> None:

@@ -18,7 +18,7 @@ from tests.allocate.devices.builders import (
     PARTITION,
     RATIO,
     RDMA,
-    asked,
+    allocation,
     gpu,
     minors,
     nic,
@@ -32,7 +32,7 @@ JOINED = {JOINT: {"deviceTypes": ["gpu", "rdma"]}}
 EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
 
 
-def told(
+def reported(
     table: dict[int, list[dict[str, Any]]], labels: dict[str, str] | None = None
 ) -> Partitions:
     text = msgspec.json.encode(table).decode()
@@ -49,20 +49,20 @@ PAIRS = {2: [one(0, 1), one(2, 3, score=5), one(5, 4, score=5)], 4: [one(4, 5, 6
 
 def test_the_best_score_comes_first() -> None:
     """Koordinator takes the worst."""
-    assert minors(asked(node(EIGHT, partitions=told(PAIRS)), {CARDS: 2})) == [2, 3]
+    assert minors(allocation(node(EIGHT, partitions=reported(PAIRS)), {CARDS: 2})) == [2, 3]
 
 
 def test_cards_come_in_the_tables_order_of_minors() -> None:
-    there = node(EIGHT, {2: 1}, partitions=told(PAIRS))
-    assert minors(asked(there, {CARDS: 2})) == [5, 4]
+    there = node(EIGHT, {2: 1}, partitions=reported(PAIRS))
+    assert minors(allocation(there, {CARDS: 2})) == [5, 4]
 
 
 @pytest.mark.parametrize(
     ("policy", "expected"), [("Restricted", None), ("BestEffort", [0, 1])], ids=str
 )
 def test_restricted_uses_only_the_best_score(policy: str, expected: list[int] | None) -> None:
-    there = node(EIGHT, {2: 1, 4: 1}, partitions=told(PAIRS))
-    found = asked(there, {CARDS: 2}, {PARTITION: {"allocatePolicy": policy}})
+    there = node(EIGHT, {2: 1, 4: 1}, partitions=reported(PAIRS))
+    found = allocation(there, {CARDS: 2}, {PARTITION: {"allocatePolicy": policy}})
     if expected is None:
         assert found == DeviceRefusal("gpu", DeviceCause.PARTITION)
     else:
@@ -71,14 +71,17 @@ def test_restricted_uses_only_the_best_score(policy: str, expected: list[int] | 
 
 def test_partitions_that_keep_larger_ones_intact_are_preferred() -> None:
     table = {2: [one(0, 1), one(2, 3), one(4, 5)], 4: [one(0, 1, 2, 3)]}
-    assert minors(asked(node(EIGHT, partitions=told(table)), {CARDS: 2})) == [4, 5]
+    assert minors(allocation(node(EIGHT, partitions=reported(table)), {CARDS: 2})) == [4, 5]
 
 
 def test_a_requested_bandwidth() -> None:
     table = {2: [one(0, 1), one(2, 3, bandwidth="100Gi"), one(4, 5, bandwidth="400Gi")]}
-    there = node(EIGHT, partitions=told(table))
-    assert minors(asked(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "200Gi"}})) == [4, 5]
-    assert asked(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "1Ti"}}) == DeviceRefusal(
+    there = node(EIGHT, partitions=reported(table))
+    assert minors(allocation(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "200Gi"}})) == [
+        4,
+        5,
+    ]
+    assert allocation(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "1Ti"}}) == DeviceRefusal(
         "gpu", DeviceCause.PARTITION
     )
 
@@ -90,20 +93,20 @@ def test_honor_refuses_cards_outside_the_table_and_prefer_allows_them(
     cards: int, cause: DeviceCause
 ) -> None:
     used = {0: 1, 2: 1, 4: 1}
-    honoring = node(EIGHT, used, partitions=told(PAIRS, HONOR))
-    assert asked(honoring, {CARDS: cards}) == DeviceRefusal("gpu", cause)
-    preferring = node(EIGHT, used, partitions=told(PAIRS))
-    assert len(minors(asked(preferring, {CARDS: cards}))) == cards
+    honoring = node(EIGHT, used, partitions=reported(PAIRS, HONOR))
+    assert allocation(honoring, {CARDS: cards}) == DeviceRefusal("gpu", cause)
+    preferring = node(EIGHT, used, partitions=reported(PAIRS))
+    assert len(minors(allocation(preferring, {CARDS: cards}))) == cards
 
 
 def test_shares_are_not_bound_to_the_table() -> None:
-    there = node(EIGHT, {2: 50}, partitions=told(PAIRS, HONOR))
-    assert minors(asked(there, {GPU: 50})) == [2]
+    there = node(EIGHT, {2: 50}, partitions=reported(PAIRS, HONOR))
+    assert minors(allocation(there, {GPU: 50})) == [2]
 
 
 def test_unhealthy_cards_are_in_no_partition() -> None:
     cards = [gpu(each, healthy=each != 2) for each in range(8)]
-    assert minors(asked(node(cards, partitions=told(PAIRS, HONOR)), {CARDS: 2})) == [5, 4]
+    assert minors(allocation(node(cards, partitions=reported(PAIRS, HONOR)), {CARDS: 2})) == [5, 4]
 
 
 @pytest.mark.parametrize("near", [{}, JOINED], ids=["alone", "with a port"])
@@ -114,9 +117,9 @@ def test_cards_that_list_less_than_requested_are_in_no_partition(
     """Such as cards that an agent withholds: no known pod holds them."""
     less = msgspec.structs.replace(EIGHT[2], resources=dict.fromkeys((CORE, RATIO, MEMORY), left))
     cards = [less if each.minor == 2 else each for each in EIGHT]
-    there = node([*cards, nic(0, 1, "p2")], partitions=told(PAIRS, HONOR))
+    there = node([*cards, nic(0, 1, "p2")], partitions=reported(PAIRS, HONOR))
     amounts = {CARDS: 2, RDMA: 100} if near else {CARDS: 2}
-    assert minors(asked(there, amounts, near)) == [5, 4]
+    assert minors(allocation(there, amounts, near)) == [5, 4]
 
 
 @pytest.mark.parametrize("model", ["H100", "H800", "H20", "H100-80GB-HBM3"])
@@ -125,8 +128,8 @@ def test_models_with_a_known_table(model: str, vendor: str) -> None:
     """Koordinator does not know the models as NVML writes them."""
     known = partitions(HONOR, {}, {MODEL: model, VENDOR: vendor})
     assert not known.honor
-    assert minors(asked(node(EIGHT, {1: 1}, partitions=known), {CARDS: 2})) == [2, 3]
-    assert asked(
+    assert minors(allocation(node(EIGHT, {1: 1}, partitions=known), {CARDS: 2})) == [2, 3]
+    assert allocation(
         node(EIGHT, partitions=partitions({}, {}, {MODEL: model, **HONOR})), {CARDS: 3}
     ) == DeviceRefusal("gpu", DeviceCause.PARTITION_SIZE)
 
@@ -137,7 +140,7 @@ def test_models_with_a_known_table(model: str, vendor: str) -> None:
 def test_other_models_have_no_table(labels: dict[str, str]) -> None:
     known = partitions({}, {}, labels)
     assert known.table is None
-    found = asked(node(EIGHT, partitions=known), {CARDS: 1}, {PARTITION: {}})
+    found = allocation(node(EIGHT, partitions=known), {CARDS: 1}, {PARTITION: {}})
     assert found == DeviceRefusal("gpu", DeviceCause.NO_PARTITION_TABLE)
 
 

@@ -76,8 +76,8 @@ GIB = 1 << 30
 def test_valid_gpu_requests(
     amounts: dict[str, int], count: int, per: dict[str, int], shared: bool
 ) -> None:
-    ask = type_requests({"cpu": 4000, "memory": GIB, **amounts})["gpu"]
-    assert (ask.count, ask.per, ask.shared) == (count, per, shared)
+    request = type_requests({"cpu": 4000, "memory": GIB, **amounts})["gpu"]
+    assert (request.count, request.per, request.shared) == (count, per, shared)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_valid_gpu_requests(
     ids=str,
 )
 def test_other_devices(amounts: dict[str, int], count: int, each: int) -> None:
-    ((kind, ask),) = type_requests(amounts).items()
+    ((kind, request),) = type_requests(amounts).items()
     (name,) = amounts
     assert name.endswith(kind)
-    assert ask == TypeRequest(amounts, count, {name: each})
+    assert request == TypeRequest(amounts, count, {name: each})
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_the_cards_amounts_add_up_to_the_request_except_for_indivisible_bytes(
     amounts: dict[str, int],
 ) -> None:
     try:
-        asked = type_requests(amounts)
+        requests = type_requests(amounts)
     except RequestError:
         return
-    for ask in asked.values():
-        for name, each in ask.per.items():
-            lost = ask.total[name] - each * ask.count
-            assert 0 <= lost < (ask.count if name == MEMORY else 1)
+    for request in requests.values():
+        for name, each in request.per.items():
+            lost = request.total[name] - each * request.count
+            assert 0 <= lost < (request.count if name == MEMORY else 1)
 
 
 @pytest.mark.parametrize(
@@ -198,5 +198,5 @@ def test_the_unit_that_was_not_requested_is_derived(
     ],
 )
 def test_hints(amount: int, hint: DeviceHint | None, matching: int, count: int, each: int) -> None:
-    ask = hinted(type_requests({RDMA: amount})["rdma"], hint, matching)
-    assert (ask.count, ask.per) == (count, {RDMA: each})
+    request = hinted(type_requests({RDMA: amount})["rdma"], hint, matching)
+    assert (request.count, request.per) == (count, {RDMA: each})

@@ -31,8 +31,8 @@ def allocator(node: TopologyOptions, held: Iterable[PodAllocation] = ()) -> Node
     return NodeAllocator(NodeProperties("n", node), map(assigned, held))
 
 
-def pod_request(ask: ResourceRequest) -> PodRequest:
-    return PodRequest(ask, ask.requests, needs=Needs.NUMA)
+def pod_request(request: ResourceRequest) -> PodRequest:
+    return PodRequest(request, request.requests, needs=Needs.NUMA)
 
 
 claims = st.builds(
@@ -71,27 +71,29 @@ def test_removed_pods_leave_no_trace(held: list[PodAllocation]) -> None:
     assert place.offer(pod_request(owner(16))) == allocator(NODE).offer(pod_request(owner(16)))
 
 
-asks = st.one_of(
+requests = st.one_of(
     st.builds(owner, st.integers(1, 9), st.integers(0, 9), st.sampled_from("abcdef")),
     st.builds(sharer, st.integers(1, 9000), st.integers(0, 9), st.sampled_from("abcdef")),
 )
 
 
-@given(st.sampled_from([NODE, BEST_EFFORT]), st.lists(st.tuples(asks, st.booleans()), max_size=12))
+@given(
+    st.sampled_from([NODE, BEST_EFFORT]), st.lists(st.tuples(requests, st.booleans()), max_size=12)
+)
 def test_offers_change_nothing_and_commits_rebuild_from_annotations(node, steps) -> None:
     place = allocator(node)
-    for ask, stays in steps:
-        asked, before = pod_request(ask), dict(place.holdings)
-        got = place.offer(asked)
+    for request, stays in steps:
+        requested, before = pod_request(request), dict(place.holdings)
+        got = place.offer(requested)
         assert place.holdings == before
-        assert place.offer(asked) == got
+        assert place.offer(requested) == got
         if isinstance(got, Refused):
             assert got.reasons
             continue
         committed = place.commit(got).allocation
-        assert len(committed.cpus) == (ask.requests["cpu"] // 1000 if ask.owner else 0)
+        assert len(committed.cpus) == (request.requests["cpu"] // 1000 if request.owner else 0)
         if not stays:
-            place.release(ask.uid)
+            place.release(request.uid)
     assert not place.overlaps()
     held = [each.allocation for each in place.holdings.values()]
     read_back = [
@@ -99,7 +101,10 @@ def test_offers_change_nothing_and_commits_rebuild_from_annotations(node, steps)
     ]
     assert allocated(node, read_back) == allocated(node, held)
     rebuilt = allocator(node, read_back)
-    assert all(place.offer(pod_request(ask)) == rebuilt.offer(pod_request(ask)) for ask, _ in steps)
+    assert all(
+        place.offer(pod_request(request)) == rebuilt.offer(pod_request(request))
+        for request, _ in steps
+    )
 
 
 def _annotations(held: PodAllocation) -> dict[str, str]:

@@ -69,8 +69,8 @@ def test_the_spec_equals_koordinators() -> None:
             if static and (kubelet.get("options") or {}).get("full-pcpus-only") == "true":
                 forced = FULL
             spec = case["pod"].get("resourceSpec") or {}
-            asked = spec.get("requiredCPUBindPolicy") or spec.get("preferredCPUBindPolicy")
-            pod_request = FULL if asked in (None, "", "Default") else BindPolicy(asked)
+            requested = spec.get("requiredCPUBindPolicy") or spec.get("preferredCPUBindPolicy")
+            pod_request = FULL if requested in (None, "", "Default") else BindPolicy(requested)
             text = spec_text(json.dumps(spec), forced or pod_request, forced=forced is not None)
             written = spec if text is None else json.loads(text)
             assert written == case["expect"]["resourceSpec"], case

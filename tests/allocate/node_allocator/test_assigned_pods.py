@@ -43,7 +43,7 @@ def test_every_field_of_the_annotations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notes", "cpus", "devices", "said"),
+    ("notes", "cpus", "devices", "faults"),
     [
         (
             {
@@ -62,13 +62,13 @@ def test_every_field_of_the_annotations() -> None:
     ],
 )
 def test_one_invalid_annotation_does_not_affect_the_others(
-    notes: dict[str, object], cpus: str, devices: bool, said: list[str]
+    notes: dict[str, object], cpus: str, devices: bool, faults: list[str]
 ) -> None:
     held = holding_of(pod("a", {"cpu": 2}, "LSR", notes))
     assert held.allocation.cpus == CpuSet.parse(cpus)
     assert held.allocation.cpu_milli == 2000
     assert bool(held.devices) == devices
-    assert [fault.split()[1].rstrip(":") for fault in held.faults] == said
+    assert [fault.split()[1].rstrip(":") for fault in held.faults] == faults
 
 
 def test_virtual_functions_count_even_with_an_invalid_amount() -> None:

@@ -22,13 +22,13 @@ from agent.model.cpu.policies import GpuObjective, NumaPolicy
 from agent.model.devices import device_object, interconnect
 from agent.model.devices.gpus import Ancestor, GpuPair
 from tests.allocate.devices.builders import CARDS, JOINT, RDMA, gpu, nic, part
-from tests.allocate.devices.links import VOLTA_PAIRS, by_definition, matrix, told
+from tests.allocate.devices.links import VOLTA_PAIRS, by_definition, gpu_pairs, matrix
 from tests.allocate.node_allocator.builders import pod
 from tests.allocate.nodes import facts as node_facts
 
 EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
 NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]
-HGX_PAIRS = told(
+HGX_PAIRS = gpu_pairs(
     8,
     lambda i, j: (Ancestor.SYSTEM, Ancestor.NODE, Ancestor.SWITCHES)[
         (i // 4 == j // 4) + (i // 2 == j // 2)

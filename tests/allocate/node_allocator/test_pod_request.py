@@ -109,7 +109,7 @@ def test_the_limit_of_containers_that_run_at_once(
 
 
 @pytest.mark.parametrize(
-    ("of", "said"),
+    ("of", "message"),
     [
         ({"notes": {SPEC: {"requiredCPUBindPolicy": "x"}}}, "requiredCPUBindPolicy"),
         ({"notes": {NUMA_SPEC: "["}}, NUMA_SPEC),
@@ -117,10 +117,10 @@ def test_the_limit_of_containers_that_run_at_once(
         ({"requests": {CORE: 150, RATIO: 100}}, CORE),
     ],
 )
-def test_an_invalid_request_is_reported_with_its_pod(of: dict[str, Any], said: str) -> None:
+def test_an_invalid_request_is_reported_with_its_pod(of: dict[str, Any], message: str) -> None:
     with pytest.raises(PodRequestError, match="pod ns/a: ") as caught:
         request_of(pod(**of))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_pods_with_the_same_request_are_equivalent() -> None:
@@ -168,8 +168,8 @@ def test_stale_allocation_annotations_are_listed() -> None:
 
 
 def test_fields_of_a_pod() -> None:
-    said = pod("a", {"cpu": 1}, priority=7, preemptionPolicy="Never")
-    pod_request = request_of(said)
+    body = pod("a", {"cpu": 1}, priority=7, preemptionPolicy="Never")
+    pod_request = request_of(body)
     assert (pod_request.uid, pod_request.title, pod_request.priority, pod_request.preempts) == (
         "a",
         "ns/a",

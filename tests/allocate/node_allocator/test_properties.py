@@ -66,8 +66,8 @@ def test_nodes_of_one_model_share_their_table() -> None:
 
 
 def linked(name: str, rules: AllocatorRules | None = None) -> LinkTable:
-    told = DeviceObject(name, DEVICES, {}, LINKED)
-    found = node_properties(name, {}, device=told, rules=rules).inventory
+    device_object_ = DeviceObject(name, DEVICES, {}, LINKED)
+    found = node_properties(name, {}, device=device_object_, rules=rules).inventory
     assert found is not None
     assert found.links is not None
     return found.links

@@ -33,7 +33,7 @@ PLAIN = NodeConfiguration()
 ALLOC = PodCpuAlloc("ns", "kubelets", "u", "6,14", managed_by_kubelet=True)
 
 
-def told(configured: NodeConfiguration = PLAIN, *allocs: PodCpuAlloc) -> Any:
+def reported(configured: NodeConfiguration = PLAIN, *allocs: PodCpuAlloc) -> Any:
     """The annotations that the agent writes."""
     topology = Topology(MACHINE, (), EMPTY, EMPTY, smt=True)
     return koordinator_annotations(topology, (), (), allocs, configured)
@@ -53,7 +53,7 @@ def test_the_agents_report_reads_back() -> None:
         reservation=NodeReservation(reserved_cpus="2,8"),
     )
     topology = NodeTopology(
-        "n", (zone(0, 8000, memory=1 << 30),), "restricted", annotations=told(configured, ALLOC)
+        "n", (zone(0, 8000, memory=1 << 30),), "restricted", annotations=reported(configured, ALLOC)
     )
     facts, faults = topology_options({}, {}, topology, 16000)
     assert not faults
@@ -80,7 +80,7 @@ def test_caches_come_from_the_zones() -> None:
         Zone(0, attributes={L3_CPUS: "0-1,8-9;2-3,10-11"}),
         Zone(1, attributes={L3_CPUS: "4-5,12-13;x;6-7,14-15"}),
     )
-    topology = NodeTopology("n", zones, annotations=told())
+    topology = NodeTopology("n", zones, annotations=reported())
     found = topology_options({}, {}, topology)[0].layout
     assert found == layout.of(machines.cpus((2, 1, 4, 2), "interleaved", 4))
 
@@ -92,7 +92,7 @@ def test_labels_and_ratios_are_the_nodes() -> None:
         "node.koordinator.sh/numa-allocate-strategy": "MostAllocated",
     }
     notes = {AMPLIFICATION_RATIO: '{"cpu": 1.5, "memory": 1.25, "pods": 0.5}'}
-    topology = NodeTopology("n", (zone(0, 2000, memory=10, pods=4),), annotations=told())
+    topology = NodeTopology("n", (zone(0, 2000, memory=10, pods=4),), annotations=reported())
     facts, faults = topology_options(labels, notes, topology)
     assert not faults
     assert facts.policies.numa_label is NumaPolicy.SINGLE_NUMA_NODE
@@ -103,19 +103,19 @@ def test_labels_and_ratios_are_the_nodes() -> None:
 
 
 def test_a_shared_system_cpuset_reserves_no_cpus() -> None:
-    notes = told(NodeConfiguration(system_qos=SystemQos("1", cpuset_exclusive=False)))
+    notes = reported(NodeConfiguration(system_qos=SystemQos("1", cpuset_exclusive=False)))
     assert topology_options({}, {}, NodeTopology("n", annotations=notes))[0].kept == EMPTY
 
 
 def test_cpus_that_topolet_assigned_are_not_counted_as_the_kubelets() -> None:
     ours = PodCpuAlloc("ns", "ours", "u", "4,12")
-    topology = NodeTopology("n", annotations=told(PLAIN, ours, ALLOC))
+    topology = NodeTopology("n", annotations=reported(PLAIN, ours, ALLOC))
     assert topology_options({}, {}, topology)[0].kept == CpuSet.parse("6,14")
 
 
 def test_options_are_ignored_under_another_policy() -> None:
     configured = NodeConfiguration(kubelet_options={"full-pcpus-only": "true"})
-    facts, _ = topology_options({}, {}, NodeTopology("n", annotations=told(configured)))
+    facts, _ = topology_options({}, {}, NodeTopology("n", annotations=reported(configured)))
     assert not facts.policies.full_pcpus_only
 
 
@@ -125,7 +125,7 @@ def test_a_node_without_cpu_details_has_its_zones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "said"),
+    ("key", "text", "message"),
     [
         (CPU_TOPOLOGY, "{", "is not JSON"),
         (CPU_TOPOLOGY, '{"detail":[{"id":-1,"core":0,"socket":0,"node":0}]}', "detail[0].id"),
@@ -146,14 +146,14 @@ def test_a_node_without_cpu_details_has_its_zones() -> None:
         (SYSTEM_QOS, '{"cpuset":"?"}', "cpuset"),
     ],
 )
-def test_no_cpus_are_bound_when_their_owners_are_unknown(key: str, text: str, said: str) -> None:
-    topology = NodeTopology("n", (zone(0, 1000),), annotations={**told(), key: text})
+def test_no_cpus_are_bound_when_their_owners_are_unknown(key: str, text: str, message: str) -> None:
+    topology = NodeTopology("n", (zone(0, 1000),), annotations={**reported(), key: text})
     facts, faults = topology_options({}, {}, topology)
     assert facts.layout is None
     assert facts.zones == {0: {"cpu": 1000}}
     (fault,) = faults
     assert fault.startswith(f"annotation {key}: ")
-    assert said in fault
+    assert message in fault
 
 
 @pytest.mark.parametrize("ratio", ['{"cpu": 1e9}', '{"cpu": "x"}', "[]"])

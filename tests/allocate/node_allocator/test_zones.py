@@ -18,13 +18,13 @@ GIB = 1 << 30
 TWO = {0: {"cpu": 8000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}}
 
 
-def word(told: ZonedNode) -> ZoneReport:
-    return ZoneReport(told, node(TWO))
+def report(reported: ZonedNode) -> ZoneReport:
+    return ZoneReport(reported, node(TWO))
 
 
-def place(told: ZonedNode | None = None, rules: AllocatorRules | None = None) -> NodeAllocator:
+def place(reported: ZonedNode | None = None, rules: AllocatorRules | None = None) -> NodeAllocator:
     """A node whose kubelet aligns containers."""
-    zones = word(told or node(TWO))
+    zones = report(reported or node(TWO))
     return NodeAllocator(
         msgspec.structs.replace(facts(), zones=zones, rules=rules or AllocatorRules())
     )
@@ -73,7 +73,7 @@ def test_a_koordinator_pod_is_placed_by_koordinators_rules() -> None:
 def test_koordinator_labels_take_precedence_over_the_zone_report() -> None:
     labelled = facts(policy=NumaPolicy.SINGLE_NUMA_NODE)
     there = NodeAllocator(
-        msgspec.structs.replace(labelled, zones=word(node({0: {"cpu": 0}, 1: {"cpu": 0}})))
+        msgspec.structs.replace(labelled, zones=report(node({0: {"cpu": 0}, 1: {"cpu": 0}})))
     )
     assert fits(there, plain(8))
 
@@ -163,7 +163,7 @@ def test_a_new_report_counts_all_pods_that_are_not_listed_as_uncounted() -> None
     put(there, plain(5, "a"))
     put(there, plain(2, "b"))
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
-    new = msgspec.structs.replace(there.properties, zones=word(left))
+    new = msgspec.structs.replace(there.properties, zones=report(left))
     assert fits(there.with_properties(new), plain(3, "c"))
     beside = there.with_properties(new, uncounted={"b"})
     assert fits(beside, plain(2, "c"))
@@ -175,12 +175,12 @@ def test_a_new_report_alone_updates_the_allocator_in_place() -> None:
     put(there, plain(5, "a"))
     put(there, plain(2, "b"))
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
-    there.update_report(word(left), left, uncounted={"b"})
-    assert there.properties.zones == word(left)
+    there.update_report(report(left), left, uncounted={"b"})
+    assert there.properties.zones == report(left)
     assert set(there.holdings) == {"a", "b"}
     assert fits(there, plain(2, "c"))
     assert not fits(there, plain(3, "c"))
-    there.update_report(word(left), left)
+    there.update_report(report(left), left)
     assert fits(there, plain(4, "c"))
     there.update_report(None, None)
     assert fits(there, plain(99, "c"))
@@ -215,7 +215,7 @@ def test_equivalence_classes_distinguish_containers_when_zones_do() -> None:
 def test_the_zone_report_applies_with_koordinator_labels_on_other_subjects() -> None:
     """Amplification does not concern NUMA nodes."""
     amplified = facts(cpu_ratio=1.5, cpu_milli=24_000)
-    there = NodeAllocator(msgspec.structs.replace(amplified, zones=word(node(TWO))))
+    there = NodeAllocator(msgspec.structs.replace(amplified, zones=report(node(TWO))))
     assert not fits(there, plain(9))
     put(there, plain(6))
     assert fits(there, plain(2, "b"))

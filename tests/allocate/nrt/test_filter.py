@@ -97,12 +97,12 @@ def test_pod_level_resources_are_the_pods_request() -> None:
     whole = {"cpu": 6 * CPU, "memory": GIB}
     there = node(TWO, scope="pod")
     big = {name: 2 * amount for name, amount in whole.items()}
-    asked = pod(container(), requests=whole, limits=whole)
-    assert filter(there, asked) == ZoneFit((1,))
-    asked = pod(container(), requests=big, limits=big)
-    assert misfit(filter(there, asked)).asked == 12 * CPU
-    asked = pod(container(), requests=big, limits={"cpu": 99 * CPU})
-    assert filter(there, asked) == ZoneFit((0,))
+    requested = pod(container(), requests=whole, limits=whole)
+    assert filter(there, requested) == ZoneFit((1,))
+    requested = pod(container(), requests=big, limits=big)
+    assert misfit(filter(there, requested)).asked == 12 * CPU
+    requested = pod(container(), requests=big, limits={"cpu": 99 * CPU})
+    assert filter(there, requested) == ZoneFit((0,))
 
 
 def test_numa_ids_have_gaps_and_some_have_no_cpus() -> None:
@@ -118,7 +118,7 @@ def test_numa_ids_have_gaps_and_some_have_no_cpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "cause", "resource", "unresolvable"),
+    ("requested", "cause", "resource", "unresolvable"),
     [
         ({"example.com/licence": 1}, MisfitCause.NOT_ON_NODE, "example.com/licence", True),
         ({"hugepages-1Gi": 1}, MisfitCause.NOT_ON_NODE, "hugepages-1Gi", True),
@@ -128,10 +128,10 @@ def test_numa_ids_have_gaps_and_some_have_no_cpus() -> None:
     ],
 )
 def test_the_reason_names_the_resource(
-    asked: dict[str, int], cause: MisfitCause, resource: str, unresolvable: bool
+    requested: dict[str, int], cause: MisfitCause, resource: str, unresolvable: bool
 ) -> None:
     there = node({0: {"cpu": CPU, GPU: 1}, 1: {"cpu": CPU}})
-    sure = pod(container(**{"nic": 1, **asked}), requests=SOME, limits=SOME)
+    sure = pod(container(**{"nic": 1, **requested}), requests=SOME, limits=SOME)
     found = misfit(filter(there, sure))
     assert (found.cause, found.resource, found.unresolvable) == (cause, resource, unresolvable)
     assert resource in found.text()
@@ -140,8 +140,8 @@ def test_the_reason_names_the_resource(
 
 def test_resources_that_no_numa_node_reports_may_be_anywhere() -> None:
     there = node(TWO)
-    asked = pod(small(1, nic=3, **{"ephemeral-storage": GIB}))
-    assert filter(there, asked) == ZoneFit((0,))
+    requested = pod(small(1, nic=3, **{"ephemeral-storage": GIB}))
+    assert filter(there, requested) == ZoneFit((0,))
 
 
 def test_the_reason_counts_numa_nodes_that_have_the_other_resources() -> None:
@@ -212,8 +212,8 @@ requests = st.fixed_dictionaries(
     {"cpu": st.integers(1, 4), "memory": st.integers(1, 4)}, optional={GPU: amounts, NIC: amounts}
 )
 pods = st.builds(
-    lambda asked, sides: pod(
-        *(container(f"c{n}", **each) for n, each in enumerate(asked)),
+    lambda requested, sides: pod(
+        *(container(f"c{n}", **each) for n, each in enumerate(requested)),
         init=tuple(sidecar(f"s{n}", **each) for n, each in enumerate(sides)),
     ),
     st.lists(requests, min_size=1, max_size=3),
@@ -223,14 +223,14 @@ pods = st.builds(
 
 @given(zones, st.sampled_from(["container", "pod"]), pods)
 def test_a_fitting_pods_parts_fit_together(
-    there: dict[int, dict[str, int]], scope: str, asked: ZonedPod
+    there: dict[int, dict[str, int]], scope: str, requested: ZonedPod
 ) -> None:
     before = node(there, scope=scope)
-    found = filter(before, asked)
+    found = filter(before, requested)
     if isinstance(found, Misfit):
         return
     taken: Counter[tuple[str, int]] = Counter()
-    for part, zone in zip(parts_of(before, asked), found.zones, strict=True):
+    for part, zone in zip(parts_of(before, requested), found.zones, strict=True):
         if zone is not None:
             taken.update({(name, zone): amount for name, amount in part.taken.items()})
     for (resource, zone), amount in taken.items():
@@ -240,12 +240,12 @@ def test_a_fitting_pods_parts_fit_together(
 
 @given(zones, st.sampled_from(["container", "pod"]), pods, st.integers(0, 80), amounts)
 def test_more_resources_never_prevent_a_fit(
-    there: dict[int, dict[str, int]], scope: str, asked: ZonedPod, zone: int, more: int
+    there: dict[int, dict[str, int]], scope: str, requested: ZonedPod, zone: int, more: int
 ) -> None:
     def whole(found: ZonedNode) -> bool:
-        return isinstance(filter(found, asked), ZoneFit)
+        return isinstance(filter(found, requested), ZoneFit)
 
-    if len(asked.parts) > 1 and scope == "container":
+    if len(requested.parts) > 1 and scope == "container":
         return
     if whole(node(there, scope=scope)):
         grown = {

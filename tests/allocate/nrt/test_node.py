@@ -39,11 +39,11 @@ def test_resources_that_kubernetes_counts_are_on_every_node() -> None:
 
 
 def test_an_empty_node_has_all_allocatable_resources() -> None:
-    told = NodeTopology(
+    object_ = NodeTopology(
         "node-a", (Zone(0, {"cpu": Amounts(8 * CPU, 6 * CPU, CPU)}),), "single-numa-node"
     )
-    asked = {"cpu": 1, "memory": 1}
+    amounts = {"cpu": 1, "memory": 1}
     for cpus, now, then in ((1, ZoneFit, ZoneFit), (6, Misfit, ZoneFit), (7, Misfit, Misfit)):
-        pod_a = pod(container(cpu=cpus * CPU), requests=asked, limits=asked)
-        assert isinstance(filter(zoned_node(told, ()), pod_a), now)
-        assert isinstance(filter(zoned_node(told, (), empty=True), pod_a), then)
+        pod_a = pod(container(cpu=cpus * CPU), requests=amounts, limits=amounts)
+        assert isinstance(filter(zoned_node(object_, ()), pod_a), now)
+        assert isinstance(filter(zoned_node(object_, (), empty=True), pod_a), then)

@@ -11,7 +11,7 @@ from tests.allocate.nrt.values import CPU, GPU, container, node, pod
 TWO = {0: {"cpu": 4 * CPU, "memory": 8}, 1: {"cpu": 4 * CPU, "memory": 8, GPU: 1}}
 
 
-def asking(cpus: int, **more: int) -> ZonedPod:
+def requesting(cpus: int, **more: int) -> ZonedPod:
     return pod(container(cpu=cpus * CPU, memory=1, **more))
 
 
@@ -19,24 +19,24 @@ def test_an_assumed_pod_is_subtracted_from_its_numa_node() -> None:
     after = without(node(TWO), [Assumed({0: {"cpu": 3 * CPU, "memory": 1}})])
     assert after.available["cpu"] == {0: CPU, 1: 4 * CPU}
     assert after.together == {"cpu": 5 * CPU, "memory": 15, GPU: 1}
-    assert filter(after, asking(3)) == ZoneFit((1,))
+    assert filter(after, requesting(3)) == ZoneFit((1,))
 
 
 def test_a_pod_on_an_unknown_numa_node_is_subtracted_from_each() -> None:
-    after = without(node(TWO), [Assumed(anywhere=asking(3, gpu=1).whole.taken)])
+    after = without(node(TWO), [Assumed(anywhere=requesting(3, gpu=1).whole.taken)])
     assert after.available == {
         "cpu": {0: CPU, 1: CPU},
         "memory": {0: 7, 1: 7},
         GPU: {1: 0},
     }
-    assert isinstance(filter(after, asking(2)), Misfit)
+    assert isinstance(filter(after, requesting(2)), Misfit)
 
 
 def test_a_pod_is_subtracted_once_from_the_sum() -> None:
-    after = without(node(TWO, "restricted"), [Assumed(anywhere=asking(3).whole.taken)])
+    after = without(node(TWO, "restricted"), [Assumed(anywhere=requesting(3).whole.taken)])
     assert after.together["cpu"] == 5 * CPU
-    assert isinstance(filter(after, asking(5)), ZoneFit)
-    assert isinstance(filter(after, asking(6)), Misfit)
+    assert isinstance(filter(after, requesting(5)), ZoneFit)
+    assert isinstance(filter(after, requesting(6)), Misfit)
 
 
 def test_amounts_are_never_negative_and_unreported_resources_stay_unreported() -> None:

@@ -19,34 +19,34 @@ FIRST, OWNER, LAST, FOREIGN, GONE, LONG_GONE = (
     fingerprint.pod_hash("ns", name) for name in ("first", "owner", "last", "f", "gone", "long")
 )
 ALL = [FIRST, OWNER, LAST]
-told = fingerprint.combined
+fingerprint_of = fingerprint.combined
 
 
 def test_zones_that_count_all_known_pods_are_current() -> None:
-    assert freshness(told(ALL), ALL) == Freshness(NrtFreshness.CURRENT)
-    assert freshness(told([]), []) == Freshness(NrtFreshness.CURRENT)
+    assert freshness(fingerprint_of(ALL), ALL) == Freshness(NrtFreshness.CURRENT)
+    assert freshness(fingerprint_of([]), []) == Freshness(NrtFreshness.CURRENT)
 
 
 def test_the_pods_that_started_last_may_be_missing() -> None:
-    assert freshness(told([FIRST, OWNER]), ALL) == Freshness(NrtFreshness.BEHIND, 1)
-    assert freshness(told([]), ALL) == Freshness(NrtFreshness.BEHIND, 3)
+    assert freshness(fingerprint_of([FIRST, OWNER]), ALL) == Freshness(NrtFreshness.BEHIND, 1)
+    assert freshness(fingerprint_of([]), ALL) == Freshness(NrtFreshness.BEHIND, 3)
 
 
 @pytest.mark.parametrize("there", [(FIRST, LAST), (*ALL, FOREIGN), (GONE,)])
 def test_zones_that_count_unknown_pods_are_refused(there: tuple[int, ...]) -> None:
-    assert freshness(told(there), ALL) == Freshness(NrtFreshness.OTHER)
+    assert freshness(fingerprint_of(there), ALL) == Freshness(NrtFreshness.OTHER)
 
 
 def test_deleted_pods_may_still_be_in_a_report() -> None:
     gone = [LONG_GONE, GONE]
-    assert freshness(told([*ALL, GONE]), ALL, gone) == Freshness(NrtFreshness.BEHIND)
-    assert freshness(told([*ALL, *gone]), ALL, gone) == Freshness(NrtFreshness.BEHIND)
-    assert freshness(told([FIRST, *gone]), ALL, gone) == Freshness(NrtFreshness.BEHIND, 2)
-    assert freshness(told(ALL), ALL, gone) == Freshness(NrtFreshness.CURRENT)
+    assert freshness(fingerprint_of([*ALL, GONE]), ALL, gone) == Freshness(NrtFreshness.BEHIND)
+    assert freshness(fingerprint_of([*ALL, *gone]), ALL, gone) == Freshness(NrtFreshness.BEHIND)
+    assert freshness(fingerprint_of([FIRST, *gone]), ALL, gone) == Freshness(NrtFreshness.BEHIND, 2)
+    assert freshness(fingerprint_of(ALL), ALL, gone) == Freshness(NrtFreshness.CURRENT)
 
 
 def test_the_pod_deleted_first_leaves_the_report_first() -> None:
-    assert freshness(told([*ALL, LONG_GONE]), ALL, [LONG_GONE, GONE]) == Freshness(
+    assert freshness(fingerprint_of([*ALL, LONG_GONE]), ALL, [LONG_GONE, GONE]) == Freshness(
         NrtFreshness.OTHER
     )
 
@@ -56,7 +56,7 @@ def test_a_node_may_report_no_fingerprint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "expected"),
+    ("value", "expected"),
     [
         (None, Method.ALL),
         ("all", Method.ALL),
@@ -64,17 +64,17 @@ def test_a_node_may_report_no_fingerprint() -> None:
         ("of-the-moon", Method.ALL),
     ],
 )
-def test_the_nodes_value_for_the_fingerprint_method(word: str | None, expected: Method) -> None:
-    attributes = {} if word is None else {FINGERPRINT_METHOD: word}
+def test_the_nodes_value_for_the_fingerprint_method(value: str | None, expected: Method) -> None:
+    attributes = {} if value is None else {FINGERPRINT_METHOD: value}
     assert method_of(NodeTopology("node-a", attributes=attributes)) is expected
 
 
 def test_only_a_limited_number_of_missing_pods_is_tried() -> None:
     many = [fingerprint.pod_hash("ns", f"pod-{each}") for each in range(MOST_MISSING + 1)]
-    assert freshness(told(many[:1]), many) == Freshness(NrtFreshness.BEHIND, MOST_MISSING)
-    assert freshness(told([]), many) == Freshness(NrtFreshness.OTHER)
+    assert freshness(fingerprint_of(many[:1]), many) == Freshness(NrtFreshness.BEHIND, MOST_MISSING)
+    assert freshness(fingerprint_of([]), many) == Freshness(NrtFreshness.OTHER)
 
 
 @given(st.permutations(ALL), st.integers(0, 3))
 def test_missing_and_counted_pods_are_all_pods(order: list[int], begun: int) -> None:
-    assert freshness(told(order[:begun]), order).missing == len(order) - begun
+    assert freshness(fingerprint_of(order[:begun]), order).missing == len(order) - begun

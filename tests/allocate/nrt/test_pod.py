@@ -72,7 +72,7 @@ def test_devices_are_not_native_kubernetes_resources(resource: str, expected: bo
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("zoned_pod", "expected"),
     [
         (pod(container(**SURE)), True),
         (pod(container(cpu=1500, memory=0)), False),
@@ -86,5 +86,5 @@ def test_devices_are_not_native_kubernetes_resources(resource: str, expected: bo
         (pod(container(gpu=0, limited=False)), False),
     ],
 )
-def test_pods_with_exclusive_resources(asked: Any, expected: bool) -> None:
-    assert exclusive(asked, {"cpu", "memory", GPU}) is expected
+def test_pods_with_exclusive_resources(zoned_pod: Any, expected: bool) -> None:
+    assert exclusive(zoned_pod, {"cpu", "memory", GPU}) is expected

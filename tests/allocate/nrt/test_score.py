@@ -95,14 +95,14 @@ def test_containers_without_requests_do_not_count(strategy: Strategy) -> None:
 
 
 def test_container_scope_uses_the_mean_of_containers_and_pod_scope_their_sum() -> None:
-    asked = pod(container("a", cpu=CPU, memory=25), container("b", cpu=3 * CPU, memory=25))
-    assert score(node(TWO), asked, LEAST) == ((75 + 75) // 2 + (25 + 75) // 2) // 2
-    assert score(node(TWO, scope="pod"), asked, LEAST) == (0 + 50) // 2
+    requested = pod(container("a", cpu=CPU, memory=25), container("b", cpu=3 * CPU, memory=25))
+    assert score(node(TWO), requested, LEAST) == ((75 + 75) // 2 + (25 + 75) // 2) // 2
+    assert score(node(TWO, scope="pod"), requested, LEAST) == (0 + 50) // 2
 
 
 def test_sidecars_count_with_containers_in_pod_scope() -> None:
-    asked = pod(container(cpu=CPU, memory=50), init=(sidecar(cpu=3 * CPU, memory=50),))
-    assert score(node(TWO, scope="pod"), asked, MOST) == (50 + 100) // 2
+    requested = pod(container(cpu=CPU, memory=50), init=(sidecar(cpu=3 * CPU, memory=50),))
+    assert score(node(TWO, scope="pod"), requested, MOST) == (50 + 100) // 2
 
 
 class TestFewestNumaNodes:
@@ -127,25 +127,27 @@ class TestFewestNumaNodes:
             i: {j: 10 if i == j else 12 if i // 2 == j // 2 else 32 for j in range(4)}
             for i in range(4)
         }
-        asked = pod(container(cpu=8 * CPU, memory=1))
+        requested = pod(container(cpu=8 * CPU, memory=1))
 
         def suits(*cpus: int) -> int:
             zones = {n: {"cpu": each * CPU, "memory": 1} for n, each in enumerate(cpus)}
-            return score(node(zones, "restricted", costs=costs), asked, FEWEST)
+            return score(node(zones, "restricted", costs=costs), requested, FEWEST)
 
         assert suits(4, 4, 4, 4) == suits(0, 0, 4, 4) == 100 - 2 * 12 + 6
         assert suits(4, 0, 4, 0) == 100 - 2 * 12
 
     def test_unreported_distances_count_as_the_longest(self) -> None:
-        asked = pod(container(cpu=CPU, memory=1))
-        assert score(node(TWO, costs={0: {0: 10}}), asked, FEWEST) == 94
+        requested = pod(container(cpu=CPU, memory=1))
+        assert score(node(TWO, costs={0: {0: 10}}), requested, FEWEST) == 94
         only_far = node({**TWO, 0: {"cpu": 0, "memory": 1}}, costs={0: {0: 10}})
-        assert score(only_far, asked, FEWEST) == 88
+        assert score(only_far, requested, FEWEST) == 88
 
     def test_the_container_that_is_spread_most_counts(self) -> None:
         there = node(TWO, "none", "container", LOCAL)
-        asked = pod(container("a", cpu=2 * CPU, memory=1), container("b", cpu=9 * CPU, memory=1))
-        assert score(there, asked, FEWEST) == 82
+        requested = pod(
+            container("a", cpu=2 * CPU, memory=1), container("b", cpu=9 * CPU, memory=1)
+        )
+        assert score(there, requested, FEWEST) == 82
 
     def test_containers_reduce_the_amounts_for_later_ones(self) -> None:
         there = node({0: TWO[0], 1: TWO[0]}, "none", "container", LOCAL)

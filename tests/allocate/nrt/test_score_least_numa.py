@@ -23,7 +23,7 @@ def nodes(draw: st.DrawFn) -> ZonedNode:
     return node(zones, costs=costs)
 
 
-def by_definition(there: ZonedNode, asked: dict[str, int]) -> Spread | None:
+def by_definition(there: ZonedNode, requested: dict[str, int]) -> Spread | None:
     """All sets, in their order."""
 
     def span(places: tuple[int, ...]) -> int:
@@ -37,7 +37,7 @@ def by_definition(there: ZonedNode, asked: dict[str, int]) -> Spread | None:
             if all(
                 all(there.zones[i] in there.available[name] for i in places)
                 and sum(there.available[name][there.zones[i]] for i in places) >= amount
-                for name, amount in asked.items()
+                for name, amount in requested.items()
             )
         ]
         if fitting:
@@ -49,10 +49,10 @@ def by_definition(there: ZonedNode, asked: dict[str, int]) -> Spread | None:
 
 @given(nodes(), st.integers(1, 9), st.integers(0, 9))
 def test_the_search_equals_a_full_enumeration(there: ZonedNode, cpu: int, memory: int) -> None:
-    asked = {"cpu": cpu}
+    requested = {"cpu": cpu}
     if "memory" in there.available:
-        asked["memory"] = memory
-    assert spread(there, there.available, asked) == by_definition(there, asked)
+        requested["memory"] = memory
+    assert spread(there, there.available, requested) == by_definition(there, requested)
 
 
 def test_many_equal_numa_nodes_are_searched_quickly() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from agent.allocate.devices.request import TypeRequest
 
 
-def ask(count: int, per: Mapping[str, int] = {}, *, shared: bool = False) -> TypeRequest:
+def type_request(count: int, per: Mapping[str, int] = {}, *, shared: bool = False) -> TypeRequest:
     """A request for one type, with `per` of each device."""
     total = {name: amount * count for name, amount in per.items()}
     return TypeRequest(total, count, dict(per), shared)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.allocate.visibility.container_devices import ContainerDeviceRequest, SplitError, split
 from agent.model.devices.device_allocation import AllocatedDevice
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO
-from tests.allocate.visibility.asks import ask
+from tests.allocate.visibility.asks import type_request
 
 GPU = "gpu"
 
@@ -24,13 +24,13 @@ def cards(*percents: int) -> list[AllocatedDevice]:
 def whole(
     name: str, count: int, *, init: bool = False, sidecar: bool = False
 ) -> ContainerDeviceRequest:
-    wish = ask(count, {GPU_CORE: 100, GPU_MEMORY_RATIO: 100})
-    return ContainerDeviceRequest(name, {GPU: wish}, init, sidecar)
+    request = type_request(count, {GPU_CORE: 100, GPU_MEMORY_RATIO: 100})
+    return ContainerDeviceRequest(name, {GPU: request}, init, sidecar)
 
 
 def part(name: str, percent: int, count: int = 1) -> ContainerDeviceRequest:
-    wish = ask(count, {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}, shared=True)
-    return ContainerDeviceRequest(name, {GPU: wish})
+    request = type_request(count, {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}, shared=True)
+    return ContainerDeviceRequest(name, {GPU: request})
 
 
 NONE = ContainerDeviceRequest("none")
@@ -79,8 +79,8 @@ NONE = ContainerDeviceRequest("none")
         pytest.param(
             [AllocatedDevice(0), AllocatedDevice(1)],
             [
-                ContainerDeviceRequest("a", {GPU: ask(1)}),
-                ContainerDeviceRequest("b", {GPU: ask(1)}),
+                ContainerDeviceRequest("a", {GPU: type_request(1)}),
+                ContainerDeviceRequest("b", {GPU: type_request(1)}),
             ],
             {"a": (0,), "b": (1,)},
             id="amounts that nobody says",

@@ -21,7 +21,7 @@ from agent.model.devices.visibility import (
 )
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.pod.annotations import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
-from tests.allocate.visibility.asks import ask
+from tests.allocate.visibility.asks import type_request
 
 GIB = 1 << 30
 CM = DeviceNode("/dev/infiniband/rdma_cm", 10, 58)
@@ -90,7 +90,7 @@ def pod(
 
 def cards(name: str, count: int = 1, percent: int = 100) -> ContainerDeviceRequest:
     per = {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
-    return ContainerDeviceRequest(name, {"gpu": ask(count, per, shared=percent < 100)})
+    return ContainerDeviceRequest(name, {"gpu": type_request(count, per, shared=percent < 100)})
 
 
 def uuids(visible: Visibility) -> list[str] | None:
@@ -333,8 +333,8 @@ def test_devices_of_a_pod_with_excessive_requests_stay_its_own() -> None:
 
 
 def test_rdma_devices_come_with_the_common_device_node() -> None:
-    asks = ContainerDeviceRequest("a", {"rdma": ask(1, {RDMA: 100})})
-    it = one(pod("p", {"rdma": [nic(1)]}, asks, ContainerDeviceRequest("b")))
+    requesting = ContainerDeviceRequest("a", {"rdma": type_request(1, {RDMA: 100})})
+    it = one(pod("p", {"rdma": [nic(1)]}, requesting, ContainerDeviceRequest("b")))
     assert it.containers["a"] == Visibility(
         nodes={"rdma": (CM, DeviceNode("/dev/infiniband/uverbs3"))}
     )
@@ -393,7 +393,7 @@ def test_a_share_of_a_device_does_not_block_its_virtual_functions() -> None:
 
 
 def test_devices_beyond_the_requested_number_go_to_every_requesting_container() -> None:
-    wish = {"rdma": ask(2, {RDMA: 100})}
+    wish = {"rdma": type_request(2, {RDMA: 100})}
     it = one(
         pod(
             "p",

@@ -42,7 +42,7 @@ def test_a_thousand_choices(
         try:
             topolet.start()
             with process.scheduling(apiserver, settings, tmp_path):
-                ask(here)
+                create_pods(here)
                 here.wait("all are bound", lambda: len(recorder.binds) == PODS, BURST_SECONDS)
         finally:
             topolet.kill()
@@ -51,7 +51,7 @@ def test_a_thousand_choices(
     assert max(recorder.candidates.values()) == 30
 
 
-def ask(here: Yard) -> None:
+def create_pods(here: Yard) -> None:
     """Pods without requirements for Topolet are not among them: kube-scheduler alone chooses their
     nodes."""
     for number in range(PODS):

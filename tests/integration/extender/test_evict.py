@@ -93,8 +93,8 @@ def test_evicts_the_lowest_when_only_the_extenders_rule_blocks(here: Yard) -> No
     here.wait("a victim is ending", here.ending)
     assert here.ending() == {"a"}
     here.wait("the node is nominated", lambda: nominated(here, "high") == here.hosts.names[0])
-    told = here.pods()["a"]["status"]["conditions"]
-    (reason,) = [each for each in told if each["type"] == "DisruptionTarget"]
+    conditions = here.pods()["a"]["status"]["conditions"]
+    (reason,) = [each for each in conditions if each["type"] == "DisruptionTarget"]
     assert reason["reason"] == "PreemptionByScheduler"
     assert here.pods()["a"]["metadata"]["deletionGracePeriodSeconds"] == 30
     here.stays("nobody else ends", lambda: here.ending() == {"a"})

@@ -26,7 +26,7 @@ from agent.scheduler.state.records import AgentSelector
 from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
-from tests.scheduler import objects as told
+from tests.scheduler import objects as cluster_objects
 
 QOS = {"koordinator.sh/qosClass": "LSR"}
 CPUS = {"a": "0-3", "b": "4-7"}
@@ -59,8 +59,10 @@ class World:
         objects.namespace(api, name)
         for node in self.nodes:
             objects.ready_node(api, node, {"cpu": "8", "memory": "8Gi"})
-            self.cluster.nodes_changed([told.of_node(told.node(node))])
-            self.cluster.topologies_changed([told.of_topology(told.topology(node))])
+            self.cluster.nodes_changed([cluster_objects.of_node(cluster_objects.node(node))])
+            self.cluster.topologies_changed(
+                [cluster_objects.of_topology(cluster_objects.topology(node))]
+            )
         for pod, cpus in CPUS.items():
             self.tenant(pod, cpus)
         body = objects.create(
@@ -84,7 +86,7 @@ class World:
         self.queue.add(self.queued)
         self.now += 1.0
 
-    def tenant(self, pod: str, cpus: str, node: str = "", *, heard: bool = True) -> None:
+    def add_pod(self, pod: str, cpus: str, node: str = "", *, reported: bool = True) -> None:
         note = {"scheduling.koordinator.sh/resource-status": f'{{"cpuset":"{cpus}"}}'}
         wanted = objects.pending(
             self.name, pod, {"cpu": "4"}, scheduler="", labels={**QOS, "app": pod}, annotations=note
@@ -94,10 +96,10 @@ class World:
         path = f"/api/v1/namespaces/{self.name}/pods/{pod}/status"
         ready = {"type": "Ready", "status": "True"}
         self.api.admin.merge(path, {"status": {"phase": "Running", "conditions": [ready]}})
-        if heard:
+        if reported:
             self.hear(pod)
 
-    def hear(self, pod: str, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
+    def report(self, pod: str, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
         """Reports it as a watch does."""
         raw = self.api.admin.get(f"/api/v1/namespaces/{self.name}/pods/{pod}")
         self.cluster.pods_changed([Change(kind, ObjectKey(self.name, pod), _read(raw))])
@@ -191,7 +193,13 @@ def test_budget_that_is_tighter_than_the_known_one(world: World) -> None:
         lambda world: world.queue.add(msgspec.structs.replace(world.queued, nominated="another")),
         lambda world: (
             world.cluster.pods_changed(
-                [told.of_pod(told.pod("a", world.name, phase="Succeeded", namespace=world.name))]
+                [
+                    cluster_objects.of_pod(
+                        cluster_objects.pod(
+                            "a", world.name, phase="Succeeded", namespace=world.name
+                        )
+                    )
+                ]
             )
             or world.hear("a", ChangeKind.DELETED)
         ),
@@ -216,7 +224,7 @@ def test_victim_with_another_uid_is_not_evicted(world: World) -> None:
     """Both were deleted and created again with the same names, which no watch has reported yet."""
     for pod, cpus in CPUS.items():
         objects.end(world.api, world.name, pod)
-        world.tenant(pod, cpus, heard=False)
+        world.tenant(pod, cpus, reported=False)
     world.evictor.step()
     assert world.evictor.plans == ()
     assert world.ending() == set()
@@ -244,13 +252,13 @@ def test_a_replica_that_is_not_the_leader_evicts_no_pod(world: World) -> None:
 
 def test_a_leader_that_loses_the_lease_during_an_api_call_evicts_no_pod(world: World) -> None:
     """Another replica may have chosen other victims for the same pod by then."""
-    asked = itertools.count()
+    calls = itertools.count()
     slow = Evictor(
         world.api.admin,
         NodeSnapshots(world.cluster),
         world.queue,
         world.budgets,
-        lambda: next(asked) == 0,
+        lambda: next(calls) == 0,
         clock=lambda: world.now,
     )
     slow.step()

@@ -59,7 +59,7 @@ def device(api: ApiServer) -> Object:
     """The Device object, once it has links."""
     found: Object = {}
 
-    def told() -> bool:
+    def published() -> bool:
         nonlocal found
         try:
             found = json.loads(api.admin.get(DEVICE))
@@ -67,7 +67,7 @@ def device(api: ApiServer) -> Object:
             return False
         return interconnect.GPU_LINKS in found["metadata"].get("annotations", {})
 
-    eventually("links of GPUs", told, PATIENCE_SECONDS)
+    eventually("links of GPUs", published, PATIENCE_SECONDS)
     return found
 
 
@@ -105,7 +105,7 @@ def test_a_pod_gets_the_pair_with_the_best_links(
     account = Account(api, node)
     account.put(api.token(NAME, "agent"))
     account.start_agent(node, f"--node-name={NAME}", *gpus.places, variables=gpus.environ)
-    told = device(api)["metadata"]["annotations"][interconnect.GPU_LINKS]
+    published = device(api)["metadata"]["annotations"][interconnect.GPU_LINKS]
     held(api, (0, 2, 4, 6))
     pair, five = pending(api, "pair", 2), pending(api, "five", 5)
 
@@ -128,4 +128,4 @@ def test_a_pod_gets_the_pair_with_the_best_links(
 
     eventually("the object is written again", cordoned, PATIENCE_SECONDS)
     annotations = device(api)["metadata"]["annotations"]
-    assert annotations.items() >= {**others, interconnect.GPU_LINKS: told}.items()
+    assert annotations.items() >= {**others, interconnect.GPU_LINKS: published}.items()

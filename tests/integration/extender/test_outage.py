@@ -79,8 +79,8 @@ class Place:
         for each in json.loads(self.server.admin.get(self._pods))["items"]:
             metadata = each["metadata"]
             if metadata["name"].startswith("p-") and each["spec"].get("nodeName"):
-                told = json.loads(metadata["annotations"][RESOURCE_STATUS])["cpuset"]
-                found[metadata["name"]] = CpuSet.parse(told), int(metadata["resourceVersion"])
+                cpuset = json.loads(metadata["annotations"][RESOURCE_STATUS])["cpuset"]
+                found[metadata["name"]] = CpuSet.parse(cpuset), int(metadata["resourceVersion"])
         return found
 
     def reserve(self) -> int:

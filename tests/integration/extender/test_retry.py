@@ -103,8 +103,8 @@ def test_bound_soon_after_the_change(apiserver: ApiServer, room: Room) -> None:
         "bound", lambda: objects.node_of(apiserver, NAMESPACE, "p") == NODE, PROMISED_SECONDS
     )
     conditions = objects.pods(apiserver, NAMESPACE)["p"]["status"]["conditions"]
-    (told,) = [each for each in conditions if each["type"] == ROOM_FOUND]
-    assert told["message"] == f"node {NODE} has changed and has room now"
+    (condition,) = [each for each in conditions if each["type"] == ROOM_FOUND]
+    assert condition["message"] == f"node {NODE} has changed and has room now"
     assert "PodScheduled" in {each["type"] for each in conditions}
 
 

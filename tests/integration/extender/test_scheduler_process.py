@@ -125,8 +125,8 @@ def owner(cpus: int) -> Kind:
 def scheduled(scheduler: Scheduler, pod: Object) -> str:
     """Filters, scores and binds the pod as kube-scheduler does; returns the node with the best
     score."""
-    asked = args(pod, NODES)
-    nodes = scheduler.ask("filter", asked)["NodeNames"]
+    arguments = args(pod, NODES)
+    nodes = scheduler.ask("filter", arguments)["NodeNames"]
     assert nodes
     scores = scheduler.ask("prioritize", args(pod, nodes))
     best = max(scores, key=lambda each: each["Score"])["Host"]
@@ -328,7 +328,7 @@ def test_invalid_callers_do_not_affect_a_valid_one(cluster: Cluster, scheduler: 
 
 
 @pytest.mark.parametrize(
-    ("verb", "body", "said"),
+    ("verb", "body", "message"),
     [
         ("filter", {"NodeNames": []}, "`Pod`"),
         ("filter", {"Pod": {"metadata": {"name": 1}}, "NodeNames": []}, "$.Pod.metadata.name"),
@@ -338,10 +338,10 @@ def test_invalid_callers_do_not_affect_a_valid_one(cluster: Cluster, scheduler: 
     ],
 )
 def test_the_error_of_an_invalid_body_is_returned(
-    scheduler: Scheduler, verb: str, body: object, said: str
+    scheduler: Scheduler, verb: str, body: object, message: str
 ) -> None:
     status, text = scheduler.reply(verb, body)
-    assert (status, said in text) == (400, True), text
+    assert (status, message in text) == (400, True), text
 
 
 def test_metrics_count_verbs(cluster: Cluster, scheduler: Scheduler) -> None:

@@ -70,14 +70,14 @@ class DevicePlugin(grpc.GenericRpcHandler):
         return None
 
     def _devices(self, _request: bytes, _context: grpc.ServicerContext) -> Iterator[bytes]:
-        told: bytes | None = None
+        sent: bytes | None = None
         while True:
             with self._changed:
-                self._changed.wait_for(lambda told=told: self._ended or self._message != told)
+                self._changed.wait_for(lambda sent=sent: self._ended or self._message != sent)
                 if self._ended:
                     return
-                told = self._message
-            yield told
+                sent = self._message
+            yield sent
 
 
 def _device(name: str, nodes: tuple[int, ...], health: bytes) -> bytes:

@@ -42,23 +42,23 @@ class Recorder:
             self._note(path.strip("/"), json.loads(body), json.loads(answer))
         return reply.status, answer
 
-    def _note(self, verb: str, asked: dict[str, Any], answer: Any) -> None:
-        if _namespace(asked) != self._namespace:
+    def _note(self, verb: str, request: dict[str, Any], answer: Any) -> None:
+        if _namespace(request) != self._namespace:
             return
         if verb == "filter":
             names = answer["NodeNames"]
-            uid = asked["Pod"]["metadata"]["uid"]
-            self.candidates[uid] = len(asked["NodeNames"])
+            uid = request["Pod"]["metadata"]["uid"]
+            self.candidates[uid] = len(request["NodeNames"])
             self.choices[uid] = names[0] if len(names) == 1 else None
         elif verb == "prioritize" and answer:
             most = max(each["Score"] for each in answer)
             best = [each["Host"] for each in answer if each["Score"] == most]
-            self.choices[asked["Pod"]["metadata"]["uid"]] = best[0] if len(best) == 1 else None
+            self.choices[request["Pod"]["metadata"]["uid"]] = best[0] if len(best) == 1 else None
         elif verb == "bind" and not answer["Error"]:
-            self.binds[asked["PodUID"]] = asked["Node"]
+            self.binds[request["PodUID"]] = request["Node"]
 
 
-def _namespace(asked: dict[str, Any]) -> str:
+def _namespace(request: dict[str, Any]) -> str:
     return str(
-        asked["PodNamespace"] if "Pod" not in asked else asked["Pod"]["metadata"]["namespace"]
+        request["PodNamespace"] if "Pod" not in request else request["Pod"]["metadata"]["namespace"]
     )

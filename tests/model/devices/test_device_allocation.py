@@ -61,7 +61,7 @@ def test_a_pod_without_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("x", "is not JSON"),
         ("[]", "Expected `object"),
@@ -72,8 +72,8 @@ def test_a_pod_without_devices() -> None:
         ),
     ],
 )
-def test_invalid_annotations_are_named(text: str, said: str) -> None:
-    with pytest.raises(AnnotationError, match=said):
+def test_invalid_annotations_are_named(text: str, message: str) -> None:
+    with pytest.raises(AnnotationError, match=message):
         allocated({DEVICE_ALLOCATED: text})
 
 

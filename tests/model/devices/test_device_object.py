@@ -121,7 +121,7 @@ def test_objects_of_others_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"),
+    ("devices", "message"),
     [
         ([{"minor": "x"}], r"Device n: spec\.devices\[0\]\.minor: Expected `int`"),
         (
@@ -130,8 +130,8 @@ def test_objects_of_others_are_read() -> None:
         ),
     ],
 )
-def test_invalid_fields_are_named(devices: list[object], said: str) -> None:
-    with pytest.raises(ObjectError, match=said):
+def test_invalid_fields_are_named(devices: list[object], message: str) -> None:
+    with pytest.raises(ObjectError, match=message):
         decode({"metadata": {"name": "n"}, "spec": {"devices": devices}})
 
 

@@ -237,32 +237,34 @@ CARDS = [Device("gpu", f"GPU-{minor}", minor, {}) for minor in (0, 1, 4)]
 
 
 def test_pairs_are_encoded_by_minor_and_grouped_by_equal_links() -> None:
-    told = [
+    reported = [
         GpuPair("GPU-4", "GPU-0", Ancestor.SYSTEM, True),
         GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH, True, 2, 50_000),
         GpuPair("GPU-1", "GPU-4", Ancestor.SYSTEM, False),
     ]
-    assert msgspec.json.decode(encode_links(CARDS, told)[GPU_LINKS]) == [
+    assert msgspec.json.decode(encode_links(CARDS, reported)[GPU_LINKS]) == [
         {"pairs": [[0, 1]], "ancestor": "switch", "nvlinks": 2, "mbPerSecond": 50_000},
         {"pairs": [[0, 4], [1, 4]], "ancestor": "system"},
     ]
 
 
 def test_links_through_switches_are_marked() -> None:
-    told = encode_links(CARDS, [GpuPair("GPU-0", "GPU-1", None, None, 12, 300_000, switched=True)])
-    assert decode_links(told) == {(0, 1): GpuLink(None, 12, 300_000, switched=True)}
+    encoded = encode_links(
+        CARDS, [GpuPair("GPU-0", "GPU-1", None, None, 12, 300_000, switched=True)]
+    )
+    assert decode_links(encoded) == {(0, 1): GpuLink(None, 12, 300_000, switched=True)}
 
 
 @pytest.mark.parametrize(
-    "told",
+    "pairs",
     [
         pytest.param([], id="no pair"),
         pytest.param([GpuPair("GPU-0", "GPU-1", None, True)], id="nothing is known of it"),
         pytest.param([GpuPair("GPU-0", "GPU-9", Ancestor.SWITCH)], id="a card that is not listed"),
     ],
 )
-def test_no_links_are_encoded_as_no_annotation(told: list[GpuPair]) -> None:
-    assert encode_links([*CARDS, Device("rdma", "GPU-9", 9, {})], told) == {}
+def test_no_links_are_encoded_as_no_annotation(pairs: list[GpuPair]) -> None:
+    assert encode_links([*CARDS, Device("rdma", "GPU-9", 9, {})], pairs) == {}
 
 
 facts = st.builds(
@@ -280,13 +282,13 @@ interconnects = st.dictionaries(
 
 @given(interconnects, st.randoms(use_true_random=False))
 def test_links_read_back_and_the_order_of_pairs_does_not_change_the_text(
-    told: dict[tuple[int, int], GpuLink], random: st.random.Random
+    links: dict[tuple[int, int], GpuLink], random: st.random.Random
 ) -> None:
-    cards = [Device("gpu", f"GPU-{each}", each, {}) for pair in told for each in pair]
-    by_uuid = list(gpu_pairs(told, cards))
-    assert len(by_uuid) == len(told)
+    cards = [Device("gpu", f"GPU-{each}", each, {}) for pair in links for each in pair]
+    by_uuid = list(gpu_pairs(links, cards))
+    assert len(by_uuid) == len(links)
     text = encode_links(cards, by_uuid)
-    assert decode_links(text) == told
+    assert decode_links(text) == links
     random.shuffle(by_uuid)
     turned = [
         msgspec.structs.replace(each, one=each.two, two=each.one) if random.random() < 0.5 else each
@@ -296,8 +298,8 @@ def test_links_read_back_and_the_order_of_pairs_does_not_change_the_text(
 
 
 def test_pairs_of_missing_cards_are_left_out() -> None:
-    told = {(0, 1): GpuLink(Ancestor.SWITCH), (0, 3): GpuLink(Ancestor.SYSTEM)}
-    assert gpu_pairs(told, CARDS) == (GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH),)
+    links = {(0, 1): GpuLink(Ancestor.SWITCH), (0, 3): GpuLink(Ancestor.SYSTEM)}
+    assert gpu_pairs(links, CARDS) == (GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH),)
 
 
 @pytest.mark.parametrize("notes", [{}, {GPU_LINKS: ""}, {GPU_LINKS: "null"}, {GPU_LINKS: "[]"}])
@@ -306,7 +308,7 @@ def test_no_reported_links(notes: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[", "is not JSON"),
         ('[{"other":' + "[" * 100_000, "is not JSON"),
@@ -322,11 +324,11 @@ def test_no_reported_links(notes: dict[str, str]) -> None:
         ('[{"pairs":[[0,1]]},{"pairs":[[1,0]]}]', "[1].pairs[0]: GPUs 1 and 0 are listed twice"),
     ],
 )
-def test_an_invalid_annotation_names_the_field(text: str, said: str) -> None:
+def test_an_invalid_annotation_names_the_field(text: str, message: str) -> None:
     with pytest.raises(AnnotationError) as caught:
         decode_links({GPU_LINKS: text})
     assert str(caught.value).startswith(f"annotation {GPU_LINKS}: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @given(st.text(max_size=200))

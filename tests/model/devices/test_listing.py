@@ -77,8 +77,8 @@ def test_invalid_minors_of_removed_devices_are_reported() -> None:
 def test_links_of_gpus_are_read_back_and_invalid_ones_are_reported() -> None:
     devices = (gpu(0), gpu(3))
     pairs = (GpuPair("GPU-0", "GPU-3", Ancestor.NODE, None, 2, 50_000),)
-    told = interconnect.encode_links(devices, pairs)
-    assert published(encode("node", devices, annotations=told)) == (
+    encoded = interconnect.encode_links(devices, pairs)
+    assert published(encode("node", devices, annotations=encoded)) == (
         Published(devices, pairs=pairs),
         (),
     )
@@ -113,12 +113,12 @@ def test_a_condition_has_the_time_of_its_last_transition() -> None:
     days = [f"2026-01-0{day}T00:00:00Z" for day in range(1, 6)]
     states = ["ACTIVE", "ACTIVE", "DOWN", "DOWN", "ACTIVE"]
     found = DeviceList((), {})
-    told = []
+    transitions = []
     for day, state in zip(days, states, strict=True):
         found = again(DiscoveredDevices(rdma=(nic("1a:00.0", state),)), found, day)
         (condition,) = found.devices[0].conditions
-        told.append((condition.status, condition.reason, condition.last_transition_time))
-    assert told == [
+        transitions.append((condition.status, condition.reason, condition.last_transition_time))
+    assert transitions == [
         ("True", "DeviceHealthy", days[0]),
         ("True", "DeviceHealthy", days[0]),
         ("False", "LinkDown", days[2]),
@@ -293,7 +293,7 @@ def test_an_invalid_annotation(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bus", "told"),
+    ("bus", "listed"),
     [
         (gpu_function("3b:00.0"), True),
         (gpu_function("3b:00.0", ""), True),
@@ -304,8 +304,8 @@ def test_an_invalid_annotation(text: str) -> None:
         (function("3b:00.0"), False),
     ],
 )
-def test_functions_that_nvidias_driver_should_list(bus: Function, told: bool) -> None:
-    assert nvidia_cards(by_address(bus)) == ((bus.address,) if told else ())
+def test_functions_that_nvidias_driver_should_list(bus: Function, listed: bool) -> None:
+    assert nvidia_cards(by_address(bus)) == ((bus.address,) if listed else ())
 
 
 def test_topology_of_a_function() -> None:

@@ -71,10 +71,10 @@ def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
         ),
         pod("idle", container()),
     ]
-    told = holdings(pods, node(), STATIC)
+    found = holdings(pods, node(), STATIC)
     amounts = {0: {"memory": 3 * GI, NIC: 1}, 1: {"hugepages-1Gi": GI}}
-    assert told.pods == {("ns", "a"): Allocated(CpuSet([1, 2, 3]), amounts)}
-    assert told.problems == ()
+    assert found.pods == {("ns", "a"): Allocated(CpuSet([1, 2, 3]), amounts)}
+    assert found.problems == ()
 
 
 def test_kubelet_that_lists_shared_cpus_assigns_none_of_them() -> None:
@@ -115,15 +115,15 @@ def test_pod_level_cpus_and_memory_are_not_counted_again_for_its_containers() ->
         (block(4, 0),),
     )
     for known in (STATIC, None):
-        told = holdings([whole], node(), known).pods
-        assert told[("ns", "p")].amounts == {0: {"memory": 4 * GI}}
-        assert told[("ns", "p")].cpus == CpuSet([1, 2, 3])
+        found = holdings([whole], node(), known).pods
+        assert found[("ns", "p")].amounts == {0: {"memory": 4 * GI}}
+        assert found[("ns", "p")].cpus == CpuSet([1, 2, 3])
 
 
 def test_pod_level_memory_of_one_kind_does_not_replace_that_of_another() -> None:
     parts = container(memory=(block(1, 0), block(1, 1, kind="hugepages-1Gi")))
-    told = holdings([PodResources("ns", "p", (parts,), memory=(block(2, 0),))], node()).pods
-    assert told[("ns", "p")].amounts == {0: {"memory": 2 * GI}, 1: {"hugepages-1Gi": GI}}
+    found = holdings([PodResources("ns", "p", (parts,), memory=(block(2, 0),))], node()).pods
+    assert found[("ns", "p")].amounts == {0: {"memory": 2 * GI}, 1: {"hugepages-1Gi": GI}}
 
 
 def test_memory_of_several_numa_nodes_fills_them_in_ascending_order() -> None:
@@ -133,9 +133,9 @@ def test_memory_of_several_numa_nodes_fills_them_in_ascending_order() -> None:
         pod("a", container(memory=(block(4, 0, 1),))),
         pod("b", container(memory=(block(5, 0, 1),))),
     ]
-    told = holdings(pods, node(), allocatable).pods
-    assert told[("ns", "a")].amounts == {0: {"memory": 4 * GI}}
-    assert told[("ns", "b")].amounts == {0: {"memory": 3 * GI}, 1: {"memory": 2 * GI}}
+    found = holdings(pods, node(), allocatable).pods
+    assert found[("ns", "a")].amounts == {0: {"memory": 4 * GI}}
+    assert found[("ns", "b")].amounts == {0: {"memory": 3 * GI}, 1: {"memory": 2 * GI}}
 
 
 def test_memory_of_one_numa_node_is_placed_before_that_of_several() -> None:
@@ -143,13 +143,13 @@ def test_memory_of_one_numa_node_is_placed_before_that_of_several() -> None:
         pod("a", container(memory=(block(8, 0, 1),))),
         pod("b", container(memory=(block(6, 0),))),
     ]
-    told = holdings(pods, node()).pods
-    assert told[("ns", "a")].amounts == {0: {"memory": 2 * GI}, 1: {"memory": 6 * GI}}
+    found = holdings(pods, node()).pods
+    assert found[("ns", "a")].amounts == {0: {"memory": 2 * GI}, 1: {"memory": 6 * GI}}
 
 
 def test_memory_beyond_the_capacity_is_still_held() -> None:
-    told = holdings([pod("a", container(memory=(block(20, 0, 1),)))], node()).pods
-    assert told[("ns", "a")].amounts == {0: {"memory": 8 * GI}, 1: {"memory": 12 * GI}}
+    found = holdings([pod("a", container(memory=(block(20, 0, 1),)))], node()).pods
+    assert found[("ns", "a")].amounts == {0: {"memory": 8 * GI}, 1: {"memory": 12 * GI}}
 
 
 def test_without_a_memory_manager_no_memory_is_reserved() -> None:
@@ -200,39 +200,39 @@ def test_two_pods_with_one_name_hold_their_sum_without_a_uid() -> None:
         pod("db-0", container("c", 2, memory=(block(1, 0),))),
         pod("web", container("c", 3)),
     ]
-    told = holdings(pods, node(), STATIC).pods
+    found = holdings(pods, node(), STATIC).pods
     both = Allocated(CpuSet([1, 2]), {0: {"memory": 2 * GI}})
-    assert told[("ns", "db-0")] == both
+    assert found[("ns", "db-0")] == both
     names = {"u1": ("ns", "db-0"), "u2": ("ns", "db-0"), "u3": ("ns", "web"), "u4": ("ns", "idle")}
-    assert by_uid(told, names) == {"u3": Allocated(CpuSet([3]))}
-    assert by_uid(told, {"u1": ("ns", "db-0")}) == {"u1": both}
+    assert by_uid(found, names) == {"u3": Allocated(CpuSet([3]))}
+    assert by_uid(found, {"u1": ("ns", "db-0")}) == {"u1": both}
 
 
 def test_ended_init_containers_are_not_listed_and_restartable_ones_are() -> None:
     """server_v1.go omits the first kind (kubernetes#126765), on purpose. The second, listed since
     kubernetes#120501, runs for the pod's life and is an ordinary container here."""
     sidecar, main = container("sidecar", 1), container("main", 2, 3)
-    told = holdings([pod("p", sidecar, main)], node(), STATIC).pods
-    assert told == {("ns", "p"): Allocated(CpuSet([1, 2, 3]))}
+    found = holdings([pod("p", sidecar, main)], node(), STATIC).pods
+    assert found == {("ns", "p"): Allocated(CpuSet([1, 2, 3]))}
 
 
 def test_offline_cpu_is_still_held_and_a_missing_one_is_reported() -> None:
     """The kubelet knows the CPUs of its start (peers.md §7.3.10)."""
     topology = machine(2, 4, offline="3")
-    told = holdings(
+    found = holdings(
         [pod("p", container("c", 2, 3, 9))], topology, Allocatable(CpuSet(range(1, 10)))
     )
-    assert told.pods == {("ns", "p"): Allocated(CpuSet([2, 3]))}
-    assert told.problems == ("pod ns/p: this machine has no CPUs 9",)
+    assert found.pods == {("ns", "p"): Allocated(CpuSet([2, 3]))}
+    assert found.problems == ("pod ns/p: this machine has no CPUs 9",)
 
 
 def test_missing_numa_nodes_are_reported() -> None:
     pods = [
         pod("p", container(memory=(block(1, 1, 7), block(1, 9), block(1, kind="hugepages-1Gi"))))
     ]
-    told = holdings(pods, node())
-    assert told.pods == {("ns", "p"): Allocated(amounts={1: {"memory": GI}})}
-    assert set(told.problems) == {
+    found = holdings(pods, node())
+    assert found.pods == {("ns", "p"): Allocated(amounts={1: {"memory": GI}})}
+    assert set(found.problems) == {
         "pod ns/p: memory: this machine has no NUMA node 7",
         "pod ns/p: memory: this machine has no NUMA node 9",
         "pod ns/p: hugepages-1Gi: on no NUMA node",
@@ -261,9 +261,9 @@ def test_devices_with_two_numa_nodes_or_none() -> None:
 
 def test_device_shared_by_containers_of_a_pod_counts_once() -> None:
     shared = pod("p", container("a", devices="n0@0"), container("b", devices="n0@0,n1@5"))
-    told = holdings([shared], node())
-    assert told.pods == {("ns", "p"): Allocated(amounts={0: {NIC: 1}})}
-    assert told.problems == (f"pod ns/p: {NIC}: this machine has no NUMA node 5",)
+    found = holdings([shared], node())
+    assert found.pods == {("ns", "p"): Allocated(amounts={0: {NIC: 1}})}
+    assert found.problems == (f"pod ns/p: {NIC}: this machine has no NUMA node 5",)
 
 
 def test_unhealthy_device_of_a_pod_does_not_reduce_the_healthy_ones() -> None:
@@ -303,17 +303,17 @@ pods_of_any_kind = st.lists(
 
 @given(pods_of_any_kind, st.randoms())
 def test_amounts_add_up_in_any_order_of_pods(pods: list[PodResources], random: Random) -> None:
-    told = holdings(pods, node(), STATIC).pods
+    found = holdings(pods, node(), STATIC).pods
 
     def held(kind: str) -> int:
-        return sum(each.get(kind, 0) for one in told.values() for each in one.amounts.values())
+        return sum(each.get(kind, 0) for one in found.values() for each in one.amounts.values())
 
     for kind in ("memory", "hugepages-1Gi"):
         listed = [m for p in pods for c in p.containers for m in c.memory if m.kind == kind]
         assert held(kind) == sum(each.size_bytes for each in listed)
     shuffled = random.sample(pods, len(pods))
     assert zones(node(), holdings(shuffled, node(), STATIC).pods.values()) == zones(
-        node(), told.values()
+        node(), found.values()
     )
-    for one in told.values():
+    for one in found.values():
         assert one.cpus <= STATIC.cpus

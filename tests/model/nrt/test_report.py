@@ -55,7 +55,7 @@ def big_machine() -> Topology:
     )
 
 
-def told(topology: Topology, **changes: Any) -> Report:
+def report_of(topology: Topology, **changes: Any) -> Report:
     facts = ReportValues("n", topology, (), (), (), (), Reserved(), NodeConfiguration())
     return build(msgspec.structs.replace(facts, **changes))
 
@@ -67,7 +67,7 @@ def amounts(report: Report, node: int = 0) -> dict[str, tuple[int, int, int]]:
 
 def test_zones_have_capacity_and_available_amounts() -> None:
     held = Allocated(CpuSet([0]), {0: {"memory": 1 << 30}}), Allocated(CpuSet([2]))
-    report = told(big_machine(), held=held)
+    report = report_of(big_machine(), held=held)
     left = (8 << 30) - (20 << 20) - (64 << 10)
     assert amounts(report) == {
         "cpu": (2000, 2000, 1000),
@@ -80,13 +80,13 @@ def test_zones_have_capacity_and_available_amounts() -> None:
 
 
 def test_reserved_amounts_are_not_available() -> None:
-    report = told(big_machine(), reserved=Reserved(CpuSet([3]), {1: 1 << 30}))
+    report = report_of(big_machine(), reserved=Reserved(CpuSet([3]), {1: 1 << 30}))
     assert amounts(report, 1)["cpu"] == (2000, 2000, 1000)
     assert amounts(report, 1)["memory"] == (4 << 30, 3 << 30, 3 << 30)
 
 
 def test_devices_are_in_their_zone_and_add_up_on_the_node() -> None:
-    report = told(machine(2, 2), devices=DEVICES)
+    report = report_of(machine(2, 2), devices=DEVICES)
     assert amounts(report)["koordinator.sh/gpu-core"] == (200, 100, 60)
     assert "koordinator.sh/gpu-core" not in report.topology.zones[1].resources
     assert report.resources == {
@@ -97,21 +97,21 @@ def test_devices_are_in_their_zone_and_add_up_on_the_node() -> None:
     }
     assert report.labels["node.koordinator.sh/gpu-model"] == "H200"
     assert "nvidia.com/gpu.count" not in report.labels
-    both = told(machine(2, 2), devices=msgspec.structs.replace(DEVICES, gfd_labels=True))
+    both = report_of(machine(2, 2), devices=msgspec.structs.replace(DEVICES, gfd_labels=True))
     assert both.labels["nvidia.com/gpu.count"] == "2"
 
 
 def test_owner_and_fingerprint_are_reported_to_a_cluster_only() -> None:
-    alone = told(machine()).topology
+    alone = report_of(machine()).topology
     assert (alone.owner, alone.fingerprint, alone.attributes) == (None, None, {})
-    shared = told(machine(), owner=OwnerReference("n", "u"), fingerprint="pfp0v001x").topology
+    shared = report_of(machine(), owner=OwnerReference("n", "u"), fingerprint="pfp0v001x").topology
     assert shared.owner == OwnerReference("n", "u")
     assert shared.attributes == {"nodeTopologyPodsFingerprintMethod": "all"}
 
 
 @pytest.mark.parametrize("version", Version)
 def test_objects_are_plain_values_that_read_back(version: Version) -> None:
-    report = told(
+    report = report_of(
         big_machine(),
         ls_pools=(Pool(0, 0, "1"),),
         configured=NodeConfiguration(topology_policy="restricted", max_numa_nodes=16),

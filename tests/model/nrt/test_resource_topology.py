@@ -176,7 +176,7 @@ def test_zones_of_others_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (None, "NodeResourceTopology without a name: Expected `object`"),
         ({"metadata": {"name": "n"}}, "NodeResourceTopology n: .*missing required field `zones`"),
@@ -198,8 +198,8 @@ def test_zones_of_others_are_left_out() -> None:
         ),
     ],
 )
-def test_invalid_fields_are_named(body: object, said: str) -> None:
-    with pytest.raises(ObjectError, match=said):
+def test_invalid_fields_are_named(body: object, message: str) -> None:
+    with pytest.raises(ObjectError, match=message):
         decode(body)
 
 

@@ -83,8 +83,8 @@ def test_a_whole_file() -> None:
 
 
 def test_each_of_koordinators_strategies_has_its_own_weights() -> None:
-    said = {"type": "MostAllocated", "resources": [{"name": "memory", "weight": 5}]}
-    args = decode({**THEIRS, "numaScoringStrategy": said})
+    strategy = {"type": "MostAllocated", "resources": [{"name": "memory", "weight": 5}]}
+    args = decode({**THEIRS, "numaScoringStrategy": strategy})
     assert args.node == LEAST
     assert args.numa == ScoringStrategy(Strategy.MOST_ALLOCATED, {"memory": 5})
 
@@ -92,14 +92,14 @@ def test_each_of_koordinators_strategies_has_its_own_weights() -> None:
 @pytest.mark.parametrize("kind", [OURS, THEIRS])
 def test_plain_pods_have_their_own_strategy(kind: dict[str, str]) -> None:
     assert decode(kind).zones == ZoneScoring(Strategy.LEAST_ALLOCATED, {})
-    said = {"type": "LeastNUMANodes", "resources": [{"name": "memory", "weight": 5}]}
-    args = decode({**kind, "zoneScoringStrategy": said})
+    strategy = {"type": "LeastNUMANodes", "resources": [{"name": "memory", "weight": 5}]}
+    args = decode({**kind, "zoneScoringStrategy": strategy})
     assert args.zones == ZoneScoring(Strategy.LEAST_NUMA_NODES, {"memory": 5})
     assert args.node == decode(kind).node
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "strategy"),
     [
         (None, "Expected `object`"),
         ({}, "kind"),
@@ -131,7 +131,7 @@ def test_plain_pods_have_their_own_strategy(kind: dict[str, str]) -> None:
         ({**THEIRS, "numaTopologyAlignmentPolicy": "Restricted"}, "numaTopologyAlignmentPolicy"),
     ],
 )
-def test_the_invalid_field_is_named(body: Any, said: str) -> None:
+def test_the_invalid_field_is_named(body: Any, strategy: str) -> None:
     with pytest.raises(ObjectError) as caught:
         decode(body)
-    assert said in str(caught.value)
+    assert strategy in str(caught.value)

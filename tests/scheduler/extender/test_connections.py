@@ -48,11 +48,11 @@ def again(sizes: list[int]) -> Iterator[int]:
     st.lists(st.tuples(st.booleans(), st.integers(0, 90)), max_size=20),
 )
 def test_the_reader_reads_as_a_file_does(
-    parts: list[bytes], sizes: list[int], asked: list[tuple[bool, int]]
+    parts: list[bytes], sizes: list[int], reads: list[tuple[bool, int]]
 ) -> None:
     data = b"".join(parts)
     reader, file = RequestReader(Pieces(again(sizes), data)), io.BytesIO(data)
-    for whole, size in asked:
+    for whole, size in reads:
         if whole:
             assert reader.read(size) == file.read(size)
         else:

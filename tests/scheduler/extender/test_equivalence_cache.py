@@ -73,7 +73,7 @@ class Wants(msgspec.Struct, frozen=True):
         return self.rooms.run(node, self.cpus)
 
 
-def told(answers: list[Feasibility]) -> list[object]:
+def values_of(answers: list[Feasibility]) -> list[object]:
     """Values to compare: the results themselves compare as objects."""
     return [each.score if isinstance(each, Feasible) else each.reason for each in answers]
 
@@ -85,7 +85,7 @@ def rooms() -> Rooms:
 
 def test_results_are_in_the_order_of_the_nodes(rooms: Rooms) -> None:
     shapes = EquivalenceCache(rooms)
-    assert told(shapes.results(Wants(rooms, 3), ["b", "a"])) == ["1 CPUs too few", 1]
+    assert values_of(shapes.results(Wants(rooms, 3), ["b", "a"])) == ["1 CPUs too few", 1]
 
 
 def test_a_node_is_checked_once_until_it_changes(rooms: Rooms) -> None:
@@ -94,7 +94,7 @@ def test_a_node_is_checked_once_until_it_changes(rooms: Rooms) -> None:
         shapes.results(Wants(rooms, 1), ["a", "b", "c"])
     assert rooms.told == ["a", "b", "c"]
     rooms.set("b", 1)
-    assert told(shapes.results(Wants(rooms, 1), ["a", "b", "c"])) == [3, 0, 1]
+    assert values_of(shapes.results(Wants(rooms, 1), ["a", "b", "c"])) == [3, 0, 1]
     assert rooms.told == ["a", "b", "c", "b"]
 
 
@@ -110,7 +110,7 @@ def test_a_nodes_report_is_checked_again_only_if_it_matters(rooms: Rooms) -> Non
     assert rooms.told == ["b"]
     rooms.set("a", 3)
     for each in (firm, reads_zone_report):
-        assert told(shapes.results(each, ["a", "b"])) == [2, 1]
+        assert values_of(shapes.results(each, ["a", "b"])) == [2, 1]
     assert rooms.told == ["b", "a", "a"]
 
 
@@ -129,7 +129,7 @@ def test_a_missing_node_is_unknown_until_it_is_added(rooms: Rooms) -> None:
     shapes = EquivalenceCache(rooms)
     assert shapes.results(Wants(rooms, 1), ["x"]) == [UNKNOWN_NODE]
     rooms.set("x", 5)
-    assert told(shapes.results(Wants(rooms, 1), ["x"])) == [4]
+    assert values_of(shapes.results(Wants(rooms, 1), ["x"])) == [4]
 
 
 def test_a_removed_node_is_unknown(rooms: Rooms) -> None:
@@ -139,7 +139,7 @@ def test_a_removed_node_is_unknown(rooms: Rooms) -> None:
     rooms.set("d", 8)
     answers = shapes.results(Wants(rooms, 1), ["a", "b", "c", "d"])
     assert answers[0] is UNKNOWN_NODE
-    assert told(answers[1:]) == [1, 1, 7]
+    assert values_of(answers[1:]) == [1, 1, 7]
 
 
 def test_a_dropped_class_is_computed_again(rooms: Rooms) -> None:
@@ -278,8 +278,8 @@ def test_a_node_may_change_during_a_long_computation() -> None:
 
     answers = shapes.results(Meddling(rooms, 1), [f"n{place}" for place in range(100)])
     assert answers[98] is UNKNOWN_NODE
-    assert told(answers[99:]) == [0]
-    assert told(answers[:98]) == [7] * 98
+    assert values_of(answers[99:]) == [0]
+    assert values_of(answers[:98]) == [7] * 98
 
 
 NODES = st.sampled_from("abcdef")
@@ -306,10 +306,10 @@ def test_every_result_is_that_of_the_current_node(
         else:
             cpus, nodes = step
             assert isinstance(nodes, list)
-            found = told(shapes.results(Wants(rooms, cpus), nodes))
-            assert found == told([rooms.run(node, cpus) for node in nodes])
+            found = values_of(shapes.results(Wants(rooms, cpus), nodes))
+            assert found == values_of([rooms.run(node, cpus) for node in nodes])
             same = shapes.uniform(Wants(rooms, cpus))
             if same is not None:
-                assert told([same] * len(rooms.free)) == told(
+                assert values_of([same] * len(rooms.free)) == values_of(
                     [rooms.run(node, cpus) for node in rooms.free]
                 )

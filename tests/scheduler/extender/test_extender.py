@@ -135,8 +135,8 @@ def test_an_internal_error_is_returned_and_logged(
 ) -> None:
     reply = page.ask(verb, named(verb, "broken"))
     assert reply.status == status
-    told = json.loads(reply.body)["Error"] if status == 200 else reply.body.decode()
-    assert told.strip() == "topolet: KeyError: 'broken'"
+    message = json.loads(reply.body)["Error"] if status == 200 else reply.body.decode()
+    assert message.strip() == "topolet: KeyError: 'broken'"
     (record,) = caplog.records
     assert record.exc_info is not None
     assert record.getMessage().startswith(verb)

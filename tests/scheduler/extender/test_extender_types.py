@@ -138,7 +138,7 @@ def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("decode", "body", "said"),
+    ("decode", "body", "message"),
     [
         (extender.extender_args, without(ARGS, "Pod"), "`Pod`"),
         (extender.extender_args, {**ARGS, "Pod": None}, "$.Pod"),
@@ -190,10 +190,10 @@ def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
         (extender.binding_args, {**BINDING, "PodUID": ""}, "PodUID"),
     ],
 )
-def test_invalid_fields_are_named(decode: Any, body: object, said: str) -> None:
+def test_invalid_fields_are_named(decode: Any, body: object, message: str) -> None:
     with pytest.raises(BadRequestError) as raised:
         decode(text(body))
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert str(raised.value).startswith("Extender")
 
 

@@ -292,10 +292,10 @@ def test_the_full_node_of_a_group_may_be_freed_for_a_late_member_by_an_eviction(
     clusters.tell(scene.cluster, stranger)
     result = scene.filter(scene.pod(owner(12, 8), "q", **{GROUP_ANNOTATION: "g/2"}), ["a", "b"])
     assert not result.node_names
-    for said, node in ((result.failed_nodes, "a"), (result.failed_and_unresolvable_nodes, "b")):
-        assert isinstance(said, dict)
-        assert said.keys() == {node}
-        assert said[node].startswith("group default/g is on node a: cpu: not enough free CPUs")
+    for rejected, node in ((result.failed_nodes, "a"), (result.failed_and_unresolvable_nodes, "b")):
+        assert isinstance(rejected, dict)
+        assert rejected.keys() == {node}
+        assert rejected[node].startswith("group default/g is on node a: cpu: not enough free CPUs")
 
 
 def test_an_expired_group_releases_its_node(scene: Scene) -> None:

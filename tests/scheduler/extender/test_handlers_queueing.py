@@ -58,17 +58,17 @@ def queue() -> UnschedulableQueue:
     return UnschedulableQueue()
 
 
-def asking(queue: UnschedulableQueue, body: dict[str, Any]) -> Ask:
+def filter_of(queue: UnschedulableQueue, body: dict[str, Any]) -> Ask:
     verbs = Answering(ExtenderFilterResult())
     queueing_extender = QueueingExtender(
         verbs, PodInfoCache(), SchedulerCache(), queue, clock=lambda: 7.0
     )
 
-    def ask(result: ExtenderFilterResult) -> ExtenderFilterResult:
+    def filtered(result: ExtenderFilterResult) -> ExtenderFilterResult:
         verbs.result = result
         return queueing_extender.filter(ExtenderArgs(from_object(body), NODES))
 
-    return ask
+    return filtered
 
 
 REFUSED = ExtenderFilterResult((), {"a": "full"}, {"b": "no agent"})
@@ -77,7 +77,7 @@ REFUSED = ExtenderFilterResult((), {"a": "full"}, {"b": "no agent"})
 def test_refused_pod_waits_with_the_nodes_where_an_eviction_may_help(
     queue: UnschedulableQueue,
 ) -> None:
-    assert asking(queue, objects.pod("p", requests={"cpu": "2"}))(REFUSED) is REFUSED
+    assert filter_of(queue, objects.pod("p", requests={"cpu": "2"}))(REFUSED) is REFUSED
     (found,) = queue.pods()
     assert (found.uid, found.title, found.rejected_at) == ("uid-p", "ns/p", 7.0)
     assert found.candidates == ("a",)
@@ -86,9 +86,9 @@ def test_refused_pod_waits_with_the_nodes_where_an_eviction_may_help(
 
 
 def test_pod_that_is_offered_a_node_leaves_the_queue(queue: UnschedulableQueue) -> None:
-    ask = asking(queue, objects.pod("p"))
-    ask(REFUSED)
-    ask(ExtenderFilterResult(("a",)))
+    filtered = filter_of(queue, objects.pod("p"))
+    filtered(REFUSED)
+    filtered(ExtenderFilterResult(("a",)))
     assert queue.pods() == []
 
 
@@ -96,23 +96,23 @@ def test_node_that_is_nominated_for_another_is_not_checked(queue: UnschedulableQ
     high = objects.pod("high", labels=LSR)
     high["spec"]["priority"] = 5
     high["status"]["nominatedNodeName"] = "a"
-    asking(queue, high)(REFUSED)
+    filter_of(queue, high)(REFUSED)
     fits = ExtenderFilterResult(NODES)
-    answer = asking(queue, objects.pod("p", labels=LSR))(fits)
+    answer = filter_of(queue, objects.pod("p", labels=LSR))(fits)
     assert answer.failed_and_unresolvable_nodes == {
         "a": "the node is nominated for a more important pod"
     }
-    assert asking(queue, objects.pod("plain"))(fits) is fits
-    assert asking(queue, high)(fits) is fits
+    assert filter_of(queue, objects.pod("plain"))(fits) is fits
+    assert filter_of(queue, high)(fits) is fits
 
 
 def test_error_is_not_a_rejection(queue: UnschedulableQueue) -> None:
-    asking(queue, objects.pod("p"))(ExtenderFilterResult(error="busy"))
+    filter_of(queue, objects.pod("p"))(ExtenderFilterResult(error="busy"))
     assert queue.pods() == []
 
 
 def test_member_of_a_group_waits_for_room_for_all(queue: UnschedulableQueue) -> None:
-    asking(queue, objects.pod("p", annotations={GROUP_ANNOTATION: "g/2"}))(REFUSED)
+    filter_of(queue, objects.pod("p", annotations={GROUP_ANNOTATION: "g/2"}))(REFUSED)
     (found,) = queue.pods()
     assert isinstance(found.requirements, GroupRequirements)
     assert (found.requirements.pods, found.group) == (2, PodGroup("ns", "g", 2))
@@ -124,10 +124,10 @@ def test_room_for_a_member_is_reserved_for_its_group(queue: UnschedulableQueue) 
     first["status"]["nominatedNodeName"] = "a"
     for body in (first, second):
         body["metadata"]["annotations"] = {GROUP_ANNOTATION: "g/2"}
-    asking(queue, first)(REFUSED)
+    filter_of(queue, first)(REFUSED)
     fits = ExtenderFilterResult(NODES)
-    assert asking(queue, stranger)(fits).failed_and_unresolvable_nodes.keys() == {"a"}
-    assert asking(queue, second)(fits) is fits
+    assert filter_of(queue, stranger)(fits).failed_and_unresolvable_nodes.keys() == {"a"}
+    assert filter_of(queue, second)(fits) is fits
 
 
 def test_late_member_waits_only_for_the_node_of_its_group(queue: UnschedulableQueue) -> None:
@@ -157,7 +157,7 @@ def test_late_member_waits_only_for_the_node_of_its_group(queue: UnschedulableQu
 
 
 def test_invalid_pod_is_not_queued(queue: UnschedulableQueue) -> None:
-    asking(queue, objects.pod("p", annotations={"topolet.io/group": "?"}))(REFUSED)
+    filter_of(queue, objects.pod("p", annotations={"topolet.io/group": "?"}))(REFUSED)
     assert queue.pods() == []
 
 
@@ -172,6 +172,6 @@ def test_invalid_pod_is_not_queued(queue: UnschedulableQueue) -> None:
 def test_bound_and_deleted_pods_leave_the_queue(
     queue: UnschedulableQueue, node: str, kind: ChangeKind, waits: bool
 ) -> None:
-    asking(queue, objects.pod("p"))(REFUSED)
+    filter_of(queue, objects.pod("p"))(REFUSED)
     queue.pods_changed([objects.of_pod(objects.pod("p", node), kind)])
     assert queue.contains("uid-p") is waits

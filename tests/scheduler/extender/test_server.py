@@ -124,7 +124,7 @@ def plainly(server: Server) -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
 
 
-def ask(
+def exchange(
     made: http.client.HTTPConnection,
     method: str,
     path: str,
@@ -138,16 +138,16 @@ def ask(
 
 def test_several_answers_on_one_connection(server: Server, authority: Authority) -> None:
     made = connection(server, authority)
-    assert ask(made, "GET", "/healthz") == (200, "ok\n")
-    assert ask(made, "POST", "/echo?timeout=5s", b"hello") == (200, '"hello"')
+    assert exchange(made, "GET", "/healthz") == (200, "ok\n")
+    assert exchange(made, "POST", "/echo?timeout=5s", b"hello") == (200, '"hello"')
     first = made.sock
-    assert ask(made, "POST", "/echo", b"") == (200, '""')
+    assert exchange(made, "POST", "/echo", b"") == (200, '""')
     assert made.sock is first
     made.close()
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "content_type", "status", "said"),
+    ("method", "path", "body", "content_type", "status", "message"),
     [
         ("POST", "/echo", b"no", "application/json", 400, "no is no body"),
         ("GET", "/none", None, "", 404, "there are /away, /broken, /echo, /healthz, /held, /large"),
@@ -168,21 +168,21 @@ def test_invalid_requests_get_an_error(
     body: bytes | Iterator[bytes] | None,
     content_type: str,
     status: int,
-    said: str,
+    message: str,
 ) -> None:
     made = connection(server, authority)
-    code, text = ask(made, method, path, body, content_type)
-    assert (code, said in text) == (status, True), text
+    code, text = exchange(made, method, path, body, content_type)
+    assert (code, message in text) == (status, True), text
     made.close()
     made = connection(server, authority)
-    assert ask(made, "GET", "/healthz")[0] == 200
+    assert exchange(made, "GET", "/healthz")[0] == 200
     made.close()
 
 
 def test_a_503_closes_the_connection(plain: Server) -> None:
     """A connection that stays open would always reach this process."""
     made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
-    assert ask(made, "GET", "/away") == (503, "another leads\n")
+    assert exchange(made, "GET", "/away") == (503, "another leads\n")
     assert made.sock is None
     made.close()
 
@@ -193,7 +193,7 @@ def test_an_incomplete_request_does_not_block_the_server(started: Started) -> No
     with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as half:
         half.sendall(b"POST /echo HTTP/1.1\r\n")
         made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
-        assert ask(made, "GET", "/healthz")[0] == 200, "the half is being read"
+        assert exchange(made, "GET", "/healthz")[0] == 200, "the half is being read"
         made.close()
         server.close()
         with contextlib.suppress(ConnectionResetError):
@@ -254,7 +254,7 @@ def test_an_incomplete_request_is_a_bad_request(plain: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"),
+    ("request_bytes", "status"),
     [
         (b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
@@ -266,10 +266,10 @@ def test_an_incomplete_request_is_a_bad_request(plain: Server) -> None:
         (b"GET /healthz HTTP/9.9\r\n\r\n", 505),
     ],
 )
-def test_unusual_requests(plain: Server, asked: bytes, status: int) -> None:
+def test_unusual_requests(plain: Server, request_bytes: bytes, status: int) -> None:
     with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
-        sock.sendall(asked)
-        with http.client.HTTPResponse(sock, method=asked[:4].strip().decode()) as reply:
+        sock.sendall(request_bytes)
+        with http.client.HTTPResponse(sock, method=request_bytes[:4].strip().decode()) as reply:
             reply.begin()
             assert reply.status == status
             reply.read()
@@ -291,7 +291,7 @@ def test_a_connection_without_a_request_occupies_no_thread(
         for _ in range(LIMITS.threads + 1)
     ]
     made = connection(server, authority)
-    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    assert exchange(made, "GET", "/healthz") == (200, "ok\n")
     made.close()
     for each in silent:
         each.close()
@@ -311,7 +311,7 @@ def test_many_incomplete_requests_delay_other_clients_only_shortly(
     for each in halves:
         each.sendall(b"\x16\x03\x01\x02" if tls else b"POST /echo HTTP/1.1\r\n")
     made = connection(server, authority) if tls else plainly(server)
-    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    assert exchange(made, "GET", "/healthz") == (200, "ok\n")
     made.close()
     for each in halves:
         each.close()
@@ -325,7 +325,7 @@ def test_few_connections_without_a_request_are_kept(
     lease."""
     server = started(shown=authority if tls else None)
     kept = connection(server, authority) if tls else plainly(server)
-    assert ask(kept, "GET", "/healthz") == (200, "ok\n")
+    assert exchange(kept, "GET", "/healthz") == (200, "ok\n")
     spoken = kept.sock
     silent = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
@@ -333,7 +333,7 @@ def test_few_connections_without_a_request_are_kept(
     ]
     for each in silent[: -LIMITS.waiting // 2]:
         assert each.recv(1) == b"", "who came first goes first"
-    assert ask(kept, "GET", "/healthz") == (200, "ok\n")
+    assert exchange(kept, "GET", "/healthz") == (200, "ok\n")
     assert kept.sock is spoken, "who was answered once stays"
     kept.close()
     for each in silent:
@@ -344,7 +344,7 @@ def test_requests_beyond_the_queue_are_closed_at_once(started: Started) -> None:
     """A connection that only garbage collection closes would keep a file descriptor."""
     held = Held()
     server = started(msgspec.structs.replace(LIMITS, threads=1), held, shown=None)
-    asked = b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    request_bytes = b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     many: list[socket.socket] = []
     ended: set[socket.socket] = set()
 
@@ -363,7 +363,7 @@ def test_requests_beyond_the_queue_are_closed_at_once(started: Started) -> None:
     try:
         for _ in range(2 * LIMITS.waiting):
             made = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-            made.sendall(asked + b"Content-Length: 0\r\n\r\n")
+            made.sendall(request_bytes + b"Content-Length: 0\r\n\r\n")
             made.setblocking(False)
             many.append(made)
             held.asked.wait(DEADLINE_SECONDS)
@@ -383,7 +383,7 @@ def test_an_answered_connection_occupies_a_thread_shortly(plain: Server) -> None
     ]
     for _ in range(2):
         for each in kept:
-            assert ask(each, "GET", "/healthz") == (200, "ok\n")
+            assert exchange(each, "GET", "/healthz") == (200, "ok\n")
     for each in kept:
         each.close()
 
@@ -397,7 +397,7 @@ def test_an_incomplete_handshake_is_dropped_in_time(started: Started, authority:
     for each in halves:
         each.sendall(b"\x16\x03\x01\x02")
     made = connection(server, authority)
-    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    assert exchange(made, "GET", "/healthz") == (200, "ok\n")
     for each in halves:
         assert each.recv(1) == b""
         each.close()
@@ -432,7 +432,7 @@ def hasty(
 
 def test_a_slowly_sent_request_is_dropped_in_time(hasty: http.client.HTTPConnection) -> None:
     """Each byte arrives within any limit of a single read."""
-    assert ask(hasty, "GET", "/healthz")[0] == 200
+    assert exchange(hasty, "GET", "/healthz")[0] == 200
     hasty.putrequest("POST", "/echo")
     hasty.putheader("Content-Type", "application/json")
     hasty.putheader("Content-Length", "1000")
@@ -478,10 +478,10 @@ def test_a_slow_reader_is_dropped_in_time(
 
 def test_several_answers_on_one_plain_connection(plain: Server) -> None:
     made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
-    assert ask(made, "POST", "/echo", b"hello") == (200, '"hello"')
+    assert exchange(made, "POST", "/echo", b"hello") == (200, '"hello"')
     first = made.sock
-    assert ask(made, "POST", "/echo", b"no")[0] == 400
-    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    assert exchange(made, "POST", "/echo", b"no")[0] == 400
+    assert exchange(made, "GET", "/healthz") == (200, "ok\n")
     assert made.sock is first
     made.close()
 
@@ -515,11 +515,11 @@ def test_with_a_client_ca_clients_need_a_certificate(
     for name, of in (("", None), ("kube-scheduler", foreign)):
         made = shown_by(server, clients, name, of)
         with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
-            ask(made, "GET", "/healthz")
+            exchange(made, "GET", "/healthz")
         made.close()
     for name in ("kube-scheduler", "another"):
         made = shown_by(server, clients, name)
-        assert ask(made, "POST", "/echo", b"hello") == (200, '"hello"')
+        assert exchange(made, "POST", "/echo", b"hello") == (200, '"hello"')
         made.close()
 
 
@@ -528,11 +528,11 @@ def test_only_clients_with_an_accepted_name_are_answered(
 ) -> None:
     server = started(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler", "x"])
     made = shown_by(server, clients, "another")
-    assert ask(made, "GET", "/healthz")[0] == 403
+    assert exchange(made, "GET", "/healthz")[0] == 403
     assert "client certificate refused: names another" in caplog.messages
     made.close()
     made = shown_by(server, clients, "kube-scheduler")
-    assert ask(made, "GET", "/healthz")[0] == 200
+    assert exchange(made, "GET", "/healthz")[0] == 200
     made.close()
 
 
@@ -543,15 +543,15 @@ def test_a_replaced_client_ca_is_used(started: Started, clients: Authority, tmp_
     files.replace(path, (clients.folder / "ca.crt").read_bytes(), durable=False)
     server = started(client_ca=path)
     made = shown_by(server, clients, "kube-scheduler")
-    assert ask(made, "GET", "/healthz")[0] == 200
+    assert exchange(made, "GET", "/healthz")[0] == 200
     made.close()
     files.replace(path, (other.folder / "ca.crt").read_bytes(), durable=False)
     made = shown_by(server, clients, "kube-scheduler")
     with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
-        ask(made, "GET", "/healthz")
+        exchange(made, "GET", "/healthz")
     made.close()
     made = shown_by(server, clients, "kube-scheduler", other)
-    assert ask(made, "GET", "/healthz")[0] == 200
+    assert exchange(made, "GET", "/healthz")[0] == 200
     made.close()
 
 
@@ -594,7 +594,7 @@ def test_a_replaced_certificate_is_used(
     server = started(shown=authority)
     before = serial(server, authority)
     kept = connection(server, authority)
-    assert ask(kept, "GET", "/healthz")[0] == 200
+    assert exchange(kept, "GET", "/healthz")[0] == 200
     certificate, key = paths(authority)
     old = [Path(path).read_bytes() for path in (certificate, key)]
     authority.server("server")
@@ -602,14 +602,14 @@ def test_a_replaced_certificate_is_used(
     files.replace(key, old[1], durable=False)
     assert serial(server, authority) == before, "certificate and key don't fit each other"
     assert serial(server, authority) == before
-    said = [each for each in caplog.messages if "the previous certificate stays in use" in each]
-    assert len(said) == 1, "said once, not for every connection"
-    assert certificate in said[0]
+    lines = [each for each in caplog.messages if "the previous certificate stays in use" in each]
+    assert len(lines) == 1, "logged once, not for every connection"
+    assert certificate in lines[0]
     files.replace(key, new[1], durable=False)
     assert serial(server, authority) != before
     Path(key).unlink()
     assert serial(server, authority) != before
-    assert ask(kept, "GET", "/healthz")[0] == 200, "connections that were there go on"
+    assert exchange(kept, "GET", "/healthz")[0] == 200, "connections that were there go on"
     kept.close()
 
 
@@ -628,18 +628,20 @@ def test_requests_in_progress_end_before_the_server_stops(
     held = Held()
     server = started(held=held)
     idle = connection(server, authority)
-    assert ask(idle, "GET", "/healthz")[0] == 200
+    assert exchange(idle, "GET", "/healthz")[0] == 200
     made = connection(server, authority)
     answers: list[tuple[int, str]] = []
-    asking = threading.Thread(target=lambda: answers.append(ask(made, "POST", "/held", b"{}")))
-    asking.start()
+    waiting_thread = threading.Thread(
+        target=lambda: answers.append(exchange(made, "POST", "/held", b"{}"))
+    )
+    waiting_thread.start()
     assert held.asked.wait(DEADLINE_SECONDS)
     closing = threading.Thread(target=server.close)
     closing.start()
     eventually("accepts no more", lambda: not accepts(server))
     held.go.set()
     closing.join(DEADLINE_SECONDS)
-    asking.join(DEADLINE_SECONDS)
+    waiting_thread.join(DEADLINE_SECONDS)
     assert answers == [(200, '"held"')]
     assert idle.sock.recv(1) == b""
     idle.close()

@@ -45,7 +45,7 @@ def tenant(name: str, priority: int = 0, **more: Any) -> dict[str, Any]:
     return body
 
 
-def asking(cpu: int, priority: int = 10, qos: str = "LSR", **spec: Any) -> dict[str, Any]:
+def pending(cpu: int, priority: int = 10, qos: str = "LSR", **spec: Any) -> dict[str, Any]:
     labels = {"koordinator.sh/qosClass": qos} if qos else {}
     notes = ONE_NODE if qos else {}
     body = objects.pod("new", requests={"cpu": str(cpu)}, labels=labels, annotations=notes)
@@ -85,17 +85,17 @@ def preempted(
 
 
 def test_victims_of_one_numa_node_replace_kube_schedulers() -> None:
-    assert preempted(cluster(*FULL), asking(4), "p0", "p3") == (["p2", "p3"], 0)
+    assert preempted(cluster(*FULL), pending(4), "p0", "p3") == (["p2", "p3"], 0)
 
 
 def test_named_victims_stay_if_the_pod_requires_more_than_resources() -> None:
-    answer = preempted(cluster(*FULL), asking(4), "p0", "p3", constrained=True)
+    answer = preempted(cluster(*FULL), pending(4), "p0", "p3", constrained=True)
     assert answer == (["p0", "p2", "p3"], 0)
 
 
 def test_named_victims_stay_if_resources_do_not_explain_them() -> None:
     """One of them alone would release enough in sum."""
-    answer = preempted(cluster(*FULL), asking(2), "p0", "p1")
+    answer = preempted(cluster(*FULL), pending(2), "p0", "p1")
     assert answer == (["p0", "p1"], 0)
 
 
@@ -106,26 +106,26 @@ def test_victims_release_what_the_pod_needs_in_sum() -> None:
         body["metadata"]["labels"] = {"koordinator.sh/qosClass": "LS"}
         body["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
     full = cluster(*FULL[:3], small, smaller)
-    assert preempted(full, asking(2), "q4", "s5") == (["p2"], 0)
+    assert preempted(full, pending(2), "q4", "s5") == (["p2"], 0)
 
 
 def test_lower_priority_is_evicted_before_the_last_started() -> None:
     pods = [tenant(name, 5 if name in ("p2", "p3") else 1) for name in CPUS]
-    assert preempted(cluster(*pods), asking(4), "p0", "p3") == (["p0", "p1"], 0)
+    assert preempted(cluster(*pods), pending(4), "p0", "p3") == (["p0", "p1"], 0)
 
 
 def test_candidate_without_victims_is_dropped() -> None:
     pods = [tenant(name, 10 if name in ("p0", "p2") else 1) for name in CPUS]
-    assert preempted(cluster(*pods), asking(4), "p1", "p3") is None
+    assert preempted(cluster(*pods), pending(4), "p1", "p3") is None
 
 
 @pytest.mark.parametrize(
     ("pod", "named", "node"),
     [
-        (asking(4), ["p0", "p1"], "another"),
-        (asking(4), ["unheard"], "n"),
-        (asking(4, preemptionPolicy="Never"), ["p0", "p1"], "n"),
-        (asking(4, priority=0), ["p0", "p1"], "n"),
+        (pending(4), ["p0", "p1"], "another"),
+        (pending(4), ["unheard"], "n"),
+        (pending(4, preemptionPolicy="Never"), ["p0", "p1"], "n"),
+        (pending(4, priority=0), ["p0", "p1"], "n"),
     ],
 )
 def test_no_candidates(pod: dict[str, Any], named: list[str], node: str) -> None:
@@ -133,14 +133,14 @@ def test_no_candidates(pod: dict[str, Any], named: list[str], node: str) -> None
 
 
 def test_invalid_pod_has_no_candidates() -> None:
-    pod = asking(4)
+    pod = pending(4)
     pod["metadata"]["annotations"] = {next(iter(ONE_NODE)): "{"}
     assert preempted(cluster(*FULL), pod, "p0") is None
 
 
 def member(name: str, size: int = 2) -> dict[str, Any]:
     """A member of a group whose pods have two CPUs each."""
-    pod = asking(2)
+    pod = pending(2)
     pod["metadata"] |= {"name": name, "uid": f"uid-{name}"}
     pod["metadata"]["annotations"] = {**ONE_NODE, GROUP_ANNOTATION: f"g/{size}"}
     return pod
@@ -180,9 +180,11 @@ class Scene:
             for name in CPUS:
                 self.tell(node, name)
 
-    def tell(self, node: str, name: str, kind: ChangeKind = ChangeKind.ADDED, **told: Any) -> None:
-        body = tenant(name, **told.pop("more", {}))
-        body["metadata"] |= {"name": f"{node}-{name}", "uid": f"{node}-{name}", **told}
+    def tell(
+        self, node: str, name: str, kind: ChangeKind = ChangeKind.ADDED, **fields: Any
+    ) -> None:
+        body = tenant(name, **fields.pop("more", {}))
+        body["metadata"] |= {"name": f"{node}-{name}", "uid": f"{node}-{name}", **fields}
         body["spec"]["nodeName"] = node
         self.cluster.pods_changed([objects.of_pod(body, kind)])
 
@@ -192,7 +194,7 @@ class Scene:
             node: MetaVictims((MetaPod(f"{node}-{each}"),)) for node, each in named.items()
         }
         found = self.preemption(ExtenderPreemptionArgs(from_object(member(name)), candidates))
-        return {node: {each.uid for each in told.pods} for node, told in found.victims.items()}
+        return {node: {each.uid for each in fields.pods} for node, fields in found.victims.items()}
 
 
 ENDING = {"deletionTimestamp": "2026-01-01T00:01:00Z"}
@@ -226,14 +228,14 @@ def test_search_has_a_time_limit() -> None:
         scene.cluster, scene.groups, scene.queue, Budgets(), clock=lambda: next(seen)
     )
     candidates = {node: MetaVictims((MetaPod(f"{node}-p0"),)) for node in "abc"}
-    found = preemption(ExtenderPreemptionArgs(from_object(asking(2)), candidates))
+    found = preemption(ExtenderPreemptionArgs(from_object(pending(2)), candidates))
     assert found.victims.keys() == {"a"}
 
 
 def test_no_victims_if_an_eviction_plan_makes_room() -> None:
     scene = Scene("a")
-    asks = pod_info(from_object(member("m0")))
-    scene.queue.add(queued_pod(asks, scene.cluster, 0.0))
+    info = pod_info(from_object(member("m0")))
+    scene.queue.add(queued_pod(info, scene.cluster, 0.0))
     scene.queue.nominate("uid-m0", "b")
     assert scene.ask("m1", a="p0") == {}
     scene.queue.withdraw("uid-m0", "b")
@@ -244,9 +246,9 @@ def test_member_with_a_reserved_part_has_kube_schedulers_victims() -> None:
     scene = Scene("a", "b")
     for victim in CPUS:
         scene.tell("a", victim, ChangeKind.DELETED)
-    asks = pod_info(from_object(member("m0")))
-    assert asks.group is not None
-    assert scene.groups.reserve(asks.group, asks.pod_request, "a") is None
+    info = pod_info(from_object(member("m0")))
+    assert info.group is not None
+    assert scene.groups.reserve(info.group, info.pod_request, "a") is None
     assert scene.ask("m1", a="p0", b="p0") == {"a": {"a-p0"}}
 
 
@@ -261,7 +263,7 @@ def test_late_member_gets_room_on_the_node_of_the_others_without_their_eviction(
 
 
 def test_pod_without_topolet_requirements_keeps_the_named_victims() -> None:
-    assert preempted(cluster(*FULL), asking(1, qos=""), "p0", "p3") == (["p0", "p3"], 0)
+    assert preempted(cluster(*FULL), pending(1, qos=""), "p0", "p3") == (["p0", "p3"], 0)
 
 
 def test_budget() -> None:
@@ -269,12 +271,12 @@ def test_budget() -> None:
     budget = Budget("ns", "b", LabelSelector(GUARDED), 1)
     budgets.changed([Change(ChangeKind.ADDED, ObjectKey("ns", "b"), budget)])
     guarded = [tenant(name, labels=GUARDED if name in ("p2", "p3") else {}) for name in CPUS]
-    assert preempted(cluster(*guarded), asking(4), "p0", "p3", budgets=budgets) == (
+    assert preempted(cluster(*guarded), pending(4), "p0", "p3", budgets=budgets) == (
         ["p0", "p1"],
         0,
     )
     everyone = [tenant(name, labels=GUARDED) for name in CPUS]
-    assert preempted(cluster(*everyone), asking(4), "p0", "p3", budgets=budgets) == (
+    assert preempted(cluster(*everyone), pending(4), "p0", "p3", budgets=budgets) == (
         ["p2", "p3"],
         1,
     )
@@ -283,12 +285,12 @@ def test_budget() -> None:
 def test_mirror_of_a_static_pod_is_not_a_victim() -> None:
     mirror = {"kubernetes.io/config.mirror": "x", "kubernetes.io/config.hash": "x"}
     pods = [tenant(name, annotations=mirror if name == "p3" else {}) for name in CPUS]
-    assert preempted(cluster(*pods), asking(4), "p0", "p3") == (["p0", "p1"], 0)
-    assert preempted(cluster(*pods), asking(4), "p0", "p3", constrained=True) is None
+    assert preempted(cluster(*pods), pending(4), "p0", "p3") == (["p0", "p1"], 0)
+    assert preempted(cluster(*pods), pending(4), "p0", "p3", constrained=True) is None
 
 
 def test_terminating_pods_are_selected_first() -> None:
     pods = [tenant(name) for name in CPUS]
     for each in pods[:2]:
         each["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
-    assert preempted(cluster(*pods), asking(4), "p0", "p3") == (["p0", "p1"], 0)
+    assert preempted(cluster(*pods), pending(4), "p0", "p3") == (["p0", "p1"], 0)

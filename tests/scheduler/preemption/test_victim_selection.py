@@ -148,8 +148,8 @@ def test_both_pods_of_one_numa_node_are_selected() -> None:
     assert len(homes[chosen[0]] | homes[chosen[1]]) == 1
 
 
-@pytest.mark.parametrize(("asked", "victims"), [(100, ["whole"]), (50, ["part2"])])
-def test_cards(asked: int, victims: list[str]) -> None:
+@pytest.mark.parametrize(("percent", "victims"), [(100, ["whole"]), (50, ["part2"])])
+def test_cards(percent: int, victims: list[str]) -> None:
     """Two cards: one is allocated whole, one is shared by two pods; the part that started last is
     the victim."""
     place = inhabited(
@@ -160,7 +160,7 @@ def test_cards(asked: int, victims: list[str]) -> None:
     )
     assert set(place.holdings) == {"whole", "part1", "part2"}
     tenants = [BoundPod(uid, "ns", uid, 0, at) for at, uid in enumerate(place.holdings)]
-    pod_request = request_of(pod("new", {CORE: asked, RATIO: asked}, priority=1))
+    pod_request = request_of(pod("new", {CORE: percent, RATIO: percent}, priority=1))
     assert found(place, pod_request, tenants) == victims
 
 

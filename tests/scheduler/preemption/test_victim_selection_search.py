@@ -146,15 +146,15 @@ def test_short_search_first_spares_pods_with_a_budget() -> None:
 def test_one_large_pod_among_many() -> None:
     """Of 60 equal pods any three make room, or two certain ones, or the first one alone."""
     pods = [pod(f"u{number:02}", 0, number) for number in range(60)]
-    asked = 0
+    calls = 0
 
     def helps(chosen: frozenset[str]) -> bool:
-        nonlocal asked
-        asked += 1
+        nonlocal calls
+        calls += 1
         return len(chosen) >= 3 or bool({"u00"} & chosen) or {"u10", "u11"} <= chosen
 
     assert best_set(pods, {}, helps) == Victims(("u00",), 0)
-    assert asked <= 600
+    assert calls <= 600
 
 
 @pytest.mark.parametrize("kept", [0, 1], ids=["a budget keeps all", "a budget keeps none"])

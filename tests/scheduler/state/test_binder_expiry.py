@@ -67,11 +67,11 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("said", ANSWERS)
+@pytest.mark.parametrize("status", ANSWERS)
 def test_a_reservation_whose_binding_was_accepted_ends_by_the_servers_answer(
-    server: Server, cluster: SchedulerCache, expiry: ReservationExpiry, clock: Clock, said: str
+    server: Server, cluster: SchedulerCache, expiry: ReservationExpiry, clock: Clock, status: str
 ) -> None:
-    code, body, stays = ANSWERS[said]
+    code, body, stays = ANSWERS[status]
     says(server, code, body)
     cluster.confirm("uid-a")
     clock.now = EXPIRY_SECONDS - 1

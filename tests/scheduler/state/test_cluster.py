@@ -79,8 +79,8 @@ def test_a_deleted_pod_of_an_old_event_has_no_allocation(cluster: SchedulerCache
     cluster.topologies_changed(
         [objects.of_topology(objects.topology("n1", policy="single-numa-node", pods=()))]
     )
-    told = objects.pod("a", "n1", cpus="0-1", phase="Running")
-    cluster.pods_changed([objects.of_pod(told)])
+    body = objects.pod("a", "n1", cpus="0-1", phase="Running")
+    cluster.pods_changed([objects.of_pod(body)])
     cluster.pods_changed([objects.of_pod(objects.pod("a"), DELETED)])
     assert held(cluster) == set()
     state = cluster.node("n1")
@@ -271,9 +271,9 @@ def test_without_a_device_object_only_pods_with_devices_are_ineligible(
 
 
 def test_an_invalid_object_counts_as_missing(cluster: SchedulerCache) -> None:
-    told = objects.topology("n1")
-    told["zones"][0]["resources"][0]["capacity"] = "x"
-    cluster.topologies_changed([objects.of_topology(told)])
+    body = objects.topology("n1")
+    body["zones"][0]["resources"][0]["capacity"] = "x"
+    cluster.topologies_changed([objects.of_topology(body)])
     reason = cluster.eligible("n1", LSR)
     assert reason is not None
     assert "NodeResourceTopology n1: zones[0].resources['cpu'].capacity" in reason
@@ -285,9 +285,9 @@ def test_faults_of_a_nodes_objects_are_logged_once(
 ) -> None:
     label = {"node.koordinator.sh/cpu-bind-policy": "Odd"}
     for capacity in ("8", "16"):
-        told = objects.node("n1", labels=label)
-        told["status"]["allocatable"]["memory"] = capacity
-        cluster.nodes_changed([objects.of_node(told)])
+        body = objects.node("n1", labels=label)
+        body["status"]["allocatable"]["memory"] = capacity
+        cluster.nodes_changed([objects.of_node(body)])
         state = cluster.node("n1")
         assert state is not None
         assert state.allocator.properties.faults
@@ -325,14 +325,14 @@ def test_without_a_selector_no_agent_is_required() -> None:
 # Changes
 def changes(cluster: SchedulerCache, *acts: Any) -> list[set[str]]:
     """The nodes that each of the actions changed."""
-    told = []
+    found = []
     for act in acts:
         serial = cluster.changed_since(0).serial
         act()
         names = cluster.changed_since(serial).names
         assert names is not None
-        told.append(set(names))
-    return told
+        found.append(set(names))
+    return found
 
 
 def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:

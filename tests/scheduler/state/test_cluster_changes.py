@@ -6,24 +6,24 @@ from hypothesis import strategies as st
 from agent.scheduler.state.cluster import ChangedNodes, ChangeLog
 
 
-@given(names=st.lists(st.sampled_from("abcdef"), max_size=30), asked=st.integers(0, 30))
-def test_the_log_has_every_change_after_a_serial(names: list[str], asked: int) -> None:
+@given(names=st.lists(st.sampled_from("abcdef"), max_size=30), serial=st.integers(0, 30))
+def test_the_log_has_every_change_after_a_serial(names: list[str], serial: int) -> None:
     log = ChangeLog()
     for name in names:
         log.add(name)
-    assert log.since(asked) == ChangedNodes(len(names), frozenset(names[asked:]))
+    assert log.since(serial) == ChangedNodes(len(names), frozenset(names[serial:]))
 
 
-@given(names=st.lists(st.sampled_from("abcdef"), max_size=30), asked=st.integers(0, 30))
-def test_dropped_changes_count_as_all_nodes(names: list[str], asked: int) -> None:
+@given(names=st.lists(st.sampled_from("abcdef"), max_size=30), serial=st.integers(0, 30))
+def test_dropped_changes_count_as_all_nodes(names: list[str], serial: int) -> None:
     log = ChangeLog(max_names=3)
     for name in names:
         log.add(name)
-    told = log.since(asked)
-    if told.names is None:
-        assert len(set(names[asked:])) > 3
+    changes = log.since(serial)
+    if changes.names is None:
+        assert len(set(names[serial:])) > 3
     else:
-        assert told.names == set(names[asked:])
+        assert changes.names == set(names[serial:])
 
 
 def test_log_has_one_entry_for_each_name() -> None:

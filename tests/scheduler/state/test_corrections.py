@@ -31,17 +31,17 @@ def topology(
 ) -> Object:
     """Two NUMA nodes with CPUs 0-3 and 4-7; 0 is reserved. `given`: the CPUs that the kubelet gave,
     by uid."""
-    told = objects.topology(name)
+    topology_ = objects.topology(name)
     manager = {"policy": policy, "reservedCPUs": "0"}
     allocs = [
         {"namespace": "ns", "name": uid, "uid": uid, "cpuset": cpus, "managedByKubelet": True}
         for uid, cpus in (given or {}).items()
     ]
-    told["metadata"]["annotations"] |= {
+    topology_["metadata"]["annotations"] |= {
         CPU_MANAGER_POLICY: json.dumps(manager),
         POD_CPU_ALLOCS: json.dumps(allocs),
     }
-    return told
+    return topology_
 
 
 @pytest.fixture
@@ -85,10 +85,13 @@ class Api:
         self.patches.append(patch)
         if self.refusals and (code := self.refusals.pop(0)):
             return reply(connection, code, status(code, "Refused"))
-        told, metadata = patch["metadata"], pod["metadata"]
-        if (told["uid"], told["resourceVersion"]) != (metadata["uid"], metadata["resourceVersion"]):
+        changed, metadata = patch["metadata"], pod["metadata"]
+        if (changed["uid"], changed["resourceVersion"]) != (
+            metadata["uid"],
+            metadata["resourceVersion"],
+        ):
             return reply(connection, 409, status(409, "Conflict"))
-        metadata["annotations"] |= told["annotations"]
+        metadata["annotations"] |= changed["annotations"]
         metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
         return reply(connection, 200, pod)
 
@@ -230,8 +233,8 @@ def test_only_a_static_kubelets_report_counts(
     cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     shown(cluster, api.put("lse", "2-3"))
-    told = topology(given={"lse": "4-5"}, policy="none")
-    cluster.topologies_changed([objects.of_topology(told)])
+    topology_ = topology(given={"lse": "4-5"}, policy="none")
+    cluster.topologies_changed([objects.of_topology(topology_)])
     corrections.step()
     assert api.patches == []
 

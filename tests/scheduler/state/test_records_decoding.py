@@ -15,8 +15,8 @@ from tests.scheduler import objects
 
 
 def test_a_bound_pod_has_the_allocation_of_its_annotations() -> None:
-    told = objects.pod("a", "n1", cpus="0-3", requests={"cpu": "4", "memory": "1Gi"})
-    read = objects.of_pod(told).value
+    object_ = objects.pod("a", "n1", cpus="0-3", requests={"cpu": "4", "memory": "1Gi"})
+    read = objects.of_pod(object_).value
     assert (read.uid, read.node, read.agent_ready) == ("uid-a", "n1", None)
     assert read.assigned is not None
     assert read.assigned.allocation.cpus == CpuSet.parse("0-3")
@@ -61,7 +61,7 @@ def test_equal_pods_share_one_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "namespace", "phase", "ready", "told"),
+    ("labels", "namespace", "phase", "ready", "object_"),
     [
         (AGENT_LABELS, "ns", "Running", True, True),
         (AGENT_LABELS, "ns", "Running", False, False),
@@ -73,11 +73,11 @@ def test_equal_pods_share_one_table() -> None:
     ],
 )
 def test_agents(
-    labels: dict[str, str], namespace: str, phase: str, ready: bool | None, told: bool | None
+    labels: dict[str, str], namespace: str, phase: str, ready: bool | None, object_: bool | None
 ) -> None:
     body = objects.pod("a", "n1", labels=labels, phase=phase, ready=ready, namespace=namespace)
     read = records.pods(AgentSelector(namespace="ns"))
-    assert read(json.dumps(body).encode()).agent_ready is told
+    assert read(json.dumps(body).encode()).agent_ready is object_
 
 
 def test_the_agents_of_the_manifests_are_agents() -> None:
@@ -99,25 +99,25 @@ def test_without_labels_no_pod_is_an_agent() -> None:
 
 def test_only_used_fields_of_a_node_are_kept() -> None:
     ratio = "node.koordinator.sh/cpu-normalization-ratio"
-    told = objects.node("n1", labels={"a": "b"}, annotations={ratio: "1.2", "other": "x"})
-    told["status"]["conditions"] = [{"type": "Ready", "lastHeartbeatTime": "now"}]
-    read = objects.of_node(told).value
+    object_ = objects.node("n1", labels={"a": "b"}, annotations={ratio: "1.2", "other": "x"})
+    object_["status"]["conditions"] = [{"type": "Ready", "lastHeartbeatTime": "now"}]
+    read = objects.of_node(object_).value
     assert (read.name, read.uid, read.labels) == ("n1", "uid-n1", {"a": "b"})
     assert read.annotations == {ratio: "1.2"}
     assert read.allocatable == {"cpu": 8000, "memory": 32 << 30}
 
 
 def test_an_invalid_node_is_named() -> None:
-    told = objects.node("n1")
-    told["status"]["allocatable"]["cpu"] = "many"
+    object_ = objects.node("n1")
+    object_["status"]["allocatable"]["cpu"] = "many"
     with pytest.raises(ObjectError, match=r"Node n1: status\.allocatable\.cpu: .*many"):
-        objects.of_node(told)
+        objects.of_node(object_)
 
 
 def test_an_invalid_topology_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    told = objects.topology("n1")
-    told["zones"][1]["resources"][0]["available"] = "x"
-    read = objects.of_topology(told).value
+    object_ = objects.topology("n1")
+    object_["zones"][1]["resources"][0]["available"] = "x"
+    read = objects.of_topology(object_).value
     text = "NodeResourceTopology n1: zones[1].resources['cpu'].available: "
     assert isinstance(read, Unreadable)
     assert read.text.startswith(text)
@@ -125,8 +125,8 @@ def test_an_invalid_topology_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_invalid_device_object_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    told = {"metadata": {"name": "n1"}, "spec": {"devices": [{"type": 3}]}}
-    read = objects.of_devices(told).value
+    object_ = {"metadata": {"name": "n1"}, "spec": {"devices": [{"type": 3}]}}
+    read = objects.of_devices(object_).value
     text = "Device n1: spec.devices[0].type: "
     assert isinstance(read, Unreadable)
     assert read.text.startswith(text)
@@ -136,9 +136,9 @@ def test_an_invalid_device_object_is_named(caplog: pytest.LogCaptureFixture) -> 
 def test_with_unreadable_holders_no_devices_are_allocated(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = objects.devices("n1")
-    told["metadata"]["annotations"] = {DEVICES_CHECKPOINTS: '[{"deviceIDs": 1}]'}
-    read = objects.of_devices(told).value
+    object_ = objects.devices("n1")
+    object_["metadata"]["annotations"] = {DEVICES_CHECKPOINTS: '[{"deviceIDs": 1}]'}
+    read = objects.of_devices(object_).value
     text = f"Device n1: annotation {DEVICES_CHECKPOINTS}: "
     assert isinstance(read, Unreadable)
     assert read.text.startswith(text)

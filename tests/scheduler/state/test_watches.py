@@ -74,36 +74,36 @@ def api(server: Server) -> Api:
 
 
 @pytest.fixture
-def told() -> Told:
+def reported() -> Told:
     return Told()
 
 
 @pytest.fixture
-def watch(server: Server, api: Api, told: Told) -> Iterator[KindWatch[Item]]:
+def watch(server: Server, api: Api, reported: Told) -> Iterator[KindWatch[Item]]:
     transport = Transport(FileAccess(server.url))
-    it = KindWatch(transport, Discovery(transport), kinds.TOPOLOGY, as_type(Item), told, PACE)
+    it = KindWatch(transport, Discovery(transport), kinds.TOPOLOGY, as_type(Item), reported, PACE)
     yield it
     it.stop()
     transport.close()
 
 
-def test_a_missing_kind_does_not_delay_the_sync(watch: KindWatch[Item], told: Told) -> None:
+def test_a_missing_kind_does_not_delay_the_sync(watch: KindWatch[Item], reported: Told) -> None:
     assert not watch.synced
     watch.check()
-    assert (watch.synced, watch.problem, told.known) == (True, None, {})
+    assert (watch.synced, watch.problem, reported.known) == (True, None, {})
 
 
 @pytest.mark.parametrize("version", ["v1alpha1", "v1alpha2"])
 def test_a_kind_that_is_added_later_is_watched(
-    watch: KindWatch[Item], api: Api, server: Server, told: Told, version: str
+    watch: KindWatch[Item], api: Api, server: Server, reported: Told, version: str
 ) -> None:
     watch.check()
     server.put("n1", "1")
     api.versions = [version]
     watch.check()
-    eventually("told", lambda: told.known == {"n1": "1"})
+    eventually("told", lambda: reported.known == {"n1": "1"})
     server.put("n1", "2")
-    eventually("told", lambda: told.known == {"n1": "2"})
+    eventually("told", lambda: reported.known == {"n1": "2"})
     assert watch.synced
 
 
@@ -111,45 +111,45 @@ def test_in_normal_operation_the_version_is_not_read(watch: KindWatch[Item], api
     api.versions = ["v1alpha2"]
     watch.check()
     eventually("synced", lambda: watch.synced)
-    asked = api.asked
+    reads = api.asked
     watch.check()
-    assert api.asked == asked
+    assert api.asked == reads
 
 
 def test_all_objects_of_a_removed_kind_are_removed(
-    watch: KindWatch[Item], api: Api, server: Server, told: Told
+    watch: KindWatch[Item], api: Api, server: Server, reported: Told
 ) -> None:
     api.versions = ["v1alpha2"]
     server.put("n1", "1")
     watch.check()
-    eventually("told", lambda: told.known == {"n1": "1"})
+    eventually("told", lambda: reported.known == {"n1": "1"})
     api.versions = []
     server.break_watches()
     eventually("trouble", lambda: watch.problem)
     watch.check()
-    assert (told.known, watch.synced, watch.problem) == ({}, True, None)
+    assert (reported.known, watch.synced, watch.problem) == ({}, True, None)
 
 
 def test_another_version_reports_all_objects_again(
-    watch: KindWatch[Item], api: Api, server: Server, told: Told
+    watch: KindWatch[Item], api: Api, server: Server, reported: Told
 ) -> None:
     api.versions = ["v1alpha1"]
     server.put("n1", "1")
     server.put("n2", "1")
     watch.check()
-    eventually("told", lambda: len(told.known) == 2)
+    eventually("told", lambda: len(reported.known) == 2)
     api.versions = ["v1alpha2"]
     server.remove("n2")
-    eventually("told", lambda: len(told.known) == 1)
+    eventually("told", lambda: len(reported.known) == 1)
     server.break_watches()
     eventually("trouble", lambda: watch.problem)
     watch.check()
     eventually("synced", lambda: watch.synced)
-    assert told.known == {"n1": "1"}
+    assert reported.known == {"n1": "1"}
 
 
 def test_an_error_of_the_server_does_not_mean_that_the_kind_is_missing(
-    watch: KindWatch[Item], api: Api, server: Server, told: Told
+    watch: KindWatch[Item], api: Api, server: Server, reported: Told
 ) -> None:
     api.trouble = True
     watch.check()
@@ -158,12 +158,12 @@ def test_an_error_of_the_server_does_not_mean_that_the_kind_is_missing(
     api.trouble, api.versions = False, ["v1alpha2"]
     server.put("n1", "1")
     watch.check()
-    eventually("told", lambda: told.known == {"n1": "1"})
+    eventually("told", lambda: reported.known == {"n1": "1"})
     api.trouble = True
     server.break_watches()
     eventually("trouble", lambda: watch.problem)
     watch.check()
-    assert told.known == {"n1": "1"}
+    assert reported.known == {"n1": "1"}
 
 
 @pytest.fixture

@@ -35,15 +35,15 @@ def tell(
 ) -> None:
     """The node reports the free CPUs of each NUMA node with these pods."""
     names = None if pods is None else [("ns", each) for each in pods]
-    told = objects.topology("n1", 2, available_milli, policy, names)
-    cluster.topologies_changed([objects.of_topology(told)])
+    body = objects.topology("n1", 2, available_milli, policy, names)
+    cluster.topologies_changed([objects.of_topology(body)])
 
 
 def see(cluster: SchedulerCache, name: str, cpu: str, phase: str = "Running", **more: Any) -> None:
-    told = objects.pod(
+    body = objects.pod(
         name, "n1", requests={"cpu": cpu}, phase=phase, kube_class=GUARANTEED, **more
     )
-    cluster.pods_changed([objects.of_pod(told)])
+    cluster.pods_changed([objects.of_pod(body)])
 
 
 def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:

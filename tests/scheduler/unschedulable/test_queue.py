@@ -238,13 +238,13 @@ NAMES = st.sets(st.sampled_from("abcdefghijklmnopqrstuvwxyz"))
 
 
 @given(st.lists(NAMES, min_size=1), NAMES)
-def test_sets_of_names(sets: list[set[str]], asked: set[str]) -> None:
+def test_sets_of_names(sets: list[set[str]], queried: set[str]) -> None:
     names = NodeSets()
     kept = [names.bits(each) for each in sets]
     for before, bits in zip(sets, kept, strict=True):
-        assert set(names.among(asked, bits)) == asked & before
-        assert bool(bits & names.known_bits(asked)) is bool(asked & before)
-    assert names.known_bits(asked) == names.bits(asked & set().union(*sets))
+        assert set(names.among(queried, bits)) == queried & before
+        assert bool(bits & names.known_bits(queried)) is bool(queried & before)
+    assert names.known_bits(queried) == names.bits(queried & set().union(*sets))
 
 
 def test_a_set_of_many_names_is_small() -> None:

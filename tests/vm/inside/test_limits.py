@@ -193,8 +193,8 @@ def check_cpus_that_go_offline(
 
 def remembered(node: TestNode, container: str) -> tuple[int, str]:
     """The runtime's value."""
-    told = node.direct.container_placement(container)
-    return told.quota_microseconds, told.cpuset
+    placement = node.direct.container_placement(container)
+    return placement.quota_microseconds, placement.cpuset
 
 
 def value(node: TestNode, container: str, file: str) -> str:

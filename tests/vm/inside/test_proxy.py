@@ -101,13 +101,13 @@ def test_pools_are_reported_by_numa_node(settled: Settled) -> None:
     def ls_pools() -> object:
         nonlocal topology
         topology = yaml.safe_load(path.read_text())
-        told = topology["metadata"]["annotations"]
-        return json.loads(told["node.koordinator.sh/cpu-shared-pools"])
+        annotations = topology["metadata"]["annotations"]
+        return json.loads(annotations["node.koordinator.sh/cpu-shared-pools"])
 
     # Cgroups are written first, the report after them.
     eventually("reported", lambda: ls_pools() == LS_POOLS)
-    told = topology["metadata"]["annotations"]
-    assert json.loads(told["node.koordinator.sh/be-cpu-shared-pools"]) == BE_POOLS
+    annotations = topology["metadata"]["annotations"]
+    assert json.loads(annotations["node.koordinator.sh/be-cpu-shared-pools"]) == BE_POOLS
     available = [
         next(each["available"] for each in zone["resources"] if each["name"] == "cpu")
         for zone in topology["zones"]
