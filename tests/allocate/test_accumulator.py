@@ -236,7 +236,7 @@ def test_shortage(request_: CpuRequest, shortage: Shortage) -> None:
     ("free", "request_", "expected"),
     [
         pytest.param("0-2,4", CpuRequest(3), "0-2", id="of a node"),
-        pytest.param("0-1,4-5", CpuRequest(2, FULL), "0-1", id="that are no whole cores"),
+        pytest.param("0-1,4-5", CpuRequest(2, FULL), "0-1", id="that are not whole cores"),
         pytest.param("0-1,4-5", CpuRequest(2), "0,4", id="one thread per core all the same"),
     ],
 )

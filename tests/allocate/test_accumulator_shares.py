@@ -21,7 +21,7 @@ ROOMS = st.lists(st.integers(0, 20), min_size=1, max_size=6)
         pytest.param([8, 8, 8], 4, [2, 1, 1], id="the remainder to the first of equal rooms"),
         pytest.param([6, 8, 7], 4, [1, 2, 1], id="the remainder to the most room"),
         pytest.param([1, 8, 8], 9, [1, 4, 4], id="a small node gives all"),
-        pytest.param([1, 3, 8], 12, [1, 3, 8], id="all there is"),
+        pytest.param([1, 3, 8], 12, [1, 3, 8], id="everything available"),
         pytest.param([0, 3], 2, [0, 2], id="no room at all"),
     ],
 )

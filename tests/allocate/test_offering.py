@@ -112,7 +112,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
             [],
             "",
             {0: {"cpu": 2000}},
-            id="a machine of one NUMA node keeps accounts too",
+            id="a machine with one NUMA node has an account too",
         ),
         pytest.param(
             numa(NumaPolicy.BEST_EFFORT),
@@ -120,7 +120,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
             [],
             "",
             {0: {"cpu": 1000}},
-            id="what no NUMA node counts is not theirs to give",
+            id="a resource that no NUMA node reports is not allocated",
         ),
         pytest.param(
             facts(policies=NodePolicies(bind_label=FULL)),
@@ -128,7 +128,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
             [],
             "0-1",
             {},
-            id="a node that binds gives CPUs to every pod",
+            id="a node with a bind policy allocates CPUs to every pod",
         ),
         pytest.param(
             facts(policies=NodePolicies(bind_label=FULL)),
@@ -243,7 +243,7 @@ def test_offers(node, request, held, cpus, amounts) -> None:
             owner(2, spec=ResourceSpec(SPREAD)),
             [],
             [(Reason.ARCHITECTURE, "", None, None)],
-            id="a policy that ARM has not",
+            id="a policy that ARM does not have",
         ),
     ],
 )

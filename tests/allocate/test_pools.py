@@ -68,7 +68,7 @@ def wanted(decision: Decision) -> dict[str, str | None]:
             {"a": "0-3", "b": "1-3", "c": "0"},
             "1-3",
             "0-3",
-            id="classes of Kubernetes where there is no label",
+            id="classes of Kubernetes without a label",
         ),
         pytest.param(
             [pod("a", "nonsense"), pod("b", "LSE")],
@@ -437,7 +437,9 @@ def test_an_owner_of_cpus_that_are_reserved_later_keeps_them_after_a_restart() -
     [
         pytest.param([pod("b", "BE", cpu_milli=2000)], "0-1", id="fits"),
         pytest.param([pod("b", "BE", cpu_milli=2001)], "0-3", id="does not fit"),
-        pytest.param([pod("b", "BE"), pod("l", "LS", cpu_milli=9000)], "0-1", id="LS is no matter"),
+        pytest.param(
+            [pod("b", "BE"), pod("l", "LS", cpu_milli=9000)], "0-1", id="LS does not matter"
+        ),
         pytest.param(
             [pod("b", "BE", cpu_milli=1500), pod("a", "LSE", "0")], "1-3", id="one CPU less"
         ),
@@ -495,7 +497,7 @@ def names(decision: Decision) -> tuple[str, str, str]:
             id="BE on what the kubelet reserves and the node does not",
         ),
         pytest.param(
-            PoolRules(system=CpuSet([3, 9])), ("0-2", "0-2", "3"), id="CPUs that are not there"
+            PoolRules(system=CpuSet([3, 9])), ("0-2", "0-2", "3"), id="CPUs that do not exist"
         ),
     ],
 )

@@ -106,7 +106,7 @@ def test_v2_every_group_gets_its_value(case: tuple[Values, Values]) -> None:
     for group, own in tree.items():
         if group not in wanted:
             assert own <= kernel.cpus[group]
-            assert bool(own) == bool(kernel.cpus[group]), "who inherits goes on inheriting"
+            assert bool(own) == bool(kernel.cpus[group]), "an inheriting group keeps inheriting"
 
 
 @settings(max_examples=200, deadline=None)

@@ -54,7 +54,7 @@ def test_pods_keep_their_cpus_while_the_api_server_is_away(installed: Cluster) -
     assert seen == {name: [cpus] for name, cpus in before.items()}
     cluster.wait_node_ready(HOST)
     cluster.delete_pod("lse")
-    cluster.eventually("the CPU is back", lambda: cluster.cpus("ls") == {"ls": "0-1"})
+    cluster.eventually("the CPU is in the pool again", lambda: cluster.cpus("ls") == {"ls": "0-1"})
 
 
 @pytest.mark.usefixtures("nothing_reserved")
@@ -64,7 +64,7 @@ def test_cpu_reserved_after_an_outage_is_not_allocated(installed: Cluster) -> No
     cluster.api_server_away_for(OUTAGE_SECONDS)
     cluster.annotate("node", HOST, **{RESERVATION: json.dumps({"reservedCPUs": "1"})})
     cluster.eventually(
-        "all watches are back",
+        "all watches are current again",
         lambda: max(cluster.watch_ages_seconds()) < OUTAGE_SECONDS / 2,
         BACK_SECONDS,
     )

@@ -41,4 +41,6 @@ def test_owner_gets_a_numa_node_and_releases_it(with_guest: Cluster) -> None:
 
     cluster.delete_pod("lse")
     shared = str(CpuSet.parse("0-15") - half)
-    cluster.eventually("the NUMA node is back", lambda: cluster.cpus("ls") == {"ls": shared})
+    cluster.eventually(
+        "the NUMA node is in the pool again", lambda: cluster.cpus("ls") == {"ls": shared}
+    )

@@ -34,7 +34,8 @@ def test_pods_of_every_class_start_and_end_while_components_restart(installed: C
 
     cluster.delete_pod("lse")
     cluster.eventually(
-        "the CPU is back", lambda: cluster.cpus("ls", "be") == {"ls": "0-1", "be": "0-1"}
+        "the CPU is in the pool again",
+        lambda: cluster.cpus("ls", "be") == {"ls": "0-1", "be": "0-1"},
     )
     cluster.pod("lsr", qos="LSR", cpu=1)
     own = cluster.cpus_of("lsr")

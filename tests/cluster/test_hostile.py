@@ -51,7 +51,7 @@ def test_pod_that_calls_itself_kubelet_changes_nothing(installed: Cluster) -> No
     assert cluster.agent_metric(HOST, 'topolet_source_troubles{source="kubelet-process"}') == 0
     assert cluster.cpu_manager_policy(HOST) == "none"
     cluster.delete_pod("lse")
-    cluster.eventually("the CPU is back", lambda: cluster.cpus("ls") == {"ls": BOTH})
+    cluster.eventually("the CPU is in the pool again", lambda: cluster.cpus("ls") == {"ls": BOTH})
 
 
 def test_pod_with_a_large_environment_starts_on_the_cpus_of_its_pool(installed: Cluster) -> None:
@@ -85,7 +85,7 @@ def test_pod_with_a_large_environment_starts_on_the_cpus_of_its_pool(installed: 
         )
     finally:
         cluster.kubectl("delete", "configmap", *names)
-    cluster.eventually("it has said where it began", lambda: cluster.logs("large"))
+    cluster.eventually("it has logged its first CPUs", lambda: cluster.logs("large"))
     assert cluster.logs("large").split() == ["Cpus_allowed_list:", str(rest)]
     assert cluster.cpus("large") == {"large": str(rest)}
     assert cluster.agent_metric(HOST, "topolet_cpu_overlaps_total") == 0
@@ -111,7 +111,7 @@ def test_annotations_that_name_thousands_of_containers_do_not_end_the_agent(
     assert cluster.cpus(*pods) == dict.fromkeys(pods, str(rest))
     for each in pods:
         cluster.eventually(
-            f"an Event says what is wrong with {each}",
+            f"an Event reports the error of {each}",
             lambda each=each: (
                 EXTENDED_RESOURCE_SPEC in str(cluster.events(each, INVALID_ANNOTATION))
             ),

@@ -71,13 +71,13 @@ def test_both_kinds_at_once_get_what_they_request(static: Cluster) -> None:
         cluster.wait_running("lse-2", "plain-3", "lse-4", "ls", seconds=2 * START_SECONDS)
         for name in owners:
             cluster.eventually(
-                f"the annotation of {name} says what the kubelet gave it",
+                f"the annotation of {name} has the CPUs of the kubelet",
                 lambda name=name: cluster.allocated(name) == cluster.cpus_of(name),
             )
     own = {name: cluster.cpus_of(name) for name in cpus}
     assert {name: len(each) for name, each in own.items()} == cpus
     taken = union(own.values())
-    assert len(taken) == sum(cpus.values()), f"nobody shares: {own}"
+    assert len(taken) == sum(cpus.values()), f"the CPUs are not exclusive: {own}"
     assert not taken & RESERVED
     assert cluster.cpus_of("ls") == ALL - taken
     assert seen == {"plain-2": [str(own["plain-2"])]}

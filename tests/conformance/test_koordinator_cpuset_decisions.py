@@ -115,7 +115,7 @@ TWICE = [
 @pytest.mark.parametrize(
     ("ls", "declared"),
     [
-        pytest.param(None, "claimed-twice", id="both claims are gone"),
+        pytest.param(None, "claimed-twice", id="both claims are missing"),
         pytest.param(
             [{"socket": 0, "node": 0, "cpuset": "0"}], None, id="something else is shared"
         ),
@@ -159,11 +159,12 @@ def test_agreement_about_containers(verdict: Any) -> None:
         pytest.param(lambda: hook("0-2,4-5", qos="LS"), id="another pool"),
         pytest.param(lambda: hook("0-1,4", -1, qos="LS"), id="a quota lifted for nothing"),
         pytest.param(
-            lambda: hook("2", None, qos="LSE", resourceStatus={"cpuset": "2"}), id="a quota left"
+            lambda: hook("2", None, qos="LSE", resourceStatus={"cpuset": "2"}),
+            id="a quota that is not changed",
         ),
-        pytest.param(lambda: hook(None, qos="LS"), id="LS left alone"),
-        pytest.param(lambda: hook("", qos="SYSTEM"), id="SYSTEM left alone"),
-        pytest.param(lambda: hook(None), id="left alone by a kubelet without policy"),
+        pytest.param(lambda: hook(None, qos="LS"), id="LS not changed"),
+        pytest.param(lambda: hook("", qos="SYSTEM"), id="SYSTEM not changed"),
+        pytest.param(lambda: hook(None), id="not changed with a kubelet without a policy"),
         pytest.param(lambda: hook(None, qos="LS", nrt=STATIC), id="LS left to the kubelet"),
         pytest.param(lambda: hook("0-1,4", qos="BE", nrt=None), id="from nothing"),
     ],

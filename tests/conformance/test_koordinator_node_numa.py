@@ -83,7 +83,7 @@ def placed(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec
                 placed(37, "2-3", part(0, 2, 4), **PREFERS_FULL),
             )
             | SINGLE,
-            id="owners of the whole machine stand for the CPU of one NUMA node",
+            id="owners of the whole machine count as CPU of one NUMA node",
         ),
         pytest.param(
             case(lsr(2), [held(4, node=1)], placed(81, "0-1", part(0, 2, 4), **PREFERS_FULL))
@@ -104,7 +104,7 @@ def placed(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec
             id="amplified",
         ),
         pytest.param(case(sharer(9), [], placed(43)), id="others judge_node the whole node"),
-        pytest.param(case({"requests": {}}, [], {"skip": True}), id="nothing is asked"),
+        pytest.param(case({"requests": {}}, [], {"skip": True}), id="nothing is requested"),
         pytest.param(case(sharer(5), [], FAILS) | SINGLE, id="fails"),
         pytest.param(
             case(lsr(1, resourceSpec={"requiredCPUBindPolicy": "FullPCPUs"}), [], FAILS)
@@ -238,7 +238,7 @@ PATHS = [
         )
         | FULL_ONLY,
         "exclusive-unheard",
-        id="a pod that the node binds is not kept apart",
+        id="a pod with the bind policy of the node is not exclusive",
     ),
     pytest.param(
         case(

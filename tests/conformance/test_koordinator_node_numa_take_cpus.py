@@ -48,7 +48,7 @@ def test_an_answer_and_an_error_disagree_both_ways() -> None:
         pytest.param({"expect": {"cpuset": "2-5"}}, MORE_THAN_ASKED.name, id="a whole core"),
         pytest.param({"expect": {"cpuset": "1-5"}}, None, id="more than a core"),
         pytest.param({"expect": {"cpuset": "4-6"}}, None, id="other CPUs"),
-        pytest.param({"need": 2, "expect": {"cpuset": "2-4"}}, None, id="whole cores asked"),
+        pytest.param({"need": 2, "expect": {"cpuset": "2-4"}}, None, id="whole cores requested"),
         pytest.param({"bind": "Default", "expect": {"cpuset": "2-5"}}, None, id="another policy"),
         pytest.param(
             {"need": 2, "preferred": "1", "expect": {"cpuset": "1-3"}},

@@ -115,7 +115,7 @@ EMPTIED = case(
                 (remove("c0"), {"default": "0-15"}),
                 containers=(container("c0", "5"), container("c1", "11")),
             ),
-            id="errors in other words",
+            id="errors with other texts",
         ),
         pytest.param(
             case(
@@ -175,7 +175,9 @@ def answered(wrong: dict[str, Any], **last: Any) -> dict[str, Any]:
     [
         pytest.param(answered(HALF_CORES, cpuset="0,4", default="1-3,5-7"), id="whole cores"),
         pytest.param({**answered(HALF_CORES, cpuset="6-7"), "options": []}, id="half cores may be"),
-        pytest.param(answered(COUNTED_TWICE, hints=[hint(0)]), id="a hint of ours is missing"),
+        pytest.param(
+            answered(COUNTED_TWICE, hints=[hint(0)]), id="one of Topolet's hints is missing"
+        ),
         pytest.param(
             answered(
                 case(

@@ -65,8 +65,8 @@ def test_reserved_cpus_must_exist() -> None:
         pytest.param(False, "0-15", "3", StartProblem.ASSIGNED_AND_SHARED, "3", id="in both"),
         pytest.param(False, "0-14", "", StartProblem.OTHER_CPUS, "15", id="CPUs missing"),
         pytest.param(False, "0-15,20", "", StartProblem.OTHER_CPUS, "20", id="CPUs unknown"),
-        pytest.param(True, "1-14", "15", None, "", id="strict and right"),
-        pytest.param(False, "0-2,4-15", "3", None, "", id="right"),
+        pytest.param(True, "1-14", "15", None, "", id="strict and valid"),
+        pytest.param(False, "0-2,4-15", "3", None, "", id="valid"),
     ],
 )
 def test_checks_of_a_stored_state(

@@ -410,7 +410,7 @@ OPTIONAL = (
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\0", "zz 9-", "0" * 3000], ids=["blank", "nul", "word", "long"]
+    "text", ["", "\0", "zz 9-", "0" * 3000], ids=["blank", "nul", "text", "long"]
 )
 @pytest.mark.parametrize("path", OPTIONAL)
 def test_invalid_content_of_an_optional_file(read: Read, path: str, text: str) -> None:

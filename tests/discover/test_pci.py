@@ -109,7 +109,7 @@ def test_local_cpus_determine_the_node_of_cards_without_numa_node(
         "0035:04:00.0": 8,
         "0035:05:00.0": 8,
     }
-    assert len({each.pcie for each in functions.values()}) == 6, "no tree: nobody is a neighbour"
+    assert len({each.pcie for each in functions.values()}) == 6, "no tree: nothing is adjacent"
 
 
 @pytest.mark.parametrize("name", ["32amd64-4s2n4c-cgroup2", "2ps3-2t"])

@@ -34,10 +34,10 @@ def test_torn_checkpoint_does_not_affect_the_kubelets_pods(
     if restarts:
         around.launcher.start((*node.agent_words, "--period-seconds=0.1"), node.cgroups)
     late = around.running("LS")
-    eventually("said", lambda: str(file) in around.launcher.log())
+    eventually("the error is logged", lambda: str(file) in around.launcher.log())
     if not restarts:
-        eventually("the late one is beside them", lambda: around.cpus(late) == "0-3,6-15")
+        eventually("the new pod runs with them", lambda: around.cpus(late) == "0-3,6-15")
     assert (around.cpus(group), around.cpus(ls)) == ("4-5", "0-3,6-15")
     file.write_text(text)
-    eventually("all is right", lambda: around.cpus(late) == "0-3,6-15")
+    eventually("all cpusets are correct", lambda: around.cpus(late) == "0-3,6-15")
     assert (around.cpus(group), around.cpus(ls)) == ("4-5", "0-3,6-15")

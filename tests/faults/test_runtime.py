@@ -83,7 +83,7 @@ def test_one_hanging_status_hides_no_container_and_is_retried_later(
     around.node.runtime.hang(hung)
     for _ in range(2):
         seen = {one.group for pod in observer.observe().pods for one in pod.containers}
-        assert seen == groups, "the names of groups tell what the runtime does not"
+        assert seen == groups, "the group names show what the runtime does not report"
         assert around.node.runtime.asked.count(hung) == 1
 
 

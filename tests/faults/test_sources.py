@@ -66,7 +66,7 @@ class Place:
     def right(self) -> None:
         """Owner and others have their CPUs, and so has a new one."""
         late = self.around.running("LS")
-        eventually("who comes late is right", lambda: self.around.cpus(late) == "0,3-15")
+        eventually("the new pod has its CPUs", lambda: self.around.cpus(late) == "0,3-15")
         eventually("the others are", lambda: self.around.cpus(self.ls) == "0,3-15")
         assert self.around.cpus(self.own) == "1-2"
         assert self.around.launcher.running, self.around.launcher.log()

@@ -85,7 +85,7 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
             snapshot(excluded=("ns/*/main",)),
             [UNSEEN],
             Keep(),
-            id="left alone",
+            id="excluded",
         ),
         pytest.param(request("new", "LS"), None, [], Keep(), id="no snapshot, no claim"),
         pytest.param(

@@ -18,7 +18,7 @@ def test_creations_of_an_earlier_proxy_are_unknown_until_the_next_pass() -> None
     (start,) = grants.all(EMPTY)
     assert start.may_hold(CpuSet([7]))
     grants.seen(EMPTY)
-    assert grants.all(EMPTY) == (start,), "this look was before"
+    assert grants.all(EMPTY) == (start,), "this pass was earlier"
     looked_now(grants)
     assert grants.all(EMPTY) == ()
 

@@ -81,13 +81,13 @@ def node_of(path: str, permissions: str = "rw") -> CarriedNode:
             Carried(("GPU-x",)), [MIG], env("MIG-c"), id="an instance is less than a card"
         ),
         pytest.param(Carried(("MIG-x",)), [MIG], env("MIG-c"), id="instance for instance"),
-        pytest.param(Carried(("GPU-x",)), [], env("void"), id="asked for nothing"),
-        pytest.param(Carried(), [], env("void"), id="asked for nothing, its image may say all"),
+        pytest.param(Carried(("GPU-x",)), [], env("void"), id="no request"),
+        pytest.param(Carried(), [], env("void"), id="no request, but all in its image"),
         pytest.param(
             Carried(("nvidia.com/gpu=0,other.example/x=y",)),
             [],
             env("other.example/x=y"),
-            id="asked for nothing, by a qualified name",
+            id="no request, by a qualified name",
         ),
         pytest.param(Carried(("none",)), [], UNCHANGED, id="libraries alone stay"),
         pytest.param(Carried(("MIG-x",)), [], env("void"), id="no instance either"),
@@ -131,7 +131,7 @@ def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Change
             Carried((MOUNT_ROOT,), mounts=(f"{MOUNT_ROOT}/GPU-x", "/else")),
             [],
             Changes(environment=((ENV, "void"),), removed_mounts=(f"{MOUNT_ROOT}/GPU-x",)),
-            id="asked for nothing",
+            id="no request",
         ),
     ],
 )
@@ -168,7 +168,7 @@ def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) ->
             Carried(("void",), cdi_devices=("management.nvidia.com/gpu=all",)),
             [],
             Changes(removed_cdi_devices=("management.nvidia.com/gpu=all",)),
-            id="asked for nothing",
+            id="no request",
         ),
         pytest.param(
             Carried(("GPU-x",), cdi_devices=(f"{KIND}=GPU-x",)),
@@ -202,13 +202,13 @@ def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) ->
             Carried(("void",), annotations=(("cdi.k8s.io/p", f"{KIND}=GPU-x"),)),
             [],
             Changes(annotations=(("cdi.k8s.io/p", None),)),
-            id="annotation without anything left",
+            id="annotation that becomes empty",
         ),
         pytest.param(
             Carried(("void",), annotations=(("cdi.k8s.io/p", "other.example/nic=0"),)),
             [],
             UNCHANGED,
-            id="annotation of somebody else",
+            id="annotation of another plugin",
         ),
     ],
 )

@@ -49,9 +49,7 @@ class Bystanders:
     def round(self, rounds: int = 3) -> None:
         """Returns after this number of complete rounds without a failure."""
         before = len(self.seconds)
-        eventually(
-            "pods come", lambda: self.failures or len(self.seconds) > before + rounds, 3 * 60
-        )
+        eventually("pods run", lambda: self.failures or len(self.seconds) > before + rounds, 3 * 60)
         self.unharmed()
 
     def unharmed(self) -> None:

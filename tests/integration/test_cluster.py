@@ -78,7 +78,10 @@ def test_a_claim_that_changes_in_the_cluster_moves_a_running_container(
     place.api.kill_server()
     try:
         place.start_agent(node)
-        eventually("looked", lambda: node.metric('topolet_looks_total{result="ok"}') >= 2)
+        eventually(
+            "the agent has made a pass",
+            lambda: node.metric('topolet_looks_total{result="ok"}') >= 2,
+        )
         assert moved(), "a restart without a server decides as before"
     finally:
         place.api.start_server()
@@ -95,7 +98,11 @@ def test_an_agent_without_a_permission_reports_it_and_does_the_rest(
         f"no role lets {account} get noderesourcetopologies of topology.node.k8s.io",
         f"no role lets {account} get devices of scheduling.koordinator.sh",
     )
-    eventually("told", lambda: all(each in node.log("agent") for each in lacking), PATIENCE_SECONDS)
+    eventually(
+        "it is reported",
+        lambda: all(each in node.log("agent") for each in lacking),
+        PATIENCE_SECONDS,
+    )
     # The log line is counted a moment after it was written.
     eventually("counted", lambda: node.metric("topolet_cluster_troubles") == 1)
     labels = json.loads(place.api.admin.get("/api/v1/nodes/lacks"))["metadata"]["labels"]
@@ -116,7 +123,9 @@ def test_the_agent_manages_the_node_without_a_server(node: TestNode) -> None:
         },
     )
     eventually("pinned", lambda: (node.cpus(own), node.cpus(ls)) == ("1", "0"))
-    eventually("told", lambda: node.metric("topolet_cluster_troubles") >= 1, PATIENCE_SECONDS)
+    eventually(
+        "it is reported", lambda: node.metric("topolet_cluster_troubles") >= 1, PATIENCE_SECONDS
+    )
     node.stop_agent()
 
 
@@ -148,7 +157,7 @@ def test_pod_that_loses_its_cpus_to_a_static_kubelet_gets_an_event(
         )["items"]
         return found
 
-    eventually("told", told, PATIENCE_SECONDS)
+    eventually("it is reported", told, PATIENCE_SECONDS)
     (event,) = told()
     assert event["involvedObject"]["uid"] == uid
     assert event["reason"] == "CPUClaimNotHonored"

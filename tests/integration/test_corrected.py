@@ -66,7 +66,7 @@ def test_devices_and_cpus_are_those_that_containers_have(kubelet: Kubelet, gpus:
             took = main_of(kubelet.client, taker)
             return bool(own and own.cpus and own.memory and took and took.devices)
 
-        eventually("the kubelet gave both", kubelet_has_both, START_SECONDS)
+        eventually("the kubelet assigned both", kubelet_has_both, START_SECONDS)
         gpus.start_agent(
             f"--kubelet-dir={kubelet.root}",
             f"--pod-resources-socket={kubelet.socket}",

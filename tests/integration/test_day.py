@@ -164,7 +164,7 @@ class Day:
         )
 
     def settles(self, step: str) -> None:
-        eventually(f"the report is right after {step}", self.is_right, PATIENCE_SECONDS)
+        eventually(f"the report is correct after {step}", self.is_right, PATIENCE_SECONDS)
 
     def _claimed(self) -> CpuSet:
         return union(
@@ -237,7 +237,7 @@ def test_a_day(cluster: ApiServer, node: TestNode) -> None:
         ours = found.get("topology.topolet.io/cpus"), found.get("topology.topolet.io/smt")
         return (*ours, found.get("theirs")) == (str(CPUS), "true", "1")
 
-    eventually("our labels are back", relabelled, PATIENCE_SECONDS)
+    eventually("the agent's labels are restored", relabelled, PATIENCE_SECONDS)
 
     body = day.reported()
     zones = [{"name": "card-0", "type": "Card", "resources": []}, *body["zones"]]

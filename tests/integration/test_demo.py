@@ -136,7 +136,7 @@ def test_two_checkouts_at_once(folder: pathlib.Path) -> None:
 def test_runs_after_a_kill_of_everything(folder: pathlib.Path) -> None:
     with (folder / "out").open("w") as out:
         first = subprocess.Popen(demo(folder), stdout=out, stderr=out)
-    eventually("pods came", lambda: "LSE pod" in (folder / "out").read_text())
+    eventually("pods were started", lambda: "LSE pod" in (folder / "out").read_text())
     refused(folder, reason=f"demo.lock is locked by process {first.pid}")
     first.send_signal(signal.SIGKILL)
     first.wait()

@@ -256,7 +256,7 @@ def test_the_allocated_card_replaces_the_plugins(
     seen = frontend.run(spec, by_variable(ONE))
     assert seen.environment[VISIBLE_DEVICES] == TWO
     left = {"/dev/nvidia241": 241} if request.node.callspec.params["frontend"] == "plugin" else {}
-    assert seen.nodes == {"/dev/nvidia242": 242, **left}, "NRI does not pass on that a node goes"
+    assert seen.nodes == {"/dev/nvidia242": 242, **left}, "NRI does not remove device nodes"
     assert list(seen.allowed) == [242], "not the plugin's, even by mknod"
     assert "rw" in seen.allowed[242].replace("m", "")
 
@@ -356,7 +356,7 @@ def test_the_runtime_refuses_a_container_that_does_not_fit_in_a_plugin_request(
     other = plugin.pod("other", None)
     with pytest.raises(RpcError, match="exceed"):
         plugin.run(other, lambda config: large_environment(config, 5 << 20))
-    assert set(plugin.run(other, by_variable(ONE)).allowed) == {241}, "the plugin is there still"
+    assert set(plugin.run(other, by_variable(ONE)).allowed) == {241}, "the plugin still runs"
 
 
 def test_an_allocation_that_cannot_be_honoured_is_refused_with_its_pod(

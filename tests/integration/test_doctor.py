@@ -30,8 +30,8 @@ def test_a_changed_cgroup_is_found_and_sets_the_exit_code(node: TestNode) -> Non
     node.start_agent()
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
-    eventually("all is right", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
-    eventually("the snapshot says so", lambda: not findings(node))
+    eventually("all cpusets are correct", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    eventually("the snapshot has it", lambda: not findings(node))
 
     node.stop_agent()
     pid = node.direct.container_placement(ls).pid

@@ -35,7 +35,7 @@ def wait_for_event(node: TestNode) -> None:
     """Returns when the agent has received an event of a pod and waits for the next."""
     before = wakes(node, "runtime")
     remove_pod(node.direct, run_sandbox(node.direct, node.spec("heard")))
-    eventually("the agent is told", lambda: wakes(node, "runtime") > before)
+    eventually("the agent gets the event", lambda: wakes(node, "runtime") > before)
     eventually("the agent rests", lambda: node.metric("topolet_pause_seconds") == 600)
 
 

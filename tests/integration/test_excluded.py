@@ -26,13 +26,13 @@ def test_reloaded_settings_exclude_a_pod_and_move_no_other(node: TestNode) -> No
     snapshot = node.state / "snapshot.json"
     eventually("the proxy can know", lambda: "kube-*" in snapshot.read_text())
     _, late = run_pod(node.proxied, node.spec("db", "LS", namespace="kube-system"))
-    assert node.cpus(late) == "0-1", "the proxy left its creation alone"
+    assert node.cpus(late) == "0-1", "the proxy did not change its creation"
 
     config.write_text('exclude = "a/b/c/d"\n')
     os.kill(node.agent_pid, signal.SIGHUP)
-    eventually("the fault is told", lambda: "old settings stay in force" in node.log("agent"))
+    eventually("the error is logged", lambda: "old settings stay in force" in node.log("agent"))
     assert node.get("/readyz")[0] == 200
 
     config.write_text("")
     os.kill(node.agent_pid, signal.SIGHUP)
-    eventually("nobody is left alone", lambda: (node.cpus(ls), node.cpus(late)) == ("0", "0"))
+    eventually("no pod is excluded", lambda: (node.cpus(ls), node.cpus(late)) == ("0", "0"))

@@ -56,7 +56,7 @@ def test_devices_that_a_container_shows_are_held_and_not_allocated_again(gpus: G
     gpus.run(everything, "all")
     gpus.start_agent()
     eventually(
-        "held by who shows them",
+        "held by the containers that show them",
         lambda: held(gpus) == {spec.uid: [card.uuid], mounted.uid: [other.uuid]},
     )
 
@@ -69,7 +69,7 @@ def test_devices_that_a_container_shows_are_held_and_not_allocated_again(gpus: G
     for each in node.direct.sandboxes():
         if each.uid == spec.uid:
             remove_pod(node.direct, each.id)
-    eventually("let go", lambda: held(gpus) == {mounted.uid: [other.uuid]})
+    eventually("released", lambda: held(gpus) == {mounted.uid: [other.uuid]})
 
 
 def test_excluded_pods_hold_their_devices(gpus: GpuNode) -> None:
@@ -113,5 +113,5 @@ def test_cdi_names_and_device_nodes_are_what_containers_show(
             start_container(node.direct, create_container(node.direct, request))
         gpus.start_agent()
         expected = {specs["cdi"].uid: [by_minor[4]], specs["moved"].uid: [by_minor[5]]}
-        eventually("held by who shows them", lambda: held(gpus) == expected)
+        eventually("held by the containers that show them", lambda: held(gpus) == expected)
     file.unlink()

@@ -91,11 +91,11 @@ def test_a_stopped_agent_gets_no_more_hook_calls(koordinator: KoordinatorNode) -
     koordinator.start_proxy()
     run_pod(koordinator.cri, node.spec("before"))
     koordinator.start_agent()
-    eventually("the proxy asks", lambda: _asks(koordinator))
+    eventually("the proxy calls the hook", lambda: _asks(koordinator))
     node.stop_agent()
     assert list(koordinator.registrations.iterdir()) == []
     # The proxy is notified by its kernel, a moment later.
-    eventually("pods come", partial(_comes, koordinator, node.spec("after", "LSE", "1")))
+    eventually("pods start", partial(_comes, koordinator, node.spec("after", "LSE", "1")))
 
 
 def test_while_a_killed_agent_is_away_no_pod_starts(koordinator: KoordinatorNode) -> None:
@@ -109,7 +109,7 @@ def test_while_a_killed_agent_is_away_no_pod_starts(koordinator: KoordinatorNode
         run_sandbox(koordinator.cri, node.spec("lse", "LSE", "1"))
     koordinator.start_agent()
     # gRPC's client in the proxy waits longer and longer between attempts to connect.
-    eventually("pods come again", partial(_comes, koordinator, node.spec("lse", "LSE", "1")))
+    eventually("pods start again", partial(_comes, koordinator, node.spec("lse", "LSE", "1")))
 
 
 def test_a_container_older_than_the_proxy_keeps_its_cpus(koordinator: KoordinatorNode) -> None:

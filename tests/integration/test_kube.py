@@ -153,7 +153,9 @@ def topologies(apiserver: ApiServer, place: str) -> Iterator[str]:
     eventually("served", lambda: _served(apiserver, collection), RECOVERY_SECONDS)
     yield f"{collection}/{place}"
     apiserver.admin.delete(CRD)
-    eventually("gone", lambda: not _served(apiserver, collection), RECOVERY_SECONDS)
+    eventually(
+        "the deletion is reported", lambda: not _served(apiserver, collection), RECOVERY_SECONDS
+    )
 
 
 def _served(server: ApiServer, path: str) -> bool:
@@ -222,7 +224,7 @@ def test_an_unchanged_object_is_not_written(
     assert cluster.apply(ours) is True
     before = apiserver.admin.get(topologies)
     assert cluster.apply(ours) is False
-    assert Cluster(apiserver.admin, place).apply(ours) is False, "nor by an agent after us"
+    assert Cluster(apiserver.admin, place).apply(ours) is False, "also not by a later agent"
     assert apiserver.admin.get(topologies) == before
 
     thief = topology(place, {"name": "node-0", "cpus": 1})
@@ -251,7 +253,7 @@ def test_versions_that_are_served_are_found_as_they_change(
             return True
         return False
 
-    eventually("v1alpha2 is gone", refused, RECOVERY_SECONDS)
+    eventually("v1alpha2 is no longer served", refused, RECOVERY_SECONDS)
 
     def made() -> bool:
         try:
@@ -363,7 +365,7 @@ def test_watch_from_a_compacted_version_is_listed_anew(
         server.start_server("--watch-cache=false")
         eventually("synced again", lambda: watch.syncs > syncs, RECOVERY_SECONDS)
         server.admin.delete(f"/api/v1/nodes/{place}")
-        eventually("told", lambda: not follower.known, RECOVERY_SECONDS)
+        eventually("the watch reports it", lambda: not follower.known, RECOVERY_SECONDS)
     assert not follower.wrong
     assert follower.count == 2, "added, deleted"
 
@@ -398,7 +400,7 @@ def test_lists_in_pages_where_watchlist_is_not_served(restored: ApiServer, place
         assert follower.known == names_of(server, path)
         assert follower.count >= 1200
         server.create(path, {"metadata": {"name": "last"}})
-        eventually("told", lambda: "last" in follower.known, RECOVERY_SECONDS)
+        eventually("the watch reports it", lambda: "last" in follower.known, RECOVERY_SECONDS)
     assert not follower.wrong
 
 
@@ -475,7 +477,7 @@ def test_token_is_read_again_after_a_change_and_a_refusal(
         fresh.rename(token)
         assert transport.get(path)
         apiserver.admin.delete(path)
-        eventually("told", lambda: not follower.known, RECOVERY_SECONDS)
+        eventually("the watch reports it", lambda: not follower.known, RECOVERY_SECONDS)
 
 
 def test_token_is_bound_to_the_node_of_its_pod(
@@ -511,7 +513,9 @@ def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) 
     watch = cluster.watch_pods(place, as_type(Named), Follower())
     with started(watch):
         lacking = f"no role lets {account} watch pods at the cluster scope"
-        eventually("trouble", lambda: lacking in (watch.problem or ""), RECOVERY_SECONDS)
+        eventually(
+            "the failure is reported", lambda: lacking in (watch.problem or ""), RECOVERY_SECONDS
+        )
 
 
 def test_kubeconfig_with_an_exec_plugin(apiserver: ApiServer, place: str, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def _impostors(folder: Path) -> Iterator[Impostors]:
         with it.ended:
             yield it
     finally:
-        eventually("its cgroups are gone", lambda: remove_cgroups(top) or not group.exists())
+        eventually("its cgroups are removed", lambda: remove_cgroups(top) or not group.exists())
 
 
 def found() -> dict[int, KubeletProcess]:

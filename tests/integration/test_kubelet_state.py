@@ -21,13 +21,13 @@ def test_cpus_of_a_scheduler_are_written_into_the_kubelets_file(node: TestNode) 
     spec = node.spec("lse", "LSE", "1")
     _, lse = run_pod(node.direct, spec)
     run_pod(node.direct, node.spec("ls", "LS"))
-    eventually("the agent gave it its CPU", lambda: node.cpus(lse) == "1")
+    eventually("it runs on its CPU", lambda: node.cpus(lse) == "1")
 
     def written() -> bool:
         snapshot = json.loads((node.state / "snapshot.json").read_text())
         return lse in snapshot["containers"]
 
-    eventually("the agent says so", written)
+    eventually("the snapshot has it", written)
     node.stop_agent()
     words = (
         "kubelet-state",

@@ -72,7 +72,7 @@ def test_whole_cpu_is_exclusive_until_the_pod_is_deleted(node: TestNode) -> None
     again.config.metadata.attempt = 1
     container = create_container(node.proxied, again)
     start_container(node.proxied, container)
-    assert node.cpus(container) == own, "what ended keeps its CPU for its pod"
+    assert node.cpus(container) == own, "an ended container keeps its CPU for its pod"
     assert node.cpus(ls) == other(own)
 
     remove_pod(node.proxied, sandbox)

@@ -89,7 +89,7 @@ def test_containers_run_on_their_cpus_from_their_creation(both: PluggedNode) -> 
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
     remove_pod(node.direct, sandbox)
-    eventually("LS has CPU 1 back", lambda: node.cpus(ls) == "0-1")
+    eventually("LS has CPU 1 again", lambda: node.cpus(ls) == "0-1")
     assert both.metric("topolet_nri_conflicts_total") == 0
     assert both.metric("topolet_nri_hook_errors_total") == 0
 
@@ -194,11 +194,11 @@ def test_a_restarted_plugin_corrects_what_it_missed(plugged: PluggedNode) -> Non
     plugged.start_plugin()
     plugged.kill_plugin()
     sandbox, ls = run_pod(node.direct, node.spec("ls", "LS"))
-    assert node.cpus(ls) == "0-1", "without a plugin pods come all the same"
+    assert node.cpus(ls) == "0-1", "without a plugin pods start too"
     plugged.publish(**{ls: "1"})
     plugged.start_plugin()
     eventually("synchronised", lambda: node.cpus(ls) == "1")
-    assert plugged.metric("topolet_nri_updates_total") == 0, "said in the synchronisation"
+    assert plugged.metric("topolet_nri_updates_total") == 0, "sent in the synchronisation"
     assert plugged.stop_plugin() == 0
     remove_pod(node.direct, sandbox)
 

@@ -87,7 +87,11 @@ def test_every_watch_is_restored_soon_after_an_outage(
         new = {"metadata": {"labels": {"new": "1"}}}
         apiserver.admin.merge(f"/api/v1/namespaces/{node}/pods/p", new)
         apiserver.admin.merge(f"/api/v1/nodes/{node}", new)
-        eventually("told", lambda: all(len(each.told_at) == 2 for each in agents), BACK_SECONDS)
+        eventually(
+            "the watches report it",
+            lambda: all(len(each.told_at) == 2 for each in agents),
+            BACK_SECONDS,
+        )
         assert all(each.problem is None for each in watches)
         assert max(each.age_seconds for each in watches) < BACK_SECONDS
     late = sorted(at - back_at for each in agents for at in each.told_at.values())

@@ -86,7 +86,7 @@ def test_cpus_and_memory_of_an_integer_guaranteed_pod(kubelet: Kubelet) -> None:
         assert held.problems == ()
         (node,) = block.nodes
         expected = Allocated(main.cpus, {node: {"memory": 32 * MIB}})
-        assert held.pods == {("default", own): expected}, "who shares CPUs holds none"
+        assert held.pods == {("default", own): expected}, "a pod that shares CPUs holds none"
     assert kubelet.client.pods() == ()
 
 
@@ -162,7 +162,7 @@ def test_devices_of_a_plugin_with_and_without_a_numa_node(kubelet: Kubelet) -> N
             eventually("it has them", lambda: kubelet.listed(name) == expected, SECONDS)
             plugin.has({"d1": ()}, ill={"d0": (0,)})
             eventually(
-                "one is ill", lambda: kubelet.client.allocatable().devices == (far,), SECONDS
+                "one is unhealthy", lambda: kubelet.client.allocatable().devices == (far,), SECONDS
             )
             pods, allocatable = kubelet.client.pods(), kubelet.client.allocatable()
             assert device_portions(pods, allocatable) == (Portion(RESOURCE, 0, 1, 0, 1),)
@@ -208,7 +208,9 @@ def test_view_outlives_the_kubelet(kubelet: Kubelet) -> None:
             kubelet.start()
             before = view.last_answer()
             assert before is not None
-            eventually("the view was told again", lambda: view.last_answer() is not before, SECONDS)
+            eventually(
+                "the view has another answer", lambda: view.last_answer() is not before, SECONDS
+            )
             eventually("the same", lambda: cpus() == first, SECONDS)
     finally:
         view.close()

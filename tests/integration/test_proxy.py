@@ -64,8 +64,8 @@ def test_containers_run_on_their_cpus_from_their_creation(both: TestNode) -> Non
     assert both.metric("topolet_cpu_overlaps_total") == 0
 
     remove_pod(both.proxied, sandbox)
-    eventually("LS has CPU 1 back", lambda: both.cpus(ls) == "0-1")
-    eventually("BE has CPU 1 back", lambda: both.cpus(be) == "0-1")
+    eventually("LS has CPU 1 again", lambda: both.cpus(ls) == "0-1")
+    eventually("BE has CPU 1 again", lambda: both.cpus(be) == "0-1")
 
 
 def test_a_large_environment_gets_no_cpu_of_an_owner(both: TestNode) -> None:
@@ -222,7 +222,7 @@ def test_kill_at_any_point_ends_in_the_same_state(both: TestNode, victim: str, p
         kill_and_restart()
     assert both.metric("topolet_cpu_overlaps_total") == 0
     remove_pod(both.proxied, sandbox)
-    eventually("LS has CPU 1 back", lambda: both.cpus(ls) == "0-1")
+    eventually("LS has CPU 1 again", lambda: both.cpus(ls) == "0-1")
 
 
 def test_agent_killed_while_pods_start_and_end_leaves_no_trace(both: TestNode) -> None:

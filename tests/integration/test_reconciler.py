@@ -35,8 +35,8 @@ def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:
     eventually("pause of BE on 0", lambda: node.sandbox_cpus(be_sandbox) == "0")
 
     remove_pod(node.direct, sandbox)
-    eventually("LS has CPU 1 back", lambda: node.cpus(ls) == "0-1")
-    eventually("BE has CPU 1 back", lambda: node.cpus(be) == "0-1")
+    eventually("LS has CPU 1 again", lambda: node.cpus(ls) == "0-1")
+    eventually("BE has CPU 1 again", lambda: node.cpus(be) == "0-1")
 
 
 def test_container_created_before_the_agent_is_corrected_and_counted(node: TestNode) -> None:
@@ -68,8 +68,12 @@ def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: Test
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     owner, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     eventually("LS on 0", lambda: node.cpus(ls) == "0")
-    eventually("told", lambda: node.direct.container_placement(ls).cpuset == "0")
-    eventually("told", lambda: node.direct.container_placement(lse).cpuset == "1")
+    eventually(
+        "the runtime has the cpuset", lambda: node.direct.container_placement(ls).cpuset == "0"
+    )
+    eventually(
+        "the runtime has the cpuset", lambda: node.direct.container_placement(lse).cpuset == "1"
+    )
     node.kill_agent()
     for container in (ls, lse):
         linux = pb.LinuxContainerResources(cpu_shares=512)
@@ -80,7 +84,9 @@ def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: Test
     node.start_agent()
     remove_pod(node.direct, owner)
     eventually("LS on 0-1", lambda: node.cpus(ls) == "0-1")
-    eventually("told", lambda: node.direct.container_placement(ls).cpuset == "0-1")
+    eventually(
+        "the runtime has the cpuset", lambda: node.direct.container_placement(ls).cpuset == "0-1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +192,9 @@ def test_runtime_update_of_another_field_does_not_restore_old_cpus(
     eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
     # Otherwise that call may come after the one below, and correct a change that the agent has not
     # seen yet.
-    eventually("told", lambda: node.direct.container_placement(ls).cpuset == "0")
+    eventually(
+        "the runtime has the cpuset", lambda: node.direct.container_placement(ls).cpuset == "0"
+    )
     linux = pb.LinuxContainerResources(cpuset_cpus="0-1", cpu_shares=512)
     request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
     node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
@@ -217,7 +225,7 @@ def test_events_report_containers_before_the_full_pass(node: TestNode) -> None:
     node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
     eventually("corrected", lambda: node.cpus(ls) == "0")
     remove_pod(node.direct, sandbox)
-    eventually("given back", lambda: node.cpus(ls) == "0-1")
+    eventually("the CPU is released", lambda: node.cpus(ls) == "0-1")
 
 
 def at_rest(node: TestNode) -> bool:

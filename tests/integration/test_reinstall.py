@@ -129,7 +129,9 @@ class Cluster:
         self.delete_each(bodies)
         for each in bodies:
             eventually(
-                f"{path_of(each)} is gone", lambda it=each: self._there(it) == "gone", GONE_SECONDS
+                f"{path_of(each)} is deleted",
+                lambda it=each: self._there(it) == "gone",
+                GONE_SECONDS,
             )
 
     def in_force(self, namespace: str) -> None:
@@ -330,7 +332,7 @@ def test_an_upgrade_removes_parameters(
     eventually("every pod is refused", lambda: not cluster.takes_pods())
     policies = str(cluster.folder("policies"))
     cluster.kubectl("apply", *then, "-k", policies)
-    eventually("pods come", cluster.takes_pods)
+    eventually("pods are accepted", cluster.takes_pods)
     cluster.in_force(OURS)
     kinds = ["validatingadmissionpolicy"]
     if deployed.changes_pods(cluster.server):

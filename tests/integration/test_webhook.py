@@ -152,8 +152,8 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         made = Cluster(api, webhook)
         webhook_entry = configuration(webhook)
         api.apply(webhook_entry)
-        eventually("the webhook is asked", lambda: "may not bind" in made.refuses("gpu", ALICE))
-        eventually("the policy only tells", lambda: not made.refuses("plain", ALICE))
+        eventually("the webhook is called", lambda: "may not bind" in made.refuses("gpu", ALICE))
+        eventually("the policy only audits", lambda: not made.refuses("plain", ALICE))
         yield made
         path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/"
         api.request("DELETE", path + webhook_entry["metadata"]["name"])
@@ -267,15 +267,17 @@ def test_the_policy_decides_about_a_pod_that_cannot_be_read(cluster: Cluster, po
         with without_role(cluster):
             if policy == "Fail":
                 eventually(
-                    "the role is gone",
+                    "the role is removed",
                     lambda: "could not be read" in cluster.refuses("plain", ALICE),
                 )
                 assert "no role lets" in cluster.refuses("plain", ALICE)
-                assert not cluster.refuses("gpu", OURS), "nobody is asked about who may"
+                assert not cluster.refuses("gpu", OURS), (
+                    "the webhook is not called for accounts that may bind"
+                )
             else:
-                eventually("the role is gone", lambda: not cluster.refuses("gpu", ALICE))
+                eventually("the role is removed", lambda: not cluster.refuses("gpu", ALICE))
                 assert "pod hooked/gpu could not be read" in cluster.webhook.log()
-        eventually("the role is back", lambda: "may not bind" in cluster.refuses("gpu", ALICE))
+        eventually("the role is restored", lambda: "may not bind" in cluster.refuses("gpu", ALICE))
         assert not cluster.refuses("plain", ALICE)
     finally:
         cluster.webhook.end()
@@ -326,15 +328,17 @@ def test_a_failing_webhook_does_not_affect_requests_that_it_does_not_get(
     api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": bystanders.NODE}})
     with trouble(cluster), bystanders.Bystanders(api, "hooked", "unhooked") as others:
         eventually(
-            "it is in trouble",
+            "the webhook fails",
             lambda: "failed calling webhook" in cluster.refuses("gpu", ALICE),
         )
         others.round(5)
         (webhook_entry,) = configuration(cluster.webhook)["webhooks"]
-        assert others.usual_seconds() < webhook_entry["timeoutSeconds"], "nobody waited for it"
+        assert others.usual_seconds() < webhook_entry["timeoutSeconds"], "no request waited for it"
         for who in (OURS, KUBE_SCHEDULER):
             for name in ("gpu", "plain"):
                 assert not cluster.refuses(name, who)
-        assert "failed calling webhook" in cluster.refuses("plain", ALICE), "it is still in trouble"
+        assert "failed calling webhook" in cluster.refuses("plain", ALICE), (
+            "the webhook still fails"
+        )
         assert cluster.bind("plain", ALICE, "unhooked")
-    eventually("it is well", lambda: not cluster.refuses("plain", ALICE))
+    eventually("the webhook works", lambda: not cluster.refuses("plain", ALICE))

@@ -80,7 +80,7 @@ def test_entries_of_others_are_included_in_a_list_without_keys() -> None:
     seen["zones"][1]["resources"][0]["available"] = "0"
     written = patch(WANTED, seen, "topolet", is_own_entry)
     assert written is not None
-    assert written["metadata"]["resourceVersion"] == "7", "who wrote in between makes a conflict"
+    assert written["metadata"]["resourceVersion"] == "7", "a write in between is a conflict"
     assert written["zones"][0] == balloon
     assert written["zones"][1]["parent"] == "socket-0"
     assert nic in written["zones"][1]["resources"]

@@ -385,7 +385,7 @@ def test_watch_requests_have_their_parameters(server: Server, clock: Clock) -> N
     assert watched.query["allowWatchBookmarks"] == "true"
     assert watched.query["resourceVersion"] == "100"
     assert 240 <= int(watched.query["timeoutSeconds"]) <= 360
-    assert {each.connection for each in server.requests} == {1}, "one connection, kept"
+    assert {each.connection for each in server.requests} == {1}, "one connection, kept open"
 
 
 @pytest.mark.parametrize(
@@ -519,7 +519,7 @@ def _threads(name: str) -> list[threading.Thread]:
 def test_trouble_is_reported_and_cleared(server: Server, clock: Clock) -> None:
     server.answer = answering(500)
     with following(server, clock) as follower:
-        eventually("trouble", lambda: "500" in (follower.watch.problem or ""))
+        eventually("the failure is reported", lambda: "500" in (follower.watch.problem or ""))
         server.answer = None
         eventually("none", lambda: follower.watch.problem is None and follower.watch.synced)
 
@@ -588,7 +588,7 @@ class Sleeper:
 @pytest.mark.parametrize(
     ("bad", "ends"),
     [(closes, True), (answering(429), False)],
-    ids=["no answer", "429, which says how long"],
+    ids=["no answer", "429 with a Retry-After"],
 )
 def test_answer_to_another_request_ends_the_pause(server: Server, bad: Answer, ends: bool) -> None:
     sleeper = Sleeper()
@@ -606,7 +606,7 @@ def test_answer_to_another_request_ends_the_pause(server: Server, bad: Answer, e
     sent = len(server.requests)
     transport.get("/objects")
     if ends:
-        eventually("all are back", lambda: all(each.synced for each in watches))
+        eventually("all watches are current", lambda: all(each.synced for each in watches))
     else:
         assert not any(each.is_set() for each in sleeper.pauses)
         assert len(server.requests) == sent + 1

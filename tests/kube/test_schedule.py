@@ -77,7 +77,7 @@ def pauses(luck: float, *met: KubeError | str | None) -> list[float]:
             [REFUSED, REFUSED, "progress", REFUSED],
             [0.5, 1, 0.5],
             [1.5, 3, 1.5],
-            id="progress begins anew",
+            id="progress resets the steps",
         ),
     ],
 )

@@ -43,7 +43,7 @@ def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
         path = pod(tmp_path, "a", "p", "n", changed="yes")
         eventually("reported", lambda: len(reported) == 3)
         path.write_text("{")
-        eventually("trouble", lambda: "Pod a/p" in (watch.problem or ""))
+        eventually("the failure is reported", lambda: "Pod a/p" in (watch.problem or ""))
         assert len(watch.objects()) == 2, "what was known stays"
         path.unlink()
         eventually("reported", lambda: len(reported) == 4)

@@ -65,7 +65,7 @@ def test_requests_have_their_headers_and_parameters(server: Server, transport: T
     ]
     assert json.loads(server.requests[0].body) == wanted
     assert server.requests[2].body == b'{"status":{"capacity":{"a":null}}}'
-    assert {each.connection for each in server.requests} == {1}, "one connection, kept"
+    assert {each.connection for each in server.requests} == {1}, "one connection, kept open"
 
 
 def test_connection_closed_by_the_server_is_replaced(server: Server, transport: Transport) -> None:

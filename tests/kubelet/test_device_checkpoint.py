@@ -96,7 +96,7 @@ def test_boot_id_is_not_covered_by_the_checksum() -> None:
         ),
         ({"PodDeviceEntries": None, "RegisteredDevices": {}}, 3467439661, 2),
     ],
-    ids=["plain lists", "nothing given"],
+    ids=["plain lists", "no devices"],
 )
 def test_checksums_equal_gos(data: dict[str, Any], checksum: int, version: int) -> None:
     """Printed by spew 1.1.1 for structs of the same names."""

@@ -486,7 +486,7 @@ class Churn(RuleBasedStateMachine):
         circles = any(not before[group] & after[group] for group in host.running())
         for group, gained, held in host.kernel.trace:
             for each, cpus in held.items():
-                assert cpus, f"{each} is left without a CPU"
+                assert cpus, f"{each} has no CPU"
                 assert each == "/" or cpus <= held[each.rpartition("/")[0] or "/"]
             if circles:
                 continue

@@ -51,7 +51,7 @@ def put(folder: Path, name: str, status: Any = None, **metadata: Any) -> Path:
 
 
 def settled(assignments: ClusterWatches, check: Callable[[], bool]) -> None:
-    eventually("told", check)
+    eventually("it is reported", check)
 
 
 def test_pods_are_unknown_before_the_start(assignments: ClusterWatches, heard: Heard) -> None:
@@ -59,7 +59,7 @@ def test_pods_are_unknown_before_the_start(assignments: ClusterWatches, heard: H
     assignments.start()
     assert assignments.now().pods_listed is True, "a folder is read at once"
     assert assignments.now().node is None
-    assert heard.times == 1, "that there is no pod is news"
+    assert heard.times == 1, "an empty list is a change"
 
 
 def test_pods_and_node_are_followed(
@@ -76,7 +76,7 @@ def test_pods_and_node_are_followed(
     times = heard.times
     put(tmp_path, "a", status={"phase": "Failed", "message": "why"})
     settled(assignments, lambda: assignments.now().pods["a"].phase is Phase.FAILED)
-    eventually("heard", lambda: heard.times == times + 1)
+    eventually("the agent is notified", lambda: heard.times == times + 1)
     path.unlink()
     settled(assignments, lambda: not assignments.now().pods)
 
@@ -90,7 +90,7 @@ def test_changes_of_unused_fields_do_not_wake_the_agent(
     put(tmp_path, "a", status={"phase": "Running", "podIP": "10.0.0.1"})
     put(tmp_path, "b")
     settled(assignments, lambda: "b" in assignments.now().pods)
-    eventually("heard", lambda: heard.times > times)
+    eventually("the agent is notified", lambda: heard.times > times)
     assert heard.times == times + 1
 
 
@@ -100,7 +100,7 @@ def test_an_invalid_pod_keeps_its_last_valid_state(
     put(tmp_path, "a", labels={QOS_LABEL: "LSR"})
     assignments.start()
     put(tmp_path, "a", labels={QOS_LABEL: "BE"}, creationTimestamp="yesterday")
-    eventually("told", lambda: "'yesterday' is not a time" in caplog.text)
+    eventually("it is reported", lambda: "'yesterday' is not a time" in caplog.text)
     assert assignments.now().pods["a"].labels == {QOS_LABEL: "LSR"}
     assert "Pod ns/a: metadata.creationTimestamp" in caplog.text
 
@@ -120,7 +120,10 @@ def test_a_failure_is_reported_and_changes_nothing(
     path = put(tmp_path, "a")
     assignments.start()
     path.write_text("{")
-    eventually("trouble", lambda: any("Pod ns/a" in each for each in assignments.troubles()))
+    eventually(
+        "the failure is reported",
+        lambda: any("Pod ns/a" in each for each in assignments.troubles()),
+    )
     assert list(assignments.now().pods) == ["a"]
 
 

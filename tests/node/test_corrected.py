@@ -91,4 +91,4 @@ def test_each_container_has_its_own_correction() -> None:
 def test_two_pods_with_one_name_are_not_corrected() -> None:
     wanted = {"a": PodWanted("ns/a", QoS.LS, Wanted("0"))}
     assert corrections([pod("a"), pod("a")], wanted, FILES, DEVICES) == {}
-    assert corrections([pod("b")], wanted, FILES, DEVICES) == {}, "nobody decided about it"
+    assert corrections([pod("b")], wanted, FILES, DEVICES) == {}, "there is no decision about it"

@@ -348,7 +348,7 @@ def test_held_cards_can_be_withheld_from_the_device_object(mixed: Node, tmp_path
     whole, free, zone = objects()
     assert (whole, free) == ([100] * count, 100 * count)
     assert objects(grant) == ([100, 0, *[100] * (count - 2)], free - 100, zone - 100)
-    assert objects() == (whole, free, zone), "its pod let go"
+    assert objects() == (whole, free, zone), "its pod released it"
 
 
 def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:

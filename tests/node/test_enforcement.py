@@ -165,7 +165,7 @@ def test_the_runtime_gets_no_memory_nodes_if_pages_would_migrate(
     wanted = Wanted("1", limits=CgroupLimits(mems=CpuSet([0])))
     decision = Decision((), (), (), (), {"u": PodWanted(pod.title, pod.qos, wanted)})
     enforcement.apply(RuntimeState((pod,), {}), decision, WriteOutcome())
-    eventually("told", updater.idle)
+    eventually("the runtime is updated", updater.idle)
     updater.close()
     assert updates.told == [wanted if migrate else Wanted("1")]
 
@@ -195,7 +195,7 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
         )
         assert not freed.failures
         assert not enforcement.apply(observed, decision, freed.outcome).failures
-        eventually("told", updater.idle)
+        eventually("the runtime is updated", updater.idle)
         held.append(world.limit(group, QUOTA))
     updater.close()
     assert held == ["-1", "50000", "-1"]

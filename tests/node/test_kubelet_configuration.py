@@ -51,7 +51,7 @@ def read(settings: AgentSettings, sources: Sources | None = None) -> KubeletConf
             AgentSettings(be_on_reserved=True),
             msgspec.structs.replace(STATIC, cpu_manager_options={"strict-cpu-reservation": "true"}),
             "switch one of them off",
-            id="reserved CPUs for nobody and for BE",
+            id="strictly reserved CPUs and BE pods on them",
         ),
         pytest.param(
             AgentSettings(be_on_reserved=True),

@@ -48,7 +48,7 @@ def test_the_kubelet_of_the_host(tmp_path: Path, groups: str) -> None:
 STRANGERS: list[Any] = [
     pytest.param({"uids": "1000 1000 1000 1000"}, id="another user"),
     pytest.param({"uids": "1000 0 0 0"}, id="a set-uid program"),
-    pytest.param({"uids": "0 1000 0 0"}, id="root that gave it up"),
+    pytest.param({"uids": "0 1000 0 0"}, id="root that dropped privileges"),
     pytest.param({"uids": "100000 100000 100000 100000"}, id="root of a user namespace"),
     pytest.param({"pids": (9, 1)}, id="a PID namespace below"),
     pytest.param({"pids": (9, 4, 1)}, id="two PID namespaces below"),

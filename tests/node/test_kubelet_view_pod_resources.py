@@ -72,33 +72,33 @@ def test_answer_is_kept_across_the_kubelets_restart(
     with watching(path) as watched:
         assert watched.view.last_answer() is None
         with serving(path, kubelet):
-            eventually("the kubelet has told", watched.view.last_answer)
+            eventually("the kubelet has answered", watched.view.last_answer)
             assert watched.told().allocatable == Allocatable(CpuSet([1]))
         first = watched.told().asked_at
-        eventually("its absence is told", lambda: "WARNING" in levels(caplog))
+        eventually("its absence is logged", lambda: "WARNING" in levels(caplog))
         assert watched.names() == ["a"]
         again = Kubelet()
         again.answers = dict(kubelet.answers)
         again.has(pb.PodResources(namespace="ns", name="b"))
         with serving(path, again):
-            eventually("the next one has told", lambda: watched.names() == ["b"])
+            eventually("the next one has answered", lambda: watched.names() == ["b"])
             assert watched.told().asked_at > first
     assert watched.happened == 2
 
 
 def test_an_equal_answer_triggers_nothing(path: Path, kubelet: Kubelet) -> None:
     with serving(path, kubelet), watching(path) as watched:
-        eventually("asked again and again", lambda: kubelet.times("List") > 5)
+        eventually("called repeatedly", lambda: kubelet.times("List") > 5)
         assert watched.happened == 1
         kubelet.answers[ALLOCATABLE] = pb.AllocatableResourcesResponse(cpu_ids=[1, 2])
-        eventually("what can be given changed", lambda: watched.happened == 2)
+        eventually("the allocatable resources changed", lambda: watched.happened == 2)
 
 
 def test_hanging_kubelet_delays_nothing_and_its_last_answer_is_kept(
     path: Path, kubelet: Kubelet
 ) -> None:
     with serving(path, kubelet), watching(path) as watched:
-        eventually("the kubelet has told", watched.view.last_answer)
+        eventually("the kubelet has answered", watched.view.last_answer)
         kubelet.silent.set()
         before = kubelet.hanging
         eventually("it hangs", lambda: kubelet.hanging > before)
@@ -124,15 +124,17 @@ def test_failure_is_logged_once_and_leaves_the_last_answer(
 ) -> None:
     good = kubelet.answers["List"]
     with serving(path, kubelet), watching(path) as watched:
-        eventually("the kubelet has told", watched.view.last_answer)
+        eventually("the kubelet has answered", watched.view.last_answer)
         for _ in range(2):
             kubelet.answers["List"] = answer
             often = kubelet.times("List") + 5
-            eventually("asked in vain", lambda often=often: kubelet.times("List") > often)
+            eventually(
+                "called without an answer", lambda often=often: kubelet.times("List") > often
+            )
             assert watched.names() == ["a"]
             kubelet.answers["List"] = good
             before = time.monotonic()
-            eventually("well again", lambda before=before: watched.told().asked_at > before)
+            eventually("it answers again", lambda before=before: watched.told().asked_at > before)
     assert levels(caplog) == ["WARNING", "WARNING"], "once each time"
     assert all(f"{path}: List: " in each for each in caplog.messages)
 
@@ -143,7 +145,7 @@ def test_kubelet_without_get_allocatable_is_used_and_logged_once(
     caplog.set_level(logging.INFO)
     del kubelet.answers[ALLOCATABLE]
     with serving(path, kubelet), watching(path) as watched:
-        eventually("asked again and again", lambda: kubelet.times("List") > 5)
+        eventually("called repeatedly", lambda: kubelet.times("List") > 5)
         assert watched.names() == ["a"]
         assert watched.told().allocatable is None
     (line,) = caplog.messages
@@ -155,7 +157,7 @@ def test_absent_kubelet_gives_no_answer_and_one_info_line(
 ) -> None:
     caplog.set_level(logging.INFO)
     with socket.socket(socket.AF_UNIX) as listener, watching(path) as watched:
-        eventually("its absence is told", lambda: levels(caplog) == ["INFO"])
+        eventually("its absence is logged", lambda: levels(caplog) == ["INFO"])
         listener.bind(str(path))
         listener.listen()
         # The connecting thread has found no listener before, perhaps several times.
@@ -167,10 +169,10 @@ def test_absent_kubelet_gives_no_answer_and_one_info_line(
 
 def test_request_polls_before_the_period_ends(path: Path, kubelet: Kubelet) -> None:
     with serving(path, kubelet), watching(path, period_seconds=1000.0) as watched:
-        eventually("the kubelet has told", watched.view.last_answer)
+        eventually("the kubelet has answered", watched.view.last_answer)
         kubelet.has()
         watched.view.ask()
-        eventually("it was asked again", lambda: watched.told().pods == ())
+        eventually("it was called again", lambda: watched.told().pods == ())
 
 
 def test_without_a_socket_no_thread_is_started(caplog: pytest.LogCaptureFixture) -> None:

@@ -250,7 +250,7 @@ def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptur
     assert (len(two), len(three), len(one)) == (2, 3, 1)
     assert one < two < three
     assert pool(world) == CpuSet.parse("0-3") - one
-    assert "runs on CPUs" not in caplog.text, "nobody was where an owner already was"
+    assert "runs on CPUs" not in caplog.text, "no other ran on an owner's CPUs"
 
 
 def test_resize_without_a_notification_is_found(world: World) -> None:
@@ -391,7 +391,7 @@ def test_dynamic_container_moves_to_better_cpus_and_its_file_is_written(wide: Wo
     moved = wide.cpus("kubepods/poda/c-a-main")
     assert CpuSet.parse(moved) <= CpuSet.parse("5-9")
     assert cpus_file(wide, "a") == {"cpus": moved, "generation": 2}
-    assert not (wide.state / "containers" / "c").exists(), "its pod is gone"
+    assert not (wide.state / "containers" / "c").exists(), "its pod is deleted"
     agent.reconcile()
     assert not agent.again
     assert cpus_file(wide, "a") == {"cpus": moved, "generation": 2}

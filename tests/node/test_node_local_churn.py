@@ -80,7 +80,7 @@ class Churn(RuleBasedStateMachine):
         before = None if not self.static else self.exclusive()
         self.agent.reconcile()
         if before is not None:
-            assert self.exclusive() == before, "somebody moved for a newcomer"
+            assert self.exclusive() == before, "a container moved for a new one"
         wanted = self.world.snapshot().pods[uid].containers["main"]
         if wanted.blocked or not made:
             assert wanted.blocked or wanted.exclusive

@@ -108,7 +108,7 @@ def test_only_a_notification_ends_the_cooldown(
     assert ears.wait(60, 60) == [SnapshotRequest()]
     notification.join()
     ears.wake()
-    assert ears.wait(60, 0.01) == [], "heard when the rest is over"
+    assert ears.wait(60, 0.01) == [], "received after the pause"
 
 
 def test_agent_that_is_away_and_returns(path: str, notifier: Notifier) -> None:

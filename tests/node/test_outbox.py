@@ -239,7 +239,7 @@ def test_the_first_step_is_retried_until_it_succeeds_with_its_own_backoff(
     it = Outbox(server, AgentMetrics(), PACE, time, first)
     it.start()
     it.start()
-    eventually("asked", lambda: tries == 1)
+    eventually("tried once", lambda: tries == 1)
     for number in range(20):
         it.put(report(str(number)))
         it.resync()

@@ -208,7 +208,7 @@ def test_cpus_of_a_resource_claim_are_exclusive_to_its_containers(world: World) 
     agent = world.agent()
     agent.reconcile()
     groups = [f"kubepods/burstable/pod{uid}/c-{uid}-main" for uid in ("c", "ls", "own")]
-    assert [world.cpus(each) for each in groups] == ["0-1,3", "0-1,3", "2"], "nobody attests it"
+    assert [world.cpus(each) for each in groups] == ["0-1,3", "0-1,3", "2"], "no source confirms it"
     device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
     resources = ContainerResources("main", claims=(ResourceClaim("ns", "x", (device,)),))
     listed = PodResources("ns", "c", (resources,))

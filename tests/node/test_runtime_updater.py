@@ -53,10 +53,10 @@ def test_differing_values_are_sent_to_the_runtime_once(
         updater.update(
             {"c1": POOL, "c2": POOL}, {"c1": Placement(cpuset="0-3"), "c2": Placement()}, {}
         )
-        eventually("told", updater.idle)
+        eventually("the runtime is updated", updater.idle)
     assert runtime.updates == [("c2", POOL)]
     updater.update({"c1": LESS, "c2": POOL}, {}, {})
-    eventually("told", updater.idle)
+    eventually("the runtime is updated", updater.idle)
     assert runtime.updates[1:] == [("c1", LESS)]
 
 
@@ -66,7 +66,7 @@ def test_container_that_has_ended_is_not_updated(runtime: Runtime, updater: Runt
     eventually("a call is in progress", updater.in_progress)
     runtime.ended.add("/pod/c2")
     runtime.may_answer.set()
-    eventually("told", updater.idle)
+    eventually("the runtime is updated", updater.idle)
     assert runtime.updates == [("c1", POOL), ("c3", POOL)]
 
 
@@ -84,7 +84,7 @@ def test_cpus_of_a_call_in_progress_count_and_waiting_calls_are_dropped(
     assert {each: str(cpus) for each, cpus in updater.in_progress().items()} == {"c1": "0-3"}
     assert updater.pause()
     runtime.may_answer.set()
-    eventually("told", updater.idle)
+    eventually("the runtime is updated", updater.idle)
     assert not updater.pause()
     assert runtime.updates == [("c1", POOL)]
 
@@ -96,7 +96,7 @@ def test_refusal_of_the_runtime_is_logged_once(
     runtime.failing = {"c1": code}
     for _ in range(2):
         updater.update({"c1": POOL}, {}, {})
-        eventually("told", updater.idle)
+        eventually("the runtime is updated", updater.idle)
     assert len(runtime.updates) == 1 + again
 
 
@@ -110,7 +110,7 @@ def test_an_update_is_repeated_when_the_runtime_returns(
     runtime.failing = {}
     eventually("idle", updater.idle)
     updater.update({"c1": POOL}, {}, {})
-    eventually("told", lambda: len(runtime.updates) == 2)
+    eventually("the runtime is updated", lambda: len(runtime.updates) == 2)
 
 
 def test_call_without_an_answer_may_take_effect_until_a_later_one_is_answered(
@@ -118,7 +118,7 @@ def test_call_without_an_answer_may_take_effect_until_a_later_one_is_answered(
 ) -> None:
     monkeypatch.setattr("agent.node.runtime_updater.RETRY_SECONDS", 0.01)
     updater.update({"c1": POOL}, {}, {})
-    eventually("told", updater.idle)
+    eventually("the runtime is updated", updater.idle)
     runtime.failing = {"c1": Code.DEADLINE_EXCEEDED}
     updater.update({"c1": LESS}, {}, {})
     eventually("tried", lambda: updater.idle() and len(runtime.updates) == 2)
@@ -126,7 +126,7 @@ def test_call_without_an_answer_may_take_effect_until_a_later_one_is_answered(
     assert {each: str(cpus) for each, cpus in updater.in_progress().items()} == {"c1": "0,2-3"}
     runtime.failing = {}
     updater.update({"c1": POOL}, {"c1": Placement(cpuset="0-3")}, {})
-    eventually("told what it was told before", lambda: runtime.updates[2:] == [("c1", POOL)])
+    eventually("updated with the same values again", lambda: runtime.updates[2:] == [("c1", POOL)])
     eventually("idle", updater.idle)
     assert not updater.pause()
     assert not updater.in_progress()

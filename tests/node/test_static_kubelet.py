@@ -93,7 +93,7 @@ def test_claim_of_a_pod_that_was_not_admitted_yet_is_not_honoured(world: World) 
     agent = world.agent()
     add_api_pod(world, "lse", "4-5")
     agent.reconcile()
-    assert "lse" not in world.snapshot().pods, "a creation waits for another look"
+    assert "lse" not in world.snapshot().pods, "a creation waits for another pass"
     assert world.snapshot().owners == ()
     gives(world, plain="2-3", lse="6-7")
     agent.notified([PodAnnounced("lse", "ns", "lse", {}, claim("4-5"), "/kubepods/podlse")])

@@ -24,7 +24,7 @@ def test_other_processes_at_the_far_end_are_named(tmp_path: Path) -> None:
         listening.listen()
         own.connect(path)
         accepted = [listening.accept()[0]]
-        assert conflicts.connected_processes(path) == (), "we are no other"
+        assert conflicts.connected_processes(path) == (), "the own process is not another one"
         client = subprocess.Popen(
             [sys.executable, "-c", CLIENT, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

@@ -79,7 +79,7 @@ def test_frontends_create_the_same_container(wanted: Wanted, requested: Requeste
     raw = message.SerializeToString()
     by_relay = cri.create_container(raw)
     by_plugin = CreateContainer(messages.pod(pod("p", "LS", "1")), "main", requested)
-    assert by_relay == by_plugin, "the hooks are asked the same"
+    assert by_relay == by_plugin, "the hooks get the same request"
     changes = cpuset.changes(by_plugin, Override(wanted))
     rewritten = cri.create_request_with(raw, changes) or raw
     adjustment = messages.adjustment(changes, ()) or nri_pb2.ContainerAdjustment()

@@ -122,7 +122,7 @@ def test_synchronisation_corrects_wrong_containers(early: World) -> None:
     assert [(each.container_id, each.linux.resources.cpu.cpus) for each in answer.update] == [
         ("c", "0,2-3")
     ]
-    early.runtime.until("nothing more to say", lambda: early.link.ready)
+    early.runtime.until("no more updates", lambda: early.link.ready)
     assert early.updated() == []
 
 
@@ -138,12 +138,12 @@ def test_changed_pools_are_sent_one_container_at_a_time(early: World) -> None:
     assert len(early.runtime.requests) == 2, "the next waits for the answer"
     early.runtime.answers_updates = True
     early.runtime.respond(early.runtime.requests[1][0], refusal(Code.OK, ""))
-    early.runtime.until("both are told", lambda: early.updater.updates == 2)
+    early.runtime.until("both are updated", lambda: early.updater.updates == 2)
     assert early.updated() == [("d", "0,2-3")]
     early.notifications()
     early.publish(MANY)
     early.pass_periods()
-    assert early.updated() == [], "nothing is said twice"
+    assert early.updated() == [], "nothing is sent twice"
 
 
 def test_a_runtime_that_may_deadlock_on_an_update_gets_none(early: World) -> None:
@@ -331,7 +331,7 @@ def test_a_request_with_values_before_the_last_change_is_not_a_conflict(
     assert not early.conflicts.found
     for _ in range(3):
         early.update(stale, pod("p"))
-    assert early.conflicts.found, "somebody else sets it back again and again"
+    assert early.conflicts.found, "another plugin resets it repeatedly"
     assert "ns/p main: CPUs 0,2-3 were changed to 0-3" in caplog.text
 
 

@@ -286,7 +286,7 @@ def test_a_held_creation_is_retried_until_it_has_an_answer(up: World) -> None:
     up.plugin.answer = Wait()
     request = pb.EventRequest(pod=POD, container=container())
     stream = up.runtime.begin("CreateContainer", request)
-    up.until("asked again", lambda: len(up.plugin.calls) > 2)
+    up.until("called again", lambda: len(up.plugin.calls) > 2)
     assert up.link.stats.held_now == 1
     up.runtime.call("StopContainer", request, pb.Empty)
     assert stream not in up.runtime.replies, "other calls pass it"
@@ -519,7 +519,7 @@ def test_a_socket_that_appears_later_is_found(
         link.start()
         for _ in range(3):
             loop.step(0.3)
-    assert len(caplog.records) == 1, "one fault is told once"
+    assert len(caplog.records) == 1, "one failure is logged once"
     assert "No such file" in caplog.text
     runtime = FakeRuntime(tmp_path / "below", loop)
     runtime.set_up()

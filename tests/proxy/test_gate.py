@@ -178,7 +178,7 @@ def test_owner_waits_for_a_creation_in_progress_until_the_agent_has_seen_it(
 ) -> None:
     sharer, owner = shared_before_the_owner_came(exchange)
     exchange.publish(OWNED)
-    assert exchange.again(owner) == Wait(), "looked before the sharer was there"
+    assert exchange.again(owner) == Wait(), "the pass began before the sharing container existed"
     exchange.created(sharer, "c-ls")
     assert exchange.again(owner) == Wait()
     exchange.publish(OWNED)

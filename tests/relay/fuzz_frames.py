@@ -56,7 +56,7 @@ class Hooks:
             self.wrong.append(error)
 
     def request(self, call: Call, message: bytes) -> GateVerdict:
-        assert call not in self.sent, "asked about again though it was sent"
+        assert call not in self.sent, "asked again although it was sent"
         self.held.discard(call)
         if call.path == b"/hold" and self._rng.random() < 0.8:
             self.held.add(call)
@@ -205,8 +205,8 @@ def connection(seed: int) -> None:
         pass
     relay.close()
     assert not hooks.wrong, hooks.wrong
-    assert not hooks.held, "nobody was told that these are gone"
-    assert not hooks.sent, "nobody was told that these ended"
+    assert not hooks.held, "these were not abandoned"
+    assert not hooks.sent, "these were not ended"
     assert not stats.held_now
     assert (budget.reserved_bytes, budget.waiting_bytes, budget.waiting) == (0, 0, {})
     assert not relay._calls._account.share_bytes

@@ -427,7 +427,7 @@ class Fuzz:
                 )
                 assert stream.reply == grpc.encode_message(stream.answer or b"")
                 assert stream.status["grpc-status"] == "0"
-        assert not self.hooks.open, "a reply was never told"
+        assert not self.hooks.open, "a reply was not reported"
         whole = {s.answer for s in self.streams.values() if s.answer is not None}
         assert {m for _, m in self.hooks.replies if m is not None} <= whole
         told = sum(message is not None for _, message in self.hooks.replies)

@@ -81,7 +81,7 @@ def test_many_of_the_largest_requests_at_once_wait_for_each_other(
         assert set(outcomes) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert outcomes.count(grpc.StatusCode.OK) >= 2
         assert peak_mb(relay.pid) < PEAK_MB
-        eventually("memory is back", lambda: rss_mb(relay.pid) < before + KEPT_MB)
+        eventually("the memory is released", lambda: rss_mb(relay.pid) < before + KEPT_MB)
         for each in opened:
             each.close()
 
@@ -101,5 +101,5 @@ def test_small_calls_pass_while_large_requests_are_held(tmp_path: Path) -> None:
                 call.cancel()
             large = channel.unary_unary("/h/Grow")
             assert large(bytes(LARGEST), timeout=CALL_SECONDS)
-        eventually("memory is back", lambda: rss_mb(relay.pid) < before + KEPT_MB)
+        eventually("the memory is released", lambda: rss_mb(relay.pid) < before + KEPT_MB)
         assert peak_mb(relay.pid) < PEAK_MB

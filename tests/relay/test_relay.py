@@ -160,7 +160,7 @@ def test_a_new_initial_window_applies_when_the_clients_ack_is_forwarded() -> Non
     wire.client(opening(3, HOOKED), last(3, MESSAGE))
     assert len(wire.up()) == len(opening(3, HOOKED)) + 2 * frames.HEAD_BYTES + 20_000
     wire.upstream(frames.window_update(1, frames.DEFAULT_WINDOW - 20_000))
-    assert wire.up() == b"", "the old stream's window only comes back to zero"
+    assert wire.up() == b"", "the old stream's window only returns to zero"
     wire.upstream(frames.window_update(1, 100))
     assert len(wire.up()) == frames.HEAD_BYTES + 100
 
@@ -210,7 +210,7 @@ def test_data_without_an_upstream_window_waits_in_order() -> None:
     assert wire.up() == opening(3, OTHER) + first, "cut where the window ends"
     assert wire.relay.queued_bytes == frames.HEAD_BYTES + 4_470
     wire.client(opening(5, OTHER), last(5, b"later"), frames.SETTINGS_ACK)
-    assert wire.up() == opening(5, OTHER), "headers wait for nobody"
+    assert wire.up() == opening(5, OTHER), "headers do not wait"
     wire.client(opening(7, OTHER, frames.END_HEADERS))
     assert wire.up() == b"", "but behind an ACK they do"
     wire.upstream(frames.window_update(0, 10_000))

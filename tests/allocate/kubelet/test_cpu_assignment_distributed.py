@@ -59,7 +59,7 @@ def test_the_choice_is_the_kubelets_first_best_one(data: st.DataObject) -> None:
     [
         pytest.param([8, 8, 8], 8, 1, 2, [4, 4, 0], id="the first nodes of those alike"),
         pytest.param([4, 8, 8], 8, 1, 2, [0, 4, 4], id="the emptiest nodes leave the most even"),
-        pytest.param([8, 8], 7, 1, 2, [4, 3], id="the first node takes what is left over"),
+        pytest.param([8, 8], 7, 1, 2, [4, 3], id="the first node takes the remainder"),
         pytest.param([8, 8], 6, 2, 2, [4, 2], id="in whole groups"),
         pytest.param([3, 20, 3], 11, 1, 3, [3, 5, 3], id="twice to one node, if that is more even"),
         pytest.param([5, 5, 5], 14, 2, 3, None, id="odd CPUs make no groups"),

@@ -124,7 +124,7 @@ def test_with_a_partition_table_a_pair_is_as_fast_as_possible_too(free: int) -> 
 @pytest.mark.parametrize(
     ("held", "count", "expected"),
     [
-        pytest.param((), 3, (0, 1, 2), id="beside each other behind a switch"),
+        pytest.param((), 3, (0, 1, 2), id="adjacent behind a switch"),
         pytest.param((1,), 2, (2, 3), id="a set of the table"),
         pytest.param((1, 3, 5, 7), 2, (0, 2), id="no set is whole"),
         pytest.param((0,), 2, (2, 3), id="no set is broken"),

@@ -74,7 +74,7 @@ NONE = ContainerDeviceRequest("none")
                 whole("a", 2),
             ],
             {"i": (0,), "s": (0,), "j": (1, 2), "a": (1, 2)},
-            id="a side-car keeps its own",
+            id="a sidecar keeps its own",
         ),
         pytest.param(
             [AllocatedDevice(0), AllocatedDevice(1)],
@@ -83,9 +83,9 @@ NONE = ContainerDeviceRequest("none")
                 ContainerDeviceRequest("b", {GPU: type_request(1)}),
             ],
             {"a": (0,), "b": (1,)},
-            id="amounts that nobody says",
+            id="amounts that are not known",
         ),
-        pytest.param(cards(100, 100), [NONE], {}, id="nobody asks"),
+        pytest.param(cards(100, 100), [NONE], {}, id="no requests"),
     ],
 )
 def test_shares(

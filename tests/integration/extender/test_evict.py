@@ -97,7 +97,7 @@ def test_evicts_the_lowest_when_only_the_extenders_rule_blocks(here: Yard) -> No
     (reason,) = [each for each in conditions if each["type"] == "DisruptionTarget"]
     assert reason["reason"] == "PreemptionByScheduler"
     assert here.pods()["a"]["metadata"]["deletionGracePeriodSeconds"] == 30
-    here.stays("nobody else ends", lambda: here.ending() == {"a"})
+    here.stays("no other pod is evicted", lambda: here.ending() == {"a"})
     assert nominated(here, "high") == here.hosts.names[0]
     here.end_terminating()
     here.wait_bound("high")
@@ -116,7 +116,7 @@ def test_preemption_makes_room_for_a_whole_group(here: Yard) -> None:
     for name in members:
         here.ask(name, {"cpu": "8"}, "LSR", {**ONE_NODE, GROUP_ANNOTATION: "g/2"}, **HIGH)
     here.wait("victims are ending", lambda: len(here.ending()) >= 4)
-    here.stays("nobody else ends", lambda: len(here.ending()) == 4)
+    here.stays("no other pod is evicted", lambda: len(here.ending()) == 4)
     assert len({homes[name] for name in here.ending()}) == 1
     here.end_terminating()
     bound = here.wait_bound(*members)
@@ -132,7 +132,7 @@ def test_evicts_once_for_a_whole_group(here: Yard) -> None:
     for name in members:
         here.ask(name, {"cpu": "4"}, "LS", {**ONE_NODE, GROUP_ANNOTATION: "g/2"}, **HIGH)
     here.wait("a victim is ending", here.ending)
-    here.stays("nobody else ends", lambda: here.ending() == {"a"})
+    here.stays("no other pod is evicted", lambda: here.ending() == {"a"})
     here.end_terminating()
     here.wait_bound(*members)
     assert here.bound().keys() == {"b", *members}
@@ -187,7 +187,7 @@ def test_no_pod_is_evicted_that_a_budget_protects_or_has_the_same_priority(
     here.wait_bound("a", "b")
     here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
     here.wait_refused("high")
-    here.stays("nobody ends", lambda: not here.ending())
+    here.stays("no pod is evicted", lambda: not here.ending())
     assert nominated(here, "high") == ""
 
 
@@ -195,7 +195,7 @@ def test_pod_that_never_preempts_waits(here: Yard) -> None:
     halves(here)
     here.ask("polite", {"cpu": "6"}, "LS", ONE_NODE, **POLITE)
     here.wait_refused("polite")
-    here.stays("nobody ends", lambda: not here.ending())
+    here.stays("no pod is evicted", lambda: not here.ending())
 
 
 def guard(api: ApiServer, here: Yard, allowed: int) -> None:

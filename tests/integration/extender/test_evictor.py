@@ -205,7 +205,7 @@ def test_budget_that_is_tighter_than_the_known_one(world: World) -> None:
         ),
     ],
     ids=[
-        "the pod is gone",
+        "the pod is deleted",
         "it is offered a node",
         "kube-scheduler does it",
         "too early",

@@ -77,7 +77,7 @@ def test_refused_pod_is_filtered_again_after(touch: str, apiserver: ApiServer, s
     before = stub.quiet()
     stub.refusal = only
     TOUCHES[touch](apiserver, name)
-    eventually("asked again", lambda: len(stub.asked) > before, PATIENCE_SECONDS)
+    eventually("filtered again", lambda: len(stub.asked) > before, PATIENCE_SECONDS)
     eventually(
         "bound", lambda: objects.node_of(apiserver, NAMESPACE, name) == "only", PATIENCE_SECONDS
     )

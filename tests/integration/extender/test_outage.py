@@ -182,13 +182,13 @@ def test_after_an_outage_no_cpu_reserved_meanwhile_is_allocated(
                 assert scheduler.ready()[0] == 503
                 assert scheduler.reply("filter", filtered)[0] == 503
         reserved_at = reserving.result()
-        eventually("every watch is back", lambda: in_touch(scheduler), BACK_SECONDS)
+        eventually("every watch is current again", lambda: in_touch(scheduler), BACK_SECONDS)
         eventually("room is taken", lambda: len(place.bound()) == ROOM, 60)
         bound = place.bound()
         calls.close()
         assert scheduler.end() == 0
     for name, (cpus, version) in bound.items():
-        assert version > reserved_at, f"{name} was bound before the other client came"
+        assert version > reserved_at, f"{name} was bound before the other client connected"
         assert not cpus & RESERVED, f"{name} has {cpus}, of which {RESERVED} are reserved"
     assert len({cpu for cpus, _ in bound.values() for cpu in cpus}) == ROOM * CPUS_OF_A_POD
 
@@ -218,7 +218,7 @@ def test_silent_watches_are_current_and_those_of_a_hanging_server_are_stale(
             assert oldest > STALE_SECONDS
         finally:
             place.server.resume_server()
-        eventually("every watch is back", lambda: in_touch(scheduler), BACK_SECONDS)
+        eventually("every watch is current again", lambda: in_touch(scheduler), BACK_SECONDS)
         eventually("bound", lambda: scheduler.reply("bind", binding(pod, place.name))[0] == 200)
         assert scheduler.end() == 0
 

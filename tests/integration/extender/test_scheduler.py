@@ -136,7 +136,7 @@ def test_no_eviction_unless_it_is_switched_on(here: Yard, apiserver: ApiServer) 
     here.wait_bound("a", "b")
     here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, priorityClassName="never-mind")
     here.wait_refused("high")
-    here.stays("nobody ends", lambda: not here.ending())
+    here.stays("no pod is evicted", lambda: not here.ending())
     objects.end(apiserver, here.name, "a")
     here.wait_bound("high", seconds=PROMISED_SECONDS)
 

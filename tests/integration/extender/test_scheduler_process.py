@@ -153,7 +153,10 @@ def test_a_pod_is_bound_with_the_cpus_of_its_annotation(
     assert set(failed) == {*NODES, "none-such"}
     assert "12" in failed[NODES[0]]
     cluster.delete(pods[0])
-    eventually("room is seen", lambda: scheduler.ask("filter", args(more, NODES))["NodeNames"])
+    eventually(
+        "the scheduler has the room",
+        lambda: scheduler.ask("filter", args(more, NODES))["NodeNames"],
+    )
     for pod in (*pods[1:], more):
         cluster.delete(pod)
 
@@ -166,7 +169,7 @@ def test_the_next_leader_has_the_same_ledger(
         follower.start()
         pod = cluster.pod(owner(20), "b-first")
         node = scheduled(scheduler, pod)
-        eventually("knows who leads", lambda: "the leader is" in follower.ready()[1])
+        eventually("the leader is known", lambda: "the leader is" in follower.ready()[1])
         assert follower.ready()[0] == 503
         for verb, body in (("filter", args(pod, NODES)), ("bind", binding(pod, node))):
             status, text = follower.reply(verb, body)
@@ -192,7 +195,7 @@ def test_no_replica_leads_while_a_request_of_the_last_leader_is_in_progress(
         socket.create_connection(("127.0.0.1", scheduler.port), timeout=30) as half,
     ):
         follower.start()
-        eventually("knows who leads", lambda: "the leader is" in follower.ready()[1])
+        eventually("the leader is known", lambda: "the leader is" in follower.ready()[1])
         half.sendall(b"POST /bind HTTP/1.1\r\nHost: x\r\n")
         eventually("is under way", lambda: scheduler.ready()[0] == 200)
         with ThreadPoolExecutor(1) as beside:
@@ -210,7 +213,7 @@ def test_a_leader_that_is_killed_is_replaced(
 ) -> None:
     with Scheduler(tmp_path, cluster.config, "follower") as follower:
         follower.start()
-        eventually("knows who leads", lambda: "the leader is" in follower.ready()[1])
+        eventually("the leader is known", lambda: "the leader is" in follower.ready()[1])
         scheduler.end(signal.SIGKILL)
         follower.until_ready()
         assert follower.end() == 0

@@ -153,7 +153,7 @@ def test_a_bound_pod_has_its_reservation_also_after_a_restart(
             bind(apiserver, each, place, granted.annotations())
             cluster.confirm(granted.uid)
             serial = cluster.changed_since(0).serial
-            eventually("seen", lambda uid=granted.uid: cluster.bound(uid))
+            eventually("the watch reports it", lambda uid=granted.uid: cluster.bound(uid))
             # No answer in the meantime is invalidated by it.
             assert place not in (cluster.changed_since(serial).names or ())
             with cluster.lock:
@@ -178,7 +178,9 @@ def test_a_kind_that_is_installed_later_is_followed(apiserver: ApiServer, place:
     ]
     path = f"{CRDS}/{definition['metadata']['name']}"
     apiserver.admin.delete(path)
-    eventually("gone", lambda: not served(apiserver, DEVICES), PATIENCE_SECONDS)
+    eventually(
+        "the watch reports the deletion", lambda: not served(apiserver, DEVICES), PATIENCE_SECONDS
+    )
     gpu = objects.pod_request({"cpu": "1", "nvidia.com/gpu": "1"})
     try:
         with watching(apiserver) as (cluster, it):
@@ -186,7 +188,11 @@ def test_a_kind_that_is_installed_later_is_followed(apiserver: ApiServer, place:
             apiserver.apply(definition)
             eventually("served", lambda: served(apiserver, DEVICES), PATIENCE_SECONDS)
             apiserver.create(DEVICES, objects.devices(place))
-            eventually("seen", lambda: cluster.eligible(place, gpu) is None, PATIENCE_SECONDS)
+            eventually(
+                "the watch reports it",
+                lambda: cluster.eligible(place, gpu) is None,
+                PATIENCE_SECONDS,
+            )
             assert not it.problem.texts
             apiserver.admin.delete(path)
             eventually(
@@ -244,7 +250,7 @@ def test_after_a_kill_of_the_leader_the_other_leads_when_the_lease_expires(
     transport = Transport(apiserver.access(), limits=election.limits(TIMES))
     second = Leader(transport, place, "topolet-scheduler", "second", times=TIMES)
     second.start()
-    eventually("the second looks", lambda: second.holder == "first", PATIENCE_SECONDS)
+    eventually("the second one tries", lambda: second.holder == "first", PATIENCE_SECONDS)
     assert not second.leading
     first.kill()
     first.wait()

@@ -148,7 +148,7 @@ class Kubelet:
             remove_cgroups(self._cgroup)
             return not any((each / self._cgroup).exists() for each in (MOUNTS, *MOUNTS.iterdir()))
 
-        eventually("the pods' cgroups are gone", gone)
+        eventually("the pods' cgroups are removed", gone)
 
     @property
     def pid(self) -> int:
@@ -201,7 +201,7 @@ class Kubelet:
                 sandbox.name != full or not sandbox.ready for sandbox in self.cri.sandboxes()
             )
 
-        eventually(f"pod {name} is gone", gone, START_SECONDS)
+        eventually(f"pod {name} is removed", gone, START_SECONDS)
 
     def listed(self, name: str) -> PodResources | None:
         """The pod as in List. Repeated callers must be slower than the kubelet's rate limit."""

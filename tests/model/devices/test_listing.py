@@ -199,7 +199,7 @@ def test_an_adapter_without_files_is_in_a_pods_namespace_or_unhealthy(held: bool
     )
     if not held:
         assert after.devices[0].conditions[0].reason == "NotVisible"
-    assert ids(again(DiscoveredDevices(), after)) == [], "without a function it is gone"
+    assert ids(again(DiscoveredDevices(), after)) == [], "without a function it is not listed"
 
 
 def test_an_fpga_and_the_port_of_its_virtual_function() -> None:

@@ -176,7 +176,7 @@ def test_terminated_pod_holds_nothing_even_if_it_is_listed() -> None:
     }
     given = Allocatable(devices=(PluginDevice(NIC, "n0", (0,)),))
     assert device_portions(pods[:1], given, over) == (Portion(NIC, 0, 1, 1, 0),)
-    assert device_portions(pods, given) == (Portion(NIC, 0, 1, 1, 1),), "listed twice, there once"
+    assert device_portions(pods, given) == (Portion(NIC, 0, 1, 1, 1),), "listed twice, counted once"
 
 
 def test_ended_pod_that_may_restart_holds_its_resources() -> None:

@@ -54,7 +54,7 @@ def test_held_amounts_are_subtracted_and_a_shared_cpu_once() -> None:
     assert first.resources["cpu"].available == 1000
     assert first.resources["memory"].available == 4 * GI
     assert first.resources["hugepages-2Mi"].available == GI // 2
-    assert second.resources["cpu"].available == 1000, "a share of a pool is nobody's own"
+    assert second.resources["cpu"].available == 1000, "a share of a pool is not exclusive"
     assert second.resources["memory"].available == 0
 
 

@@ -247,7 +247,7 @@ def test_names_of_missing_nodes_are_not_kept(rooms: Rooms) -> None:
 def test_a_uniform_result_needs_no_node_names() -> None:
     rooms = Rooms({"a": 2, "b": 2})
     shapes = EquivalenceCache(rooms)
-    assert shapes.uniform(Wants(rooms, 1)) is None, "nobody was asked yet"
+    assert shapes.uniform(Wants(rooms, 1)) is None, "no node was checked yet"
     shapes.results(Wants(rooms, 1), ["a"])
     assert shapes.uniform(Wants(rooms, 1)) is None
     shapes.results(Wants(rooms, 1), ["b"])
@@ -255,7 +255,7 @@ def test_a_uniform_result_needs_no_node_names() -> None:
     assert isinstance(same, Feasible)
     assert same.score == 1
     rooms.set("c", 2)
-    assert shapes.uniform(Wants(rooms, 1)) is same, "who came is asked at once"
+    assert shapes.uniform(Wants(rooms, 1)) is same, "a new node is checked at once"
     rooms.set("a", 3)
     assert shapes.uniform(Wants(rooms, 1)) is None
     rooms.set("a", None)

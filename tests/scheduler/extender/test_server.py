@@ -332,9 +332,9 @@ def test_few_connections_without_a_request_are_kept(
         for _ in range(3 * LIMITS.waiting)
     ]
     for each in silent[: -LIMITS.waiting // 2]:
-        assert each.recv(1) == b"", "who came first goes first"
+        assert each.recv(1) == b"", "the oldest is closed first"
     assert exchange(kept, "GET", "/healthz") == (200, "ok\n")
-    assert kept.sock is spoken, "who was answered once stays"
+    assert kept.sock is spoken, "an answered connection stays"
     kept.close()
     for each in silent:
         each.close()
@@ -609,7 +609,7 @@ def test_a_replaced_certificate_is_used(
     assert serial(server, authority) != before
     Path(key).unlink()
     assert serial(server, authority) != before
-    assert exchange(kept, "GET", "/healthz")[0] == 200, "connections that were there go on"
+    assert exchange(kept, "GET", "/healthz")[0] == 200, "existing connections continue"
     kept.close()
 
 

@@ -149,9 +149,9 @@ def test_a_leader_that_loses_the_lease_while_it_catches_up_starts_again(
 ) -> None:
     state.synced = True
     lead(leader, gate, 1)
-    eventually("asked", lambda: state.asked == 1)
+    eventually("it catches up", lambda: state.asked == 1)
     lead(leader, gate, 2)
-    eventually("asked again", lambda: state.asked == 2)
+    eventually("it catches up again", lambda: state.asked == 2)
     assert state.marks == 2, "what the one before wrote meanwhile"
     state.may_catch_up.set()
     eventually("on duty", lambda: gate.reason() is None)
@@ -162,7 +162,7 @@ def test_an_error_of_the_server_is_the_reason(
 ) -> None:
     state.synced, state.error = True, "GET /api/v1/pods: 500"
     lead(leader, gate, 1)
-    eventually("said", lambda: gate.reason() == "GET /api/v1/pods: 500")
+    eventually("the reason is reported", lambda: gate.reason() == "GET /api/v1/pods: 500")
     state.error = None
     state.may_catch_up.set()
     eventually("on duty", lambda: gate.reason() is None)

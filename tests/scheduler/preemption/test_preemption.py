@@ -207,7 +207,7 @@ def test_room_for_a_group_is_made_once_on_the_best_node() -> None:
     assert scene.ask("m0", a="p0", b="p0") == made
     assert scene.ask("m1", a="p0", b="p0") == {}
     scene.now = EVICTION_SECONDS
-    assert scene.ask("m1", a="p0", b="p0") == made, "nobody ended"
+    assert scene.ask("m1", a="p0", b="p0") == made, "no pod ended"
     scene.tell("b", "p2", **ENDING)
     for _ in range(3):
         scene.now += EVICTION_SECONDS

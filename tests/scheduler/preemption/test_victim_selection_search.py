@@ -157,7 +157,7 @@ def test_one_large_pod_among_many() -> None:
     assert calls <= 600
 
 
-@pytest.mark.parametrize("kept", [0, 1], ids=["a budget keeps all", "a budget keeps none"])
+@pytest.mark.parametrize("kept", [0, 1], ids=["a budget protects all", "a budget protects none"])
 def test_pairs_are_limited_to_pods_that_could_be_better(kept: int) -> None:
     """kube-scheduler sends hundreds of nodes at once, and waits for seconds."""
     pods = [pod(f"u{number:03}", number % 3, number, "b") for number in range(250)]

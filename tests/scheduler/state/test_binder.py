@@ -93,7 +93,7 @@ def test_a_pod_that_was_filtered_is_not_read_again(bench: Bench) -> None:
     bench.pod_infos.of(clusters.pod(EIGHT, "p"))
     bench.binder.bind(name, "a")
     assert [each.method for each in bench.server.requests] == ["POST"]
-    assert bench.pod_infos.get("uid-p") is None, "who is bound is asked about no more"
+    assert bench.pod_infos.get("uid-p") is None, "a bound pod is not filtered any more"
 
 
 def test_the_watch_reports_the_reserved_allocation(bench: Bench) -> None:
@@ -144,7 +144,7 @@ def test_after_an_internal_error_the_outcome_is_unknown_and_no_bind_is_in_progre
             bench.bind(EIGHT, "p")
     reservation = bench.cluster.reservation("uid-p")
     assert reservation is not None
-    assert reservation.until is not None, "it would be kept for ever"
+    assert reservation.until is not None, "it would be kept forever"
     bench.bind(EIGHT, "p")
 
 
@@ -371,4 +371,4 @@ def test_32_parallel_callers_get_different_cpus(
     for node in nodes:
         state = written.node(node)
         assert state is not None
-        assert state.allocator.overlaps() == (), "what the pods' annotations say"
+        assert state.allocator.overlaps() == (), "the CPUs of the pods' annotations"

@@ -256,7 +256,7 @@ def test_both_choices_count_until_the_annotation_is_right(
     shown(cluster, body)
     assert isinstance(free(cluster, 4), Granted)
     reports(cluster, lse="4-5")
-    assert isinstance(free(cluster, 4), Refused), "2-3 and 4-5 are taken"
+    assert isinstance(free(cluster, 4), Refused), "2-3 and 4-5 are allocated"
     assert isinstance(free(cluster, 2), Granted)
     body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": "4-5"})
     shown(cluster, body)
@@ -271,7 +271,7 @@ def test_both_choices_count_until_the_annotation_is_right(
     assert str(cpus.reserved) == "0", "the pod's CPUs are counted once, as the pod's"
     shown(cluster, body, ChangeKind.DELETED)
     assert isinstance(free(cluster, 4), Granted)
-    assert isinstance(free(cluster, 6), Refused), "until the report says that they are free"
+    assert isinstance(free(cluster, 6), Refused), "until the report has them as free"
     reports(cluster)
     assert isinstance(free(cluster, 6), Granted)
 

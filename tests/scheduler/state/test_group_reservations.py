@@ -110,7 +110,7 @@ def test_late_members_must_go_to_the_node_of_the_others(
     assert held_cpus(cluster, "a") == 8
     assert groups.node(TRIO) == "a"
     assert groups.rejection(TRIO, pod_request("p1")) is None
-    assert held_cpus(cluster, "a") == 24, "the two that are to come are held again"
+    assert held_cpus(cluster, "a") == 24, "the parts of two members are reserved again"
 
 
 def test_late_members_get_the_reason_that_their_node_is_full(
@@ -238,7 +238,7 @@ def test_members_that_were_bound_before_this_process_started_are_restored(
     groups = GroupReservations(cluster)
     assert groups.node(TRIO) == "b"
     assert groups.rejection(TRIO, pod_request("p1")) is None
-    assert held_cpus(cluster, "b") == 16, "for the two that are to come"
+    assert held_cpus(cluster, "b") == 16, "for the two remaining members"
     assert groups.take(TRIO, pod_request("p1"), "a") == "group default/g is assigned to node b"
     taken(groups, TRIO, "p1", "b")
     clusters.tell(cluster, body, ChangeKind.DELETED)

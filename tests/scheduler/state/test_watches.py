@@ -101,9 +101,9 @@ def test_a_kind_that_is_added_later_is_watched(
     server.put("n1", "1")
     api.versions = [version]
     watch.check()
-    eventually("told", lambda: reported.known == {"n1": "1"})
+    eventually("the watch reports it", lambda: reported.known == {"n1": "1"})
     server.put("n1", "2")
-    eventually("told", lambda: reported.known == {"n1": "2"})
+    eventually("the watch reports it", lambda: reported.known == {"n1": "2"})
     assert watch.synced
 
 
@@ -122,10 +122,10 @@ def test_all_objects_of_a_removed_kind_are_removed(
     api.versions = ["v1alpha2"]
     server.put("n1", "1")
     watch.check()
-    eventually("told", lambda: reported.known == {"n1": "1"})
+    eventually("the watch reports it", lambda: reported.known == {"n1": "1"})
     api.versions = []
     server.break_watches()
-    eventually("trouble", lambda: watch.problem)
+    eventually("the failure is reported", lambda: watch.problem)
     watch.check()
     assert (reported.known, watch.synced, watch.problem) == ({}, True, None)
 
@@ -137,12 +137,12 @@ def test_another_version_reports_all_objects_again(
     server.put("n1", "1")
     server.put("n2", "1")
     watch.check()
-    eventually("told", lambda: len(reported.known) == 2)
+    eventually("the watch reports it", lambda: len(reported.known) == 2)
     api.versions = ["v1alpha2"]
     server.remove("n2")
-    eventually("told", lambda: len(reported.known) == 1)
+    eventually("the watch reports it", lambda: len(reported.known) == 1)
     server.break_watches()
-    eventually("trouble", lambda: watch.problem)
+    eventually("the failure is reported", lambda: watch.problem)
     watch.check()
     eventually("synced", lambda: watch.synced)
     assert reported.known == {"n1": "1"}
@@ -158,10 +158,10 @@ def test_an_error_of_the_server_does_not_mean_that_the_kind_is_missing(
     api.trouble, api.versions = False, ["v1alpha2"]
     server.put("n1", "1")
     watch.check()
-    eventually("told", lambda: reported.known == {"n1": "1"})
+    eventually("the watch reports it", lambda: reported.known == {"n1": "1"})
     api.trouble = True
     server.break_watches()
-    eventually("trouble", lambda: watch.problem)
+    eventually("the failure is reported", lambda: watch.problem)
     watch.check()
     assert reported.known == {"n1": "1"}
 
@@ -215,7 +215,7 @@ def test_a_watch_of_a_server_restored_from_a_backup_is_listed_again(
 ) -> None:
     """Its current versions are lower than those that it sent before."""
     server.put("lost")
-    eventually("told", lambda: pods(watching) == {"first", "lost"})
+    eventually("the watch reports it", lambda: pods(watching) == {"first", "lost"})
     server.remove("lost")
     server.events.clear()
     server.version = 50

@@ -81,7 +81,7 @@ def test_virtual_functions_that_are_created_and_removed(driven: Function, uevent
     switch = Path("/", pci.DEVICES, found.address, "sriov_numvfs")
     switch.write_text("2")
     try:
-        eventually("the kernel tells", lambda: uevents.read(SUBSYSTEMS))
+        eventually("the kernel sends a uevent", lambda: uevents.read(SUBSYSTEMS))
         functions = look()
         numbers = functions[found.address].virtual
         assert [number for number, _ in numbers] == [0, 1]

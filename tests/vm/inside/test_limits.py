@@ -168,21 +168,21 @@ def check_cpus_that_go_offline(
         follows(
             "the pool keeps the others", lambda: read(others[0], "cpuset.cpus") == "0-3,8-11,13-15"
         )
-        follows("told", lambda: "CPUs 5 of its own are offline" in node.log("agent"))
+        follows("it is logged", lambda: "CPUs 5 of its own are offline" in node.log("agent"))
         follows("counted", lambda: node.metric("topolet_owned_cpus_offline") == 1)
         follows("reported", lambda: [cpus_of_node(node, each) for each in (1, 3)] == ["3", "3"])
         follows("in the pool too", lambda: pool_of_node_3(node) == "13-15")
         switch("12", "1")
         switch("4,6-7", "0")
         follows("the owner shares", lambda: read(own, "cpuset.cpus") == "0-3,8-15")
-        follows("told", lambda: "CPUs 4-7 of its own are offline" in node.log("agent"))
+        follows("it is logged", lambda: "CPUs 4-7 of its own are offline" in node.log("agent"))
         follows("counted", lambda: node.metric("topolet_owned_cpus_offline") == 4)
-        follows("its quota is back", lambda: read(own, "cpu.max") == "50000 100000")
+        follows("its quota is restored", lambda: read(own, "cpu.max") == "50000 100000")
         follows("the runtime knows", lambda: remembered(node, app) == (50_000, "0-3,8-15"))
         assert read(own, "cpu.max") == "50000 100000"
     finally:
         switch("4-7,12", "1")
-    follows("the owner has them back", lambda: read(own, "cpuset.cpus") == OWN)
+    follows("the owner has them again", lambda: read(own, "cpuset.cpus") == OWN)
     follows("without a quota", lambda: read(own, "cpu.max") == "max 100000")
     follows("with its memory", lambda: read(own, "cpuset.mems") == "1")
     follows("the pool too", lambda: read(others[0], "cpuset.cpus") == "0-3,8-15")

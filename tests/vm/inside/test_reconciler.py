@@ -59,7 +59,7 @@ def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
             del ids[owner]
             remove_pod(node.direct, sandboxes[owner])
         without = dict.fromkeys(ids, "0-15") | {"on-node-2": "8-11"}
-        eventually("the owners' CPUs are given back", lambda: cpus() == without)
+        eventually("the owners' CPUs are in the pool again", lambda: cpus() == without)
 
         node.stop_agent()
         done = node.run_cli(

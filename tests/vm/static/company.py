@@ -52,7 +52,7 @@ class Company:
             for name in list(self.specs):
                 self.specs = {each: spec for each, spec in self.specs.items() if each != name}
                 self.kubelet.end(name)
-            eventually("nobody has CPUs", lambda: not self.given(), START_SECONDS)
+            eventually("no pod has CPUs", lambda: not self.given(), START_SECONDS)
 
     def come(self, spec: Spec) -> None:
         """Runs one more pod, which ends with the others."""
@@ -121,7 +121,9 @@ class Company:
     def wait_right(self) -> None:
         """Waits until no pod has wrong CPUs; on failure it names them and shows the agent's log."""
         try:
-            eventually("all is right", lambda: not self.wrong(self.cpus_now()), START_SECONDS)
+            eventually(
+                "all CPUs are correct", lambda: not self.wrong(self.cpus_now()), START_SECONDS
+            )
         except AssertionError as error:
             error.add_note("; ".join(self.wrong(self.cpus_now())))
             error.add_note(self.node.log("agent")[-8000:])
