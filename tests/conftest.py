@@ -71,7 +71,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 _LONGEST = ("tests/vm/", "tests/cluster/", "tests/critest/", "tests/integration/")
-"""!Suites that start first, so that no worker starts a long one when the others have finished."""
+"""Suites that start first, so that no worker starts a long one when the others have finished."""
 _ONE_WORKER = {
     "tests/cluster/": "cluster",
     "tests/vm/": "guests",
@@ -79,7 +79,7 @@ _ONE_WORKER = {
     "tests/integration/test_image.py": "image",
     "tests/integration/test_daemonset.py": "image",
 }
-"""!Workers by the prefix of a test's id. Modules of one worker share their servers, or compete."""
+"""Workers by the prefix of a test's id. Modules of one worker share their servers, or compete."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 _SETTINGS = "_hypothesis_internal_use_settings"
 _TIMEOUT_SECONDS = 300
-"""!The marker of a test with its usual number of examples."""
+"""The marker of a test with its usual number of examples."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 DEADLINE_SECONDS = float(os.environ.get("TOPOLET_TEST_DEADLINE_SECONDS", "30"))
-"""!Ends only a hanging test: an idle machine needs at most two of them."""
+"""Ends only a hanging test: an idle machine needs at most two of them."""
 
 
 _LONGEST_PAUSE_SECONDS = 1.0

@@ -25,7 +25,7 @@ Object = dict[str, Any]
 NAMESPACE = "topolet-system"
 HOST, GUEST = "n1", "g1"
 START_SECONDS = 120.0
-"""!For actions that take seconds on an idle machine, on the emulated one too."""
+"""For actions that take seconds on an idle machine, on the emulated one too."""
 
 _POLL_SECONDS = 0.1
 _AGENT_PORT, _SCHEDULER_PORT = 9326, 9329
@@ -131,6 +131,14 @@ class Cluster:
             return sum(_condition(each, "Ready") for each in found) >= count
 
         self.eventually(f"{count} pods of {component} are Ready", ready, seconds)
+
+    def wait_gone(self, component: str, seconds: float = START_SECONDS) -> None:
+        """Waits until no pod of a Topolet component exists."""
+
+        def gone() -> bool:
+            return not self.objects("pods", *_selector(component), namespace=NAMESPACE)
+
+        self.eventually(f"the pods of {component} are gone", gone, seconds)
 
     def wait_agent_ready(self, node: str, seconds: float = START_SECONDS) -> None:
         """Waits until the node has exactly one agent that is not being deleted, and it is Ready."""

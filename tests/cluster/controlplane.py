@@ -30,7 +30,7 @@ _USERS = {
 """Users with their groups; the API server is a client of kubelets."""
 
 _RESTARTED = ("sh", "-c", 'while :; do "$@"; sleep 1; done', "sh")
-"""!Restarts a program when it ends, as a kubelet does with kubeadm's static pods. kube-scheduler
+"""Restarts a program when it ends, as a kubelet does with kubeadm's static pods. kube-scheduler
 exits if an outage hid that a pod was deleted and another was created with its name (UpdatePod in
 pkg/scheduler/backend/cache/cache.go: "Scheduler cache is corrupted")."""
 

@@ -19,12 +19,12 @@ from tests.waiting import eventually
 RUNTIME = "unix:///run/containerd/containerd.sock"
 PROXY_SOCKET = "/run/topolet/cri.sock"
 PLUGINS = Path("/usr/lib/cni")
-"""!The folder of Debian's containernetworking-plugins."""
+"""The folder of Debian's containernetworking-plugins."""
 
 _PROXY_PID = "/run/topolet-proxy.pid"
 _KUBELET = "/var/lib/kubelet/config.yaml"
 _STATES = ("cpu_manager_state", "memory_manager_state")
-"""!A kubelet exits if one of these was written under another policy."""
+"""A kubelet exits if one of these was written under another policy."""
 
 _CONTAINERD = f"""version = 3
 [plugins.'io.containerd.cri.v1.images'.pinned_images]

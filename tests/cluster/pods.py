@@ -10,10 +10,10 @@ from tests.fixtures import image
 
 SCHEDULER = "topolet-scheduler"
 OWNERS = ("LSE", "LSR")
-"""!QoS classes with exclusive CPUs."""
+"""QoS classes with exclusive CPUs."""
 
 _SLEEP = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done"
-"""!Ends at once on SIGTERM, even as the first process of its pid namespace."""
+"""Ends at once on SIGTERM, even as the first process of its pid namespace."""
 
 
 def manifest(

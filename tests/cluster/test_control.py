@@ -19,9 +19,9 @@ pytestmark = [
 ]
 
 OUTAGE_SECONDS = 120.0
-"""!Long enough for watches with backoff to reach their longest pauses."""
+"""Long enough for watches with backoff to reach their longest pauses."""
 BACK_SECONDS = 30.0
-"""!docs/scheduler.md states 10 for a watch; here all parts of a cluster restart on two CPUs."""
+"""docs/scheduler.md states 10 for a watch; here all parts of a cluster restart on two CPUs."""
 
 
 @pytest.fixture
@@ -97,6 +97,8 @@ def test_a_missing_scheduler_delays_no_other_pods(installed: Cluster) -> None:
     words = ("-n", NAMESPACE, "scale", "deployment", "topolet-scheduler")
     cluster.kubectl(*words, "--replicas=0")
     try:
+        # A pod that ends still serves kube-scheduler's requests.
+        cluster.wait_gone("scheduler")
         cluster.create(manifest("lse", qos="LSE", cpu=1))
         cluster.pod("plain", cpu="10m")
         assert not cluster.allocated("lse")

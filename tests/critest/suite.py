@@ -24,7 +24,7 @@ _SKIPPED = (
 _CODE = re.compile(r"rpc error: code = (\w+)")
 
 Outcomes = Mapping[str, str]
-"""!By spec `passed`, `skipped` or `failed CODE` (of the first gRPC error that the spec reports)."""
+"""By spec `passed`, `skipped` or `failed CODE` (of the first gRPC error that the spec reports)."""
 
 
 class Suite:

@@ -14,7 +14,7 @@ from tests.critest.suite import RUN_SECONDS, Outcomes, suite
 from tests.integration.harness import built_or_skip
 
 _FEWEST_PASSED = 60
-"""!This number of specs passes on the oldest runtime; with fewer the suite did not really run."""
+"""This number of specs passes on the oldest runtime; with fewer the suite did not really run."""
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(fakenvml.missing() is not None, reason=str(faken
 NEVER = 3600.0
 QUICK = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, most_retry=0.1)
 ASKED = GpuTiming(period=NEVER, least=0.0, answer=DEADLINE_SECONDS, retry=NEVER)
-"""!Queries only when it must."""
+"""Queries only when it must."""
 
 
 class Watch:

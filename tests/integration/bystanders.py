@@ -19,11 +19,11 @@ NODE = "bystanding"
 KUBELET = Who(f"system:node:{NODE}", "system:nodes")
 
 HANG_SECONDS = 10.0
-"""!A request that takes longer waits for a server that does not answer."""
+"""A request that takes longer waits for a server that does not answer."""
 
 
 _PAUSE_SECONDS = 0.1
-"""!A pause between rounds, so that other tests get CPU time."""
+"""A pause between rounds, so that other tests get CPU time."""
 
 
 class Bystanders:

@@ -22,7 +22,7 @@ EVERYTHING_ALLOWED = [
 ]
 
 _NOT_YET = (404, 429)
-"""!Errors of a new kind: first it is unknown, then its storage is not ready."""
+"""Errors of a new kind: first it is unknown, then its storage is not ready."""
 
 
 def administrator(server: ApiServer, name: str, timeout_seconds: float = 60.0) -> Api:

@@ -30,11 +30,11 @@ from tests.integration import podnetwork
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 NO_PASS = "--full-pass-seconds=600"
-"""!Flag of an agent that must detect changes by events."""
+"""Flag of an agent that must detect changes by events."""
 
 
 HOLD = "--hold-seconds=2"
-"""!Flag of a frontend that waits for the agent, which is slow on a busy machine."""
+"""Flag of a frontend that waits for the agent, which is slow on a busy machine."""
 
 
 def kernel_cpus(pid: int) -> str:
@@ -70,7 +70,7 @@ class TestNode:
         self.proxied = Cri(self.cri_socket, DEADLINE_SECONDS)
         self.http_port = 0
         self.agent_launcher: tuple[str, ...] = ()
-        """!Arguments before the command of an agent."""
+        """Arguments before the command of an agent."""
         self._agent: subprocess.Popen[bytes] | None = None
         self._proxy: subprocess.Popen[bytes] | None = None
 

@@ -27,7 +27,7 @@ _NEVER_THE_SAME = frozenset(
         *("value", "available_bytes", "used_bytes", "inodes_used"),
     }
 )
-"""!Fields with times, counters, process ids, or the use of the machine."""
+"""Fields with times, counters, process ids, or the use of the machine."""
 
 _VARYING_TEXT = (
     (re.compile(r"(http://127\.0\.0\.1:\d+/\w+/)[^\s\"]+"), r"\1TOKEN"),

@@ -520,7 +520,7 @@ ODD: dict[str, Object] = {
     ),
     "of another class": pod(qos="BE", cpu=("500m", "700m")),
 }
-"""!Pods without a key that a policy protects."""
+"""Pods without a key that a policy protects."""
 
 
 @pytest.mark.parametrize("namespace", ["default", "gpu"])

@@ -52,7 +52,7 @@ from tests.integration.plugged import EMPTY, PluggedNode, plugged_node
 from tests.waiting import eventually
 
 MAJOR = 240
-"""!Majors and minors for experiments: no driver uses them."""
+"""Majors and minors for experiments: no driver uses them."""
 KIND = "nvidia.com/gpu"
 ONE, TWO, THREE = "GPU-one", "GPU-two", "GPU-three"
 

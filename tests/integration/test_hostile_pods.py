@@ -34,14 +34,14 @@ from tests.integration.test_cluster import Place
 from tests.waiting import eventually
 
 LIMIT_BYTES = 128 << 20
-"""!As in deploy/base/daemonset.yaml."""
+"""As in deploy/base/daemonset.yaml."""
 ALL_BYTES = 255_000
-"""!The limit of Kubernetes for all annotations of one pod: 256 KiB."""
+"""The limit of Kubernetes for all annotations of one pod: 256 KiB."""
 IN_THE_RUNTIME = 12
 ONLY_IN_THE_API = 98
 """A kubelet's 110 pods."""
 CONTAINER_BYTES = 512
-"""!Bytes of the snapshot for each container of the runtime, and for each that is still to be
+"""Bytes of the snapshot for each container of the runtime, and for each that is still to be
 created."""
 BASE_BYTES = 4 << 10
 PATIENCE_SECONDS = 60.0

@@ -18,14 +18,14 @@ from tests.integration.manager import Manager
 from tests.waiting import eventually
 
 PODS = {"lse": ("LSE", "1"), "ls": ("LS", "0"), "ls-2": ("LS", "0"), "be": ("BE", "0")}
-"""!Name: QoS class, and the final CPUs of its containers."""
+"""Name: QoS class, and the final CPUs of its containers."""
 CONTAINERS = 125
-"""!Containers of each pod, all created at once."""
+"""Containers of each pod, all created at once."""
 KILLED_AFTER = (1, 100, 250, 400)
-"""!The total number of containers."""
+"""The total number of containers."""
 CALL_SECONDS = 2 * DEADLINE_SECONDS
 AGAIN_SECONDS = 0.05
-"""!A kubelet waits longer."""
+"""A kubelet waits longer."""
 
 
 class Kubelet:

@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 AGENTS = 8
 BACK_SECONDS = 22.0
-"""!Seventeen are documented: a step and a half, and two; the rest is for a busy machine."""
+"""Seventeen are documented: a step and a half, and two; the rest is for a busy machine."""
 
 _numbers = itertools.count(1)
 

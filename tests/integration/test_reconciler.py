@@ -17,10 +17,7 @@ from tests.fixtures.pods import (
     start_container,
 )
 from tests.integration.harness import NO_PASS, TestNode
-from tests.waiting import DEADLINE_SECONDS, eventually
-
-REST_SECONDS = 8 * DEADLINE_SECONDS
-"""!The idle time begins some seconds after the last event, which may be late on a busy machine."""
+from tests.waiting import eventually
 
 
 def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:
@@ -209,25 +206,3 @@ def test_agent_whose_state_folder_is_removed_ends_with_an_error(node: TestNode) 
     assert node.agent_exit_code() == 1
     assert "was removed" in node.log("agent")
     node.start_agent()
-
-
-@pytest.mark.timeout(600)
-def test_events_report_containers_before_the_full_pass(node: TestNode) -> None:
-    node.start_agent(NO_PASS)
-    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
-    eventually("at rest", lambda: at_rest(node), REST_SECONDS)
-    sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
-    assert 'topolet_wakes_total{source="tree"}' in node.get("/metrics")[1]
-    eventually("at rest again", lambda: at_rest(node), REST_SECONDS)
-    linux = pb.LinuxContainerResources(cpuset_cpus="0-1")
-    request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
-    node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
-    eventually("corrected", lambda: node.cpus(ls) == "0")
-    remove_pod(node.direct, sandbox)
-    eventually("the CPU is released", lambda: node.cpus(ls) == "0-1")
-
-
-def at_rest(node: TestNode) -> bool:
-    """Whether only an event or its full pass makes the agent reconcile."""
-    return node.metric("topolet_pause_seconds") == 600

@@ -26,9 +26,9 @@ from tests.waiting import eventually
 
 SECONDS = float(os.environ.get("TOPOLET_TEST_SOAK_SECONDS", "300"))
 WARM_WAVES = 15
-"""!Allocators and caches have their final size after these."""
+"""Allocators and caches have their final size after these."""
 RESIDENT_KB, FILES, THREADS = 3_000, 130, 2
-"""!How much more a process may use than after these. The agent keeps files of the kernel open, and
+"""How much more a process may use than after these. The agent keeps files of the kernel open, and
 closes those of removed groups in dozens; a pod has four."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(SECONDS + 600)]

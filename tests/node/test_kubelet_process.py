@@ -12,7 +12,7 @@ from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find, ours
 from tests.node.procfs import HOST, POD, process
 
 OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
-"""!The agent's cgroup, in its own cgroup namespace."""
+"""The agent's cgroup, in its own cgroup namespace."""
 
 
 def found(root: Path, own_group: str | None = "/") -> FoundKubelets:

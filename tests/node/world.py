@@ -49,7 +49,7 @@ LIMITS = {
     "cpu": {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000", "cpu.shares": "1024"},
     "memory": {"memory.limit_in_bytes": "9223372036854771712"},
 }
-"""!The files of a cgroup v1 group without limits."""
+"""The files of a cgroup v1 group without limits."""
 
 
 class ListedRuntime(Cri):

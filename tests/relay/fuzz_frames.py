@@ -32,7 +32,7 @@ LIMITS = RelayLimits(
 PATHS = [b"/grow", b"/keep", b"/refuse", b"/raise", b"/hold", b"/other"]
 FRAMES = 60
 WILD = 0.01
-"""!The share of invalid frames, of each of several kinds."""
+"""The share of invalid frames, of each of several kinds."""
 
 
 class HookError(Exception):

@@ -32,7 +32,7 @@ from agent.rpc import grpc
 
 LIMITS = RelayLimits(body_bytes=120_000, reply_bytes=20_000)
 TIGHT = LIMITS._replace(held_bytes=260_000, waiting_bytes=200_000, wait_seconds=1e9)
-"""!Many requests wait for budget, and some are refused: another connection takes and releases
+"""Many requests wait for budget, and some are refused: another connection takes and releases
 some."""
 PATHS = ["/grow", "/shrink", "/keep", "/refuse", "/raise", "/other", "/more"]
 HOOKED = frozenset(path.encode() for path in PATHS[:5])

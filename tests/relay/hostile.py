@@ -16,9 +16,9 @@ from tests.relay.relay_child import TAIL
 from tests.waiting import eventually
 
 WAIT_SECONDS = 20.0
-"""!For one call of the other client: far longer than any valid delay, also on a slow machine."""
+"""For one call of the other client: far longer than any valid delay, also on a slow machine."""
 STUCK_MS = 500
-"""!A socket that accepted nothing for this long counts as not read from."""
+"""A socket that accepted nothing for this long counts as not read from."""
 END_HEADERS = frames.END_HEADERS
 END = frames.END_HEADERS | frames.END_STREAM
 
@@ -49,7 +49,7 @@ class Hostile:
         self.socket.setblocking(False)
         self.closed = False
         self.seen: dict[int, bytes] = {}
-        """!The last frame of each kind that was received."""
+        """The last frame of each kind that was received."""
         self._received = bytearray()
         if greets:
             self.pour([frames.PREFACE + frames.settings({})])

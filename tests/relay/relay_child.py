@@ -22,7 +22,7 @@ from agent.relay.server import RelayServer
 
 TAIL = b"+" * 30
 LONGEST_REFUSAL = "%" * 1_000
-"""!Every character becomes three bytes on the wire."""
+"""Every character becomes three bytes on the wire."""
 
 
 class Hooks:

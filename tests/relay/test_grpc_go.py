@@ -13,7 +13,7 @@ from tests.relay.relay_child import TAIL, peak_mb, relay_process
 
 CLIENT_SECONDS = 90
 PEAK_MB = 96
-"""!64 MiB messages pass, including those that are too large for hooks: Limits.held_bytes, the
+"""64 MiB messages pass, including those that are too large for hooks: Limits.held_bytes, the
 decompressed size of one request, and the windows."""
 
 

@@ -25,9 +25,9 @@ from tests.relay.relay_child import peak_mb, relay_process
 from tests.waiting import eventually
 
 PEAK_MB = 32
-"""!Memory of the relay's process under any attack on one connection; at rest it uses 15."""
+"""Memory of the relay's process under any attack on one connection; at rest it uses 15."""
 PEAK_TAKEN_MB = 96
-"""!If it holds requests: Limits.held_bytes, and the decompressed size of one of them, twice."""
+"""If it holds requests: Limits.held_bytes, and the decompressed size of one of them, twice."""
 STREAMS = 100_000
 MOST_STREAMS = 20
 """Of one connection at the backend; beyond it refuses."""

@@ -17,10 +17,10 @@ from tests.waiting import eventually
 LARGEST = RelayLimits().body_bytes - len(TAIL)
 AT_ONCE = 12
 PEAK_MB = 112
-"""!Memory of the relay's process while AT_ONCE of the largest requests arrive: Limits.held_bytes, a
+"""Memory of the relay's process while AT_ONCE of the largest requests arrive: Limits.held_bytes, a
 hook's copy of one of them, and bytes that the sockets have not accepted yet."""
 KEPT_MB = 8
-"""!The part that remains after the last answer."""
+"""The part that remains after the last answer."""
 UNBOUNDED = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),

@@ -21,7 +21,7 @@ _FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
 _BUILD_SECONDS = 1200
 
 API_SERVERS = {"1.34": "kube-apiserver-1.34", "1.37": "kube-apiserver-1.37"}
-"""!Sets with one kube-apiserver each, by version, in addition to the one of the set "kubernetes":
+"""Sets with one kube-apiserver each, by version, in addition to the one of the set "kubernetes":
 `make test-all` runs the API server's suites with them."""
 
 _MODULES = {
@@ -34,7 +34,7 @@ _MODULES = {
     **dict.fromkeys(API_SERVERS.values(), "k8s.io/kubernetes"),
 }
 SOURCES = {"go-nvml": "github.com/NVIDIA/go-nvml"}
-"""!Sources that are only read, for their files other than Go."""
+"""Sources that are only read, for their files other than Go."""
 
 # Storage drivers that no test uses.
 _TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
@@ -54,7 +54,7 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 NAMES = tuple(_MODULES)
 ASSETS = ("etcd", "kubernetes")
-"""!Programs that KUBEBUILDER_ASSETS has too, if it is set."""
+"""Programs that KUBEBUILDER_ASSETS has too, if it is set."""
 
 
 class _BuildError(RuntimeError):

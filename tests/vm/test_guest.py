@@ -12,12 +12,12 @@ from tests import tools
 from tests.vm import guest
 
 LIMIT_SECONDS = 1200.0
-"""!Ends a hanging guest; an idle machine takes a sixth of that."""
+"""Ends a hanging guest; an idle machine takes a sixth of that."""
 KUBELET_LIMIT_SECONDS = 1500.0
-"""!The same with a kubelet, which starts slowly in an emulator."""
+"""The same with a kubelet, which starts slowly in an emulator."""
 
 STATIC_LIMIT_SECONDS = 2400.0
-"""!The same with two starts of the kubelet, and a dozen pods."""
+"""The same with two starts of the kubelet, and a dozen pods."""
 TURN_SECONDS = 1800.0
 """A guest may have to wait for another one, which is a node of the cluster."""
 KILLS = "tests/vm/inside/test_proxy.py::test_kill_of_agent_and_proxy_changes_nothing"

@@ -51,7 +51,7 @@ GPUS = (
         instances=(MigInstance("MIG-x", 1, index=0), MigInstance("MIG-y", 2, index=2)),
     ),
 )
-"""!NVML's indices differ from the minors, and the instance numbers have gaps."""
+"""NVML's indices differ from the minors, and the instance numbers have gaps."""
 
 
 def _link(number: int) -> tuple[RdmaLink, ...]:

@@ -28,7 +28,7 @@ JOINT = "scheduling.koordinator.sh/device-joint-allocate"
 PARTITION = "scheduling.koordinator.sh/gpu-partition-spec"
 
 BYTES = 1_000
-"""!The memory of a card."""
+"""The memory of a card."""
 
 
 def gpu(minor: int, node: int | None = 0, pcie: str = "p0", **other: Any) -> Device:

@@ -75,7 +75,7 @@ BRIDGED = matrix(
     ),
     GpuObjective.BESTEFFORT,
 )
-"""!Four cards in two bridged pairs that are not adjacent."""
+"""Four cards in two bridged pairs that are not adjacent."""
 
 CROSSED = symmetric(8, lambda i, j: 12 if (i, j) in ((0, 2), (1, 3), (4, 6), (5, 7)) else 1)
 """Eight cards with NV12 between those that are two apart."""

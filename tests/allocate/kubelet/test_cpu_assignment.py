@@ -30,7 +30,7 @@ def taken(layout: Layout, free: str, count: int, options: StaticOptions) -> str:
 
 
 TWO_SOCKETS = machine(2, 1, 4, 2, 4)
-"""!Cores 0-3 in socket 0, 4-7 in socket 1; core n has CPUs n and n + 8; two L3 caches per
+"""Cores 0-3 in socket 0, 4-7 in socket 1; core n has CPUs n and n + 8; two L3 caches per
 socket."""
 TWO_NODES_EACH = machine(2, 2, 2, 2, 4)
 SPANNING = machine(4, 0.5, 4, 2, 4)

@@ -16,7 +16,7 @@ GIB = 1 << 30
 TWO = {0: {"cpu": 4 * CPU, "memory": 8 * GIB}, 1: {"cpu": 8 * CPU, "memory": 8 * GIB}}
 
 SOME = {"cpu": 1, "memory": 1}
-"""!Pod-level resources that make it Guaranteed, whatever its containers request."""
+"""Pod-level resources that make it Guaranteed, whatever its containers request."""
 
 
 def small(cpus: int = 1, memory: int = GIB, **more: int) -> Any:

@@ -42,7 +42,7 @@ DROPPED: Final = re.compile(
 REPLACED: Final = re.compile(
     r"/(address|broadcast|node_guid|sys_image_guid|node_desc|gids/[0-9]+)$"
 )
-"""!Digits and letters of these become 0, 1, 2 and so on in hexadecimal."""
+"""Digits and letters of these become 0, 1, 2 and so on in hexadecimal."""
 
 IDENTIFYING: Final = re.compile(
     rb"^HostName: .*\n?|^(Serial|Hardware serial)\s*:.*\n?"

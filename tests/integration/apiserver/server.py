@@ -24,7 +24,7 @@ from tests.integration.apiserver.certificates import Authority
 from tests.waiting import eventually
 
 START_SECONDS = 120.0
-"""!For a busy machine; an idle one needs five."""
+"""For a busy machine; an idle one needs five."""
 
 
 def etcd_flags(data: Path, client: str, peer: str) -> tuple[str, ...]:

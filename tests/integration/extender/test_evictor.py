@@ -30,7 +30,7 @@ from tests.scheduler import objects as cluster_objects
 
 QOS = {"koordinator.sh/qosClass": "LSR"}
 CPUS = {"a": "0-3", "b": "4-7"}
-"""!All CPUs of a node: one pod on each NUMA node."""
+"""All CPUs of a node: one pod on each NUMA node."""
 
 _numbers = itertools.count()
 _read = records.pods(AgentSelector())

@@ -25,7 +25,7 @@ from tests.waiting import eventually
 Object = dict[str, Any]
 
 NAME = "gpu-links"
-"""!The name of namespace and node."""
+"""The name of namespace and node."""
 PODS = f"/api/v1/namespaces/{NAME}/pods"
 DEVICE = f"/apis/scheduling.koordinator.sh/v1alpha1/devices/{NAME}"
 EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]

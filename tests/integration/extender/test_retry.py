@@ -24,7 +24,7 @@ from tests.waiting import eventually
 
 NAMESPACE, PROFILE, NODE = "retry", "retry-scheduler", "retry-node"
 PROMISED_SECONDS = 60.0
-"""!By default kube-scheduler retries an unschedulable pod after five minutes."""
+"""By default kube-scheduler retries an unschedulable pod after five minutes."""
 PATIENCE_SECONDS = 60.0
 
 

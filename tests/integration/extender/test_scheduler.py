@@ -16,7 +16,7 @@ from tests.integration.kubescheduler.hosts import Shape
 from tests.integration.kubescheduler.yard import ONE_NODE, Pod, Yard, cpus, devices, numa_nodes
 
 PROMISED_SECONDS = 60.0
-"""!By default kube-scheduler retries an unschedulable pod after five minutes."""
+"""By default kube-scheduler retries an unschedulable pod after five minutes."""
 BURST_SECONDS = 300.0
 JOINT = "scheduling.koordinator.sh/device-joint-allocate"
 GROUP = "topolet.io/group"

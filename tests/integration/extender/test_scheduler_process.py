@@ -35,7 +35,7 @@ Object = dict[str, Any]
 NAMESPACE = "scheduled"
 NODES = ("extended-1", "extended-2")
 CPUS = 32
-"""!CPUs of each node."""
+"""CPUs of each node."""
 
 
 class Cluster:

@@ -35,7 +35,7 @@ from tests.integration import machinewide
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 START_SECONDS = 3 * DEADLINE_SECONDS
-"""!For a busy machine; an idle one needs three, for a pod too."""
+"""For a busy machine; an idle one needs three, for a pod too."""
 NODE = "node-a"
 MIB = 1 << 20
 ANY_MACHINE: dict[str, Any] = {
@@ -54,10 +54,10 @@ ANY_MACHINE: dict[str, Any] = {
     "imageGCHighThresholdPercent": 100,
     "imageGCLowThresholdPercent": 99,
 }
-"""!With this configuration a kubelet runs on a machine without systemd, however full its disks
+"""With this configuration a kubelet runs on a machine without systemd, however full its disks
 are."""
 RESERVED_BYTES = 150 * MIB
-"""!The reserved memory of NUMA node 0; the kubelet requires the sum of all its reservations."""
+"""The reserved memory of NUMA node 0; the kubelet requires the sum of all its reservations."""
 
 _SCRIPT = """mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/kubelet &&
 mount --bind "$1" /var/lib/kubelet && shift && exec "$@"
@@ -74,7 +74,7 @@ TUNABLES = tuple(
         "kernel/keys/root_maxbytes",
     )
 )
-"""!Settings that a kubelet changes on its machine."""
+"""Settings that a kubelet changes on its machine."""
 
 
 class Kubelet:
@@ -88,7 +88,7 @@ class Kubelet:
         self.endpoint = endpoint or containerd.socket
         self.root = folder / "root"
         self.shared = folder / "var-lib-kubelet"
-        """!The folder that replaces /var/lib/kubelet."""
+        """The folder that replaces /var/lib/kubelet."""
         self.socket = str(self.root / "pod-resources" / "kubelet.sock")
         self.containerd = containerd
         self.topology: Topology = cpus.read("/")

@@ -27,7 +27,7 @@ from tests.waiting import eventually
 START_SECONDS = 60.0
 ACCOUNT = "topolet-scheduler"
 PROFILE = "topolet-scheduler"
-"""!The schedulerName of pods of Topolet's scheduler."""
+"""The schedulerName of pods of Topolet's scheduler."""
 
 _OVERLAY = "overlays/scheduler-evict"
 _RIGHTS = frozenset(

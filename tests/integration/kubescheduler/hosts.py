@@ -23,7 +23,7 @@ from tests.integration.kubescheduler import objects
 SYSTEM = "topolet-system"
 GIB = 1 << 30
 Shape = tuple[int, int, int, int]
-"""!Sockets, NUMA nodes per socket, cores per NUMA node, threads per core."""
+"""Sockets, NUMA nodes per socket, cores per NUMA node, threads per core."""
 
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 Answer = Callable[[str, bytes], tuple[int, bytes]]
-"""!From a path and a body: status and JSON."""
+"""From a path and a body: status and JSON."""
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from tests.integration.apiserver.server import START_SECONDS, ApiServer
 from tests.waiting import eventually
 
 USER = "system:kube-scheduler"
-"""!The user to whom the API server's own roles allow scheduling."""
+"""The user to whom the API server's own roles allow scheduling."""
 
 _numbers = itertools.count(1)
 

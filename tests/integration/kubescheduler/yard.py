@@ -21,7 +21,7 @@ STATUS = "scheduling.koordinator.sh/resource-status"
 ALLOCATED = "scheduling.koordinator.sh/device-allocated"
 NUMA_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 ONE_NODE = {NUMA_SPEC: json.dumps({"numaTopologyPolicy": "SingleNUMANode"})}
-"""!Annotations of a pod that requires all resources on one NUMA node."""
+"""Annotations of a pod that requires all resources on one NUMA node."""
 MEMORY = {"memory": "64Mi"}
 
 Pod = dict[str, Any]

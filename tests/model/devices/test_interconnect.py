@@ -69,7 +69,7 @@ BRIDGED_APART = """
 0 0 0 0 4 0 - 0
 0 0 0 0 0 4 0 -
 """
-"""!Pairs that are not adjacent by number, from a user's machine (devices.md §7, 20)."""
+"""Pairs that are not adjacent by number, from a user's machine (devices.md §7, 20)."""
 
 
 def test_eight_cards_behind_switches_give_koordinators_table_for_hopper() -> None:

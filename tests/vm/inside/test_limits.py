@@ -24,7 +24,7 @@ from tests.waiting import eventually
 OWN = "4-7"
 LIMITS = ("cpu.max", "cpu.weight", "memory.max")
 FILES = ("cpuset.cpus.effective", "cpuset.mems.effective", *LIMITS)
-"""!Effective CPUs: the kernel does not let a group with processes inherit its cpuset again, so a
+"""Effective CPUs: the kernel does not let a group with processes inherit its cpuset again, so a
 restore gives it all CPUs of its parent."""
 REPORTING = f"{image.BUSYBOX} grep _allowed_list /proc/self/status; exec {' '.join(image.SLEEP)}"
 AMOUNTS = {

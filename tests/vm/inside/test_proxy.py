@@ -26,7 +26,7 @@ from tests.vm.inside.pods import BE_POOLS, LS_POOLS, RUNS_ON, specs
 from tests.waiting import eventually
 
 HOLD = "--hold-seconds=30"
-"""!The guest is slow: the agent's answer must not time out only because of that."""
+"""The guest is slow: the agent's answer must not time out only because of that."""
 
 REPORTING = (
     f"{image.BUSYBOX} grep Cpus_allowed_list /proc/self/status; exec {' '.join(image.SLEEP)}"

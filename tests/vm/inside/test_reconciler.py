@@ -1,9 +1,10 @@
 """The agent alone on four NUMA nodes, with cgroup names of both drivers."""
 
+from agent.proto import cri_pb2 as pb
 from tests.fixtures.cgroups import MOUNTS, remove_cgroups
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import PodSpec, remove_pod, run_pod
-from tests.integration.harness import fresh_node, kernel_group
+from tests.integration.harness import NO_PASS, TestNode, fresh_node, kernel_group
 from tests.vm.inside.pods import RUNS_ON, specs
 from tests.waiting import eventually
 
@@ -70,3 +71,26 @@ def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
         assert done.returncode == 0, done.stderr
         assert cpus() == dict.fromkeys(ids, "0-15")
     remove_cgroups("/kubepods.slice")
+
+
+def test_events_report_containers_before_the_full_pass(containerd: Containerd) -> None:
+    """Here, because every new pod of another test on the machine triggers passes too."""
+    with fresh_node(containerd) as node:
+        node.start_agent(NO_PASS)
+        _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+        eventually("at rest", lambda: at_rest(node))
+        sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+        eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0,2-15"))
+        assert 'topolet_wakes_total{source="tree"}' in node.get("/metrics")[1]
+        eventually("at rest again", lambda: at_rest(node))
+        linux = pb.LinuxContainerResources(cpuset_cpus="0-1")
+        request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
+        node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+        eventually("corrected", lambda: node.cpus(ls) == "0,2-15")
+        remove_pod(node.direct, sandbox)
+        eventually("the CPU is released", lambda: node.cpus(ls) == "0-15")
+
+
+def at_rest(node: TestNode) -> bool:
+    """Whether only an event or its full pass makes the agent reconcile."""
+    return node.metric("topolet_pause_seconds") == 600

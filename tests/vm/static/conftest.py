@@ -18,7 +18,7 @@ from tests.vm.static.company import Company
 __all__ = ["company", "containerd", "program_on_tmpfs"]
 
 HOLD = "--hold-seconds=60"
-"""!The guest is slow: the agent's answer must not time out only because of that."""
+"""The guest is slow: the agent's answer must not time out only because of that."""
 
 
 @pytest.fixture(scope="module")
