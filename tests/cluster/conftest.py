@@ -12,6 +12,10 @@ from tests.cluster.cluster import HOST, Cluster
 from tests.vm.guest import turn
 
 
+GONE_SECONDS = 360.0
+"""Pods of the guest end slowly."""
+
+
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     """Control plane and node `n1`, with Topolet's proxy only."""
@@ -58,10 +62,11 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def pods_gone(installed: Cluster) -> Iterator[None]:
     """Deletes all pods before and after a test, so that no test gets those of another."""
-    words = ("delete", "pods", "--all", "-n", "default", "--grace-period=1")
+    words = ("delete", "pods", "--all", "-n", "default", "--grace-period=1", "--wait=false")
     installed.kubectl(*words)
+    installed.eventually("no pod is left", lambda: not installed.objects("pods"), GONE_SECONDS)
     yield
-    installed.kubectl(*words, "--wait=false")
+    installed.kubectl(*words)
 
 
 @pytest.fixture(scope="package")
