@@ -6,6 +6,7 @@ an update in between reaches neither.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import shlex
 import shutil
@@ -13,11 +14,12 @@ import threading
 
 import pytest
 
+from agent.cri.client import Cri
 from agent.model.verdict import Code
 from agent.rpc.grpc import RpcError
 from tests.fixtures.pods import create_container, create_request, run_sandbox, start_container
 from tests.integration.harness import NO_PASS, fresh_node, private_containerd
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 
 _RUNC = """#!/bin/sh
 case " $* " in *" create "*)
@@ -54,14 +56,18 @@ class DelayedRunc:
 
 def test_an_owner_is_created_after_a_start_that_runc_delays(tmp_path: pathlib.Path) -> None:
     runc = DelayedRunc(tmp_path)
-    with private_containerd(tmp_path) as runtime, fresh_node(runtime) as node:
+    with (
+        private_containerd(tmp_path) as runtime,
+        fresh_node(runtime) as node,
+        contextlib.closing(Cri(node.cri_socket, DEADLINE_SECONDS)) as other,
+    ):
         node.start_agent(NO_PASS)
         node.start_proxy()
         shared, owner = node.spec("ls", "LS"), node.spec("lse", "LSE", "1")
         request = create_request(shared, run_sandbox(node.proxied, shared))
         ls = create_container(node.proxied, request)
         runc.hold()
-        starting = threading.Thread(target=start_container, args=(node.proxied, ls))
+        starting = threading.Thread(target=start_container, args=(other, ls))
         starting.start()
         try:
             eventually("runc create has begun", lambda: runc.held)
