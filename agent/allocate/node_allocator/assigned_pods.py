@@ -15,8 +15,8 @@ from agent.model.apiobjects import ApiPod
 from agent.model.devices.device_allocation import (
     DeviceAmounts,
     VirtualFunctions,
+    allocated_devices,
     amounts,
-    given,
     sum_amounts,
     sum_functions,
     virtual_functions,
@@ -67,7 +67,7 @@ def holding_of(pod: ApiPod) -> AssignedPod:
     if pod.annotations.get(DEVICE_ALLOCATED):
         try:
             functions = virtual_functions(pod.annotations)
-            of_pod = given(pod.annotations)
+            of_pod = allocated_devices(pod.annotations)
             devices = amounts(of_pod)
             ids = {
                 (kind, each.minor): each.id for kind in of_pod for each in of_pod[kind] if each.id

@@ -99,8 +99,8 @@ class Corrections:
                 del self._sent[uid]
         for name, of_node in found.items():
             for each in of_node:
-                open_ = self._open.get(each.uid)
-                if each in self._sent.get(each.uid, ()) or (open_ and open_.mismatch == each):
+                known = self._open.get(each.uid)
+                if each in self._sent.get(each.uid, ()) or (known and known.mismatch == each):
                     continue
                 self._open[each.uid] = _Open(name, each)
 
