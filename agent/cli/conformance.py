@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.conformance import run as runs
-from agent.conformance.files import FileError
-from agent.conformance.run import (
+from agent.conformance import files as runs
+from agent.conformance.files import (
     DECLARED_PERCENT,
     KINDS,
     CaseKind,
     Disagreement,
+    FileError,
     FileResult,
     UnknownKindError,
 )

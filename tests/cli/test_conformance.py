@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.cli import conformance
-from agent.conformance.run import Disagreement, FileResult
+from agent.conformance.files import Disagreement, FileResult
 from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO
 from tests.conftest import DATA
 

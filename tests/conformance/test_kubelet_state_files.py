@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.conformance import run
+from agent.conformance import files
 from agent.conformance.kubelet import judge_state_file
 from tests.conftest import DATA
 
@@ -47,6 +47,6 @@ def test_an_invalid_case_raises(broken: dict[str, Any]) -> None:
 
 
 def test_all_vectors_agree() -> None:
-    result = run.judge(str(VECTORS))
+    result = files.judge(str(VECTORS))
     assert (result.kind, result.cases, result.agree) == ("kubelet-state-files", 14, 14)
     assert json.loads(VECTORS.read_text().splitlines()[-1]).keys() == EMPTY.keys()

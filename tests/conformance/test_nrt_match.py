@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.conformance import run
+from agent.conformance import files
 from agent.conformance.nrt_match import (
     BELOW_NOTHING,
     INIT_ENDS,
@@ -158,7 +158,7 @@ def test_a_case_that_differs_twice_counts_as_not_listed() -> None:
 
 
 def test_all_vectors_agree() -> None:
-    found = run.judge(str(VECTORS))
+    found = files.judge(str(VECTORS))
     assert found.kind == "nrt-match"
     assert found.passes
     assert found.cases == 2010

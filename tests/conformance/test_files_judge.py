@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent.conformance import run
-from agent.conformance.files import FileError
-from agent.conformance.run import KINDS, CaseKind, Disagreement, FileResult
+from agent.conformance import files
+from agent.conformance.files import KINDS, CaseKind, Disagreement, FileError, FileResult
 from tests.conformance import vectors
 from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO, case
 
@@ -20,7 +19,7 @@ OTHER = CaseKind("other", "tests.conformance.absent", frozenset({"other"}))
 def judged(folder: Path, *cases: Any) -> FileResult:
     file = folder / "cases"
     file.write_text("".join(json.dumps(each) + "\n" for each in cases))
-    return run.judge(str(file), (OTHER, PARITY))
+    return files.judge(str(file), (OTHER, PARITY))
 
 
 def test_counts(tmp_path: Path) -> None:
@@ -75,7 +74,7 @@ def test_an_unjudgeable_case_is_named(tmp_path: Path, cases: list[Any], reason: 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_vectors_of_the_replaced_systems(kind: CaseKind) -> None:
-    result = run.judge(str(vectors.file(kind.name)))
+    result = files.judge(str(vectors.file(kind.name)))
     assert result.kind == kind.name
     assert result.first is None
     assert result.passes
