@@ -14,7 +14,7 @@ from tests.scheduler import clusters
 def place(model: Model) -> NodeAllocator:
     state = clusters.cluster({"n": model}).node("n")
     assert state is not None
-    return state.place
+    return state.allocator
 
 
 def pod_requests(kind: Kind, count: int) -> list[PodRequest]:

@@ -64,7 +64,7 @@ class World:
                 [cluster_objects.of_topology(cluster_objects.topology(node))]
             )
         for pod, cpus in CPUS.items():
-            self.tenant(pod, cpus)
+            self.add_pod(pod, cpus)
         body = objects.create(
             api, objects.pending(name, "high", {"cpu": "4"}, scheduler="none", labels=QOS)
         )
@@ -97,7 +97,7 @@ class World:
         ready = {"type": "Ready", "status": "True"}
         self.api.admin.merge(path, {"status": {"phase": "Running", "conditions": [ready]}})
         if reported:
-            self.hear(pod)
+            self.report(pod)
 
     def report(self, pod: str, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
         """Reports it as a watch does."""
@@ -106,7 +106,7 @@ class World:
 
     def end(self, pod: str) -> None:
         """Ends the pod as the kubelet does, and reports it as a watch does."""
-        self.hear(pod, ChangeKind.DELETED)
+        self.report(pod, ChangeKind.DELETED)
         objects.end(self.api, self.name, pod)
 
     def ending(self) -> set[str]:
@@ -127,7 +127,7 @@ def world(apiserver: ApiServer) -> Iterator[World]:
 def test_one_plan_per_pod_until_it_is_bound(world: World) -> None:
     """Although another node would be suitable too."""
     for pod, cpus in CPUS.items():
-        world.tenant(f"other-{pod}", cpus, world.nodes[1])
+        world.add_pod(f"other-{pod}", cpus, world.nodes[1])
     both = msgspec.structs.replace(world.queued, candidates=tuple(world.nodes))
     world.queue.add(msgspec.structs.replace(both, rejected_at=0.0))
     world.evictor.step()
@@ -162,7 +162,7 @@ def test_plan_ends_soon_after_its_victims(world: World) -> None:
 def test_plan_ends_though_its_victims_do_not(world: World) -> None:
     world.evictor.step()
     (victim,) = world.ending()
-    world.hear(victim)
+    world.report(victim)
     world.now += EVICTION_SECONDS
     world.evictor.step()
     assert world.evictor.plans == ()
@@ -201,7 +201,7 @@ def test_budget_that_is_tighter_than_the_known_one(world: World) -> None:
                     )
                 ]
             )
-            or world.hear("a", ChangeKind.DELETED)
+            or world.report("a", ChangeKind.DELETED)
         ),
     ],
     ids=[
@@ -224,7 +224,7 @@ def test_victim_with_another_uid_is_not_evicted(world: World) -> None:
     """Both were deleted and created again with the same names, which no watch has reported yet."""
     for pod, cpus in CPUS.items():
         objects.end(world.api, world.name, pod)
-        world.tenant(pod, cpus, reported=False)
+        world.add_pod(pod, cpus, reported=False)
     world.evictor.step()
     assert world.evictor.plans == ()
     assert world.ending() == set()
@@ -232,7 +232,7 @@ def test_victim_with_another_uid_is_not_evicted(world: World) -> None:
 
 def test_a_pod_that_is_already_ending_is_waited_for(world: World) -> None:
     world.api.admin.delete(f"/api/v1/namespaces/{world.name}/pods/b")
-    world.hear("b")
+    world.report("b")
     world.evictor.step()
     assert world.evictor.plans == ()
     assert world.ending() == {"b"}

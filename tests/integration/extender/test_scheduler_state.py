@@ -193,7 +193,7 @@ def test_a_kind_that_is_installed_later_is_followed(apiserver: ApiServer, place:
                 lambda: cluster.eligible(place, gpu) is None,
                 PATIENCE_SECONDS,
             )
-            assert not it.problem.texts
+            assert not it.problems
             apiserver.admin.delete(path)
             eventually(
                 "missed",
