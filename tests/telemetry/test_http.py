@@ -46,7 +46,7 @@ def test_a_port_in_use_is_named(server: HttpServer) -> None:
 
 @pytest.mark.parametrize("address", ["", "9326", "host", "host:", "host:99999", "host:-1"])
 def test_an_invalid_address(address: str) -> None:
-    with pytest.raises(SettingsError, match="no HOST:PORT"):
+    with pytest.raises(SettingsError, match="is not HOST:PORT"):
         HttpServer(address, PAGES)
 
 
