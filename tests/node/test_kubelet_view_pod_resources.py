@@ -73,8 +73,8 @@ def test_answer_is_kept_across_the_kubelets_restart(
         assert watched.view.last_answer() is None
         with serving(path, kubelet):
             eventually("the kubelet has answered", watched.view.last_answer)
-            assert watched.told().allocatable == Allocatable(CpuSet([1]))
-        first = watched.told().asked_at
+            assert watched.last().allocatable == Allocatable(CpuSet([1]))
+        first = watched.last().asked_at
         eventually("its absence is logged", lambda: "WARNING" in levels(caplog))
         assert watched.names() == ["a"]
         again = Kubelet()
@@ -82,7 +82,7 @@ def test_answer_is_kept_across_the_kubelets_restart(
         again.has(pb.PodResources(namespace="ns", name="b"))
         with serving(path, again):
             eventually("the next one has answered", lambda: watched.names() == ["b"])
-            assert watched.told().asked_at > first
+            assert watched.last().asked_at > first
     assert watched.happened == 2
 
 
@@ -105,7 +105,7 @@ def test_hanging_kubelet_delays_nothing_and_its_last_answer_is_kept(
         assert watched.names() == ["a"], "while the thread is inside the question"
         kubelet.has()
         kubelet.silent.clear()
-        eventually("it answers again", lambda: watched.told().pods == ())
+        eventually("it answers again", lambda: watched.last().pods == ())
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_failure_is_logged_once_and_leaves_the_last_answer(
             assert watched.names() == ["a"]
             kubelet.answers["List"] = good
             before = time.monotonic()
-            eventually("it answers again", lambda before=before: watched.told().asked_at > before)
+            eventually("it answers again", lambda before=before: watched.last().asked_at > before)
     assert levels(caplog) == ["WARNING", "WARNING"], "once each time"
     assert all(f"{path}: List: " in each for each in caplog.messages)
 
@@ -147,7 +147,7 @@ def test_kubelet_without_get_allocatable_is_used_and_logged_once(
     with serving(path, kubelet), watching(path) as watched:
         eventually("called repeatedly", lambda: kubelet.times("List") > 5)
         assert watched.names() == ["a"]
-        assert watched.told().allocatable is None
+        assert watched.last().allocatable is None
     (line,) = caplog.messages
     assert f"{path}: {ALLOCATABLE}: " in line
 
@@ -172,7 +172,7 @@ def test_request_polls_before_the_period_ends(path: Path, kubelet: Kubelet) -> N
         eventually("the kubelet has answered", watched.view.last_answer)
         kubelet.has()
         watched.view.ask()
-        eventually("it was called again", lambda: watched.told().pods == ())
+        eventually("it was called again", lambda: watched.last().pods == ())
 
 
 def test_without_a_socket_no_thread_is_started(caplog: pytest.LogCaptureFixture) -> None:
