@@ -56,7 +56,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
 
 
 @pytest.mark.parametrize(
-    ("node", "request", "held", "cpus", "amounts"),
+    ("node", "requested", "held", "cpus", "amounts"),
     [
         pytest.param(facts(), sharer(1500), [], "", {}, id="a sharer is held to nothing"),
         pytest.param(facts(), owner(4), [], "0-3", {}, id="an owner gets whole cores"),
@@ -143,13 +143,13 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
         ),
     ],
 )
-def test_offers(node, request, held, cpus, amounts) -> None:
-    got = offered(node, request, *held).claim
+def test_offers(node, requested, held, cpus, amounts) -> None:
+    got = offered(node, requested, *held).claim
     assert (str(got.cpus), got.amounts) == (cpus, amounts)
 
 
 @pytest.mark.parametrize(
-    ("node", "request", "held", "why"),
+    ("node", "requested", "held", "why"),
     [
         pytest.param(
             facts(),
@@ -247,8 +247,8 @@ def test_offers(node, request, held, cpus, amounts) -> None:
         ),
     ],
 )
-def test_refusals_have_their_reasons(node, request, held, why) -> None:
-    got = offering.offer(node, allocated(node, held), request)
+def test_refusals_have_their_reasons(node, requested, held, why) -> None:
+    got = offering.offer(node, allocated(node, held), requested)
     assert (reasons(got) if isinstance(got, Declined) else []) == why
 
 
