@@ -59,7 +59,7 @@ class SnapshotFile:
         except snapshots.SnapshotError as error:
             self._keep(f"{self._path}: {error}")
         else:
-            self._problem.clear()
+            self._problem.text = None
             self._current = new if new.boot_id == self._boot_id else None
             if self._current is None:
                 log.info("%s is of another boot: waiting for the agent", self._path)
