@@ -80,7 +80,7 @@ MORE_THAN_ASKED: Final = Difference(
     name="more-than-asked",
     reason=(
         "a FullPCPUs request that ends inside a core gets that whole core if it takes the last "
-        "whole cores of a socket: more CPUs than it requested, and more than are accounted"
+        "whole cores of a socket: more CPUs than it requested and is charged for"
     ),
 )
 

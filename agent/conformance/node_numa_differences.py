@@ -173,7 +173,7 @@ QUIRKS: Final = (
     Quirk(
         Difference(
             "one-numa-node",
-            "SingleNUMANode on a machine with one NUMA node: nothing is counted; Topolet counts",
+            "SingleNUMANode on a machine with one NUMA node counts nothing; Topolet counts all",
             listed=True,
         ),
         _single_machine,
