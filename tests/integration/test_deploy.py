@@ -648,7 +648,7 @@ def test_a_rebind_is_requested_once(cluster: Cluster) -> None:
     made = cluster.api.apply(body)
     assert made["spec"]["deadlineInSeconds"] == 600
     body["spec"] = {"nodeName": "node-2", "rebindAction": "RebindCPU"}
-    with pytest.raises(RefusedError, match="does not change"):
+    with pytest.raises(RefusedError, match="is immutable"):
         cluster.api.apply(body)
     body["spec"] = {"nodeName": "node-1", "rebindAction": "Dance"}
     with pytest.raises(RefusedError, match="Unsupported value"):
