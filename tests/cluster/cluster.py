@@ -24,7 +24,7 @@ Object = dict[str, Any]
 
 NAMESPACE = "topolet-system"
 HOST, GUEST = "n1", "g1"
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 """For actions that take seconds on an idle machine, on the emulated one too."""
 
 _POLL_SECONDS = 0.1

@@ -11,11 +11,11 @@ from tests.cluster import failures, guest, host
 from tests.cluster.cluster import HOST, Cluster
 from tests.vm.guest import turn
 
-GONE_SECONDS = 360.0
+GONE_SECONDS = 600.0
 """Pods of the guest end slowly."""
 
 
-GONE_SECONDS = 360.0
+GONE_SECONDS = 600.0
 """Pods of the guest end slowly."""
 
 
