@@ -44,8 +44,8 @@ from agent.model.quantities import milli
 
 _SHARED_SLICE: Final = Difference(
     "shared-slice",
-    "distribution over four or more NUMA nodes: the best combination found is overwritten by a"
-    " later one that is no more even",
+    "distribution over four or more NUMA nodes: a later combination, which is not more even,"
+    " overwrites the best one found",
     listed=True,
 )
 

@@ -1,4 +1,4 @@
-"""Log lines of a condition that lasts: once for each change, or at most every so many seconds."""
+"""Log lines of lasting conditions: one for each change, or at most one in a number of seconds."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable
 
 
 class Problem:
-    """The present problem of one peer or file. `text` is None while there is no problem; a text is
-    logged when it differs from the last one."""
+    """The current problem of one peer or file. `text`: None if there is no problem; an owner may
+    reset it. Logs each text that differs from the one before."""
 
     __slots__ = ("_level", "_log", "_prefix", "text")
 
     def __init__(self, log: logging.Logger, prefix: str, level: int = logging.WARNING) -> None:
-        """`prefix`: the begin of each line, which the text follows."""
+        """`prefix`: the start of each line, before the text."""
         self.text: str | None = None
         self._log = log
         self._prefix = prefix
         self._level = level
 
     def report(self, text: str, *, again: bool = False) -> None:
-        """`again`: log it also if it is the last text."""
+        """`again`: logs the text also if it has not changed."""
         if again or text != self.text:
             self._log.log(self._level, "%s%s", self._prefix, text)
         self.text = text

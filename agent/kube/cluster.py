@@ -276,8 +276,8 @@ def _nothing_own(_path: Path, _name: str) -> bool:
 
 
 class _Merge:
-    """Adds the entries of others to lists without keys. `others`: there were some. `dropped`: some
-    of Topolet's own are no longer wanted."""
+    """Adds the entries of others to lists without keys. `others`: the lists had such entries.
+    `dropped`: the lists had entries of Topolet that the wanted object does not have."""
 
     def __init__(self, is_own: IsOwn) -> None:
         self._is_own = is_own
@@ -337,7 +337,7 @@ def _list_contains(seen: object, wanted: list[Object], key: str) -> bool:
 
 
 def _stale(owned: Object, wanted: object, key: str = "") -> bool:
-    """Whether `owned` (of managedFields) names a field that is no longer wanted."""
+    """Whether `owned` (of managedFields) has a field that `wanted` does not have."""
     for field, below in owned.items():
         kind, _, name = field.partition(":")
         if kind == "f":

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from agent.model.bounds import JsonError
-from agent.model.objects import ObjectError, ObjectMetadata
+from agent.model.objects import ObjectError, ObjectIdentity
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -119,11 +119,12 @@ class Objects(Protocol):
 log = logging.getLogger(__name__)
 
 
-class WatchedMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
+class WatchedMetadata(ObjectIdentity, frozen=True, rename="camel", kw_only=True):
     """The metadata of an object that a watch needs. A bookmark has no name."""
 
     name: str = ""
     resource_version: str = ""
+    annotations: dict[str, str] | None = None
 
     @property
     def key(self) -> ObjectKey:

@@ -267,7 +267,7 @@ class Transport:
         }
 
     def out_of_credentials(self, refused: Mapping[str, str]) -> bool:
-        """Renews the credentials after a 401; returns True where there are no others."""
+        """Renews the credentials after a 401. Returns True if they have not changed."""
         if self.access.headers().get("Authorization") != refused.get("Authorization"):
             return False  # another thread has renewed them
         return not self.access.renew() or (

@@ -23,12 +23,17 @@ class ObjectError(ValueError):
         self.reason = reason
 
 
-class ObjectMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    """The metadata that every kind is read with; a kind that needs more fields adds them."""
+class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
+    """The metadata that identifies an object. Decoding it skips labels and annotations."""
 
     name: str
     namespace: str = ""
     uid: str = ""
+
+
+class ObjectMetadata(ObjectIdentity, frozen=True, rename="camel"):
+    """The metadata that decisions read; a kind that needs more fields adds them."""
+
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
 

@@ -23,7 +23,7 @@ from agent.model import apiobjects, bounds
 from agent.model.apiobjects import ApiPod
 from agent.model.bounds import JsonError
 from agent.model.nrt.node_status import GPU
-from agent.model.objects import ObjectError, ObjectMetadata
+from agent.model.objects import ObjectError, ObjectIdentity
 from agent.model.settings.scheduler import WebhookSettings
 from agent.scheduler.extender import server
 from agent.scheduler.extender.connections import CertificateFiles
@@ -171,7 +171,7 @@ class _User(msgspec.Struct, frozen=True):
 
 
 class _Binding(msgspec.Struct, frozen=True):
-    metadata: ObjectMetadata | None = None
+    metadata: ObjectIdentity | None = None
 
 
 class _Review(msgspec.Struct, frozen=True, rename="camel"):

@@ -170,8 +170,8 @@ class GpuCard(msgspec.Struct, frozen=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """`cards` sorted by UUID. `unclaimed`: PCI addresses of GPUs that NVML never listed, for
-    example because there is no driver."""
+    """`cards` sorted by UUID. `unclaimed`: PCI addresses of GPUs that NVML never listed: for
+    example, no driver is loaded."""
 
     cards: tuple[GpuCard, ...] = ()
     driver: str = ""
@@ -241,7 +241,7 @@ def _summed(cards: Iterable[GpuCard], driver: str, buses: Collection[str] | None
 
 
 def _named(silent: Iterable[SilentGpu]) -> Iterator[Gpu]:
-    """Cards of which the driver reports only the identity."""
+    """The cards for which the driver reports an identity and nothing else."""
     return (Gpu(each.uuid, each.index, each.bus) for each in silent if each.uuid and each.bus)
 
 

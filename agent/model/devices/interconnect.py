@@ -252,7 +252,7 @@ def _best_half(matrix: _Matrix, members: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _ring(matrix: _Matrix, members: tuple[int, ...]) -> int:
-    """The slowest link of the fastest ring through all members, 0 if there is no ring."""
+    """The speed of the slowest link in the best ring through all members; 0 without a ring."""
     speeds = sorted({matrix[i][j] for i, j in combinations(members, 2)} - {0}, reverse=True)
     for speed in speeds:
         linked = [

@@ -19,7 +19,7 @@ import msgspec
 from agent.model import apiobjects, bounds
 from agent.model.apiobjects import ApiPod, PodObject
 from agent.model.bounds import JsonError
-from agent.model.objects import ObjectError, ObjectMetadata
+from agent.model.objects import ObjectError, ObjectIdentity
 from agent.scheduler.extender.http_routes import TEXT, BadRequestError, Reply, Route, text_reply
 from agent.telemetry.schedulermetrics import SchedulerMetrics
 
@@ -174,7 +174,7 @@ def _pod(what: str, raw: PodObject) -> ApiPod:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    metadata: ObjectMetadata
+    metadata: ObjectIdentity
 
 
 class _Nodes(msgspec.Struct, frozen=True):

@@ -103,7 +103,7 @@ def no_nodes(nodes: Iterable[str], reason: str, resolvable: str = "") -> Extende
     """Returns none of the nodes, all for one reason. Eviction may help on node `resolvable`
     only."""
     unresolvable = dict.fromkeys(nodes, reason)
-    failed = {resolvable: reason} if unresolvable.pop(resolvable, None) is not None else {}
+    failed = {resolvable: unresolvable.pop(resolvable)} if resolvable in unresolvable else {}
     return ExtenderFilterResult((), failed, unresolvable)
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from agent.host.log_once import Problem
 from agent.kube.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class LeaderGate:
         self._settled = settled
         self._marked_term = 0
         self._caught_up = 0
-        self._problem = ""
+        self._problem = Problem(log, "the pods bound before this term are unknown: ")
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leader-gate", daemon=True)
@@ -82,7 +83,7 @@ class LeaderGate:
         if (stale := self._state.stale()) is not None:
             return stale
         if self._caught_up != self._leader.term:
-            return self._problem or "the pods bound before this term are not known yet"
+            return self._problem.text or "the pods bound before this term are not known yet"
         return None
 
     def begin(self) -> None:
@@ -118,10 +119,9 @@ class LeaderGate:
                     self._settled()
                     log.info("all pods bound before this term are known")
                 self._caught_up = term
-                self._problem = ""
+                self._problem.clear()
         except StoreError as error:
-            log.warning("the pods bound before this term are unknown: %s", error)
-            self._problem = str(error)
+            self._problem.report(str(error))
             self._stopped.wait(RETRY_SECONDS)
 
     def _term_ended(self, term: int, seconds: float) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from agent.kube.objects import Change, ChangeKind
-from agent.model.objects import LabelSelector, ObjectMetadata, decoded
+from agent.model.objects import LabelSelector, ObjectIdentity, decoded
 
 KIND: Final = "PodDisruptionBudget"
 PLURAL: Final = "poddisruptionbudgets"
@@ -88,7 +88,7 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Object(msgspec.Struct, frozen=True):
-    metadata: ObjectMetadata
+    metadata: ObjectIdentity
     spec: _Spec = _Spec()
     status: _Status = _Status()
 
