@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,18 @@ def stub(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     access = str(credentials(apiserver))
     with (
         listening(it) as url,
-        scheduling(apiserver, configuration(PROFILE, url, access), folder),
+        scheduling(apiserver, signed(configuration(PROFILE, url, access)), folder),
     ):
         objects.ready_node(apiserver, "only", {"cpu": "8", "memory": "8Gi"})
         yield it
+
+
+def signed(settings: dict[str, Any]) -> dict[str, Any]:
+    """With plugins that all can sign pods: the default constraints of PodTopologySpread can't."""
+    none = {"defaultConstraints": [], "defaultingType": "List"}
+    for profile in settings["profiles"]:
+        profile["pluginConfig"] = [{"name": "PodTopologySpread", "args": none}]
+    return settings
 
 
 def only(pod: str, node: str) -> str | None:
@@ -81,3 +90,28 @@ def test_refused_pod_is_filtered_again_after(touch: str, apiserver: ApiServer, s
     eventually(
         "bound", lambda: objects.node_of(apiserver, NAMESPACE, name) == "only", PATIENCE_SECONDS
     )
+
+
+def test_equal_pods_in_a_row_are_each_filtered_on_all_nodes(
+    apiserver: ApiServer, stub: Stub
+) -> None:
+    """kube-scheduler's opportunistic batching would ask about one node for the second pod, and
+    skip prioritize; it is off for profiles with extenders."""
+    nodes = {f"batch-{number}" for number in range(4)}
+    pods = [f"batch-{number}" for number in range(3)]
+    for node in nodes:
+        objects.ready_node(apiserver, node, {"cpu": "1", "memory": "8Gi"})
+    stub.refusal = lambda pod, node: None if node in nodes else "not of this test"
+    for pod in pods:
+        objects.create(apiserver, objects.pending(NAMESPACE, pod, {"cpu": "1"}, scheduler=PROFILE))
+    for pod in pods:
+        eventually(
+            f"{pod} is bound",
+            lambda pod=pod: objects.node_of(apiserver, NAMESPACE, pod) in nodes,
+            PATIENCE_SECONDS,
+        )
+    taken: set[str] = set()
+    for pod in stub.prioritized[-3:]:
+        assert nodes - taken <= stub.filtered[pod][-1]
+        taken.add(objects.node_of(apiserver, NAMESPACE, pod))
+    assert sorted(stub.prioritized[-3:]) == pods

@@ -14,12 +14,15 @@ from tests.waiting import eventually
 
 
 class Stub:
-    """`asked` has the name of the pod of every filter, in order. Binds as requested."""
+    """`asked` has the name of the pod of every filter, in order. `filtered` has the nodes of each
+    filter of a pod, `prioritized` the pods of every prioritize. Binds as requested."""
 
     def __init__(self, api: ApiServer, refusal: Callable[[str, str], str | None]) -> None:
         """`refusal` of a pod's name and a node's name: the reason of a refusal, None if it is
         accepted."""
         self.asked: list[str] = []
+        self.filtered: dict[str, list[set[str]]] = {}
+        self.prioritized: list[str] = []
         self.refusal = refusal
         self._api = api
 
@@ -41,12 +44,14 @@ class Stub:
             case "filter":
                 name = body["Pod"]["metadata"]["name"]
                 self.asked.append(name)
+                self.filtered.setdefault(name, []).append(set(body["NodeNames"]))
                 why = {each: self.refusal(name, each) for each in body["NodeNames"]}
                 return {
                     "NodeNames": [each for each, text in why.items() if text is None],
                     "FailedNodes": {each: text for each, text in why.items() if text is not None},
                 }
             case "prioritize":
+                self.prioritized.append(body["Pod"]["metadata"]["name"])
                 return [{"Host": each, "Score": 5} for each in body["NodeNames"]]
             case "preempt":
                 return {"NodeNameToMetaVictims": body["NodeNameToMetaVictims"]}
