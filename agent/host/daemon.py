@@ -25,6 +25,7 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 """malloc.h of glibc."""
 LARGE_BYTES = 1 << 20
+NOTIFY_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,9 @@ class ServiceManager:
             self.watchdog_seconds = int(period) / 1e6
 
     def ready(self) -> None:
-        self._notify("READY=1")
+        """Waits up to NOTIFY_SECONDS for room in the manager's queue: without this notification the
+        manager ends the daemon."""
+        self._notify("READY=1", NOTIFY_SECONDS)
 
     def stopping(self) -> None:
         self._notify("STOPPING=1")
@@ -57,12 +60,12 @@ class ServiceManager:
             self.alive()
             loop.after(self.watchdog_seconds / 2, lambda: self.keep_alive(loop))
 
-    def _notify(self, text: str) -> None:
+    def _notify(self, text: str, wait_seconds: float = 0.0) -> None:
         if not self._path:
             return
         path = "\0" + self._path[1:] if self._path.startswith("@") else self._path
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as it:
-            it.setblocking(False)
+            it.settimeout(wait_seconds)
             it.sendto(text.encode(), path)
 
 

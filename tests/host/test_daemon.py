@@ -209,6 +209,19 @@ def test_the_service_manager_receives_notifications(tmp_path: Path, abstract: bo
     assert environment == {}
 
 
+def test_readiness_waits_for_room_in_the_queue_of_the_service_manager(tmp_path: Path) -> None:
+    name = str(tmp_path / "notify")
+    with listening(name) as it:
+        manager = ServiceManager({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "500000"})
+        for _ in range(1000):
+            manager.alive()
+        readiness = threading.Thread(target=manager.ready)
+        readiness.start()
+        while it.recv(64) != b"READY=1":
+            pass
+        readiness.join()
+
+
 @pytest.mark.parametrize(
     "environment",
     [

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 from tests.integration.harness import DEADLINE_SECONDS, TestNode
 
@@ -50,8 +51,9 @@ class Manager:
         self.hears(b"READY=1")
 
     def hears(self, text: bytes) -> None:
+        until = time.monotonic() + DEADLINE_SECONDS
         while self._told.recv(64) != text:
-            pass
+            assert time.monotonic() < until, f"{text!r} does not arrive"
 
     def stop(self) -> None:
         assert self._proxy is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
@@ -34,9 +35,11 @@ DGX1 = Model(
 _read_pod = records.pods(AgentSelector())
 
 
-def cluster(nodes: Mapping[str, Model]) -> SchedulerCache:
+def cluster(
+    nodes: Mapping[str, Model], clock: Callable[[], float] = time.monotonic
+) -> SchedulerCache:
     """The nodes, each with its agent."""
-    known = SchedulerCache()
+    known = SchedulerCache(clock=clock)
     for name, model in nodes.items():
         add(known, name, model)
     return known

@@ -78,6 +78,11 @@ class NodeAllocator:
         """A live view, by uid."""
         return MappingProxyType(self._holdings)
 
+    @property
+    def requested(self) -> Mapping[str, int]:
+        """A live view of the sum of the pods' requests: `cpu` in milli-CPU, the rest in units."""
+        return MappingProxyType(self._requested)
+
     def with_properties(self, new: NodeProperties, uncounted: Container[str] = ()) -> NodeAllocator:
         """The same pods on the node with new properties. `uncounted`: uids of pods that the node's
         report of its NUMA nodes does not count yet."""

@@ -189,7 +189,7 @@ class ExtenderHandlers:
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
         nodes = args.node_names
         try:
-            info = self._pod_infos.of(args.pod)
+            info = self._pod_infos.of_filter(args.pod)
         except (PodRequestError, GroupError) as error:
             return no_nodes(nodes, str(error))
         kept = self._cluster.reservation(info.pod.uid)

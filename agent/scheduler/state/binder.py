@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from agent.allocate.node_allocator.allocator import StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Refused
@@ -22,6 +23,9 @@ from agent.scheduler.state.pod_info import PodInfo, PodInfoCache, PodName, pod_i
 from agent.scheduler.state.pods_api import BindError, BindingApi, BindOutcome, PodError
 
 log = logging.getLogger(__name__)
+
+SNAPSHOT_SECONDS: Final = 1.0
+"""At the filter of a pod, kube-scheduler's snapshot of the nodes is younger than this."""
 
 
 class LostRaceError(BindError):
@@ -61,6 +65,7 @@ class Binder:
                 annotations = earlier = self._unresolved_binding(pod, node)
                 if annotations is None:
                     annotations = self._reserve(info, node).annotations()
+                    self._check_overcommitment(info, node)
             # The outcome of a Binding is unknown after an exception.
             outcome = BindOutcome(None, "the outcome of the Binding is unknown")
             try:
@@ -161,6 +166,21 @@ class Binder:
         except ReserveError as error:
             raise BindError(str(error)) from None
         return offer
+
+    def _check_overcommitment(self, info: PodInfo, node: str) -> None:
+        """Ends the new reservation if another scheduler has bound a pod to the node since
+        kube-scheduler read the node's pods, and both do not fit: the kubelet would fail one of them
+        for good (OutOfcpu). A later cycle of kube-scheduler knows that pod, and its decision
+        counts. Raises LostRaceError. The caller holds the lock."""
+        state, filtered_at = self._cluster.node(node), self._pod_infos.filtered_at(info.pod.uid)
+        if state is None or state.foreign_bound_at is None or filtered_at is None:
+            return
+        if state.foreign_bound_at <= filtered_at - SNAPSHOT_SECONDS:
+            return
+        if excess := state.overcommitted(info.pod_request.requests):
+            self._unreserve(info)
+            text = f"node {node}: another scheduler bound a pod to it since the filter: {excess}"
+            raise self._lost(text)
 
     def _lost(self, text: str) -> BindError:
         self.lost_races += 1

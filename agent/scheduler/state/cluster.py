@@ -283,6 +283,8 @@ class SchedulerCache:
         if reservation is not None and reservation.node != pod.node:
             self._release_allocation(reservation)
         state = self._state(pod.node)
+        if before is None and reservation is None:
+            state.foreign_bound_at = self._clock()
         node_change = state.update_agent(pod.uid, pod.agent_ready)
         if state.allocator.holdings.get(pod.uid) != pod.assigned:
             state.allocator.record(pod.assigned)

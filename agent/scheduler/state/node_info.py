@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -55,7 +55,8 @@ class CpuMismatch(msgspec.Struct, frozen=True):
 
 class NodeInfo:
     """Mutable; one thread at a time. `node` is None until the Node is reported, which may be after
-    its pods."""
+    its pods. `foreign_bound_at`: when a watch last reported a pod on the node that this process did
+    not bind; None if it never did."""
 
     __slots__ = (
         "_agents",
@@ -69,6 +70,7 @@ class NodeInfo:
         "_report_freshness",
         "_rules",
         "devices",
+        "foreign_bound_at",
         "name",
         "node",
         "topology",
@@ -82,6 +84,7 @@ class NodeInfo:
         self.node: NodeRecord | None = None
         self.topology: NodeTopology | Unreadable | None = None
         self.devices: DeviceObject | Unreadable | None = None
+        self.foreign_bound_at: float | None = None
         self._pods = pods
         self._rules = rules or AllocatorRules()
         self._agents: dict[str, bool] = {}
@@ -181,6 +184,17 @@ class NodeInfo:
             and not self._allocator.holdings
             and self._report_freshness.empty
         )
+
+    def overcommitted(self, resources: Iterable[str]) -> str:
+        """Returns one of the resources, or the number of pods, of which the pods and reservations
+        on the node request more than it has, with the amounts; "" if there is none."""
+        allocatable = self.node.allocatable if self.node is not None else {}
+        requested = {**self._allocator.requested, "pods": len(self._allocator.holdings)}
+        for name in (*resources, "pods"):
+            if name in allocatable and requested.get(name, 0) > allocatable[name]:
+                unit = "milli-CPU" if name == "cpu" else name
+                return f"its pods request {requested[name]} of {allocatable[name]} {unit}"
+        return ""
 
     def changed(self) -> None:
         """Must be called after a change of the objects, the allocations or the agent."""

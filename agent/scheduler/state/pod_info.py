@@ -8,8 +8,9 @@ scheduling cycles, so that a pod is read once for all verbs.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -58,10 +59,14 @@ MAX_PODS: Final = 4096
 class PodInfoCache:
     """The pods of the last requests. Safe for many threads."""
 
-    def __init__(self, max_pods: int = MAX_PODS) -> None:
+    def __init__(
+        self, max_pods: int = MAX_PODS, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._max_pods = max_pods
+        self._clock = clock
         self._lock = threading.Lock()
         self._by_uid: OrderedDict[str, tuple[str, PodInfo]] = OrderedDict()
+        self._filtered_at: dict[str, float] = {}
 
     def of(self, pod: ApiPod) -> PodInfo:
         """Decodes the pod again if its resourceVersion has changed. Raises PodRequestError and
@@ -75,8 +80,22 @@ class PodInfoCache:
             self._by_uid[pod.uid] = pod.resource_version, info
             self._by_uid.move_to_end(pod.uid)
             if len(self._by_uid) > self._max_pods:
-                self._by_uid.popitem(last=False)
+                oldest, _ = self._by_uid.popitem(last=False)
+                self._filtered_at.pop(oldest, None)
         return info
+
+    def of_filter(self, pod: ApiPod) -> PodInfo:
+        """As `of`, for a filter of the pod, whose time is kept."""
+        info, now = self.of(pod), self._clock()
+        with self._lock:
+            if pod.uid in self._by_uid:
+                self._filtered_at[pod.uid] = now
+        return info
+
+    def filtered_at(self, uid: str) -> float | None:
+        """Returns the time of the pod's last filter, None if it is not known."""
+        with self._lock:
+            return self._filtered_at.get(uid)
 
     def get(self, uid: str) -> PodInfo | None:
         with self._lock:
@@ -87,6 +106,7 @@ class PodInfoCache:
         """Drops a pod that is bound."""
         with self._lock:
             self._by_uid.pop(uid, None)
+            self._filtered_at.pop(uid, None)
 
 
 class PodRequirements(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup
 from agent.model.devices.device_allocation import allocated
-from agent.scheduler.state.binder import Binder, LostRaceError
+from agent.scheduler.state.binder import SNAPSHOT_SECONDS, Binder, LostRaceError
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache, PodName
@@ -372,3 +372,95 @@ def test_32_parallel_callers_get_different_cpus(
         state = written.node(node)
         assert state is not None
         assert state.allocator.overlaps() == (), "the CPUs of the pods' annotations"
+
+
+class Race:
+    """A bind of a pod while another scheduler binds pods to the same node. `now` is the time."""
+
+    def __init__(self, server: Server) -> None:
+        self.now = 100.0
+        self.pods = Pods(server)
+        self.transport = Transport(FileAccess(server.url))
+        self.cluster = clusters.cluster({"a": SMALL}, lambda: self.now)
+        self.now += 10.0  # the agent's pod is there for long
+        self.pod_infos = PodInfoCache(clock=lambda: self.now)
+        groups = GroupReservations(self.cluster)
+        bindings = BindingApi(self.transport)
+        self.binder = Binder(self.cluster, groups, bindings, self.pod_infos)
+
+    def filtered(self, name: str, cpu: str) -> PodName:
+        """A pod without needs that kube-scheduler has just filtered."""
+        kind = Kind({"cpu": cpu})
+        self.pods.pods["default", name] = kind.pod(name)
+        self.pod_infos.of_filter(clusters.pod(kind, name))
+        return PodName("default", name, f"uid-{name}")
+
+    def foreign(self, name: str, cpu: str) -> None:
+        """The watch reports a pod that another scheduler bound."""
+        clusters.tell(self.cluster, Kind({"cpu": cpu}).pod(name, node="a"))
+
+    def holds(self, name: str) -> bool:
+        state = self.cluster.node("a")
+        assert state is not None
+        return f"uid-{name}" in state.allocator.holdings
+
+
+@pytest.fixture
+def race() -> Iterator[Race]:
+    with hostile.serving() as server:
+        it = Race(server)
+        yield it
+        it.transport.close()
+
+
+def test_a_pod_of_another_scheduler_that_took_the_cpu_after_the_filter_fails_the_bind(
+    race: Race,
+) -> None:
+    pod = race.filtered("p", "4")
+    race.foreign("other", "30")
+    with pytest.raises(
+        LostRaceError, match=r"node a: another scheduler bound a pod to it.* milli-CPU"
+    ):
+        race.binder.bind(pod, "a")
+    assert not race.holds("p"), "the reservation is released"
+    assert race.binder.lost_races == 1
+    assert race.pods.bindings == []
+
+
+def test_a_pod_of_another_scheduler_that_leaves_enough_does_not_matter(race: Race) -> None:
+    pod = race.filtered("p", "4")
+    race.foreign("other", "8")
+    race.binder.bind(pod, "a")
+    assert race.holds("p")
+
+
+def test_a_pod_that_kube_scheduler_knew_at_the_filter_does_not_matter(race: Race) -> None:
+    """kube-scheduler counts resized and terminating pods by rules of its own: a bind must not fail
+    for ever because Topolet counts more."""
+    race.foreign("other", "30")
+    race.now += SNAPSHOT_SECONDS
+    race.binder.bind(race.filtered("p", "4"), "a")
+    assert race.holds("p")
+
+
+def test_a_pod_that_came_just_before_the_filter_may_not_be_in_its_snapshot(race: Race) -> None:
+    race.foreign("other", "30")
+    race.now += SNAPSHOT_SECONDS / 2
+    with pytest.raises(LostRaceError):
+        race.binder.bind(race.filtered("p", "4"), "a")
+
+
+def test_our_own_binding_is_not_one_of_another_scheduler(race: Race) -> None:
+    first, second = race.filtered("first", "30"), race.filtered("second", "4")
+    race.binder.bind(first, "a")
+    clusters.tell(race.cluster, race.pods.pods["default", "first"])
+    race.binder.bind(second, "a")
+    assert race.holds("second"), "kube-scheduler has assumed the first pod"
+
+
+def test_the_number_of_pods_of_a_node_counts_too(race: Race) -> None:
+    pod = race.filtered("p", "1m")
+    for number in range(256):
+        race.foreign(f"other-{number}", "0")
+    with pytest.raises(LostRaceError, match="of 256 pods"):
+        race.binder.bind(pod, "a")
