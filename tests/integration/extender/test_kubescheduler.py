@@ -101,7 +101,13 @@ def test_equal_pods_in_a_row_are_each_filtered_on_all_nodes(
     pods = [f"batch-{number}" for number in range(3)]
     for node in nodes:
         objects.ready_node(apiserver, node, {"cpu": "1", "memory": "8Gi"})
-    stub.refusal = lambda pod, node: None if node in nodes else "not of this test"
+    stub.refusal = lambda pod, node: None if pod in pods and node in nodes else "no"
+    objects.create(apiserver, objects.pending(NAMESPACE, "probe", {"cpu": "1"}, scheduler=PROFILE))
+    eventually(
+        "kube-scheduler knows the nodes",
+        lambda: nodes <= stub.filtered.get("probe", [set()])[-1],
+        PATIENCE_SECONDS,
+    )
     for pod in pods:
         objects.create(apiserver, objects.pending(NAMESPACE, pod, {"cpu": "1"}, scheduler=PROFILE))
     for pod in pods:
@@ -111,7 +117,8 @@ def test_equal_pods_in_a_row_are_each_filtered_on_all_nodes(
             PATIENCE_SECONDS,
         )
     taken: set[str] = set()
-    for pod in stub.prioritized[-3:]:
+    prioritized = [pod for pod in stub.prioritized if pod in pods]
+    for pod in prioritized:
         assert nodes - taken <= stub.filtered[pod][-1]
         taken.add(objects.node_of(apiserver, NAMESPACE, pod))
-    assert sorted(stub.prioritized[-3:]) == pods
+    assert sorted(prioritized) == pods
