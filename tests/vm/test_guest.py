@@ -21,7 +21,7 @@ STATIC_LIMIT_SECONDS = 2400.0
 TURN_SECONDS = 1800.0
 """A guest may have to wait for another one, which is a node of the cluster."""
 KILLS = "tests/vm/inside/test_proxy.py::test_kill_of_agent_and_proxy_changes_nothing"
-"""Two minutes, which `make test` does not have."""
+"""Two minutes, which run with the other test of limits."""
 
 
 @pytest.fixture
@@ -55,6 +55,7 @@ def test_guest_that_ends_before_its_first_step_is_booted_once_more(
     assert len((share / "boots").read_text().splitlines()) == boots
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
 @pytest.mark.timeout(LIMIT_SECONDS + TURN_SECONDS)
 def test_proxy_devices_and_cgroups_on_four_numa_nodes_with_cgroup_v2(
