@@ -40,8 +40,9 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     `cpu_ratio`: the amplification ratio of CPU; bound CPUs count amplified. `cpu_milli`: the node's
     allocatable CPU after amplification, None unknown. `max_ref`: pods that may share a CPU.
     `kubelet_static`: the kubelet assigns CPUs itself, which may differ from those that a scheduler
-    chose. Raises ValueError for a ratio that is not a number up to 1000, and for a `max_ref` below
-    1."""
+    chose. `owners_on_reserved`: the node's agent lets LSE and LSR pods own CPUs that the kubelet
+    reserves. Raises ValueError for a ratio that is not a number up to 1000, and for a `max_ref`
+    below 1."""
 
     layout: Layout | None
     zones: Amounts = {}
@@ -53,6 +54,7 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     cpu_milli: int | None = None
     max_ref: int = 1
     kubelet_static: bool = False
+    owners_on_reserved: bool = False
 
     def __post_init__(self) -> None:
         if not -math.inf < self.cpu_ratio <= MOST_AMPLIFICATION:
@@ -62,8 +64,8 @@ class TopologyOptions(msgspec.Struct, frozen=True):
 
     @property
     def kept(self) -> CpuSet:
-        """CPUs that no pod may own under the profile."""
-        if self.profile.owners_on_reserved:
+        """CPUs that no pod may own."""
+        if self.owners_on_reserved:
             return self.reserved - self.kubelet_reserved
         return self.reserved | self.kubelet_reserved
 

@@ -49,16 +49,15 @@ class PolicySource(enum.StrEnum):
 
 class Profile(msgspec.Struct, frozen=True):
     """The defaults if neither pod nor node has a policy, and the order of the sources.
-    `owners_on_reserved`: LSE and LSR pods may own CPUs that the kubelet reserves. `prefer_l3`:
-    among equal CPUs, prefers those that share an L3. `packed`: amounts fill one NUMA node after the
-    other instead of being split evenly. `scoring` and `weights` (by resource) compare sets of NUMA
-    nodes for a pod; the default is `strategy` with equal weights of CPU and memory."""
+    `prefer_l3`: among equal CPUs, prefers those that share an L3. `packed`: amounts fill one NUMA
+    node after the other instead of being split evenly. `scoring` and `weights` (by resource)
+    compare sets of NUMA nodes for a pod; the default is `strategy` with equal weights of CPU and
+    memory."""
 
     numa_policy: NumaPolicy
     strategy: Strategy
     bind: BindPolicy = BindPolicy.FULL_PCPUS
     label_first: bool = False
-    owners_on_reserved: bool = False
     prefer_l3: bool = False
     packed: bool = False
     scoring: Strategy | None = None

@@ -98,7 +98,12 @@ def scheduler_args(path: str) -> SchedulerArgs:
 def allocator_rules(args: SchedulerArgs, shares: Strategy) -> AllocatorRules:
     """The allocation rules of all nodes. `shares` is the strategy for parts of GPUs."""
     return AllocatorRules(
-        shares=shares, scoring=args, zones=args.zones, gpu_objective=args.gpu_objective
+        strategy=args.devices,
+        shares=shares,
+        unshared=args.unshared_gpus,
+        scoring=args,
+        zones=args.zones,
+        gpu_objective=args.gpu_objective,
     )
 
 

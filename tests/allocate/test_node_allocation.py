@@ -4,7 +4,6 @@ from msgspec.structs import replace
 
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.numa.hint import NodeStatus
-from agent.allocate.policies_in_force import PROFILES
 from agent.model.cpu.cpuset import CpuSet
 from tests.allocate.nodes import GIB, claim, facts
 
@@ -25,9 +24,10 @@ def test_owned_and_reserved_cpus_are_not_free() -> None:
     assert free(account(node, claim("a", "1-3"), claim("b", "8"))) == "4-7,9-14"
 
 
-def test_a_profile_may_give_the_kubelets_reserved_cpus_to_owners() -> None:
-    lenient = replace(PROFILES["koordinator"], owners_on_reserved=True)
-    node = facts(reserved=CpuSet.parse("0-1"), kubelet_reserved=CpuSet.parse("1"), profile=lenient)
+def test_an_agent_may_give_the_kubelets_reserved_cpus_to_owners() -> None:
+    node = facts(
+        reserved=CpuSet.parse("0-1"), kubelet_reserved=CpuSet.parse("1"), owners_on_reserved=True
+    )
     assert free(account(node)) == "1-15"
 
 

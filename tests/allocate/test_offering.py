@@ -376,10 +376,10 @@ def test_an_exclusive_policy_is_recorded_in_the_claim_and_applies_to_the_next_po
     assert str(offered(most, owner(2, uid="b"), first).claim.cpus) == "2-3"
 
 
-def test_reserved_cpus_are_offered_only_if_the_profile_allows_it() -> None:
+def test_reserved_cpus_are_offered_only_if_the_agent_allows_it() -> None:
     node = facts((1, 1, 2, 2), kubelet_reserved=facts().layout and claim("", "0-1").cpus)
     assert str(offered(node, owner(2)).claim.cpus) == "2-3"
-    lenient = replace(node, profile=replace(PROFILES["koordinator"], owners_on_reserved=True))
+    lenient = replace(node, owners_on_reserved=True)
     assert str(offered(lenient, owner(2)).claim.cpus) == "0-1"
 
 

@@ -124,11 +124,15 @@ def test_every_node_allocates_by_the_settings() -> None:
     file = {
         "kind": "NodeNUMAResourceArgs",
         "gpuObjective": "besteffort",
+        "deviceStrategy": "MostAllocated",
+        "gpuShareUnsupportedModels": [{"vendor": "nvidia", "model": "T4"}],
         "zoneScoringStrategy": {"type": "MostAllocated", "resources": [{"name": "cpu"}]},
     }
     args = plugin_args.decode(file)
     assert process.allocator_rules(args, Strategy.LEAST_ALLOCATED) == AllocatorRules(
+        strategy=Strategy.MOST_ALLOCATED,
         shares=Strategy.LEAST_ALLOCATED,
+        unshared={"nvidia": frozenset({"T4"})},
         scoring=args,
         zones=ZoneScoring(Strategy.MOST_ALLOCATED, {"cpu": 1}),
         gpu_objective=GpuObjective.BESTEFFORT,

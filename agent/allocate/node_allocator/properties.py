@@ -39,6 +39,7 @@ from agent.model.nrt.node_annotations import (
     CpuManager,
     amplification_ratios,
     node_reservation,
+    reported_settings,
     system_qos,
 )
 from agent.model.nrt.node_status import GPU_MODEL, GPU_VENDOR
@@ -225,6 +226,7 @@ def topology_options(
         cpu_ratio=ratios.get("cpu", 1.0),
         cpu_milli=cpu_milli,
         kubelet_static=cpus.manager.static_options() is not None,
+        owners_on_reserved=cpus.owners_on_reserved,
     )
     return options, (*faults, *complaints)
 
@@ -234,6 +236,7 @@ class _Cpus(msgspec.Struct, frozen=True):
     reserved: CpuSet = EMPTY
     kubelet_reserved: CpuSet = EMPTY
     manager: CpuManager = CpuManager()
+    owners_on_reserved: bool = False
 
 
 _NO_CPUS: Final = _Cpus()
@@ -254,6 +257,7 @@ def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
         reserved | kubelets,
         kubelets - reserved,
         manager,
+        reported_settings(notes).owners_on_reserved,
     )
 
 

@@ -36,6 +36,7 @@ CPU_SHARED_POOLS = "node.koordinator.sh/cpu-shared-pools"
 BE_CPU_SHARED_POOLS = "node.koordinator.sh/be-cpu-shared-pools"
 POD_CPU_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
 CPU_MANAGER_POLICY = "kubelet.koordinator.sh/cpu-manager-policy"
+AGENT_SETTINGS: Final = "topolet.io/agent-settings"
 
 Object = dict[str, Any]
 
@@ -155,6 +156,13 @@ class CpuManager(msgspec.Struct, frozen=True):
         return self.options if self.policy == "static" else None
 
 
+class ReportedSettings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The settings of a node's agent that a scheduler must know. `owners_on_reserved`: LSE and LSR
+    pods may own CPUs that the kubelet reserves."""
+
+    owners_on_reserved: bool = False
+
+
 class NodeConfiguration(msgspec.Struct, frozen=True):
     """The configuration of the node: the kubelet's policies for CPUs and NUMA nodes with its
     reserved CPUs, the Node's annotations, and the agent's settings for reserved CPUs.
@@ -185,15 +193,20 @@ def koordinator_annotations(
     allocs: tuple[PodCpuAlloc, ...],
     configured: NodeConfiguration,
 ) -> dict[str, str]:
-    """Koordinator's annotations of a NodeResourceTopology."""
-    reserved = {SYSTEM_QOS: configured.system_qos, RESERVATION: configured.reservation}
+    """Koordinator's annotations of a NodeResourceTopology, and the settings of the agent."""
+    settings = ReportedSettings(owners_on_reserved=configured.owners_on_reserved)
+    optional = {
+        SYSTEM_QOS: configured.system_qos,
+        RESERVATION: configured.reservation,
+        AGENT_SETTINGS: settings,
+    }
     return {
         CPU_TOPOLOGY: _text({"detail": [_cpu(each) for each in topology.cpus]}),
         CPU_SHARED_POOLS: _text(ls_pools),
         BE_CPU_SHARED_POOLS: _text(be_pools),
         POD_CPU_ALLOCS: _text(allocs),
         CPU_MANAGER_POLICY: _text(_cpu_manager_fields(configured)),
-        **{key: text for key, value in reserved.items() if (text := _text(value)) != "{}"},
+        **{key: text for key, value in optional.items() if (text := _text(value)) != "{}"},
     }
 
 
@@ -204,6 +217,7 @@ _reservation: Final = msgspec.json.Decoder(NodeReservation | None)
 _ratios: Final = msgspec.json.Decoder(dict[str, float] | None)
 _pools: Final = msgspec.json.Decoder(tuple[Pool, ...] | None)
 _cpu_manager_decoder: Final = msgspec.json.Decoder(CpuManager | None)
+_settings: Final = msgspec.json.Decoder(ReportedSettings | None)
 
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
@@ -241,6 +255,15 @@ def cpu_manager(annotations: Mapping[str, str]) -> CpuManager:
     return (
         decoded(annotations, CPU_MANAGER_POLICY, _cpu_manager_decoder, bounds.OBJECT_VALUE_BYTES)
         or CpuManager()
+    )
+
+
+def reported_settings(annotations: Mapping[str, str]) -> ReportedSettings:
+    """The annotation agent-settings, the defaults if it is absent, as without Topolet's agent.
+    Raises AnnotationError."""
+    return (
+        decoded(annotations, AGENT_SETTINGS, _settings, bounds.OBJECT_VALUE_BYTES)
+        or ReportedSettings()
     )
 
 

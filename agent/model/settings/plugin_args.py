@@ -2,15 +2,17 @@
 
 Two kinds, with their own keys and defaults: `CPUOrchestrationPluginArgs` (fine-grained CPU
 orchestration proposal, Plugin Configuration) and `NodeNUMAResourceArgs` of Koordinator's plugin
-(pkg/scheduler/apis/config/v1/types.go). Topolet adds the keys `gpuObjective` and
-`zoneScoringStrategy` to both. The second is for plain pods, like the `scoringStrategy` of
-NodeResourceTopologyMatch (scheduler-plugins: apis/config/v1/types.go,
-NodeResourceTopologyMatchArgs)."""
+(pkg/scheduler/apis/config/v1/types.go). Topolet adds the keys of `_Common` to both.
+`zoneScoringStrategy` is for plain pods, like the `scoringStrategy` of NodeResourceTopologyMatch
+(scheduler-plugins: apis/config/v1/types.go, NodeResourceTopologyMatchArgs).
+`distributeAcrossNUMA` and `preferL3` are for the scheduler what `distribute-cpus-across-numa` and
+`prefer-align-cpus-by-uncorecache` are for the kubelet. `deviceStrategy` and
+`gpuShareUnsupportedModels` are in Koordinator's DeviceShareArgs."""
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -59,7 +61,10 @@ class ZoneScoring(msgspec.Struct, frozen=True):
 class SchedulerArgs(msgspec.Struct, frozen=True):
     """`node`: how nodes are scored; `numa`: how sets of NUMA nodes of one node are scored.
     `measures`: a node's score is the mean of these. `gpu_objective`: how sets of GPUs of a node are
-    chosen. `zones`: how nodes are scored for plain pods."""
+    chosen. `zones`: how nodes are scored for plain pods. `prefer_l3`: among equal CPUs, those that
+    share an L3. `distribute_across_numa`: amounts of several NUMA nodes are split evenly; otherwise
+    they fill one NUMA node after the other. `devices`: the order of whole devices. `unshared_gpus`:
+    by vendor, the GPU models that are never divided, both as in the labels of nodes."""
 
     rules: Rules
     bind: BindPolicy
@@ -69,6 +74,10 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     measures: frozenset[Measure]
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
     zones: ZoneScoring = ZoneScoring()
+    prefer_l3: bool = False
+    distribute_across_numa: bool = True
+    devices: Strategy = Strategy.LEAST_ALLOCATED
+    unshared_gpus: dict[str, frozenset[str]] = {}
 
 
 def decode(body: object) -> SchedulerArgs:
@@ -88,6 +97,7 @@ def defaults(kind: Rules) -> SchedulerArgs:
 _CPU_AND_MEMORY: Final = {"cpu": 1, "memory": 1}
 _MOST_WEIGHT: Final = 100
 _Bind = Literal["FullPCPUs", "SpreadByPCPUs"]
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class _Fields(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -95,7 +105,7 @@ class _Fields(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
 
 
 class _Resource(_Fields, frozen=True):
-    name: Annotated[str, msgspec.Meta(min_length=1)]
+    name: _Name
     weight: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WEIGHT)] = 1
 
 
@@ -108,27 +118,37 @@ class _MeasuredStrategy(_Strategy, frozen=True):
     measures: frozenset[Measure] | None = None
 
 
-class _CpuOrchestration(_Fields, frozen=True):
-    kind: Literal["CPUOrchestrationPluginArgs"]
+class _GpuModel(_Fields, frozen=True):
+    vendor: _Name
+    model: _Name
+
+
+class _Common(_Fields, frozen=True):
     api_version: str = ""
     bind: _Bind = msgspec.field(default="FullPCPUs", name="defaultCPUBindPolicy")
+    gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+    zone_scoring_strategy: _Strategy = _Strategy()
+    prefer_l3: bool = msgspec.field(default=False, name="preferL3")
+    distribute_across_numa: bool = msgspec.field(default=True, name="distributeAcrossNUMA")
+    device_strategy: Literal["LeastAllocated", "MostAllocated"] = "LeastAllocated"
+    unshared_gpus: tuple[_GpuModel, ...] = msgspec.field(
+        default=(), name="gpuShareUnsupportedModels"
+    )
+
+
+class _CpuOrchestration(_Common, frozen=True, kw_only=True):
+    kind: Literal["CPUOrchestrationPluginArgs"]
     numa_policy: NumaPolicy = msgspec.field(
         default=NumaPolicy.BEST_EFFORT, name="numaTopologyAlignmentPolicy"
     )
     scoring_strategy: _MeasuredStrategy | None = None
     numa_scoring_strategy: _Strategy | None = None
-    gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
-    zone_scoring_strategy: _Strategy = _Strategy()
 
 
-class _NodeNumaResource(_Fields, frozen=True):
+class _NodeNumaResource(_Common, frozen=True, kw_only=True):
     kind: Literal["NodeNUMAResourceArgs"]
-    api_version: str = ""
-    bind: _Bind = msgspec.field(default="FullPCPUs", name="defaultCPUBindPolicy")
     scoring_strategy: _Strategy | None = None
     numa_scoring_strategy: _Strategy | None = None
-    gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
-    zone_scoring_strategy: _Strategy = _Strategy()
 
 
 def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
@@ -142,8 +162,7 @@ def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
         node,
         _strategy(Rules.PROPOSAL, "numaScoringStrategy", raw.numa_scoring_strategy, node),
         scoring.measures or frozenset(Measure),
-        raw.gpu_objective,
-        _zones(Rules.PROPOSAL, raw.zone_scoring_strategy),
+        **_common(Rules.PROPOSAL, raw),
     )
 
 
@@ -156,9 +175,22 @@ def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
         _strategy(Rules.KOORDINATOR, "scoringStrategy", raw.scoring_strategy, default),
         _strategy(Rules.KOORDINATOR, "numaScoringStrategy", raw.numa_scoring_strategy, default),
         frozenset({Measure.RESOURCES}),
-        raw.gpu_objective,
-        _zones(Rules.KOORDINATOR, raw.zone_scoring_strategy),
+        **_common(Rules.KOORDINATOR, raw),
     )
+
+
+def _common(kind: str, raw: _Common) -> dict[str, Any]:
+    unshared: dict[str, frozenset[str]] = {}
+    for each in raw.unshared_gpus:
+        unshared[each.vendor] = unshared.get(each.vendor, frozenset()) | {each.model}
+    return {
+        "gpu_objective": raw.gpu_objective,
+        "zones": _zones(kind, raw.zone_scoring_strategy),
+        "prefer_l3": raw.prefer_l3,
+        "distribute_across_numa": raw.distribute_across_numa,
+        "devices": Strategy(raw.device_strategy),
+        "unshared_gpus": unshared,
+    }
 
 
 def _strategy(

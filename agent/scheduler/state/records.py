@@ -265,6 +265,7 @@ _TOPOLOGY_READ: Final = {
     node_annotations.CPU_MANAGER_POLICY: bounds.OBJECT_VALUE_BYTES,
     node_annotations.SYSTEM_QOS: bounds.OBJECT_VALUE_BYTES,
     node_annotations.RESERVATION: bounds.OBJECT_VALUE_BYTES,
+    node_annotations.AGENT_SETTINGS: bounds.OBJECT_VALUE_BYTES,
 }
 _DEVICE_READ: Final = dict.fromkeys(
     (device_object.GPU_PARTITIONS, interconnect.GPU_LINKS, holding.DEVICES_CHECKPOINTS),

@@ -14,6 +14,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
 from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import (
+    AGENT_SETTINGS,
     AMPLIFICATION_RATIO,
     CPU_MANAGER_POLICY,
     CPU_TOPOLOGY,
@@ -64,6 +65,29 @@ def test_the_agents_report_reads_back() -> None:
     assert (facts.cpu_milli, facts.cpu_ratio) == (16000, 1.0)
     assert facts.policies.numa_kubelet is NumaPolicy.RESTRICTED
     assert facts.policies.full_pcpus_only
+
+
+@pytest.mark.parametrize(("allowed", "kept"), [(False, "0-1,8"), (True, "1")])
+def test_the_agent_reports_whether_pods_may_own_the_kubelets_reserved_cpus(
+    allowed: bool, kept: str
+) -> None:
+    """Its own admission of claims follows the same setting: otherwise the scheduler would offer
+    CPUs that the agent refuses."""
+    configured = NodeConfiguration(
+        kubelet_reserved=CpuSet.parse("0,8"),
+        system_qos=SystemQos("1"),
+        owners_on_reserved=allowed,
+    )
+    made, faults = topology_options({}, {}, NodeTopology("n", annotations=reported(configured)))
+    assert not faults
+    assert str(made.kept) == kept
+
+
+def test_settings_of_the_agent_that_cannot_be_read_are_a_fault() -> None:
+    notes = {**reported(), AGENT_SETTINGS: '{"ownersOnReserved": "yes"}'}
+    made, faults = topology_options({}, {}, NodeTopology("n", annotations=notes))
+    assert made.layout is None, "no CPU is bound"
+    assert [AGENT_SETTINGS in each for each in faults] == [True]
 
 
 def test_core_ids_may_repeat_in_each_socket() -> None:

@@ -55,6 +55,33 @@ def test_the_objective_for_gpus(kind: dict[str, str]) -> None:
         decode({**kind, "gpuObjective": "fastest"})
 
 
+@pytest.mark.parametrize("kind", [OURS, THEIRS])
+def test_the_order_of_cpus_and_devices(kind: dict[str, str]) -> None:
+    args = decode(kind)
+    assert (args.prefer_l3, args.distribute_across_numa) == (False, True)
+    assert (args.devices, args.unshared_gpus) == (Strategy.LEAST_ALLOCATED, {})
+    models = [
+        {"vendor": "nvidia", "model": "T4"},
+        {"vendor": "huawei", "model": "910B"},
+        {"vendor": "nvidia", "model": "P4"},
+    ]
+    args = decode(
+        {
+            **kind,
+            "preferL3": True,
+            "distributeAcrossNUMA": False,
+            "deviceStrategy": "MostAllocated",
+            "gpuShareUnsupportedModels": models,
+        }
+    )
+    assert (args.prefer_l3, args.distribute_across_numa) == (True, False)
+    assert args.devices is Strategy.MOST_ALLOCATED
+    assert args.unshared_gpus == {
+        "nvidia": frozenset({"T4", "P4"}),
+        "huawei": frozenset({"910B"}),
+    }
+
+
 def test_a_whole_file() -> None:
     weighed = {"resources": [{"name": "cpu", "weight": 3}, {"name": "nvidia.com/gpu"}]}
     args = decode(
@@ -124,6 +151,12 @@ def test_plain_pods_have_their_own_strategy(kind: dict[str, str]) -> None:
         ),
         ({**OURS, "scoringStrategie": {}}, "scoringStrategie"),
         ({**THEIRS, "zoneScoringStrategy": {"type": "Best"}}, "zoneScoringStrategy.type: "),
+        (
+            {**THEIRS, "gpuShareUnsupportedModels": [{"vendor": "nvidia"}]},
+            "gpuShareUnsupportedModels",
+        ),
+        ({**OURS, "deviceStrategy": "BalancedAllocation"}, "deviceStrategy: "),
+        ({**OURS, "preferL3": 1}, "preferL3: "),
         (
             {**OURS, "zoneScoringStrategy": {"resources": [{"name": "cpu"}, {"name": "cpu"}]}},
             "zoneScoringStrategy.resources: a resource is named twice",
