@@ -1,11 +1,34 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from agent.model.settings.agent import AgentSettings
-from agent.node.triggers import cooldown
+from agent.node.notifications import NotificationSocket
+from agent.node.triggers import FIRST_PAUSE_SECONDS, Trigger, Triggers, cooldown
+
+SETTINGS = AgentSettings(period_seconds=0.5, full_pass_seconds=10.0)
+NOW = 1000.0
+
+
+@pytest.fixture
+def triggers(tmp_path: Path) -> Iterator[Triggers]:
+    socket = NotificationSocket(str(tmp_path / "doorbell.sock"))
+    it = Triggers(socket, str(tmp_path), str(tmp_path), str(tmp_path / "no-runtime.sock"))
+    yield it
+    it.close()
+    socket.close()
 
 
 @pytest.mark.parametrize(("took", "seconds"), [(0.001, 0.02), (0.05, 0.05), (10.0, 0.5)])
 def test_cooldown_is_as_long_as_the_pass_within_bounds(took: float, seconds: float) -> None:
     assert cooldown(AgentSettings(period_seconds=0.5), took) == seconds
+
+
+def test_without_an_event_a_full_pass_is_due_after_its_period(triggers: Triggers) -> None:
+    assert triggers.pause(SETTINGS, True, {Trigger.CLOCK}, NOW) == 10.0
+    assert triggers.pause(SETTINGS, False, {Trigger.CLOCK}, NOW) == 0.5
+    assert triggers.pause(SETTINGS, True, {Trigger.TREE}, NOW) == FIRST_PAUSE_SECONDS
+    assert triggers.pause(SETTINGS, True, {Trigger.CLOCK}, NOW + 60) == 10.0
