@@ -19,7 +19,13 @@ import msgspec
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import FollowedPolicies, ResourceRequest
 from agent.model.cpu.policies import (
-    NUMA_STRATEGIES,
+    BIND_LABEL,
+    BIND_VALUES,
+    NUMA_LABEL,
+    NUMA_LABEL_OF_PROPOSAL,
+    NUMA_VALUES,
+    STRATEGY_LABEL,
+    STRATEGY_VALUES,
     BindPolicy,
     ExclusivePolicy,
     NumaExclusive,
@@ -28,13 +34,10 @@ from agent.model.cpu.policies import (
     ResourceSpec,
     Strategy,
     kubelet_numa_policy,
+    label_faults,
 )
 from agent.model.pod.qos import QoS
 
-BIND_LABEL = "node.koordinator.sh/cpu-bind-policy"
-STRATEGY_LABEL = "node.koordinator.sh/numa-allocate-strategy"
-NUMA_LABEL = "node.koordinator.sh/numa-topology-policy"
-NUMA_LABEL_OF_PROPOSAL = "node.koordinator.sh/numa-topology-alignment-policy"
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 
 
@@ -113,15 +116,15 @@ def node_policies(
         faults.append(f"topology manager policy {topology_policy[:60]!r} is not known")
     options = static_options or {}
     policies = NodePolicies(
-        numa_label=_labelled(labels, _NUMA_VALUES, faults, NUMA_LABEL, NUMA_LABEL_OF_PROPOSAL),
+        numa_label=_labelled(labels, NUMA_VALUES, NUMA_LABEL, NUMA_LABEL_OF_PROPOSAL),
         numa_kubelet=kubelet,
-        bind_label=_labelled(labels, _BIND_VALUES, faults, BIND_LABEL),
-        strategy_label=_labelled(labels, _STRATEGY_VALUES, faults, STRATEGY_LABEL),
+        bind_label=_labelled(labels, BIND_VALUES, BIND_LABEL),
+        strategy_label=_labelled(labels, STRATEGY_VALUES, STRATEGY_LABEL),
         full_pcpus_only=options.get("full-pcpus-only") == "true",
         distribute_across_numa=options.get("distribute-cpus-across-numa") == "true",
         arm=labels.get(ARCHITECTURE_LABEL, "").startswith("arm"),
     )
-    return policies, tuple(faults)
+    return policies, (*faults, *label_faults(labels))
 
 
 def numa_policy(
@@ -199,23 +202,13 @@ def architecture(
 
 _Value = TypeVar("_Value")
 _BINDING: Final = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
-_NUMA_VALUES: Final = {str(each): each for each in NumaPolicy}
-_STRATEGY_VALUES: Final = {str(each): each for each in NUMA_STRATEGIES}
-_BIND_VALUES: Final = {
-    "None": None,
-    "FullPCPUsOnly": BindPolicy.FULL_PCPUS,
-    "SpreadByPCPUs": BindPolicy.SPREAD_BY_PCPUS,
-}
 
 
-def _labelled(
-    labels: Mapping[str, str], words: Mapping[str, _Value], faults: list[str], *keys: str
-) -> _Value | None:
+def _labelled(labels: Mapping[str, str], values: Mapping[str, _Value], *keys: str) -> _Value | None:
+    """The policy of the first label with a known value."""
     for key in keys:
-        if value := labels.get(key):
-            if value in words:
-                return words[value]
-            faults.append(f"label {key}: {value[:60]!r} is none of {', '.join(words)}")
+        if (value := labels.get(key)) in values:
+            return values[value]
     return None
 
 

@@ -13,10 +13,7 @@ import msgspec
 
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.policies import BindPolicy, NumaSpec, ResourceSpec, numa_spec, resource_spec
-from agent.model.pod.qos import QoS
-
-PRIORITY_CLASS_LABEL = "koordinator.sh/priority-class"
-PROD: Final = "koord-prod"
+from agent.model.pod.qos import PriorityClass, QoS
 
 
 class FollowedPolicies(enum.Enum):
@@ -70,7 +67,7 @@ def resource_request(
         uid,
         title,
         qos,
-        qos in _OWNERS and _band(priority, priority_class) in (PROD, None),
+        qos in _OWNERS and _band(priority, priority_class) in (PriorityClass.PROD, None),
         {name: amount for name, amount in requests.items() if amount > 0},
         cpu_limit_milli,
         resource_spec(annotations),
@@ -80,10 +77,10 @@ def resource_request(
 
 _OWNERS: Final = (QoS.LSE, QoS.LSR)
 _BANDS: Final = {
-    PROD: range(9000, 10_000),
-    "koord-mid": range(7000, 8000),
-    "koord-batch": range(5000, 6000),
-    "koord-free": range(3000, 4000),
+    PriorityClass.PROD: range(9000, 10_000),
+    PriorityClass.MID: range(7000, 8000),
+    PriorityClass.BATCH: range(5000, 6000),
+    PriorityClass.FREE: range(3000, 4000),
 }
 
 

@@ -67,8 +67,9 @@ def _case(path: str, number: int, line: bytes) -> Case:
 
 class Difference(msgspec.Struct, frozen=True):
     """A case in which Topolet's answer differs on purpose, because the other system's answer is
-    wrong. `listed`: the tables in the vectors' README list the answer as wrong, and it is counted
-    separately. All other differences together may be at most 2 % of a set.
+    wrong. `listed`: the tables in the vectors' README list the answer as wrong, or it contradicts a
+    proposal, and it is counted separately. All other differences together may be at most 2 % of a
+    set.
     """
 
     name: str

@@ -10,7 +10,7 @@ from agent.allocate.nrt.filter import Misfit, MisfitCause, parts_of
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
-from agent.allocate.nrt.score import score
+from agent.allocate.nrt.score import least_numa_nodes, score
 from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.model import apiobjects
 from agent.model.cpu.policies import Strategy, TopologyManagerScope
@@ -44,7 +44,40 @@ BELOW_NOTHING: Final = Difference(
     "LeastNUMANodes is below 0 for more NUMA nodes than the topology manager supports, and "
     "kube-scheduler then fails the pod; Topolet's score is 0",
 )
-DIFFERENCES: Final = (SIDECARS, TOGETHER, NOT_OF_ZONES, INIT_ENDS, BELOW_NOTHING)
+BY_POSITION: Final = Difference(
+    "numa-id-as-position",
+    "where NUMA ids have gaps, LeastNUMANodes subtracts what a container takes from the NUMA node "
+    "at the position of that id in the list; Topolet subtracts it from the NUMA node with the id, "
+    "as the kubelet does",
+    listed=True,
+)
+SPELLINGS: Final = Difference(
+    "policy-by-another-spelling",
+    "of the spellings of a policy in topologyPolicies only those with a level, BestEffort and "
+    "Restricted are read; Topolet reads all, also the proposals' single-numa-node and "
+    "SingleNUMANode",
+    listed=True,
+)
+DIFFERENCES: Final = (
+    SIDECARS,
+    TOGETHER,
+    NOT_OF_ZONES,
+    INIT_ENDS,
+    BELOW_NOTHING,
+    BY_POSITION,
+    SPELLINGS,
+)
+
+_READ_POLICIES: Final = (
+    "None",
+    "BestEffort",
+    "Restricted",
+    *(
+        f"{policy}{level}Level"
+        for policy in ("BestEffort", "Restricted", "SingleNUMANode")
+        for level in ("Container", "Pod")
+    ),
+)
 
 _PANIC: Final = "panic"
 
@@ -52,6 +85,20 @@ _PANIC: Final = "panic"
 def judge(case: dict[str, Any]) -> CaseVerdict:
     """Compares fit, reason and scores; a panic agrees with any score. If a case has several
     differences, one that is not listed counts."""
+    verdict = _judge(case)
+    if verdict.agrees or verdict.declared is not None or not _spelled(case):
+        return verdict
+    unread = _judge({**case, "nrt": {**case["nrt"], "topologyPolicies": None}})
+    explained = unread.agrees or unread.declared is not None
+    return CaseVerdict(False, verdict.ours, SPELLINGS.name if explained else None)
+
+
+def _spelled(case: dict[str, Any]) -> bool:
+    policies = (case["nrt"] or {}).get("topologyPolicies") or ("None",)
+    return policies[0] not in _READ_POLICIES
+
+
+def _judge(case: dict[str, Any]) -> CaseVerdict:
     question = _Question(case)
     found = by_zones(question.node, question.pod)
     expect = case["expect"]
@@ -108,7 +155,9 @@ class _Question:
         if theirs < 0 and self.score(self.pod, name) == 0:
             return BELOW_NOTHING
         if self.node is not None and self.node.scope is TopologyManagerScope.CONTAINER:
-            return INIT_ENDS if self.score(self._staying, name) == theirs else None
+            if self.score(self._staying, name) == theirs:
+                return INIT_ENDS
+            return BY_POSITION if _score_by_position(self.node, self._staying) == theirs else None
         return SIDECARS if self.score(self._ending, name) == theirs else None
 
     def _requests_other_resources(self) -> bool:
@@ -120,6 +169,22 @@ class _Question:
             [name in node.available for name in part.requests] for part in parts_of(node, self.pod)
         ]
         return any(any(each) and not all(each) for each in reported)
+
+
+def _score_by_position(node: ZonedNode, pod: ZonedPod) -> int | None:
+    """LeastNUMANodes of a plugin that takes NUMA ids for positions (scheduler-plugins:
+    pkg/noderesourcetopology/pluginhelpers.go, subtractFromNUMAs); None if it panics, and where ids
+    are positions."""
+    if node.zones == tuple(range(len(node.zones))):
+        return None
+
+    def position(zone: int) -> int:
+        return node.zones[zone]
+
+    try:
+        return least_numa_nodes(node, pod, position)
+    except IndexError:
+        return None
 
 
 def _fit(found: object) -> dict[str, Any]:

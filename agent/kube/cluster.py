@@ -64,7 +64,7 @@ class Cluster:
     def recorder(
         self, controller: str, action: str, results: Callable[[str], None]
     ) -> events.Recorder:
-        """Records Events about pods of the node."""
+        """Records Events about the node and its pods."""
         return events.Recorder(self._transport, controller, self._node_name, action, results)
 
     def version(self, kind: str) -> str | None:

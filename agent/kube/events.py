@@ -1,6 +1,6 @@
-"""Events about pods (events.k8s.io/v1), for people.
+"""Events about pods and Nodes (events.k8s.io/v1), for people.
 
-A pod has one Event for each reason and note; repetitions extend its series (Kubernetes, Event
+An object has one Event for each reason and note; repetitions extend its series (Kubernetes, Event
 Series, KEP 383). A thread sends Events at a bounded rate and keeps those that the API server can't
 take yet; when it keeps MOST of them, it drops new ones. The API server deletes an Event after an
 hour by default, so the caller records a lasting cause again.
@@ -43,19 +43,26 @@ log = logging.getLogger(__name__)
 
 
 class Regarding(NamedTuple):
-    """A pod, by the API's uid."""
+    """A pod, or a Node (without namespace), by the API's uid."""
 
     namespace: str
     name: str
     uid: str
+    kind: str = "Pod"
 
 
 class EventKey(NamedTuple):
     """The identity of one Event."""
 
-    pod: Regarding
+    regarding: Regarding
     reason: str
     note: str
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the Event; the API server accepts only this one for objects without
+        namespace."""
+        return self.regarding.namespace or "default"
 
 
 class _Series:
@@ -68,9 +75,9 @@ class _Series:
 
 
 class Recorder:
-    """Records warnings about pods. Any thread may call `record`, which never blocks. `results` is
-    called with `written`, `failed` or `dropped` for each. The thread starts at the first Event,
-    since most nodes never have one."""
+    """Records warnings. Any thread may call `record`, which never blocks. `results` is called with
+    `written`, `failed` or `dropped` for each. The thread starts at the first Event, since most
+    nodes never have one."""
 
     def __init__(
         self,
@@ -99,11 +106,11 @@ class Recorder:
         self._problem = Problem(log, "can't send an Event: ")
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
-    def record(self, pod: Regarding, reason: str, note: str) -> None:
+    def record(self, regarding: Regarding, reason: str, note: str) -> None:
         """Records one occurrence, the first or another one."""
         note = note.encode()[:MOST_NOTE].decode(errors="ignore")
         with self._changed:
-            key = EventKey(pod, reason, note)
+            key = EventKey(regarding, reason, note)
             series = self._series.pop(key, None)
             if series is None and not self._room():
                 self._results("dropped")
@@ -184,7 +191,7 @@ class Recorder:
 
     def _send(self, key: EventKey, *, first: bool, count: int) -> None:
         """Creates the Event, or updates its series. Raises KubeError, AccessError."""
-        events = f"/apis/events.k8s.io/v1/namespaces/{segment(key.pod.namespace)}/events"
+        events = f"/apis/events.k8s.io/v1/namespaces/{segment(key.namespace)}/events"
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         name = _name(key)
         path = f"{events}/{segment(name)}"
@@ -202,11 +209,13 @@ class Recorder:
                 self._transport.create(events, self._event(key, name, now))
 
     def _event(self, key: EventKey, name: str, now: str) -> dict[str, Any]:
-        pod = key.pod
+        regarding = {"apiVersion": "v1", "kind": key.regarding.kind, "name": key.regarding.name}
+        if key.regarding.namespace:
+            regarding["namespace"] = key.regarding.namespace
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": pod.namespace},
+            "metadata": {"name": name, "namespace": key.namespace},
             "eventTime": now,
             "reportingController": self._controller,
             "reportingInstance": self._instance,
@@ -214,23 +223,17 @@ class Recorder:
             "type": "Warning",
             "reason": key.reason,
             "note": key.note,
-            "regarding": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": pod.namespace,
-                "name": pod.name,
-                "uid": pod.uid,
-            },
+            "regarding": {**regarding, "uid": key.regarding.uid},
         }
 
 
 def _name(key: EventKey) -> str:
     """Returns the same name for the same Event after a restart of the agent."""
-    text = "\0".join((key.pod.uid, key.reason, key.note))
+    text = "\0".join((key.regarding.uid, key.reason, key.note))
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return f"{key.pod.name[:_MOST_POD_NAME].rstrip('-.')}.{digest}"
+    return f"{key.regarding.name[:_MOST_OBJECT_NAME].rstrip('-.')}.{digest}"
 
 
 _JOIN_SECONDS: Final = 2.0
-_MOST_POD_NAME: Final = 253 - len(".") - 16
-"""Characters of the pod's name in an Event's name, which is a DNS subdomain."""
+_MOST_OBJECT_NAME: Final = 253 - len(".") - 16
+"""Characters of the object's name in an Event's name, which is a DNS subdomain."""

@@ -9,7 +9,7 @@ only as large as a machine needs: 64 devices, 100 containers or 3,000 scattered 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -60,6 +60,13 @@ def reason(text: str) -> str:
     """The text, cut to REASON_CHARACTERS."""
     return text if len(text) <= REASON_CHARACTERS else text[: REASON_CHARACTERS - 3] + "..."
 
+
+def unknown_value(field: str, value: str, known: Iterable[str]) -> str:
+    """The message about a value that is none of the known ones."""
+    return f"{field}: {value[:_QUOTED_CHARACTERS]!r} is none of {', '.join(known)}"
+
+
+_QUOTED_CHARACTERS: Final = 60
 
 Value = TypeVar("Value")
 

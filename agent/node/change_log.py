@@ -1,5 +1,5 @@
 """The change log: reports what changed since the last pass, each change once, as log messages,
-metrics and Events of pods.
+metrics and Events of pods and of the Node.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
@@ -140,6 +140,8 @@ class ChangeRecorder:
 
 CLAIM_NOT_HONORED: Final = "CPUClaimNotHonored"
 INVALID_ANNOTATION: Final = "InvalidAnnotation"
+INVALID_LABEL: Final = "InvalidLabel"
+INVALID_NODE: Final = "InvalidNodeConfiguration"
 AGAIN_SECONDS: Final = 1800.0
 """The API server keeps an Event for an hour: a lasting cause is recorded again."""
 
@@ -147,27 +149,39 @@ AGAIN_SECONDS: Final = 1800.0
 class EventRecorder(Protocol):
     """Delivers Events."""
 
-    def record(self, pod: Regarding, reason: str, note: str) -> None: ...
+    def record(self, regarding: Regarding, reason: str, note: str) -> None: ...
+
+
+class NodeFaults(NamedTuple):
+    """The invalid labels and annotations of a Node; `uid`: the API's."""
+
+    name: str
+    uid: str
+    faults: Iterable[str]
 
 
 class PodEvents:
-    """Events of pods that do not have promised CPUs, or have an invalid annotation: one when the
-    cause appears, and every AGAIN_SECONDS while it lasts. Without `records` it does nothing."""
+    """Events of pods that do not have promised CPUs, or have an invalid annotation or label, and of
+    the Node: one when the cause appears, and every AGAIN_SECONDS while it lasts. Without `records`
+    it does nothing."""
 
     def __init__(
         self, records: EventRecorder | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._records = records
         self._clock = clock
-        self._recorded: dict[tuple[str, str, str], float] = {}
+        self._recorded: dict[tuple[Regarding, str, str], float] = {}
 
     def record(
         self,
         shortfalls: Iterable[Shortfall],
         unread: Iterable[ClaimRefusal],
         known: Mapping[str, ApiPod],
+        labels: Iterable[tuple[str, str]] = (),
+        node: NodeFaults | None = None,
     ) -> None:
-        """`unread`: refusals of annotations that name no CPUs; `known`: the API's pods."""
+        """`unread`: refusals of annotations that name no CPUs; `known`: the API's pods; `labels`:
+        uids of pods with faults of their labels; `node` None: the Node is not known."""
         if self._records is None:
             return
         notes = [(each.uid, CLAIM_NOT_HONORED, each.text) for each in shortfalls]
@@ -175,17 +189,22 @@ class PodEvents:
             (each.uid, INVALID_ANNOTATION, f"annotation {each.key}: {each.reason}")
             for each in unread
         ]
+        notes += [(uid, INVALID_LABEL, fault) for uid, fault in labels]
         by_uid = {pod.runtime_uid: pod for pod in known.values()} if notes else {}
+        events = [
+            (Regarding(pod.namespace, pod.name, pod.uid), reason, note)
+            for uid, reason, note in notes
+            if (pod := by_uid.get(uid)) is not None
+        ]
+        if node is not None:
+            about = Regarding("", node.name, node.uid, "Node")
+            events += [(about, INVALID_NODE, fault) for fault in node.faults]
         now = self._clock()
         standing = {}
-        for each in notes:
-            uid, reason, note = each
-            pod = by_uid.get(uid)
-            if pod is None:
-                continue
-            before = self._recorded.get(each)
+        for event in events:
+            before = self._recorded.get(event)
             if before is None or now - before >= AGAIN_SECONDS:
-                self._records.record(Regarding(pod.namespace, pod.name, pod.uid), reason, note)
+                self._records.record(*event)
                 before = now
-            standing[each] = before
+            standing[event] = before
         self._recorded = standing

@@ -18,6 +18,7 @@ from agent.allocate.reserved_cpus import PoolRules, cpus_for, reserved_cpus
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.apiobjects import ApiNode
 from agent.model.cpu.cpuset import EMPTY
+from agent.model.cpu.policies import label_faults
 from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import (
     NUMA_MEMORY_POLICY,
@@ -42,24 +43,28 @@ class CombinationError(SettingsError):
 
 
 class NodeObject:
-    """Keeps the last valid value of each annotation."""
+    """Keeps the last valid value of each annotation. `faults`: why annotations can't be read or
+    labels have no effect."""
 
     def __init__(self, node_name: str, sources: Sources | None = None) -> None:
         self._name = node_name
         self._sources = sources or Sources()
         self._last = NodeConfiguration()
         self._read: tuple[Topology, ApiNode] | None = None
+        self.faults: tuple[str, ...] = ()
 
     def configuration(self, node: ApiNode, topology: Topology) -> NodeConfiguration:
-        """Logs once an annotation that can't be read, and never fails."""
+        """Logs once an annotation that can't be read and a label with an unknown value, and never
+        fails."""
         if self._read != (topology, node):
             self._read = topology, node
             annotated, troubles = from_annotations(self._last, node.annotations, topology)
             self._last = msgspec.structs.replace(
                 annotated, bind_memory=NUMA_MEMORY_POLICY in node.labels
             )
+            self.faults = (*sorted(troubles), *label_faults(node.labels))
             self._sources.report(
-                SourceName.NODE_OBJECT, (f"node {self._name}: {each}" for each in troubles)
+                SourceName.NODE_OBJECT, (f"node {self._name}: {each}" for each in self.faults)
             )
         return self._last
 

@@ -273,6 +273,7 @@ class Reconciler:
             seen.cluster,
             devices.report,
             node.kubelet.resources,
+            self._node_object.faults,
         )
         short = find_shortfalls(node.pods, decision, node.kubelet.cpus, freed.holds)
         self._reporter.report(moment, short, devices, visibility, seen.listed.pods)

@@ -1,4 +1,4 @@
-"""The reports of a pass: objects of the cluster, log, metrics, Events of pods, and PodResources."""
+"""The reports of a pass: objects of the cluster, log, metrics, Events, and PodResources."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from agent.model.nrt.report import Allocated, DeviceReport, Report, ReportValues
 from agent.model.nrt.resource_topology import OwnerReference
 from agent.model.pod.annotations import AnnotationError, resource_status
 from agent.model.pod.pods import Pod
+from agent.model.pod.qos import label_faults
 from agent.model.snapshot import PodWanted
-from agent.node.change_log import ChangeRecorder, PodEvents
+from agent.node.change_log import ChangeRecorder, NodeFaults, PodEvents
 from agent.node.cluster_view import ClusterState
 from agent.node.device_visibility import UNDECIDED, DeviceVisibility
 from agent.node.devices import DeviceState
@@ -37,7 +38,7 @@ UpdatePodResources = Callable[
 
 class ReportInput(msgspec.Struct, frozen=True):
     """The input of the cluster's objects. `kubelet` has the policy and CPUs of the CPU manager,
-    `resources` everything else that the kubelet gave to pods."""
+    `resources` everything else that the kubelet gave to pods. `node_faults`: of the Node object."""
 
     topology: Topology
     decision: Decision
@@ -47,6 +48,7 @@ class ReportInput(msgspec.Struct, frozen=True):
     cluster: ClusterState = ClusterState()
     devices: DeviceReport = DeviceReport()
     resources: PodResourcesState = PodResourcesState()
+    node_faults: tuple[str, ...] = ()
 
 
 class ClusterReporter:
@@ -58,7 +60,7 @@ class ClusterReporter:
         """`deliver` returns whether it wrote anything. `waits`: there is no report before the Node,
         the pods and the Device object are known, because readers would take a partial report for a
         complete one."""
-        self._name = node_name
+        self.node_name = node_name
         self._deliver = deliver
         self._waits = waits
         self._reported: ReportValues | None = None
@@ -68,7 +70,7 @@ class ClusterReporter:
         cluster = moment.cluster
         if self._waits and not (cluster.pods_listed and cluster.node and cluster.devices):
             return False
-        now = report_values(self._name, moment)
+        now = report_values(self.node_name, moment)
         if now == self._reported:
             return False
         written = self._deliver(report.build(now))
@@ -110,7 +112,13 @@ class Reporter:
         while the visibility is UNDECIDED. Raises StoreError."""
         self.changes.shortfalls(shortfalls)
         unread = _unread(moment.pods, moment.decision.refusals, shortfalls)
-        self._pod_events.record(shortfalls, unread, moment.cluster.pods)
+        self._pod_events.record(
+            shortfalls,
+            unread,
+            moment.cluster.pods,
+            [(pod.uid, fault) for pod in moment.pods for fault in label_faults(pod.labels)],
+            self._node_faults(moment),
+        )
         if self._correct is not None:
             self._correct(moment.pods, moment.decision.pods, devices, visibility)
         self.changes.export(moment.decision)
@@ -122,6 +130,11 @@ class Reporter:
         )
         if visibility is not UNDECIDED:
             self._cluster.report(moment)
+
+    def _node_faults(self, moment: ReportInput) -> NodeFaults | None:
+        if (node := moment.cluster.node) is None:
+            return None
+        return NodeFaults(self._cluster.node_name, node.uid, moment.node_faults)
 
 
 def _unread(

@@ -169,6 +169,22 @@ def test_policies_are_read_from_labels_and_kubelet() -> None:
     assert not faults
 
 
+@pytest.mark.parametrize("value", ["FullPCPUsOnly", "PCPUOnly"])
+def test_both_spellings_of_the_proposals_bind_policy_are_full_cores(value: str) -> None:
+    got, faults = policies_in_force.node_policies({"node.koordinator.sh/cpu-bind-policy": value})
+    assert (got.bind_label, faults) == (FULL, ())
+
+
+def test_an_unknown_label_leaves_the_proposals_label_in_force() -> None:
+    labels = {
+        "node.koordinator.sh/numa-topology-policy": "strict",
+        "node.koordinator.sh/numa-topology-alignment-policy": "Restricted",
+    }
+    got, faults = policies_in_force.node_policies(labels)
+    assert got.numa_label is RESTRICTED
+    assert len(faults) == 1
+
+
 def test_the_proposals_label_is_read_but_the_current_one_wins() -> None:
     proposal = {"node.koordinator.sh/numa-topology-alignment-policy": "Restricted"}
     both = {**proposal, "node.koordinator.sh/numa-topology-policy": "BestEffort"}

@@ -9,9 +9,11 @@ import pytest
 from agent.conformance import files
 from agent.conformance.nrt_match import (
     BELOW_NOTHING,
+    BY_POSITION,
     INIT_ENDS,
     NOT_OF_ZONES,
     SIDECARS,
+    SPELLINGS,
     TOGETHER,
     judge,
 )
@@ -142,6 +144,62 @@ def test_negative_scores_are_declared() -> None:
     assert verdict.declared == BELOW_NOTHING.name
     two = case([container("2")], [], fits(LeastNUMANodes=-1))
     assert judge(two).declared is None
+
+
+@pytest.mark.parametrize("word", ["single-numa-node", "SingleNUMANode"])
+def test_a_policy_that_the_plugin_does_not_read_is_declared(word: str) -> None:
+    spelled = case([container("5")], [], fits(LeastNUMANodes=0), {})
+    spelled["nrt"]["topologyPolicies"] = [word]
+    verdict = judge(spelled)
+    assert verdict.ours == {
+        "fit": False,
+        "reason": "cannot align container",
+        "score": {"LeastNUMANodes": 0},
+    }
+    assert verdict.declared == SPELLINGS.name
+    spelled["expect"]["score"] = {"LeastNUMANodes": 1}
+    assert judge(spelled).declared is None
+    spelled["nrt"]["topologyPolicies"] = ["SingleNUMANodePodLevel"]
+    spelled["expect"]["score"] = {"LeastNUMANodes": 0}
+    assert judge(spelled).declared is None
+
+
+def gaps(theirs: Any, *, ids: tuple[int, ...] = (0, 2, 3)) -> dict[str, Any]:
+    """Two containers of 3 CPUs on three NUMA nodes with 1, 4 and 2 CPUs. Together they fit, one
+    container on the second NUMA node, the other one on all that is left."""
+    apart = case(
+        [container("3"), container("3")],
+        [],
+        fits(LeastNUMANodes=theirs),
+        {"topologyManagerPolicy": "best-effort"},
+    )
+    apart["nrt"]["zones"] = [
+        {
+            "name": f"node-{node}",
+            "type": "Node",
+            "costs": {f"node-{other}": 10 if other == node else 20 for other in ids},
+            "available": {"cpu": cpu, "memory": "8Gi"},
+        }
+        for node, cpu in zip(ids, ("1", "4", "2"), strict=True)
+    ]
+    return apart
+
+
+def test_numa_ids_that_are_taken_for_positions_are_declared() -> None:
+    """The plugin subtracts the first container from NUMA node 3, which is at position 2, so that
+    NUMA node 2 holds both containers. The kubelet gives NUMA nodes by their ids."""
+    verdict = judge(gaps(94))
+    assert verdict.ours["score"] == {"LeastNUMANodes": 82}
+    assert verdict.declared == BY_POSITION.name
+    assert judge(gaps(82)).agrees
+    assert judge(gaps(88)).declared is None
+
+
+def test_without_gaps_the_position_of_a_numa_node_is_its_id() -> None:
+    assert judge(gaps(82, ids=(0, 1, 2))).agrees
+    assert judge(gaps(94, ids=(0, 1, 2))).declared is None
+    assert judge(gaps(94, ids=(0, 5, 9))).declared is None, "the plugin panics"
+    assert judge(gaps("panic", ids=(0, 5, 9))).agrees
 
 
 def test_a_case_that_differs_twice_counts_as_not_listed() -> None:

@@ -21,7 +21,9 @@ from tests.kube.hostile import Request, Server, reply, status
 from tests.waiting import eventually
 
 POD = Regarding("ns", "p", "uid-p")
-BASE = "/apis/events.k8s.io/v1/namespaces/ns/events"
+NODE = Regarding("", "n", "uid-n", "Node")
+EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
+BASE = EVENTS.format("ns")
 
 
 class Api:
@@ -44,7 +46,7 @@ class Api:
             if body.get("note") in self.broken:
                 return reply(connection, 500, status(500, "InternalError"))
             if request.method == "POST":
-                assert request.path == BASE
+                assert request.path == EVENTS.format(body["metadata"]["namespace"])
                 name = body["metadata"]["name"]
                 if name in self.events:
                     return reply(connection, 409, status(409, "AlreadyExists"))
@@ -104,6 +106,23 @@ def test_event_has_pod_reason_and_note(api: Api, recorder: Recorder, results: Re
         "AssignCPUs",
     )
     assert event["metadata"]["name"].startswith("p.")
+
+
+def test_event_of_a_node_is_in_the_default_namespace(
+    server: Server, api: Api, recorder: Recorder, results: Results
+) -> None:
+    """The API server accepts no other one (Kubernetes, pkg/apis/core/validation/events.go)."""
+    recorder.record(NODE, "InvalidNodeConfiguration", "a label is unknown")
+    eventually("it is written", lambda: results == ["written"])
+    event = api.only
+    assert server.requests[0].path == EVENTS.format("default")
+    assert event["metadata"]["namespace"] == "default"
+    assert event["regarding"] == {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": "n",
+        "uid": "uid-n",
+    }
 
 
 def test_repeated_event_extends_the_series(

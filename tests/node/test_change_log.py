@@ -4,10 +4,20 @@ import pytest
 
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
+from agent.kube.events import Regarding
+from agent.model.apiobjects import ApiPod, Phase
 from agent.model.cpu.cpuset import CpuSet
-from agent.node.change_log import ChangeRecorder
+from agent.node.change_log import (
+    AGAIN_SECONDS,
+    INVALID_LABEL,
+    INVALID_NODE,
+    ChangeRecorder,
+    NodeFaults,
+    PodEvents,
+)
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod
+from tests.node.world import Recorded
 
 
 def test_container_that_stays_without_a_cgroup_is_logged_once(
@@ -59,3 +69,30 @@ def test_owner_without_online_cpus_is_logged_with_the_consequence(
     logged = "\n".join(each.getMessage() for each in caplog.records)
     assert "pod ns/a: CPUs 1-2 of its own are offline" in logged
     assert "pod ns/a keeps the pool" in logged
+
+
+def test_faults_of_the_node_are_events_again_while_they_last() -> None:
+    recorded, now = Recorded(), [0.0]
+    events = PodEvents(recorded, lambda: now[0])
+    about = Regarding("", "n", "uid-n", "Node")
+    for now[0], faults, count in (
+        (0.0, ["label a: x"], 1),
+        (1.0, ["label a: x"], 1),
+        (2.0, ["label a: x", "label b: y"], 2),
+        (AGAIN_SECONDS, ["label a: x"], 3),
+        (AGAIN_SECONDS + 1, [], 3),
+        (AGAIN_SECONDS + 2, ["label a: x"], 4),
+    ):
+        events.record((), (), {}, node=NodeFaults("n", "uid-n", faults))
+        assert len(recorded.events) == count
+    assert recorded.events[:2] == [
+        (about, INVALID_NODE, "label a: x"),
+        (about, INVALID_NODE, "label b: y"),
+    ]
+
+
+def test_faults_of_labels_are_events_of_pods_that_the_api_has() -> None:
+    recorded = Recorded()
+    known = {"a": ApiPod("a", "ns", "p", "n", Phase.RUNNING, {}, {}, "guaranteed", 1)}
+    PodEvents(recorded).record((), (), known, [("a", "label q: 'LSX'"), ("gone", "label q: 'x'")])
+    assert recorded.events == [(Regarding("ns", "p", "a"), INVALID_LABEL, "label q: 'LSX'")]

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from agent.kube.events import Regarding
 from agent.kubelet.configuration import ConfigurationError, of_object
-from agent.model.apiobjects import ApiNode
+from agent.model.apiobjects import ApiNode, ApiPod, Phase
 from agent.model.nrt.node_annotations import (
     RESERVATION,
     SYSTEM_QOS,
@@ -14,9 +15,11 @@ from agent.model.nrt.node_annotations import (
     NodeReservation,
     SystemQos,
 )
+from agent.model.pod.qos import QOS_LABEL
+from agent.node.change_log import INVALID_LABEL, INVALID_NODE, PodEvents
 from agent.node.node_configuration import NodeObject, rules, with_kubelet
 from tests.builders import machine
-from tests.node.world import World
+from tests.node.world import Recorded, World
 
 
 def node(**annotations: str) -> ApiNode:
@@ -65,6 +68,42 @@ def test_invalid_annotations_are_logged_once_and_leave_the_last_valid_ones(
     new = node(**{SYSTEM_QOS: '{"cpuset": "2"}'})
     after = node_object.configuration(new, machine())
     assert (after.system_qos, after.reservation) == (SystemQos("2"), NodeReservation())
+
+
+def test_labels_with_unknown_values_are_faults(caplog: pytest.LogCaptureFixture) -> None:
+    labels = {"node.koordinator.sh/numa-allocate-strategy": "Evenly"}
+    node_object = NodeObject("n")
+    for _ in range(2):
+        node_object.configuration(ApiNode("u", labels), machine())
+    (fault,) = node_object.faults
+    assert fault.startswith("label node.koordinator.sh/numa-allocate-strategy: 'Evenly' is none of")
+    (record,) = caplog.records
+    assert record.getMessage() == f"node-object: node n: {fault}"
+    node_object.configuration(ApiNode("u"), machine())
+    assert node_object.faults == ()
+
+
+def test_a_label_that_the_agent_does_not_know_is_an_event_of_the_node_and_of_the_pod(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    labels = {"node.koordinator.sh/cpu-bind-policy": "FullPCPUs"}
+    body = stored()
+    world.store.apply({**body, "metadata": {**body["metadata"], "labels": labels, "uid": "uid-n"}})
+    world.container(world.sandbox("typo", "LSX"))
+    world.told.pods["typo"] = ApiPod(
+        "typo", "ns", "typo", "n", Phase.RUNNING, {QOS_LABEL: "LSX"}, {}, "burstable", 1
+    )
+    recorded = Recorded()
+    agent = world.agent(pod_events=PodEvents(recorded))
+    for _ in range(2):
+        agent.reconcile()
+    of_pod, of_node = recorded.events
+    assert of_pod[:2] == (Regarding("ns", "typo", "typo"), INVALID_LABEL)
+    assert of_pod[2] == "label koordinator.sh/qosClass: 'LSX' is none of LSE, LSR, LS, BE, SYSTEM"
+    about, reason, note = of_node
+    assert (about.namespace, about.name, about.kind, reason) == ("", "n", "Node", INVALID_NODE)
+    assert note.startswith("label node.koordinator.sh/cpu-bind-policy: 'FullPCPUs' is none of ")
 
 
 def test_reserved_cpus_are_chosen_again_on_another_machine() -> None:

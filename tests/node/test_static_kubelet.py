@@ -13,22 +13,12 @@ from agent.model.notifications import PodAnnounced
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pods import ContainerState
 from agent.node.change_log import CLAIM_NOT_HONORED, INVALID_ANNOTATION, PodEvents
-from tests.node.world import World
+from tests.node.world import Recorded, World
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path, cores=8)
-
-
-class Recorded:
-    """Records events."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[Regarding, str, str]] = []
-
-    def record(self, pod: Regarding, reason: str, note: str) -> None:
-        self.events.append((pod, reason, note))
 
 
 def gives(world: World, **pods: str) -> None:

@@ -14,6 +14,7 @@ from agent.cgroup.journal import Journal
 from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
 from agent.discover.cpus import TopologyView
 from agent.kube.errors import StoreError
+from agent.kube.events import Regarding
 from agent.kube.store import EmbeddedStore
 from agent.model import apiobjects
 from agent.model import snapshot as snapshots
@@ -105,6 +106,16 @@ class Told:
         with contextlib.suppress(StoreError):
             node = self._store.get("Node", "n")
         return ClusterState(node and apiobjects.node_from_object(node), dict(self.pods), True)
+
+
+class Recorded:
+    """Records events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Regarding, str, str]] = []
+
+    def record(self, regarding: Regarding, reason: str, note: str) -> None:
+        self.events.append((regarding, reason, note))
 
 
 class Kubelet:

@@ -15,14 +15,13 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
+from agent.model.cpu.policies import PARTITION_LABEL, PartitionPolicy
 from agent.model.devices.device_allocation import PartitionSpec
 from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.nrt.node_status import GPU_MODEL, GPU_VENDOR
 from agent.model.pod.annotations import AnnotationError, text_of
 from agent.model.quantities import Quantity, QuantityError, whole
 
-PARTITION_POLICY: Final = "node.koordinator.sh/gpu-partition-policy"
-HONOR: Final = "Honor"
 MAX_MINOR: Final = 1023
 
 
@@ -56,11 +55,15 @@ def partitions(
     GPU model with the policy in the Node's labels. Raises AnnotationError."""
     text = text_of(device_annotations, GPU_PARTITIONS, bounds.OBJECT_LIST_BYTES)
     if text:
-        return Partitions(_decoded(text), device_labels.get(PARTITION_POLICY) == HONOR)
+        return Partitions(_decoded(text), _honored(device_labels))
     # `H100-80GB-HBM3` is an H100; cards of no known vendor count as NVIDIA's.
     model = node_labels.get(GPU_MODEL, "").partition("-")[0]
     known = node_labels.get(GPU_VENDOR, "") in ("", "nvidia") and model in _HOPPERS
-    return Partitions(_HOPPER if known else None, node_labels.get(PARTITION_POLICY) == HONOR)
+    return Partitions(_HOPPER if known else None, _honored(node_labels))
+
+
+def _honored(labels: Mapping[str, str]) -> bool:
+    return labels.get(PARTITION_LABEL) == PartitionPolicy.HONOR
 
 
 def feasible(

@@ -12,7 +12,6 @@ from agent.allocate.kubelet.static_policy import unserved
 from agent.allocate.node_allocation import PodAllocation
 from agent.allocate.nrt.pod import ZonedPod, foreign, zoned_pod
 from agent.allocate.resource_request import (
-    PRIORITY_CLASS_LABEL,
     FollowedPolicies,
     ResourceRequest,
     pod_cpu_limit_milli,
@@ -34,7 +33,7 @@ from agent.model.pod.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
 )
-from agent.model.pod.qos import QOS_LABEL, QoS, qos_of
+from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL, QoS, qos_of
 
 
 class PodRequestError(ValueError):

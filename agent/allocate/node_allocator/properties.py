@@ -20,15 +20,22 @@ from agent.allocate.device_holders.holdings import functions_taken, resolve_hold
 from agent.allocate.device_holders.names import keys
 from agent.allocate.devices import partitions
 from agent.allocate.devices.inventory import Inventory, LinkTable, inventory, links_of
-from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
+from agent.allocate.devices.partitions import Partitions
 from agent.allocate.devices.request import DeviceRequest
 from agent.allocate.layout import Layout
 from agent.allocate.node_allocation import Amounts, TopologyOptions
 from agent.allocate.node_allocator.assigned_pods import Imported
 from agent.allocate.nrt.node import ZoneReport
 from agent.allocate.policies_in_force import PROFILES, Profile, node_policies
+from agent.model.bounds import unknown_value
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
-from agent.model.cpu.policies import GpuObjective, NumaPolicy, Strategy
+from agent.model.cpu.policies import (
+    PARTITION_LABEL,
+    GpuObjective,
+    NumaPolicy,
+    Strategy,
+    label_faults,
+)
 from agent.model.cpu.topology import Cpu
 from agent.model.devices import holding, interconnect
 from agent.model.devices.device_object import GPU_PARTITIONS, DeviceObject, DeviceType
@@ -36,6 +43,8 @@ from agent.model.devices.holding import DeviceHolding as Held
 from agent.model.devices.interconnect import GPU_LINKS
 from agent.model.nrt import node_annotations
 from agent.model.nrt.node_annotations import (
+    CPU_MANAGER_POLICIES,
+    CPU_MANAGER_POLICY,
     CpuManager,
     amplification_ratios,
     node_reservation,
@@ -43,7 +52,7 @@ from agent.model.nrt.node_annotations import (
     system_qos,
 )
 from agent.model.nrt.node_status import GPU_MODEL, GPU_VENDOR
-from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.nrt.resource_topology import KIND, NodeTopology
 from agent.model.pod.annotations import GPU_ISOLATION_PROVIDER, AnnotationError
 from agent.model.settings.plugin_args import SchedulerArgs, ZoneScoring
 
@@ -117,6 +126,8 @@ def node_properties(
     left out."""
     rules = rules or AllocatorRules()
     found = list(faults)
+    if device is not None:
+        found += (f"Device {device.name}: {fault}" for fault in label_faults(device.labels))
     shares = labels.get(GPU_MODEL, "") not in rules.unshared.get(labels.get(GPU_VENDOR, ""), ())
     return NodeProperties(
         name,
@@ -138,8 +149,8 @@ def _inventory(
     try:
         table = _partitions(
             device.annotations.get(GPU_PARTITIONS, ""),
-            device.labels.get(PARTITION_POLICY, ""),
-            labels.get(PARTITION_POLICY, ""),
+            device.labels.get(PARTITION_LABEL, ""),
+            labels.get(PARTITION_LABEL, ""),
             labels.get(GPU_MODEL, ""),
             labels.get(GPU_VENDOR, ""),
         )
@@ -158,9 +169,9 @@ def _inventory(
 def _partitions(text: str, of_device: str, of_node: str, model: str, vendor: str) -> Partitions:
     """Cached: nodes of one model share a table. Raises AnnotationError."""
     return partitions.partitions(
-        {PARTITION_POLICY: of_device},
+        {PARTITION_LABEL: of_device},
         {GPU_PARTITIONS: text},
-        {PARTITION_POLICY: of_node, GPU_MODEL: model, GPU_VENDOR: vendor},
+        {PARTITION_LABEL: of_node, GPU_MODEL: model, GPU_VENDOR: vendor},
     )
 
 
@@ -200,16 +211,21 @@ def topology_options(
     profile: Profile = PROFILES["koordinator"],
     claims: Mapping[str, CpuSet] = _NO_CLAIMS,
 ) -> tuple[TopologyOptions, tuple[str, ...]]:
-    """The options, and a message for every value that can't be read. `labels` and `annotations` are
-    the Node's, `cpu_milli` its allocatable CPU (already amplified), None if unknown. `claims`: the
-    CPUs that pods hold by their annotations, by uid. If the kubelet assigned the same CPUs to a
-    pod, they count once; if it assigned other CPUs, both count as taken."""
-    faults: list[str] = []
+    """The options, and a message for every value that can't be read or is not known; messages about
+    the NodeResourceTopology name it. `labels` and `annotations` are the Node's, `cpu_milli` its
+    allocatable CPU (already amplified), None if unknown. `claims`: the CPUs that pods hold by their
+    annotations, by uid. If the kubelet assigned the same CPUs to a pod, they count once; if it
+    assigned other CPUs, both count as taken."""
+    reported = list(topology.faults)
     cpus = _NO_CPUS
     try:
         cpus = _cpus(topology, claims)
     except AnnotationError as error:
-        faults.append(str(error))
+        reported.append(str(error))
+    if (policy := cpus.manager.policy) and policy not in CPU_MANAGER_POLICIES:
+        field = f"annotation {CPU_MANAGER_POLICY}: policy"
+        reported.append(unknown_value(field, policy, CPU_MANAGER_POLICIES))
+    faults = [f"{KIND} {topology.name}: {fault}" for fault in reported]
     ratios: Mapping[str, float] = {}
     try:
         ratios = amplification_ratios(annotations)

@@ -45,7 +45,7 @@ def score(
     if node is None:
         return 0
     if strategy is Strategy.LEAST_NUMA_NODES:
-        return _by_count(node, pod)
+        return least_numa_nodes(node, pod)
     if node.policy is not NumaPolicy.SINGLE_NUMA_NODE:
         return 0
     return _by_zone(node, pod, strategy, weights or {})
@@ -69,7 +69,10 @@ def _left(node: ZonedNode, zone: int) -> dict[str, int]:
     return {name: there[zone] for name, there in node.available.items() if zone in there}
 
 
-def _by_count(node: ZonedNode, pod: ZonedPod) -> int:
+def least_numa_nodes(
+    node: ZonedNode, pod: ZonedPod, gives: Callable[[int], int] = lambda zone: zone
+) -> int:
+    """`gives`: the id of the NUMA node that gives what a part takes of the NUMA node with an id."""
     available: dict[str, dict[int, int]] = node.available
     count, closest = 0, True
     for part in parts_of(node, pod):
@@ -82,7 +85,7 @@ def _by_count(node: ZonedNode, pod: ZonedPod) -> int:
         count = max(count, len(found.zones))
         closest = closest and found.closest
         if part.kind is not PartKind.INIT:
-            available = _without(available, found.zones, asked)
+            available = _without(available, tuple(map(gives, found.zones)), asked)
     return _count_score(count, closest, node.max_numa_nodes) if count else _BEST
 
 

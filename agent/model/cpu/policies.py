@@ -1,16 +1,18 @@
 """The policies and strategies of CPU, NUMA and GPU orchestration.
 
 Settings and the kubelet's configuration name them. Pods name them in two of Koordinator's
-annotations, `resource-spec` and `numa-topology-spec` (apis/extension/numa_aware.go)."""
+annotations, `resource-spec` and `numa-topology-spec`, Nodes in labels
+(apis/extension/numa_aware.go)."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, TypeVar
 
 import msgspec
 
+from agent.model.bounds import unknown_value
 from agent.model.pod.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, AnnotationError, decoded
 
 
@@ -167,8 +169,7 @@ def _parsed(kind: type[_Policy], value: str, key: str, field: str) -> _Policy | 
     try:
         return kind(value)
     except ValueError:
-        known = ", ".join(kind)
-        raise AnnotationError(key, f"{field}: {value[:40]!r} is none of {known}") from None
+        raise AnnotationError(key, unknown_value(field, value, kind)) from None
 
 
 def kubelet_numa_policy(text: str) -> NumaPolicy | None:
@@ -177,10 +178,21 @@ def kubelet_numa_policy(text: str) -> NumaPolicy | None:
 
     Container scope counts as the same policy of the whole pod (numa-topology-scheduling proposal).
     """
-    name = text.replace("-", "").lower()
-    for scope in ("podlevel", "containerlevel"):
-        name = name.removesuffix(scope)
-    return _BY_NAME.get(name)
+    return _BY_NAME.get(_spelled(text)[0])
+
+
+def topology_manager_scope(text: str) -> TopologyManagerScope | None:
+    """The scope that such a spelling names, None if it names none."""
+    return _spelled(text)[1]
+
+
+def _spelled(text: str) -> tuple[str, TopologyManagerScope | None]:
+    """The policy in lower case without separators, and the scope."""
+    name = text.replace("-", "").replace("_", "").lower()
+    for scope in TopologyManagerScope:
+        if name.endswith(level := f"{scope}level"):
+            return name.removesuffix(level), scope
+    return name, None
 
 
 def reported_numa_policy(policy: str, scope: str) -> str:
@@ -193,3 +205,46 @@ def reported_numa_policy(policy: str, scope: str) -> str:
 
 
 _BY_NAME = {each.lower(): each for each in NumaPolicy}
+
+
+BIND_LABEL = "node.koordinator.sh/cpu-bind-policy"
+STRATEGY_LABEL = "node.koordinator.sh/numa-allocate-strategy"
+NUMA_LABEL = "node.koordinator.sh/numa-topology-policy"
+NUMA_LABEL_OF_PROPOSAL = "node.koordinator.sh/numa-topology-alignment-policy"
+PARTITION_LABEL = "node.koordinator.sh/gpu-partition-policy"
+"""Also a label of the Device object."""
+
+
+class PartitionPolicy(enum.StrEnum):
+    """Whether GPUs are allocated only in sets of the partition table (`gpu-partition-policy`)."""
+
+    HONOR = "Honor"
+    PREFER = "Prefer"
+
+
+BIND_VALUES: Final[Mapping[str, BindPolicy | None]] = {
+    "None": None,
+    "FullPCPUsOnly": BindPolicy.FULL_PCPUS,
+    "SpreadByPCPUs": BindPolicy.SPREAD_BY_PCPUS,
+    "PCPUOnly": BindPolicy.FULL_PCPUS,
+}
+"""`PCPUOnly`: the fine-grained CPU orchestration proposal writes the same policy in two ways."""
+STRATEGY_VALUES: Final = {str(each): each for each in NUMA_STRATEGIES}
+NUMA_VALUES: Final = {str(each): each for each in NumaPolicy}
+_LABEL_VALUES: Final[Mapping[str, Collection[str]]] = {
+    NUMA_LABEL: NUMA_VALUES,
+    NUMA_LABEL_OF_PROPOSAL: NUMA_VALUES,
+    BIND_LABEL: BIND_VALUES,
+    STRATEGY_LABEL: STRATEGY_VALUES,
+    PARTITION_LABEL: tuple(PartitionPolicy),
+}
+
+
+def label_faults(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """A message for each label of a Node or Device object whose value is unknown, and which
+    therefore has no effect."""
+    return tuple(
+        unknown_value(f"label {key}", value, known)
+        for key, known in _LABEL_VALUES.items()
+        if (value := labels.get(key)) and value not in known
+    )

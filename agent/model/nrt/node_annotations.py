@@ -140,6 +140,9 @@ def shared_pools(annotations: Mapping[str, str], key: str) -> tuple[Pool, ...]:
     return pools
 
 
+CPU_MANAGER_POLICIES: Final = ("none", "static")
+
+
 class CpuManager(msgspec.Struct, frozen=True):
     """The kubelet's CPU manager. `reserved_cpus`: the CPUs that it never assigns."""
 

@@ -12,7 +12,14 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.model.cpu.policies import reported_numa_policy
+from agent.model.bounds import unknown_value
+from agent.model.cpu.policies import (
+    NumaPolicy,
+    TopologyManagerScope,
+    kubelet_numa_policy,
+    reported_numa_policy,
+    topology_manager_scope,
+)
 from agent.model.objects import ObjectError, ObjectMetadata, converted
 from agent.model.quantities import QuantityError, cpu, milli, whole
 
@@ -65,7 +72,8 @@ class OwnerReference(msgspec.Struct, frozen=True):
 
 class NodeTopology(msgspec.Struct, frozen=True):
     """The report of a node. `policy`, `scope`: the kubelet's values. `max_numa_nodes` None: the
-    reader's default. `attributes`: all other attributes by name."""
+    reader's default. `attributes`: all other attributes by name. `faults`: a message for each value
+    of a decoded object that is not known."""
 
     name: str
     zones: tuple[Zone, ...] = ()
@@ -77,6 +85,7 @@ class NodeTopology(msgspec.Struct, frozen=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     owner: OwnerReference | None = None
+    faults: tuple[str, ...] = ()
 
 
 def encode(value: NodeTopology, version: Version) -> Object:
@@ -181,30 +190,45 @@ MOST_NUMA_NODES: Final = 1024
 
 def decode(body: object) -> NodeTopology:
     """Decodes either version, of any writer. Omits zones that are not NUMA nodes, and costs to
-    them. For an attribute with an invalid value the default applies, as in a scheduler. Raises
-    ObjectError."""
+    them. The first of `topologyPolicies` counts; known attributes override it (scheduler-plugins:
+    pkg/noderesourcetopology/nodeconfig/topologymanager.go). A policy may have any spelling
+    (`kubelet_numa_policy`). An unknown value has no effect and is a fault. Raises ObjectError."""
     raw = converted(body, KIND, _Raw)
     metadata = raw.metadata
-    policy, scope = _policy_and_scope(raw.topology_policies[0] if raw.topology_policies else "")
     attributes = {each.name: each.value for each in raw.attributes or ()}
-    given = attributes.pop(POLICY, None)
-    policy = given if given in _POLICIES else policy
-    given = attributes.pop(SCOPE, None)
-    scope = given if given in _SCOPES else scope
+    named = (
+        ("topologyPolicies[0]", raw.topology_policies[0] if raw.topology_policies else ""),
+        (f"attribute {POLICY}", attributes.pop(POLICY, "")),
+    )
+    policy, scope = NumaPolicy.NONE, TopologyManagerScope.CONTAINER
+    faults = []
+    for field, value in named:
+        if (known := kubelet_numa_policy(value)) is not None:
+            policy, scope = known, topology_manager_scope(value) or scope
+        elif value:
+            faults.append(unknown_value(field, value, _POLICY_NAMES.values()))
+    if (value := attributes.pop(SCOPE, "")) in _SCOPES:
+        scope = TopologyManagerScope(value)
+    elif value:
+        faults.append(unknown_value(f"attribute {SCOPE}", value, _SCOPES))
+    max_numa_nodes = _max_numa_nodes(value := attributes.pop(MAX_NUMA_NODES, ""))
+    if value and max_numa_nodes is None:
+        faults.append(f"attribute {MAX_NUMA_NODES}: {value[:60]!r} is not a number above 1")
     annotations = dict(metadata.annotations or {})
     legacy = annotations.pop(FINGERPRINT_ANNOTATION, None)
     owners = [each for each in metadata.owner_references or () if each.kind == "Node"]
     return NodeTopology(
         metadata.name,
         tuple(sorted(_zones(raw), key=lambda each: each.node)),
-        policy,
-        scope,
-        _max_numa_nodes(attributes.pop(MAX_NUMA_NODES, "")),
+        _POLICY_NAMES[policy],
+        scope.value,
+        max_numa_nodes,
         attributes.pop(FINGERPRINT, None) or legacy,
         attributes,
         dict(metadata.labels or {}),
         annotations,
         OwnerReference(owners[0].name, owners[0].uid) if owners else None,
+        tuple(faults),
     )
 
 
@@ -250,28 +274,14 @@ class _Raw(msgspec.Struct, frozen=True, rename="camel"):
     attributes: tuple[_RawAttribute, ...] | None = None
 
 
-_SCOPES: Final = ("container", "pod")
+_SCOPES: Final = tuple(TopologyManagerScope)
 _POLICY_NAMES: Final = {
-    "None": "none",
-    "BestEffort": "best-effort",
-    "Restricted": "restricted",
-    "SingleNUMANode": "single-numa-node",
+    NumaPolicy.NONE: "none",
+    NumaPolicy.BEST_EFFORT: "best-effort",
+    NumaPolicy.RESTRICTED: "restricted",
+    NumaPolicy.SINGLE_NUMA_NODE: "single-numa-node",
 }
-_POLICIES: Final = tuple(_POLICY_NAMES.values())
-_BY_NAME: Final = {
-    "Restricted": ("restricted", "container"),
-    "BestEffort": ("best-effort", "container"),
-    **{
-        f"{name}{level}Level": (_POLICY_NAMES[name], level.lower())
-        for name in ("SingleNUMANode", "Restricted", "BestEffort")
-        for level in ("Container", "Pod")
-    },
-}
-"""All values of `topologyPolicies` except None."""
-
-
-def _policy_and_scope(name: str) -> tuple[str, str]:
-    return _BY_NAME.get(name, ("none", "container"))
+"""The kubelet's names."""
 
 
 def _max_numa_nodes(text: str) -> int | None:

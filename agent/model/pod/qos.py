@@ -1,4 +1,4 @@
-"""Koordinator's QoS classes, and how the class of a pod is determined."""
+"""Koordinator's QoS and priority classes, and how the QoS class of a pod is determined."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Final, Literal
 
+from agent.model.bounds import unknown_value
+
 QOS_LABEL = "koordinator.sh/qosClass"
+PRIORITY_CLASS_LABEL = "koordinator.sh/priority-class"
 
 KubeClass = Literal["guaranteed", "burstable", "besteffort"]
 
@@ -23,6 +26,15 @@ class QoS(enum.StrEnum):
     SYSTEM = "SYSTEM"
 
 
+class PriorityClass(enum.StrEnum):
+    """The bands of priorities."""
+
+    PROD = "koord-prod"
+    MID = "koord-mid"
+    BATCH = "koord-batch"
+    FREE = "koord-free"
+
+
 _SLICE: Final = ".slice"
 _BY_LABEL = {each.value: each for each in QoS}
 
@@ -31,6 +43,20 @@ def qos_of(labels: Mapping[str, str], kube_class: KubeClass | None) -> QoS:
     """The class in the label. Without a known label, BestEffort pods are BE and all others LS."""
     by_label = _BY_LABEL.get(labels.get(QOS_LABEL, ""))
     return by_label or (QoS.BE if kube_class == "besteffort" else QoS.LS)
+
+
+def label_faults(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """A message for each of a pod's two labels whose value is unknown, and which therefore has no
+    effect."""
+    classes: tuple[tuple[str, type[enum.StrEnum]], ...] = (
+        (QOS_LABEL, QoS),
+        (PRIORITY_CLASS_LABEL, PriorityClass),
+    )
+    return tuple(
+        unknown_value(f"label {key}", value, known)
+        for key, known in classes
+        if (value := labels.get(key)) and value not in tuple(known)
+    )
 
 
 def kube_class(cgroup_parent: str) -> KubeClass | None:

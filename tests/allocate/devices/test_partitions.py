@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions, partitions
+from agent.allocate.devices.partitions import Partitions, partitions
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal
+from agent.model.cpu.policies import PARTITION_LABEL
 from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.pod.annotations import AnnotationError
 from tests.allocate.devices.builders import (
@@ -27,7 +28,7 @@ from tests.allocate.devices.builders import (
 
 MODEL = "node.koordinator.sh/gpu-model"
 VENDOR = "node.koordinator.sh/gpu-vendor"
-HONOR = {PARTITION_POLICY: "Honor"}
+HONOR = {PARTITION_LABEL: "Honor"}
 JOINED = {JOINT: {"deviceTypes": ["gpu", "rdma"]}}
 EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
 

@@ -101,6 +101,13 @@ def test_invalid_annotations_are_reported_and_the_rest_counts() -> None:
     ]
 
 
+def test_unknown_labels_of_the_device_are_faults_that_name_it() -> None:
+    label = "node.koordinator.sh/gpu-partition-policy"
+    found = node_properties("n", {}, device=DeviceObject("n", DEVICES, {label: "honour"}))
+    assert found.faults == (f"Device n: label {label}: 'honour' is none of Honor, Prefer",)
+    assert node_properties("n", {}, device=DeviceObject("n", (), {label: "Honor"})).faults == ()
+
+
 def test_holdings_are_read_as_an_agent_publishes_them() -> None:
     held = [
         DeviceHolding("u", "c", "nvidia.com/gpu", "gpu", "GPU-1", Form.REPLICA, "3"),

@@ -27,7 +27,7 @@ from agent.model.nrt.node_annotations import (
     SystemQos,
     koordinator_annotations,
 )
-from agent.model.nrt.resource_topology import L3_CPUS, Amounts, NodeTopology, Zone
+from agent.model.nrt.resource_topology import L3_CPUS, Amounts, NodeTopology, Zone, decode
 
 MACHINE = machines.cpus((2, 1, 4, 2), "interleaved")
 PLAIN = NodeConfiguration()
@@ -176,7 +176,7 @@ def test_no_cpus_are_bound_when_their_owners_are_unknown(key: str, text: str, me
     assert facts.layout is None
     assert facts.zones == {0: {"cpu": 1000}}
     (fault,) = faults
-    assert fault.startswith(f"annotation {key}: ")
+    assert fault.startswith(f"NodeResourceTopology n: annotation {key}: ")
     assert message in fault
 
 
@@ -186,6 +186,31 @@ def test_an_invalid_ratio_is_ignored(ratio: str) -> None:
     assert facts.cpu_ratio == 1.0
     (fault,) = faults
     assert fault.startswith(f"annotation {AMPLIFICATION_RATIO}: ")
+
+
+def test_unknown_values_of_the_report_are_faults_that_name_it() -> None:
+    notes = {**reported(), CPU_MANAGER_POLICY: '{"policy":"dynamic"}'}
+    body = {
+        "metadata": {"name": "n", "annotations": notes},
+        "topologyPolicies": ["strict"],
+        "zones": [],
+    }
+    facts, faults = topology_options({}, {}, decode(body))
+    assert facts.layout is not None
+    assert not facts.kubelet_static
+    assert facts.policies.numa_kubelet is NumaPolicy.NONE
+    assert faults == (
+        "NodeResourceTopology n: topologyPolicies[0]: 'strict' is none of none, best-effort, "
+        "restricted, single-numa-node",
+        f"NodeResourceTopology n: annotation {CPU_MANAGER_POLICY}: policy: 'dynamic' is none of "
+        "none, static",
+    )
+
+
+def test_a_policy_spelled_as_the_kubelet_does_is_in_force() -> None:
+    body = {"metadata": {"name": "n"}, "topologyPolicies": ["single-numa-node"], "zones": []}
+    facts, faults = topology_options({}, {}, decode(body))
+    assert (facts.policies.numa_kubelet, faults) == (NumaPolicy.SINGLE_NUMA_NODE, ())
 
 
 def test_invalid_labels_are_reported_too() -> None:

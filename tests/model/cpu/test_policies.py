@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,11 @@ from agent.model.cpu.policies import (
     NumaSpec,
     ResourceSpec,
     kubelet_numa_policy,
+    label_faults,
     numa_spec,
     reported_numa_policy,
     resource_spec,
+    topology_manager_scope,
 )
 from agent.model.pod.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, AnnotationError
 
@@ -42,6 +45,63 @@ from agent.model.pod.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, Annot
 )
 def test_every_spelling_of_a_topology_manager_policy(text: str, policy: NumaPolicy | None) -> None:
     assert kubelet_numa_policy(text) is policy
+
+
+@given(
+    st.sampled_from(["single-numa-node", "best-effort", "restricted", "none"]),
+    st.sampled_from(["", "-", "_"]),
+    st.sampled_from(["", "PodLevel", "ContainerLevel", "-pod-level", "_container_level"]),
+    st.sampled_from([str.lower, str.upper, str.title]),
+)
+def test_case_and_separators_of_a_policy_do_not_matter(
+    policy: str, separator: str, level: str, write: Callable[[str], str]
+) -> None:
+    text = write(policy.replace("-", separator)) + level
+    assert kubelet_numa_policy(text) is kubelet_numa_policy(policy)
+    scope = topology_manager_scope(text)
+    assert (scope is None) == (not level)
+    assert scope is None or scope in level.lower()
+
+
+PREFIX = "node.koordinator.sh/"
+
+
+@pytest.mark.parametrize(
+    ("label", "known", "unknown"),
+    [
+        (
+            "cpu-bind-policy",
+            ["None", "FullPCPUsOnly", "SpreadByPCPUs", "PCPUOnly"],
+            ["FullPCPUs", "none"],
+        ),
+        (
+            "numa-allocate-strategy",
+            ["MostAllocated", "LeastAllocated", "DistributeEvenly"],
+            ["BalancedAllocation", "Most"],
+        ),
+        (
+            "numa-topology-policy",
+            ["None", "BestEffort", "Restricted", "SingleNUMANode"],
+            ["single-numa-node"],
+        ),
+        (
+            "numa-topology-alignment-policy",
+            ["None", "BestEffort", "Restricted", "SingleNUMANode"],
+            ["SingleNUMANodePodLevel"],
+        ),
+        ("gpu-partition-policy", ["Honor", "Prefer"], ["honor"]),
+        ("numa-memory-policy", ["", "any"], []),
+        ("gpu-model", ["x"], []),
+    ],
+)
+def test_labels_with_unknown_values_are_faults(
+    label: str, known: list[str], unknown: list[str]
+) -> None:
+    for value in ["", *known]:
+        assert label_faults({PREFIX + label: value}) == ()
+    for value in unknown:
+        (fault,) = label_faults({PREFIX + label: value})
+        assert fault == f"label {PREFIX}{label}: {value!r} is none of {', '.join(known)}"
 
 
 @pytest.mark.parametrize("scope", ["pod", "container"])

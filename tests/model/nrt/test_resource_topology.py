@@ -134,8 +134,15 @@ def test_encoded_objects_read_back(value: NodeTopology) -> None:
         (["Restricted"], {}, "restricted", "container", None),
         (["RestrictedPodLevel", "None"], {}, "restricted", "pod", None),
         (["SingleNUMANodeContainerLevel"], {}, "single-numa-node", "container", None),
-        (["SingleNUMANode"], {}, "none", "container", None),
-        (["singlenumanodepodlevel"], {}, "none", "container", None),
+        (["SingleNUMANode"], {}, "single-numa-node", "container", None),
+        (["singlenumanodepodlevel"], {}, "single-numa-node", "pod", None),
+        (["single-numa-node"], {}, "single-numa-node", "container", None),
+        (["single_numa_node"], {}, "single-numa-node", "container", None),
+        (["best-effort"], {}, "best-effort", "container", None),
+        (["restricted"], {"topologyManagerScope": "pod"}, "restricted", "pod", None),
+        (["none"], {}, "none", "container", None),
+        ([], {"topologyManagerPolicy": "SingleNUMANodePodLevel"}, "single-numa-node", "pod", None),
+        (["Restricted"], {"topologyManagerPolicy": "None"}, "none", "container", None),
         (["Bogus"], {"topologyManagerScope": "pod"}, "none", "pod", None),
         (["Restricted"], {"topologyManagerPolicy": "bogus"}, "restricted", "container", None),
         (
@@ -162,6 +169,32 @@ def test_each_attribute_overrides_the_older_policy_value(
     }
     found = decode(body)
     assert (found.policy, found.scope, found.max_numa_nodes) == (policy, scope, most)
+
+
+@pytest.mark.parametrize(
+    ("word", "attribute", "fault"),
+    [
+        ("strict", (), "topologyPolicies[0]: 'strict' is none of none, best-effort, restricted, "),
+        ("PodLevel", (), "topologyPolicies[0]: 'PodLevel' is none of none, best-effort, "),
+        ("x" * 999, (), f"topologyPolicies[0]: '{'x' * 60}' is none of "),
+        ("", ("topologyManagerPolicy", "Single"), "attribute topologyManagerPolicy: 'Single' is "),
+        ("", ("topologyManagerScope", "node"), "attribute topologyManagerScope: 'node' is none of"),
+        ("", ("topologyManagerMaxNUMANodes", "1"), "attribute topologyManagerMaxNUMANodes: '1' is"),
+    ],
+)
+def test_unknown_values_are_faults_without_effect(
+    word: str, attribute: tuple[str, ...], fault: str
+) -> None:
+    body = {
+        "metadata": {"name": "n"},
+        "topologyPolicies": [word],
+        "attributes": [{"name": attribute[0], "value": attribute[1]}] if attribute else [],
+        "zones": [],
+    }
+    found = decode(body)
+    (only,) = found.faults
+    assert only.startswith(fault)
+    assert msgspec.structs.replace(found, faults=()) == NodeTopology("n")
 
 
 def test_zones_of_others_are_left_out() -> None:
@@ -243,6 +276,9 @@ def test_objects_of_the_scheduler_vectors_read_back() -> None:
                 assert encode(value, Version.V1ALPHA1)["topologyPolicies"][0].startswith(
                     words[0].removesuffix("ContainerLevel")
                 )
+            if words and not nrt.get("attributes"):
+                assert not value.faults
+            value = msgspec.structs.replace(value, faults=())
             assert decode(encode(value, Version.V1ALPHA2)) == value
             seen += 1
     assert seen > 1000

@@ -1,6 +1,16 @@
 import pytest
 
-from agent.model.pod.qos import QOS_LABEL, KubeClass, QoS, is_qos_root, kube_class, qos_of
+from agent.model.pod.qos import (
+    PRIORITY_CLASS_LABEL,
+    QOS_LABEL,
+    KubeClass,
+    PriorityClass,
+    QoS,
+    is_qos_root,
+    kube_class,
+    label_faults,
+    qos_of,
+)
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 UID_ = UID.replace("-", "_")
@@ -86,3 +96,15 @@ def test_the_label_decides_then_the_class_of_kubernetes(
 )
 def test_the_kubelets_own_groups(group: str, shared: bool) -> None:
     assert is_qos_root(group) is shared
+
+
+def test_unknown_classes_are_faults() -> None:
+    for qos in ("", *QoS):
+        for priority in ("", *PriorityClass):
+            assert label_faults({QOS_LABEL: qos, PRIORITY_CLASS_LABEL: priority}) == ()
+    assert label_faults({}) == ()
+    assert label_faults({QOS_LABEL: "LSX", PRIORITY_CLASS_LABEL: "prod"}) == (
+        f"label {QOS_LABEL}: 'LSX' is none of LSE, LSR, LS, BE, SYSTEM",
+        f"label {PRIORITY_CLASS_LABEL}: 'prod' is none of koord-prod, koord-mid, koord-batch, "
+        "koord-free",
+    )
