@@ -161,7 +161,8 @@ def _cpus(text: str) -> CpuSet:
 
 
 def _reported(topology: NodeTopology) -> dict[str, Any]:
-    """The report in the form of a case's `expect`."""
+    """The report in the form of a case's `expect`. Koordinator lists only the CPUs that the kubelet
+    assigned."""
     notes = topology.annotations
     pools = {"ls": CPU_SHARED_POOLS, "be": BE_CPU_SHARED_POOLS}
     read = msgspec.json.decode
@@ -170,6 +171,7 @@ def _reported(topology: NodeTopology) -> dict[str, Any]:
         "podAllocs": [
             {key: value for key, value in each.items() if value != ""}
             for each in read(notes[POD_CPU_ALLOCS])
+            if each.get("managedByKubelet")
         ],
         "kubeletReserved": read(notes[CPU_MANAGER_POLICY]).get("reservedCPUs", ""),
         "nodeReservation": read(notes.get(RESERVATION, "{}")),

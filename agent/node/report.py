@@ -156,7 +156,7 @@ def report_values(name: str, moment: ReportInput) -> ReportValues:
         moment.topology,
         decision.ls_pools,
         decision.be_pools,
-        _allocs(pods, kubelet),
+        _allocs(decision, pods, kubelet),
         held(decision, pods, kubelet, resources.held),
         _reserved(moment.configuration, resources),
         msgspec.structs.replace(moment.configuration, kubelet_policy=policy),
@@ -218,17 +218,18 @@ def _fingerprint(pods: Iterable[ApiPod]) -> str:
     )
 
 
-def _allocs(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> tuple[PodCpuAlloc, ...]:
-    """Koordinator's list of the CPUs that the kubelet assigned, claims included. Koordinator finds
-    other owners by their annotation."""
-    by_uid = {pod.uid: pod for pod in pods}
+def _allocs(
+    decision: Decision, pods: tuple[Pod, ...], kubelet: KubeletCpus
+) -> tuple[PodCpuAlloc, ...]:
+    """The CPUs that pods own (fine-grained CPU orchestration proposal, NodeResourceTopology CRD).
+    Those that the kubelet or a DRA driver assigned are managed by the kubelet: schedulers find all
+    others by the pods' annotations."""
+    names = {pod.uid: (pod.namespace, pod.name) for pod in pods}
+    kubelets = given_away(pods, kubelet)
+    others = {each.uid: each.claimed - kubelets.get(each.uid, EMPTY) for each in decision.owners}
     return tuple(
-        PodCpuAlloc(
-            by_uid[uid].namespace if uid in by_uid else "",
-            by_uid[uid].name if uid in by_uid else "",
-            uid,
-            str(cpus),
-            managed_by_kubelet=True,
-        )
-        for uid, cpus in sorted(given_away(pods, kubelet).items())
+        PodCpuAlloc(*names.get(uid, ("", "")), uid, str(cpus), managed)
+        for uid in sorted(kubelets.keys() | others.keys())
+        for cpus, managed in ((kubelets.get(uid), True), (others.get(uid), False))
+        if cpus
     )

@@ -62,6 +62,7 @@ def test_annotations_of_koordinator() -> None:
     assert found["be-cpu-shared-pools"] == [{"socket": 0, "node": 0, "cpuset": "0-1"}]
     assert found["cpu-manager-policy"] == {"policy": "static"}
     assert found["pod-cpu-allocs"] == [
+        {"namespace": "ns", "name": "a", "uid": "a", "cpuset": "1"},
         {"namespace": "ns", "name": "g", "uid": "g", "cpuset": "3", "managedByKubelet": True},
         {"namespace": "", "name": "", "uid": "gone", "cpuset": "2", "managedByKubelet": True},
     ]
@@ -120,3 +121,26 @@ def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:
     report(ClusterReporter("n", store), *pods, kubelet=KubeletCpus(True, by_uid))
     (alloc,) = notes(store)["pod-cpu-allocs"]
     assert (alloc["uid"], alloc["cpuset"], alloc["managedByKubelet"]) == ("a", "1", True)
+
+
+def test_every_owner_is_in_pod_cpu_allocs() -> None:
+    """LSE, LSR and, with the kubelet's mark, Guaranteed pods; pods that share are not."""
+    store = Remembering()
+    pods = (
+        pod("lse", "LSE", "0"),
+        pod("lsr", "LSR", "1-2"),
+        pod("ls", "LS"),
+        pod("be", "BE"),
+        pod("plain", kube_class="guaranteed"),
+    )
+    report(ClusterReporter("n", store), *pods, nodes=4)
+    assert notes(store)["pod-cpu-allocs"] == [
+        {"namespace": "ns", "name": "lse", "uid": "lse", "cpuset": "0"},
+        {"namespace": "ns", "name": "lsr", "uid": "lsr", "cpuset": "1-2"},
+    ]
+    kubelet = KubeletCpus(True, {"plain": CpuSet([3])})
+    report(ClusterReporter("n", store), *pods, nodes=4, kubelet=kubelet)
+    assert [
+        (each["uid"], each["cpuset"], each.get("managedByKubelet", False))
+        for each in notes(store)["pod-cpu-allocs"]
+    ] == [("lse", "0", False), ("lsr", "1-2", False), ("plain", "3", True)]

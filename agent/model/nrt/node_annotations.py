@@ -123,7 +123,8 @@ def amplification_ratios(annotations: Mapping[str, str]) -> dict[str, float]:
 
 
 class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """An entry of the annotation pod-cpu-allocs."""
+    """An entry of the annotation pod-cpu-allocs: CPUs that a pod owns, and whether the kubelet
+    assigned them."""
 
     namespace: str
     name: str
@@ -279,6 +280,17 @@ def kubelet_allocated(annotations: Mapping[str, str]) -> dict[str, CpuSet]:
             cpus = cpu_list(POD_CPU_ALLOCS, f"cpuset of pod {each.uid[:60]!r}", each.cpuset)
             found[each.uid] = found.get(each.uid, EMPTY) | cpus
     return found
+
+
+def only_kubelet_allocated(text: str) -> str:
+    """The annotation pod-cpu-allocs without the entries that `kubelet_allocated` does not read. A
+    text that can't be read is not changed."""
+    notes = {POD_CPU_ALLOCS: text}
+    try:
+        entries = decoded(notes, POD_CPU_ALLOCS, _allocs, bounds.OBJECT_LIST_BYTES) or ()
+    except AnnotationError:
+        return text
+    return _text(tuple(each for each in entries if each.managed_by_kubelet))
 
 
 def _cpu_manager_fields(configured: NodeConfiguration) -> Object:

@@ -202,6 +202,9 @@ def topology(text: bytes) -> NodeTopology | Unreadable:
     except ObjectError as error:
         return _unreadable(error)
     kept = bounds.kept(read.annotations, _TOPOLOGY_READ)
+    if allocs := kept.get(node_annotations.POD_CPU_ALLOCS):
+        # The annotations of the other pods have their CPUs.
+        kept[node_annotations.POD_CPU_ALLOCS] = node_annotations.only_kubelet_allocated(allocs)
     return msgspec.structs.replace(read, annotations=interned(kept))
 
 

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.nrt.node_annotations import (
     CPU_SHARED_POOLS,
+    POD_CPU_ALLOCS,
     RESERVATION,
     SYSTEM_QOS,
     NodeConfiguration,
+    PodCpuAlloc,
     koordinator_annotations,
+    kubelet_allocated,
     node_reservation,
+    only_kubelet_allocated,
     shared_pools,
     system_qos,
 )
@@ -143,3 +147,28 @@ def test_invalid_pools(text: str, reason: str) -> None:
     with pytest.raises(AnnotationError, match=CPU_SHARED_POOLS) as raised:
         shared_pools({CPU_SHARED_POOLS: text}, CPU_SHARED_POOLS)
     assert reason in raised.value.reason
+
+
+allocs = st.builds(
+    PodCpuAlloc,
+    st.just("ns"),
+    st.text("ab", max_size=2),
+    st.sampled_from("uvw"),
+    st.frozensets(st.integers(0, 9)).map(lambda cpus: str(CpuSet(cpus))),
+    st.booleans(),
+)
+
+
+@given(st.lists(allocs, max_size=5))
+def test_without_the_other_owners_the_kubelets_cpus_are_the_same(
+    entries: list[PodCpuAlloc],
+) -> None:
+    text = msgspec.json.encode(entries).decode()
+    short = only_kubelet_allocated(text)
+    assert kubelet_allocated({POD_CPU_ALLOCS: short}) == kubelet_allocated({POD_CPU_ALLOCS: text})
+    assert short.count("managedByKubelet") == short.count("uid")
+
+
+@pytest.mark.parametrize("text", ["{", '[{"uid":1}]', "[" * 9999])
+def test_allocs_that_cannot_be_read_are_not_changed(text: str) -> None:
+    assert only_kubelet_allocated(text) == text

@@ -6,6 +6,8 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.holding import DEVICES_CHECKPOINTS
+from agent.model.nrt.node_annotations import POD_CPU_ALLOCS
+from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.objects import ObjectError
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.state import records
@@ -112,6 +114,17 @@ def test_an_invalid_node_is_named() -> None:
     object_["status"]["allocatable"]["cpu"] = "many"
     with pytest.raises(ObjectError, match=r"Node n1: status\.allocatable\.cpu: .*many"):
         objects.of_node(object_)
+
+
+def test_only_the_cpus_that_the_kubelet_assigned_are_kept_of_a_topology() -> None:
+    """The CPUs of all other pods are in the pods' annotations."""
+    object_ = objects.topology("n1")
+    kubelets = {"namespace": "a", "name": "b", "uid": "u", "cpuset": "1", "managedByKubelet": True}
+    other = {"namespace": "a", "name": "c", "uid": "v", "cpuset": "2"}
+    object_["metadata"]["annotations"][POD_CPU_ALLOCS] = json.dumps([kubelets, other])
+    read = objects.of_topology(object_).value
+    assert isinstance(read, NodeTopology)
+    assert json.loads(read.annotations[POD_CPU_ALLOCS]) == [kubelets]
 
 
 def test_an_invalid_topology_is_named(caplog: pytest.LogCaptureFixture) -> None:
