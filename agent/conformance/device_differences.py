@@ -36,6 +36,12 @@ CORE_OF_SEVERAL: Final = Difference(
     "card and never fits; Topolet divides it over that number of cards",
     listed=True,
 )
+FRACTIONS_ADD_UP: Final = Difference(
+    "fractions-add-up",
+    "fractions of a device resource are added before they are rounded up (199.5 + 199.5 = 399); "
+    "Topolet rounds the amount of each container. The API server refuses fractions of extended "
+    "resources, so no pod in a cluster has them",
+)
 HEALTHY_ALONE: Final = Difference(
     "for-all-healthy",
     "ApplyForAll counts unhealthy devices, so the pod never fits a node with one; Topolet takes "

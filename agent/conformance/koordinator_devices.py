@@ -3,7 +3,7 @@ of devices on one node with the node's score."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +32,7 @@ from agent.allocate.resource_request import InitRequests, pod_total
 from agent.conformance.device_differences import (
     CORE_OF_SEVERAL,
     DIFFERENCES,
+    FRACTIONS_ADD_UP,
     GPU,
     HEALTHY_ALONE,
     UNEVEN_SHARES,
@@ -57,19 +58,18 @@ from agent.model.devices.device_allocation import (
 from agent.model.devices.device_object import GPU_PARTITIONS, Device
 from agent.model.nrt.node_status import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
 from agent.model.pod.annotations import DEVICE_ALLOCATED
-from agent.model.quantities import whole
+from agent.model.quantities import Quantity, milli, whole
 
 
 def judge_request(case: dict[str, Any]) -> CaseVerdict:
     """Compares every field; errors are compared by their kind."""
-    ours = _requested(case)
+    ours = _requested(case, _total(case["pod"]))
     if ours == case["expect"]:
         return CaseVerdict(True, ours)
     return CaseVerdict(False, ours, _declared_request(case, ours))
 
 
-def _requested(case: dict[str, Any]) -> dict[str, Any]:
-    total = _total(case["pod"])
+def _requested(case: dict[str, Any], total: Mapping[str, int]) -> dict[str, Any]:
     try:
         requested = type_requests(total)
     except RequestError as error:
@@ -108,19 +108,27 @@ def _selected(hint: DeviceHint | None) -> Any:
     return lambda each: each.healthy and (selector is None or selector.matches(each.labels))
 
 
-def _total(pod: dict[str, Any]) -> dict[str, int]:
+def _total(pod: dict[str, Any], scaled: Callable[[Quantity], int] = whole) -> dict[str, int]:
+    """The pod's request, with quantities as `scaled` returns them."""
     return pod_total(
-        [_amounts(each.get("requests")) for each in pod["containers"]],
+        [_amounts(each.get("requests"), scaled) for each in pod["containers"]],
         [
-            InitRequests(_amounts(each.get("requests")), each.get("always", False))
+            InitRequests(_amounts(each.get("requests"), scaled), each.get("always", False))
             for each in pod.get("initContainers", ())
         ],
     )
 
 
+def _rounded_total(pod: dict[str, Any]) -> dict[str, int]:
+    """The pod's request, rounded up only after it is added up."""
+    return {name: -(-amount // 1000) for name, amount in _total(pod, milli).items()}
+
+
 def _declared_request(case: dict[str, Any], ours: dict[str, Any]) -> str | None:
     """The difference, None if one of the differing types has no declared reason."""
     theirs: dict[str, Any] = case["expect"]
+    if _requested(case, _rounded_total(case["pod"])) == theirs:
+        return FRACTIONS_ADD_UP.name
     if ours.get("error") == RequestFault.UNEVEN:
         total = theirs.get(GPU, {}).get("total", {})
         return UNEVEN_SHARES.name if _uneven(total) else None
@@ -260,14 +268,15 @@ def _preferences(pod: Mapping[str, Any]) -> DevicePreferences:
     )
 
 
-def _amounts(written: Mapping[str, Any] | None) -> dict[str, int]:
-    """Quantities as whole numbers."""
-    return {name: whole(quantity) for name, quantity in (written or {}).items()}
+def _amounts(
+    written: Mapping[str, Any] | None, scaled: Callable[[Quantity], int] = whole
+) -> dict[str, int]:
+    return {name: scaled(quantity) for name, quantity in (written or {}).items()}
 
 
 JUDGES: Final = {
     "koordinator-device-requests": Judge(
-        judge_request, (UNEVEN_SHARES, CORE_OF_SEVERAL, HEALTHY_ALONE)
+        judge_request, (UNEVEN_SHARES, CORE_OF_SEVERAL, HEALTHY_ALONE, FRACTIONS_ADD_UP)
     ),
     "koordinator-device-allocate": Judge(judge_allocation, DIFFERENCES),
 }

@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.device_differences import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
+from agent.conformance.device_differences import (
+    CORE_OF_SEVERAL,
+    FRACTIONS_ADD_UP,
+    HEALTHY_ALONE,
+    UNEVEN_SHARES,
+)
 from agent.conformance.koordinator_devices import JUDGES, judge_request
 from tests.conformance.vectors import outcomes
 
@@ -12,6 +17,7 @@ CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"
 MEMORY = "koordinator.sh/gpu-memory"
 RDMA = "koordinator.sh/rdma"
+FPGA = "koordinator.sh/fpga"
 
 
 def card(minor: int, health: bool = True) -> dict[str, Any]:
@@ -87,9 +93,29 @@ def test_declared() -> None:
     assert (well.agrees, well.declared) == (False, None)
 
 
+def test_fractions_that_are_added_before_they_are_rounded_are_declared() -> None:
+    """199.5 + 199.5 is 399, which is not a multiple of 100; rounded up first it is 400."""
+    half = {CORE: "199.5", RATIO: "800", FPGA: "100"}
+    sidecar = {"requests": half, "always": True}
+    both = case(half, [card(0)], {"error": "combination"}, initContainers=[sidecar])
+    verdict = judge_request(both)
+    assert verdict.declared == FRACTIONS_ADD_UP.name
+    assert (verdict.ours["gpu"]["count"], verdict.ours["gpu"]["per"]) == (
+        16,
+        {CORE: 25, RATIO: 100},
+    )
+    other = case(half, [card(0)], {"error": "unit"}, initContainers=[sidecar])
+    assert judge_request(other).declared is None
+    whole = {CORE: "200", RATIO: "800", FPGA: "100"}
+    plain = {"requests": whole, "always": True}
+    even = case(whole, [card(0)], {"error": "combination"}, initContainers=[plain])
+    assert judge_request(even).declared is None, "without fractions the sums are the same"
+
+
 def test_koordinators_vectors() -> None:
     counted = outcomes("koordinator-device-requests", judge_request)
-    assert counted.keys() == {
+    assert FRACTIONS_ADD_UP.name not in counted
+    assert {*counted, FRACTIONS_ADD_UP.name} == {
         None,
         *(each.name for each in JUDGES["koordinator-device-requests"].differences),
     }
