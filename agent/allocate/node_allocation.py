@@ -117,7 +117,8 @@ def pod_allocation(
 ) -> PodAllocation:
     """The allocation in a pod's annotations. Raises AnnotationError for a resource-status that
     can't be read. A pod that owns CPUs keeps them if another of its annotations can't be read: then
-    without amounts, or without an exclusive policy."""
+    without amounts, or without an exclusive policy. A pod that an older Koordinator bound to pools
+    (cpuSharedPools) holds its CPU request there."""
     status = resource_status(annotations)
     cpus = status.cpus()
     try:
@@ -126,6 +127,9 @@ def pod_allocation(
         if not cpus:
             raise
         amounts = {}
+    if not cpus:
+        for node, share in status.pool_shares(cpu_milli).items():
+            amounts.setdefault(node, {})["cpu"] = share
     return PodAllocation(uid, title, cpus, _exclusive(annotations, cpus), amounts, cpu_milli)
 
 

@@ -39,6 +39,31 @@ def test_amounts_of_a_repeated_numa_node_are_added() -> None:
     assert pod_allocation("u", "ns/p", {RESOURCE_STATUS: status}).amounts == {0: {"cpu": 2000}}
 
 
+def test_a_pod_on_the_pools_of_an_older_koordinator_holds_its_cpu_there() -> None:
+    """cpuSharedPools has no amounts (fine-grained CPU orchestration proposal, Resource status)."""
+    notes = {RESOURCE_STATUS: '{"cpuSharedPools": [{"socket": 0, "node": 1}]}'}
+    held = pod_allocation("u", "ns/p", notes, 5000)
+    assert held == PodAllocation("u", "ns/p", amounts={1: {"cpu": 5000}}, cpu_milli=5000)
+    left = allocated(facts(), [held]).available()
+    assert (left[0]["cpu"], left[1]["cpu"]) == (8000, 3000)
+
+
+@pytest.mark.parametrize(
+    ("more", "amounts"),
+    [
+        ('"cpuset": "0-3"', {}),
+        ('"numaNodeResources": [{"node": 0, "resources": {"cpu": "1"}}]', {0: {"cpu": 1000}}),
+        (
+            '"numaNodeResources": [{"node": 1, "resources": {"memory": "1"}}]',
+            {1: {"memory": 1, "cpu": 4000}},
+        ),
+    ],
+)
+def test_own_cpus_and_amounts_come_before_pools(more: str, amounts: object) -> None:
+    notes = {RESOURCE_STATUS: f'{{"cpuSharedPools": [{{"socket": 0, "node": 1}}], {more}}}'}
+    assert pod_allocation("u", "ns/p", notes, 4000).amounts == amounts
+
+
 def test_negative_amounts_are_ignored() -> None:
     parts = '{"node": 0, "resources": {"cpu": "-4"}}, {"node": 0, "resources": {"cpu": "1"}}'
     held = pod_allocation("u", "ns/p", {RESOURCE_STATUS: f'{{"numaNodeResources": [{parts}]}}'})

@@ -107,15 +107,29 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
         """The NUMA nodes on whose pools the pod runs, in the annotation's order: all nodes of
         numaNodeResources if one of them has CPU, else those of the older cpuSharedPools. Raises
         AnnotationError."""
-        has_cpu = [
-            _amount(each, name) > 0
+        if self._has_cpu():
+            return tuple(each.node for each in self.numa_node_resources)
+        return tuple(each.node for each in self.cpu_shared_pools)
+
+    def pool_shares(self, cpu_milli: int) -> dict[int, int]:
+        """By NUMA node of cpuSharedPools, its share of a pod's CPU request: cpuSharedPools has no
+        amounts. The shares are equal, a remainder goes to the first nodes, and a node without a
+        share is left out. Empty if numaNodeResources has the pod's CPU. Raises AnnotationError."""
+        if self._has_cpu():
+            return {}
+        nodes = dict.fromkeys(each.node for each in self.cpu_shared_pools)
+        share, more = divmod(max(0, cpu_milli), max(1, len(nodes)))
+        shares = {node: share + (place < more) for place, node in enumerate(nodes)}
+        return {node: amount for node, amount in shares.items() if amount}
+
+    def _has_cpu(self) -> bool:
+        amounts = [
+            _amount(each, name)
             for each in self.numa_node_resources
             for name in _CPU_RESOURCES
             if name in each.resources
         ]
-        if any(has_cpu):
-            return tuple(each.node for each in self.numa_node_resources)
-        return tuple(each.node for each in self.cpu_shared_pools)
+        return any(amount > 0 for amount in amounts)
 
     def amounts(self) -> dict[int, dict[str, int]]:
         """The allocated amounts by NUMA node and resource: `cpu` in milli-CPU, the rest in units

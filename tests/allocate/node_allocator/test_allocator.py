@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
@@ -69,6 +71,25 @@ def test_parts_of_cards_are_packed_and_whole_ones_stay_whole() -> None:
     for name in "abcd":
         bind(spread, pod(name, {"cpu": 100, "memory": 1, GPU: 10}))
     assert refusal(spread, pod("whole", {"cpu": 100, "memory": 1, CARDS: 1}))
+
+
+def test_pods_that_an_older_koordinator_bound_to_pools_are_not_overcommitted() -> None:
+    """A migration: the NUMA nodes of the old pods have only the rest of their 8 CPUs."""
+    before = [
+        pod("old", {"cpu": 6}, "LS", {STATUS: {"cpuSharedPools": [{"socket": 0, "node": 0}]}}),
+        pod("wide", {"cpu": 2}, "LS", {STATUS: {"cpuSharedPools": [{"node": 1}, {"node": 0}]}}),
+    ]
+    place = NodeAllocator(facts(policy=ONE), map(holding_of, before))
+    new = bind(place, pod("new", {"cpu": 6}, "LS"))
+    assert [each["node"] for each in json.loads(new.annotations[STATUS])["numaNodeResources"]] == [
+        1
+    ]
+    (reason,) = refusal(place, pod("more", {"cpu": 2}, "LS")).reasons
+    assert isinstance(reason, Rejection)
+    assert (reason.resource, reason.asked, reason.available) == ("cpu", 2000, 1000)
+    assert granted(place, pod("last", {"cpu": 1}, "LS"))
+    place.release("old")
+    assert granted(place, pod("more", {"cpu": 6}, "LS"))
 
 
 def test_a_pod_that_needs_nothing_gets_nothing_anywhere() -> None:

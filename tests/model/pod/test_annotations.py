@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status, with_cpus
+from agent.model.pod.annotations import (
+    RESOURCE_STATUS,
+    AnnotationError,
+    ResourceStatus,
+    SharedPool,
+    resource_status,
+    with_cpus,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +67,39 @@ def test_resource_status(text: str | None, cpus: str, nodes: tuple[int, ...]) ->
     status = resource_status({} if text is None else {RESOURCE_STATUS: text})
     assert status.cpus() == CpuSet.parse(cpus)
     assert status.shared_numa_nodes() == nodes
+
+
+POOLS = '"cpuSharedPools": [{"socket": 0, "node": 2}, {"node": 1}, {"node": 2}]'
+
+
+@pytest.mark.parametrize(
+    ("text", "cpu_milli", "shares"),
+    [
+        ("{}", 3000, {}),
+        (f"{{{POOLS}}}", 3001, {2: 1501, 1: 1500}),
+        (f"{{{POOLS}}}", 1, {2: 1}),
+        (f"{{{POOLS}}}", 0, {}),
+        (f'{{{POOLS}, "numaNodeResources": [{{"node": 1, "resources": {{"cpu": 2}}}}]}}', 3000, {}),
+        (
+            f'{{{POOLS}, "numaNodeResources": [{{"node": 1, "resources": {{"memory": 2}}}}]}}',
+            3000,
+            {2: 1500, 1: 1500},
+        ),
+    ],
+)
+def test_the_request_of_a_pod_on_pools_is_split_over_them(
+    text: str, cpu_milli: int, shares: dict[int, int]
+) -> None:
+    assert resource_status({RESOURCE_STATUS: text}).pool_shares(cpu_milli) == shares
+
+
+@given(st.lists(st.integers(0, 9), max_size=5), st.integers(0, 99_999))
+def test_the_shares_of_pools_are_the_whole_request(nodes: list[int], cpu_milli: int) -> None:
+    status = ResourceStatus(cpu_shared_pools=tuple(map(SharedPool, nodes)))
+    shares = status.pool_shares(cpu_milli)
+    assert sum(shares.values()) == (cpu_milli if nodes else 0)
+    assert shares.keys() <= set(nodes)
+    assert max(shares.values(), default=0) - min(shares.values(), default=0) <= 1
 
 
 @pytest.mark.parametrize(
