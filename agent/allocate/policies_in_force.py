@@ -207,7 +207,7 @@ _BINDING: Final = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
 def _labelled(labels: Mapping[str, str], values: Mapping[str, _Value], *keys: str) -> _Value | None:
     """The policy of the first label with a known value."""
     for key in keys:
-        if (value := labels.get(key)) in values:
+        if (value := labels.get(key, "")) in values:
             return values[value]
     return None
 

@@ -62,8 +62,8 @@ def reason(text: str) -> str:
 
 
 def unknown_value(field: str, value: str, known: Iterable[str]) -> str:
-    """The message about a value that is none of the known ones."""
-    return f"{field}: {value[:_QUOTED_CHARACTERS]!r} is none of {', '.join(known)}"
+    """The message about a value that is not one of the known ones."""
+    return f"{field}: {value[:_QUOTED_CHARACTERS]!r} is not one of {', '.join(known)}"
 
 
 _QUOTED_CHARACTERS: Final = 60

@@ -76,7 +76,9 @@ def test_labels_with_unknown_values_are_faults(caplog: pytest.LogCaptureFixture)
     for _ in range(2):
         node_object.configuration(ApiNode("u", labels), machine())
     (fault,) = node_object.faults
-    assert fault.startswith("label node.koordinator.sh/numa-allocate-strategy: 'Evenly' is none of")
+    assert fault.startswith(
+        "label node.koordinator.sh/numa-allocate-strategy: 'Evenly' is not one of"
+    )
     (record,) = caplog.records
     assert record.getMessage() == f"node-object: node n: {fault}"
     node_object.configuration(ApiNode("u"), machine())
@@ -100,10 +102,12 @@ def test_a_label_that_the_agent_does_not_know_is_an_event_of_the_node_and_of_the
         agent.reconcile()
     of_pod, of_node = recorded.events
     assert of_pod[:2] == (Regarding("ns", "typo", "typo"), INVALID_LABEL)
-    assert of_pod[2] == "label koordinator.sh/qosClass: 'LSX' is none of LSE, LSR, LS, BE, SYSTEM"
+    assert (
+        of_pod[2] == "label koordinator.sh/qosClass: 'LSX' is not one of LSE, LSR, LS, BE, SYSTEM"
+    )
     about, reason, note = of_node
     assert (about.namespace, about.name, about.kind, reason) == ("", "n", "Node", INVALID_NODE)
-    assert note.startswith("label node.koordinator.sh/cpu-bind-policy: 'FullPCPUs' is none of ")
+    assert note.startswith("label node.koordinator.sh/cpu-bind-policy: 'FullPCPUs' is not one of ")
 
 
 def test_reserved_cpus_are_chosen_again_on_another_machine() -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope, kubelet_numa_policy
 from agent.model.nrt import fingerprint
-from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, NodeTopology
+from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
 
 MAX_NUMA_NODES: Final = 8
 """The number of NUMA nodes that the kubelet's topology manager supports by default."""
@@ -27,14 +27,6 @@ DECLINING: Final = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
 """The policies that can reject a pod."""
 
 _ON_EVERY_NODE: Final = frozenset(("cpu", "memory", "ephemeral-storage", "pods"))
-
-
-class Method(enum.StrEnum):
-    """The pods that the fingerprint counts: all started pods, or only those with exclusive
-    resources."""
-
-    ALL = "all"
-    EXCLUSIVE = "with-exclusive-resources"
 
 
 class ZonedNode(msgspec.Struct, frozen=True):
@@ -61,7 +53,7 @@ class ZoneReport(msgspec.Struct, frozen=True):
     reported: ZonedNode
     empty: ZonedNode
     fingerprint: str | None = None
-    method: Method = Method.ALL
+    method: FingerprintMethod = FingerprintMethod.ALL
 
     @property
     def declines(self) -> bool:
@@ -104,10 +96,14 @@ def zoned_node(
     )
 
 
-def method_of(topology: NodeTopology) -> Method:
+def method_of(topology: NodeTopology) -> FingerprintMethod:
     """ALL if the node reports no method or an unknown one."""
     reported = topology.attributes.get(FINGERPRINT_METHOD)
-    return Method.EXCLUSIVE if reported == Method.EXCLUSIVE else Method.ALL
+    return (
+        FingerprintMethod.EXCLUSIVE
+        if reported == FingerprintMethod.EXCLUSIVE
+        else FingerprintMethod.ALL
+    )
 
 
 Key = TypeVar("Key", int, str)

@@ -23,6 +23,7 @@ from agent.model.nrt.resource_topology import (
     FINGERPRINT_METHOD,
     L3_CPUS,
     Amounts,
+    FingerprintMethod,
     NodeTopology,
     OwnerReference,
     Zone,
@@ -197,7 +198,7 @@ def build(values: ReportValues) -> Report:
     devices, configured = values.devices.devices, values.configured
     attributes = core_kinds(values.topology)
     if values.fingerprint is not None:
-        attributes[FINGERPRINT_METHOD] = "all"
+        attributes[FINGERPRINT_METHOD] = FingerprintMethod.ALL.value
     gpu_labels = node_status.gpu_labels(values.devices.gpus, devices, gfd=values.devices.gfd_labels)
     topology = NodeTopology(
         values.name,

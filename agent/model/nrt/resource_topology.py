@@ -44,6 +44,14 @@ class Version(enum.StrEnum):
     V1ALPHA1 = "v1alpha1"
 
 
+class FingerprintMethod(enum.StrEnum):
+    """The pods that the fingerprint counts: all started pods, or only those with exclusive
+    resources."""
+
+    ALL = "all"
+    EXCLUSIVE = "with-exclusive-resources"
+
+
 class Amounts(msgspec.Struct, frozen=True):
     """Capacity, allocatable and available amount of one resource on one NUMA node. CPU is in
     milli-CPU, other resources are in units (bytes, devices)."""
@@ -214,6 +222,8 @@ def decode(body: object) -> NodeTopology:
     max_numa_nodes = _max_numa_nodes(value := attributes.pop(MAX_NUMA_NODES, ""))
     if value and max_numa_nodes is None:
         faults.append(f"attribute {MAX_NUMA_NODES}: {value[:60]!r} is not a number above 1")
+    if (value := attributes.get(FINGERPRINT_METHOD, "")) not in ("", *FingerprintMethod):
+        faults.append(unknown_value(f"attribute {FINGERPRINT_METHOD}", value, FingerprintMethod))
     annotations = dict(metadata.annotations or {})
     legacy = annotations.pop(FINGERPRINT_ANNOTATION, None)
     owners = [each for each in metadata.owner_references or () if each.kind == "Node"]

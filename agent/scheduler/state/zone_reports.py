@@ -19,7 +19,6 @@ from agent.allocate.node_allocator.zones import assumed_of
 from agent.allocate.nrt.node import (
     DECLINING,
     Assumed,
-    Method,
     NrtFreshness,
     ZonedNode,
     ZoneReport,
@@ -30,7 +29,7 @@ from agent.allocate.nrt.node import (
 from agent.allocate.nrt.pod import ZonedPod, exclusive
 from agent.model.cpu.policies import Strategy, kubelet_numa_policy
 from agent.model.nrt import fingerprint
-from agent.model.nrt.resource_topology import NodeTopology
+from agent.model.nrt.resource_topology import FingerprintMethod, NodeTopology
 from agent.scheduler.state.records import InternPool, PodRecord
 
 MAX_REMOVED: Final = 8
@@ -134,7 +133,7 @@ _NO_PODS: Final[dict[str, PodRecord]] = {}
 
 
 def _counts(zones: ZoneReport, zoned: ZonedPod | None) -> bool:
-    if zones.method is Method.ALL:
+    if zones.method is FingerprintMethod.ALL:
         return True
     return zoned is not None and exclusive(zoned, zones.reported.available)
 

@@ -104,7 +104,7 @@ def test_invalid_annotations_are_reported_and_the_rest_counts() -> None:
 def test_unknown_labels_of_the_device_are_faults_that_name_it() -> None:
     label = "node.koordinator.sh/gpu-partition-policy"
     found = node_properties("n", {}, device=DeviceObject("n", DEVICES, {label: "honour"}))
-    assert found.faults == (f"Device n: label {label}: 'honour' is none of Honor, Prefer",)
+    assert found.faults == (f"Device n: label {label}: 'honour' is not one of Honor, Prefer",)
     assert node_properties("n", {}, device=DeviceObject("n", (), {label: "Honor"})).faults == ()
 
 

@@ -200,9 +200,9 @@ def test_unknown_values_of_the_report_are_faults_that_name_it() -> None:
     assert not facts.kubelet_static
     assert facts.policies.numa_kubelet is NumaPolicy.NONE
     assert faults == (
-        "NodeResourceTopology n: topologyPolicies[0]: 'strict' is none of none, best-effort, "
+        "NodeResourceTopology n: topologyPolicies[0]: 'strict' is not one of none, best-effort, "
         "restricted, single-numa-node",
-        f"NodeResourceTopology n: annotation {CPU_MANAGER_POLICY}: policy: 'dynamic' is none of "
+        f"NodeResourceTopology n: annotation {CPU_MANAGER_POLICY}: policy: 'dynamic' is not one of "
         "none, static",
     )
 

@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 from agent.allocate.nrt.node import (
     MOST_MISSING,
     Freshness,
-    Method,
     NrtFreshness,
     freshness,
     method_of,
 )
 from agent.model.nrt import fingerprint
-from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, NodeTopology
+from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
 
 FIRST, OWNER, LAST, FOREIGN, GONE, LONG_GONE = (
     fingerprint.pod_hash("ns", name) for name in ("first", "owner", "last", "f", "gone", "long")
@@ -58,13 +57,15 @@ def test_a_node_may_report_no_fingerprint() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (None, Method.ALL),
-        ("all", Method.ALL),
-        ("with-exclusive-resources", Method.EXCLUSIVE),
-        ("of-the-moon", Method.ALL),
+        (None, FingerprintMethod.ALL),
+        ("all", FingerprintMethod.ALL),
+        ("with-exclusive-resources", FingerprintMethod.EXCLUSIVE),
+        ("of-the-moon", FingerprintMethod.ALL),
     ],
 )
-def test_the_nodes_value_for_the_fingerprint_method(value: str | None, expected: Method) -> None:
+def test_the_nodes_value_for_the_fingerprint_method(
+    value: str | None, expected: FingerprintMethod
+) -> None:
     attributes = {} if value is None else {FINGERPRINT_METHOD: value}
     assert method_of(NodeTopology("node-a", attributes=attributes)) is expected
 

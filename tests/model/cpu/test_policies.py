@@ -101,7 +101,7 @@ def test_labels_with_unknown_values_are_faults(
         assert label_faults({PREFIX + label: value}) == ()
     for value in unknown:
         (fault,) = label_faults({PREFIX + label: value})
-        assert fault == f"label {PREFIX}{label}: {value!r} is none of {', '.join(known)}"
+        assert fault == f"label {PREFIX}{label}: {value!r} is not one of {', '.join(known)}"
 
 
 @pytest.mark.parametrize("scope", ["pod", "container"])
@@ -151,8 +151,10 @@ def test_an_unknown_value_is_named_with_its_field() -> None:
     with pytest.raises(AnnotationError) as raised:
         resource_spec({RESOURCE_SPEC: '{"requiredCPUBindPolicy": "FullPCPU"}'})
     assert raised.value.key == RESOURCE_SPEC
-    assert raised.value.reason.startswith("requiredCPUBindPolicy: 'FullPCPU' is none of Default, ")
-    with pytest.raises(AnnotationError, match="numaTopologyPolicy: 'Strict' is none of"):
+    assert raised.value.reason.startswith(
+        "requiredCPUBindPolicy: 'FullPCPU' is not one of Default, "
+    )
+    with pytest.raises(AnnotationError, match="numaTopologyPolicy: 'Strict' is not one of"):
         numa_spec({NUMA_TOPOLOGY_SPEC: '{"numaTopologyPolicy": "Strict"}'})
 
 

@@ -174,12 +174,25 @@ def test_each_attribute_overrides_the_older_policy_value(
 @pytest.mark.parametrize(
     ("word", "attribute", "fault"),
     [
-        ("strict", (), "topologyPolicies[0]: 'strict' is none of none, best-effort, restricted, "),
-        ("PodLevel", (), "topologyPolicies[0]: 'PodLevel' is none of none, best-effort, "),
-        ("x" * 999, (), f"topologyPolicies[0]: '{'x' * 60}' is none of "),
+        (
+            "strict",
+            (),
+            "topologyPolicies[0]: 'strict' is not one of none, best-effort, restricted, ",
+        ),
+        ("PodLevel", (), "topologyPolicies[0]: 'PodLevel' is not one of none, best-effort, "),
+        ("x" * 999, (), f"topologyPolicies[0]: '{'x' * 60}' is not one of "),
         ("", ("topologyManagerPolicy", "Single"), "attribute topologyManagerPolicy: 'Single' is "),
-        ("", ("topologyManagerScope", "node"), "attribute topologyManagerScope: 'node' is none of"),
+        (
+            "",
+            ("topologyManagerScope", "node"),
+            "attribute topologyManagerScope: 'node' is not one of",
+        ),
         ("", ("topologyManagerMaxNUMANodes", "1"), "attribute topologyManagerMaxNUMANodes: '1' is"),
+        (
+            "",
+            ("nodeTopologyPodsFingerprintMethod", "some"),
+            "attribute nodeTopologyPodsFingerprintMethod: 'some' is not one of all, with-",
+        ),
     ],
 )
 def test_unknown_values_are_faults_without_effect(
@@ -194,7 +207,7 @@ def test_unknown_values_are_faults_without_effect(
     found = decode(body)
     (only,) = found.faults
     assert only.startswith(fault)
-    assert msgspec.structs.replace(found, faults=()) == NodeTopology("n")
+    assert msgspec.structs.replace(found, attributes={}, faults=()) == NodeTopology("n")
 
 
 def test_zones_of_others_are_left_out() -> None:

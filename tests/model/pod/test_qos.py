@@ -104,7 +104,7 @@ def test_unknown_classes_are_faults() -> None:
             assert label_faults({QOS_LABEL: qos, PRIORITY_CLASS_LABEL: priority}) == ()
     assert label_faults({}) == ()
     assert label_faults({QOS_LABEL: "LSX", PRIORITY_CLASS_LABEL: "prod"}) == (
-        f"label {QOS_LABEL}: 'LSX' is none of LSE, LSR, LS, BE, SYSTEM",
-        f"label {PRIORITY_CLASS_LABEL}: 'prod' is none of koord-prod, koord-mid, koord-batch, "
+        f"label {QOS_LABEL}: 'LSX' is not one of LSE, LSR, LS, BE, SYSTEM",
+        f"label {PRIORITY_CLASS_LABEL}: 'prod' is not one of koord-prod, koord-mid, koord-batch, "
         "koord-free",
     )
