@@ -15,7 +15,7 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.bounds import JsonError
-from agent.model.cpu.policies import PARTITION_LABEL, PartitionPolicy
+from agent.model.cpu.policies import PARTITION_LABEL, GpuPartitionPolicy
 from agent.model.devices.device_allocation import PartitionSpec
 from agent.model.devices.device_object import GPU_PARTITIONS
 from agent.model.nrt.node_status import GPU_MODEL, GPU_VENDOR
@@ -63,7 +63,7 @@ def partitions(
 
 
 def _honored(labels: Mapping[str, str]) -> bool:
-    return labels.get(PARTITION_LABEL) == PartitionPolicy.HONOR
+    return labels.get(PARTITION_LABEL) == GpuPartitionPolicy.HONOR
 
 
 def feasible(

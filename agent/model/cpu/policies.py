@@ -215,7 +215,7 @@ PARTITION_LABEL = "node.koordinator.sh/gpu-partition-policy"
 """Also a label of the Device object."""
 
 
-class PartitionPolicy(enum.StrEnum):
+class GpuPartitionPolicy(enum.StrEnum):
     """Whether GPUs are allocated only in sets of the partition table (`gpu-partition-policy`)."""
 
     HONOR = "Honor"
@@ -236,7 +236,7 @@ _LABEL_VALUES: Final[Mapping[str, Collection[str]]] = {
     NUMA_LABEL_OF_PROPOSAL: NUMA_VALUES,
     BIND_LABEL: BIND_VALUES,
     STRATEGY_LABEL: STRATEGY_VALUES,
-    PARTITION_LABEL: tuple(PartitionPolicy),
+    PARTITION_LABEL: tuple(GpuPartitionPolicy),
 }
 
 
