@@ -18,7 +18,7 @@ from agent.kube.events import Recorder, Regarding
 from agent.kube.transport import Transport
 from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
 from agent.model.pod.annotations import RESOURCE_STATUS
-from agent.node.change_log import CLAIM_NOT_HONORED
+from agent.node.change_log import CLAIM_NOT_HONORED, INVALID_NODE
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.corrections import Corrections
@@ -90,6 +90,24 @@ def test_event_of_a_pod_with_the_agents_role(
         transport.get(f"/apis/events.k8s.io/v1/namespaces/{place}/events")
     with pytest.raises(ForbiddenError):
         transport.merge(f"/api/v1/namespaces/{place}/pods/lse", {"metadata": {"labels": {"a": ""}}})
+
+
+def test_event_of_a_node_with_the_agents_role(
+    apiserver: ApiServer, place: str, access: Access
+) -> None:
+    uid = json.loads(apiserver.admin.get(f"/api/v1/nodes/{place}"))["metadata"]["uid"]
+    results: list[str] = []
+    transport = access("topolet-agent")
+    recorder = Recorder(transport, EVENT_CONTROLLER, place, EVENT_ACTION, results.append)
+    about = Regarding("", place, uid, "Node")
+    recorder.record(about, INVALID_NODE, "label a: 'x' is not one of b, c")
+    eventually("it is written", lambda: results == ["written"])
+    recorder.close()
+    events_ = json.loads(apiserver.admin.get("/api/v1/namespaces/default/events"))["items"]
+    (event,) = [each for each in events_ if each["involvedObject"]["name"] == place]
+    assert event["involvedObject"]["kind"] == "Node"
+    assert event["involvedObject"]["uid"] == uid, "kubectl describe shows it"
+    assert (event["type"], event["reason"]) == ("Warning", INVALID_NODE)
 
 
 def topology(name: str, **given: str) -> dict[str, Any]:
