@@ -7,9 +7,10 @@ that CPU, memory and other resources could come from, their merge chooses the no
 are split over these. Only what could be committed at once is offered.
 
 The choice of NUMA nodes is that of Koordinator's topology manager
-(pkg/scheduler/frameworkext/topologymanager), with two differences: a request that could not be
-reserved is not admitted, not even under BestEffort, and the amounts of a machine with one NUMA node
-are counted too. Another hint provider, such as the allocator of devices, takes part in the
+(pkg/scheduler/frameworkext/topologymanager), with three differences: a request that could not be
+reserved is not admitted, not even under BestEffort, the amounts of a machine with one NUMA node are
+counted too, and the strategy in force decides between NUMA nodes that the policy leaves equal,
+whatever their ids. Another hint provider, such as the allocator of devices, takes part in the
 merge."""
 
 from __future__ import annotations
@@ -259,6 +260,7 @@ def _align(
             policies.numa,
             policies.numa_exclusive,
             account.numa_status(),
+            by_score=True,
         )
 
     if provider is None:

@@ -6,7 +6,9 @@ Koordinator's order. A pod's own policy counts if the node has none, and is reje
 another. Bind policy: the one that the node forces on every pod (the kubelet's full-pcpus-only, else
 the label), else the one that the pod requires or prefers if it owns CPUs (Koordinator:
 getCPUBindPolicy in pkg/scheduler/plugins/nodenumaresource/util.go). NUMA strategy: the node's
-label, else the kubelet's distribute-cpus-across-numa, else the configured one."""
+label, else the kubelet's distribute-cpus-across-numa, else the configured one (fine-grained CPU
+orchestration proposal, NUMA allocate strategy). Under a NUMA policy it decides only between NUMA
+nodes that the policy leaves equal."""
 
 from __future__ import annotations
 
@@ -53,9 +55,9 @@ class PolicySource(enum.StrEnum):
 class Profile(msgspec.Struct, frozen=True):
     """The defaults if neither pod nor node has a policy, and the order of the sources.
     `prefer_l3`: among equal CPUs, prefers those that share an L3. `packed`: amounts fill one NUMA
-    node after the other instead of being split evenly. `scoring` and `weights` (by resource)
-    compare sets of NUMA nodes for a pod; the default is `strategy` with equal weights of CPU and
-    memory."""
+    node after the other instead of being split evenly. `strategy` orders NUMA nodes; `scoring` does
+    so under a NUMA policy, by default `strategy`. `weights` (by resource): of the scores of NUMA
+    nodes; the default is equal weights of CPU and memory."""
 
     numa_policy: NumaPolicy
     strategy: Strategy
@@ -176,13 +178,17 @@ def bind(
     return (Bind(policy, required=spec.required is not None) if owns else None), source
 
 
-def numa_strategy(node: NodePolicies, profile: Profile) -> tuple[Strategy, PolicySource]:
-    """The order in which NUMA nodes are used."""
+def numa_strategy(
+    node: NodePolicies, profile: Profile, policy: NumaPolicy = NumaPolicy.NONE
+) -> tuple[Strategy, PolicySource]:
+    """The order in which NUMA nodes are used under this NUMA policy. DistributeEvenly is
+    LeastAllocated between sets of NUMA nodes, and even parts on the nodes of a set."""
     if node.strategy_label:
         return node.strategy_label, PolicySource.NODE_LABEL
     if node.distribute_across_numa:
         return Strategy.DISTRIBUTE_EVENLY, PolicySource.KUBELET
-    return profile.strategy, PolicySource.DEFAULT
+    scoring = None if policy is NumaPolicy.NONE else profile.scoring
+    return scoring or profile.strategy, PolicySource.DEFAULT
 
 
 def architecture(
@@ -241,7 +247,7 @@ def in_force(of_node: NodePolicies, profile: Profile, ask: ResourceRequest) -> I
     if rejection := architecture(ask.spec, policies, bound):
         return rejection
     exclusive = numa_exclusive(ask.numa)
-    strategy = numa_strategy(policies, profile)
+    strategy = numa_strategy(policies, profile, numa[0])
     chosen = [PolicyInForce("numa policy", *numa), PolicyInForce("numa strategy", *strategy)]
     if exclusive and numa[0] is not NumaPolicy.NONE:
         chosen.append(PolicyInForce("numa exclusive policy", exclusive, PolicySource.POD))

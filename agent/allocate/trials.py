@@ -44,9 +44,9 @@ class Allotment(msgspec.Struct, frozen=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """`score`: 0-100, by the strategy over CPU and memory of the NUMA nodes that the pod would use,
-    or of the whole node if it is not bound to NUMA nodes. `numa_nodes`: how many it would use.
-    `split_cores`: the number of free whole cores that it would leave partly taken."""
+    """`score`: 0-100, by the strategy in force over CPU and memory of the NUMA nodes that the pod
+    would use, or of the whole node if it is not bound to NUMA nodes. `numa_nodes`: how many it
+    would use. `split_cores`: the number of free whole cores that it would leave partly taken."""
 
     score: int
     numa_nodes: int
@@ -120,7 +120,7 @@ class Trials:
         return shares if isinstance(shares, Rejection) else self._bound(amounts, shares)
 
     def score(self, mask: int) -> int:
-        """The score of these NUMA nodes, 0-100, by the profile's strategy, with the pod on them."""
+        """The score of these NUMA nodes, 0-100, by the strategy in force, with the pod on them."""
         return self._scores.of(mask)
 
     def price(self, found: Allotment) -> Price:
@@ -152,7 +152,8 @@ class Trials:
 
     def split(self, name: str, asked: int, room: dict[int, int]) -> dict[int, int]:
         """Splits an amount over NUMA nodes with this available amount each."""
-        way = split_packed if self._options.profile.packed else split_evenly
+        evenly = self._policies.strategy is Strategy.DISTRIBUTE_EVENLY
+        way = split_packed if self._options.profile.packed and not evenly else split_evenly
         return way(asked, room, self.unit(name))
 
     def _have_enough(self, nodes: Collection[int]) -> bool:
@@ -189,15 +190,15 @@ class Trials:
 
     @cached_property
     def _scores(self) -> MaskScores:
-        profile, requests = self._options.profile, self._ask.requests
+        requests = self._ask.requests
         if self._policies.bind:
             requests = {**requests, "cpu": self._options.amplified(requests["cpu"])}
         return MaskScores(
             requests,
             self._recorded,
             self.totals,
-            profile.scoring or profile.strategy,
-            profile.weights or _WEIGHTS,
+            self._policies.strategy,
+            self._options.profile.weights or _WEIGHTS,
         )
 
     def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:

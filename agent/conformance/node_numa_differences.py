@@ -19,7 +19,13 @@ from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Trials
 from agent.conformance.files import Difference
-from agent.model.cpu.policies import BIND_LABEL, BindPolicy, NumaPolicy
+from agent.model.cpu.policies import (
+    BIND_LABEL,
+    NUMA_LABEL,
+    STRATEGY_LABEL,
+    BindPolicy,
+    NumaPolicy,
+)
 
 Case = Mapping[str, Any]
 
@@ -102,6 +108,20 @@ def _with_nothing(case: Case) -> Case:
         for zone in case["zones"]
     ]
     return {**case, "zones": zones}
+
+
+def _ordered(case: Case) -> bool:
+    """Whether the node's label names a strategy and there may be a NUMA policy."""
+    labels = case.get("nodeLabels", {})
+    own = case["pod"].get("numaTopologySpec")
+    return STRATEGY_LABEL in labels and bool(
+        NUMA_LABEL in labels or case.get("topologyPolicies") or own
+    )
+
+
+def _without_strategy(case: Case) -> Case:
+    kept = {key: value for key, value in case["nodeLabels"].items() if key != STRATEGY_LABEL}
+    return {**case, "nodeLabels": kept}
 
 
 def _split(case: Case) -> bool:
@@ -187,6 +207,16 @@ QUIRKS: Final = (
         ),
         _be_bound,
         case=_as_ls,
+    ),
+    Quirk(
+        Difference(
+            "strategy-unheard",
+            "under a NUMA policy the node's label numa-allocate-strategy has no effect; with "
+            "Topolet it chooses between the NUMA nodes that the policy leaves equal",
+            listed=True,
+        ),
+        _ordered,
+        case=_without_strategy,
     ),
     Quirk(
         Difference(

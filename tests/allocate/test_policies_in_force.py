@@ -137,6 +137,19 @@ def test_numa_strategy(node: NodePolicies, strategy: tuple[Strategy, PolicySourc
 
 
 @pytest.mark.parametrize(
+    ("policy", "strategy"),
+    [
+        (NumaPolicy.NONE, Strategy.MOST_ALLOCATED),
+        (NumaPolicy.BEST_EFFORT, Strategy.LEAST_ALLOCATED),
+    ],
+)
+def test_numa_strategy_of_the_configuration(policy: NumaPolicy, strategy: Strategy) -> None:
+    profile = msgspec.structs.replace(PROPOSAL, scoring=Strategy.LEAST_ALLOCATED)
+    got = policies_in_force.numa_strategy(PLAIN, profile, policy)
+    assert got == (strategy, PolicySource.DEFAULT)
+
+
+@pytest.mark.parametrize(
     ("spec", "refused"),
     [
         (ResourceSpec(), None),

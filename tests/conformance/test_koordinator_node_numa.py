@@ -17,6 +17,7 @@ SINGLE = {"nodeLabels": {POLICY: "SingleNUMANode"}}
 RESTRICTED = {"nodeLabels": {POLICY: "Restricted"}}
 BEST_EFFORT = {"nodeLabels": {POLICY: "BestEffort"}}
 FULL_ONLY = {"nodeLabels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}}
+MOST_ALLOCATED = {"node.koordinator.sh/numa-allocate-strategy": "MostAllocated"}
 FAILS = {"stage": "Filter", "error": "Unsatisfied NUMA cpu", "code": "Unschedulable"}
 UNRESOLVABLE = {"code": "UnschedulableAndUnresolvable"}
 NUMA_LEVEL = {"preferredCPUExclusivePolicy": "NUMANodeLevel"}
@@ -153,6 +154,16 @@ PATHS = [
         case(lsr(2), [], placed(62, "0-1", **PREFERS_FULL), nodes=1) | SINGLE,
         "one-numa-node",
         id="nothing is accounted on one NUMA node",
+    ),
+    pytest.param(
+        case(
+            lsr(2),
+            [held(2, "0-1", node=0)],
+            placed(37, "4-5", part(1, 2, 4), **PREFERS_FULL),
+            nodeLabels=RESTRICTED["nodeLabels"] | MOST_ALLOCATED,
+        ),
+        "strategy-unheard",
+        id="the emptier NUMA node in spite of the node's label",
     ),
     pytest.param(
         case(

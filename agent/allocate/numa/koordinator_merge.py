@@ -25,6 +25,7 @@ from agent.allocate.numa.hint import (
     Pick,
     Provider,
     TopologyHint,
+    highest,
     of_nodes,
 )
 from agent.model.cpu.cpuset import members
@@ -37,13 +38,17 @@ def merge(
     policy: NumaPolicy,
     exclusive: NumaExclusive | None = None,
     statuses: Mapping[int, NodeStatus] | None = None,
+    *,
+    by_score: bool = False,
 ) -> Merged:
     """The NUMA nodes for a pod. `nodes`: ids of the machine's NUMA nodes; `statuses`: by id, IDLE
     by default; they matter only if `exclusive` is REQUIRED.
 
     BestEffort always admits; Restricted and SingleNUMANode admit a preferred combination. If
-    nothing restricts the pod, the mask of SingleNUMANode is None. Raises ValueError, naming
-    provider and resource, for hints with unknown nodes or negative scores."""
+    nothing restricts the pod, the mask of SingleNUMANode is None. `by_score`: among the smallest
+    masks the highest score wins; in Koordinator a later, numerically lower mask replaces it.
+    Raises ValueError, naming provider and resource, for hints with unknown nodes or negative
+    scores."""
     full = full_mask(nodes)
     if policy is NumaPolicy.NONE:
         return Merged(None, preferred=False, admit=True)
@@ -62,7 +67,7 @@ def merge(
         table = [single_node_only(column, full) for column in table]
         missing = lacking(table)
     apart = _Exclusivity(statuses or {}) if exclusive is NumaExclusive.REQUIRED else None
-    table, best, place, preferred = _combine(table, full, apart)
+    table, best, place, preferred = _combine(table, full, apart, by_score=by_score)
     why: tuple[MergeCause, ...] = ()
     if place is None:
         why = no_combination(table, single)
@@ -108,7 +113,7 @@ def _mask(statuses: Mapping[int, NodeStatus], wanted: NodeStatus) -> int:
 
 
 def _combine(
-    table: list[Column], full: int, apart: _Exclusivity | None
+    table: list[Column], full: int, apart: _Exclusivity | None, *, by_score: bool
 ) -> tuple[list[Column], Best, Place | None, bool]:
     """The hints that were tried, the result of the scan, a combination of that mask if there is
     one, and whether it is preferred. The scan starts with the full mask, not preferred and without
@@ -124,6 +129,8 @@ def _combine(
             return table, before, None, False
     fewest = min(mask.bit_count() for mask in masks)
     masks = {mask for mask in masks if mask.bit_count() == fewest}
+    if by_score:
+        masks = highest([column.hints for column in table], masks, preferred=preferred)
     if preferred:
         table = [_of_masks(column, masks, full) for column in table]
     lists = [column.masks for column in table]

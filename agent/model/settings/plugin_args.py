@@ -168,12 +168,13 @@ def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
 
 def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
     default = ScoringStrategy(Strategy.LEAST_ALLOCATED, _CPU_AND_MEMORY)
+    node = _strategy(Rules.KOORDINATOR, "scoringStrategy", raw.scoring_strategy, default)
     return SchedulerArgs(
         Rules.KOORDINATOR,
         BindPolicy(raw.bind),
         NumaPolicy.NONE,
-        _strategy(Rules.KOORDINATOR, "scoringStrategy", raw.scoring_strategy, default),
-        _strategy(Rules.KOORDINATOR, "numaScoringStrategy", raw.numa_scoring_strategy, default),
+        node,
+        _strategy(Rules.KOORDINATOR, "numaScoringStrategy", raw.numa_scoring_strategy, node),
         frozenset({Measure.RESOURCES}),
         **_common(Rules.KOORDINATOR, raw),
     )

@@ -46,6 +46,8 @@ def koordinator(
     policy: NumaPolicy,
     exclusive: NumaExclusive | None,
     statuses: Mapping[int, NodeStatus],
+    *,
+    by_score: bool = False,
 ) -> Answer:
     full = sum(1 << node for node in nodes)
     lists, lacking = _lists(providers, policy)
@@ -71,6 +73,8 @@ def koordinator(
         score = sum(hint.score for hint in hints if hint.mask == mask)
         if preferred != best[1]:
             replaces = preferred
+        elif by_score:
+            replaces = (mask.bit_count(), -score, mask) < (best[0].bit_count(), -best[2], best[0])
         elif (mask.bit_count(), mask) < (best[0].bit_count(), best[0]):
             replaces = True
         else:

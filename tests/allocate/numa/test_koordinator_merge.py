@@ -21,8 +21,10 @@ def answer(
     policy: NumaPolicy,
     exclusive: NumaExclusive | None,
     statuses: dict[int, NodeStatus],
+    *,
+    by_score: bool = False,
 ) -> plain.Answer:
-    merged = merge(given_hints, nodes, policy, exclusive, statuses)
+    merged = merge(given_hints, nodes, policy, exclusive, statuses, by_score=by_score)
     return merged.mask, merged.preferred, merged.admit, merged.score, merged.unsatisfied
 
 
@@ -36,8 +38,9 @@ def test_the_merge_equals_the_plain_product(data: st.DataObject) -> None:
     statuses = {
         node: data.draw(st.sampled_from(list(NodeStatus)), label=f"status {node}") for node in nodes
     }
-    expected = plain.koordinator(hints, nodes, policy, exclusive, statuses)
-    assert answer(hints, nodes, policy, exclusive, statuses) == expected
+    by_score = data.draw(st.booleans(), label="by score")
+    expected = plain.koordinator(hints, nodes, policy, exclusive, statuses, by_score=by_score)
+    assert answer(hints, nodes, policy, exclusive, statuses, by_score=by_score) == expected
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -54,6 +57,14 @@ def test_long_lists_without_preferred_hints(seed: int) -> None:
         lists[resource] = [TopologyHint(mask, False, draw.randint(0, top)) for mask in masks]
     expected = plain.koordinator([lists], nodes, NumaPolicy.RESTRICTED, None, {})
     assert answer([lists], nodes, NumaPolicy.RESTRICTED, None, {}) == expected
+
+
+def test_the_best_pair_of_numa_nodes_may_have_the_higher_mask() -> None:
+    pairs = [TopologyHint(0b1001, True, 80), TopologyHint(0b0110, True, 20)]
+    hints = [{"cpu": pairs, "memory": pairs}]
+    nodes = range(4)
+    assert merge(hints, nodes, NumaPolicy.RESTRICTED).mask == 0b0110
+    assert merge(hints, nodes, NumaPolicy.RESTRICTED, by_score=True).mask == 0b1001
 
 
 def all_masks(nodes: int) -> list[TopologyHint]:

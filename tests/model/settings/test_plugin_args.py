@@ -117,6 +117,13 @@ def test_each_of_koordinators_strategies_has_its_own_weights() -> None:
 
 
 @pytest.mark.parametrize("kind", [OURS, THEIRS])
+def test_the_strategy_of_nodes_is_the_default_of_numa_nodes(kind: dict[str, str]) -> None:
+    args = decode({**kind, "scoringStrategy": {"type": "MostAllocated"}})
+    assert args.numa == args.node == ScoringStrategy(Strategy.MOST_ALLOCATED, LEAST.weights)
+    assert decode(kind).numa == decode(kind).node
+
+
+@pytest.mark.parametrize("kind", [OURS, THEIRS])
 def test_plain_pods_have_their_own_strategy(kind: dict[str, str]) -> None:
     assert decode(kind).zones == ZoneScoring(Strategy.LEAST_ALLOCATED, {})
     strategy = {"type": "LeastNUMANodes", "resources": [{"name": "memory", "weight": 5}]}
