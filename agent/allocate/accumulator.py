@@ -120,9 +120,11 @@ def _find(
 def _evenly(terms: Terms, free: int, need: int) -> Found:
     layout, request = terms.layout, terms.request
     full = request.bind is BindPolicy.FULL_PCPUS
-    open_ = free & ~(terms.nodes_off if full else terms.nodes_off | terms.cores_off)
-    if open_.bit_count() >= need:
-        free = open_
+    lower = 0 if full or terms.lower is None else terms.lower.cores_off
+    for off in (terms.nodes_off if full else terms.nodes_off | terms.cores_off, lower):
+        if (free & ~off).bit_count() >= need:
+            free &= ~off
+            break
     taken = 0
     steps = [AllocationStep.EVENLY]
     given = shares(layout, free, need, full, request.nodes is not None)

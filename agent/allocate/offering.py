@@ -27,15 +27,26 @@ from agent.allocate.packing import AllocationStep
 from agent.allocate.policies_in_force import InForce, PolicyInForce, in_force
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.trials import Allotment, Price, Trials, burst_amounts, burst_nodes, shared_pools
+from agent.allocate.score import HIGHEST
+from agent.allocate.trials import (
+    Allotment,
+    Apart,
+    Price,
+    Trials,
+    burst_amounts,
+    burst_nodes,
+    shared_pools,
+)
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 
 
 class NumaCandidate(msgspec.Struct, frozen=True):
-    """NUMA nodes that were tried: their score (0-100, by the strategy), or what they lack."""
+    """NUMA nodes that were tried: what the pod's exclusive policy gets there and their score
+    (0-100, by the strategy), or what they lack."""
 
     nodes: tuple[int, ...]
+    apart: Apart | None = None
     score: int | None = None
     rejection: Rejection | None = None
 
@@ -231,15 +242,15 @@ def _align(
     if not wanted and provider is None:
         return _Aligned(Allotment(0, {}))
     tried: dict[int, Rejection | None] = {}
-    scores: dict[int, int] = {}
+    judged: dict[int, tuple[Apart, int]] = {}
 
     def fits(mask: int) -> bool:
         lacking = tried[mask] = trials.lacks(ids(mask))
         return lacking is None
 
-    def score(mask: int) -> int:
-        scores[mask] = trials.score(mask)
-        return scores[mask]
+    def worth(mask: int) -> int:
+        apart, score = judged[mask] = trials.apart(mask), trials.score(mask)
+        return (HIGHEST + 1) * apart + score
 
     def merge(
         others: Provider | None, widest: int | None = None, *, narrowest: bool = False
@@ -249,7 +260,7 @@ def _align(
             trials.available,
             trials.totals,
             policies.numa,
-            score,
+            worth,
             fits,
             narrowest=narrowest,
             widest=widest,
@@ -271,7 +282,10 @@ def _align(
     else:
         merged = _together(provider, trials, merge)
     candidates = tuple(
-        NumaCandidate(ids(mask), scores.get(mask), rejection) for mask, rejection in tried.items()
+        NumaCandidate(ids(mask), rejection=rejection)
+        if (known := judged.get(mask)) is None
+        else NumaCandidate(ids(mask), *known)
+        for mask, rejection in tried.items()
     )
     if not merged.admit:
         return _Aligned(_rejections(wanted, merged, trials), candidates, merged)

@@ -17,7 +17,9 @@ lower ids (see `layout.tiers`).
 
 A pod with an exclusive policy first avoids the CPUs on cores, or in NUMA nodes, that pods with the
 same policy hold. If that fails, it may use them: in one NUMA node (in step 1 only if NUMA nodes are
-exclusive), in one socket in step 2 (only if cores are exclusive), and in step 3.
+exclusive), in one socket in step 2 (only if cores are exclusive), and in step 3. With `downgrade`,
+if no NUMA node satisfies NUMANodeLevel, steps 2 and 3 follow PCPULevel instead (fine-grained CPU
+orchestration proposal, CPU exclusive policy); the whole cores of step 1 do so anyway.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ class CpuRequest(msgspec.Struct, frozen=True):
     """`count` CPUs; a negative one raises ValueError.
 
     `bind`: FULL_PCPUS prefers whole cores, every other policy one thread of each core; it is a
-    preference unless `required`. `exclusive` is always a preference. `prefer_l3`: among equal CPUs,
-    takes those that share the fewest L3 caches. `nodes`: the only NUMA nodes to take from, a mask
-    of their ids."""
+    preference unless `required`. `exclusive` is always a preference; `downgrade`: NUMANodeLevel
+    becomes PCPULevel where no NUMA node satisfies it. `prefer_l3`: among equal CPUs, takes those
+    that share the fewest L3 caches. `nodes`: the only NUMA nodes to take from, a mask of their
+    ids."""
 
     count: int
     bind: BindPolicy = BindPolicy.DEFAULT
@@ -48,6 +51,7 @@ class CpuRequest(msgspec.Struct, frozen=True):
     required: bool = False
     prefer_l3: bool = False
     nodes: int | None = None
+    downgrade: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -77,7 +81,8 @@ Found: TypeAlias = tuple[int, tuple[AllocationStep, ...]]
 class Terms(msgspec.Struct, frozen=True):
     """The fixed inputs of one search. The policies of `request` count, its number of CPUs does not.
     `cores_off`, `nodes_off`: CPUs on cores, or in NUMA nodes, that pods with the same exclusive
-    policy hold. `levels`: see `layout.tiers`.
+    policy hold. `levels`: see `layout.tiers`. `lower`: the terms after a downgrade; then the cores
+    of pods of both exclusive policies are off.
     """
 
     layout: Layout
@@ -85,16 +90,24 @@ class Terms(msgspec.Struct, frozen=True):
     cores_off: int
     nodes_off: int
     levels: tuple[int, ...]
+    lower: Terms | None = None
 
     @classmethod
     def of(cls, layout: Layout, holdings: CpuRefCounts, request: CpuRequest, max_ref: int) -> Terms:
         """The terms of a request next to what other pods hold; `max_ref` pods may share a CPU."""
         cores = nodes = 0
+        lower = None
+        levels = holdings.held[: max_ref - 1]
         if request.exclusive is ExclusivePolicy.PCPU_LEVEL and holdings.core_exclusive:
             cores = layout.expand(layout.touched(holdings.core_exclusive[0]))
         elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL and holdings.node_exclusive:
-            nodes = _nodes_of(layout, holdings.node_exclusive[0])
-        return cls(layout, request, cores, nodes, holdings.held[: max_ref - 1])
+            held = holdings.node_exclusive[0]
+            nodes = _nodes_of(layout, held)
+            if request.downgrade:
+                held |= sum(holdings.core_exclusive[:1])
+                by_core = msgspec.structs.replace(request, exclusive=ExclusivePolicy.PCPU_LEVEL)
+                lower = cls(layout, by_core, layout.expand(layout.touched(held)), 0, levels)
+        return cls(layout, request, cores, nodes, levels, lower)
 
 
 def pack(terms: Terms, free: int, need: int) -> Found:
@@ -141,6 +154,11 @@ def _threads(terms: Terms, free: int, need: int) -> Found:
     firsts = _firsts(layout, open_, levels)
     step = AllocationStep.THREADS_IN_NODE
     area = _best_fit(layout.nodes, firsts, open_, open_, need, most)
+    if not area and terms.lower is not None:
+        area = _best_fit(layout.nodes, open_, open_, open_, need, most)
+        if not area:
+            return _threads(terms.lower, free, need)
+        return _by_rounds(layout, open_ & area, need, levels), (AllocationStep.CPUS_IN_NODE,)
     if not area:
         area = _best_fit(layout.nodes, free, free, free, need, most)
         if area:
@@ -185,9 +203,11 @@ def _over_sockets(
 
 
 def _singles(terms: Terms, free: int, need: int, taken: int, off: int) -> int:
-    """The taken CPUs and, up to the need, single CPUs; those in `off` come last."""
+    """The taken CPUs and, up to the need, single CPUs; those in `off` come last, after a downgrade
+    those on the cores of exclusive pods."""
     most = terms.request.strategy is Strategy.MOST_ALLOCATED
-    for open_ in (free & ~off, free):
+    lower = terms.lower.cores_off if terms.lower else 0
+    for open_ in (free & ~off, free & ~lower, free):
         missing = need - taken.bit_count()
         if missing:
             taken |= _take_singles(terms.layout, open_ & ~taken, missing, taken, terms.levels, most)

@@ -13,6 +13,7 @@ CPU orchestration proposal).
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from types import MappingProxyType
@@ -23,7 +24,8 @@ import msgspec
 from agent.allocate import accumulator
 from agent.allocate.accumulator import Shortage
 from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions
-from agent.allocate.packing import AllocationStep, CpuRequest
+from agent.allocate.numa.hint import ids
+from agent.allocate.packing import AllocationStep, CpuRequest, Terms
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest
@@ -53,8 +55,20 @@ class Price(msgspec.Struct, frozen=True):
     split_cores: int
 
 
+class Apart(enum.IntEnum):
+    """How far the CPUs of a pod with an exclusive policy are from those of other pods with it."""
+
+    SAME_CORES = 0
+    OTHER_CORES = 1
+    """NUMANodeLevel is downgraded to PCPULevel."""
+    SATISFIED = 2
+    """On other cores for PCPULevel, on other NUMA nodes for NUMANodeLevel."""
+
+
 class Trials:
-    """Trials of one pod on one node in its current state."""
+    """Trials of one pod on one node in its current state. `downgrade`: see CpuRequest."""
+
+    downgrade = True
 
     def __init__(
         self,
@@ -122,6 +136,19 @@ class Trials:
     def score(self, mask: int) -> int:
         """The score of these NUMA nodes, 0-100, by the strategy in force, with the pod on them."""
         return self._scores.of(mask)
+
+    def apart(self, mask: int) -> Apart:
+        """What the exclusive policy of the pod gets on these NUMA nodes, by a trial."""
+        terms = self._terms
+        if terms is None or not (terms.nodes_off or terms.cores_off):
+            return Apart.SATISFIED
+        found = self.on_nodes(ids(mask))
+        if isinstance(found, Rejection):
+            return Apart.SAME_CORES
+        if not found.cpus & (terms.nodes_off | terms.cores_off):
+            return Apart.SATISFIED
+        shared = terms.lower is None or found.cpus & terms.lower.cores_off
+        return Apart.SAME_CORES if shared else Apart.OTHER_CORES
 
     def price(self, found: Allotment) -> Price:
         """The price of an allotment before it is committed."""
@@ -264,7 +291,15 @@ class Trials:
             self._policies.strategy,
             required=bind.required,
             prefer_l3=self._options.profile.prefer_l3,
+            downgrade=self.downgrade,
         )
+
+    @cached_property
+    def _terms(self) -> Terms | None:
+        layout, request = self._options.layout, self._request
+        if layout is None or request is None:
+            return None
+        return Terms.of(layout, self._account.holdings, request, self._options.max_ref)
 
     @cached_property
     def _areas(self) -> dict[int, int]:

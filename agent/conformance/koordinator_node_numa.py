@@ -153,9 +153,12 @@ def _trying(
     loose = any(quirk.recorded_only or quirk.unpaid for quirk in quirks)
     by_position = any(quirk.by_position for quirk in quirks)
     unbound = any(quirk.unbound for quirk in quirks)
-    if not (loose or by_position or unbound):
+    mixed = any(quirk.mixed for quirk in quirks)
+    if not (loose or by_position or unbound or mixed):
         return Trials
-    return partial(KoordinatorTrials, loose=loose, by_position=by_position, unbound=unbound)
+    return partial(
+        KoordinatorTrials, loose=loose, by_position=by_position, unbound=unbound, mixed=mixed
+    )
 
 
 def _code(rejections: Sequence[Rejection]) -> str:

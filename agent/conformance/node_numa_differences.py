@@ -17,7 +17,7 @@ from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOpti
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.trials import Trials
+from agent.allocate.trials import Apart, Trials
 from agent.conformance.files import Difference
 from agent.model.cpu.policies import (
     BIND_LABEL,
@@ -140,6 +140,11 @@ def _exclusive(case: Case) -> bool:
     return _EXCLUSIVE in _spec(case)
 
 
+def _beside_exclusive(case: Case) -> bool:
+    held = [each.get("resourceSpec") or {} for each in case["allocated"]]
+    return _exclusive(case) and any(_EXCLUSIVE in each for each in held)
+
+
 def _spec(case: Case) -> Mapping[str, str]:
     return case["pod"].get("resourceSpec") or {}
 
@@ -164,7 +169,7 @@ def _amplified_without_request(case: Case) -> bool:
 
 class Quirk(msgspec.Struct, frozen=True):
     """A wrong rule. `applies`: whether it concerns the case. `case`: changes the case.
-    `recorded_only`: uses RecordedAllocation. `unpaid`, `by_position`, `unbound`: use
+    `recorded_only`: uses RecordedAllocation. `unpaid`, `by_position`, `unbound`, `mixed`: use
     KoordinatorTrials. `unaccounted`: no amounts of NUMA nodes are written. `unamplified`: the score
     ignores the amplification ratio. `refused`: every pod is refused with that code."""
 
@@ -175,6 +180,7 @@ class Quirk(msgspec.Struct, frozen=True):
     unpaid: bool = False
     by_position: bool = False
     unbound: bool = False
+    mixed: bool = False
     unaccounted: bool = False
     unamplified: bool = False
     refused: str = ""
@@ -245,6 +251,16 @@ QUIRKS: Final = (
         ),
         _amplified_conflict,
         case=partial(_without_policy, name=_REQUIRED),
+    ),
+    Quirk(
+        Difference(
+            "exclusive-ignored",
+            "a pod's exclusive policy does not choose between NUMA nodes, and NUMANodeLevel has no "
+            "effect where no NUMA node satisfies it; Topolet takes the NUMA node that satisfies "
+            "it, else other cores",
+        ),
+        _beside_exclusive,
+        mixed=True,
     ),
     Quirk(
         Difference(
@@ -325,7 +341,8 @@ class KoordinatorTrials(Trials):
     """`loose`: unless a bind policy is required, a NUMA node has its recorded amounts, regardless
     of its free CPUs and of amplification. `by_position`: an amount is split in the order of the
     amounts of the NUMA nodes 0, 1, ..., whatever the ids of the nodes are. `unbound`: for a pod
-    without CPU, a NUMA node has only the CPU that suits the node's bind policy."""
+    without CPU, a NUMA node has only the CPU that suits the node's bind policy. `mixed`: the
+    exclusive policy is not downgraded and does not choose between NUMA nodes."""
 
     def __init__(
         self,
@@ -337,9 +354,11 @@ class KoordinatorTrials(Trials):
         loose: bool,
         by_position: bool,
         unbound: bool,
+        mixed: bool,
     ) -> None:
         self._loose = loose
         self._by_position = by_position
+        self.downgrade = not mixed
         super().__init__(options, account, request, policies)
         node_policies = options.policies
         forced = (
@@ -347,6 +366,9 @@ class KoordinatorTrials(Trials):
         )
         if unbound and policies.bind is None and forced is not None:
             self._keep_fitting(forced)
+
+    def apart(self, mask: int) -> Apart:
+        return super().apart(mask) if self.downgrade else Apart.SATISFIED
 
     def trim(self) -> None:
         if not self._loose:

@@ -168,6 +168,40 @@ def test_exclusive(request_: CpuRequest, expected: str) -> None:
     assert cpus(answer) == expected
 
 
+ONE_SOCKET, TWO_SOCKETS = (1, 2, 4, 2), (2, 1, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "request_", "plain", "downgraded"),
+    [
+        pytest.param(ONE_SOCKET, CpuRequest(3), "1,3-4", "10,12,14", id="other cores"),
+        pytest.param(ONE_SOCKET, CpuRequest(4), "1,3-4,6", "1,3-4,6", id="too few of them"),
+        pytest.param(ONE_SOCKET, CpuRequest(4, FULL), "10-13", "10-13", id="whole cores are apart"),
+        pytest.param(
+            ONE_SOCKET, CpuRequest(2, strategy=EVENLY), "1,3", "10,12", id="distributed evenly"
+        ),
+        pytest.param(TWO_SOCKETS, CpuRequest(7), "1,3-4,6,10,12,14", "4,6,10-14", id="single CPUs"),
+    ],
+)
+def test_numa_node_level_becomes_pcpu_level(
+    shape: tuple[int, ...], request_: CpuRequest, plain: str, downgraded: str
+) -> None:
+    """Both NUMA nodes have pods of that policy; CPU 2 is exclusive by core."""
+    small = machine(*shape)
+    held = NOTHING_HELD.adding(mask("0,8-9"), NODE).adding(mask("2"), CORE)
+    for downgrade, expected in ((False, plain), (True, downgraded)):
+        request = msgspec.structs.replace(request_, exclusive=NODE, downgrade=downgrade)
+        assert cpus(take(small, small.cpus, held, request)) == expected
+
+
+def test_a_numa_node_without_exclusive_pods_satisfies_the_policy_with_fewer_cores() -> None:
+    small = machine(1, 2, 2, 2)
+    request = CpuRequest(3, exclusive=NODE, strategy=MOST, downgrade=True)
+    answer = take(small, small.cpus, NOTHING_HELD.adding(mask("0"), NODE), request)
+    assert isinstance(answer, Taken)
+    assert (cpus(answer), answer.steps) == ("4-6", (AllocationStep.CPUS_IN_NODE,))
+
+
 @pytest.mark.parametrize(
     ("request_", "preferred", "expected"),
     [

@@ -243,6 +243,16 @@ PATHS = [
     ),
     pytest.param(
         case(
+            lsr(2, resourceSpec={"preferredCPUBindPolicy": "SpreadByPCPUs", **NUMA_LEVEL}),
+            [{**held(1, "0", node=0), "resourceSpec": NUMA_LEVEL}, held(2, "4-5", node=1)],
+            placed(37, "1-2", part(0, 2, 4), preferredCPUBindPolicy="SpreadByPCPUs", **NUMA_LEVEL),
+        )
+        | RESTRICTED,
+        "exclusive-ignored",
+        id="the emptier NUMA node, although an exclusive pod is there",
+    ),
+    pytest.param(
+        case(
             {**sharer(2), "resourceSpec": NUMA_LEVEL},
             [{**held(2, "0-1"), "resourceSpec": NUMA_LEVEL}, held(2, "4-5")],
             placed(56, "2-3", requiredCPUBindPolicy="FullPCPUs", **NUMA_LEVEL),

@@ -281,9 +281,9 @@ def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: ChosenDe
     return ""
 
 
-SAME_CARDS: Final = 500
-"""The score of NUMA nodes that give the GPUs which would be chosen from all of them: more than CPU
-and memory score together."""
+SAME_CARDS: Final = 10_000
+"""The score of NUMA nodes that give the GPUs which would be chosen from all of them: more than all
+other resources score together."""
 
 
 class DeviceHintProvider:

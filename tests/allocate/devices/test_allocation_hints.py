@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent.allocate.devices.allocation import device_hints
+from agent.allocate.devices.allocation import SAME_CARDS, device_hints
 from agent.allocate.devices.request import DeviceCause, DeviceRefusal, device_request
 from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.numa.koordinator_merge import merge
@@ -21,7 +21,7 @@ def hints(
 
 def test_hints_cover_numa_nodes_with_enough_cards_and_prefer_the_fewest() -> None:
     assert hints({0: 1}, {CARDS: 2}) == {
-        "gpu": (TopologyHint(0b10, True, 500), TopologyHint(0b11, False, 500))
+        "gpu": (TopologyHint(0b10, True, SAME_CARDS), TopologyHint(0b11, False, SAME_CARDS))
     }
 
 
@@ -29,8 +29,8 @@ def test_the_mask_with_the_best_cards_scores_highest() -> None:
     assert hints({2: 1}, {CARDS: 1}) == {
         "gpu": (
             TopologyHint(0b01, True),
-            TopologyHint(0b10, True, 500),
-            TopologyHint(0b11, False, 500),
+            TopologyHint(0b10, True, SAME_CARDS),
+            TopologyHint(0b11, False, SAME_CARDS),
         )
     }
 
@@ -38,7 +38,7 @@ def test_the_mask_with_the_best_cards_scores_highest() -> None:
 def test_types_that_are_allocated_jointly_have_the_same_hints() -> None:
     both = hints({0: 1, 1: 1}, {CARDS: 1, RDMA: 100})
     assert both == dict.fromkeys(
-        ("gpu", "rdma"), (TopologyHint(0b10, True, 500), TopologyHint(0b11, False, 500))
+        ("gpu", "rdma"), (TopologyHint(0b10, True, SAME_CARDS), TopologyHint(0b11, False, SAME_CARDS))
     )
 
 
