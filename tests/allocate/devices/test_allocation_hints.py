@@ -38,7 +38,8 @@ def test_the_mask_with_the_best_cards_scores_highest() -> None:
 def test_types_that_are_allocated_jointly_have_the_same_hints() -> None:
     both = hints({0: 1, 1: 1}, {CARDS: 1, RDMA: 100})
     assert both == dict.fromkeys(
-        ("gpu", "rdma"), (TopologyHint(0b10, True, SAME_CARDS), TopologyHint(0b11, False, SAME_CARDS))
+        ("gpu", "rdma"),
+        (TopologyHint(0b10, True, SAME_CARDS), TopologyHint(0b11, False, SAME_CARDS)),
     )
 
 
