@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Final
 
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.daemon import Ending, Faults, Periodic, one_arena
+from agent.host.locks import LockedError
 from agent.kube import auth, documents
 from agent.kube.auth import Access
 from agent.kube.documents import DocumentError
@@ -33,6 +35,8 @@ from agent.scheduler.extender.server import Server
 from agent.scheduler.leader import election
 from agent.scheduler.leader.election import Leader, LeaseTimes
 from agent.scheduler.leader.gate import AlwaysLeader, LeaderGate
+from agent.scheduler.leader.identity import IdentityFile
+from agent.scheduler.leader.label import LeaderLabel, pod_of
 from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.preemption.evictor import Evictor
@@ -45,6 +49,7 @@ from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
 from agent.scheduler.state.pods_api import BindingApi
 from agent.scheduler.state.records import AgentSelector
+from agent.scheduler.state.sent_bindings import FormerBindings, SentBindings
 from agent.scheduler.state.watches import Watches, stale, watch_pace
 from agent.scheduler.unschedulable.queue import UnschedulableQueue
 from agent.scheduler.unschedulable.retry import Retry, unschedulable_pods
@@ -128,6 +133,41 @@ def agent_selector(settings: SchedulerSettings) -> AgentSelector:
     return AgentSelector(agent_labels(settings.agent_selector), settings.agent_namespace)
 
 
+class Candidate:
+    """The identity of this process in the Lease, and what it keeps in `lease-dir` for the process
+    that follows it. Without the folder, or if it can't be used, the identity is new and nothing is
+    kept: `sent` is None then. The folder stays locked until the process has ended."""
+
+    def __init__(self, folder: str) -> None:
+        new = f"{socket.gethostname()}_{uuid.uuid4()}"
+        self.identity = new
+        self.sent: SentBindings | None = None
+        self._file: IdentityFile | None = None
+        if not folder:
+            return
+        try:
+            self._file = IdentityFile(folder, new)
+            self.sent = self._sent(os.path.join(folder, "bindings"), self._file)
+        except (OSError, LockedError) as error:
+            log.warning("lease-dir %s is not used: %s", folder, error)
+            return
+        self.identity = self._file.identity
+
+    def keep(self) -> None:
+        """A process that follows this one may have its identity."""
+        if self.sent is not None and self._file is not None:
+            self._file.keep()
+
+    @staticmethod
+    def _sent(folder: str, file: IdentityFile) -> SentBindings:
+        try:
+            return SentBindings(folder, valid=file.reused, give_up=file.give_up)
+        except ValueError as error:
+            log.warning("the identity of the former process is not used: %s", error)
+        file.renew()
+        return SentBindings(folder, valid=False, give_up=file.give_up)
+
+
 def run(settings: SchedulerSettings) -> None:
     """Runs until SIGTERM, or until a thread fails: the other threads would answer from a stale
     state. Raises AccessError, CertificateError, FaultError, ServerStartError and SettingsError."""
@@ -177,6 +217,7 @@ class _Parts:
             return made
 
         times = lease_times(settings.lease_seconds)
+        candidate = Candidate(settings.lease_dir)
         binding = transport(bind_limits(times), LIMITS.threads)
         reading = transport(READ_LIMITS, LIMITS.threads)
         rules = allocator_rules(args, Strategy(settings.gpu_shares))
@@ -212,10 +253,22 @@ class _Parts:
             pods_changed=queue.pods_changed,
             stale_seconds=self._stale_seconds,
         )
-        self._leader = self._leader_election(settings, times, transport)
-        self._gate = LeaderGate(self._leader or AlwaysLeader(), self._watches, freeze_garbage)
+        bindings = BindingApi(binding, reading, candidate.sent)
+        electing = transport(election.limits(times))
+        self._leader = self._leader_election(settings, times, electing, candidate.identity)
+        leadership = self._leader or AlwaysLeader()
+        self._label: LeaderLabel | None = None
+        if settings.leader_pod:
+            pod = pod_of(settings.leader_pod)
+            self._label = LeaderLabel(electing, pod, lambda: leadership.leading)
+
+        def settled() -> None:
+            candidate.keep()
+            freeze_garbage()
+
+        former = FormerBindings(candidate.sent, bindings) if candidate.sent is not None else None
+        self._gate = LeaderGate(leadership, self._watches, settled, former)
         corrections = Corrections(transport(), cluster, self._leads)
-        bindings = BindingApi(binding, reading)
         expiry = ReservationExpiry(cluster, groups, bindings)
         self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
         self._periodic = [Periodic("retry", RETRY_SECONDS, retry.step)]
@@ -256,27 +309,40 @@ class _Parts:
             self._gate.reason,
             metrics,
             {"preempt": self._preemption_unavailable},
+            self._unready,
         )
 
     def start(self, closing: ExitStack) -> None:
         """Registers the stops in reverse order: first the parts that write to pods, then the leader
-        election."""
-        led = (self._leader,) if self._leader is not None else ()
-        parts = (
-            self._watches,
-            self._expiry,
-            self._gate,
-            *led,
-            self._budgets,
-            *self._periodic,
-        )
-        for each in parts:
+        election, then the label of its pod."""
+        if self._leader is not None:
+            # Before the watches: what they list first has all pods bound before this term.
+            self._leader.start()
+        label = (self._label,) if self._label is not None else ()
+        for each in (self._watches, self._expiry, self._gate, *label):
+            each.start()
+            closing.callback(each.stop)
+        if self._leader is not None:
+            closing.callback(self._leader.stop)
+        for each in (self._budgets, *self._periodic):
             each.start()
             closing.callback(each.stop)
 
     def _leads(self) -> bool:
         """Whether this process leads and knows the cluster."""
         return self._gate.reason() is None
+
+    def _unready(self) -> str | None:
+        """Returns why this process is not Ready; None if it is. Without the label, clients find the
+        leader because no other process is Ready."""
+        if self._label is None:
+            return self._gate.reason()
+        return self._gate.unready() or self._label.unready()
+
+    def _acquired(self) -> None:
+        self._gate.begin()
+        if self._label is not None:
+            self._label.hurry()
 
     def _preemption_unavailable(self) -> str | None:
         """Returns why no victims may be selected now; None if they may."""
@@ -291,17 +357,18 @@ class _Parts:
         self,
         settings: SchedulerSettings,
         times: LeaseTimes,
-        transport: Callable[[ResponseLimits], Transport],
+        transport: Transport,
+        identity: str,
     ) -> Leader | None:
         if not settings.lease_name:
             return None
         return Leader(
-            transport(election.limits(times)),
+            transport,
             settings.lease_namespace,
             settings.lease_name,
-            f"{socket.gethostname()}_{uuid.uuid4()}",
+            identity,
             times=times,
-            acquired=lambda: self._gate.begin(),
+            acquired=self._acquired,
         )
 
 

@@ -133,6 +133,22 @@ class SchedulerSettings(Options, frozen=True):
             "over, seconds",
         ),
     ] = 15
+    lease_dir: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: local folder, of one scheduler only, that outlives the "
+            "process: a leader that was killed has its Lease again as soon as it is restarted; "
+            "empty: it waits like any other until the Lease expires"
+        ),
+    ] = ""
+    leader_pod: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: NAMESPACE/NAME of this process's pod: it has the label "
+            "topolet.io/scheduler-leader=true while the process leads, and a standby is Ready; "
+            "empty: no label, and only the leader is Ready"
+        ),
+    ] = ""
     watch_stale_seconds: Annotated[
         int,
         msgspec.Meta(

@@ -313,12 +313,14 @@ def routes(
     unavailable: UnavailableReason,
     metrics: SchedulerMetrics,
     by_verb: Mapping[str, UnavailableReason] | None = None,
+    unready: UnavailableReason | None = None,
 ) -> dict[str, Route]:
     """Returns the routes by path, for an empty `urlPrefix`. `by_verb` has further checks of whether
-    this process can decide."""
+    this process can decide. `unready`: why this process is not Ready, if not whenever it is
+    unavailable."""
 
     def ready(_: bytes) -> Reply:
-        reason = unavailable()
+        reason = (unready or unavailable)()
         return text_reply(200, "ok") if reason is None else text_reply(503, reason)
 
     pages = {

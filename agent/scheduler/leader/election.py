@@ -77,8 +77,9 @@ class Leader:
         clocks: Clocks | None = None,
         acquired: Callable[[], None] | None = None,
     ) -> None:
-        """`identity` must be unique, also across restarts. `acquired` is called on the thread at
-        each acquisition, and must not block."""
+        """`identity` must be unique, also across restarts; a process may have that of a former one
+        that is dead (`identity`). `acquired` is called at each acquisition, on the thread that
+        made the attempt, and must not block."""
         self.identity = identity
         self.problem = Problem(log, f"lease {namespace}/{name}: ")
         self._transport = transport
@@ -95,6 +96,8 @@ class Leader:
         self._until: float | None = None
         self._led = False
         self._term = 0
+        self._continues = True
+        self._answered_at = self._clocks.monotonic()
 
     @property
     def leading(self) -> bool:
@@ -106,11 +109,28 @@ class Leader:
         return self._term
 
     @property
+    def continues(self) -> bool:
+        """Whether no other candidate has led since a former process with this identity: whenever
+        this process read the Lease, it had this identity already."""
+        return self._continues
+
+    @property
     def holder(self) -> str:
-        """The holder of the Lease when it was read last, empty for none."""
-        return (self._observed.spec.holder_identity or "") if self._observed else ""
+        """The other candidate that held the Lease when it was read last, empty for none."""
+        holder = self._observed.spec.holder_identity if self._observed else None
+        return holder if holder and holder != self.identity else ""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the Lease could be neither read nor written for its duration; None if it could."""
+        if self._clocks.monotonic() - self._answered_at < self._times.lease_seconds:
+            return None
+        text = self.problem.text
+        return f"lease {self._namespace}/{self._name}: {text}" if text else None
 
     def start(self) -> None:
+        """Makes the first attempt, and starts the thread for the others."""
+        self.step()
         self._thread.start()
 
     def stop(self) -> None:
@@ -125,10 +145,10 @@ class Leader:
     def run(self) -> None:
         """The body of the thread."""
         while not self._stopped.is_set():
-            self.step()
             pause = self._times.retry_seconds * (1 if self.leading else 1 + self._clocks.random())
             if self._clocks.wait(self._stopped, pause):
                 break
+            self.step()
         self._release()
 
     def step(self) -> None:
@@ -142,6 +162,7 @@ class Leader:
             self.problem.report(str(error))
             self._written = None
             return
+        self._answered_at = self._clocks.monotonic()
         if leads:
             # Counted from before the request: other candidates do not count from an earlier time.
             self._until = began + self._times.renew_seconds
@@ -168,6 +189,8 @@ class Leader:
             return self._create()
         observed_lease = _observation(_spec_of(found), self._observed, self._clocks.monotonic())
         self._observed = observed_lease
+        # Before the write: its answer may be lost.
+        self._continues &= observed_lease.spec.holder_identity == self.identity
         if self._clocks.monotonic() < _expires_at(observed_lease, self.identity, self._times):
             return False
         try:
@@ -177,6 +200,7 @@ class Leader:
         return True
 
     def _create(self) -> bool:
+        self._continues = False
         spec = _renewed_spec(_LeaseSpec(), self.identity, self._times, self._clocks.wall())
         wanted = _new_lease(self._namespace, self._name, spec)
         try:
@@ -207,11 +231,12 @@ class Leader:
     def _check_end(self) -> None:
         if self._led and not self.leading:
             self._led = False
-            log.warning("%s has lost the lease; its holder is %s", self.identity, self.holder)
+            reason = f"its holder is {self.holder}" if self.holder else "it was not renewed in time"
+            log.warning("%s has lost the lease: %s", self.identity, reason)
 
     def _release(self) -> None:
-        leading, self._until = self.leading, None
         self._check_end()
+        leading, self._until = self.leading, None
         if not leading or self._written is None:
             return
         try:

@@ -27,6 +27,12 @@ class Leadership(Protocol):
     @property
     def holder(self) -> str: ...
 
+    @property
+    def continues(self) -> bool: ...
+
+    @property
+    def trouble(self) -> str | None: ...
+
 
 class AlwaysLeader:
     """Always leads, for a cluster with a single scheduler."""
@@ -34,6 +40,21 @@ class AlwaysLeader:
     leading = True
     term = 1
     holder = ""
+    continues = True
+    trouble: str | None = None
+
+
+Wait = Callable[[float], bool]
+"""Pauses for a number of seconds; returns True to stop."""
+
+
+class FormerRequests(Protocol):
+    """The part of FormerBindings that the gate uses."""
+
+    @property
+    def open(self) -> bool: ...
+
+    def finish(self, continues: bool, wait: Wait) -> bool: ...
 
 
 class WatchState(Protocol):
@@ -51,7 +72,7 @@ class WatchState(Protocol):
 
     def mark_behind(self) -> None: ...
 
-    def catch_up(self, wait: Callable[[float], bool]) -> bool: ...
+    def catch_up(self, wait: Wait) -> bool: ...
 
 
 class LeaderGate:
@@ -59,12 +80,19 @@ class LeaderGate:
     after a watch failed, it makes the watches catch up."""
 
     def __init__(
-        self, leader: Leadership, state: WatchState, settled: Callable[[], None] = lambda: None
+        self,
+        leader: Leadership,
+        state: WatchState,
+        settled: Callable[[], None] = lambda: None,
+        former: FormerRequests | None = None,
     ) -> None:
-        """`settled` is called before the first answer of a leader."""
+        """`settled` is called before the first answer of a leader. `former`: what a former process
+        with the same identity has sent and is not known to have failed or succeeded."""
         self._leader = leader
         self._state = state
         self._settled = settled
+        self._former = former
+        self._lock = threading.Lock()
         self._marked_term = 0
         self._caught_up = 0
         self._problem = Problem(log, "the pods bound before this term are unknown: ")
@@ -78,16 +106,22 @@ class LeaderGate:
             holder = self._leader.holder
             leader = f"the leader is {holder}" if holder else "no replica is the leader"
             return "; ".join(filter(None, (leader, self._state.stale())))
-        if not self._state.synced:
-            return "; ".join(("not all objects are listed yet", *self._state.problems))
-        if (stale := self._state.stale()) is not None:
-            return stale
+        if (unknown := self._unknown()) is not None:
+            return unknown
         if self._caught_up != self._leader.term:
             return self._problem.text or "the pods bound before this term are not known yet"
         return None
 
+    def unready(self) -> str | None:
+        """Returns why this process can't do what it is there for; None if it can: a leader answers,
+        and a standby knows the cluster and can acquire the lease."""
+        if self._leader.leading:
+            return self.reason()
+        return self._unknown() or self._leader.trouble
+
     def begin(self) -> None:
-        """Wakes the thread after the leader acquired the lease. Does not block."""
+        """The leader has acquired the lease: from now on the watches are behind. Does not block."""
+        self._mark(self._leader.term)
         self._wake.set()
 
     def start(self) -> None:
@@ -103,18 +137,39 @@ class LeaderGate:
         while not self._stopped.is_set():
             term = self._leader.term
             leading, begins = self._leader.leading, self._caught_up != term
-            if leading and self._marked_term != term:
-                self._marked_term = term
-                self._state.mark_behind()
+            if leading:
+                self._mark(term)
             if leading and (begins or self._state.behind() is not None):
                 self._catch_up(term)
             else:
                 self._wake.wait(RETRY_SECONDS)
                 self._wake.clear()
 
+    def _mark(self, term: int) -> None:
+        """Makes the watches catch up, once in a term. A watch that starts after this has caught up
+        with its first list."""
+        with self._lock:
+            if self._marked_term != term:
+                self._marked_term = term
+                self._state.mark_behind()
+
+    def _unknown(self) -> str | None:
+        """Returns why the state of the cluster is not known; None if it is."""
+        if not self._state.synced:
+            return "; ".join(("not all objects are listed yet", *self._state.problems))
+        return self._state.stale()
+
     def _catch_up(self, term: int) -> None:
+        def wait(seconds: float) -> bool:
+            return self._term_ended(term, seconds)
+
         try:
-            if self._state.catch_up(lambda seconds: self._term_ended(term, seconds)):
+            if self._former is not None and self._former.open:
+                if not self._former.finish(self._leader.continues, wait):
+                    return
+                # The watches may have listed their objects before that.
+                self._state.mark_behind()
+            if self._state.catch_up(wait):
                 if self._caught_up != term:
                     self._settled()
                     log.info("all pods bound before this term are known")

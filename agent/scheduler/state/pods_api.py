@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -38,18 +38,43 @@ class PodError(RuntimeError):
     """A pod can't be read; the message is the reason."""
 
 
+class BindingRecord(Protocol):
+    """Records which Bindings have no answer yet (`sent_bindings`)."""
+
+    def began(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> None: ...
+
+    def ended(self, uid: str, outcome: BindOutcome) -> None: ...
+
+
 class BindingApi:
     """Safe for many threads."""
 
-    def __init__(self, sending: Transport, reading: Transport | None = None) -> None:
+    def __init__(
+        self,
+        sending: Transport,
+        reading: Transport | None = None,
+        record: BindingRecord | None = None,
+    ) -> None:
         """`reading` is the transport for reads of pods; its time limits are shorter than those of a
         Binding."""
         self._sending = sending
         self._reading = reading or sending
+        self._record = record
 
     def bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> BindOutcome:
         """Sends one Binding. If the answer leaves the outcome open, reads the pod to determine
         it."""
+        if self._record is None:
+            return self._bind(pod, node, annotations)
+        try:
+            self._record.began(pod, node, annotations)
+        except OSError as error:
+            return BindOutcome(False, f"pod {pod.title}: its Binding can't be recorded: {error}")
+        outcome = self._bind(pod, node, annotations)
+        self._record.ended(pod.uid, outcome)
+        return outcome
+
+    def _bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> BindOutcome:
         try:
             self._sending.create(
                 f"{pod_path(pod.namespace, pod.name)}/binding", _binding(pod, node, annotations)

@@ -1,0 +1,184 @@
+"""The Bindings without an answer, in files that outlive the process.
+
+A Binding may take effect after the process that sent it was killed: its bytes are in a buffer of
+the kernel, or the API server has not written it yet. A process that continues the term of the
+killed one would not see it and could give its CPUs and devices to another pod. So a process keeps a
+file for each Binding from before it is sent until its outcome is known, and the process that
+continues the term sends the same Bindings again before it decides anything. A pod is bound once:
+the first of equal Bindings takes effect, the others are conflicts.
+
+The files are valid only together with the identity of the process (`leader.identity`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.host import files
+from agent.scheduler.state.cluster import EXPIRY_SECONDS
+from agent.scheduler.state.pod_info import PodName
+from agent.scheduler.state.pods_api import BindingApi, BindOutcome, PodError
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 1.0
+_SUFFIX: Final = ".json"
+_MOST_BYTES: Final = 1 << 20
+
+GiveUp = Callable[[str], None]
+"""Makes the files worthless, for the given reason: no later process continues the term of this one.
+Raises OSError."""
+
+
+class SentBinding(msgspec.Struct, frozen=True):
+    """`sent_at`: seconds of CLOCK_BOOTTIME, which all processes of one boot share."""
+
+    pod: PodName
+    node: str
+    annotations: dict[str, str]
+    sent_at: float
+
+
+class SentBindings:
+    """The files in one folder. `former`: the Bindings of the former process, by uid of the pod.
+    Safe for several threads, as long as only one at a time binds a pod."""
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        valid: bool,
+        give_up: GiveUp,
+        clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        """Creates the folder if it does not exist. `valid`: this process continues the former one;
+        otherwise the files of that one are removed. Raises OSError, and ValueError, which names a
+        valid file that can't be read."""
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._folder = folder
+        self._give_up = give_up
+        self._clock = clock
+        self._unknown: dict[str, float] = {}
+        self.former: dict[str, SentBinding] = {}
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            # A file with another name was not complete, so its Binding was not sent.
+            if not valid or not name.endswith(_SUFFIX) or name.startswith("."):
+                os.unlink(path)
+                continue
+            found = _read(path)
+            self.former[found.pod.uid] = found
+            self._unknown[found.pod.uid] = found.sent_at
+
+    def began(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> None:
+        """To be called before a Binding is sent. Raises OSError; then it must not be sent."""
+        now = self._clock()
+        sent = SentBinding(pod, node, dict(annotations), now)
+        try:
+            files.replace(self._path(pod.uid), msgspec.json.encode(sent), durable=False, mode=0o600)
+        except OSError as error:
+            self._give_up(str(error))
+        for uid, sent_at in tuple(self._unknown.items()):
+            if now - sent_at >= EXPIRY_SECONDS and uid != pod.uid and uid not in self.former:
+                self.settled(uid)
+
+    def ended(self, uid: str, outcome: BindOutcome) -> None:
+        """To be called with the outcome of each Binding. The outcome of this Binding does not
+        determine that of an earlier one, unless the pod is bound."""
+        if outcome.bound or (outcome.bound is False and uid not in self._unknown):
+            self.settled(uid)
+        elif outcome.bound is None:
+            self._unknown[uid] = self._clock()
+
+    def settled(self, uid: str) -> None:
+        """No Binding of the pod can take effect any more."""
+        self._unknown.pop(uid, None)
+        self.former.pop(uid, None)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(uid))
+        except OSError as error:
+            # The next process would send the Binding again, when its CPUs may be another pod's.
+            with contextlib.suppress(OSError):
+                self._give_up(str(error))
+
+    def sent_again(self, uid: str) -> None:
+        """The Binding of a former process was sent again, and its outcome is unknown too."""
+        self.former[uid] = msgspec.structs.replace(self.former[uid], sent_at=self._clock())
+
+    def final(self, sent: SentBinding) -> bool:
+        """Whether the API server has ended the request by now."""
+        return self._clock() - sent.sent_at >= EXPIRY_SECONDS
+
+    def _path(self, uid: str) -> str:
+        # The name is bounded, and has no slash, whatever the uid is.
+        digest = hashlib.blake2b(uid.encode(), digest_size=16).hexdigest()
+        return os.path.join(self._folder, digest + _SUFFIX)
+
+
+class FormerBindings:
+    """Sends the Bindings of the former process again. One thread calls `finish`."""
+
+    def __init__(self, sent: SentBindings, bindings: BindingApi) -> None:
+        self._sent = sent
+        self._bindings = bindings
+
+    @property
+    def open(self) -> bool:
+        """Whether the outcome of some Binding is unknown."""
+        return bool(self._sent.former)
+
+    def finish(self, continues: bool, wait: Callable[[float], bool]) -> bool:
+        """Returns True when no Binding of the former process can take effect any more; False if
+        `wait`, which pauses for the given number of seconds, returns True to stop. `continues`:
+        no other process has led since the former one. Otherwise none is sent again, since its CPUs
+        may be another pod's, and the lease has expired in between."""
+        while former := tuple(self._sent.former.values()):
+            for each in former:
+                if wait(0):
+                    return False
+                if not continues or self._sent.final(each) or self._settled(each):
+                    self._sent.settled(each.pod.uid)
+            if self._sent.former and wait(RETRY_SECONDS):
+                return False
+        return True
+
+    def _settled(self, sent: SentBinding) -> bool:
+        """Sends the same Binding. Returns whether the pod is bound or can't be bound any more."""
+        outcome = self._bindings.bind(sent.pod, sent.node, sent.annotations)
+        log.info(
+            "pod %s: the Binding to node %s that a former process sent was sent again: %s",
+            sent.pod.title,
+            sent.node,
+            "the pod is bound" if outcome.bound else outcome.error,
+        )
+        if outcome.bound:
+            return True
+        if outcome.bound is None:
+            self._sent.sent_again(sent.pod.uid)
+            return False
+        # This Binding was refused, and the former one may still take effect.
+        try:
+            pod = self._bindings.pod(sent.pod)
+        except PodError as error:
+            log.warning("%s", error)
+            return False
+        return pod is None or bool(pod.node) or pod.deleted
+
+
+def _read(path: str) -> SentBinding:
+    try:
+        return _decoder.decode(files.read(path, _MOST_BYTES))
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+_decoder: Final = msgspec.json.Decoder(SentBinding)
