@@ -13,14 +13,17 @@ from typing import Any, NamedTuple
 Object = dict[str, Any]
 
 NODE_NAME = "authentication.kubernetes.io/node-name"
+POD_NAME = "authentication.kubernetes.io/pod-name"
 
 
 class Who(NamedTuple):
-    """A user as the authenticators return it; `node`: the node to which its token is bound."""
+    """A user as the authenticators return it; `node` and `pod`: those to which its token is
+    bound."""
 
     name: str = "alice"
     group: str = "system:masters"
     node: str = ""
+    pod: str = ""
 
 
 class RefusedError(Exception):
@@ -63,9 +66,10 @@ class Api:
             request.add_header("Impersonate-User", who.name)
             if who.group:
                 request.add_header("Impersonate-Group", who.group)
-            if who.node:
-                key = urllib.parse.quote(NODE_NAME, safe="")
-                request.add_header(f"Impersonate-Extra-{key}", who.node)
+            for name, value in ((NODE_NAME, who.node), (POD_NAME, who.pod)):
+                if value:
+                    key = urllib.parse.quote(name, safe="")
+                    request.add_header(f"Impersonate-Extra-{key}", value)
         try:
             with urllib.request.urlopen(
                 request, context=self._tls, timeout=self._timeout_seconds

@@ -14,7 +14,8 @@ from agent.cli import scheduler as scheduler_command
 from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import process
 from agent.scheduler.extender import extender
-from tests.deploy.manifests import kustomized, objects, of_kind, variables
+from agent.scheduler.leader import label
+from tests.deploy.manifests import SCHEDULER, kustomized, objects, of_kind, variables
 from tests.deploy.test_manifests import HARDENED
 
 Object = dict[str, Any]
@@ -67,7 +68,9 @@ def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
     (port,) = service["spec"]["ports"]
     assert port["port"] == url.port
     template = of_kind("Deployment")["topolet-scheduler"]["spec"]["template"]
-    assert template["metadata"]["labels"].items() >= service["spec"]["selector"].items()
+    leader = {label.LABEL: label.VALUE}
+    selected = {**template["metadata"]["labels"], **leader}
+    assert selected.items() >= service["spec"]["selector"].items() >= leader.items()
     (container,) = template["spec"]["containers"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     ours = settings()
@@ -77,6 +80,35 @@ def test_kube_schedulers_extender_url_is_that_of_the_extender() -> None:
     assert ours.client_names == url.hostname, "the certificate is for the Service's name"
     verbs = [configured[f"{verb}Verb"] for verb in ("filter", "prioritize", "preempt", "bind")]
     assert tuple(verbs) == extender.VERBS
+
+
+def test_the_leader_labels_the_pod_that_its_role_and_policy_let_it_label() -> None:
+    (container,) = pod_of("topolet-scheduler")["containers"]
+    namespace, name = label.pod_of(settings().leader_pod)
+    assert namespace == of_kind("Service")["topolet-scheduler"]["metadata"]["namespace"]
+    (variable,) = container["env"]
+    assert name == f"$({variable['name']})"
+    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert "patch" in rules("topolet-scheduler")["", "pods"]
+    policy = of_kind("ValidatingAdmissionPolicy")["topolet-scheduler-pods"]["spec"]
+    assert policy["matchConditions"][0]["expression"].endswith(f"'{SCHEDULER}'")
+    assert f"'{label.LABEL}' && variables.own" in policy["validations"][0]["expression"]
+    own = next(each for each in policy["variables"] if each["name"] == "own")
+    assert own["expression"].startswith(f"request.namespace == '{namespace}'")
+
+
+def test_the_identity_outlives_the_container_and_not_the_pod() -> None:
+    pod = pod_of("topolet-scheduler")
+    (container,) = pod["containers"]
+    (mount,) = (each for each in container["volumeMounts"] if not each.get("readOnly"))
+    assert mount["mountPath"] == settings().lease_dir
+    (volume,) = (each for each in pod["volumes"] if each["name"] == mount["name"])
+    assert volume.keys() == {"name", "emptyDir"}
+
+
+def test_a_rollout_waits_for_a_ready_standby() -> None:
+    strategy = of_kind("Deployment")["topolet-scheduler"]["spec"]["strategy"]
+    assert strategy == {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
 
 
 def test_both_have_the_files_of_their_configuration() -> None:
@@ -187,4 +219,5 @@ def test_the_pods_are_hardened(name: str) -> None:
     assert not [each for each in pod["volumes"] if "hostPath" in each]
     (container,) = pod["containers"]
     assert container["securityContext"] == HARDENED
-    assert all(each["readOnly"] for each in container["volumeMounts"])
+    writable = {each["name"] for each in container["volumeMounts"] if not each.get("readOnly")}
+    assert writable <= {"lease"}

@@ -16,6 +16,7 @@ from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.nrt import node_status, resource_topology
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
+from agent.scheduler.leader.label import LABEL
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import AGENT, SCHEDULER, kustomized_folder, objects, of_kind
 from tests.integration import deployed
@@ -32,6 +33,7 @@ CPUS = {RESOURCE_STATUS: '{"cpuset":"0-3"}'}
 
 ALICE = Who()
 OURS = Who(SCHEDULER)
+OURS_IN_POD = Who(SCHEDULER, pod="leader")
 AGENT_1 = Who(AGENT, "system:serviceaccounts", "node-1")
 UNBOUND = Who(AGENT, "system:serviceaccounts")
 KUBELET = Who("system:node:node-1", "system:nodes")
@@ -98,6 +100,11 @@ class Cluster:
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/binding"
         return self.api.request("POST", path + "?dryRun=All", body, who)
 
+    def change_scheduler(self, body: Object, who: Who) -> Object:
+        """Patches a pod of the scheduler."""
+        path = f"/api/v1/namespaces/topolet-system/pods/{body['metadata']['name']}?dryRun=All"
+        return self.api.request("PATCH", path, body, who, "application/merge-patch+json")
+
     def change_pod(self, body: Object, who: Who, subresource: str = "") -> Object:
         path = f"/api/v1/namespaces/default/pods/held{subresource}?dryRun=All"
         return self.api.request("PATCH", path, body, who, "application/merge-patch+json")
@@ -118,6 +125,11 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
         api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
     api.apply(pod("free", "gpu"))
     eventually("policies in force", partial(_in_force, made))
+    namespace = "topolet-system"
+    account = {"name": "default", "namespace": namespace}
+    api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    for name in ("leader", "standby"):
+        api.apply(pod(name, namespace))
     api.apply(pod("held", annotations=CPUS), OURS)
     api.apply(pod("free"))
     yield made
@@ -180,6 +192,10 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
         lambda it: it.api.apply(labelled("node-1", "a"), AGENT_1, "topolet"),
         lambda it: it.api.apply(labelled("node-1", "topology.topolet.io/a"), AGENT_1, "topolet"),
     ),
+    "topolet-scheduler-pods": (
+        lambda it: it.change_pod(leads("held"), OURS_IN_POD),
+        lambda it: it.change_scheduler(leads("leader"), OURS_IN_POD),
+    ),
     "topolet-requests": (
         lambda it: it.try_pod(pod(qos="LSE", cpu=("1500m", "1500m"))),
         lambda it: it.try_pod(pod(qos="LSE", cpu=("2", "2"))),
@@ -193,6 +209,10 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
         lambda it: it.try_binding(binding("free", "gpu"), OURS),
     ),
 }
+
+
+def leads(name: str) -> Object:
+    return {"metadata": {"name": name, "labels": {LABEL: "true"}}}
 
 
 def labelled(name: str, key: str) -> Object:
@@ -266,6 +286,38 @@ def test_a_binding_carries_allocations_of_configured_accounts_only(cluster: Clus
     path = "/api/v1/namespaces/default/bindings?dryRun=All"
     with pytest.raises(RefusedError, match="alice may not bind with"):
         cluster.api.request("POST", path, binding("free", **CPUS), ALICE)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (leads("leader"), None),
+        ({"metadata": {"name": "leader", "labels": {LABEL: None}}}, None),
+        ({"metadata": {"name": "leader", "annotations": CPUS}}, None),
+        (leads("standby"), f"may not change .*topolet-system/standby the labels {LABEL}"),
+        ({"metadata": {"name": "leader", "labels": {"a": "b"}}}, "the labels a"),
+        ({"metadata": {"name": "leader", "annotations": {"a": "b"}}}, "the annotations a"),
+        ({"metadata": {"name": "leader", "finalizers": ["a/b"]}}, "owners or finalizers"),
+        (
+            {"metadata": {"name": "leader"}, "spec": {"activeDeadlineSeconds": 1}},
+            "may not change spec",
+        ),
+    ],
+)
+def test_the_scheduler_changes_only_annotations_of_pods_and_the_label_of_its_own(
+    cluster: Cluster, body: Object, message: str | None
+) -> None:
+    if message is None:
+        assert cluster.change_scheduler(body, OURS_IN_POD)
+        return
+    with pytest.raises(RefusedError, match=message):
+        cluster.change_scheduler(body, OURS_IN_POD)
+    assert cluster.change_scheduler(body, ALICE), "the policy is about the scheduler's account"
+
+
+def test_a_token_that_is_not_bound_to_a_pod_labels_none(cluster: Cluster) -> None:
+    with pytest.raises(RefusedError, match=f"the labels {LABEL}"):
+        cluster.change_scheduler(leads("leader"), OURS)
 
 
 def topology(name: str = "node-1", version: Version = Version.V1ALPHA2, left: int = 1000) -> Object:

@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.scheduler.leader.label import LABEL
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import ROOT, SCHEDULER, objects
 from tests.fixtures import fleet
@@ -217,6 +219,70 @@ def test_a_leader_that_is_killed_is_replaced(
         scheduler.end(signal.SIGKILL)
         follower.until_ready()
         assert follower.end() == 0
+
+
+def test_a_leader_that_is_killed_leads_again_as_soon_as_it_runs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Its own Lease would expire after a minute. The standby does not lead in between, and sees
+    the same leader."""
+    flags = ("--lease-seconds=60", f"--lease-dir={tmp_path / 'lease'}")
+    with (
+        Scheduler(tmp_path, cluster.config) as scheduler,
+        Scheduler(tmp_path, cluster.config, "standby") as standby,
+    ):
+        scheduler.start(*flags)
+        scheduler.until_ready()
+        standby.start(flags[0])
+        eventually("the leader is known", lambda: "the leader is" in standby.ready()[1])
+        leader = standby.ready()[1]
+        for number in range(3):
+            pod = cluster.pod(owner(4), f"i-{number}")
+            scheduled(scheduler, pod)
+            cluster.delete(pod)
+            scheduler.end(signal.SIGKILL)
+            began = time.monotonic()
+            scheduler.start(*flags)
+            scheduler.until_ready()
+            print(f"leads {time.monotonic() - began:.1f} s after the start")
+            assert standby.ready() == (503, leader)
+        assert scheduler.end() == 0
+        standby.until_ready()
+        assert standby.end() == 0
+
+
+def test_a_standby_is_ready_and_the_leaders_pod_has_the_label(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    pods = [cluster.pod(owner(4), f"j-{number}") for number in range(2)]
+    flags = [f"--leader-pod={NAMESPACE}/{pod['metadata']['name']}" for pod in pods]
+
+    def leaders() -> list[bool]:
+        return [LABEL in cluster.seen(pod)["metadata"].get("labels", {}) for pod in pods]
+
+    with (
+        Scheduler(tmp_path, cluster.config) as first,
+        Scheduler(tmp_path, cluster.config, "second") as second,
+    ):
+        first.start(flags[0])
+        first.until_ready()
+        assert leaders() == [True, False]
+        second.start(flags[1])
+        second.until_ready()
+        assert leaders() == [True, False]
+        status, text = second.reply("filter", args(pods[0], NODES))
+        assert (status, "the leader is" in text) == (503, True)
+        first.end(signal.SIGKILL)
+        eventually("the other one leads", lambda: leaders() == [True, True])
+        first.start(flags[0])
+        first.until_ready()
+        assert leaders() == [False, True], "a standby removes what it had written before"
+        assert second.end() == 0
+        eventually("it leads again", lambda: leaders() == [True, False])
+        assert first.end() == 0
+        assert leaders() == [False, False]
+    for pod in pods:
+        cluster.delete(pod)
 
 
 def test_concurrent_binds_share_no_cpu(cluster: Cluster, scheduler: Scheduler) -> None:

@@ -178,3 +178,14 @@ def test_encoded_scores_are_sent_unchanged() -> None:
 
     routes = extender.routes(Raw(), lambda: None, extender.metrics())
     assert routes["/prioritize"].handle(text(ARGS)).body == b'[{"Host":"n1","Score":3}]'
+
+
+def test_a_standby_may_be_ready_while_it_answers_no_verb() -> None:
+    reasons: list[str | None] = [None]
+    routes = extender.routes(
+        First(), lambda: "the leader is b", extender.metrics(), unready=lambda: reasons[0]
+    )
+    assert routes["/readyz"].handle(b"").status == 200
+    assert routes["/filter"].handle(text(BODIES["filter"])).status == 503
+    reasons[0] = "lease n/l: 403"
+    assert routes["/readyz"].handle(b"").body == b"lease n/l: 403\n"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +27,7 @@ class Machine:
     ) -> None:
         self.world = 0.0
         self.beginnings = 0
+        self.words = (server, name, wall_offset, offset, rate)
         self._offset, self._rate, self._wall_offset = offset, rate, wall_offset
         clocks = Clocks(self._monotonic, self._wall, lambda stopped, seconds: stopped.is_set())
         self._transport = Transport(FileAccess(server.url), limits=election.limits(TIMES))
@@ -41,6 +43,11 @@ class Machine:
     def leads(self, world: float) -> bool:
         self.world = world
         return self.leader.leading
+
+    def killed(self) -> Machine:
+        """The process that follows one that is dead, with its identity."""
+        self.close()
+        return Machine(*self.words)
 
     def close(self) -> None:
         self._transport.close()
@@ -175,6 +182,92 @@ def test_a_renewal_whose_answer_is_lost_is_detected(server: Server, leases: Leas
     assert machine.beginnings == 1
 
 
+def test_a_leader_that_was_killed_has_its_own_lease_at_once(server: Server, leases: Leases) -> None:
+    first, second = Machine(server, "a"), Machine(server, "b")
+    first.step(0)
+    assert not second.step(1)
+    first = first.killed()
+    assert first.step(2)
+    assert first.leader.continues
+    assert (leases.spec["holderIdentity"], leases.spec["leaseTransitions"]) == ("a", 0)
+    assert not second.step(16), "the Lease has changed at 2"
+    assert second.step(18 - 1 + 15)
+
+
+def test_with_a_new_identity_it_waits_for_its_own_lease(server: Server, leases: Leases) -> None:
+    first, again = Machine(server, "a"), Machine(server, "a-2")
+    first.step(0)
+    assert not again.step(2)
+    assert not again.step(16)
+    assert again.leader.holder == "a"
+    assert again.step(17)
+    assert not again.leader.continues
+
+
+def test_a_lease_that_another_candidate_has_by_now_is_not_its_own(
+    server: Server, leases: Leases
+) -> None:
+    first, second = Machine(server, "a"), Machine(server, "b")
+    first.step(0)
+    second.step(0)
+    assert second.step(15)
+    first = first.killed()
+    assert not first.step(16)
+    assert (first.leader.holder, first.leader.continues) == ("b", False)
+
+
+def released(leases: Leases, second: Machine) -> None:
+    second.step(0)
+    assert second.step(15)
+    second.leader.stop()
+
+
+def removed(leases: Leases, second: Machine) -> None:
+    leases.stored = None
+
+
+@pytest.mark.parametrize("happens", [released, removed])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_term_continues_the_former_one_only_if_no_other_was_between(
+    server: Server, leases: Leases, happens: Callable[[Leases, Machine], None], lost: bool
+) -> None:
+    """Also if the answer to the write is lost, and the Lease is the candidate's own at its next
+    attempt."""
+    first, second = Machine(server, "a"), Machine(server, "b")
+    first.step(0)
+    first = first.killed()
+    happens(leases, second)
+    leases.lost = lost
+    first.step(16)
+    leases.lost = False
+    assert first.step(18)
+    assert not first.leader.continues
+
+
+def test_a_leader_without_answers_is_not_its_own_standby(server: Server, leases: Leases) -> None:
+    machine = Machine(server, "a")
+    machine.step(0)
+    leases.trouble = 500
+    machine.step(10)
+    assert not machine.leads(10)
+    assert machine.leader.holder == ""
+
+
+def test_a_candidate_that_cannot_read_the_lease_has_trouble(server: Server, leases: Leases) -> None:
+    first, second = Machine(server, "a"), Machine(server, "b")
+    first.step(0)
+    second.step(0)
+    leases.trouble = 403
+    second.step(2)
+    assert second.leader.trouble is None, "one answer may fail"
+    second.step(15)
+    assert second.leader.trouble is not None
+    assert second.leader.trouble.startswith("lease n/l: ")
+    leases.trouble = None
+    second.step(17)
+    assert second.leader.trouble is None
+
+
 def test_an_invalid_lease_is_named(server: Server, leases: Leases) -> None:
     leases.put({"metadata": {"name": "l"}, "spec": {"leaseDurationSeconds": "long"}})
     machine = Machine(server, "a")
@@ -190,12 +283,13 @@ def test_times_that_allow_two_leaders_are_refused(times: tuple[int, float, float
         LeaseTimes(*times)
 
 
-# Each: who steps, after how long, and whether the server answers, fails, or loses its answers.
+# Each: who steps, after how long, and whether the server answers, fails, or loses its answers; the
+# process may be killed before that, and the next one has its identity.
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 2),
         st.floats(0, 8),
-        st.sampled_from(["answers", "answers", "answers", "fails", "loses"]),
+        st.sampled_from(["answers", "answers", "answers", "fails", "loses", "killed"]),
     ),
     max_size=40,
 )
@@ -231,6 +325,8 @@ def test_two_candidates_never_lead_at_once(
         assert sum(each.leads(world) for each in machines) <= 1
         leases.trouble = 500 if mood == "fails" else None
         leases.lost = mood == "loses"
+        if mood == "killed":
+            machines[who] = machines[who].killed()
         machines[who].step(world)
         assert sum(each.leads(world) for each in machines) <= 1
     for each in machines:

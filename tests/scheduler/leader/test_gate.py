@@ -14,6 +14,8 @@ class Leader:
     leading = False
     term = 0
     holder = ""
+    continues = True
+    trouble: str | None = None
 
 
 class State:
@@ -47,6 +49,23 @@ class State:
             if wait(0.005):
                 return False
         self.broken = False
+        return True
+
+
+class Former:
+    """Requests of a former process, which end when the test allows it."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.may_end = threading.Event()
+        self.continued: list[bool] = []
+
+    def finish(self, continues: bool, wait: Callable[[float], bool]) -> bool:
+        self.continued.append(continues)
+        while not self.may_end.is_set():
+            if wait(0.005):
+                return False
+        self.open = False
         return True
 
 
@@ -166,6 +185,72 @@ def test_an_error_of_the_server_is_the_reason(
     state.error = None
     state.may_catch_up.set()
     eventually("on duty", lambda: gate.reason() is None)
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_leader_first_finishes_what_its_former_process_sent(
+    leader: Leader, state: State, continues: bool
+) -> None:
+    former = Former()
+    gate = LeaderGate(leader, state, former=former)
+    gate.start()
+    state.synced = True
+    state.may_catch_up.set()
+    leader.continues = continues
+    lead(leader, gate, 1)
+    eventually("it begins", lambda: former.continued == [continues])
+    assert (gate.reason(), state.asked) == ("the pods bound before this term are not known yet", 0)
+    assert gate.unready() == gate.reason()
+    former.may_end.set()
+    eventually("on duty", lambda: gate.reason() is None)
+    assert state.marks == 2, "a watch may have listed its objects before the last Binding"
+    lead(leader, gate, 2)
+    eventually("on duty", lambda: gate.reason() is None)
+    assert len(former.continued) == 1
+    gate.stop()
+
+
+def test_a_term_that_ends_interrupts_that(leader: Leader, state: State) -> None:
+    former = Former()
+    gate = LeaderGate(leader, state, former=former)
+    gate.start()
+    state.synced = True
+    state.may_catch_up.set()
+    lead(leader, gate, 1)
+    eventually("it begins", lambda: len(former.continued) == 1)
+    leader.leading = False
+    former_open = former.open
+    lead(leader, gate, 2)
+    eventually("it begins again", lambda: len(former.continued) == 2)
+    assert former_open
+    assert state.asked == 0
+    gate.stop()
+
+
+def test_watches_that_start_after_the_first_attempt_catch_up_by_their_first_lists(
+    leader: Leader, state: State
+) -> None:
+    gate = LeaderGate(leader, state)
+    lead(leader, gate, 1)
+    assert state.marks == 1, "before the thread has started"
+
+
+def test_a_standby_is_ready_when_it_knows_the_cluster(
+    gate: LeaderGate, leader: Leader, state: State
+) -> None:
+    state.problems = ("watch of /api/v1/pods: 403",)
+    leader.holder = "other"
+    assert gate.unready() == "not all objects are listed yet; watch of /api/v1/pods: 403"
+    state.synced = True
+    assert gate.unready() is None
+    assert gate.reason() == "the leader is other"
+    state.out_of_touch = "the watch of pods has been out of touch for 31 s"
+    assert gate.unready() == state.out_of_touch
+    state.out_of_touch = None
+    leader.trouble = "lease n/l: 403"
+    assert gate.unready() == "lease n/l: 403"
+    leader.leading = True
+    assert gate.unready() == gate.reason()
 
 
 def test_a_single_replica_leads(state: State) -> None:

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.kube.auth import FileAccess
+from agent.kube.transport import MERGE, Transport
+from agent.model.settings.options import SettingsError
+from agent.scheduler.leader import label
+from agent.scheduler.leader.label import AGAIN_SECONDS, LABEL, LeaderLabel
+from tests.kube.hostile import Request, Server, reply, status
+from tests.waiting import eventually
+
+
+class Pod:
+    """The labels of a pod on an API server; `refusal`: the code of each answer, if it is set."""
+
+    def __init__(self, server: Server) -> None:
+        self.labels: dict[str, str] = {"app": "a"}
+        self.refusal: int | None = None
+        self.patches = 0
+        server.answer = self._answer
+
+    def _answer(self, _: Server, connection: socket.socket, request: Request) -> bool:
+        assert (request.method, request.path) == ("PATCH", "/api/v1/namespaces/n/pods/p")
+        assert request.headers["content-type"] == MERGE
+        self.patches += 1
+        if self.refusal is not None:
+            return reply(connection, self.refusal, status(self.refusal, "Trouble"))
+        body: dict[str, Any] = json.loads(request.body)
+        assert body.keys() == {"metadata"}
+        assert body["metadata"].keys() == {"labels"}
+        for name, value in body["metadata"]["labels"].items():
+            self.labels.pop(name, None)
+            if value is not None:
+                self.labels[name] = value
+        return reply(connection, 200, {})
+
+
+class Bench:
+    def __init__(self, server: Server) -> None:
+        self.leading = False
+        self.now = 0.0
+        self.transport = Transport(FileAccess(server.url))
+        self.label = LeaderLabel(
+            self.transport, ("n", "p"), lambda: self.leading, clock=lambda: self.now
+        )
+
+    def step(self) -> str | None:
+        self.label.step()
+        return self.label.unready()
+
+
+@pytest.fixture
+def pod(server: Server) -> Pod:
+    return Pod(server)
+
+
+@pytest.fixture
+def bench(server: Server) -> Iterator[Bench]:
+    it = Bench(server)
+    yield it
+    it.transport.close()
+
+
+def test_the_label_follows_the_leadership(pod: Pod, bench: Bench) -> None:
+    bench.leading = True
+    assert bench.label.unready() == f"the label {LABEL} is not written yet"
+    assert bench.step() is None
+    assert pod.labels == {"app": "a", LABEL: "true"}
+    bench.leading = False
+    assert bench.step() is None
+    assert pod.labels == {"app": "a"}
+
+
+def test_a_standby_removes_the_label_that_a_former_process_left(pod: Pod, bench: Bench) -> None:
+    pod.labels[LABEL] = "true"
+    assert bench.step() is None
+    assert pod.labels == {"app": "a"}
+
+
+def test_the_label_is_written_when_it_changes_and_then_rarely(pod: Pod, bench: Bench) -> None:
+    for _ in range(5):
+        bench.step()
+    assert pod.patches == 1
+    bench.leading = True
+    bench.step()
+    bench.now += AGAIN_SECONDS - 1
+    bench.step()
+    assert pod.patches == 2
+    pod.labels.clear()
+    bench.now += 1
+    bench.step()
+    assert pod.labels == {LABEL: "true"}, "another client had removed it"
+
+
+@pytest.mark.parametrize("code", [403, 404, 500])
+def test_a_process_whose_pod_may_have_the_wrong_label_is_not_ready(
+    pod: Pod, bench: Bench, code: int
+) -> None:
+    bench.leading = True
+    assert bench.step() is None
+    bench.leading, pod.refusal = False, code
+    reason = bench.step()
+    assert reason is not None
+    assert str(code) in reason
+    assert LABEL in pod.labels
+    pod.refusal = None
+    assert bench.step() is None
+    assert LABEL not in pod.labels
+
+
+def test_the_thread_writes_the_label_and_removes_it_at_its_end(pod: Pod, bench: Bench) -> None:
+    bench.leading = True
+    bench.label.start()
+    eventually("labelled", lambda: LABEL in pod.labels)
+    bench.leading = False
+    bench.label.hurry()
+    eventually("removed", lambda: LABEL not in pod.labels)
+    bench.leading = True
+    bench.label.hurry()
+    eventually("labelled again", lambda: LABEL in pod.labels)
+    bench.leading = False
+    bench.label.stop()
+    assert LABEL not in pod.labels
+
+
+@pytest.mark.parametrize("text", ["", "a", "/a", "a/", "a/b/c"])
+def test_a_pod_has_a_namespace_and_a_name(text: str) -> None:
+    assert label.pod_of("a/b-1") == ("a", "b-1")
+    with pytest.raises(SettingsError, match=r"leader-pod: .* is not NAMESPACE/NAME"):
+        label.pod_of(text)
