@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -66,6 +67,7 @@ class SentBindings:
         self._folder = folder
         self._give_up = give_up
         self._clock = clock
+        self._lock = threading.Lock()
         self._unknown: dict[str, float] = {}
         self.former: dict[str, SentBinding] = {}
         for name in os.listdir(folder):
@@ -82,13 +84,17 @@ class SentBindings:
         """To be called before a Binding is sent. Raises OSError; then it must not be sent."""
         now = self._clock()
         sent = SentBinding(pod, node, dict(annotations), now)
-        try:
-            files.replace(self._path(pod.uid), msgspec.json.encode(sent), durable=False, mode=0o600)
-        except OSError as error:
-            self._give_up(str(error))
-        for uid, sent_at in tuple(self._unknown.items()):
-            if now - sent_at >= EXPIRY_SECONDS and uid != pod.uid and uid not in self.former:
-                self.settled(uid)
+        with self._lock:
+            try:
+                path, text = self._path(pod.uid), msgspec.json.encode(sent)
+                files.replace(path, text, durable=False, mode=0o600)
+            except OSError as error:
+                self._give_up(str(error))
+            if pod.uid in self._unknown:
+                self._unknown[pod.uid] = now
+            for uid, sent_at in tuple(self._unknown.items()):
+                if now - sent_at >= EXPIRY_SECONDS and uid not in self.former:
+                    self.settled(uid)
 
     def ended(self, uid: str, outcome: BindOutcome) -> None:
         """To be called with the outcome of each Binding. The outcome of this Binding does not
