@@ -318,10 +318,12 @@ class _Parts:
         if self._leader is not None:
             # Before the watches: what they list first has all pods bound before this term.
             self._leader.start()
-        label = (self._label,) if self._label is not None else ()
-        for each in (self._watches, self._expiry, self._gate, *label):
+        for each in (self._watches, self._expiry, self._gate):
             each.start()
             closing.callback(each.stop)
+        if self._label is not None:
+            self._label.start()
+            closing.callback(self._label.stop)
         if self._leader is not None:
             closing.callback(self._leader.stop)
         for each in (self._budgets, *self._periodic):
