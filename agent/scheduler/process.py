@@ -318,9 +318,9 @@ class _Parts:
         if self._leader is not None:
             # Before the watches: what they list first has all pods bound before this term.
             self._leader.start()
-        for each in (self._watches, self._expiry, self._gate):
-            each.start()
-            closing.callback(each.stop)
+        for part in (self._watches, self._expiry, self._gate):
+            part.start()
+            closing.callback(part.stop)
         if self._label is not None:
             self._label.start()
             closing.callback(self._label.stop)
