@@ -318,7 +318,9 @@ class _Parts:
         if self._leader is not None:
             # Before the watches: what they list first has all pods bound before this term.
             self._leader.start()
-        for part in (self._watches, self._expiry, self._gate):
+        state: tuple[Watches | Periodic | LeaderGate, ...]
+        state = (self._watches, self._expiry, self._gate)
+        for part in state:
             part.start()
             closing.callback(part.stop)
         if self._label is not None:
