@@ -318,9 +318,7 @@ class _Parts:
         if self._leader is not None:
             # Before the watches: what they list first has all pods bound before this term.
             self._leader.start()
-        state: tuple[Watches | Periodic | LeaderGate, ...]
-        state = (self._watches, self._expiry, self._gate)
-        for part in state:
+        for part in (self._watches, self._expiry, self._gate):
             part.start()
             closing.callback(part.stop)
         if self._label is not None:
@@ -328,7 +326,9 @@ class _Parts:
             closing.callback(self._label.stop)
         if self._leader is not None:
             closing.callback(self._leader.stop)
-        for each in (self._budgets, *self._periodic):
+        self._budgets.start()
+        closing.callback(self._budgets.stop)
+        for each in self._periodic:
             each.start()
             closing.callback(each.stop)
 
