@@ -351,12 +351,13 @@ def _of_one(question: DeviceCase, needs: dict[str, Need]) -> int:
     assert question.strategy is not None
     points = 0
     for each in needs.values():
-        candidates = each.candidates
-        allowed = list(members(allowed_devices(candidates.fleet, each.hint, question.numa)))
+        fleet, stock = each.candidates.fleet, each.candidates.stock
+        allowed = list(members(allowed_devices(fleet, each.hint, question.numa)))
         points += device_score(
+            fleet.weighed,
             each.request.per,
-            summed(candidates.fleet.totals[minor] for minor in allowed),
-            summed(candidates.stock.free[minor] for minor in allowed),
+            summed(fleet.weighed, (fleet.totals[minor] for minor in allowed)),
+            summed(fleet.weighed, (stock.free[minor] for minor in allowed)),
             question.strategy,
         )
     return points

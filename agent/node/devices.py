@@ -4,6 +4,7 @@ devices that the kubelet's device plugins gave to pods.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
@@ -24,9 +25,15 @@ from agent.host.files import Tree
 from agent.model.apiobjects import ApiNode
 from agent.model.cpu.topology import Topology
 from agent.model.devices import gpu_actions, gpu_devices, holding, interconnect, listing
-from agent.model.devices.device_allocation import amounts, names, renumbered, sum_amounts
+from agent.model.devices.device_allocation import (
+    AllocatedDevices,
+    amounts,
+    names,
+    renumbered,
+    sum_amounts,
+)
 from agent.model.devices.device_files import NO_FILES, DeviceFiles, capabilities, device_files
-from agent.model.devices.device_object import Device
+from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpu_actions import GpuActionError, GpuActions
 from agent.model.devices.gpu_health import GpuHealth
 from agent.model.devices.gpus import Gpu, GpuReading
@@ -52,9 +59,12 @@ from agent.node.sources import SourceName, Sources
 if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher
 
+log = logging.getLogger(__name__)
+
 
 RESCAN_SECONDS: Final = 60.0
 """No event reports that the port of a network card goes up or down."""
+_LONGEST: Final = 64
 
 
 class SysfsDevices:
@@ -147,6 +157,7 @@ class DeviceView:
         self._sources = sources or Sources()
         self._plugin_devices: frozenset[tuple[str, str]] = frozenset()
         """Type and id of whole devices, at the last call of `observe`."""
+        self._foreign: frozenset[str] = frozenset()
 
     def rescan(self) -> None:
         """Something was plugged in or out."""
@@ -186,6 +197,7 @@ class DeviceView:
         health = self._gpus.observe(expected, release=asked)
         cards = [card.gpu for card in health.cards]
         allocations, troubles = given(pods)
+        self._log_foreign(pods, allocations)
         made = device_list(
             DiscoveredDevices(
                 plugged.functions,
@@ -260,6 +272,22 @@ class DeviceView:
             health.unclaimed,
             self._gpus.fault,
         )
+
+    def _log_foreign(
+        self, pods: Collection[Pod], allocations: Mapping[str, AllocatedDevices]
+    ) -> None:
+        """Logs once for each pod which of its devices another component has to pass to its
+        containers."""
+        known = frozenset(each.value for each in DeviceType)
+        found = frozenset(
+            f"pod {pod.title}: the files of its allocated devices of type {kind[:_LONGEST]!r} are"
+            " not known here: their device plugin has to pass them to the containers"
+            for pod in pods
+            for kind in allocations.get(pod.uid, {}).keys() - known
+        )
+        for text in sorted(found - self._foreign):
+            log.info("%s", text)
+        self._foreign = found
 
     def _files(
         self, devices: tuple[Device, ...], cards: list[Gpu], expected: tuple[str, ...]

@@ -223,7 +223,7 @@ class _Parts:
         rules = allocator_rules(args, Strategy(settings.gpu_shares))
         agents = agent_selector(settings)
         cluster = SchedulerCache(rules=rules, agents=bool(agents.labels))
-        pod_infos = PodInfoCache()
+        pod_infos = PodInfoCache(device_resources=cluster.device_resources)
         groups = GroupReservations(cluster, seconds=settings.group_seconds)
         cache = EquivalenceCache(cluster)
         queue, budgets, writing = UnschedulableQueue(), Budgets(), transport()

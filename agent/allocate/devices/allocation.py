@@ -220,9 +220,10 @@ def node_score(
         mask = allowed_devices(fleet, request.preferences.hints.get(kind), numa)
         if mask != fleet.everyone:
             allowed = list(members(mask))
-            total = summed(fleet.totals[minor] for minor in allowed)
-            free = summed(stock.free[minor] for minor in allowed)
-        points += device_score(summed(each.resources for each in chosen), total, free, strategy)
+            total = summed(fleet.weighed, (fleet.totals[minor] for minor in allowed))
+            free = summed(fleet.weighed, (stock.free[minor] for minor in allowed))
+        asked = summed(fleet.weighed, (each.resources for each in chosen))
+        points += device_score(fleet.weighed, asked, total, free, strategy)
     return points
 
 

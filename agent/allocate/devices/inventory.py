@@ -7,7 +7,7 @@ common ancestor.
 
 Devices are scored by their utilization, 0 to 100 in whole numbers: LeastAllocated prefers emptier
 devices, MostAllocated fuller ones. The score is the mean over the resources with a weight that the
-devices have. The core of GPUs has no weight.
+devices have: memory and memory ratio of GPUs, all resources of other types.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import msgspec
 
 from agent.allocate.devices.gpu_sets import MOST, GpuTable, Matrix, table
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
+from agent.allocate.devices.request import names
+from agent.allocate.nrt.pod import foreign
 from agent.allocate.score import points
 from agent.model.cpu.policies import GpuObjective, Strategy
 from agent.model.devices.device_allocation import (
@@ -29,7 +31,7 @@ from agent.model.devices.device_allocation import (
 from agent.model.devices.device_object import Device, DeviceType
 from agent.model.devices.gpus import Ancestor, GpuPair
 from agent.model.devices.interconnect import GpuLink, Interconnect
-from agent.model.nrt.node_status import FPGA, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
+from agent.model.nrt.node_status import GPU_MEMORY, GPU_MEMORY_RATIO
 
 LEVELS: Final = {
     DeviceTopologyScope.ANYWHERE: 0,
@@ -40,7 +42,7 @@ LEVELS: Final = {
 }
 """The levels of scopes, narrow ones first."""
 
-_WEIGHED: Final = (GPU_MEMORY_RATIO, GPU_MEMORY, RDMA, FPGA)
+_WEIGHED_OF_GPUS: Final = (GPU_MEMORY_RATIO, GPU_MEMORY)
 
 _PCIE_MB_PER_SECOND: Final = {
     Ancestor.BOARD: 6_000,
@@ -68,19 +70,23 @@ Amounts = dict[str, int]
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """By device type."""
+    """By device type. `types`: the device types that list a resource, except GPUs."""
 
     fleets: dict[str, Fleet]
     partitions: Partitions = Partitions()
     links: LinkTable | None = None
+    types: dict[str, tuple[str, ...]] = {}
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """All devices of one type. `totals`: zero for an unhealthy device; `sums`: the sums of the
-    scored resources. `pcies`: by switch. `groups`: narrow groups before wider ones, by NUMA id and
-    switch; None if a device has no topology."""
+    """All devices of one type. `whole`: by resource, the amount of the largest device, healthy or
+    not. `weighed`: the resources that are scored. `totals`: zero for an unhealthy device; `sums`:
+    the sums of the scored resources. `pcies`: by switch. `groups`: narrow groups before wider ones,
+    by NUMA id and switch; None if a device has no topology."""
 
     devices: dict[int, Device]
+    whole: dict[str, int]
+    weighed: tuple[str, ...]
     totals: dict[int, dict[str, int]]
     sums: dict[str, int]
     everyone: int
@@ -112,7 +118,11 @@ def inventory(
         if 0 <= device.minor <= MAX_MINOR:
             by_type.setdefault(device.type, {})[device.minor] = device
     fleets = {kind: _fleet(kind, found) for kind, found in by_type.items()}
-    return Inventory(fleets, partitions or Partitions(), links)
+    types: dict[str, tuple[str, ...]] = {}
+    for kind in sorted(fleets.keys() - {DeviceType.GPU}):
+        for name in fleets[kind].whole:
+            types[name] = (*types.get(name, ()), kind)
+    return Inventory(fleets, partitions or Partitions(), links, types)
 
 
 def _fleet(kind: str, found: dict[int, Device]) -> Fleet:
@@ -125,10 +135,17 @@ def _fleet(kind: str, found: dict[int, Device]) -> Fleet:
             numa[node] = numa.get(node, 0) | 1 << minor
             pcies[pcie] = pcies.get(pcie, 0) | 1 << minor
     totals = {minor: each.resources if each.healthy else {} for minor, each in devices.items()}
+    whole: dict[str, int] = {}
+    for device in devices.values():
+        for name, amount in device.resources.items():
+            whole[name] = max(amount, whole.get(name, 0))
+    weighed = _WEIGHED_OF_GPUS if kind == DeviceType.GPU else tuple(sorted(whole))
     return Fleet(
         devices,
+        whole,
+        weighed,
         totals,
-        summed(totals.values()),
+        summed(weighed, totals.values()),
         everyone=sum(1 << minor for minor in devices),
         healthy=sum(1 << minor for minor, each in devices.items() if each.healthy),
         numa=dict(sorted(numa.items())),
@@ -158,6 +175,19 @@ def _groups(devices: Mapping[int, Device], numa: Mapping[int, int]) -> tuple[Gpu
         GpuGroup(LEVELS[DeviceTopologyScope.NODE], sum(1 << minor for minor in devices), 0)
     )
     return tuple(groups)
+
+
+def listed_resources(devices: Iterable[Device]) -> set[str]:
+    """The extended resources of a node's devices that only a Device object assigns to a type: those
+    of types without a rule in `request`, and further ones of RDMA devices and FPGAs."""
+    listed = {
+        name
+        for device in devices
+        if device.type != DeviceType.GPU
+        for name in device.resources
+        if foreign(name)
+    }
+    return listed - names(listed)
 
 
 class NodeDevices(msgspec.Struct, frozen=True):
@@ -194,7 +224,8 @@ def node_devices(
         for (of_kind, minor), amounts in held.items():
             if of_kind == kind and 0 <= minor <= MAX_MINOR and any(amounts.values()):
                 used |= 1 << minor
-        stocks[kind] = Stock(free, summed(free.values()), used, fleet.healthy & ~used)
+        sums = summed(fleet.weighed, free.values())
+        stocks[kind] = Stock(free, sums, used, fleet.healthy & ~used)
     return NodeDevices(inventory, stocks, taken or {})
 
 
@@ -203,26 +234,30 @@ def _less(total: Mapping[str, int], held: Mapping[str, int]) -> Amounts:
 
 
 def device_score(
-    asked: Mapping[str, int], total: Mapping[str, int], free: Mapping[str, int], strategy: Strategy
+    weighed: Iterable[str],
+    asked: Mapping[str, int],
+    total: Mapping[str, int],
+    free: Mapping[str, int],
+    strategy: Strategy,
 ) -> int:
     """The score of devices with these summed amounts, after `asked` is allocated too."""
-    found = weighed = 0
+    found = present = 0
     most = strategy is Strategy.MOST_ALLOCATED
-    for name in _WEIGHED:
+    for name in weighed:
         capacity = total.get(name, 0)
         if capacity <= 0:
             continue
-        weighed += 1
+        present += 1
         used = capacity - free.get(name, 0) + asked.get(name, 0)
         found += points(most, capacity, used)
-    return found // weighed if weighed else 0
+    return found // present if present else 0
 
 
-def summed(amounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def summed(weighed: Iterable[str], amounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """The sums of the resources that have a weight."""
-    sums = dict.fromkeys(_WEIGHED, 0)
+    sums = dict.fromkeys(weighed, 0)
     for each in amounts:
-        for name in _WEIGHED:
+        for name in sums:
             if name in each:
                 sums[name] += each[name]
     return sums

@@ -1,5 +1,9 @@
 """A pod's request for one type of devices on a node, and the devices that it may have, in the order
-of its strategy."""
+of its strategy.
+
+Types that no table has: the node's Device object lists the resources of its devices, and so the
+type of a resource (`typed`). The amounts of its largest device are those of a whole one, whatever
+they count: 100 percent, one device, or bytes."""
 
 from __future__ import annotations
 
@@ -7,11 +11,20 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from agent.allocate.devices.inventory import Fleet, NodeDevices, Stock, device_score
-from agent.allocate.devices.request import FULL, DeviceCause, TypeRequest, filled, hinted
+from agent.allocate.devices.inventory import Fleet, Inventory, NodeDevices, Stock, device_score
+from agent.allocate.devices.request import (
+    FULL,
+    DeviceCause,
+    DeviceRefusal,
+    DeviceRequest,
+    TypeRequest,
+    filled,
+    hinted,
+)
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import (
+    DeviceAllocateStrategy,
     DeviceHint,
     DeviceTopologyScope,
     Exclusion,
@@ -49,8 +62,52 @@ class Need(msgspec.Struct, frozen=True):
         request = self.request
         if self.of_gpus or request.count >= count:
             return self
-        more = TypeRequest(request.total, count, request.per)
+        more = msgspec.structs.replace(request, count=count)
         return Need(self.node, self.kind, more, self.hint, self.partition, self.candidates)
+
+
+def typed(request: DeviceRequest, inventory: Inventory) -> DeviceRequest | DeviceRefusal:
+    """The request with a type for each of its `listed` resources. Resources of one type are
+    requested together, also beside `koordinator.sh/rdma` or `fpga`."""
+    if not request.listed:
+        return request
+    totals: dict[str, dict[str, int]] = {}
+    for name, amount in request.listed.items():
+        kinds = inventory.types.get(name, ())
+        if len(kinds) != 1:
+            return DeviceRefusal(
+                name, DeviceCause.SEVERAL_TYPES if kinds else DeviceCause.NO_DEVICES
+            )
+        totals.setdefault(kinds[0], {})[name] = amount
+    requests = dict(request.requests)
+    for kind, total in sorted(totals.items()):
+        known = requests[kind].total if kind in requests else {}
+        hint = request.preferences.hints.get(kind)
+        divided = _divided({**known, **total}, inventory.fleets[kind].whole, hint)
+        if isinstance(divided, DeviceCause):
+            return DeviceRefusal(", ".join(total), divided)
+        requests[kind] = divided
+    return DeviceRequest(requests, request.preferences)
+
+
+def _divided(
+    total: dict[str, int], whole: Mapping[str, int], hint: DeviceHint | None
+) -> TypeRequest | DeviceCause:
+    """Over the fewest devices that have the amounts: an amount within that of one device comes from
+    one, a multiple of it from whole devices. Several resources are divided over the same number of
+    devices, and one of them takes these as a whole."""
+    if not all(whole.get(name, 0) > 0 for name in total):
+        return DeviceCause.INSUFFICIENT
+    count = max(-(-amount // whole[name]) for name, amount in total.items())
+    if count > 1 and all(amount != count * whole[name] for name, amount in total.items()):
+        return DeviceCause.UNEVEN
+    if any(amount % count for amount in total.values()):
+        return DeviceCause.UNEVEN
+    counted = hint is not None and hint.strategy is DeviceAllocateStrategy.REQUESTS_AS_COUNT
+    if counted and count == 1 and len(set(total.values())) > 1:
+        return DeviceCause.UNEVEN
+    per = {name: amount // count for name, amount in total.items()}
+    return TypeRequest(total, count, per, whole={name: whole[name] for name in total})
 
 
 def need_of(
@@ -109,7 +166,7 @@ class Candidates(msgspec.Struct, frozen=True):
         if self.strategy is None:
             return 0
         total, free = self.fleet.totals[minor], self.stock.free[minor]
-        return device_score(self.per, total, free, self.strategy)
+        return device_score(self.fleet.weighed, self.per, total, free, self.strategy)
 
     def ordered(self) -> list[int]:
         """The fitting devices, best first; among equal ones the lowest minor first."""

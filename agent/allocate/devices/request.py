@@ -3,12 +3,16 @@ the reasons why a node has no devices for it.
 
 One table defines which resources may be requested together, and how they are converted
 (Koordinator: pkg/scheduler/plugins/deviceshare/utils.go, ValidateDeviceRequest and
-ConvertDeviceRequest). Amounts are whole units: percent of a card, bytes of memory, devices."""
+ConvertDeviceRequest). Amounts are whole units: percent of a card, bytes of memory, devices.
+
+GPUs, RDMA devices and FPGAs are the only types that this module knows. Any other extended resource
+is a device resource if its name is in Koordinator's domain, or if a Device object of the cluster
+lists it; the node's Device object has its type (`need.typed`)."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -22,6 +26,7 @@ from agent.model.devices.device_allocation import (
 )
 from agent.model.devices.device_object import DeviceType
 from agent.model.nrt.node_status import (
+    DOMAIN,
     FPGA,
     GPU,
     GPU_CORE,
@@ -70,19 +75,23 @@ _SAID: Final = {
 
 class TypeRequest(msgspec.Struct, frozen=True):
     """The request for one device type: the converted total of the pod, and the equal part `per`
-    that each of `count` devices gives. `shared`: less than whole cards, or memory by the byte."""
+    that each of `count` devices gives. `shared`: less than whole cards, or memory by the byte.
+    `whole`: the amounts of a whole device, FULL where it has none."""
 
     total: dict[str, int]
     count: int
     per: dict[str, int]
     shared: bool = False
+    whole: dict[str, int] = {}
 
 
 class DeviceRequest(msgspec.Struct, frozen=True):
-    """A pod's requests by device type, and its preferences."""
+    """A pod's requests by device type, and its preferences. `listed`: the amounts of resources
+    whose type only the node's Device object has."""
 
     requests: dict[str, TypeRequest]
     preferences: DevicePreferences = DevicePreferences()
+    listed: dict[str, int] = {}
 
 
 class _Rule(enum.Enum):
@@ -126,12 +135,17 @@ _NAMES: Final = _GPU_NAMES.union(_OTHERS.values())
 
 
 def device_request(
-    amounts: Mapping[str, int], annotations: Mapping[str, str]
+    amounts: Mapping[str, int], annotations: Mapping[str, str], listed: Container[str] = ()
 ) -> DeviceRequest | None:
-    """Reads the pod's total requests; None if it requests no device. Raises RequestError,
-    AnnotationError."""
+    """Reads the pod's total requests; None if it requests no device. `listed`: see `names`. Raises
+    RequestError, AnnotationError."""
     asked = type_requests(amounts)
-    return DeviceRequest(asked, device_preferences(annotations)) if asked else None
+    others = {
+        name: amounts[name] for name in sorted(names(amounts, listed) - _NAMES) if amounts[name] > 0
+    }
+    if not asked and not others:
+        return None
+    return DeviceRequest(asked, device_preferences(annotations), others)
 
 
 def type_requests(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:
@@ -150,25 +164,29 @@ def type_requests(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:
     return {DeviceType.GPU.value: _shares(cards), **found} if cards else found
 
 
-def names(amounts: Mapping[str, int]) -> frozenset[str]:
-    """The device resources among these resources."""
-    return _NAMES & amounts.keys()
+def names(resources: Iterable[str], listed: Container[str] = ()) -> frozenset[str]:
+    """The device resources among these resources: those of known types, those of Koordinator's
+    domain, and those that Device objects of the cluster list (`listed`)."""
+    return frozenset(
+        name for name in resources if name in _NAMES or name.startswith(DOMAIN) or name in listed
+    )
 
 
 def hinted(ask: TypeRequest, hint: DeviceHint | None, matching: int) -> TypeRequest:
-    """The request for RDMA or FPGA devices after a pod's hint is applied; `matching`: the number of
-    healthy devices that the hint selects. A request for several whole devices is not changed."""
-    (name, amount), *_ = ask.total.items()
-    if hint is None or amount > FULL:
+    """The request for devices other than GPUs after a pod's hint is applied; `matching`: the number
+    of healthy devices that the hint selects. A request for several devices is not changed. A number
+    of devices is the same in all resources of the request (see `need.typed`)."""
+    if hint is None or ask.count > 1:
         return ask
     match hint.strategy:
         case DeviceAllocateStrategy.ONE:
             return ask
         case DeviceAllocateStrategy.APPLY_FOR_ALL:
-            return TypeRequest(ask.total, matching, ask.per)
+            return msgspec.structs.replace(ask, count=matching)
         case DeviceAllocateStrategy.REQUESTS_AS_COUNT:
             alone = hint.exclusion is Exclusion.DEVICE_LEVEL
-            return TypeRequest(ask.total, amount, {name: FULL if alone else 1})
+            per = {name: ask.whole.get(name, FULL) if alone else 1 for name in ask.total}
+            return msgspec.structs.replace(ask, count=max(ask.total.values()), per=per)
 
 
 def filled(per: Mapping[str, int], capacity: Mapping[str, int]) -> dict[str, int]:
@@ -236,6 +254,10 @@ class DeviceCause(enum.StrEnum):
     INSUFFICIENT = "insufficient"
     """Fewer devices fit than are requested."""
     NO_DEVICES = "no-devices"
+    SEVERAL_TYPES = "several-types"
+    """The Device object lists the resource for devices of several types."""
+    UNEVEN = "uneven"
+    """The amounts can't be divided into equal shares of the node's devices."""
     NO_VIRTUAL_FUNCTIONS = "no-virtual-functions"
     SCOPE = "scope"
     """Enough devices, but not within the scope that the pod requires."""
@@ -251,7 +273,7 @@ class DeviceCause(enum.StrEnum):
 
 
 class DeviceRefusal(msgspec.Struct, frozen=True):
-    """`type`: the device type that the node lacks."""
+    """`type`: the device type that the node lacks, or the resource if its type is unknown."""
 
     type: str
     cause: DeviceCause

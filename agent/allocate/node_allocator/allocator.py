@@ -22,7 +22,8 @@ import msgspec
 
 from agent.allocate import node_score, offering
 from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, gone
-from agent.allocate.devices.inventory import NodeDevices
+from agent.allocate.devices.inventory import Inventory, NodeDevices
+from agent.allocate.devices.need import typed
 from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, TypeRequest
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
@@ -43,6 +44,7 @@ from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_allocation import DeviceAmounts, DevicePreferences
 from agent.model.devices.device_object import DeviceType
+from agent.model.nrt.node_status import DOMAIN
 
 
 class StaleOfferError(Exception):
@@ -117,7 +119,7 @@ class NodeAllocator:
 
     def offer(self, pod_request: PodRequest) -> Granted | Refused:
         """An offer in the current state. What the pod itself holds counts as free."""
-        properties = self._properties
+        properties, pod_request = self._properties, self.as_here(pod_request)
         if not pod_request.needs and not properties.binds_all:
             return self._by_zones(pod_request)
         if pod_request.uid in self._holdings:
@@ -134,11 +136,10 @@ class NodeAllocator:
                 return by_zones
         devices = None
         if pod_request.devices is not None:
-            if missing := self._unfit(pod_request):
-                return refused(missing)
-            node = self._node_devices(excluding=pod_request.uid)
-            strategy = properties.rules.strategy_of(pod_request.devices)
-            devices = DeviceHintProvider(node, pod_request.devices, strategy)
+            found = self._provider(pod_request, pod_request.devices)
+            if isinstance(found, Refused):
+                return found
+            devices = found
         offer: Offer | None = None
         if properties.cpus is not None and self._account is not None:
             got = offering.offer(properties.cpus, self._account, pod_request.resources, devices)
@@ -146,6 +147,21 @@ class NodeAllocator:
                 return _declined(got, devices)
             offer = got
         return _granted(pod_request, offer, devices, self._score(pod_request, offer))
+
+    def as_here(self, pod_request: PodRequest) -> PodRequest:
+        """The request as this node serves it: a resource that a Device object of another node
+        lists is the kubelet's here, if the Node has it and the node's Device object does not list
+        it. Nobody but a Device object gives resources of Koordinator's domain."""
+        devices, properties = pod_request.devices, self._properties
+        if devices is None or not devices.listed:
+            return pod_request
+        types = properties.inventory.types if properties.inventory else {}
+        of_kubelet = [
+            name
+            for name in devices.listed
+            if name not in types and name in properties.allocatable and not name.startswith(DOMAIN)
+        ]
+        return pod_request.without_listed(of_kubelet) if of_kubelet else pod_request
 
     def offer_all(self, pod_requests: Sequence[PodRequest]) -> tuple[Granted, ...] | Refused:
         """One offer for each request, all of which can be committed; the requests have different
@@ -263,6 +279,18 @@ class NodeAllocator:
                 return Missing("GPUs of this model are not divided")
         return None
 
+    def _provider(
+        self, pod_request: PodRequest, request: DeviceRequest
+    ) -> DeviceHintProvider | Refused:
+        typed_request = typed(request, self._properties.inventory or _NO_INVENTORY)
+        if isinstance(typed_request, DeviceRefusal):
+            return refused(typed_request)
+        if missing := self._unfit(pod_request):
+            return refused(missing)
+        strategy = self._properties.rules.strategy_of(typed_request)
+        node = self._node_devices(excluding=pod_request.uid)
+        return DeviceHintProvider(node, typed_request, strategy)
+
     def _node_devices(self, excluding: str) -> NodeDevices:
         """The current devices, without those of the pod of this uid."""
         if self._kinds(excluding):
@@ -335,6 +363,7 @@ def _as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodReques
     )
 
 
+_NO_INVENTORY: Final = Inventory({})
 _GPU: Final = DeviceType.GPU.value
 _OTHERS: Final = "cards outside"
 _UNKNOWN_PODS: Final = "its NUMA nodes are reported with other pods than those known here"

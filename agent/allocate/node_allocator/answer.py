@@ -124,6 +124,8 @@ def refused(*reasons: Why) -> Refused:
 
 _LASTING: Final = UNRESOLVABLE | {
     DeviceCause.NO_DEVICES,
+    DeviceCause.SEVERAL_TYPES,
+    DeviceCause.UNEVEN,
     DeviceCause.NO_VIRTUAL_FUNCTIONS,
     DeviceCause.NO_TOPOLOGY,
     DeviceCause.NO_PARTITION_TABLE,
@@ -147,6 +149,8 @@ _WORDS: Final = {
     Reason.NO_POOL_FITS: "the limit is larger than the shared CPUs",
     DeviceCause.INSUFFICIENT: "not enough devices are free",
     DeviceCause.NO_DEVICES: "the node has none",
+    DeviceCause.SEVERAL_TYPES: "the node lists the resource for several device types",
+    DeviceCause.UNEVEN: "the amounts can't be divided into equal shares of the node's devices",
     DeviceCause.NO_VIRTUAL_FUNCTIONS: "the node has no virtual functions",
     DeviceCause.SCOPE: "not enough within the required scope",
     DeviceCause.NO_TOPOLOGY: "the devices do not report their topology",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Container
 from typing import Final
 
 import msgspec
@@ -49,17 +50,19 @@ class Needs(enum.Flag):
     CPUS = enum.auto()
     """The pod needs a node that reports its CPUs and NUMA nodes."""
     DEVICES = enum.auto()
+    LISTED = enum.auto()
+    """Devices whose type only the node's Device object has."""
 
 
 class PodRequest(msgspec.Struct, frozen=True):
     """`resources`: CPU, memory and all other resources except devices that NUMA nodes may count.
     `requests`: the total of the pod, with devices. `zoned`: the requests to NUMA nodes of a pod
-    without needs, by Kubernetes' own rules. `isolation`: the library that enforces parts of a GPU,
-    "" for none. `spec_text`: the pod's resource-spec. `stale`: the annotations that Topolet writes
-    and that the pod already has. `shape`: equal for two pods that get the same answer on every
-    node. `taken`: the amounts that the kubelet takes from NUMA nodes for the pod, without CPUs that
-    it owns. `unserved`: why a static kubelet would not assign CPUs to every container of a pod that
-    requests CPUs of its own."""
+    with no need but LISTED, by Kubernetes' own rules. `isolation`: the library that enforces parts
+    of a GPU, "" for none. `spec_text`: the pod's resource-spec. `stale`: the annotations that
+    Topolet writes and that the pod already has. `shape`: equal for two pods that get the same
+    answer on every node. `taken`: the amounts that the kubelet takes from NUMA nodes for the pod,
+    without CPUs that it owns. `unserved`: why a static kubelet would not assign CPUs to every
+    container of a pod that requests CPUs of its own."""
 
     resources: ResourceRequest
     requests: dict[str, int] = {}
@@ -83,16 +86,35 @@ class PodRequest(msgspec.Struct, frozen=True):
     def title(self) -> str:
         return self.resources.title
 
+    def without_listed(self, names: Collection[str]) -> PodRequest:
+        """The same request, with these of its `devices.listed` as plain extended resources."""
+        if self.devices is None:
+            return self
+        plain = {name: self.requests[name] for name in names}
+        listed = {name: amount for name, amount in self.devices.listed.items() if name not in plain}
+        devices = msgspec.structs.replace(self.devices, listed=listed)
+        has_devices = bool(listed or devices.requests)
+        needs = self.needs if listed else self.needs & ~Needs.LISTED
+        resources = msgspec.structs.replace(
+            self.resources, requests={**self.resources.requests, **plain}
+        )
+        if not needs & (Needs.NUMA | Needs.CPUS) and not has_devices:
+            resources = msgspec.structs.replace(resources, kubelet=FollowedPolicies.NONE)
+        return msgspec.structs.replace(
+            self, resources=resources, devices=devices if has_devices else None, needs=needs
+        )
+
     @property
     def nothing(self) -> PodAllocation:
         """The pod's allocation without CPUs and NUMA amounts."""
         return PodAllocation(self.uid, self.title, cpu_milli=self.requests.get("cpu", 0))
 
 
-def request_of(pod: ApiPod) -> PodRequest:
-    """Raises PodRequestError."""
+def request_of(pod: ApiPod, device_resources: Container[str] = ()) -> PodRequest:
+    """`device_resources`: the resources that Device objects of the cluster list. Raises
+    PodRequestError."""
     try:
-        return _pod_request(pod)
+        return _pod_request(pod, device_resources)
     except (AnnotationError, RequestError) as error:
         raise PodRequestError(f"pod {pod.title}: {error}") from None
 
@@ -103,11 +125,11 @@ _WRITTEN: Final = (RESOURCE_STATUS, DEVICE_ALLOCATED)
 _CLASSES: Final = frozenset(QoS)
 
 
-def _pod_request(pod: ApiPod) -> PodRequest:
+def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
     notes, labels = pod.annotations, pod.labels
     requests = pod_requests(pod)
-    devices = device_request(requests, notes)
-    of_devices = names(requests)
+    devices = device_request(requests, notes, device_resources)
+    of_devices = names(requests, device_resources)
     qos = qos_of(labels, pod.kube_class)
     resources = resource_request(
         pod.uid,
@@ -122,7 +144,12 @@ def _pod_request(pod: ApiPod) -> PodRequest:
     ours = labels.get(QOS_LABEL) in _CLASSES or any(notes.get(key) for key in _SPECS)
     isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""
     device_notes = [notes.get(key, "") for key in _DEVICE_NOTES] if devices else []
-    needs = Needs.DEVICES if devices else Needs.NOTHING
+    listed = sorted(devices.listed) if devices else []
+    needs = Needs.NOTHING
+    if devices and devices.requests:
+        needs |= Needs.DEVICES
+    if listed:
+        needs |= Needs.LISTED
     missing = unserved(pod) if _binds(resources) else ""
     if ours:
         needs |= Needs.NUMA
@@ -134,7 +161,7 @@ def _pod_request(pod: ApiPod) -> PodRequest:
     zoned = None if Needs.CPUS in needs else zoned_pod(pod)
     foreign_requests = {name: amount for name, amount in requests.items() if foreign(name)}
     taken = foreign_requests if zoned is None else zoned.whole.taken
-    if needs:
+    if needs & ~Needs.LISTED:
         zoned = None
     return PodRequest(
         resources,
@@ -147,7 +174,7 @@ def _pod_request(pod: ApiPod) -> PodRequest:
         isolation,
         notes.get(RESOURCE_SPEC, ""),
         tuple(key for key in _WRITTEN if notes.get(key)),
-        _shape(resources, ours, requests, isolation, device_notes, _parts(zoned), missing),
+        _shape(resources, ours, requests, isolation, device_notes, listed, _parts(zoned), missing),
         taken,
         missing,
     )

@@ -183,7 +183,8 @@ class ExtenderHandlers:
         self._bind = bind
         self._pod_infos = pod_infos
         self._preempt = preempt
-        self._best_only = Needs.CPUS | Needs.DEVICES if best_only else Needs.NOTHING
+        ours = Needs.CPUS | Needs.DEVICES | Needs.LISTED
+        self._best_only = ours if best_only else Needs.NOTHING
         self._cache = cache
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:

@@ -69,7 +69,7 @@ class Preemption:
         victims that release as much: its other reasons are not known here.
         """
         try:
-            info = pod_info(args.pod)
+            info = pod_info(args.pod, self._cluster.device_resources())
         except (PodRequestError, GroupError):
             return ExtenderPreemptionResult({})
         if not info.pod_request.preempts:
@@ -86,7 +86,9 @@ class Preemption:
             snapshot = self._snapshots.take(node, pod_request)
             if snapshot is None:
                 continue
-            if pod_request.needs is Needs.NOTHING and not snapshot.allocator.properties.binds_all:
+            allocator = snapshot.allocator
+            needs = allocator.as_here(pod_request).needs
+            if needs is Needs.NOTHING and not allocator.properties.binds_all:
                 candidates[node] = named
             elif found := self._select(args, requirements, snapshot, named):
                 candidates[node] = _victims(found)

@@ -134,7 +134,8 @@ class Binder:
                 found = self._bindings.pod(pod)
                 if found is None:
                     raise BindError(f"pod {pod.title} no longer exists")
-                bound, info = found.node, pod_info(found)
+                bound = found.node
+                info = pod_info(found, self._cluster.device_resources())
             except (PodError, PodRequestError, GroupError) as error:
                 raise BindError(str(error)) from None
         if bound and bound != node:

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from agent.allocate.devices.inventory import listed_resources
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
@@ -95,6 +96,8 @@ class SchedulerCache:
         self._pods: dict[str, PodRecord] = {}
         self._grouped: dict[str, set[str]] = {}
         self._reservations: dict[str, Reservation] = {}
+        self._listed: dict[str, set[str]] = {}
+        self._device_resources: frozenset[str] = frozenset()
         self._log = ChangeLog()
         self._placement_log = ChangeLog()
         self._report_log = ChangeLog()
@@ -119,6 +122,12 @@ class SchedulerCache:
             if state is None:
                 return "the node is not known"
             return state.ineligibility(pod_request.needs, agents=self._agents)
+
+    def device_resources(self) -> frozenset[str]:
+        """The resources that a Device object of any node assigns to a device type (see
+        `inventory.listed_resources`)."""
+        with self.lock:
+            return self._device_resources
 
     def changed_since(self, serial: int) -> ChangedNodes:
         """The nodes whose feasibility for some pod may have changed after that serial (0 is the
@@ -254,8 +263,22 @@ class SchedulerCache:
     def devices_changed(self, changes: Sequence[Change[DeviceObject | Unreadable]]) -> None:
         for change in changes:
             with self.lock:
-                state = self._state(change.key.name)
-                self._apply(state, state.update_devices(_value(change)))
+                state, found = self._state(change.key.name), _value(change)
+                self._list_resources(state.name, found)
+                self._apply(state, state.update_devices(found))
+
+    def _list_resources(self, node: str, devices: DeviceObject | Unreadable | None) -> None:
+        """An unreadable object keeps the resources that it listed before: otherwise pods would get
+        them as plain extended resources."""
+        if isinstance(devices, Unreadable):
+            return
+        listed = set() if devices is None else listed_resources(devices.devices)
+        if listed == self._listed.get(node, set()):
+            return
+        self._listed[node] = listed
+        if not listed:
+            del self._listed[node]
+        self._device_resources = frozenset().union(*self._listed.values())
 
     def _apply(self, state: NodeInfo, node_change: NodeChange) -> None:
         """Adds a change of the node to the logs that it concerns."""

@@ -271,6 +271,8 @@ class NodeInfo:
             return _missing("NodeResourceTopology", self.topology)
         if Needs.DEVICES in needs and not isinstance(self.devices, DeviceObject):
             return _missing("Device", self.devices)
+        if Needs.LISTED in needs and isinstance(self.devices, Unreadable):
+            return self.devices.text
         if agents and needs & (Needs.CPUS | Needs.DEVICES) and not self.agent_ready:
             return "its agent is not Ready" if self._agents else "it has no agent"
         return None

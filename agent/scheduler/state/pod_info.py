@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -47,37 +47,55 @@ class PodInfo(msgspec.Struct, frozen=True):
         return GroupRequirements(self.pod_request, max(1, self.group.size - bound_members))
 
 
-def pod_info(pod: ApiPod) -> PodInfo:
-    """Raises PodRequestError and GroupError, which name the pod and the field."""
-    return PodInfo(PodName(pod.namespace, pod.name, pod.uid), request_of(pod), group_of(pod))
+def pod_info(pod: ApiPod, device_resources: Container[str] = ()) -> PodInfo:
+    """`device_resources`: those of the cluster. Raises PodRequestError and GroupError, which name
+    the pod and the field."""
+    name = PodName(pod.namespace, pod.name, pod.uid)
+    return PodInfo(name, request_of(pod, device_resources), group_of(pod))
 
 
 MAX_PODS: Final = 4096
 """Pods kept. A pod that was dropped is read from the API server again when it is bound."""
 
 
+class _KeptPod(msgspec.Struct, frozen=True):
+    """A pod of that resourceVersion, decoded with these device resources of the cluster."""
+
+    version: str
+    device_resources: frozenset[str]
+    info: PodInfo
+
+
 class PodInfoCache:
     """The pods of the last requests. Safe for many threads."""
 
     def __init__(
-        self, max_pods: int = MAX_PODS, *, clock: Callable[[], float] = time.monotonic
+        self,
+        max_pods: int = MAX_PODS,
+        *,
+        device_resources: Callable[[], frozenset[str]] = frozenset,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`device_resources` returns those of the cluster."""
         self._max_pods = max_pods
+        self._device_resources = device_resources
         self._clock = clock
         self._lock = threading.Lock()
-        self._by_uid: OrderedDict[str, tuple[str, PodInfo]] = OrderedDict()
+        self._by_uid: OrderedDict[str, _KeptPod] = OrderedDict()
         self._filtered_at: dict[str, float] = {}
 
     def of(self, pod: ApiPod) -> PodInfo:
-        """Decodes the pod again if its resourceVersion has changed. Raises PodRequestError and
-        GroupError."""
+        """Decodes the pod again if its resourceVersion or the device resources of the cluster have
+        changed. Raises PodRequestError and GroupError."""
+        device_resources = self._device_resources()
         with self._lock:
-            version, kept = self._by_uid.get(pod.uid, ("", None))
-        if kept is not None and version and version == pod.resource_version:
-            return kept
-        info = pod_info(pod)
+            kept = self._by_uid.get(pod.uid)
+        same = (pod.resource_version, device_resources)
+        if kept is not None and kept.version and (kept.version, kept.device_resources) == same:
+            return kept.info
+        info = pod_info(pod, device_resources)
         with self._lock:
-            self._by_uid[pod.uid] = pod.resource_version, info
+            self._by_uid[pod.uid] = _KeptPod(pod.resource_version, device_resources, info)
             self._by_uid.move_to_end(pod.uid)
             if len(self._by_uid) > self._max_pods:
                 oldest, _ = self._by_uid.popitem(last=False)
@@ -98,9 +116,13 @@ class PodInfoCache:
             return self._filtered_at.get(uid)
 
     def get(self, uid: str) -> PodInfo | None:
+        """Returns None for a pod that has to be decoded again."""
+        device_resources = self._device_resources()
         with self._lock:
-            _, kept = self._by_uid.get(uid, ("", None))
-        return kept
+            kept = self._by_uid.get(uid)
+        if kept is None or kept.device_resources != device_resources:
+            return None
+        return kept.info
 
     def forget(self, uid: str) -> None:
         """Drops a pod that is bound."""

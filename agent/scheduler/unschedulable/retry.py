@@ -106,6 +106,7 @@ def unschedulable_pods(
     """The pods of that `schedulerName` that have no node. Raises KubeError and AccessError."""
     for pod in unscheduled_pods(transport, scheduler):
         try:
-            yield queued_pod(pod_info(pod), cluster, time.monotonic(), nominated=pod.nominated)
+            info = pod_info(pod, cluster.device_resources())
+            yield queued_pod(info, cluster, time.monotonic(), nominated=pod.nominated)
         except (PodRequestError, GroupError):
             continue  # a change of a node does not help

@@ -177,3 +177,33 @@ def test_fields_of_a_pod() -> None:
         False,
     )
     assert pod_request.resources.qos is QoS.LS
+
+
+XPU = "example.com/xpu"
+
+
+@pytest.mark.parametrize(
+    ("requests", "needs", "of_devices"),
+    [
+        ({XPU: 1}, Needs.LISTED, {XPU}),
+        ({XPU: 1, CARDS: 1}, Needs.LISTED | Needs.DEVICES, {XPU, CARDS}),
+        ({"koordinator.sh/xpu": 1}, Needs.LISTED, {"koordinator.sh/xpu"}),
+        ({"example.com/other": 1}, Needs.NOTHING, set()),
+        ({XPU: 0, "cpu": 1}, Needs.NOTHING, set()),
+    ],
+    ids=str,
+)
+def test_what_device_objects_list_are_devices(
+    requests: dict[str, int], needs: Needs, of_devices: set[str]
+) -> None:
+    pod_request = request_of(pod("a", requests), {XPU})
+    assert pod_request.needs == needs
+    left = {name for name, amount in requests.items() if amount and name not in of_devices}
+    assert set(pod_request.resources.requests) == left
+
+
+def test_the_same_resource_as_a_device_is_another_shape() -> None:
+    """The answers of nodes are kept by shape, and a Device object may list it later."""
+    plain, listed = (request_of(pod("a", {XPU: 1}), names) for names in ((), {XPU}))
+    assert plain.shape != listed.shape
+    assert request_of(pod("b", {XPU: 1}), {XPU, "x/y"}).shape == listed.shape

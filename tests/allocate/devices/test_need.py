@@ -1,0 +1,291 @@
+"""Device types that no table has: what a resource means is on the node's Device object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from agent.allocate.devices.allocation import Allocation, allocate, device_allocated, node_score
+from agent.allocate.devices.inventory import inventory, listed_resources, node_devices
+from agent.allocate.devices.need import typed
+from agent.allocate.devices.request import (
+    DeviceCause,
+    DeviceRefusal,
+    DeviceRequest,
+    RequestError,
+    RequestFault,
+    TypeRequest,
+    device_request,
+)
+from agent.model.cpu.policies import Strategy
+from agent.model.devices.device_allocation import DeviceAmounts
+from agent.model.devices.device_object import (
+    Device,
+    DeviceTopology,
+    VfGroup,
+    VirtualFunction,
+)
+from tests.allocate.devices.builders import CARDS, HINT, JOINT, RDMA, gpu, nic
+
+FPGA = "koordinator.sh/fpga"
+XPU = "example.com/xpu"
+CORE = "example.com/xpu-core"
+MEMORY = "example.com/xpu-memory"
+GIB = 1 << 30
+
+
+def device(kind: str, minor: int, resources: Mapping[str, int], **more: Any) -> Device:
+    return Device(kind, f"{kind}-{minor}", minor, dict(resources), **more)
+
+
+def xpus(*resources: Mapping[str, int]) -> list[Device]:
+    return [device("xpu", minor, each) for minor, each in enumerate(resources)]
+
+
+def requested(
+    devices: list[Device],
+    amounts: Mapping[str, int],
+    annotations: Mapping[str, object] | None = None,
+) -> DeviceRequest | DeviceRefusal:
+    """A pod's request on a node with these devices, the only one of the cluster."""
+    texts = {key: json.dumps(value) for key, value in (annotations or {}).items()}
+    request = device_request(amounts, texts, listed_resources(devices))
+    assert request is not None
+    return typed(request, inventory(devices))
+
+
+PERCENT = xpus({XPU: 100}, {XPU: 100})
+COUNTED = xpus({XPU: 1}, {XPU: 1}, {XPU: 1})
+PARTED = xpus(*[{CORE: 100, MEMORY: 16 * GIB}] * 4)
+
+
+@pytest.mark.parametrize(
+    ("devices", "amounts", "count", "per"),
+    [
+        (PERCENT, {XPU: 1}, 1, {XPU: 1}),
+        (PERCENT, {XPU: 100}, 1, {XPU: 100}),
+        (PERCENT, {XPU: 200}, 2, {XPU: 100}),
+        (PERCENT, {XPU: 500}, 5, {XPU: 100}),
+        (COUNTED, {XPU: 1}, 1, {XPU: 1}),
+        (COUNTED, {XPU: 3}, 3, {XPU: 1}),
+        (PARTED, {CORE: 50}, 1, {CORE: 50}),
+        (PARTED, {MEMORY: 32 * GIB}, 2, {MEMORY: 16 * GIB}),
+        (PARTED, {CORE: 50, MEMORY: 4 * GIB}, 1, {CORE: 50, MEMORY: 4 * GIB}),
+        (PARTED, {CORE: 200, MEMORY: 8 * GIB}, 2, {CORE: 100, MEMORY: 4 * GIB}),
+        (PARTED, {CORE: 100, MEMORY: 64 * GIB}, 4, {CORE: 25, MEMORY: 16 * GIB}),
+        # The largest device is a whole one.
+        (xpus({MEMORY: 16}, {MEMORY: 32}), {MEMORY: 32}, 1, {MEMORY: 32}),
+        (xpus({MEMORY: 16}, {MEMORY: 32}), {MEMORY: 64}, 2, {MEMORY: 32}),
+        # A device whose amounts are withheld, since a plugin gave it to a pod.
+        (xpus({XPU: 0}, {XPU: 100}), {XPU: 200}, 2, {XPU: 100}),
+    ],
+    ids=str,
+)
+def test_amounts_are_divided_by_those_of_a_whole_device(
+    devices: list[Device], amounts: dict[str, int], count: int, per: dict[str, int]
+) -> None:
+    found = requested(devices, {"cpu": 1000, **amounts})
+    assert isinstance(found, DeviceRequest)
+    request = found.requests["xpu"]
+    assert (request.total, request.count, request.per) == (amounts, count, per)
+    assert not found.listed
+
+
+@pytest.mark.parametrize(
+    ("devices", "amounts", "resource", "cause"),
+    [
+        ([], {"koordinator.sh/xpu": 1}, "koordinator.sh/xpu", DeviceCause.NO_DEVICES),
+        (PERCENT, {"koordinator.sh/vpu": 1, XPU: 1}, "koordinator.sh/vpu", DeviceCause.NO_DEVICES),
+        (PERCENT, {XPU: 150}, XPU, DeviceCause.UNEVEN),
+        (PARTED, {CORE: 150}, CORE, DeviceCause.UNEVEN),
+        (PARTED, {CORE: 200, MEMORY: 1}, f"{CORE}, {MEMORY}", DeviceCause.UNEVEN),
+        (PARTED, {CORE: 150, MEMORY: 24 * GIB}, f"{CORE}, {MEMORY}", DeviceCause.UNEVEN),
+        (xpus({XPU: 0}), {XPU: 1}, XPU, DeviceCause.INSUFFICIENT),
+        (
+            [device("xpu", 0, {XPU: 1}), device("vpu", 0, {XPU: 1})],
+            {XPU: 1},
+            XPU,
+            DeviceCause.SEVERAL_TYPES,
+        ),
+    ],
+    ids=str,
+)
+def test_requests_that_a_node_can_not_serve_name_the_resource(
+    devices: list[Device], amounts: dict[str, int], resource: str, cause: DeviceCause
+) -> None:
+    assert requested(devices, amounts) == DeviceRefusal(resource, cause)
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [{"cpu": 1, "memory": 1}, {"vendor.example/other": 1}, {"hugepages-2Mi": 1}, {XPU: 0}],
+    ids=str,
+)
+def test_what_no_device_object_lists_is_no_device(amounts: dict[str, int]) -> None:
+    assert device_request(amounts, {}, listed_resources(PERCENT)) is None
+
+
+def test_known_types_are_not_asked_for_on_the_node() -> None:
+    request = device_request({CARDS: 1, RDMA: 1, FPGA: 200}, {}, {CARDS, RDMA, FPGA})
+    assert request is not None
+    assert (set(request.requests), request.listed) == ({"gpu", "rdma", "fpga"}, {})
+    assert typed(request, inventory([])) is request
+
+
+def test_a_further_resource_of_a_known_type_is_requested_with_it() -> None:
+    bandwidth = "example.com/rdma-gbps"
+    port = msgspec.structs.replace(nic(0), resources={RDMA: 100, bandwidth: 400})
+    found = requested([port], {RDMA: 50, bandwidth: 100})
+    assert isinstance(found, DeviceRequest)
+    total = {RDMA: 50, bandwidth: 100}
+    assert found.requests == {
+        "rdma": TypeRequest(total, 1, total, whole={RDMA: 100, bandwidth: 400})
+    }
+
+
+@pytest.mark.parametrize(
+    ("devices", "amounts", "hint", "count", "per"),
+    [
+        (COUNTED, {XPU: 1}, {"allocateStrategy": "ApplyForAll"}, 3, {XPU: 1}),
+        (PERCENT, {XPU: 2}, {"allocateStrategy": "RequestsAsCount"}, 2, {XPU: 1}),
+        (
+            PARTED,
+            {CORE: 3},
+            {"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"},
+            3,
+            {CORE: 100},
+        ),
+        (
+            PARTED,
+            {MEMORY: 2},
+            {"allocateStrategy": "RequestsAsCount", "exclusivePolicy": "DeviceLevel"},
+            2,
+            {MEMORY: 16 * GIB},
+        ),
+    ],
+    ids=str,
+)
+def test_hints_apply_to_every_type(
+    devices: list[Device],
+    amounts: dict[str, int],
+    hint: dict[str, str],
+    count: int,
+    per: dict[str, int],
+) -> None:
+    request = requested(devices, amounts, {HINT: {"xpu": hint}})
+    assert isinstance(request, DeviceRequest)
+    found = allocate(node_devices(inventory(devices), {}), request)
+    assert isinstance(found, Allocation)
+    assert [each.resources for each in found.devices["xpu"]] == [per] * count
+
+
+def test_a_number_of_devices_is_the_same_in_all_resources() -> None:
+    hint = {HINT: {"xpu": {"allocateStrategy": "RequestsAsCount"}}}
+    assert requested(PARTED, {CORE: 2, MEMORY: 3}, hint) == DeviceRefusal(
+        f"{CORE}, {MEMORY}", DeviceCause.UNEVEN
+    )
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A pod that requests FPGAs, and the FPGAs and GPUs of a node."""
+
+    devices: list[Device]
+    held: DeviceAmounts
+    amounts: dict[str, int]
+    annotations: dict[str, Any]
+    numa: int | None
+    strategy: Strategy | None
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    devices: list[Device] = []
+    held: DeviceAmounts = {}
+    for minor in range(draw(st.integers(1, 5))):
+        pcie = draw(st.integers(0, 3))
+        buses = [f"0000:{minor}{each}:00.1" for each in range(draw(st.integers(0, 2)))]
+        group = VfGroup({"type": "fast"}, tuple(VirtualFunction(-1, bus) for bus in buses))
+        devices.append(
+            device(
+                "fpga",
+                minor,
+                {FPGA: 100},
+                healthy=draw(st.integers(0, 5)) > 0,
+                topology=draw(st.none() | st.just(DeviceTopology(0, pcie // 2, f"p{pcie}"))),
+                vf_groups=(group,) if buses else (),
+                labels={"speed": draw(st.sampled_from(("high", "low")))},
+            )
+        )
+        if percent := draw(st.sampled_from((0, 0, 30, 100))):
+            held["fpga", minor] = {FPGA: percent}
+    devices += [gpu(minor, minor // 2, f"p{minor}") for minor in range(draw(st.integers(0, 4)))]
+    hint = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "selector": st.just({"matchLabels": {"speed": "high"}}),
+                "vfSelector": st.just({"matchLabels": {"type": "fast"}}),
+                "allocateStrategy": st.sampled_from(("ApplyForAll", "RequestsAsCount")),
+                "exclusivePolicy": st.sampled_from(("DeviceLevel", "PCIeLevel")),
+            },
+        )
+    )
+    amounts = {FPGA: draw(st.sampled_from((1, 2, 50, 100, 150, 200, 300)))}
+    annotations: dict[str, Any] = {HINT: {"fpga": hint}} if hint else {}
+    if draw(st.booleans()):
+        amounts[CARDS] = draw(st.integers(1, 2))
+        scope = draw(st.sampled_from(("", "SamePCIe", "SameNUMANode")))
+        types = draw(st.permutations(("gpu", "fpga")))
+        annotations[JOINT] = {"deviceTypes": types, "requiredScope": scope}
+    numa = draw(st.sampled_from((None, 1, 2, 3)))
+    strategies = (None, Strategy.LEAST_ALLOCATED, Strategy.MOST_ALLOCATED)
+    return Case(devices, held, amounts, annotations, numa, draw(st.sampled_from(strategies)))
+
+
+def answer(case: Case) -> object:
+    """The annotation and the score, or the type and cause of a refusal."""
+    texts = {key: json.dumps(value) for key, value in case.annotations.items()}
+    there = node_devices(inventory(case.devices), case.held)
+    try:
+        request = device_request(case.amounts, texts, listed_resources(case.devices))
+    except RequestError as error:
+        return DeviceCause.UNEVEN if error.reason is RequestFault.UNIT else error.reason
+    assert request is not None
+    found = typed(request, there.inventory)
+    if isinstance(found, DeviceRefusal):
+        return found.cause
+    chosen = allocate(there, found, numa=case.numa, strategy=case.strategy)
+    if isinstance(chosen, DeviceRefusal):
+        return chosen.type, chosen.cause
+    strategy = case.strategy or Strategy.LEAST_ALLOCATED
+    score = node_score(there, found, chosen, strategy, numa=case.numa)
+    return json.loads(device_allocated(chosen)), score
+
+
+@pytest.mark.parametrize("resource", ["koordinator.sh/xpu", XPU, "a.b/c"])
+@given(case=cases())
+def test_a_type_with_another_name_gets_what_fpgas_get(resource: str, case: Case) -> None:
+    def renamed(value: Any) -> Any:
+        text = json.dumps(msgspec.to_builtins(value)).replace(FPGA, resource)
+        return json.loads(text.replace('"fpga', '"xpu'))
+
+    other = Case(
+        msgspec.convert(renamed(case.devices), list[Device]),
+        {
+            ("xpu" if kind == "fpga" else kind, minor): renamed(amounts)
+            for (kind, minor), amounts in case.held.items()
+        },
+        renamed(case.amounts),
+        renamed(case.annotations),
+        case.numa,
+        case.strategy,
+    )
+    expected = answer(case)
+    event("allocated" if isinstance(expected, tuple) and isinstance(expected[0], dict) else "not")
+    assert json.loads(json.dumps(answer(other))) == renamed(expected)
