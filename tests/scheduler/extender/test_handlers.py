@@ -53,7 +53,8 @@ class Scene:
         self.cluster: SchedulerCache = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
         self.now = 0.0
         self.transport = Transport(FileAccess(server.url))
-        groups, pod_infos = GroupReservations(self.cluster, clock=lambda: self.now), PodInfoCache()
+        groups = GroupReservations(self.cluster, clock=lambda: self.now)
+        pod_infos = PodInfoCache(device_resources=self.cluster.device_resources)
         binder = Binder(self.cluster, groups, BindingApi(self.transport), pod_infos)
         self.verbs = ExtenderHandlers(
             self.cluster,

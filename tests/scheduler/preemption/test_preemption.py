@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import GROUP_ANNOTATION, from_object
+from agent.model.devices import device_object
+from agent.model.devices.device_object import Device
 from agent.model.objects import LabelSelector
+from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.scheduler.extender.extender import ExtenderPreemptionArgs, MetaPod, MetaVictims
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.preemption.preemption import (
@@ -294,3 +298,41 @@ def test_terminating_pods_are_selected_first() -> None:
     for each in pods[:2]:
         each["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
     assert preempted(cluster(*pods), pending(4), "p0", "p3") == (["p0", "p1"], 0)
+
+
+XPU = "example.com/xpu"
+
+
+def with_xpus(*tenants: dict[str, Any], of_kubelet: bool) -> SchedulerCache:
+    """A node with two devices, or a node whose kubelet has them beside another node with a Device
+    object."""
+    it = cluster()
+    node = objects.node("n")
+    node["status"]["allocatable"][XPU] = "200"
+    it.nodes_changed([objects.of_node(node)])
+    devices = [Device("xpu", f"x{minor}", minor, {XPU: 100}) for minor in range(2)]
+    body = device_object.encode("other" if of_kubelet else "n", devices)
+    it.devices_changed([objects.of_devices(body)])
+    it.pods_changed([objects.of_pod(each) for each in tenants])
+    return it
+
+
+def user_of_xpu(name: str, minor: int, amount: int) -> dict[str, Any]:
+    allocation = {"xpu": [{"minor": minor, "resources": {XPU: str(amount)}}]}
+    notes = {DEVICE_ALLOCATED: json.dumps(allocation)}
+    body = objects.pod(name, "n", requests={XPU: str(amount)}, annotations=notes)
+    body["spec"]["priority"] = 0
+    return body
+
+
+def test_victims_release_a_device_of_a_type_that_only_the_device_object_has() -> None:
+    """Two halves of different devices are not one device: the victims that kube-scheduler selects
+    by the sum are replaced."""
+    users = [user_of_xpu(f"u{at}", at // 2, 50) for at in range(4)]
+    new = objects.pod("new", requests={XPU: "100"})
+    new["spec"]["priority"] = 10
+    answer = preempted(with_xpus(*users, of_kubelet=False), new, "u0", "u2")
+    assert answer is not None
+    assert set(answer[0]) in ({"u0", "u1"}, {"u2", "u3"})
+    on_kubelet = with_xpus(*users, of_kubelet=True)
+    assert preempted(on_kubelet, new, "u0", "u2") == (["u0", "u2"], 0)

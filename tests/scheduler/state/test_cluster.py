@@ -6,15 +6,18 @@ from typing import Any
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted
-from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.properties import AllocatorRules
-from agent.kube.objects import ChangeKind
+from agent.kube.objects import Change, ChangeKind
+from agent.model.apiobjects import from_object
+from agent.model.devices import device_object
+from agent.model.devices.device_object import Device
 from agent.model.settings import plugin_args
 from agent.scheduler.state.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
 
-DELETED = ChangeKind.DELETED
+ADDED, DELETED = ChangeKind.ADDED, ChangeKind.DELETED
 PLAIN = objects.pod_request({"cpu": "1"})
 GPU = objects.pod_request({"nvidia.com/gpu": "1"})
 LSR = objects.pod_request({"cpu": "2"}, qos="LSR")
@@ -417,3 +420,53 @@ def test_every_node_allocates_by_the_rules_of_the_cluster() -> None:
     assert got.score == 50
     assert got.holding().allocation.amounts == {0: {"cpu": 2000}}
     assert state.allocator.properties.allocatable["cpu"] == 8000
+
+
+XPU = "example.com/xpu"
+
+
+def of_xpus(node: str, *resources: str, kind: ChangeKind = ADDED) -> Change[Any]:
+    found = [Device("xpu", name, at, {name: 100}) for at, name in enumerate(resources)]
+    return objects.of_devices(device_object.encode(node, found), kind)
+
+
+def unreadable(node: str) -> Change[Any]:
+    body = device_object.encode(node, [])
+    body["spec"]["devices"] = [{"type": "xpu", "resources": {XPU: "x"}}]
+    return objects.of_devices(body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "listed"),
+    [
+        ([], set()),
+        ([of_xpus("n1", XPU)], {XPU}),
+        ([of_xpus("n1", XPU), of_xpus("n2", XPU, "a.b/c")], {XPU, "a.b/c"}),
+        ([of_xpus("n1", XPU), of_xpus("n2", XPU), of_xpus("n1")], {XPU}),
+        ([of_xpus("n1", XPU), of_xpus("n1", XPU, kind=DELETED)], set()),
+        ([of_xpus("n1", XPU), of_xpus("n1", "a.b/c")], {"a.b/c"}),
+        # Its pods must not get the devices as plain resources.
+        ([of_xpus("n1", XPU), unreadable("n1")], {XPU}),
+        ([of_xpus("n1", XPU), unreadable("n1"), of_xpus("n1")], set()),
+    ],
+    ids=str,
+)
+def test_the_device_resources_are_those_of_all_device_objects(
+    changes: list[Change[Any]], listed: set[str]
+) -> None:
+    known = SchedulerCache()
+    for change in changes:
+        known.devices_changed([change])
+    assert known.device_resources() == listed
+
+
+def test_a_node_with_an_unreadable_device_object_gives_no_listed_device(
+    cluster: SchedulerCache,
+) -> None:
+    body = objects.pod("new", requests={XPU: "1"})
+    pod_request = request_of(from_object(body), {XPU})
+    assert cluster.eligible("n1", pod_request) is None
+    cluster.devices_changed([unreadable("n1")])
+    reason = cluster.eligible("n1", pod_request)
+    assert reason is not None
+    assert "Device n1: spec.devices[0].resources['example.com/xpu']" in reason

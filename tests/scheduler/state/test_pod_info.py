@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.pod_request import Needs
 from agent.model.apiobjects import PodGroup
 from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -11,9 +12,10 @@ from agent.scheduler.state.pod_info import (
     Feasible,
     GroupRequirements,
     Infeasible,
+    PodInfoCache,
     PodRequirements,
 )
-from tests.fixtures.fleet import SMALL, owner
+from tests.fixtures.fleet import SMALL, Kind, owner
 from tests.scheduler import clusters
 
 
@@ -64,3 +66,15 @@ def test_a_deleted_node_is_unknown_and_one_without_an_agent_has_a_reason(
     assert (found.reason, found.unresolvable) == ("it has no agent", True)
     clusters.remove(cluster, "a")
     assert check.run("a") is UNKNOWN_NODE
+
+
+def test_a_pod_is_decoded_again_when_a_device_object_lists_its_resource() -> None:
+    listed = frozenset[str]()
+    pod_infos = PodInfoCache(device_resources=lambda: listed)
+    pod = clusters.pod(Kind({"example.com/xpu": "1"}), "p")
+    assert pod_infos.of(pod).pod_request.needs is Needs.NOTHING
+    assert pod_infos.get(pod.uid) is pod_infos.of(pod)
+    listed = frozenset({"example.com/xpu"})
+    assert pod_infos.get(pod.uid) is None
+    assert pod_infos.of(pod).pod_request.needs is Needs.LISTED
+    assert pod_infos.get(pod.uid) is pod_infos.of(pod)
