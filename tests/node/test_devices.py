@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -520,3 +521,20 @@ def test_a_wrong_action_is_named(wrong: str) -> None:
 
 def test_devices_can_be_switched_off() -> None:
     assert device_view(AgentSettings(devices=False), lambda: None) is None
+
+
+def test_an_allocation_of_an_unknown_type_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent changes nothing for it: its device plugin has to."""
+    caplog.set_level(logging.INFO, "agent.node.devices")
+    view = view_of(tmp_path)
+    allocation = '{"xpu": [{"minor": 7, "resources": {"example.com/xpu": "1"}}], "rdma": []}'
+    user = msgspec.structs.replace(pod("user"), annotations={DEVICE_ALLOCATED: allocation})
+    for pods, texts in (((user,), 1), ((user, pod("other")), 1), ((), 1), ((user,), 2)):
+        seen = view.observe(TOPOLOGY, Published(), ApiNode(), pods)
+        assert seen is not None
+        assert seen.report.devices == ()
+        assert caplog.text.count(f"pod {user.title}: the files of its") == texts
+    assert "of type 'xpu' are not known here" in caplog.text
+    view.close()
