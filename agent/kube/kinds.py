@@ -35,6 +35,7 @@ TOPOLOGY: Final = Kind(
     "noderesourcetopologies",
 )
 DEVICE: Final = Kind("Device", "scheduling.koordinator.sh", ("v1alpha1",), "devices")
+RESERVATION: Final = Kind("Reservation", DEVICE.group, DEVICE.versions, "reservations")
 
 _KINDS = {each.name: each for each in (NODE, TOPOLOGY, DEVICE)}
 

@@ -185,6 +185,7 @@ def test_the_schedulers_role_has_exactly_the_used_verbs() -> None:
         ("", "nodes"): {"list", "watch"},
         ("topology.node.k8s.io", "noderesourcetopologies"): {"list", "watch"},
         ("scheduling.koordinator.sh", "devices"): {"list", "watch"},
+        ("scheduling.koordinator.sh", "reservations"): {"list", "watch"},
         ("policy", "poddisruptionbudgets"): {"list", "watch"},
         ("", "pods/binding"): {"create"},
         ("", "pods/status"): {"patch"},

@@ -1,5 +1,6 @@
 """The pods that are assigned to a node, with the CPUs and devices that their annotations allocate
-to them, and the devices that they hold together."""
+to them, and the devices that they hold together. A Reservation of Koordinator holds its part like a
+pod."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from agent.model.pod.annotations import (
 class AssignedPod(msgspec.Struct, frozen=True, gc=False):
     """`devices` and `functions` by type and minor; `ids`: the permanent ids of devices that were
     allocated by id; `requests`: the pod's total. `faults`: errors for annotations that can't be
-    read."""
+    read. `reservation`: it is not a pod."""
 
     uid: str
     title: str
@@ -43,6 +44,7 @@ class AssignedPod(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     faults: tuple[str, ...] = ()
     ids: dict[tuple[str, int], str] = {}
+    reservation: bool = False
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -58,16 +60,28 @@ _NONE: Final[frozenset[str]] = frozenset()
 def holding_of(pod: ApiPod) -> AssignedPod:
     """Reads a pod's allocation. Never fails: a part that can't be read is a fault, and the others
     count."""
-    faults: list[str] = []
     requests = pod_requests(pod)
-    allocation = _allocation(pod, requests.get("cpu", 0), faults)
+    return _holding(pod.uid, pod.title, pod.annotations, requests, pod.priority or 0)
+
+
+def reserved_by(uid: str, title: str, annotations: Mapping[str, str]) -> AssignedPod:
+    """Reads the allocation of a Reservation, which has the same annotations as a pod. Its requests
+    are in no sum of kube-scheduler, so they do not count here either. Never fails."""
+    return msgspec.structs.replace(_holding(uid, title, annotations, {}, 0), reservation=True)
+
+
+def _holding(
+    uid: str, title: str, annotations: Mapping[str, str], requests: dict[str, int], priority: int
+) -> AssignedPod:
+    faults: list[str] = []
+    allocation = _allocation(uid, title, annotations, requests.get("cpu", 0), faults)
     devices: DeviceAmounts = {}
     functions: VirtualFunctions = {}
     ids: dict[tuple[str, int], str] = {}
-    if pod.annotations.get(DEVICE_ALLOCATED):
+    if annotations.get(DEVICE_ALLOCATED):
         try:
-            functions = virtual_functions(pod.annotations)
-            of_pod = allocated_devices(pod.annotations)
+            functions = virtual_functions(annotations)
+            of_pod = allocated_devices(annotations)
             devices = amounts(of_pod)
             ids = {
                 (kind, each.minor): each.id for kind in of_pod for each in of_pod[kind] if each.id
@@ -81,19 +95,95 @@ def holding_of(pod: ApiPod) -> AssignedPod:
         devices,
         functions,
         requests,
-        pod.priority or 0,
+        priority,
         tuple(faults),
         ids,
     )
 
 
-def _allocation(pod: ApiPod, cpu_milli: int, faults: list[str]) -> PodAllocation:
-    notes = pod.annotations
-    allocation = PodAllocation(pod.uid, pod.title, cpu_milli=cpu_milli)
+def remaining(reserved: AssignedPod, owners: Iterable[AssignedPod]) -> AssignedPod | None:
+    """What a Reservation holds beside the pods that were placed in it, each of which holds its own
+    part; None if that is nothing."""
+    owners = tuple(owners)
+    claim = reserved.allocation
+    cpus, amounts = claim.cpus, claim.amounts
+    for owner in owners:
+        cpus -= owner.allocation.cpus
+        amounts = _subtracted(amounts, owner.allocation.amounts)
+    devices: DeviceAmounts = {}
+    functions: VirtualFunctions = {}
+    for at in reserved.devices.keys() | reserved.functions.keys():
+        part = _Part(reserved.devices.get(at, {}), reserved.functions.get(at, frozenset()))
+        uuid = reserved.ids.get(at, "")
+        left = part.without(each for owner in owners if (each := _part(owner, at, uuid)))
+        if left is not None:
+            devices[at] = left.amounts
+            if left.functions:
+                functions[at] = left.functions
+    if not (cpus or amounts or devices):
+        return None
+    allocation = msgspec.structs.replace(claim, cpus=cpus, amounts=amounts)
+    return msgspec.structs.replace(
+        reserved, allocation=allocation, devices=devices, functions=functions
+    )
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """A part of one device; without amounts and functions it is the whole device."""
+
+    amounts: dict[str, int]
+    functions: frozenset[str]
+
+    @property
+    def whole(self) -> bool:
+        return not self.functions and not any(self.amounts.values())
+
+    def without(self, others: Iterable[_Part]) -> _Part | None:
+        """None if nothing is left. A whole device stays whole beside parts of it."""
+        amounts, functions = {0: self.amounts}, self.functions
+        for other in others:
+            if other.whole:
+                return None
+            amounts = _subtracted(amounts, {0: other.amounts})
+            functions -= other.functions
+        left = _Part(amounts.get(0, {}), functions)
+        return left if self.whole or not left.whole else None
+
+
+def _part(owner: AssignedPod, at: tuple[str, int], uuid: str) -> _Part | None:
+    """The owner's part of the device that the Reservation names so; its minor may be another since
+    a boot."""
+    kind, _ = at
+    same = [key for key, each in owner.ids.items() if uuid and (key[0], each) == (kind, uuid)]
+    key = same[0] if same else at
+    if not same and uuid and owner.ids.get(at, uuid) != uuid:
+        return None
+    if key not in owner.devices and key not in owner.functions:
+        return None
+    return _Part(owner.devices.get(key, {}), owner.functions.get(key, frozenset()))
+
+
+def _subtracted(
+    amounts: Mapping[int, Mapping[str, int]], less: Mapping[int, Mapping[str, int]]
+) -> dict[int, dict[str, int]]:
+    """The positive differences."""
+    found = {}
+    for node, of_node in amounts.items():
+        taken = less.get(node, {})
+        left = {name: each - taken.get(name, 0) for name, each in of_node.items()}
+        if positive := {name: each for name, each in left.items() if each > 0}:
+            found[node] = positive
+    return found
+
+
+def _allocation(
+    uid: str, title: str, notes: Mapping[str, str], cpu_milli: int, faults: list[str]
+) -> PodAllocation:
+    allocation = PodAllocation(uid, title, cpu_milli=cpu_milli)
     if not notes.get(RESOURCE_STATUS):
         return allocation
     try:
-        allocation = pod_allocation(pod.uid, allocation.title, notes, cpu_milli)
+        allocation = pod_allocation(uid, title, notes, cpu_milli)
         if not allocation.amounts:
             resource_status(notes).amounts()
     except AnnotationError as error:

@@ -24,6 +24,8 @@ their pod owns."""
 
 EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
 DEVICE_ALLOCATED = "scheduling.koordinator.sh/device-allocated"
+RESERVATION_ALLOCATED = "scheduling.koordinator.sh/reservation-allocated"
+"""The Reservation that a pod was placed in by Koordinator's scheduler."""
 GPU_ISOLATION_PROVIDER = "koordinator.sh/gpu-isolation-provider"
 """A label of pods with a part of a GPU: the library that enforces the limits of the part."""
 
@@ -71,6 +73,20 @@ def cpu_list(key: str, field: str, text: str) -> CpuSet:
         return CpuSet.parse(text)
     except CpuSetError as error:
         raise AnnotationError(key, f"{field}: {error}") from None
+
+
+class _ReservationName(msgspec.Struct, frozen=True):
+    uid: str = ""
+
+
+_reservation_decoder = msgspec.json.Decoder(_ReservationName | None)
+
+
+def reservation_uid(annotations: Mapping[str, str]) -> str:
+    """The uid of the Reservation that the pod was placed in, "" for none. Raises
+    AnnotationError."""
+    found = decoded(annotations, RESERVATION_ALLOCATED, _reservation_decoder)
+    return found.uid if found is not None else ""
 
 
 class NumaNodeResources(msgspec.Struct, frozen=True):

@@ -24,6 +24,11 @@ from agent.model.apiobjects import PodGroup
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_object import DeviceObject
 from agent.model.nrt.resource_topology import NodeTopology
+from agent.scheduler.state.koordinator_reservations import (
+    KoordinatorReservations,
+    ReservationRecord,
+    ReservedPart,
+)
 from agent.scheduler.state.node_info import CpuMismatch, NodeChange, NodeInfo
 from agent.scheduler.state.pod_info import (
     UNKNOWN_NODE,
@@ -96,6 +101,7 @@ class SchedulerCache:
         self._pods: dict[str, PodRecord] = {}
         self._grouped: dict[str, set[str]] = {}
         self._reservations: dict[str, Reservation] = {}
+        self._koordinators = KoordinatorReservations(self._pods)
         self._listed: dict[str, set[str]] = {}
         self._device_resources: frozenset[str] = frozenset()
         self._log = ChangeLog()
@@ -267,6 +273,25 @@ class SchedulerCache:
                 self._list_resources(state.name, found)
                 self._apply(state, state.update_devices(found))
 
+    def koordinators_changed(self, changes: Sequence[Change[ReservationRecord]]) -> None:
+        """Reservations of Koordinator."""
+        for change in changes:
+            with self.lock:
+                self._hold(self._koordinators.update(change.key.name, _value(change)))
+
+    def _hold(self, parts: Sequence[ReservedPart]) -> None:
+        """Updates what Reservations of Koordinator hold."""
+        for part in parts:
+            state = self._state(part.node)
+            if state.allocator.holdings.get(part.uid) == part.held:
+                continue
+            if part.held is None:
+                state.allocator.release(part.uid)
+            else:
+                state.allocator.record(part.held)
+            self._mark_changed(state)
+            self._remove_if_empty(state)
+
     def _list_resources(self, node: str, devices: DeviceObject | Unreadable | None) -> None:
         """An unreadable object keeps the resources that it listed before: otherwise pods would get
         them as plain extended resources."""
@@ -317,6 +342,7 @@ class SchedulerCache:
             self._mark_changed(state)
         if before is None or _report_fields(before) != _report_fields(pod):
             self._apply(state, state.update_pod(pod, new=reservation is not None))
+        self._hold(self._koordinators.pod_changed(pod.uid, before, pod))
 
     def _remove_pod(self, pod: PodRecord, *, deleted: bool = False) -> None:
         """Releases the allocation of a terminated or deleted pod. Until it is deleted, the zone
@@ -326,6 +352,7 @@ class SchedulerCache:
         before = self._pods.pop(pod.uid, None)
         if before is not None:
             self._ungroup(before)
+        self._hold(self._koordinators.pod_changed(pod.uid, before, None))
         # The last event of the pod may be older than its binding.
         node = pod.node if before is None else before.node
         state = self._states.get(node)

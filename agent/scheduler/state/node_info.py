@@ -189,7 +189,8 @@ class NodeInfo:
         """Returns one of the resources, or the number of pods, of which the pods and reservations
         on the node request more than it has, with the amounts; "" if there is none."""
         allocatable = self.node.allocatable if self.node is not None else {}
-        requested = {**self._allocator.requested, "pods": len(self._allocator.holdings)}
+        pods = sum(not each.reservation for each in self._allocator.holdings.values())
+        requested = {**self._allocator.requested, "pods": pods}
         for name in (*resources, "pods"):
             if name in allocatable and requested.get(name, 0) > allocatable[name]:
                 unit = "milli-CPU" if name == "cpu" else name

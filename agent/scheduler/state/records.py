@@ -29,7 +29,7 @@ from agent.model.devices.device_object import DeviceObject
 from agent.model.nrt import node_annotations, resource_topology
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.objects import ObjectError, ObjectMetadata, decoded
-from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.annotations import AnnotationError, reservation_uid
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 T = TypeVar("T")
@@ -64,7 +64,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
 
     Fields of assigned pods for the selection of victims: `labels`, `started_at` in nanoseconds
     since 1970, `terminating` (its deletion has begun) and `mirror` (it is the mirror of a static
-    pod, which the API server can't end).
+    pod, which the API server can't end). `reservation`: the uid of Koordinator's Reservation that
+    the pod was placed in.
 
     Fields for the zone report: `zoned` without names of containers, `started` (the pod runs, so a
     fingerprint of the node's pods contains it), and `terminated`, the title of a terminated pod
@@ -83,6 +84,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     started: bool = False
     group: PodGroup | None = None
     terminated: str = ""
+    reservation: str = ""
 
     @property
     def title(self) -> str:
@@ -168,6 +170,7 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
             _zoned_of(pod),
             pod.phase is not apiobjects.Phase.PENDING,
             _group(pod),
+            reservation=_reservation(pod),
         )
 
     return read
@@ -180,6 +183,15 @@ def _group(pod: ApiPod) -> PodGroup | None:
         return group_of(pod)
     except GroupError:
         return None
+
+
+def _reservation(pod: ApiPod) -> str:
+    """An annotation that can't be read names none: then the Reservation holds all of its part."""
+    try:
+        return reservation_uid(pod.annotations)
+    except AnnotationError as error:
+        log.warning("pod %s on node %s: %s", pod.title, pod.node, error)
+        return ""
 
 
 def node(text: bytes) -> NodeRecord:

@@ -18,7 +18,7 @@ from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change, Changed, ChangeKind, Read
 from agent.kube.schedule import WatchPace
 from agent.kube.transport import Transport
-from agent.scheduler.state import records
+from agent.scheduler.state import koordinator_reservations, records
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.records import AgentSelector, PodRecord
 
@@ -171,6 +171,14 @@ class Watches:
                 kinds.DEVICE,
                 records.devices,
                 cluster.devices_changed,
+                pace,
+            ),
+            KindWatch(
+                transport,
+                discovery,
+                kinds.RESERVATION,
+                koordinator_reservations.reservation,
+                cluster.koordinators_changed,
                 pace,
             ),
         )

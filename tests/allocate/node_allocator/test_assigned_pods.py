@@ -1,12 +1,24 @@
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.devices.inventory import inventory
 from agent.allocate.node_allocation import PodAllocation
-from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
+from agent.allocate.node_allocator.assigned_pods import (
+    AssignedPod,
+    held_devices,
+    holding_of,
+    remaining,
+    reserved_by,
+)
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import ExclusivePolicy
-from tests.allocate.devices.builders import CORE, RDMA
+from tests.allocate.devices.builders import CORE, RDMA, nic
 from tests.allocate.node_allocator.builders import ALLOCATED, SPEC, STATUS, pod
 
 DEVICES = {
@@ -76,3 +88,94 @@ def test_virtual_functions_count_even_with_an_invalid_amount() -> None:
     held = holding_of(pod("a", notes={ALLOCATED: odd}))
     assert held.functions == {("rdma", 0): frozenset("b")}
     assert len(held.faults) == 1
+
+
+def part_of(uid: str, devices: list[dict[str, Any]], cpus: str = "") -> AssignedPod:
+    notes: dict[str, object] = {ALLOCATED: {"rdma": devices}}
+    if cpus:
+        notes[STATUS] = {
+            "cpuset": cpus,
+            "numaNodeResources": [{"node": 0, "resources": {"memory": 10 * len(cpus)}}],
+        }
+    return holding_of(pod(uid, notes=notes))
+
+
+def port(minor: int, percent: int | None = None, *buses: str, id: str = "") -> dict[str, Any]:
+    device: dict[str, Any] = {"minor": minor, "id": id}
+    if percent is not None:
+        device["resources"] = {RDMA: str(percent)}
+    if buses:
+        device["extension"] = {"vfs": [{"busID": bus} for bus in buses]}
+    return device
+
+
+@pytest.mark.parametrize(
+    ("reserved", "owner", "left"),
+    [
+        (port(0, 100), port(0, 40), {0: ({RDMA: 60}, "")}),
+        (port(0, 100), port(0, 100), {}),
+        (port(0, 50), port(0, 80), {}),
+        (port(0, 100), port(1, 40), {0: ({RDMA: 100}, "")}),
+        (port(0, 2, "a", "b"), port(0, 1, "a"), {0: ({RDMA: 1}, "b")}),
+        (port(0, 1, "a", "b"), port(0, 1, "a"), {0: ({}, "b")}),
+        (port(0, 1, "a"), port(0, 1, "a"), {}),
+        # Without an amount it is the whole device.
+        (port(0), port(0, 40), {0: ({}, "")}),
+        (port(0), port(0), {}),
+        (port(0, 100), port(0), {}),
+        # The minor of the same device has changed.
+        (port(0, 100, id="x"), port(3, 40, id="x"), {0: ({RDMA: 60}, "")}),
+        (port(0, 100, id="x"), port(0, 40, id="y"), {0: ({RDMA: 100}, "")}),
+        (port(0, 100, id="x"), port(0, 40), {0: ({RDMA: 60}, "")}),
+    ],
+    ids=str,
+)
+def test_what_a_reservation_holds_of_a_device_beside_its_pod(
+    reserved: dict[str, Any],
+    owner: dict[str, Any],
+    left: dict[int, tuple[dict[str, int], str]],
+) -> None:
+    notes = {ALLOCATED: msgspec.json.encode({"rdma": [reserved]}).decode()}
+    found = remaining(reserved_by("r", "Reservation r", notes), [part_of("p", [owner])])
+    assert (found is None) == (not left)
+    if found is not None:
+        assert found.reservation
+        assert {
+            minor: (amounts, "".join(sorted(found.functions.get(("rdma", minor), ()))))
+            for (_, minor), amounts in found.devices.items()
+        } == left
+
+
+@given(
+    st.lists(st.integers(1, 100), min_size=3, max_size=3),
+    st.lists(st.lists(st.integers(0, 40), min_size=3, max_size=3), max_size=3),
+)
+def test_a_reservation_with_its_pods_holds_what_it_holds_without_them(
+    reserved: list[int], parts: list[list[int]]
+) -> None:
+    """Its pods have at most what it has of each device."""
+    owners = []
+    left = list(reserved)
+    for number, wanted in enumerate(parts):
+        given_parts = [min(each, most) for each, most in zip(wanted, left, strict=True)]
+        left = [most - each for each, most in zip(given_parts, left, strict=True)]
+        devices = [port(minor, each) for minor, each in enumerate(given_parts) if each]
+        if devices:
+            owners.append(part_of(f"p{number}", devices))
+    devices = [port(minor, each) for minor, each in enumerate(reserved)]
+    of_all = msgspec.structs.replace(part_of("r", devices), reservation=True)
+    known = inventory([nic(minor) for minor in range(3)])
+    rest = remaining(of_all, owners)
+    together = {each.uid: each for each in [*owners, *([rest] if rest is not None else [])]}
+    assert held_devices(known, together, {}).stocks["rdma"].free == (
+        held_devices(known, {"r": of_all}, {}).stocks["rdma"].free
+    )
+
+
+def test_cpus_and_numa_amounts_of_a_reservation_beside_its_pod() -> None:
+    reserved = part_of("r", [], "0-3")
+    found = remaining(reserved, [part_of("p", [], "1")])
+    assert found is not None
+    assert str(found.allocation.cpus) == "0,2-3"
+    assert found.allocation.amounts == {0: {"memory": 20}}
+    assert remaining(reserved, [reserved]) is None

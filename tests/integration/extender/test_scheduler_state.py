@@ -20,7 +20,7 @@ from agent.kube.errors import KubeError
 from agent.kube.transport import Transport
 from agent.model.apiobjects import from_object
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.annotations import RESERVATION_ALLOCATED, RESOURCE_STATUS
 from agent.scheduler.leader import election
 from agent.scheduler.leader.election import Leader, LeaseTimes
 from agent.scheduler.leader.gate import AlwaysLeader, LeaderGate
@@ -317,3 +317,73 @@ def test_leadership_ends_while_the_api_server_is_away(apiserver: ApiServer, plac
     assert (it.term, it.problem.text) == (2, None)
     it.stop()
     transport.close()
+
+
+RESERVATIONS = "/apis/scheduling.koordinator.sh/v1alpha1/reservations"
+RESERVATION_CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "reservations.scheduling.koordinator.sh"},
+    "spec": {
+        "group": "scheduling.koordinator.sh",
+        "scope": "Cluster",
+        "names": {
+            "kind": "Reservation",
+            "listKind": "ReservationList",
+            "plural": "reservations",
+            "singular": "reservation",
+        },
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+def test_a_reservation_of_koordinators_is_counted_until_it_ends(
+    apiserver: ApiServer, place: str
+) -> None:
+    """Its definition is installed by Koordinator, before or after our scheduler starts."""
+    with watching(apiserver) as (cluster, it):
+        apiserver.apply(RESERVATION_CRD)
+        try:
+            eventually("served", lambda: served(apiserver, RESERVATIONS), PATIENCE_SECONDS)
+            notes = {RESOURCE_STATUS: '{"cpuset":"0-3"}'}
+            made = {
+                "apiVersion": "scheduling.koordinator.sh/v1alpha1",
+                "kind": "Reservation",
+                "metadata": {"name": place, "annotations": notes},
+                "spec": {"template": {"spec": {"containers": []}}, "owners": []},
+            }
+            uid = apiserver.create(RESERVATIONS, made)["metadata"]["uid"]
+            path = f"{RESERVATIONS}/{place}/status"
+            status = {"phase": "Available", "nodeName": place}
+            apiserver.admin.merge(path, {"status": status})
+            title = f"Reservation {place}"
+            held = {title: CpuSet(range(4))}
+            eventually("held", lambda: holders(cluster, place) == held, PATIENCE_SECONDS)
+            pod = make_pod(apiserver, place, "p")
+            named = json.dumps({"name": place, "uid": uid})
+            part = {RESOURCE_STATUS: '{"cpuset":"0-1"}', RESERVATION_ALLOCATED: named}
+            bind(apiserver, pod, place, part)
+            held = {title: CpuSet((2, 3)), "p": CpuSet((0, 1))}
+            eventually("its part", lambda: holders(cluster, place) == held, PATIENCE_SECONDS)
+            with watching(apiserver) as (restarted, _):
+                assert holders(restarted, place) == held
+            apiserver.admin.merge(path, {"status": {"phase": "Succeeded"}})
+            del held[title]
+            eventually("ended", lambda: holders(cluster, place) == held, PATIENCE_SECONDS)
+            assert not it.problems
+        finally:
+            apiserver.admin.delete(f"{CRDS}/reservations.scheduling.koordinator.sh")

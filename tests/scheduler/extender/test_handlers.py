@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from agent.kube.auth import FileAccess
+from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model.apiobjects import GROUP_ANNOTATION, ApiPod
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
@@ -40,6 +41,7 @@ from tests.kube import hostile
 from tests.scheduler import clusters
 from tests.scheduler.clusters import DGX1
 from tests.scheduler.podserver import Pods
+from tests.scheduler.state import test_koordinator_reservations as koordinators
 
 NODES = ["a", "b", "c"]
 
@@ -319,3 +321,18 @@ def test_the_kubelet_policy_of_a_node_applies(scene: Scene) -> None:
     wide = scene.pod(owner(60, 8), "p")
     assert scene.fits(wide, ["s"]) == []
     assert scene.fits(wide, ["c"]) == ["c"]
+
+
+def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) -> None:
+    """Kept answers of the node are computed again."""
+    body = koordinators.body("r", koordinators.allocation("", dict.fromkeys(range(7), 100)))
+    body["status"]["nodeName"] = "c"
+    pod = scene.pod(carder(2), "p")
+    assert scene.fits(pod) == ["c"]
+    scene.cluster.koordinators_changed([koordinators.event(body)])
+    assert scene.fits(pod) == []
+    assert scene.fits(scene.pod(carder(1), "q")) == ["c"]
+    assert "gpu: not enough devices are free" in scene.bind(pod, "c")
+    scene.cluster.koordinators_changed([koordinators.event(body, ChangeKind.DELETED)])
+    assert scene.fits(pod) == ["c"]
+    assert scene.bind(pod, "c") == ""

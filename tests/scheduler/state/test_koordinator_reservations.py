@@ -1,0 +1,234 @@
+"""What Reservations of Koordinator hold, beside the pods that were placed in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.model.objects import ObjectError
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESERVATION_ALLOCATED, RESOURCE_STATUS
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.koordinator_reservations import ReservationRecord, reservation
+from tests.scheduler import objects
+
+CORE = "koordinator.sh/gpu-core"
+DELETED = ChangeKind.DELETED
+
+
+def card(minor: int, percent: int) -> dict[str, Any]:
+    return {"minor": minor, "id": f"GPU-{minor}", "resources": {CORE: str(percent)}}
+
+
+def allocation(cpus: str = "", cards: Mapping[int, int] | None = None) -> dict[str, str]:
+    """The annotations; `cards`: percents by minor."""
+    notes = {}
+    if cpus:
+        notes[RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
+    if cards:
+        devices = [card(minor, percent) for minor, percent in cards.items()]
+        notes[DEVICE_ALLOCATED] = json.dumps({"gpu": devices})
+    return notes
+
+
+def body(
+    name: str,
+    annotations: Mapping[str, str],
+    *,
+    node: str = "n",
+    phase: str = "Available",
+    uid: str = "",
+    template: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "uid": uid or f"uid-{name}", "annotations": dict(annotations)},
+        "spec": {"template": {"metadata": {"annotations": dict(template or {})}}, "owners": []},
+        "status": {"phase": phase, "nodeName": node},
+    }
+
+
+def read(of: Mapping[str, Any]) -> ReservationRecord:
+    return reservation(json.dumps(of).encode())
+
+
+def event(of: Mapping[str, Any], kind: ChangeKind = ChangeKind.MODIFIED) -> Change[Any]:
+    return Change(kind, ObjectKey("", of["metadata"]["name"]), read(of))
+
+
+def owner(name: str, of: str, annotations: Mapping[str, str], node: str = "n") -> dict[str, Any]:
+    named = {RESERVATION_ALLOCATED: json.dumps({"name": of, "uid": f"uid-{of}"})}
+    return objects.pod(name, node, annotations={**annotations, **named}, phase="Running")
+
+
+def cluster() -> SchedulerCache:
+    it = SchedulerCache(agents=False)
+    it.nodes_changed([objects.of_node(objects.node("n"))])
+    it.topologies_changed([objects.of_topology(objects.topology("n"))])
+    it.devices_changed([objects.of_devices(objects.devices("n", 4))])
+    return it
+
+
+def held(known: SchedulerCache, node: str = "n") -> dict[str, tuple[str, dict[int, int]]]:
+    """By uid, the CPUs and the percents of cards by minor."""
+    state = known.node(node)
+    assert state is not None
+    return {
+        uid: (
+            str(each.allocation.cpus),
+            {minor: amounts[CORE] for (_, minor), amounts in sorted(each.devices.items())},
+        )
+        for uid, each in state.allocator.holdings.items()
+    }
+
+
+@pytest.mark.parametrize("phase", ["Available", "Waiting"])
+def test_an_active_reservation_holds_what_its_annotations_allocate(phase: str) -> None:
+    known = cluster()
+    known.koordinators_changed([event(body("r", allocation("0-3", {0: 100, 1: 50}), phase=phase))])
+    assert held(known) == {"uid-r": ("0-3", {0: 100, 1: 50})}
+
+
+@pytest.mark.parametrize(("phase", "node"), [("Pending", ""), ("Available", "")])
+def test_one_without_a_node_holds_nothing(phase: str, node: str) -> None:
+    assert read(body("r", allocation("0-3"), phase=phase, node=node)).held is None
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed", "", "Odd"])
+def test_one_that_is_no_longer_active_holds_nothing(phase: str) -> None:
+    known = cluster()
+    known.koordinators_changed([event(body("r", allocation("0-3")))])
+    known.koordinators_changed([event(body("r", allocation("0-3"), phase=phase))])
+    assert held(known) == {}
+
+
+def test_a_deleted_one_and_its_successor_of_the_same_name() -> None:
+    known = cluster()
+    known.koordinators_changed([event(body("r", allocation("0-3")))])
+    known.koordinators_changed([event(body("r", allocation("4-5"), uid="other"))])
+    assert held(known) == {"other": ("4-5", {})}
+    known.koordinators_changed([event(body("r", allocation("4-5"), uid="other"), DELETED)])
+    assert held(known) == {}
+
+
+def test_its_pods_hold_their_parts_and_it_holds_the_rest() -> None:
+    known = cluster()
+    known.koordinators_changed([event(body("r", allocation("0-3", {0: 100, 1: 100})))])
+    first = owner("p", "r", allocation("0-1", {0: 60}))
+    known.pods_changed([objects.of_pod(first)])
+    assert held(known) == {
+        "uid-p": ("0-1", {0: 60}),
+        "uid-r": ("2-3", {0: 40, 1: 100}),
+    }
+    rest = owner("q", "r", allocation("2-3", {0: 40, 1: 100}))
+    known.pods_changed([objects.of_pod(rest)])
+    assert held(known).keys() == {"uid-p", "uid-q"}
+    known.pods_changed([objects.of_pod(first, DELETED)])
+    assert held(known)["uid-r"] == ("0-1", {0: 60})
+
+
+def test_a_pod_can_not_release_what_it_does_not_hold() -> None:
+    """Any user may write the annotation: what pod and Reservation hold together stays."""
+    known = cluster()
+    known.koordinators_changed([event(body("r", allocation("0-3", {0: 100})))])
+    known.pods_changed([objects.of_pod(owner("p", "r", {}))])
+    known.pods_changed([objects.of_pod(owner("elsewhere", "r", allocation("0-3"), node="m"))])
+    assert held(known)["uid-r"] == ("0-3", {0: 100})
+
+
+def test_annotations_of_the_object_replace_those_of_the_template() -> None:
+    spec = {
+        "scheduling.koordinator.sh/resource-spec": '{"preferredCPUExclusivePolicy":"PCPULevel"}'
+    }
+    found = read(body("r", allocation("0-1"), template={**allocation("4-7"), **spec})).held
+    assert found is not None
+    assert str(found.allocation.cpus) == "0-1"
+    assert found.allocation.exclusive == "PCPULevel"
+
+
+def test_a_part_that_can_not_be_read_is_logged_and_the_others_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = read(body("r", {**allocation("0-1"), DEVICE_ALLOCATED: "["})).held
+    assert found is not None
+    assert str(found.allocation.cpus) == "0-1"
+    assert f"Reservation r on node n: annotation {DEVICE_ALLOCATED}" in caplog.text
+
+
+def test_an_object_that_is_none_is_refused() -> None:
+    with pytest.raises(ObjectError, match=r"Reservation r: status\.phase"):
+        reservation(b'{"metadata": {"name": "r"}, "status": {"phase": 1}}')
+
+
+def test_no_other_pod_gets_its_cpus_or_devices() -> None:
+    known = cluster()
+    known.koordinators_changed([event(body("r", allocation("0-5", {0: 100, 1: 100, 2: 100})))])
+    state = known.node("n")
+    assert state is not None
+    offers = {
+        name: state.allocator.offer(objects.pod_request(requests, qos="LSR", name=name))
+        for name, requests in {
+            "fits": {"cpu": "2", "nvidia.com/gpu": "1"},
+            "cpus": {"cpu": "4"},
+            "cards": {"cpu": "2", "nvidia.com/gpu": "2"},
+        }.items()
+    }
+    assert {name: hasattr(each, "offer") for name, each in offers.items()} == {
+        "fits": True,
+        "cpus": False,
+        "cards": False,
+    }
+
+
+def test_it_is_no_pod_of_the_node() -> None:
+    """kube-scheduler does not count it, and it can't be evicted."""
+    known = cluster()
+    body_of_node = objects.node("n")
+    body_of_node["status"]["allocatable"]["pods"] = "1"
+    known.nodes_changed([objects.of_node(body_of_node)])
+    known.pods_changed([objects.of_pod(objects.pod("p", "n", phase="Running"))])
+    known.koordinators_changed([event(body("r", allocation("0-3")))])
+    state = known.node("n")
+    assert state is not None
+    assert state.overcommitted(()) == ""
+    assert known.pod("uid-r") is None
+
+
+EVENTS = (
+    ("koordinators", event(body("r", allocation("0-3", {0: 100, 1: 100})))),
+    ("koordinators", event(body("s", allocation("4-5")))),
+    ("pods", objects.of_pod(owner("p", "r", allocation("0-1", {0: 60})))),
+    ("pods", objects.of_pod(owner("q", "r", allocation("2", {1: 100})))),
+    ("pods", objects.of_pod(owner("t", "s", allocation("4-5")))),
+)
+
+
+@given(order=st.permutations(EVENTS), gone=st.sampled_from((None, "p", "q", "t")))
+def test_the_state_does_not_depend_on_the_order(order: Any, gone: str | None) -> None:
+    """A scheduler that starts reads pods and Reservations in any order."""
+    known = cluster()
+    for kind, change in order:
+        getattr(known, f"{kind}_changed")([change])
+    expected = {
+        "uid-p": ("0-1", {0: 60}),
+        "uid-q": ("2", {1: 100}),
+        "uid-r": ("3", {0: 40}),
+        "uid-t": ("4-5", {}),
+    }
+    assert held(known) == expected
+    if gone is not None:
+        (change,) = (each for _, each in EVENTS if each.key.name == gone)
+        known.pods_changed([Change(DELETED, change.key, change.value)])
+        del expected[f"uid-{gone}"]
+        expected["uid-r"] = {
+            "p": ("0-1,3", {0: 100}),
+            "q": ("2-3", {0: 40, 1: 100}),
+            "t": ("3", {0: 40}),
+        }[gone]
+        if gone == "t":
+            expected["uid-s"] = ("4-5", {})
+        assert held(known) == expected
