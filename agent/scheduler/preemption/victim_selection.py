@@ -194,7 +194,12 @@ class NodeSnapshots:
             allocator,
             tuple(_bound_pod(each) for each in pods if each is not None and not each.mirror),
             NodeResources(
-                allocatable, {uid: held.requests for uid, held in allocator.holdings.items()}
+                allocatable,
+                {
+                    uid: held.requests
+                    for uid, held in allocator.holdings.items()
+                    if not held.reservation
+                },
             ),
         )
 

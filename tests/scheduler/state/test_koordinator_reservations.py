@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.objects import ObjectError
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESERVATION_ALLOCATED, RESOURCE_STATUS
+from agent.scheduler.preemption.victim_selection import NodeSnapshots
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.koordinator_reservations import ReservationRecord, reservation
 from tests.scheduler import objects
@@ -195,7 +196,10 @@ def test_it_is_no_pod_of_the_node() -> None:
     state = known.node("n")
     assert state is not None
     assert state.overcommitted(()) == ""
-    assert known.pod("uid-r") is None
+    snapshot = NodeSnapshots(known).take("n", objects.pod_request({"cpu": "1"}))
+    assert snapshot is not None
+    assert snapshot.resources.requested.keys() == {"uid-p"}
+    assert [each.uid for each in snapshot.potential_victims] == ["uid-p"]
 
 
 EVENTS = (
