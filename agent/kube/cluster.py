@@ -4,7 +4,8 @@ An apply compares the wanted with the stored object, and sends nothing if the st
 wanted fields. Maps and keyed lists are shared field by field: the API server knows the owner of
 each field. A list without keys (`zones` in the CRDs that others install) belongs to its last writer
 as a whole: there the apply includes the entries of others and the object's resourceVersion, so that
-a concurrent write leads to a conflict and is not lost.
+a concurrent write leads to a conflict and is not lost. So does the list of devices, of which others
+own the entries of types that Topolet does not report.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from agent.kube.schedule import spread
 from agent.kube.transport import FIELD_MANAGER, Transport
 from agent.model import bounds
 from agent.model.bounds import JsonError
+from agent.model.devices import device_object
 from agent.model.nrt import node_status, resource_topology
 
 T = TypeVar("T")
@@ -152,6 +154,8 @@ class Cluster:
             raise NotFoundError(f"{kind.name} {wanted['metadata']['name']} does not exist")
         if subresource:
             wanted = node_status.with_stored_amounts(wanted, seen)
+        elif kind is kinds.DEVICE:
+            wanted = device_object.with_others(wanted, seen)
         patch = self._patch(wanted, seen, subresource)
         if patch is None:
             return False

@@ -26,6 +26,7 @@ from agent.kube.kinds import kind_named
 from agent.kube.objects import Changed, Mirror, Object, ObjectKey, Read, WatchedMetadata
 from agent.model import bounds
 from agent.model.bounds import JsonError
+from agent.model.devices import device_object
 from agent.model.nrt.node_status import DOMAIN, LABEL_PREFIX
 
 T = TypeVar("T")
@@ -48,7 +49,8 @@ class EmbeddedStore:
 
     def apply(self, wanted: Object) -> bool:
         """Stores the object; returns False if the stored one is the same. Raises StoreError. The
-        fields that others wrote to a Node stay. An unreadable Node is an error; an unreadable
+        fields that others wrote to a Node stay, and devices of types that Topolet does not report.
+        An unreadable Node is an error; an unreadable
         object that only Topolet writes is replaced."""
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         stored: Object | None = None
@@ -59,6 +61,8 @@ class EmbeddedStore:
                 raise
         if stored is not None and kind in _SHARED:
             wanted = _merged_with_others(stored, wanted)
+        elif kind == device_object.KIND:
+            wanted = device_object.with_others(wanted, stored)
         return self._put(wanted, stored)
 
     def apply_status(self, wanted: Object) -> bool:

@@ -11,9 +11,12 @@ from agent.kube.auth import FileAccess
 from agent.kube.cluster import RECHECK_SECONDS, TRIES, Cluster
 from agent.kube.errors import ConflictError, NotFoundError, RejectedError, ServerError, StoreError
 from agent.kube.transport import Transport
+from agent.model.devices import device_object
+from agent.model.devices.device_object import Device
 from tests.kube.hostile import Request, Server, reply, status
 
 GROUP = "/apis/topology.node.k8s.io"
+DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1"
 
 
 class Api:
@@ -23,6 +26,7 @@ class Api:
         server.answer = self
         self.objects: dict[str, dict[str, Any]] = {"/api/v1/nodes/n": {"metadata": {"name": "n"}}}
         self.served = {"v1alpha2": ["noderesourcetopologies", "other"], "v1alpha1": ["other"]}
+        self.served_devices = False
         self.writes: list[str] = []
         self.version = 1
 
@@ -31,6 +35,8 @@ class Api:
         if group == GROUP and version in self.served:
             names = [{"name": each} for each in self.served[version]]
             return reply(connection, 200, {"resources": names})
+        if request.path == DEVICES and self.served_devices:
+            return reply(connection, 200, {"resources": [{"name": "devices"}]})
         path = request.path.removesuffix("/status")
         if request.method == "PATCH":
             self.writes.append(request.path)
@@ -205,3 +211,22 @@ def test_a_reported_change_of_another_writer_is_checked(api: Api, cluster: Clust
     assert cluster.apply(topology(8)) is False
     cluster.forget("NodeResourceTopology", "n")
     assert cluster.apply(topology(8)) is True
+
+
+def test_devices_of_other_types_stay(api: Api, cluster: Cluster, clock: Clock) -> None:
+    """Another writer reports them in the same list."""
+    api.served_devices = True
+    assert cluster.apply(device_object.encode("n", [Device("rdma", "a", 0, {})]))
+    (path,) = (path for path in api.objects if path.endswith("/devices/n"))
+    xpu = {"type": "xpu", "id": "x", "minor": 0, "health": True}
+    api.objects[path]["spec"]["devices"].insert(0, xpu)
+    api.objects[path]["metadata"]["resourceVersion"] = "70"
+    clock.now += RECHECK_SECONDS
+    writes = len(api.writes)
+    assert not cluster.apply(device_object.encode("n", [Device("rdma", "a", 0, {})]))
+    assert len(api.writes) == writes
+    assert cluster.apply(device_object.encode("n", [Device("rdma", "b", 0, {})]))
+    ids = [each["id"] for each in api.objects[path]["spec"]["devices"]]
+    assert ids == ["b", "x"]
+    assert cluster.apply(device_object.encode("n", []))
+    assert api.objects[path]["spec"]["devices"] == [xpu]

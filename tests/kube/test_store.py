@@ -9,6 +9,8 @@ import yaml
 
 from agent.kube.errors import StoreError
 from agent.kube.store import EmbeddedStore
+from agent.model.devices import device_object
+from agent.model.devices.device_object import Device
 from agent.model.nrt.node_status import LABEL_PREFIX
 
 
@@ -120,3 +122,17 @@ def test_a_failed_write_names_the_object(tmp_path: Path) -> None:
         EmbeddedStore(str(tmp_path / "file")).apply(node())
     with pytest.raises(StoreError, match="File name too long"):
         EmbeddedStore(str(tmp_path)).apply(node("n" * 300))
+
+
+def test_devices_of_other_types_are_kept(tmp_path: Path) -> None:
+    store = EmbeddedStore(str(tmp_path))
+    assert store.apply(device_object.encode("n", [Device("rdma", "a", 0, {})]))
+    path = tmp_path / "device" / "n.yaml"
+    body = yaml.safe_load(path.read_text())
+    body["spec"]["devices"].append({"type": "xpu", "id": "x", "minor": 0, "health": True})
+    path.write_text(yaml.safe_dump(body))
+    assert not store.apply(device_object.encode("n", [Device("rdma", "a", 0, {})]))
+    assert store.apply(device_object.encode("n", [Device("rdma", "b", 0, {})]))
+    kept = store.get("Device", "n")
+    assert kept is not None
+    assert [each["id"] for each in kept["spec"]["devices"]] == ["b", "x"]

@@ -130,6 +130,34 @@ def encode(
     }
 
 
+def with_others(wanted: Object, stored: object) -> Object:
+    """The wanted object with the stored devices of types that Topolet does not report. The list of
+    devices has one writer as a whole, so with such devices the object has the stored
+    resourceVersion: then a concurrent write is a conflict."""
+    spec = stored.get("spec") if isinstance(stored, dict) else None
+    before = spec.get("devices") if isinstance(spec, dict) else None
+    others = [
+        each
+        for each in (before if isinstance(before, list) else ())
+        if isinstance(each, dict) and each.get("type") not in _REPORTED
+    ]
+    if not isinstance(stored, dict) or not others:
+        return wanted
+    devices = [*wanted["spec"]["devices"], *others]
+    if isinstance(before, list) and len(before) == len(devices) and _all_in(devices, before):
+        devices = before  # the order of another writer
+    version = (stored.get("metadata") or {}).get("resourceVersion")
+    metadata = {**wanted["metadata"], **({"resourceVersion": version} if version else {})}
+    return {**wanted, "metadata": metadata, "spec": {**wanted["spec"], "devices": devices}}
+
+
+def _all_in(some: list[Any], all_of_them: list[Any]) -> bool:
+    return all(each in all_of_them for each in some)
+
+
+_REPORTED: Final = frozenset(each.value for each in DeviceType)
+
+
 class DeviceObject(msgspec.Struct, frozen=True):
     """A decoded object; `name` is that of its node."""
 

@@ -101,7 +101,7 @@ class SchedulerCache:
         self._pods: dict[str, PodRecord] = {}
         self._grouped: dict[str, set[str]] = {}
         self._reservations: dict[str, Reservation] = {}
-        self._koordinators = KoordinatorReservations(self._pods)
+        self._koordinator_reservations = KoordinatorReservations(self._pods)
         self._listed: dict[str, set[str]] = {}
         self._device_resources: frozenset[str] = frozenset()
         self._log = ChangeLog()
@@ -273,11 +273,13 @@ class SchedulerCache:
                 self._list_resources(state.name, found)
                 self._apply(state, state.update_devices(found))
 
-    def koordinators_changed(self, changes: Sequence[Change[ReservationRecord]]) -> None:
+    def koordinator_reservations_changed(
+        self, changes: Sequence[Change[ReservationRecord]]
+    ) -> None:
         """Reservations of Koordinator."""
         for change in changes:
             with self.lock:
-                self._hold(self._koordinators.update(change.key.name, _value(change)))
+                self._hold(self._koordinator_reservations.update(change.key.name, _value(change)))
 
     def _hold(self, parts: Sequence[ReservedPart]) -> None:
         """Updates what Reservations of Koordinator hold."""
@@ -342,7 +344,7 @@ class SchedulerCache:
             self._mark_changed(state)
         if before is None or _report_fields(before) != _report_fields(pod):
             self._apply(state, state.update_pod(pod, new=reservation is not None))
-        self._hold(self._koordinators.pod_changed(pod.uid, before, pod))
+        self._hold(self._koordinator_reservations.pod_changed(pod.uid, before, pod))
 
     def _remove_pod(self, pod: PodRecord, *, deleted: bool = False) -> None:
         """Releases the allocation of a terminated or deleted pod. Until it is deleted, the zone
@@ -352,7 +354,7 @@ class SchedulerCache:
         before = self._pods.pop(pod.uid, None)
         if before is not None:
             self._ungroup(before)
-        self._hold(self._koordinators.pod_changed(pod.uid, before, None))
+        self._hold(self._koordinator_reservations.pod_changed(pod.uid, before, None))
         # The last event of the pod may be older than its binding.
         node = pod.node if before is None else before.node
         state = self._states.get(node)

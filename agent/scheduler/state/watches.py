@@ -178,7 +178,7 @@ class Watches:
                 discovery,
                 kinds.RESERVATION,
                 koordinator_reservations.reservation,
-                cluster.koordinators_changed,
+                cluster.koordinator_reservations_changed,
                 pace,
             ),
         )

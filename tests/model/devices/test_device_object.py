@@ -16,6 +16,7 @@ from agent.model.devices.device_object import (
     decode,
     encode,
     read,
+    with_others,
 )
 from agent.model.objects import ObjectError
 
@@ -139,3 +140,37 @@ def test_labels_and_annotations_are_read_with_the_devices() -> None:
     body = encode("n", (GPU,), {"z": "1"}, {"k": "v"})
     assert read(body) == DeviceObject("n", (GPU,), {"z": "1"}, {"k": "v"})
     assert read({"metadata": {"name": "n"}}) == DeviceObject("n")
+
+
+XPU = {"type": "xpu", "id": "x", "minor": 0, "health": True}
+STALE = {"type": "rdma", "id": "old", "minor": 0, "health": True}
+
+
+@pytest.mark.parametrize(
+    ("stored", "ids", "version"),
+    [
+        (None, ["a"], None),
+        ({"metadata": {}, "spec": {"devices": None}}, ["a"], None),
+        ({"metadata": {"resourceVersion": "7"}, "spec": {"devices": [STALE]}}, ["a"], None),
+        ({"metadata": {"resourceVersion": "7"}, "spec": {"devices": [XPU]}}, ["a", "x"], "7"),
+        ({"metadata": {}, "spec": {"devices": [STALE, XPU]}}, ["a", "x"], None),
+        ({"metadata": {}, "spec": {"devices": "odd"}}, ["a"], None),
+        ({"spec": {"devices": [XPU, "odd"]}}, ["a", "x"], None),
+    ],
+    ids=str,
+)
+def test_devices_of_types_that_are_not_reported_stay(
+    stored: object, ids: list[str], version: str | None
+) -> None:
+    wanted = encode("n", [Device("rdma", "a", 0, {})])
+    before = msgspec.json.encode(wanted)
+    merged = with_others(wanted, stored)
+    assert [each["id"] for each in merged["spec"]["devices"]] == ids
+    assert merged["metadata"].get("resourceVersion") == version
+    assert msgspec.json.encode(wanted) == before
+
+
+def test_another_order_of_the_same_devices_is_no_change() -> None:
+    wanted = encode("n", [Device("rdma", "a", 0, {})])
+    stored = {"metadata": {}, "spec": {"devices": [XPU, *wanted["spec"]["devices"]]}}
+    assert with_others(wanted, stored)["spec"] == stored["spec"]

@@ -329,10 +329,10 @@ def test_cards_of_a_koordinator_reservation_are_free_when_it_ends(scene: Scene) 
     body["status"]["nodeName"] = "c"
     pod = scene.pod(carder(2), "p")
     assert scene.fits(pod) == ["c"]
-    scene.cluster.koordinators_changed([koordinators.event(body)])
+    scene.cluster.koordinator_reservations_changed([koordinators.event(body)])
     assert scene.fits(pod) == []
     assert scene.fits(scene.pod(carder(1), "q")) == ["c"]
     assert "gpu: not enough devices are free" in scene.bind(pod, "c")
-    scene.cluster.koordinators_changed([koordinators.event(body, ChangeKind.DELETED)])
+    scene.cluster.koordinator_reservations_changed([koordinators.event(body, ChangeKind.DELETED)])
     assert scene.fits(pod) == ["c"]
     assert scene.bind(pod, "c") == ""

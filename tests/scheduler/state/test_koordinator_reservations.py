@@ -90,7 +90,9 @@ def held(known: SchedulerCache, node: str = "n") -> dict[str, tuple[str, dict[in
 @pytest.mark.parametrize("phase", ["Available", "Waiting"])
 def test_an_active_reservation_holds_what_its_annotations_allocate(phase: str) -> None:
     known = cluster()
-    known.koordinators_changed([event(body("r", allocation("0-3", {0: 100, 1: 50}), phase=phase))])
+    known.koordinator_reservations_changed(
+        [event(body("r", allocation("0-3", {0: 100, 1: 50}), phase=phase))]
+    )
     assert held(known) == {"uid-r": ("0-3", {0: 100, 1: 50})}
 
 
@@ -102,23 +104,25 @@ def test_one_without_a_node_holds_nothing(phase: str, node: str) -> None:
 @pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed", "", "Odd"])
 def test_one_that_is_no_longer_active_holds_nothing(phase: str) -> None:
     known = cluster()
-    known.koordinators_changed([event(body("r", allocation("0-3")))])
-    known.koordinators_changed([event(body("r", allocation("0-3"), phase=phase))])
+    known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
+    known.koordinator_reservations_changed([event(body("r", allocation("0-3"), phase=phase))])
     assert held(known) == {}
 
 
 def test_a_deleted_one_and_its_successor_of_the_same_name() -> None:
     known = cluster()
-    known.koordinators_changed([event(body("r", allocation("0-3")))])
-    known.koordinators_changed([event(body("r", allocation("4-5"), uid="other"))])
+    known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
+    known.koordinator_reservations_changed([event(body("r", allocation("4-5"), uid="other"))])
     assert held(known) == {"other": ("4-5", {})}
-    known.koordinators_changed([event(body("r", allocation("4-5"), uid="other"), DELETED)])
+    known.koordinator_reservations_changed(
+        [event(body("r", allocation("4-5"), uid="other"), DELETED)]
+    )
     assert held(known) == {}
 
 
 def test_its_pods_hold_their_parts_and_it_holds_the_rest() -> None:
     known = cluster()
-    known.koordinators_changed([event(body("r", allocation("0-3", {0: 100, 1: 100})))])
+    known.koordinator_reservations_changed([event(body("r", allocation("0-3", {0: 100, 1: 100})))])
     first = owner("p", "r", allocation("0-1", {0: 60}))
     known.pods_changed([objects.of_pod(first)])
     assert held(known) == {
@@ -135,7 +139,7 @@ def test_its_pods_hold_their_parts_and_it_holds_the_rest() -> None:
 def test_a_pod_can_not_release_what_it_does_not_hold() -> None:
     """Any user may write the annotation: what pod and Reservation hold together stays."""
     known = cluster()
-    known.koordinators_changed([event(body("r", allocation("0-3", {0: 100})))])
+    known.koordinator_reservations_changed([event(body("r", allocation("0-3", {0: 100})))])
     known.pods_changed([objects.of_pod(owner("p", "r", {}))])
     known.pods_changed([objects.of_pod(owner("elsewhere", "r", allocation("0-3"), node="m"))])
     assert held(known)["uid-r"] == ("0-3", {0: 100})
@@ -167,7 +171,9 @@ def test_an_object_that_is_none_is_refused() -> None:
 
 def test_no_other_pod_gets_its_cpus_or_devices() -> None:
     known = cluster()
-    known.koordinators_changed([event(body("r", allocation("0-5", {0: 100, 1: 100, 2: 100})))])
+    known.koordinator_reservations_changed(
+        [event(body("r", allocation("0-5", {0: 100, 1: 100, 2: 100})))]
+    )
     state = known.node("n")
     assert state is not None
     offers = {
@@ -192,7 +198,7 @@ def test_it_is_no_pod_of_the_node() -> None:
     body_of_node["status"]["allocatable"]["pods"] = "1"
     known.nodes_changed([objects.of_node(body_of_node)])
     known.pods_changed([objects.of_pod(objects.pod("p", "n", phase="Running"))])
-    known.koordinators_changed([event(body("r", allocation("0-3")))])
+    known.koordinator_reservations_changed([event(body("r", allocation("0-3")))])
     state = known.node("n")
     assert state is not None
     assert state.overcommitted(()) == ""
@@ -203,8 +209,8 @@ def test_it_is_no_pod_of_the_node() -> None:
 
 
 EVENTS = (
-    ("koordinators", event(body("r", allocation("0-3", {0: 100, 1: 100})))),
-    ("koordinators", event(body("s", allocation("4-5")))),
+    ("koordinator_reservations", event(body("r", allocation("0-3", {0: 100, 1: 100})))),
+    ("koordinator_reservations", event(body("s", allocation("4-5")))),
     ("pods", objects.of_pod(owner("p", "r", allocation("0-1", {0: 60})))),
     ("pods", objects.of_pod(owner("q", "r", allocation("2", {1: 100})))),
     ("pods", objects.of_pod(owner("t", "s", allocation("4-5")))),
