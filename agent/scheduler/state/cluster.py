@@ -299,7 +299,7 @@ class SchedulerCache:
         them as plain extended resources."""
         if isinstance(devices, Unreadable):
             return
-        listed = set() if devices is None else listed_resources(devices.devices)
+        listed: set[str] = set() if devices is None else listed_resources(devices.devices)
         if listed == self._listed.get(node, set()):
             return
         self._listed[node] = listed
