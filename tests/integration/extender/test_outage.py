@@ -34,7 +34,14 @@ Object = dict[str, Any]
 STALE_SECONDS = 15
 BACK_SECONDS = 20.0
 """Ten are documented; the rest is for a busy machine."""
-RESOURCES = ("pods", "nodes", "noderesourcetopologies", "devices", "poddisruptionbudgets")
+RESOURCES = (
+    "pods",
+    "nodes",
+    "noderesourcetopologies",
+    "devices",
+    "reservations",
+    "poddisruptionbudgets",
+)
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 STALE = re.compile(r"the watch of \w+ has been out of touch for \d+ s")
 CPUS_OF_A_POD = 2
