@@ -35,6 +35,7 @@ from agent.model.nrt.node_status import (
     GPU_SHARED,
     RDMA,
 )
+from agent.model.pod import batch
 
 _NVIDIA_GPU: Final = "nvidia.com/gpu"
 _AMD_GPU: Final = "amd.com/gpu"
@@ -132,6 +133,8 @@ _RULES: Final = {
 _GPU_NAMES: Final = frozenset().union(*_RULES)
 _OTHERS: Final = {DeviceType.RDMA.value: RDMA, DeviceType.FPGA.value: FPGA}
 _NAMES: Final = _GPU_NAMES.union(_OTHERS.values())
+_NO_DEVICES: Final = frozenset((*batch.CPU_NAMES, *batch.MEMORY_NAMES))
+"""Koordinator had these in its own domain before version 1.0."""
 
 
 def device_request(
@@ -168,7 +171,9 @@ def names(resources: Iterable[str], listed: Container[str] = ()) -> frozenset[st
     """The device resources among these resources: those of known types, those of Koordinator's
     domain, and those that Device objects of the cluster list (`listed`)."""
     return frozenset(
-        name for name in resources if name in _NAMES or name.startswith(DOMAIN) or name in listed
+        name
+        for name in resources
+        if name in _NAMES or name in listed or (name.startswith(DOMAIN) and name not in _NO_DEVICES)
     )
 
 

@@ -124,7 +124,13 @@ def test_requests_that_a_node_can_not_serve_name_the_resource(
 
 @pytest.mark.parametrize(
     "amounts",
-    [{"cpu": 1, "memory": 1}, {"vendor.example/other": 1}, {"hugepages-2Mi": 1}, {XPU: 0}],
+    [
+        {"cpu": 1, "memory": 1},
+        {"vendor.example/other": 1},
+        {"hugepages-2Mi": 1},
+        {XPU: 0},
+        {"koordinator.sh/batch-cpu": 1000, "koordinator.sh/batch-memory": 1},
+    ],
     ids=str,
 )
 def test_what_no_device_object_lists_is_no_device(amounts: dict[str, int]) -> None:
