@@ -19,8 +19,6 @@ import msgspec
 
 from agent.allocate.devices.gpu_sets import MOST, GpuTable, Matrix, table
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
-from agent.allocate.devices.request import names
-from agent.allocate.nrt.pod import foreign
 from agent.allocate.score import points
 from agent.model.cpu.policies import GpuObjective, Strategy
 from agent.model.devices.device_allocation import (
@@ -175,19 +173,6 @@ def _groups(devices: Mapping[int, Device], numa: Mapping[int, int]) -> tuple[Gpu
         GpuGroup(LEVELS[DeviceTopologyScope.NODE], sum(1 << minor for minor in devices), 0)
     )
     return tuple(groups)
-
-
-def listed_resources(devices: Iterable[Device]) -> set[str]:
-    """The extended resources of a node's devices that only a Device object assigns to a type: those
-    of types without a rule in `request`, and further ones of RDMA devices and FPGAs."""
-    listed = {
-        name
-        for device in devices
-        if device.type != DeviceType.GPU
-        for name in device.resources
-        if foreign(name)
-    }
-    return listed - names(listed)
 
 
 class NodeDevices(msgspec.Struct, frozen=True):

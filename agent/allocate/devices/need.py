@@ -7,7 +7,7 @@ they count: 100 percent, one device, or bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -20,7 +20,9 @@ from agent.allocate.devices.request import (
     TypeRequest,
     filled,
     hinted,
+    names,
 )
+from agent.allocate.nrt.pod import foreign
 from agent.model.cpu.cpuset import members
 from agent.model.cpu.policies import Strategy
 from agent.model.devices.device_allocation import (
@@ -30,7 +32,7 @@ from agent.model.devices.device_allocation import (
     Exclusion,
     PartitionSpec,
 )
-from agent.model.devices.device_object import DeviceType
+from agent.model.devices.device_object import Device, DeviceType
 from agent.model.nrt.node_status import GPU_MEMORY_RATIO
 
 
@@ -64,6 +66,19 @@ class Need(msgspec.Struct, frozen=True):
             return self
         more = msgspec.structs.replace(request, count=count)
         return Need(self.node, self.kind, more, self.hint, self.partition, self.candidates)
+
+
+def listed_resources(devices: Iterable[Device]) -> set[str]:
+    """The extended resources of a node's devices that only a Device object assigns to a type: those
+    of types without a rule in `request`, and further ones of RDMA devices and FPGAs."""
+    listed = {
+        name
+        for device in devices
+        if device.type != DeviceType.GPU
+        for name in device.resources
+        if foreign(name)
+    }
+    return listed - names(listed)
 
 
 def typed(request: DeviceRequest, inventory: Inventory) -> DeviceRequest | DeviceRefusal:

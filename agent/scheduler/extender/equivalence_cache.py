@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Protocol
 
-from agent.scheduler.state.cluster import ChangedNodes
+from agent.scheduler.state.node_info import ChangedNodes
 from agent.scheduler.state.pod_info import UNKNOWN_NODE, Feasibility, Feasible, NodeCheck
 
 MAX_RESULTS: Final = 1_000_000

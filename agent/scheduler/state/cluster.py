@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.devices.inventory import listed_resources
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.assigned_pods import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
@@ -29,7 +28,14 @@ from agent.scheduler.state.koordinator_reservations import (
     ReservationRecord,
     ReservedPart,
 )
-from agent.scheduler.state.node_info import CpuMismatch, NodeChange, NodeInfo
+from agent.scheduler.state.node_info import (
+    ChangedNodes,
+    ChangeLog,
+    CpuMismatch,
+    DeviceResources,
+    NodeChange,
+    NodeInfo,
+)
 from agent.scheduler.state.pod_info import (
     UNKNOWN_NODE,
     Feasibility,
@@ -43,7 +49,6 @@ T = TypeVar("T")
 EXPIRY_SECONDS: Final = 75.0
 """The outcome of a Binding without an answer is final by then: the API server cancels a request
 after 60 s (--request-timeout), and a write that it passed to etcd ends a few seconds later."""
-MAX_NAMES: Final = 100_000
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -102,8 +107,7 @@ class SchedulerCache:
         self._grouped: dict[str, set[str]] = {}
         self._reservations: dict[str, Reservation] = {}
         self._koordinator_reservations = KoordinatorReservations(self._pods)
-        self._listed: dict[str, set[str]] = {}
-        self._device_resources: frozenset[str] = frozenset()
+        self._device_resources = DeviceResources()
         self._log = ChangeLog()
         self._placement_log = ChangeLog()
         self._report_log = ChangeLog()
@@ -130,10 +134,9 @@ class SchedulerCache:
             return state.ineligibility(pod_request.needs, agents=self._agents)
 
     def device_resources(self) -> frozenset[str]:
-        """The resources that a Device object of any node assigns to a device type (see
-        `inventory.listed_resources`)."""
+        """Those that the Device objects of all nodes list."""
         with self.lock:
-            return self._device_resources
+            return self._device_resources.names
 
     def changed_since(self, serial: int) -> ChangedNodes:
         """The nodes whose feasibility for some pod may have changed after that serial (0 is the
@@ -270,7 +273,7 @@ class SchedulerCache:
         for change in changes:
             with self.lock:
                 state, found = self._state(change.key.name), _value(change)
-                self._list_resources(state.name, found)
+                self._device_resources.update(state.name, found)
                 self._apply(state, state.update_devices(found))
 
     def koordinator_reservations_changed(
@@ -285,27 +288,13 @@ class SchedulerCache:
         """Updates what Reservations of Koordinator hold."""
         for part in parts:
             state = self._state(part.node)
-            if state.allocator.holdings.get(part.uid) == part.held:
-                continue
-            if part.held is None:
-                state.allocator.release(part.uid)
-            else:
-                state.allocator.record(part.held)
-            self._mark_changed(state)
-            self._remove_if_empty(state)
-
-    def _list_resources(self, node: str, devices: DeviceObject | Unreadable | None) -> None:
-        """An unreadable object keeps the resources that it listed before: otherwise pods would get
-        them as plain extended resources."""
-        if isinstance(devices, Unreadable):
-            return
-        listed: set[str] = set() if devices is None else listed_resources(devices.devices)
-        if listed == self._listed.get(node, set()):
-            return
-        self._listed[node] = listed
-        if not listed:
-            del self._listed[node]
-        self._device_resources = frozenset().union(*self._listed.values())
+            if state.allocator.holdings.get(part.uid) != part.held:
+                if part.held is None:
+                    state.allocator.release(part.uid)
+                else:
+                    state.allocator.record(part.held)
+                self._mark_changed(state)
+                self._remove_if_empty(state)
 
     def _apply(self, state: NodeInfo, node_change: NodeChange) -> None:
         """Adds a change of the node to the logs that it concerns."""
@@ -439,43 +428,3 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
         if ineligibility is not None:
             return Infeasible(ineligibility, unresolvable=True)
         return self.requirements.check(state.allocator)
-
-
-class ChangedNodes(msgspec.Struct, frozen=True):
-    """`names` are the nodes that changed; None means that any node may have changed. `serial` is
-    the argument of the next call."""
-
-    serial: int
-    names: frozenset[str] | None
-
-
-class ChangeLog:
-    """Keeps the last change of each name, in order. One thread at a time."""
-
-    def __init__(self, max_names: int = MAX_NAMES) -> None:
-        """The log drops the oldest changes when it has more than `max_names` names."""
-        self._max_names = max_names
-        self._last: dict[str, int] = {}
-        self._dropped = 0
-        self.serial = 0
-
-    def add(self, name: str) -> None:
-        """Records one change."""
-        self.serial += 1
-        self._last.pop(name, None)
-        self._last[name] = self.serial
-        if len(self._last) > self._max_names:
-            oldest = next(iter(self._last))
-            self._dropped = self._last.pop(oldest)
-
-    def since(self, serial: int) -> ChangedNodes:
-        """Returns the nodes that changed after that serial; any node may have changed if the log
-        does not reach back that far."""
-        if serial < self._dropped:
-            return ChangedNodes(self.serial, None)
-        names = []
-        for name in reversed(self._last):
-            if self._last[name] <= serial:
-                break
-            names.append(name)
-        return ChangedNodes(self.serial, frozenset(names))

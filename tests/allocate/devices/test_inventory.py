@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from agent.allocate.devices.inventory import inventory, listed_resources, node_devices
+from agent.allocate.devices.inventory import inventory, node_devices
 from agent.model.devices.device_allocation import (
     allocated,
     sum_amounts,
@@ -65,23 +64,6 @@ def test_virtual_functions_that_pods_hold() -> None:
         ("rdma", 1): frozenset("abc"),
         ("rdma", 2): frozenset("a"),
     }
-
-
-def test_only_extended_resources_without_a_rule_are_listed() -> None:
-    """A writer of Device objects must not take CPU and memory from other pods."""
-    resources = {
-        "example.com/xpu": 100,
-        "memory": 1,
-        "cpu": 1,
-        "hugepages-2Mi": 1,
-        "kubernetes.io/batch-cpu": 1,
-        "koordinator.sh/xpu": 100,
-        "nvidia.com/gpu": 1,
-    }
-    known = (gpu(0), nic(0), Device("xpu", "x", 0, resources))
-    assert listed_resources(known) == {"example.com/xpu"}
-    of_cards = msgspec.structs.replace(gpu(0), resources={**gpu(0).resources, "example.com/a": 1})
-    assert listed_resources([of_cards]) == set()
 
 
 def test_every_resource_of_an_unknown_type_has_a_weight() -> None:

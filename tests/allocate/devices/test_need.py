@@ -12,8 +12,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_allocated, node_score
-from agent.allocate.devices.inventory import inventory, listed_resources, node_devices
-from agent.allocate.devices.need import typed
+from agent.allocate.devices.inventory import inventory, node_devices
+from agent.allocate.devices.need import listed_resources, typed
 from agent.allocate.devices.request import (
     DeviceCause,
     DeviceRefusal,
@@ -135,6 +135,23 @@ def test_requests_that_a_node_can_not_serve_name_the_resource(
 )
 def test_what_no_device_object_lists_is_no_device(amounts: dict[str, int]) -> None:
     assert device_request(amounts, {}, listed_resources(PERCENT)) is None
+
+
+def test_only_extended_resources_without_a_rule_are_listed() -> None:
+    """A writer of Device objects must not take CPU and memory from other pods."""
+    resources = {
+        "example.com/xpu": 100,
+        "memory": 1,
+        "cpu": 1,
+        "hugepages-2Mi": 1,
+        "kubernetes.io/batch-cpu": 1,
+        "koordinator.sh/xpu": 100,
+        "nvidia.com/gpu": 1,
+    }
+    known = (gpu(0), nic(0), Device("xpu", "x", 0, resources))
+    assert listed_resources(known) == {"example.com/xpu"}
+    of_cards = msgspec.structs.replace(gpu(0), resources={**gpu(0).resources, "example.com/a": 1})
+    assert listed_resources([of_cards]) == set()
 
 
 def test_known_types_are_not_asked_for_on_the_node() -> None:
