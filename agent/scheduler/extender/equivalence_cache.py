@@ -14,8 +14,13 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Protocol
 
-from agent.scheduler.state.node_info import ChangedNodes
-from agent.scheduler.state.pod_info import UNKNOWN_NODE, Feasibility, Feasible, NodeCheck
+from agent.scheduler.state.pod_info import (
+    UNKNOWN_NODE,
+    ChangedNodes,
+    Feasibility,
+    Feasible,
+    NodeCheck,
+)
 
 MAX_RESULTS: Final = 1_000_000
 """Results kept, of some 60 bytes each. Beyond them the least recently used row is dropped."""

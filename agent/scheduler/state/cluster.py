@@ -29,8 +29,6 @@ from agent.scheduler.state.koordinator_reservations import (
     ReservedPart,
 )
 from agent.scheduler.state.node_info import (
-    ChangedNodes,
-    ChangeLog,
     CpuMismatch,
     DeviceResources,
     NodeChange,
@@ -38,6 +36,8 @@ from agent.scheduler.state.node_info import (
 )
 from agent.scheduler.state.pod_info import (
     UNKNOWN_NODE,
+    ChangedNodes,
+    ChangeLog,
     Feasibility,
     Infeasible,
     PodInfo,

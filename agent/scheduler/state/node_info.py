@@ -1,12 +1,10 @@
-"""One node: its API objects, its agent, and the allocation state that follows from them; and a log
-of the nodes that changed."""
+"""One node: its API objects, its agent, and the allocation state that follows from them."""
 
 from __future__ import annotations
 
 import enum
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 import msgspec
 
@@ -44,49 +42,6 @@ class NodeChange(enum.Enum):
     NOTHING = enum.auto()
     ZONE_REPORT = enum.auto()
     ALL = enum.auto()
-
-
-MAX_NAMES: Final = 100_000
-
-
-class ChangedNodes(msgspec.Struct, frozen=True):
-    """`names` are the nodes that changed; None means that any node may have changed. `serial` is
-    the argument of the next call."""
-
-    serial: int
-    names: frozenset[str] | None
-
-
-class ChangeLog:
-    """Keeps the last change of each name, in order. One thread at a time."""
-
-    def __init__(self, max_names: int = MAX_NAMES) -> None:
-        """The log drops the oldest changes when it has more than `max_names` names."""
-        self._max_names = max_names
-        self._last: dict[str, int] = {}
-        self._dropped = 0
-        self.serial = 0
-
-    def add(self, name: str) -> None:
-        """Records one change."""
-        self.serial += 1
-        self._last.pop(name, None)
-        self._last[name] = self.serial
-        if len(self._last) > self._max_names:
-            oldest = next(iter(self._last))
-            self._dropped = self._last.pop(oldest)
-
-    def since(self, serial: int) -> ChangedNodes:
-        """Returns the nodes that changed after that serial; any node may have changed if the log
-        does not reach back that far."""
-        if serial < self._dropped:
-            return ChangedNodes(self.serial, None)
-        names = []
-        for name in reversed(self._last):
-            if self._last[name] <= serial:
-                break
-            names.append(name)
-        return ChangedNodes(self.serial, frozenset(names))
 
 
 class DeviceResources:

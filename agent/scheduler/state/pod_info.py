@@ -1,8 +1,8 @@
 """A pod to schedule: its name, request and group, and the check whether a node has room for the pod
 or its group.
 
-The result of a check is `Feasible` or `Infeasible`. `PodInfoCache` keeps the pods of recent
-scheduling cycles, so that a pod is read once for all verbs.
+The result of a check is `Feasible` or `Infeasible`, until the `ChangeLog` has the node again.
+`PodInfoCache` keeps the pods of recent scheduling cycles, so that a pod is read once for all verbs.
 """
 
 from __future__ import annotations
@@ -246,3 +246,46 @@ class Infeasible(msgspec.Struct, frozen=True, eq=False):
 
 Feasibility = Feasible | Infeasible
 UNKNOWN_NODE: Final = Infeasible("the node is not known to the scheduler", unresolvable=True)
+
+
+MAX_NAMES: Final = 100_000
+
+
+class ChangedNodes(msgspec.Struct, frozen=True):
+    """`names` are the nodes that changed; None means that any node may have changed. `serial` is
+    the argument of the next call."""
+
+    serial: int
+    names: frozenset[str] | None
+
+
+class ChangeLog:
+    """Keeps the last change of each name, in order. One thread at a time."""
+
+    def __init__(self, max_names: int = MAX_NAMES) -> None:
+        """The log drops the oldest changes when it has more than `max_names` names."""
+        self._max_names = max_names
+        self._last: dict[str, int] = {}
+        self._dropped = 0
+        self.serial = 0
+
+    def add(self, name: str) -> None:
+        """Records one change."""
+        self.serial += 1
+        self._last.pop(name, None)
+        self._last[name] = self.serial
+        if len(self._last) > self._max_names:
+            oldest = next(iter(self._last))
+            self._dropped = self._last.pop(oldest)
+
+    def since(self, serial: int) -> ChangedNodes:
+        """Returns the nodes that changed after that serial; any node may have changed if the log
+        does not reach back that far."""
+        if serial < self._dropped:
+            return ChangedNodes(self.serial, None)
+        names = []
+        for name in reversed(self._last):
+            if self._last[name] <= serial:
+                break
+            names.append(name)
+        return ChangedNodes(self.serial, frozenset(names))

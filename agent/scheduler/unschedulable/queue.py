@@ -12,8 +12,14 @@ import msgspec
 from agent.kube.objects import Change, ChangeKind
 from agent.model.apiobjects import PodGroup
 from agent.scheduler.state.cluster import RequirementsCheck, SchedulerCache
-from agent.scheduler.state.node_info import ChangedNodes
-from agent.scheduler.state.pod_info import Feasibility, Feasible, NodeCheck, PodInfo, Requirements
+from agent.scheduler.state.pod_info import (
+    ChangedNodes,
+    Feasibility,
+    Feasible,
+    NodeCheck,
+    PodInfo,
+    Requirements,
+)
 from agent.scheduler.state.records import PodRecord
 
 

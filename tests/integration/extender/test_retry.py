@@ -11,8 +11,7 @@ import pytest
 
 from agent.host.daemon import Periodic
 from agent.scheduler.process import RETRY_SECONDS
-from agent.scheduler.state.node_info import ChangedNodes
-from agent.scheduler.state.pod_info import Feasibility, Feasible, Infeasible
+from agent.scheduler.state.pod_info import ChangedNodes, Feasibility, Feasible, Infeasible
 from agent.scheduler.state.pods_api import unscheduled_pods
 from agent.scheduler.unschedulable.queue import QueuedPod, UnschedulableQueue
 from agent.scheduler.unschedulable.retry import ROOM_FOUND, Retry

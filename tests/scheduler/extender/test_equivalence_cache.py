@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from agent.scheduler.extender import equivalence_cache as shapes_module
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
-from agent.scheduler.state.node_info import ChangedNodes, ChangeLog
-from agent.scheduler.state.pod_info import UNKNOWN_NODE, Feasibility, Feasible, Infeasible
+from agent.scheduler.state.pod_info import (
+    UNKNOWN_NODE,
+    ChangedNodes,
+    ChangeLog,
+    Feasibility,
+    Feasible,
+    Infeasible,
+)
 
 
 class Room(msgspec.Struct, frozen=True):

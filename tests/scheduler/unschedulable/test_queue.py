@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler.state.node_info import ChangedNodes
-from agent.scheduler.state.pod_info import Feasibility, Feasible, Infeasible
+from agent.scheduler.state.pod_info import ChangedNodes, Feasibility, Feasible, Infeasible
 from agent.scheduler.unschedulable.queue import (
     FORGET_SECONDS,
     MAX_NAMES,
