@@ -11,7 +11,9 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
@@ -28,6 +30,8 @@ from agent.model.pod.annotations import (
     status_text,
 )
 
+_NO_MEMORY: Final[Mapping[str, int]] = MappingProxyType({})
+
 Amounts = dict[int, dict[str, int]]
 """By NUMA node and resource; `cpu` in milli-CPU, the rest in units (bytes, devices)."""
 
@@ -41,8 +45,9 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     allocatable CPU after amplification, None unknown. `max_ref`: pods that may share a CPU.
     `kubelet_static`: the kubelet assigns CPUs itself, which may differ from those that a scheduler
     chose. `owners_on_reserved`: the node's agent lets LSE and LSR pods own CPUs that the kubelet
-    reserves. Raises ValueError for a ratio that is not a number up to 1000, and for a `max_ref`
-    below 1."""
+    reserves. `binds_memory`: pods that own CPUs or are bound to NUMA nodes get memory of these NUMA
+    nodes alone (NUMA topology scheduling proposal, NUMA memory policy). Raises ValueError for a
+    ratio that is not a number up to 1000, and for a `max_ref` below 1."""
 
     layout: Layout | None
     zones: Amounts = {}
@@ -55,6 +60,7 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     max_ref: int = 1
     kubelet_static: bool = False
     owners_on_reserved: bool = False
+    binds_memory: bool = False
 
     def __post_init__(self) -> None:
         if not -math.inf < self.cpu_ratio <= MOST_AMPLIFICATION:
@@ -95,7 +101,7 @@ class TopologyOptions(msgspec.Struct, frozen=True):
 class PodAllocation(msgspec.Struct, frozen=True):
     """The allocation of one pod. `amounts`: by NUMA node and resource, `cpu` in milli-CPU, the rest
     in units; `cpu_milli`: the request of the whole pod, wherever it runs. `exclusive` has a meaning
-    only with `cpus`.
+    only with `cpus`, and so has `memory`: the request of the whole pod, see `memory_of`.
     """
 
     uid: str
@@ -104,6 +110,7 @@ class PodAllocation(msgspec.Struct, frozen=True):
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
     amounts: dict[int, dict[str, int]] = {}
     cpu_milli: int = 0
+    memory: dict[str, int] = {}
 
     def annotations(self) -> dict[str, str]:
         """The annotation that `pod_allocation` reads; empty for a pod without CPUs and amounts."""
@@ -112,8 +119,21 @@ class PodAllocation(msgspec.Struct, frozen=True):
         return {RESOURCE_STATUS: status_text(self.cpus, self.amounts)}
 
 
+def memory_of(requests: Mapping[str, int]) -> dict[str, int]:
+    """The resources that a bound memory concerns: memory and hugepages."""
+    return {
+        name: amount
+        for name, amount in requests.items()
+        if name == "memory" or name.startswith("hugepages-")
+    }
+
+
 def pod_allocation(
-    uid: str, title: str, annotations: Mapping[str, str], cpu_milli: int = 0
+    uid: str,
+    title: str,
+    annotations: Mapping[str, str],
+    cpu_milli: int = 0,
+    memory: Mapping[str, int] = _NO_MEMORY,
 ) -> PodAllocation:
     """The allocation in a pod's annotations. Raises AnnotationError for a resource-status that
     can't be read. A pod that owns CPUs keeps them if another of its annotations can't be read: then
@@ -130,7 +150,8 @@ def pod_allocation(
     if not cpus:
         for node, share in status.pool_shares(cpu_milli).items():
             amounts.setdefault(node, {})["cpu"] = share
-    return PodAllocation(uid, title, cpus, _exclusive(annotations, cpus), amounts, cpu_milli)
+    bound = dict(memory) if cpus else {}
+    return PodAllocation(uid, title, cpus, _exclusive(annotations, cpus), amounts, cpu_milli, bound)
 
 
 def _exclusive(annotations: Mapping[str, str], cpus: CpuSet) -> ExclusivePolicy:
@@ -245,6 +266,21 @@ class NodeAllocation:
         """The NUMA nodes where a pod holds something."""
         return {node for node, _ in self._used} | self._inside.keys() | self._spanning.keys()
 
+    def shared_pools(self) -> dict[int, int]:
+        """The milli-CPU of the CPUs without an owner, by NUMA node. CPUs that the kubelet reserves
+        are in the pool, as on the node (fine-grained CPU orchestration proposal, Basic CPU
+        orchestration principles)."""
+        kept = self._options.reserved - self._options.kubelet_reserved
+        shared = ~(self.holdings.full(1) | kept.mask)
+        return {area.id: 1000 * (area.cpus & shared).bit_count() for area in self._areas}
+
+    def binds_memory_of(self, nodes: Collection[int]) -> bool:
+        """Whether a pod that owns CPUs of these NUMA nodes gets memory of these alone. It gets memory
+        of any NUMA node if one of them has none (see `allocate.pools`)."""
+        return self._options.binds_memory and all(
+            self._totals.get(node, {}).get("memory") for node in nodes
+        )
+
     def numa_status(self) -> dict[int, NodeStatus]:
         """The status of every NUMA node."""
         return {
@@ -273,6 +309,8 @@ class NodeAllocation:
             self._add(self._records, node, sign)
             for name, amount in amounts.items():
                 self._add(self._used, (node, name), sign * amount)
+        for node, name, amount in self._unrecorded_memory(claim, own):
+            self._add(self._used, (node, name), sign * amount)
         for node, count in own.items():
             bound = 1000 * count
             self._add(self._owned, node, sign * bound)
@@ -280,6 +318,21 @@ class NodeAllocation:
             self._add(self._unrecorded, node, sign * missing)
         for node in own:
             self._add(self._spanning if len(own) > 1 else self._inside, node, sign)
+
+    def _unrecorded_memory(
+        self, claim: PodAllocation, own: Mapping[int, int]
+    ) -> Iterator[tuple[int, str, int]]:
+        """The memory that is bound to NUMA nodes without recorded amounts, because an owner was
+        placed by another scheduler, or before memory was bound: by the number of its CPUs there."""
+        if not own or not self.binds_memory_of(own):
+            return
+        recorded = {name for amounts in claim.amounts.values() for name in amounts}
+        for name, amount in claim.memory.items():
+            missing, cpus = 0 if name in recorded else amount, sum(own.values())
+            for node, count in sorted(own.items()):
+                share = missing * count // cpus
+                missing, cpus = missing - share, cpus - count
+                yield node, name, share
 
     def _more(self, node: int) -> int:
         """What amplification adds to the CPUs that pods own on this NUMA node."""
@@ -306,3 +359,32 @@ class NodeAllocation:
 
 def _copied(amounts: Amounts) -> Amounts:
     return {node: dict(of_node) for node, of_node in amounts.items()}
+
+
+def split_evenly(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
+    """Splits as equally as availability and whole `unit`s permit; a remainder goes to the nodes
+    that have most. Nodes that get nothing are left out; a sum below `asked` is a shortage.
+    Koordinator's rule (tryBestToDistributeEvenly): the node with the least first, each at most its
+    share of the rest."""
+    shares: dict[int, int] = {}
+    missing = asked // unit
+    ordered = sorted(available, key=lambda node: (available[node], node))
+    for index, node in enumerate(ordered):
+        share = min(available[node] // unit, missing // (len(ordered) - index))
+        if share > 0:
+            shares[node] = share * unit
+            missing -= share
+    return shares
+
+
+def split_packed(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
+    """The node with the most first, each gives all that it has: the fewest nodes that hold the
+    amount."""
+    shares: dict[int, int] = {}
+    missing = asked // unit
+    for node in sorted(available, key=lambda node: (-available[node], node)):
+        share = min(available[node] // unit, missing)
+        if share > 0:
+            shares[node] = share * unit
+            missing -= share
+    return shares

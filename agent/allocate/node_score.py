@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
+from agent.allocate.node_allocation import Amounts, NodeAllocation, PodAllocation, TopologyOptions
 from agent.allocate.policies_in_force import PROFILES, Profile, in_force
 from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
@@ -104,8 +104,18 @@ def _by_resources(
                 for name in weights
             },
         )
-        for node, amounts in claim.amounts.items()
+        for node, amounts in _on_nodes(state, claim).items()
     )
+
+
+def _on_nodes(state: ScoreInput, claim: PodAllocation) -> Amounts:
+    """The amounts of the pod by NUMA node, with the CPUs that it owns."""
+    areas = state.options.layout.nodes if state.options.layout else ()
+    own = {area.id: 1000 * (area.cpus & claim.cpus.mask).bit_count() for area in areas}
+    return {
+        node: {**amounts, "cpu": max(amounts.get("cpu", 0), own.get(node, 0))}
+        for node, amounts in claim.amounts.items()
+    }
 
 
 def _of_whole(

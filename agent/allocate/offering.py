@@ -15,30 +15,38 @@ merge."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
 
-from agent.allocate.node_allocation import NodeAllocation, PodAllocation, TopologyOptions
+from agent.allocate.node_allocation import (
+    NodeAllocation,
+    PodAllocation,
+    TopologyOptions,
+    memory_of,
+)
 from agent.allocate.numa import koordinator_merge
 from agent.allocate.numa.hint import MergeCause, Merged, Provider, TopologyHint, ids, resource_hints
-from agent.allocate.packing import AllocationStep
+from agent.allocate.packing import AllocationStep, Apart
 from agent.allocate.policies_in_force import InForce, PolicyInForce, in_force
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.score import HIGHEST
 from agent.allocate.trials import (
     Allotment,
-    Apart,
     Price,
     Trials,
     burst_amounts,
-    burst_nodes,
-    shared_pools,
 )
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
+from agent.model.cpu.policies import (
+    BindPolicy,
+    ExclusivePolicy,
+    NumaExclusive,
+    NumaPolicy,
+    Strategy,
+)
 
 
 class NumaCandidate(msgspec.Struct, frozen=True):
@@ -127,6 +135,7 @@ def offer(
         policies.exclusive if found.cpus else ExclusivePolicy.NONE,
         found.amounts,
         ask.requests.get("cpu", 0),
+        memory_of(ask.requests) if found.cpus else {},
     )
     why = Why(policies.chosen, why.candidates, why.merged, found.steps)
     return Offer(claim, trials.price(found), why)
@@ -165,7 +174,7 @@ def _outgrown(
     limit = ask.burst_milli
     if not limit or claim.cpus or not claim.amounts:
         return ""
-    pools = shared_pools(options, account)
+    pools = account.shared_pools()
     pool = sum(pools.get(node, 0) for node in claim.amounts)
     if pool >= limit:
         return ""
@@ -210,12 +219,75 @@ def _unaligned(ask: ResourceRequest, policies: InForce, trials: Trials) -> Allot
     left = trials.pools
     if trials.numa_knows("cpu"):
         left = {node: trials.available.get(node, {}).get("cpu", 0) for node in trials.pools}
-    request = ask.requests["cpu"]
-    nodes = burst_nodes(ask.burst_milli, request, trials.pools, left, policies.strategy)
+    request, memory = ask.requests["cpu"], trials.bound_memory
+    nodes = burst_nodes(
+        ask.burst_milli,
+        request,
+        trials.pools,
+        left,
+        policies.strategy,
+        memory,
+        {name: trials.left_of(name, trials.pools) for name in memory},
+    )
     if isinstance(nodes, Rejection):
         return nodes
-    shares = burst_amounts(request, nodes, left)
-    return Allotment(0, {node: {"cpu": share} for node, share in shares.items()})
+    amounts = {node: {"cpu": share} for node, share in burst_amounts(request, nodes, left).items()}
+    bound = trials.with_memory(nodes)
+    if isinstance(bound, Rejection):
+        return bound
+    for node, of_node in bound.items():
+        amounts[node] |= of_node
+    return Allotment(0, amounts)
+
+
+def burst_nodes(
+    limit_milli: int,
+    request_milli: int,
+    pools: Mapping[int, int],
+    available: Mapping[int, int],
+    strategy: Strategy,
+    memory: Mapping[str, int],
+    free_memory: Mapping[str, Mapping[int, int]],
+) -> tuple[int, ...] | Rejection:
+    """The NUMA nodes to bind the pod to. `available`: the milli-CPU that no pod has; nodes without
+    any are left out. `memory`: what will be bound to them, by resource; `free_memory`: what they
+    have. Among single nodes
+    MostAllocated takes the smallest pool that fits, every other strategy the node with the most
+    available CPU; ties go to the lower id.
+    """
+    pools = {node: pool for node, pool in pools.items() if available.get(node, 0) > 0}
+
+    def fit(*nodes: int) -> bool:
+        return (
+            sum(pools[each] for each in nodes) >= limit_milli
+            and sum(available[each] for each in nodes) >= request_milli
+            and not any(_missing(*nodes))
+        )
+
+    def _missing(*nodes: int) -> Iterator[tuple[str, int, int]]:
+        for name, asked in memory.items():
+            have = sum(free_memory[name].get(each, 0) for each in nodes)
+            if have < asked:
+                yield name, asked, have
+
+    fitting = [node for node in pools if fit(node)]
+    if fitting:
+        if strategy is Strategy.MOST_ALLOCATED:
+            return (min(fitting, key=lambda node: (pools[node], available[node], node)),)
+        return (min(fitting, key=lambda node: (-available[node], node)),)
+    chosen: list[int] = []
+    for node in sorted(pools, key=lambda node: (-pools[node], node)):
+        chosen.append(node)
+        if fit(*chosen):
+            return tuple(sorted(chosen))
+    whole = sum(pools.values())
+    if whole < limit_milli:
+        return Rejection(Reason.NO_POOL_FITS, "cpu", limit_milli, whole)
+    left = sum(available[node] for node in pools)
+    if left < request_milli:
+        return Rejection(Reason.NUMA_INSUFFICIENT, "cpu", request_milli, left, tuple(pools))
+    name, asked, have = next(_missing(*pools))
+    return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, have, tuple(pools))
 
 
 class _Aligned(msgspec.Struct, frozen=True):

@@ -78,6 +78,16 @@ Found: TypeAlias = tuple[int, tuple[AllocationStep, ...]]
 """A mask of CPUs, and the steps that gave them."""
 
 
+class Apart(enum.IntEnum):
+    """How far the CPUs of a pod with an exclusive policy are from those of other pods with it."""
+
+    SAME_CORES = 0
+    OTHER_CORES = 1
+    """NUMANodeLevel is downgraded to PCPULevel."""
+    SATISFIED = 2
+    """On other cores for PCPULevel, on other NUMA nodes for NUMANodeLevel."""
+
+
 class Terms(msgspec.Struct, frozen=True):
     """The fixed inputs of one search. The policies of `request` count, its number of CPUs does not.
     `cores_off`, `nodes_off`: CPUs on cores, or in NUMA nodes, that pods with the same exclusive
@@ -108,6 +118,13 @@ class Terms(msgspec.Struct, frozen=True):
                 by_core = msgspec.structs.replace(request, exclusive=ExclusivePolicy.PCPU_LEVEL)
                 lower = cls(layout, by_core, layout.expand(layout.touched(held)), 0, levels)
         return cls(layout, request, cores, nodes, levels, lower)
+
+    def apart(self, cpus: int) -> Apart:
+        """What the exclusive policy gets with these CPUs."""
+        if not cpus & (self.nodes_off | self.cores_off):
+            return Apart.SATISFIED
+        shared = self.lower is None or cpus & self.lower.cores_off
+        return Apart.SAME_CORES if shared else Apart.OTHER_CORES
 
 
 def pack(terms: Terms, free: int, need: int) -> Found:

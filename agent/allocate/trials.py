@@ -6,6 +6,11 @@ both order the nodes by their available amounts. Koordinator's function
 available amounts by position instead, so its order is wrong unless the mask is NUMA nodes 0 to k -
 1.
 
+Where memory is bound to the NUMA nodes of a pod's CPUs, the memory of an owner comes from the NUMA
+nodes that give its CPUs, also without a NUMA policy: if those have too little, its CPUs come from
+the fewest NUMA nodes that have the memory too (NUMA topology scheduling proposal, NUMA memory
+policy).
+
 A pod with ConstrainedBurst shares CPUs on the fewest NUMA nodes whose pools fit its limit: a single
 node, else the nodes with the largest pools. It can burst to its limit on these nodes (fine-grained
 CPU orchestration proposal).
@@ -13,19 +18,27 @@ CPU orchestration proposal).
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from itertools import groupby
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from agent.allocate import accumulator
-from agent.allocate.accumulator import Shortage
-from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions
-from agent.allocate.numa.hint import ids
-from agent.allocate.packing import AllocationStep, CpuRequest, Terms
+from agent.allocate.accumulator import Shortage, Taken
+from agent.allocate.layout import Layout
+from agent.allocate.node_allocation import (
+    Amounts,
+    NodeAllocation,
+    TopologyOptions,
+    memory_of,
+    split_evenly,
+    split_packed,
+)
+from agent.allocate.numa.hint import ids, subsets
+from agent.allocate.packing import AllocationStep, Apart, CpuRequest, Terms
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest
@@ -55,16 +68,6 @@ class Price(msgspec.Struct, frozen=True):
     split_cores: int
 
 
-class Apart(enum.IntEnum):
-    """How far the CPUs of a pod with an exclusive policy are from those of other pods with it."""
-
-    SAME_CORES = 0
-    OTHER_CORES = 1
-    """NUMANodeLevel is downgraded to PCPULevel."""
-    SATISFIED = 2
-    """On other cores for PCPULevel, on other NUMA nodes for NUMANodeLevel."""
-
-
 class Trials:
     """Trials of one pod on one node in its current state. `downgrade`: see CpuRequest."""
 
@@ -91,8 +94,8 @@ class Trials:
 
     @cached_property
     def pools(self) -> dict[int, int]:
-        """The milli-CPU of the shared pool of each NUMA node."""
-        return shared_pools(self._options, self._account)
+        """See `NodeAllocation.shared_pools`."""
+        return self._account.shared_pools()
 
     def anywhere(self) -> Allotment | Rejection:
         """Takes CPUs from the whole machine, for a pod without a NUMA policy."""
@@ -104,7 +107,8 @@ class Trials:
         )
         if isinstance(taken, Shortage):
             return _rejection(taken)
-        return Allotment(taken.cpus, {}, taken.steps)
+        found = self._on_cpus(layout, taken)
+        return self._where_memory_is(layout, found) if isinstance(found, Rejection) else found
 
     def lacks(self, nodes: Collection[int]) -> Rejection | None:
         """Why the pod does not fit these NUMA nodes, None if `on_nodes` finds an allotment."""
@@ -145,10 +149,7 @@ class Trials:
         found = self.on_nodes(ids(mask))
         if isinstance(found, Rejection):
             return Apart.SAME_CORES
-        if not found.cpus & (terms.nodes_off | terms.cores_off):
-            return Apart.SATISFIED
-        shared = terms.lower is None or found.cpus & terms.lower.cores_off
-        return Apart.SAME_CORES if shared else Apart.OTHER_CORES
+        return terms.apart(found.cpus)
 
     def price(self, found: Allotment) -> Price:
         """The price of an allotment before it is committed."""
@@ -183,6 +184,68 @@ class Trials:
         way = split_packed if self._options.profile.packed and not evenly else split_evenly
         return way(asked, room, self.unit(name))
 
+    @cached_property
+    def bound_memory(self) -> dict[str, int]:
+        """The requested memory and hugepages that will be bound to NUMA nodes which report them."""
+        if not self._options.binds_memory:
+            return {}
+        asked = memory_of(self._ask.requests)
+        return {name: amount for name, amount in asked.items() if name in self._known}
+
+    def left_of(self, name: str, nodes: Collection[int]) -> dict[int, int]:
+        """The available amounts of a resource on these NUMA nodes."""
+        return {node: self.available.get(node, _NOTHING).get(name, 0) for node in nodes}
+
+    def with_memory(self, nodes: Collection[int]) -> Amounts | Rejection:
+        """The memory that will be bound to these NUMA nodes, on which the pod has CPUs."""
+        amounts: Amounts = {}
+        for name, asked in self.bound_memory.items():
+            shares = self.split(name, asked, self.left_of(name, nodes))
+            if (given := sum(shares.values())) < asked:
+                return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(nodes))
+            for node, share in shares.items():
+                amounts.setdefault(node, {})[name] = share
+        return amounts
+
+    def _on_cpus(self, layout: Layout, taken: Taken) -> Allotment | Rejection:
+        nodes = layout.node_ids(taken.cpus)
+        amounts = self.with_memory(nodes) if self._account.binds_memory_of(nodes) else {}
+        if isinstance(amounts, Rejection):
+            return amounts
+        return Allotment(taken.cpus, amounts, taken.steps)
+
+    def _where_memory_is(self, layout: Layout, lacking: Rejection) -> Allotment | Rejection:
+        """CPUs of the fewest NUMA nodes that have the CPUs and the memory. Among as many NUMA nodes
+        the exclusive policy decides, then the strategy by their free CPUs, then their ids.
+        `lacking`: why the CPUs that were chosen without regard to memory are not enough."""
+        request, terms = self._request, self._terms
+        free = {area.id: (area.cpus & self._free).bit_count() for area in layout.nodes}
+        holders = [node for node, count in free.items() if count]
+        everywhere = self.with_memory(holders)
+        if request is None or terms is None or isinstance(everywhere, Rejection):
+            return everywhere if isinstance(everywhere, Rejection) else lacking
+        sign = -1 if request.strategy is Strategy.MOST_ALLOCATED else 1
+        for _, masks in groupby(subsets(holders), key=int.bit_count):
+            fitting: list[tuple[tuple[int, int, int], Allotment]] = []
+            for mask in masks:
+                count = sum(free[node] for node in ids(mask))
+                if count < request.count or isinstance(self.with_memory(ids(mask)), Rejection):
+                    continue
+                on_each = msgspec.structs.replace(
+                    request, strategy=Strategy.DISTRIBUTE_EVENLY, nodes=mask
+                )
+                taken = accumulator.take(
+                    layout, self._free, self._account.holdings, on_each, self._options.max_ref
+                )
+                if isinstance(taken, Shortage):
+                    continue
+                found = self._on_cpus(layout, taken)
+                if isinstance(found, Allotment):
+                    fitting.append(((terms.apart(found.cpus), sign * count, -mask), found))
+            if fitting:
+                return max(fitting, key=lambda each: each[0])[1]
+        return lacking
+
     def _have_enough(self, nodes: Collection[int]) -> bool:
         """Decides by the sums of the nodes' amounts."""
         if self._units is None:
@@ -207,6 +270,7 @@ class Trials:
             layout is None
             or not self.totals.keys() <= self._areas.keys()
             or (bind.required and len(layout.sizes) > 1)
+            or self.bound_memory
         ):
             return None
         known = [name for name in self._ask.requests if name in self._known]
@@ -232,10 +296,15 @@ class Trials:
         """The amounts of each node, for the resources that NUMA nodes have."""
         limit = 0 if self._policies.bind else self._ask.burst_milli
         amounts: Amounts = {}
-        for name, asked in self._ask.requests.items():
+        # CPU comes first: memory that will be bound follows it.
+        for name, asked in sorted(self._ask.requests.items(), key=lambda each: each[0] != "cpu"):
             if name not in self._known:
                 continue
-            room = {node: self.available.get(node, _NOTHING).get(name, 0) for node in nodes}
+            room = self.left_of(name, nodes)
+            if name in self.bound_memory and self._request is not None:
+                giving = [node for node, given in amounts.items() if "cpu" in given]
+                if self._account.binds_memory_of(giving):
+                    room = self.left_of(name, giving)
             if limit and name == "cpu":
                 chosen = tuple(node for node in nodes if room[node] > 0)
                 pool = sum(self.pools.get(node, 0) for node in chosen)
@@ -344,51 +413,6 @@ def _rejection(shortage: Shortage) -> Rejection:
     return Rejection(shortage.reason, "cpu", 1000 * shortage.asked, 1000 * have, nodes)
 
 
-def shared_pools(options: TopologyOptions, account: NodeAllocation) -> dict[int, int]:
-    """The milli-CPU of the CPUs without an owner, by NUMA node. CPUs that the kubelet reserves are
-    in the pool, as on the node (fine-grained CPU orchestration proposal, Basic CPU orchestration
-    principles)."""
-    if options.layout is None:
-        return {}
-    kept = options.reserved - options.kubelet_reserved
-    shared = ~(account.holdings.full(1) | kept.mask)
-    return {area.id: 1000 * (area.cpus & shared).bit_count() for area in options.layout.nodes}
-
-
-def burst_nodes(
-    limit_milli: int,
-    request_milli: int,
-    pools: Mapping[int, int],
-    available: Mapping[int, int],
-    strategy: Strategy,
-) -> tuple[int, ...] | Rejection:
-    """The NUMA nodes to bind the pod to. `available`: the milli-CPU that no pod has; nodes without
-    any are left out. Among single nodes MostAllocated takes the smallest pool that fits, every
-    other strategy the node with the most available CPU; ties go to the lower id.
-    """
-    pools = {node: pool for node, pool in pools.items() if available.get(node, 0) > 0}
-    fitting = [
-        node
-        for node, pool in pools.items()
-        if pool >= limit_milli and available[node] >= request_milli
-    ]
-    if fitting:
-        if strategy is Strategy.MOST_ALLOCATED:
-            return (min(fitting, key=lambda node: (pools[node], available[node], node)),)
-        return (min(fitting, key=lambda node: (-available[node], node)),)
-    chosen: list[int] = []
-    for node in sorted(pools, key=lambda node: (-pools[node], node)):
-        chosen.append(node)
-        fits = sum(pools[each] for each in chosen) >= limit_milli
-        if fits and sum(available[each] for each in chosen) >= request_milli:
-            return tuple(sorted(chosen))
-    whole = sum(pools.values())
-    if whole < limit_milli:
-        return Rejection(Reason.NO_POOL_FITS, "cpu", limit_milli, whole)
-    left = sum(available[node] for node in pools)
-    return Rejection(Reason.NUMA_INSUFFICIENT, "cpu", request_milli, left, tuple(pools))
-
-
 def burst_amounts(
     request_milli: int, chosen: tuple[int, ...], available: Mapping[int, int]
 ) -> dict[int, int]:
@@ -396,32 +420,3 @@ def burst_amounts(
     0, because that binds the pod to it."""
     shares = split_evenly(request_milli, {node: available[node] for node in chosen})
     return {node: max(1, shares.get(node, 0)) for node in chosen}
-
-
-def split_evenly(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
-    """Splits as equally as availability and whole `unit`s permit; a remainder goes to the nodes
-    that have most. Nodes that get nothing are left out; a sum below `asked` is a shortage.
-    Koordinator's rule (tryBestToDistributeEvenly): the node with the least first, each at most its
-    share of the rest."""
-    shares: dict[int, int] = {}
-    missing = asked // unit
-    ordered = sorted(available, key=lambda node: (available[node], node))
-    for index, node in enumerate(ordered):
-        share = min(available[node] // unit, missing // (len(ordered) - index))
-        if share > 0:
-            shares[node] = share * unit
-            missing -= share
-    return shares
-
-
-def split_packed(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int, int]:
-    """The node with the most first, each gives all that it has: the fewest nodes that hold the
-    amount."""
-    shares: dict[int, int] = {}
-    missing = asked // unit
-    for node in sorted(available, key=lambda node: (-available[node], node)):
-        share = min(available[node] // unit, missing)
-        if share > 0:
-            shares[node] = share * unit
-            missing -= share
-    return shares

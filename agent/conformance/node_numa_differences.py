@@ -14,10 +14,11 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions
+from agent.allocate.packing import Apart
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
-from agent.allocate.trials import Apart, Trials
+from agent.allocate.trials import Trials
 from agent.conformance.files import Difference
 from agent.model.cpu.policies import (
     BIND_LABEL,

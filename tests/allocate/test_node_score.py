@@ -69,6 +69,11 @@ def test_a_pod_bound_to_a_numa_node_is_scored_there() -> None:
     assert scored(sharer(2000, 8), got, held, **by_resources(MOST)) == (25 + 50) // 2
 
 
+def test_an_owner_with_bound_memory_is_scored_with_its_cpus() -> None:
+    got = claim("a", "8-11", {1: {"memory": 8 * GIB}})
+    assert scored(owner(4, 8), got, **by_resources(MOST)) == 50
+
+
 def test_the_worst_of_several_numa_nodes_counts() -> None:
     held = claim("b", amounts={1: {"cpu": 4000, "memory": 8 * GIB}})
     got = claim("a", amounts={each: {"cpu": 2000, "memory": 4 * GIB} for each in (0, 1)})

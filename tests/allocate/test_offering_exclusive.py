@@ -10,8 +10,8 @@ from agent.allocate import offering
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.numa.hint import ids
 from agent.allocate.offering import Offer
+from agent.allocate.packing import Apart
 from agent.allocate.policies_in_force import NodePolicies
-from agent.allocate.trials import Apart
 from agent.model.cpu.policies import (
     NUMA_STRATEGIES,
     BindPolicy,

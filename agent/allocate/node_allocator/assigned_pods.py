@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.devices.inventory import Inventory, NodeDevices, node_devices
-from agent.allocate.node_allocation import PodAllocation, pod_allocation
+from agent.allocate.node_allocation import PodAllocation, memory_of, pod_allocation
 from agent.allocate.resource_request import pod_requests
 from agent.model.apiobjects import ApiPod
 from agent.model.devices.device_allocation import (
@@ -74,7 +74,7 @@ def _holding(
     uid: str, title: str, annotations: Mapping[str, str], requests: dict[str, int], priority: int
 ) -> AssignedPod:
     faults: list[str] = []
-    allocation = _allocation(uid, title, annotations, requests.get("cpu", 0), faults)
+    allocation = _allocation(uid, title, annotations, requests, faults)
     devices: DeviceAmounts = {}
     functions: VirtualFunctions = {}
     ids: dict[tuple[str, int], str] = {}
@@ -177,13 +177,18 @@ def _subtracted(
 
 
 def _allocation(
-    uid: str, title: str, notes: Mapping[str, str], cpu_milli: int, faults: list[str]
+    uid: str,
+    title: str,
+    notes: Mapping[str, str],
+    requests: Mapping[str, int],
+    faults: list[str],
 ) -> PodAllocation:
+    cpu_milli = requests.get("cpu", 0)
     allocation = PodAllocation(uid, title, cpu_milli=cpu_milli)
     if not notes.get(RESOURCE_STATUS):
         return allocation
     try:
-        allocation = pod_allocation(uid, title, notes, cpu_milli)
+        allocation = pod_allocation(uid, title, notes, cpu_milli, memory_of(requests))
         if not allocation.amounts:
             resource_status(notes).amounts()
     except AnnotationError as error:

@@ -45,7 +45,9 @@ from agent.model.nrt import node_annotations
 from agent.model.nrt.node_annotations import (
     CPU_MANAGER_POLICIES,
     CPU_MANAGER_POLICY,
+    NUMA_MEMORY_POLICY,
     CpuManager,
+    ReportedSettings,
     amplification_ratios,
     node_reservation,
     reported_settings,
@@ -242,7 +244,8 @@ def topology_options(
         cpu_ratio=ratios.get("cpu", 1.0),
         cpu_milli=cpu_milli,
         kubelet_static=cpus.manager.static_options() is not None,
-        owners_on_reserved=cpus.owners_on_reserved,
+        owners_on_reserved=cpus.settings.owners_on_reserved,
+        binds_memory=NUMA_MEMORY_POLICY in labels or cpus.settings.bind_memory,
     )
     return options, (*faults, *complaints)
 
@@ -252,7 +255,7 @@ class _Cpus(msgspec.Struct, frozen=True):
     reserved: CpuSet = EMPTY
     kubelet_reserved: CpuSet = EMPTY
     manager: CpuManager = CpuManager()
-    owners_on_reserved: bool = False
+    settings: ReportedSettings = ReportedSettings()
 
 
 _NO_CPUS: Final = _Cpus()
@@ -273,7 +276,7 @@ def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
         reserved | kubelets,
         kubelets - reserved,
         manager,
-        reported_settings(notes).owners_on_reserved,
+        reported_settings(notes),
     )
 
 

@@ -162,9 +162,11 @@ class CpuManager(msgspec.Struct, frozen=True):
 
 class ReportedSettings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The settings of a node's agent that a scheduler must know. `owners_on_reserved`: LSE and LSR
-    pods may own CPUs that the kubelet reserves."""
+    pods may own CPUs that the kubelet reserves. `bind_memory`: pods that own CPUs or are bound to
+    NUMA nodes get memory of these NUMA nodes alone."""
 
     owners_on_reserved: bool = False
+    bind_memory: bool = False
 
 
 class NodeConfiguration(msgspec.Struct, frozen=True):
@@ -198,7 +200,7 @@ def koordinator_annotations(
     configured: NodeConfiguration,
 ) -> dict[str, str]:
     """Koordinator's annotations of a NodeResourceTopology, and the settings of the agent."""
-    settings = ReportedSettings(owners_on_reserved=configured.owners_on_reserved)
+    settings = ReportedSettings(configured.owners_on_reserved, configured.bind_memory)
     optional = {
         SYSTEM_QOS: configured.system_qos,
         RESERVATION: configured.reservation,

@@ -18,6 +18,7 @@ from agent.model.nrt.node_annotations import (
     AMPLIFICATION_RATIO,
     CPU_MANAGER_POLICY,
     CPU_TOPOLOGY,
+    NUMA_MEMORY_POLICY,
     POD_CPU_ALLOCS,
     RESERVATION,
     SYSTEM_QOS,
@@ -81,6 +82,24 @@ def test_the_agent_reports_whether_pods_may_own_the_kubelets_reserved_cpus(
     made, faults = topology_options({}, {}, NodeTopology("n", annotations=reported(configured)))
     assert not faults
     assert str(made.kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("labels", "configured", "binds"),
+    [
+        ({}, False, False),
+        ({}, True, True),
+        ({NUMA_MEMORY_POLICY: ""}, False, True),
+        ({NUMA_MEMORY_POLICY: "any"}, True, True),
+    ],
+)
+def test_memory_is_bound_by_the_nodes_label_or_the_agents_setting(
+    labels: dict[str, str], configured: bool, binds: bool
+) -> None:
+    notes = reported(NodeConfiguration(bind_memory=configured))
+    made, faults = topology_options(labels, {}, NodeTopology("n", annotations=notes))
+    assert not faults
+    assert made.binds_memory is binds
 
 
 def test_settings_of_the_agent_that_cannot_be_read_are_a_fault() -> None:

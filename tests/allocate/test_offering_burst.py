@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import trials
+from agent.allocate import offering, trials
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.cpu.policies import NUMA_STRATEGIES, Strategy
 
@@ -23,17 +23,38 @@ MOST, LEAST, _ = NUMA_STRATEGIES
     ],
 )
 def test_nodes_that_fit(limit, request_milli, pools, available, strategy, nodes) -> None:
-    assert trials.burst_nodes(limit, request_milli, pools, available, strategy) == nodes
+    assert offering.burst_nodes(limit, request_milli, pools, available, strategy, {}, {}) == nodes
 
 
 def test_a_limit_beyond_all_pools_is_refused_with_their_sum() -> None:
-    got = trials.burst_nodes(9000, 1000, {0: 4000, 1: 4000}, {0: 4000, 1: 4000}, LEAST)
+    got = offering.burst_nodes(9000, 1000, {0: 4000, 1: 4000}, {0: 4000, 1: 4000}, LEAST, {}, {})
     assert got == Rejection(Reason.NO_POOL_FITS, "cpu", 9000, 8000)
 
 
 def test_pools_that_fit_but_are_allocated_to_others_have_another_reason() -> None:
-    got = trials.burst_nodes(4000, 3000, {0: 4000, 1: 4000}, {0: 1000, 1: 1000}, LEAST)
+    got = offering.burst_nodes(4000, 3000, {0: 4000, 1: 4000}, {0: 1000, 1: 1000}, LEAST, {}, {})
     assert got == Rejection(Reason.NUMA_INSUFFICIENT, "cpu", 3000, 2000, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("memory", "free", "nodes"),
+    [
+        (10, {0: 10, 1: 10, 2: 10}, (1,)),
+        (10, {0: 10, 1: 9, 2: 10}, (0,)),
+        (15, {0: 10, 1: 9, 2: 10}, (0, 1)),
+        (25, {0: 10, 1: 9, 2: 10}, (0, 1, 2)),
+        (30, {0: 10, 1: 9, 2: 10}, 29),
+    ],
+)
+def test_nodes_whose_memory_will_be_bound(
+    memory: int, free: dict[int, int], nodes: tuple[int, ...] | int
+) -> None:
+    pools = {0: 8000, 1: 5000, 2: 3000}
+    got = offering.burst_nodes(4000, 1000, pools, pools, MOST, {"memory": memory}, {"memory": free})
+    if isinstance(nodes, int):
+        assert got == Rejection(Reason.NUMA_INSUFFICIENT, "memory", memory, nodes, (0, 1, 2))
+    else:
+        assert got == nodes
 
 
 amounts = st.integers(0, 16).map(lambda cpus: cpus * 1000)
@@ -47,7 +68,7 @@ amounts = st.integers(0, 16).map(lambda cpus: cpus * 1000)
 def test_the_chosen_nodes_fit_and_a_single_fitting_node_is_preferred(
     pools: dict[int, int], limit: int, strategy: Strategy
 ) -> None:
-    got = trials.burst_nodes(limit, 500, pools, pools, strategy)
+    got = offering.burst_nodes(limit, 500, pools, pools, strategy, {}, {})
     if isinstance(got, Rejection):
         assert sum(pools.values()) < max(limit, 500)
         return

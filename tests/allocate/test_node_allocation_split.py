@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate import trials
+from agent.allocate import node_allocation
 
 nodes = st.dictionaries(st.integers(0, 70), st.integers(0, 40), max_size=6)
 units = st.integers(1, 4)
@@ -29,11 +29,11 @@ units = st.integers(1, 4)
 def test_evenly(
     requested: int, available: dict[int, int], unit: int, shares: dict[int, int]
 ) -> None:
-    assert trials.split_evenly(requested, available, unit) == shares
+    assert node_allocation.split_evenly(requested, available, unit) == shares
 
 
 def test_order_follows_availability_when_the_mask_does_not_start_at_node_0() -> None:
-    assert trials.split_evenly(10, {1: 9, 3: 2}) == {3: 2, 1: 8}
+    assert node_allocation.split_evenly(10, {1: 9, 3: 2}) == {3: 2, 1: 8}
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,14 @@ def test_order_follows_availability_when_the_mask_does_not_start_at_node_0() -> 
     ],
 )
 def test_packed(requested: int, available: dict[int, int], shares: dict[int, int]) -> None:
-    assert trials.split_packed(requested, available) == shares
+    assert node_allocation.split_packed(requested, available) == shares
 
 
 @given(
-    st.integers(0, 100), nodes, units, st.sampled_from([trials.split_evenly, trials.split_packed])
+    st.integers(0, 100),
+    nodes,
+    units,
+    st.sampled_from([node_allocation.split_evenly, node_allocation.split_packed]),
 )
 def test_amounts_are_split_completely_and_within_what_is_available(
     requested, available, unit, way
@@ -64,7 +67,7 @@ def test_amounts_are_split_completely_and_within_what_is_available(
 def test_even_shares_differ_by_more_than_a_unit_only_when_the_smaller_node_is_full(
     requested: int, available: dict[int, int], unit: int
 ) -> None:
-    shares = trials.split_evenly(requested, available, unit)
+    shares = node_allocation.split_evenly(requested, available, unit)
     for poorer, richer in itertools.permutations(available, 2):
         if shares.get(richer, 0) - shares.get(poorer, 0) > unit:
             assert available[poorer] - shares.get(poorer, 0) < unit
@@ -72,7 +75,7 @@ def test_even_shares_differ_by_more_than_a_unit_only_when_the_smaller_node_is_fu
 
 @given(st.integers(1, 100), nodes)
 def test_packed_amounts_use_the_fewest_nodes(requested: int, available: dict[int, int]) -> None:
-    shares = trials.split_packed(requested, available)
+    shares = node_allocation.split_packed(requested, available)
     if shares:
         fewer = itertools.combinations(available.values(), len(shares) - 1)
         assert all(sum(each) < sum(shares.values()) for each in fewer)

@@ -1,0 +1,227 @@
+"""Memory that will be bound to the NUMA nodes of a pod counts there, whatever the NUMA policy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.allocate import offering
+from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions, pod_allocation
+from agent.allocate.numa.hint import ids, subsets
+from agent.allocate.offering import Declined, Offer
+from agent.allocate.policies_in_force import NodePolicies
+from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.resource_request import ResourceRequest
+from agent.model.cpu.policies import (
+    NUMA_STRATEGIES,
+    BindPolicy,
+    ExclusivePolicy,
+    NumaPolicy,
+    ResourceSpec,
+    Strategy,
+)
+from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
+
+BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)
+SPREAD = ResourceSpec(BindPolicy.SPREAD_BY_PCPUS)
+
+
+def node(
+    policy: NumaPolicy = NumaPolicy.NONE,
+    strategy: Strategy = Strategy.MOST_ALLOCATED,
+    shape: tuple[int, int, int, int] = (2, 1, 4, 2),
+) -> TopologyOptions:
+    """Each NUMA node has 16 GiB and eight CPUs (0-7, 8-15)."""
+    policies = NodePolicies(numa_label=policy, strategy_label=strategy)
+    return facts(shape, policies=policies, binds_memory=True)
+
+
+def placed(options: TopologyOptions, account: NodeAllocation, request: ResourceRequest) -> Offer:
+    got = offering.offer(options, account, request)
+    assert isinstance(got, Offer), got
+    assert not offering.gone(options, account, request, got.claim)
+    account.add(got.claim)
+    return got
+
+
+def memory(amounts: Amounts) -> dict[int, int]:
+    return {id_: of_node["memory"] // GIB for id_, of_node in amounts.items()}
+
+
+@pytest.mark.parametrize("policy", NumaPolicy)
+def test_two_large_pods_are_not_on_one_numa_node(policy: NumaPolicy) -> None:
+    options = node(policy)
+    account = allocated(options)
+    first = placed(options, account, owner(2, 15, "a")).claim
+    second = placed(options, account, owner(2, 15, "b")).claim
+    assert (str(first.cpus), memory(first.amounts)) == ("0-1", {0: 15})
+    assert (str(second.cpus), memory(second.amounts)) == ("8-9", {1: 15})
+    third = offering.offer(options, account, owner(2, 3, "c"))
+    assert isinstance(third, Declined)
+    assert ("memory", 3 * GIB) in {(each.resource, each.asked) for each in third.rejections}
+    assert str(placed(options, account, owner(2, 1, "d")).claim.cpus) == "2-3"
+
+
+def test_memory_that_is_not_bound_does_not_count_without_a_numa_policy() -> None:
+    options = replace(node(), binds_memory=False)
+    account = allocated(options)
+    for uid, cpus in (("a", "0-1"), ("b", "2-3")):
+        got = placed(options, account, owner(2, 15, uid)).claim
+        assert (str(got.cpus), got.amounts) == (cpus, {})
+
+
+def test_a_pod_gets_cpus_of_the_numa_nodes_that_have_the_memory_together() -> None:
+    """Its CPUs would fit one NUMA node, its memory needs both."""
+    options = node()
+    account = allocated(options)
+    got = placed(options, account, owner(4, 24)).claim
+    assert (str(got.cpus), memory(got.amounts)) == ("0-1,8-9", {0: 12, 1: 12})
+
+
+@pytest.mark.parametrize("policy", [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED])
+def test_under_a_numa_policy_memory_comes_from_where_the_cpus_are(policy: NumaPolicy) -> None:
+    """One CPU is on one NUMA node, and so is its memory."""
+    options = node(policy)
+    account = allocated(options, [claim("b", amounts={0: {"memory": 8 * GIB}})])
+    got = placed(options, account, owner(1, 16)).claim
+    assert (str(got.cpus), memory(got.amounts)) == ("8", {1: 16})
+    refused = offering.offer(options, account, owner(1, 9, "c"))
+    assert isinstance(refused, Declined)
+
+
+def test_an_exclusive_policy_counts_where_memory_decides() -> None:
+    spec = replace(SPREAD, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
+    options = node(shape=(3, 1, 4, 2))
+    account = allocated(options, [claim("b", amounts={0: {"memory": 16 * GIB}})])
+    account.add(claim("c", "8", {1: {"memory": GIB}}, ExclusivePolicy.NUMA_NODE_LEVEL))
+    account.add(claim("d", "1"))
+    assert str(placed(options, account, owner(2, 2, spec=spec)).claim.cpus) == "16,18"
+
+
+def test_an_owner_without_recorded_memory_counts_with_its_request() -> None:
+    """Another scheduler placed it, or memory was not bound then."""
+    notes = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "0-2,8"}'}
+    options = node()
+    there = pod_allocation("b", "ns/b", notes, 4000, {"memory": 20 * GIB})
+    account = allocated(options, [there])
+    left = account.available()
+    assert (left[0]["memory"], left[1]["memory"]) == (GIB, 11 * GIB)
+    assert str(placed(options, account, owner(2, 2)).claim.cpus) == "10-11"
+    account.remove(there)
+    account.remove(placed(options, account, owner(2, uid="z")).claim)
+    assert account.available()[0]["memory"] == 16 * GIB
+    unbound = replace(options, binds_memory=False)
+    assert allocated(unbound, [there]).available()[0]["memory"] == 16 * GIB
+
+
+@pytest.mark.parametrize("policy", NumaPolicy)
+def test_a_bursting_pod_is_bound_to_numa_nodes_with_its_memory(policy: NumaPolicy) -> None:
+    options = node(policy)
+    account = allocated(options)
+    for uid, id_ in (("a", 0), ("b", 1)):
+        request = sharer(1000, 15, uid, spec=BURST, cpu_limit_milli=4000)
+        got = placed(options, account, request).claim
+        assert got.amounts == {id_: {"cpu": 1000, "memory": 15 * GIB}}
+    got = offering.offer(options, account, sharer(1000, 5, "c", spec=BURST, cpu_limit_milli=4000))
+    assert isinstance(got, Declined)
+
+
+def test_memory_is_not_bound_to_a_numa_node_that_has_none() -> None:
+    """The agent then binds it to no NUMA node."""
+    options = node()
+    zones = {0: {"cpu": 8000}, 1: options.zones[1]}
+    options = replace(options, zones=zones)
+    assert placed(options, allocated(options), owner(2, 40)).claim.amounts == {}
+
+
+def test_hugepages_are_bound_with_memory() -> None:
+    options = node()
+    zones = {id_: {**of, "hugepages-2Mi": 4 << 30} for id_, of in options.zones.items()}
+    options = replace(options, zones=zones)
+    account = allocated(options)
+    for uid, cpus in (("a", "0-1"), ("b", "8-9")):
+        request = owner(2, 1, uid)
+        request = replace(request, requests={**request.requests, "hugepages-2Mi": 3 << 30})
+        assert str(placed(options, account, request).claim.cpus) == cpus
+
+
+def test_memory_that_another_pod_took_meanwhile_is_missing() -> None:
+    options = node()
+    account = allocated(options)
+    request = owner(2, 10)
+    got = offering.offer(options, account, request)
+    assert isinstance(got, Offer)
+    account.add(claim("b", amounts={0: {"memory": 10 * GIB}}))
+    missing = offering.gone(options, account, request, got.claim)
+    assert missing == f"NUMA node 0 has {6 * GIB} of {10 * GIB} memory left"
+
+
+shapes = st.sampled_from([(2, 1, 2, 2), (1, 3, 2, 2), (2, 2, 2, 1)])
+owners = st.builds(
+    lambda cpus, gib, spec: owner(cpus, gib, spec=spec),
+    st.integers(1, 6),
+    st.integers(0, 30),
+    st.sampled_from([ResourceSpec(), SPREAD]),
+)
+bursting = st.builds(
+    lambda cpu, gib: sharer(500 * cpu, gib, spec=BURST, cpu_limit_milli=1000 * cpu),
+    st.integers(1, 5),
+    st.integers(0, 30),
+)
+
+
+@given(
+    st.sampled_from(NumaPolicy),
+    st.sampled_from(NUMA_STRATEGIES),
+    shapes,
+    st.lists(owners | bursting, max_size=6),
+)
+def test_the_memory_of_no_numa_node_is_overcommitted(
+    policy: NumaPolicy,
+    strategy: Strategy,
+    shape: tuple[int, int, int, int],
+    requests: list[ResourceRequest],
+) -> None:
+    options = node(policy, strategy, shape)
+    account = allocated(options)
+    used = dict.fromkeys(options.zones, 0)
+    for number, request in enumerate(requests):
+        asked = request.requests.get("memory", 0)
+        free, left = account.free_cpus(), account.available()
+        request = replace(request, uid=f"p{number}")
+        got = offering.offer(options, account, request)
+        made = options.layout
+        assert made is not None
+        if isinstance(got, Declined):
+            if policy is not NumaPolicy.NONE or not request.owner:
+                continue
+            count = request.requests["cpu"] // 1000
+            for mask in subsets(options.zones):
+                cpus = (free & made.of_nodes(ids(mask))).bit_count()
+                have = sum(left[id_]["memory"] for id_ in ids(mask))
+                each = all(free & made.of_nodes((id_,)) for id_ in ids(mask))
+                wide = mask.bit_count() * made.threads > count and mask.bit_count() > 1
+                assert cpus < count or have < asked or not each or wide, ids(mask)
+            continue
+        assert not offering.gone(options, account, request, got.claim)
+        account.add(got.claim)
+        given_ = {id_: of.get("memory", 0) for id_, of in got.claim.amounts.items()}
+        assert sum(given_.values()) == asked
+        if request.owner:
+            assert {id_ for id_, amount in given_.items() if amount} <= set(
+                made.node_ids(got.claim.cpus.mask)
+            )
+        for id_, amount in given_.items():
+            used[id_] += amount
+    assert all(amount <= options.zones[id_]["memory"] for id_, amount in used.items())
+
+
+def test_a_pod_that_fits_nowhere_is_declined_with_the_memory_of_all_numa_nodes() -> None:
+    options = node()
+    got = offering.offer(options, allocated(options), owner(2, 40))
+    assert isinstance(got, Declined)
+    assert got.rejections == (
+        Rejection(Reason.NUMA_INSUFFICIENT, "memory", 40 * GIB, 32 * GIB, (0, 1)),
+    )
