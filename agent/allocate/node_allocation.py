@@ -275,8 +275,8 @@ class NodeAllocation:
         return {area.id: 1000 * (area.cpus & shared).bit_count() for area in self._areas}
 
     def binds_memory_of(self, nodes: Collection[int]) -> bool:
-        """Whether a pod that owns CPUs of these NUMA nodes gets memory of these alone. It gets memory
-        of any NUMA node if one of them has none (see `allocate.pools`)."""
+        """Whether a pod that owns CPUs of these NUMA nodes gets memory of these alone, and not of
+        any, as if one of them has none (see `allocate.pools`)."""
         return self._options.binds_memory and all(
             self._totals.get(node, {}).get("memory") for node in nodes
         )
