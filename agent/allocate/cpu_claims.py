@@ -27,7 +27,7 @@ from agent.model.pod.annotations import (
     shared_containers,
 )
 from agent.model.pod.pods import Pod
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import CPU_OWNERS, QoS
 from agent.model.snapshot import Owner
 
 
@@ -181,12 +181,13 @@ def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
 class _CpuClaim(msgspec.Struct, frozen=True):
     """`keeps`: the pod owned these CPUs, or runs on exactly these and no other pod runs there that
     could not share them. `keeps_reserved`: the same, unless these CPUs are just the pool that the
-    pod would share."""
+    pod would share. `stays`: the same, and a container of the pod runs."""
 
     pod: Pod
     requested: CpuSet
     keeps: bool
     keeps_reserved: bool
+    stays: bool
 
 
 class _UnownedPools(msgspec.Struct, frozen=True):
@@ -226,7 +227,8 @@ def _in_order(
         proven = owned or (alone and not shares(pod, requested & online))
         had = bool(requested & owned_before.get(pod.uid, EMPTY))
         rank = (not owned, not had, not alone, not runs, pod.created_at, pod.uid)
-        return rank, _CpuClaim(pod, requested, owned or alone, proven)
+        stays = proven and bool(running_on.get(pod.uid))
+        return rank, _CpuClaim(pod, requested, owned or alone, proven, stays)
 
     def shares(pod: Pod, place: CpuSet) -> bool:
         """Whether the pod would also run on these CPUs if it owned none."""
@@ -301,6 +303,8 @@ class ClaimAdmission:
             return reason
         if not claim.keeps and (taken := requested & self._claimed):
             return f"CPUs {taken} are allocated by a ResourceClaim"
+        if pod.unequal and pod.qos in CPU_OWNERS and not claim.stays:
+            return f"{pod.unequal}: {pod.qos} pods need equal amounts"
         if requested & self._online and requested & self._online <= self._never_alone:
             return f"CPUs {requested & self._online} are reserved by the kubelet"
         if not claim.keeps_reserved:

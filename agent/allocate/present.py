@@ -13,29 +13,31 @@ from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
-from agent.model.apiobjects import ApiPod
+from agent.model.apiobjects import ApiPod, unequal_cpu
 from agent.model.pod.pods import ANNOTATIONS, LABELS, Pod, PodMetadata, pod_metadata
 
 
 def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
-    """By the runtime's uid, the labels and annotations that the API server has."""
+    """By the runtime's uid, the metadata that the API server has."""
     return {
-        pod.runtime_uid: pod_metadata(pod.labels, pod.annotations) for pod in pods if not pod.mirror
+        pod.runtime_uid: pod_metadata(pod.labels, pod.annotations, unequal_cpu(pod))
+        for pod in pods
+        if not pod.mirror
     }
 
 
 def present(
     api_pods: Iterable[ApiPod], running: Iterable[Pod], metadata: Mapping[str, PodMetadata]
 ) -> tuple[Pod, ...]:
-    """Sorted by the runtime's uid. `metadata`: the labels and annotations that count, also of pods
-    that the API no longer has."""
+    """Sorted by the runtime's uid. `metadata`: what counts, also of pods that the API no longer
+    has."""
     pods = {
         pod.uid: _with(pod, metadata[pod.uid]) if pod.uid in metadata else pod for pod in running
     }
     for pod in api_pods:
         uid, named = pod.runtime_uid, _named(pod)
         if uid in pods:
-            pods[uid] = msgspec.structs.replace(pods[uid], named=named)
+            pods[uid] = msgspec.structs.replace(pods[uid], named=named, unequal=unequal_cpu(pod))
         elif coming(pod):
             pods[uid] = Pod(
                 uid,
@@ -46,6 +48,7 @@ def present(
                 pod.kube_class,
                 pod.created_at,
                 named=named,
+                unequal=unequal_cpu(pod),
             )
     return tuple(pods[uid] for uid in sorted(pods))
 
@@ -73,9 +76,12 @@ def _named(pod: ApiPod) -> tuple[str, ...]:
 def _with(pod: Pod, metadata: PodMetadata) -> Pod:
     labels = _without(LABELS, pod.labels) | metadata.labels
     annotations = _without(ANNOTATIONS, pod.annotations) | metadata.annotations
-    if (labels, annotations) == (pod.labels, pod.annotations):
+    found = labels, annotations, metadata.unequal
+    if found == (pod.labels, pod.annotations, pod.unequal):
         return pod
-    return msgspec.structs.replace(pod, labels=labels, annotations=annotations)
+    return msgspec.structs.replace(
+        pod, labels=labels, annotations=annotations, unequal=metadata.unequal
+    )
 
 
 def _without(keys: Container[str], texts: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.pod.annotations import AnnotationError, resource_status, shared_containers
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QOS_LABEL, QoS
+from agent.model.quantities import cpu
 from agent.model.snapshot import Pool, pool_cpus
 
 
@@ -82,6 +83,7 @@ def numa_nodes(pod: Pod) -> tuple[int, ...]:
 
 
 _SHARES_PER_CPU: Final = 1024
+_LEAST_SHARES: Final = 2
 _MOST_SHARES: Final = 262_144
 """The kubelet's upper bound of cpu shares; shares at this bound do not show the request."""
 
@@ -93,6 +95,22 @@ def whole_cpus(shares: int) -> int:
     """
     cpus, rest = divmod(shares, _SHARES_PER_CPU)
     return 0 if rest or shares < 0 or shares >= _MOST_SHARES else cpus
+
+
+def unequal_resources(shares: int, quota_microseconds: int, period_microseconds: int) -> str:
+    """Where the CPU limit of a pod differs from its request, by the sums that the kubelet gives to
+    its sandbox (kubelet: pkg/kubelet/kuberuntime, calculateSandboxResources); "" if they are equal,
+    or if the sandbox does not show it. A kubelet that sets no CFS quotas sets no period, and the
+    quota of a pod to which it assigned CPUs is -1."""
+    if shares <= 0 or quota_microseconds < 0 or period_microseconds <= 0:
+        return ""
+    limit_milli = quota_microseconds * 1000 // period_microseconds
+    of_limit = max(_LEAST_SHARES, limit_milli * _SHARES_PER_CPU // 1000)
+    if min(of_limit, _MOST_SHARES) == shares:
+        return ""
+    requested_milli = -(-shares * 1000 // _SHARES_PER_CPU)
+    limit = cpu(limit_milli) if limit_milli else "not set"
+    return f"its sandbox: requests.cpu is {cpu(requested_milli)}, limits.cpu is {limit}"
 
 
 def may_own(pod: Pod) -> bool:

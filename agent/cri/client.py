@@ -14,6 +14,7 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders.grants import Carriers
+from agent.allocate.shares import unequal_resources
 from agent.hooks import cri
 from agent.model import bounds
 from agent.model.devices import visibility
@@ -66,7 +67,8 @@ class Placement(msgspec.Struct, frozen=True):
 
     `cgroups_path` is the OCI spec's (`/parent/ID` or `slice:prefix:ID`), `cpuset` the one in the
     spec that the container starts with. `carriers`: what it shows of its devices, None where that
-    was not asked for."""
+    was not asked for. `unequal`: of a sandbox, where the pod's CPU limit differs from its
+    request."""
 
     pid: int = 0
     cgroup_parent: str = ""
@@ -77,6 +79,7 @@ class Placement(msgspec.Struct, frozen=True):
     shares: int = 0
     memory_limit_bytes: int = 0
     carriers: Carriers | None = None
+    unequal: str = ""
 
 
 class Cri:
@@ -199,8 +202,13 @@ class _Memory(msgspec.Struct):
 
 
 class _Resources(msgspec.Struct):
+    """`cpu` and `memory` are the OCI spec's, the others the request's."""
+
     cpu: _Cpu | None = None
     memory: _Memory | None = None
+    cpu_shares: int = 0
+    cpu_quota: int = 0
+    cpu_period: int = 0
 
 
 class _Linux(msgspec.Struct, rename={"cgroups_path": "cgroupsPath"}):
@@ -235,6 +243,7 @@ def _placement(info: dict[str, str]) -> Placement:
     config = found.config.linux if found.config and found.config.linux else _Linux()
     resources = spec.resources or _Resources()
     cpu, memory = resources.cpu or _Cpu(), resources.memory or _Memory()
+    asked = config.resources or _Resources()
     return Placement(
         found.pid,
         config.cgroup_parent,
@@ -244,6 +253,7 @@ def _placement(info: dict[str, str]) -> Placement:
         cpu.quota or 0,
         cpu.shares or 0,
         memory.limit or 0,
+        unequal=unequal_resources(asked.cpu_shares, asked.cpu_quota, asked.cpu_period),
     )
 
 

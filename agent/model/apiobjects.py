@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from agent.model.objects import ObjectError, ObjectMetadata, converted, decoded
-from agent.model.pod.qos import KubeClass
-from agent.model.quantities import Quantity, QuantityError, milli, whole
+from agent.model.pod.qos import CPU_OWNERS, QOS_LABEL, KubeClass
+from agent.model.quantities import Quantity, QuantityError, cpu, milli, whole
 
 KIND: Final = "Pod"
 CONFIG_MIRROR: Final = "kubernetes.io/config.mirror"
@@ -89,6 +89,31 @@ class ApiPod(msgspec.Struct, frozen=True):
         if not self.mirror:
             return self.uid
         return self.annotations.get(CONFIG_HASH) or self.annotations[CONFIG_MIRROR]
+
+
+def unequal_cpu(pod: ApiPod) -> str:
+    """Where the CPU limit of an LSE or LSR pod differs from the request: the container and its
+    fields, with both amounts. "" if they are equal, and for a pod of another class. Containers that
+    keep running count, or the amounts of the pod as a whole where it has them
+    (fine-grained-cpu-orchestration, Koordinator QoS CPU orchestration principles; the same rule as
+    in deploy/policies/requests.yaml)."""
+    if pod.labels.get(QOS_LABEL) not in CPU_OWNERS:
+        return ""
+    whole_pod = "cpu" in pod.requests or "cpu" in pod.limits
+    parts = [("spec.resources", pod.requests, pod.limits)]
+    if not whole_pod:
+        running = (*pod.containers, *(each for each in pod.init_containers if each.sidecar))
+        parts = [(f"container {each.name}", each.requests, each.limits) for each in running]
+    for name, requests, limits in parts:
+        limit = limits.get("cpu")
+        requested = requests.get("cpu", limit)
+        if (requested or 0) != (limit or 0):
+            return f"{name}: requests.cpu is {_said(requested)}, limits.cpu is {_said(limit)}"
+    return ""
+
+
+def _said(cpu_milli: int | None) -> str:
+    return "not set" if cpu_milli is None else cpu(cpu_milli)
 
 
 def decode(text: bytes) -> ApiPod:

@@ -228,6 +228,7 @@ class RuntimeView:
                 if each.ready and not each.handler.startswith(_VIRTUAL)
             ),
             ended=tuple(ended.get(newest.id, ())) if newest.ready else (),
+            unequal=self._placement(newest.id).unequal,
         )
 
     def _sandbox_group(self, sandbox_id: str) -> str | None:

@@ -838,3 +838,35 @@ def test_an_owner_keeps_its_cpus_next_to_a_resource_claim() -> None:
 def test_offline_cpus_of_a_resource_claim_are_not_wanted() -> None:
     decision = decided(machine(offline="1"), pod("c"), kubelet=CLAIM)
     assert decision.pods["c"].of("main").cpuset == "2"
+
+
+UNEQUAL = "container main: requests.cpu is 2, limits.cpu is 4"
+
+
+@pytest.mark.parametrize(
+    ("qos", "owned_before", "running_on", "owns"),
+    [
+        ("LSR", (), {}, False),
+        ("LSE", (), {}, False),
+        # It runs on the pool.
+        ("LSR", (), {"a": "0-3"}, False),
+        # The agent decided by the annotation before it knew the limit.
+        ("LSR", ("a",), {}, False),
+        # No pod loses CPUs on which it runs, also after a restart without the last snapshot.
+        ("LSR", ("a",), {"a": "1-2"}, True),
+        ("LSR", (), {"a": "1-2"}, True),
+        # The rule is that of the classes that own CPUs.
+        ("LS", (), {}, True),
+    ],
+)
+def test_a_pod_whose_cpu_limit_differs_shares_the_pool(
+    qos: str, owned_before: tuple[str, ...], running_on: dict[str, str], owns: bool
+) -> None:
+    unequal = msgspec.structs.replace(pod("a", qos, "1-2"), unequal=UNEQUAL)
+    decision = decided(machine(), unequal, owned_before=owned_before, running_on=running_on)
+    assert [(each.uid, each.cpuset) for each in decision.owners] == [("a", "1-2")] * owns
+    assert wanted(decision)["a"] == ("1-2" if owns else "0-3")
+    if not owns:
+        (refusal,) = decision.refusals
+        assert refusal.reason == f"{UNEQUAL}: {qos} pods need equal amounts"
+        assert refusal.claimed == "1-2"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.allocate import present as rule
 from agent.allocate.present import coming, metadata_by_uid
-from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiPod, Phase
+from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiContainer, ApiPod, Phase
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pods import Container, ContainerState, Pod, PodMetadata
 from agent.model.pod.qos import QOS_LABEL
@@ -105,3 +105,21 @@ def test_every_running_pod_is_present_in_any_order_of_reports(
     found = present(api, runtime)
     assert uids <= {each.uid for each in found}
     assert found == present(api[::-1], runtime[::-1])
+
+
+def test_a_limit_that_differs_is_known_by_every_source() -> None:
+    labels = {QOS_LABEL: "LSR"}
+    sized = (ApiContainer("main", {"cpu": 2000}, {"cpu": 4000}),)
+    unequal = msgspec.structs.replace(api_pod("a"), labels=labels, containers=sized)
+    text = "container main: requests.cpu is 2, limits.cpu is 4"
+    assert [each.unequal for each in present([unequal], [])] == [text]
+    assert [each.unequal for each in present([unequal], [running("a")])] == [text]
+    # The server has removed the pod, or does not answer.
+    (kept,) = rule.present([], [running("a")], metadata_by_uid([unequal]))
+    assert kept.unequal == text
+    mirror = msgspec.structs.replace(unequal, annotations={CONFIG_MIRROR: "a", CONFIG_HASH: "a"})
+    assert [each.unequal for each in present([mirror], [running("a")])] == [text]
+    # The API server knows better than the sums that a sandbox has.
+    summed = msgspec.structs.replace(running("a"), unequal="its sandbox: ...")
+    assert [each.unequal for each in present([api_pod("a")], [summed])] == [""]
+    assert [each.unequal for each in present([], [summed])] == ["its sandbox: ..."]

@@ -1,6 +1,8 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.allocate.shares import host_application_cpus
+from agent.allocate.shares import host_application_cpus, unequal_resources
 from agent.model.snapshot import Pool
 
 POOLS = (Pool(0, 0, "0-1"), Pool(0, 1, ""), Pool(1, 2, "4"))
@@ -14,3 +16,40 @@ def test_host_application_of_class_ls_runs_on_the_ls_pool() -> None:
 def test_host_application_of_another_class_is_refused_with_the_class(qos: str) -> None:
     with pytest.raises(ValueError, match=f"class '{qos}'"):
         host_application_cpus(qos, POOLS)
+
+
+@pytest.mark.parametrize(
+    ("shares", "quota", "period", "where"),
+    [
+        (2048, 200_000, 100_000, ""),
+        (2048, 100_000, 50_000, ""),
+        (1536, 150_000, 100_000, ""),
+        (2, 0, 100_000, ""),
+        (262_144, 40_000_000, 100_000, ""),
+        (2048, 400_000, 100_000, "its sandbox: requests.cpu is 2, limits.cpu is 4"),
+        (2048, 0, 100_000, "its sandbox: requests.cpu is 2, limits.cpu is not set"),
+        # The kubelet sets no quotas; it assigned CPUs to the pod; the sandbox shows nothing.
+        (2048, 0, 0, ""),
+        (2048, -1, 100_000, ""),
+        (0, 0, 0, ""),
+    ],
+)
+def test_the_resources_of_a_sandbox_show_a_limit_that_differs(
+    shares: int, quota: int, period: int, where: str
+) -> None:
+    assert unequal_resources(shares, quota, period) == where
+
+
+@given(st.integers(10, 250_000), st.integers(10, 250_000), st.sampled_from([50_000, 100_000]))
+def test_equal_amounts_are_never_taken_for_different_ones(
+    requested_milli: int, limit_milli: int, period: int
+) -> None:
+    """As the kubelet computes both (pkg/kubelet/cm, MilliCPUToShares and MilliCPUToQuota)."""
+
+    def where(limit_milli: int) -> str:
+        shares, quota = requested_milli * 1024 // 1000, limit_milli * period // 1000
+        return unequal_resources(shares, quota, period)
+
+    assert where(requested_milli) == ""
+    if requested_milli // 1000 != limit_milli // 1000:
+        assert where(limit_milli)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from google.protobuf.message import Message
 
 from agent.allocate.device_holders.grants import Carriers
-from agent.cri.client import device_carriers
+from agent.cri.client import Cri, Reply, device_carriers
 
 CONTAINERD = {
     "pid": 77,
@@ -82,3 +83,37 @@ def test_carriers_from_cri_o() -> None:
 @pytest.mark.parametrize("text", ["", "{}", "[", '{"config":null,"runtimeSpec":{"process":null}}'])
 def test_a_runtime_without_verbose_status(text: str) -> None:
     assert device_carriers(text) == Carriers()
+
+
+class Answering(Cri):
+    """A runtime with one sandbox, whose verbose status has this `info`."""
+
+    def __init__(self, info: object) -> None:
+        super().__init__("/nowhere")
+        self._info = json.dumps(info)
+
+    def call(self, method: str, request: Message, reply: type[Reply]) -> Reply:
+        assert method == "PodSandboxStatus"
+        return reply(info={"info": self._info})
+
+
+@pytest.mark.parametrize(
+    ("resources", "unequal"),
+    [
+        ({"cpu_period": 100_000, "cpu_quota": 200_000, "cpu_shares": 2048}, ""),
+        (
+            {"cpu_period": 100_000, "cpu_quota": 400_000, "cpu_shares": 2048},
+            "its sandbox: requests.cpu is 2, limits.cpu is 4",
+        ),
+        ({"cpu_shares": 2048}, ""),
+        ({}, ""),
+        (None, ""),
+    ],
+)
+def test_a_sandbox_of_containerd_shows_the_sums_of_its_pod(resources: object, unequal: str) -> None:
+    linux = {"cgroup_parent": "/kubepods/podp", "resources": resources}
+    spec = {"linux": {"cgroupsPath": "/kubepods/podp/s", "resources": {"cpu": {"shares": 2}}}}
+    found = Answering({"pid": 7, "config": {"linux": linux}, "runtimeSpec": spec})
+    placement = found.sandbox_placement("s")
+    assert (placement.cgroup_parent, placement.shares) == ("/kubepods/podp", 2)
+    assert placement.unequal == unequal

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.apiobjects import ApiContainer, Phase, decode, from_object
+from agent.model.apiobjects import ApiContainer, Phase, decode, from_object, unequal_cpu
 from agent.model.objects import ObjectError
 
 BODY: dict[str, Any] = {
@@ -177,3 +177,78 @@ def test_an_invalid_field_is_named(
 ) -> None:
     with pytest.raises(ObjectError, match=rf"Pod ns/p: {field}: "):
         from_object({**BODY, "spec": spec, "status": status})
+
+
+def sized(name: str, request: str, limit: str, **more: str) -> dict[str, Any]:
+    """A container; "" sets no amount."""
+    amounts = {"requests": request, "limits": limit}
+    resources = {field: {"cpu": text} for field, text in amounts.items() if text}
+    return {"name": name, "resources": resources, **more}
+
+
+def of_class(qos: str, *containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    labels = {"koordinator.sh/qosClass": qos}
+    metadata = {"uid": "u", "name": "p", "namespace": "ns", "labels": labels}
+    return {"metadata": metadata, "spec": {"containers": [*containers], **spec}}
+
+
+SIDECAR = {"restartPolicy": "Always"}
+
+
+@pytest.mark.parametrize("qos", ["LSE", "LSR"])
+@pytest.mark.parametrize(
+    ("containers", "spec", "where"),
+    [
+        ([sized("a", "2", "2")], {}, ""),
+        ([sized("a", "2000m", "2")], {}, ""),
+        ([sized("a", "", "2")], {}, ""),
+        ([sized("a", "", "")], {}, ""),
+        ([sized("a", "2", "4")], {}, "container a: requests.cpu is 2, limits.cpu is 4"),
+        ([sized("a", "2", "")], {}, "container a: requests.cpu is 2, limits.cpu is not set"),
+        (
+            [sized("a", "2", "2"), sized("b", "500m", "1")],
+            {},
+            "container b: requests.cpu is 500m, limits.cpu is 1",
+        ),
+        # Equal in sum.
+        (
+            [sized("a", "1", "2"), sized("b", "2", "1")],
+            {},
+            "container a: requests.cpu is 1, limits.cpu is 2",
+        ),
+        # Plain init containers end before the others run.
+        ([sized("a", "2", "2")], {"initContainers": [sized("i", "1", "3")]}, ""),
+        (
+            [sized("a", "2", "2")],
+            {"initContainers": [sized("s", "1", "3", **SIDECAR)]},
+            "container s: requests.cpu is 1, limits.cpu is 3",
+        ),
+        # The amounts of the pod override those of its containers.
+        ([sized("a", "1", "")], {"resources": sized("", "2", "2")["resources"]}, ""),
+        (
+            [sized("a", "2", "2")],
+            {"resources": sized("", "2", "4")["resources"]},
+            "spec.resources: requests.cpu is 2, limits.cpu is 4",
+        ),
+    ],
+)
+def test_the_first_difference_between_limit_and_request_is_named(
+    qos: str, containers: list[dict[str, Any]], spec: dict[str, Any], where: str
+) -> None:
+    assert unequal_cpu(from_object(of_class(qos, *containers, **spec))) == where
+
+
+@pytest.mark.parametrize("qos", ["LS", "BE", "SYSTEM", "", "x"])
+def test_other_classes_may_have_any_limit(qos: str) -> None:
+    assert unequal_cpu(from_object(of_class(qos, sized("a", "2", "4")))) == ""
+
+
+@given(st.lists(st.tuples(st.integers(0, 64_000), st.integers(0, 64_000)), min_size=1, max_size=4))
+def test_any_container_whose_limit_differs_is_found(amounts: list[tuple[int, int]]) -> None:
+    containers = [
+        sized(f"c{place}", f"{request}m", f"{limit}m")
+        for place, (request, limit) in enumerate(amounts)
+    ]
+    found = unequal_cpu(from_object(of_class("LSR", *containers)))
+    wrong = [place for place, (request, limit) in enumerate(amounts) if request != limit]
+    assert found.startswith(f"container c{wrong[0]}: ") if wrong else found == ""

@@ -47,11 +47,15 @@ def pod(
     started: str = "2026-01-01T00:00:00Z",
     namespace: str = "ns",
 ) -> Object:
-    """`cpus`: the exclusive CPUs in its annotation."""
+    """`cpus`: the exclusive CPUs in its annotation. The CPU limit of an LSE or LSR pod equals its
+    request."""
     notes = dict(annotations or {})
     if cpus:
         notes[RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
     conditions = [] if ready is None else [{"type": "Ready", "status": str(ready)}]
+    wanted = requests or {}
+    owns = (labels or {}).get("koordinator.sh/qosClass") in ("LSE", "LSR") and "cpu" in wanted
+    limits = {"cpu": wanted["cpu"]} if owns else {}
     return {
         "metadata": {
             "name": name,
@@ -62,7 +66,7 @@ def pod(
         },
         "spec": {
             "nodeName": node,
-            "containers": [{"name": "c", "resources": {"requests": requests or {}}}],
+            "containers": [{"name": "c", "resources": {"requests": wanted, "limits": limits}}],
         },
         "status": {
             "phase": phase,

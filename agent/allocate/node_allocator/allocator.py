@@ -124,6 +124,9 @@ class NodeAllocator:
             return self._by_zones(pod_request)
         if pod_request.uid in self._holdings:
             return self.without((pod_request.uid,)).offer(pod_request)
+        if pod_request.unequal:
+            class_ = pod_request.resources.qos
+            return refused(Missing(f"{pod_request.unequal}: {class_} pods need equal amounts"))
         if properties.cpus is None and Needs.CPUS in pod_request.needs:
             return refused(Missing(f"node {properties.name} has no usable NodeResourceTopology"))
         if pod_request.unserved and properties.cpus is not None and properties.cpus.kubelet_static:

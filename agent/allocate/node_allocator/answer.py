@@ -93,7 +93,8 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """The node lacks something that no eviction can provide; `text` names it."""
+    """Something that no eviction can provide: the node lacks it, or the pod's own fields do; `text`
+    names it."""
 
     text: str
 

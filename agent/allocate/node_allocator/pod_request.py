@@ -19,7 +19,7 @@ from agent.allocate.resource_request import (
     pod_requests,
     resource_request,
 )
-from agent.model.apiobjects import ApiPod
+from agent.model.apiobjects import ApiPod, unequal_cpu
 from agent.model.cpu.policies import BindPolicy, NumaPolicy
 from agent.model.devices.device_allocation import (
     DEVICE_ALLOCATE_HINT,
@@ -62,7 +62,8 @@ class PodRequest(msgspec.Struct, frozen=True):
     Topolet writes and that the pod already has. `shape`: equal for two pods that get the same
     answer on every node. `taken`: the amounts that the kubelet takes from NUMA nodes for the pod,
     without CPUs that it owns. `unserved`: why a static kubelet would not assign CPUs to every
-    container of a pod that requests CPUs of its own."""
+    container of a pod that requests CPUs of its own. `unequal`: the container and fields of such a
+    pod whose CPU limit differs from the request."""
 
     resources: ResourceRequest
     requests: dict[str, int] = {}
@@ -77,6 +78,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     shape: bytes = b""
     taken: dict[str, int] = {}
     unserved: str = ""
+    unequal: str = ""
 
     @property
     def uid(self) -> str:
@@ -150,7 +152,8 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
         needs |= Needs.DEVICES
     if listed:
         needs |= Needs.LISTED
-    missing = unserved(pod) if _binds(resources) else ""
+    binds = _binds(resources)
+    missing, unequal = (unserved(pod), unequal_cpu(pod)) if binds else ("", "")
     if ours:
         needs |= Needs.NUMA
     if _needs_cpus(resources):
@@ -174,9 +177,20 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
         isolation,
         notes.get(RESOURCE_SPEC, ""),
         tuple(key for key in _WRITTEN if notes.get(key)),
-        _shape(resources, ours, requests, isolation, device_notes, listed, _parts(zoned), missing),
+        _shape(
+            resources,
+            ours,
+            requests,
+            isolation,
+            device_notes,
+            listed,
+            _parts(zoned),
+            missing,
+            unequal,
+        ),
         taken,
         missing,
+        unequal,
     )
 
 

@@ -57,7 +57,8 @@ class Pod(msgspec.Struct, frozen=True):
     `ended`: the newest ended container of each name that has no other container; only for pods for
     which ended containers matter.
 
-    `named`: the container names in its spec, None while the spec is unknown.
+    `named`: the container names in its spec, None while the spec is unknown. `unequal`: where the
+    CPU limit differs from the request, "" if they are equal or unknown.
 
     `created_at`: nanoseconds since 1970, of the oldest sandbox, or of the notification if the
     runtime does not have the pod yet.
@@ -74,6 +75,7 @@ class Pod(msgspec.Struct, frozen=True):
     sandboxes: tuple[Container, ...] = ()
     ended: tuple[EndedContainer, ...] = ()
     named: tuple[str, ...] | None = None
+    unequal: str = ""
 
     @property
     def qos(self) -> QoS:
@@ -101,15 +103,19 @@ ANNOTATIONS: Final = {
 
 
 class PodMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Only the labels and annotations that decisions use."""
+    """Only the labels and annotations that decisions use, and `unequal` as in Pod."""
 
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    unequal: str = ""
 
 
-def pod_metadata(labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodMetadata:
+def pod_metadata(
+    labels: Mapping[str, str], annotations: Mapping[str, str], unequal: str = ""
+) -> PodMetadata:
     """The metadata of a pod that decisions use."""
     return PodMetadata(
         {key: labels[key] for key in LABELS if key in labels},
         bounds.kept(annotations, ANNOTATIONS),
+        unequal,
     )

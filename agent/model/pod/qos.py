@@ -35,6 +35,7 @@ class PriorityClass(enum.StrEnum):
     FREE = "koord-free"
 
 
+CPU_OWNERS: Final = frozenset({QoS.LSE, QoS.LSR})
 _SLICE: Final = ".slice"
 _BY_LABEL = {each.value: each for each in QoS}
 

@@ -32,7 +32,10 @@ def pod(
     labels: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> ApiPod:
-    """One container; `notes`: annotations, as strings or as values to encode as JSON."""
+    """One container; `notes`: annotations, as strings or as values to encode as JSON. Without
+    `limits` an LSE or LSR pod is limited to the CPU that it requests."""
+    if limits is None and qos in ("LSE", "LSR") and "cpu" in (requests or {}):
+        limits = {"cpu": (requests or {})["cpu"]}
     texts = {
         key: value if isinstance(value, str) else msgspec.json.encode(value).decode()
         for key, value in (notes or {}).items()

@@ -525,3 +525,41 @@ def test_other_policies_refuse_cpus_and_cards_on_different_numa_nodes(policy: Nu
     found = refusal(place, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
     assert "no NUMA nodes that the policy admits" in found.text()
     assert not found.unresolvable
+
+
+@pytest.mark.parametrize("qos", ["LSE", "LSR"])
+@pytest.mark.parametrize("limits", [{"cpu": 4}, {}])
+@pytest.mark.parametrize("policy", [None, ONE])
+def test_a_pod_whose_cpu_limit_differs_gets_no_cpus_of_its_own(
+    qos: str, limits: dict[str, int], policy: NumaPolicy | None
+) -> None:
+    place = NodeAllocator(facts(policy=policy))
+    found = refusal(place, pod("a", {"cpu": 2}, qos, limits=limits))
+    said = limits.get("cpu", "not set")
+    text = f"container c: requests.cpu is 2, limits.cpu is {said}: {qos} pods need equal amounts"
+    assert (found.text(), found.words(), found.unresolvable) == (text, text, True)
+    assert granted(place, pod("a", {"cpu": 2}, qos, limits={"cpu": 2}))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        pod("a", {"cpu": 2}, "LS", limits={"cpu": 4}),
+        pod("a", {"cpu": 2}, limits={"cpu": 4}),
+        # Its priority makes it share.
+        pod("a", {"cpu": 2}, "LSR", limits={"cpu": 4}, priority=5000),
+    ],
+)
+def test_the_limit_of_a_pod_that_shares_cpus_is_free(of: ApiPod) -> None:
+    assert granted(NodeAllocator(facts()), of)
+
+
+def test_a_bound_pod_whose_cpu_limit_differs_keeps_its_cpus() -> None:
+    place = NodeAllocator(facts())
+    bound = bind(place, pod("a", {"cpu": 2}, "LSR"))
+    held = holding_of(
+        msgspec.structs.replace(
+            bound, containers=pod("a", {"cpu": 2}, "LSR", limits={"cpu": 4}).containers
+        )
+    )
+    assert held.allocation.cpus == place.holdings["a"].allocation.cpus

@@ -129,7 +129,13 @@ notes = st.fixed_dictionaries(
     },
 )
 pods = st.builds(
-    lambda cpus, cards, qos, pod_notes: pod("x", {**cpus, **cards}, qos, pod_notes, {"cpu": "4"}),
+    lambda cpus, cards, qos, pod_notes: pod(
+        "x",
+        {**cpus, **cards},
+        qos,
+        pod_notes,
+        None if qos in ("LSR", "LSE") else {"cpu": "4"},
+    ),
     of_cpus | st.just(nothing),
     of_devices | st.just(nothing),
     st.sampled_from([None, "LS", "LSR", "LSE", "BE"]),

@@ -134,6 +134,7 @@ DIFFERENT = [
     {"requests": {"cpu": 2}},
     {"requests": {"cpu": 1}, "qos": "LS"},
     {"requests": {"cpu": 1}, "qos": "LSR"},
+    {"requests": {"cpu": 1}, "qos": "LSR", "limits": {"cpu": 2}},
     {"requests": {"cpu": 1}, "qos": "LSR", "priority": 3000},
     {"requests": {"cpu": 1}, "qos": "LSR", "notes": {SPEC: {"requiredCPUBindPolicy": "Default"}}},
     {"requests": {"cpu": 1}, "notes": BURST, "limits": {"cpu": 2}},

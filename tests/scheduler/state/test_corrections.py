@@ -243,8 +243,9 @@ def free(cluster: SchedulerCache, count: int) -> Granted | Refused:
     """The node's offer to an LSE pod to which the kubelet would give CPUs."""
     state = cluster.node("n1")
     assert state is not None
-    body = objects.pod("new", requests={"cpu": str(count)}, kube_class="Guaranteed")
-    body["metadata"]["labels"] = {"koordinator.sh/qosClass": "LSE"}
+    labels = {"koordinator.sh/qosClass": "LSE"}
+    requests = {"cpu": str(count)}
+    body = objects.pod("new", requests=requests, labels=labels, kube_class="Guaranteed")
     return state.allocator.offer(objects.request_of(objects.from_object(body)))
 
 
@@ -306,7 +307,8 @@ def test_owner_without_cpus_from_the_kubelet_gets_no_static_node(
 ) -> None:
     body = objects.pod("new", labels={"koordinator.sh/qosClass": qos}, kube_class=kube_class)
     body["spec"]["containers"] = [
-        {"name": name, "resources": {"requests": {"cpu": cpu}}} for name, cpu in containers
+        {"name": name, "resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}}
+        for name, cpu in containers
     ]
     pod_request = objects.request_of(objects.from_object(body))
     state = cluster.node("n1")
@@ -330,7 +332,7 @@ def test_sidecar_that_shares_by_annotation_needs_no_whole_cpus(cluster: Schedule
         kube_class="Guaranteed",
     )
     body["spec"]["containers"] = [
-        {"name": name, "resources": {"requests": {"cpu": cpu}}}
+        {"name": name, "resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}}
         for name, cpu in (("main", "1500m"), ("envoy", "500m"))
     ]
     state = cluster.node("n1")
@@ -338,6 +340,7 @@ def test_sidecar_that_shares_by_annotation_needs_no_whole_cpus(cluster: Schedule
     offer = state.allocator.offer(objects.request_of(objects.from_object(body)))
     assert isinstance(offer, Refused)
     assert "container main requests 1500m CPU" in offer.text()
-    body["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
-    body["spec"]["containers"][1]["resources"]["requests"]["cpu"] = "0"
+    for place, cpu in enumerate(("2", "0")):
+        for amounts in body["spec"]["containers"][place]["resources"].values():
+            amounts["cpu"] = cpu
     assert isinstance(state.allocator.offer(objects.request_of(objects.from_object(body))), Granted)
