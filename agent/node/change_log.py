@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from agent.allocate.cpu_claims import ClaimRefusal
@@ -17,7 +17,7 @@ from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import Owner
-from agent.node.violations import Shortfall, find_overlaps, started
+from agent.node.violations import Shortfall, Unallocated, find_overlaps, started
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class ChangeRecorder:
         self._refused: frozenset[ClaimRefusal] = frozenset()
         self._failed: frozenset[str] = frozenset()
         self._short: frozenset[Shortfall] = frozenset()
+        self._unallocated: frozenset[Unallocated] = frozenset()
         self._vanished: dict[str, str] = {}
         self._no_cgroup: dict[str, float] = {}
         self._logged_without_cgroup: frozenset[str] = frozenset()
@@ -110,6 +111,13 @@ class ChangeRecorder:
         self._short = frozenset(shortfalls)
         self._metrics.short_of_cpus.set(len(shortfalls))
 
+    def unallocated(self, pods: tuple[Unallocated, ...]) -> None:
+        """Logs LSE and LSR pods to which nobody allocated CPUs."""
+        for each in sorted(frozenset(pods) - self._unallocated, key=lambda each: each.title):
+            log.warning("pod %s: %s", each.title, each.text)
+        self._unallocated = frozenset(pods)
+        self._metrics.without_cpus.set(len(pods))
+
     def written(
         self, outcomes: Sequence[WriteOutcome], others: ValueOutcome, titles: Mapping[str, str]
     ) -> list[str]:
@@ -142,8 +150,14 @@ CLAIM_NOT_HONORED: Final = "CPUClaimNotHonored"
 INVALID_ANNOTATION: Final = "InvalidAnnotation"
 INVALID_LABEL: Final = "InvalidLabel"
 INVALID_NODE: Final = "InvalidNodeConfiguration"
+NO_CPUS_ALLOCATED: Final = "NoCPUsAllocated"
 AGAIN_SECONDS: Final = 1800.0
 """The API server keeps an Event for an hour: a lasting cause is recorded again."""
+PAUSE_SECONDS: Final = 60.0
+"""The least time between two Events of one pod and reason."""
+LASTING_SECONDS: Final = 10.0
+"""How long the claim of a pod without a container is refused before an Event says so: the pod that
+had the CPUs before may still be ending."""
 
 
 class EventRecorder(Protocol):
@@ -160,51 +174,101 @@ class NodeFaults(NamedTuple):
     faults: Iterable[str]
 
 
+class _Cause(NamedTuple):
+    """`since`: when it appeared. `recorded`: when its last Event was recorded, with `note`; None
+    before the first."""
+
+    since: float
+    recorded: float | None = None
+    note: str = ""
+
+    def due(self, note: str, now: float, delay_seconds: float) -> bool:
+        """Whether an Event with this note is to be recorded."""
+        if self.recorded is None:
+            return now - self.since >= delay_seconds
+        wait = AGAIN_SECONDS if note == self.note else PAUSE_SECONDS
+        return now - self.recorded >= wait
+
+
 class PodEvents:
-    """Events of pods that do not have promised CPUs, or have an invalid annotation or label, and of
-    the Node: one when the cause appears, and every AGAIN_SECONDS while it lasts. Without `records`
-    it does nothing."""
+    """Events of pods that do not have promised CPUs, have an invalid annotation or label, or belong
+    to a class that owns CPUs and got none, and of the Node: one for each object and reason when the
+    cause appears, and every AGAIN_SECONDS while it lasts; one with a new text after PAUSE_SECONDS.
+    Without `records` it does nothing."""
 
     def __init__(
         self, records: EventRecorder | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._records = records
         self._clock = clock
-        self._recorded: dict[tuple[Regarding, str, str], float] = {}
+        self._causes: dict[tuple[Regarding, str], _Cause] = {}
 
     def record(
         self,
         shortfalls: Iterable[Shortfall],
-        unread: Iterable[ClaimRefusal],
+        refusals: Iterable[ClaimRefusal],
+        unallocated: Iterable[Unallocated],
+        created: Container[str],
         known: Mapping[str, ApiPod],
         labels: Iterable[tuple[str, str]] = (),
         node: NodeFaults | None = None,
     ) -> None:
-        """`unread`: refusals of annotations that name no CPUs; `known`: the API's pods; `labels`:
-        uids of pods with faults of their labels; `node` None: the Node is not known."""
+        """`refusals`: those of annotations. `created`: the uids of pods with a container. `known`:
+        the API's pods. `labels`: uids of pods with faults of their labels. `node` None: the Node is
+        not known."""
         if self._records is None:
             return
-        notes = [(each.uid, CLAIM_NOT_HONORED, each.text) for each in shortfalls]
-        notes += [
-            (each.uid, INVALID_ANNOTATION, f"annotation {each.key}: {each.reason}")
-            for each in unread
-        ]
-        notes += [(uid, INVALID_LABEL, fault) for uid, fault in labels]
-        by_uid = {pod.runtime_uid: pod for pod in known.values()} if notes else {}
-        events = [
-            (Regarding(pod.namespace, pod.name, pod.uid), reason, note)
-            for uid, reason, note in notes
-            if (pod := by_uid.get(uid)) is not None
-        ]
-        if node is not None:
-            about = Regarding("", node.name, node.uid, "Node")
-            events += [(about, INVALID_NODE, fault) for fault in node.faults]
         now = self._clock()
-        standing = {}
-        for event in events:
-            before = self._recorded.get(event)
-            if before is None or now - before >= AGAIN_SECONDS:
-                self._records.record(*event)
-                before = now
-            standing[event] = before
-        self._recorded = standing
+        notes = _notes(shortfalls, refusals, unallocated, labels)
+        by_uid = {pod.runtime_uid: pod for pod in known.values()} if notes else {}
+        events: dict[tuple[Regarding, str], tuple[str, float]] = {}
+        for (uid, reason), texts in notes.items():
+            pod = by_uid.get(uid)
+            if pod is None or pod.terminal:
+                continue
+            if reason == NO_CPUS_ALLOCATED and pod.scheduler:
+                texts.append(f"spec.schedulerName: {pod.scheduler}")
+            about = Regarding(pod.namespace, pod.name, pod.uid)
+            delay_seconds = 0 if uid in created or reason == INVALID_LABEL else LASTING_SECONDS
+            events[about, reason] = "; ".join(dict.fromkeys(texts)), delay_seconds
+        if node is not None and (faults := tuple(node.faults)):
+            about = Regarding("", node.name, node.uid, "Node")
+            events[about, INVALID_NODE] = "; ".join(faults), 0
+        # A cause that comes and goes causes no Event each time.
+        causes = {
+            key: each
+            for key, each in self._causes.items()
+            if each.recorded is not None and now - each.recorded < PAUSE_SECONDS
+        }
+        for key, (note, delay_seconds) in events.items():
+            cause = self._causes.get(key) or _Cause(now)
+            if cause.due(note, now, delay_seconds):
+                self._records.record(*key, note)
+                cause = _Cause(cause.since, now, note)
+            causes[key] = cause
+        self._causes = causes
+
+
+def _notes(
+    shortfalls: Iterable[Shortfall],
+    refusals: Iterable[ClaimRefusal],
+    unallocated: Iterable[Unallocated],
+    labels: Iterable[tuple[str, str]],
+) -> dict[tuple[str, str], list[str]]:
+    """By pod uid and reason. The shortfalls of a pod name the reason of its refusal."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for short in shortfalls:
+        found.setdefault((short.uid, CLAIM_NOT_HONORED), []).append(short.text)
+    for each in refusals:
+        if (each.uid, CLAIM_NOT_HONORED) in found:
+            continue
+        reason = CLAIM_NOT_HONORED if each.claimed else INVALID_ANNOTATION
+        claims = f" claims CPUs {each.claimed}" if each.claimed else ""
+        keeps = f"; it keeps CPUs {each.held}" if each.held else ""
+        note = f"annotation {each.key}{claims}: {each.reason}{keeps}"
+        found.setdefault((each.uid, reason), []).append(note)
+    for pod in unallocated:
+        found.setdefault((pod.uid, NO_CPUS_ALLOCATED), []).append(pod.text)
+    for uid, fault in labels:
+        found.setdefault((uid, INVALID_LABEL), []).append(fault)
+    return found

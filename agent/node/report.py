@@ -9,16 +9,17 @@ import msgspec
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus, given_away
+from agent.model import bounds
 from agent.model.apiobjects import ApiPod, Phase
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.devices.gpu_users import GpuUse, users
 from agent.model.devices.gpus import GpuReading
 from agent.model.nrt import fingerprint, report
-from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc
+from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc, RefusedClaim
 from agent.model.nrt.report import Allocated, DeviceReport, Report, ReportValues, Reserved
 from agent.model.nrt.resource_topology import OwnerReference
-from agent.model.pod.annotations import AnnotationError, resource_status
+from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import label_faults
 from agent.model.snapshot import PodWanted
@@ -28,7 +29,7 @@ from agent.node.device_visibility import UNDECIDED, DeviceVisibility
 from agent.node.devices import DeviceState
 from agent.node.kubelet_view import PodResourcesState
 from agent.node.node_configuration import rules
-from agent.node.violations import Shortfall
+from agent.node.violations import Shortfall, find_unallocated, unmet
 from agent.telemetry.metrics import AgentMetrics
 
 UpdatePodResources = Callable[
@@ -110,13 +111,17 @@ class Reporter:
     ) -> None:
         """`listed`: the pods of the runtime, also excluded ones. Nothing is reported to the cluster
         while the visibility is UNDECIDED. Raises StoreError."""
+        decision, pods = moment.decision, moment.pods
+        unallocated = find_unallocated(pods, decision, moment.kubelet)
         self.changes.shortfalls(shortfalls)
-        unread = _unread(moment.pods, moment.decision.refusals, shortfalls)
+        self.changes.unallocated(unallocated)
         self._pod_events.record(
             shortfalls,
-            unread,
+            _of_annotations(decision),
+            unallocated,
+            {pod.uid for pod in pods if pod.containers},
             moment.cluster.pods,
-            [(pod.uid, fault) for pod in moment.pods for fault in label_faults(pod.labels)],
+            [(pod.uid, fault) for pod in pods for fault in label_faults(pod.labels)],
             self._node_faults(moment),
         )
         if self._correct is not None:
@@ -137,12 +142,24 @@ class Reporter:
         return NodeFaults(self._cluster.node_name, node.uid, moment.node_faults)
 
 
-def _unread(
-    pods: tuple[Pod, ...], refusals: tuple[ClaimRefusal, ...], shortfalls: tuple[Shortfall, ...]
-) -> tuple[ClaimRefusal, ...]:
-    """Refusals of annotations that can't be read and so promise no CPUs."""
-    there = {pod.uid for pod in pods if pod.containers} - {each.uid for each in shortfalls}
-    return tuple(each for each in refusals if each.uid in there and each.key and not each.claimed)
+def _of_annotations(decision: Decision) -> tuple[ClaimRefusal, ...]:
+    """Unmet CPU claims, and other annotations that can't be read."""
+    others = (each for each in decision.refusals if each.key not in ("", RESOURCE_STATUS))
+    return (*unmet(decision), *others)
+
+
+def _refused(pods: tuple[Pod, ...], decision: Decision) -> tuple[RefusedClaim, ...]:
+    by_uid = {pod.uid: pod for pod in pods}
+    return tuple(
+        RefusedClaim(
+            by_uid[each.uid].namespace,
+            by_uid[each.uid].name,
+            each.uid,
+            each.claimed if len(each.claimed) <= bounds.REASON_CHARACTERS else "",
+            each.reason,
+        )
+        for each in unmet(decision)
+    )
 
 
 def report_values(name: str, moment: ReportInput) -> ReportValues:
@@ -164,6 +181,7 @@ def report_values(name: str, moment: ReportInput) -> ReportValues:
         resources.portions,
         OwnerReference(name, uid) if uid else None,
         _fingerprint(cluster.pods.values()) if uid else None,
+        _refused(pods, decision),
     )
 
 

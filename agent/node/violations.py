@@ -1,6 +1,6 @@
-"""Violations of the ownership of CPUs: containers that run on another pod's CPUs, and containers
-that own fewer CPUs than the annotation of their pod, or the checkpoint of a kubelet with the static
-policy, promises.
+"""Violations of the ownership of CPUs: containers that run on another pod's CPUs, containers that
+own fewer CPUs than the annotation of their pod, or the checkpoint of a kubelet with the static
+policy, promises, and LSE and LSR pods to which nobody allocated CPUs.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import sidecars
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.pod.pods import ContainerState, Pod
-from agent.model.pod.qos import QoS
+from agent.model.pod.qos import CPU_OWNERS, QoS
 from agent.model.snapshot import Owner
 
 
@@ -166,6 +167,56 @@ def find_shortfalls(
                 )
             )
     return tuple(found)
+
+
+class Unallocated(msgspec.Struct, frozen=True):
+    """A pod of a class that owns CPUs, to which neither a scheduler nor the node allocated any."""
+
+    uid: str
+    title: str
+    qos: QoS
+
+    @property
+    def text(self) -> str:
+        """A message that does not name the pod."""
+        return f"no scheduler allocated CPUs to this {self.qos} pod, so it shares the pool"
+
+
+def find_unallocated(
+    pods: tuple[Pod, ...], decision: Decision, kubelet: KubeletCpus
+) -> tuple[Unallocated, ...]:
+    """Such pods with a container, in the order of `pods`. A pod whose annotation names NUMA nodes
+    got these instead of CPUs; one whose annotation can't be read is reported as a refusal."""
+    served = {owner.uid for owner in decision.owners} | kubelet.claimed.keys()
+    served |= {uid for uid, cpus in kubelet.by_uid.items() if cpus and kubelet.static}
+    served |= {each.uid for each in decision.refusals if each.key in (RESOURCE_STATUS, "")}
+    return tuple(
+        Unallocated(pod.uid, pod.title, pod.qos)
+        for pod in pods
+        if pod.qos in CPU_OWNERS and pod.containers and pod.uid not in served
+        if not _names_numa_nodes(pod)
+    )
+
+
+def unmet(decision: Decision) -> tuple[ClaimRefusal, ...]:
+    """The refused CPU claims, without those of pods to which a static kubelet assigned other CPUs
+    in the same number: the scheduler corrects these annotations."""
+    kubelets = {owner.uid for owner in decision.owners if owner.kubelet}
+
+    def replaced(each: ClaimRefusal) -> bool:
+        number = len(CpuSet.parse(each.claimed))
+        return each.uid in kubelets and 0 < number <= len(CpuSet.parse(each.held))
+
+    return tuple(
+        each for each in decision.refusals if each.key == RESOURCE_STATUS and not replaced(each)
+    )
+
+
+def _names_numa_nodes(pod: Pod) -> bool:
+    try:
+        return bool(resource_status(pod.annotations).shared_numa_nodes())
+    except AnnotationError:
+        return True
 
 
 def _claimed(pod: Pod) -> CpuSet:

@@ -180,6 +180,11 @@ class AgentMetrics:
             "kubelet's checkpoint, names.",
             registry=registry,
         )
+        self.without_cpus = Gauge(
+            "topolet_pods_without_allocated_cpus",
+            "LSE and LSR pods to which no scheduler allocated CPUs: they share a pool.",
+            registry=registry,
+        )
         self.events = Counter(
             "topolet_events",
             "Events about pods, by result: written, failed, dropped (too many waited).",

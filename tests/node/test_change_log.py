@@ -1,20 +1,32 @@
 import logging
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.kube.events import Regarding
 from agent.model.apiobjects import ApiPod, Phase
 from agent.model.cpu.cpuset import CpuSet
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.qos import QoS
 from agent.node.change_log import (
     AGAIN_SECONDS,
+    CLAIM_NOT_HONORED,
+    INVALID_ANNOTATION,
     INVALID_LABEL,
     INVALID_NODE,
+    LASTING_SECONDS,
+    NO_CPUS_ALLOCATED,
+    PAUSE_SECONDS,
     ChangeRecorder,
     NodeFaults,
     PodEvents,
 )
+from agent.node.violations import Shortfall, Unallocated
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod
 from tests.node.world import Recorded
@@ -78,21 +90,151 @@ def test_faults_of_the_node_are_events_again_while_they_last() -> None:
     for now[0], faults, count in (
         (0.0, ["label a: x"], 1),
         (1.0, ["label a: x"], 1),
-        (2.0, ["label a: x", "label b: y"], 2),
-        (AGAIN_SECONDS, ["label a: x"], 3),
-        (AGAIN_SECONDS + 1, [], 3),
-        (AGAIN_SECONDS + 2, ["label a: x"], 4),
+        (2.0, ["label a: x", "label b: y"], 1),
+        (PAUSE_SECONDS, ["label a: x", "label b: y"], 2),
+        (PAUSE_SECONDS + 1, [], 2),
+        (PAUSE_SECONDS + 2, ["label a: x", "label b: y"], 2),
+        (PAUSE_SECONDS + AGAIN_SECONDS, ["label a: x", "label b: y"], 3),
     ):
-        events.record((), (), {}, node=NodeFaults("n", "uid-n", faults))
+        events.record((), (), (), (), {}, node=NodeFaults("n", "uid-n", faults))
         assert len(recorded.events) == count
     assert recorded.events[:2] == [
         (about, INVALID_NODE, "label a: x"),
-        (about, INVALID_NODE, "label b: y"),
+        (about, INVALID_NODE, "label a: x; label b: y"),
     ]
 
 
 def test_faults_of_labels_are_events_of_pods_that_the_api_has() -> None:
     recorded = Recorded()
     known = {"a": ApiPod("a", "ns", "p", "n", Phase.RUNNING, {}, {}, "guaranteed", 1)}
-    PodEvents(recorded).record((), (), known, [("a", "label q: 'LSX'"), ("gone", "label q: 'x'")])
+    labels = [("a", "label q: 'LSX'"), ("gone", "label q: 'x'")]
+    PodEvents(recorded).record((), (), (), (), known, labels)
     assert recorded.events == [(Regarding("ns", "p", "a"), INVALID_LABEL, "label q: 'LSX'")]
+
+
+def test_owner_class_without_cpus_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = AgentMetrics()
+    recorder = ChangeRecorder(metrics)
+    found = (Unallocated("a", "ns/a", QoS.LSR),)
+    for moment, number in ((found, 1), (found, 1), ((), 0), (found, 1)):
+        recorder.unallocated(moment)
+        assert f"topolet_pods_without_allocated_cpus {number}.0" in metrics.render()
+    text = "pod ns/a: no scheduler allocated CPUs to this LSR pod, so it shares the pool"
+    assert caplog.messages == [text] * 2
+
+
+class Scene:
+    """Events of pods `a` to `d` on the API server, with a clock of their own."""
+
+    def __init__(self, phase: Phase = Phase.RUNNING) -> None:
+        self.now = 1000.0
+        self.recorded: list[tuple[float, str, str, str]] = []
+        self.known = {
+            uid: ApiPod(uid, "ns", uid, "n", phase, {}, {}, None, 1, scheduler="default-scheduler")
+            for uid in "abcd"
+        }
+        self._events = PodEvents(self, lambda: self.now)
+
+    def record(self, regarding: Regarding, reason: str, note: str) -> None:
+        self.recorded.append((self.now, regarding.uid, reason, note))
+
+    def passes(
+        self,
+        *,
+        shortfalls: tuple[Shortfall, ...] = (),
+        refusals: tuple[ClaimRefusal, ...] = (),
+        unallocated: tuple[Unallocated, ...] = (),
+        created: str = "abcd",
+    ) -> list[tuple[str, str, str]]:
+        """The Events of one pass."""
+        before = len(self.recorded)
+        self._events.record(shortfalls, refusals, unallocated, set(created), self.known)
+        return [each[1:] for each in self.recorded[before:]]
+
+
+def shortfall(uid: str, container: str = "main", held: str = "") -> Shortfall:
+    return Shortfall(uid, f"ns/{uid}", container, "2-3", held, "why")
+
+
+def refusal(uid: str, claimed: str = "2-3", held: str = "") -> ClaimRefusal:
+    return ClaimRefusal(uid, f"ns/{uid}", RESOURCE_STATUS, "why", claimed, held)
+
+
+def test_one_event_for_each_pod_and_reason() -> None:
+    scene = Scene()
+    two = shortfall("a"), shortfall("a", "other")
+    got = scene.passes(
+        shortfalls=two,
+        refusals=(refusal("a"), refusal("b", held="4-5"), refusal("c", "")),
+        unallocated=(Unallocated("d", "ns/d", QoS.LSE),),
+    )
+    assert got == [
+        ("a", CLAIM_NOT_HONORED, f"{two[0].text}; {two[1].text}"),
+        (
+            "b",
+            CLAIM_NOT_HONORED,
+            f"annotation {RESOURCE_STATUS} claims CPUs 2-3: why; it keeps CPUs 4-5",
+        ),
+        ("c", INVALID_ANNOTATION, f"annotation {RESOURCE_STATUS}: why"),
+        (
+            "d",
+            NO_CPUS_ALLOCATED,
+            "no scheduler allocated CPUs to this LSE pod, so it shares the pool; "
+            "spec.schedulerName: default-scheduler",
+        ),
+    ]
+    assert scene.passes(shortfalls=two) == []
+
+
+def test_an_event_is_repeated_while_its_cause_lasts() -> None:
+    scene = Scene()
+    assert scene.passes(shortfalls=(shortfall("a"),))
+    scene.now += AGAIN_SECONDS - 1
+    assert scene.passes(shortfalls=(shortfall("a"),)) == []
+    scene.now += 1
+    assert scene.passes(shortfalls=(shortfall("a"),))
+
+
+def test_a_claim_of_a_pod_without_containers_gets_an_event_if_its_refusal_lasts() -> None:
+    """The pod that had its CPUs may still be ending."""
+    scene = Scene()
+    for _ in range(3):
+        assert scene.passes(refusals=(refusal("a"),), created="") == []
+        scene.now += LASTING_SECONDS / 3
+    ((uid, reason, _),) = scene.passes(refusals=(refusal("a"),), created="")
+    assert (uid, reason) == ("a", CLAIM_NOT_HONORED)
+    assert scene.passes(refusals=(refusal("b"),), created="") == []
+    assert scene.passes(created="") == []
+    scene.now += LASTING_SECONDS
+    assert scene.passes(refusals=(refusal("b"),), created="") == [], "it was honoured meanwhile"
+
+
+def test_a_pod_that_ended_or_is_unknown_gets_no_event() -> None:
+    scene = Scene(Phase.SUCCEEDED)
+    assert scene.passes(shortfalls=(shortfall("a"), shortfall("z"))) == []
+
+
+moments = st.tuples(
+    st.floats(0.1, 100),
+    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["", "2", "3"])), max_size=3),
+    st.booleans(),
+)
+
+
+@given(st.lists(moments, max_size=40))
+def test_events_of_a_pod_and_reason_are_never_close_together(
+    history: list[tuple[float, list[tuple[str, str]], bool]],
+) -> None:
+    scene = Scene()
+    for seconds, short, refused in history:
+        scene.now += seconds
+        refusals = (refusal("a"), refusal("c", "")) if refused else ()
+        scene.passes(
+            shortfalls=tuple(shortfall(uid, held=held) for uid, held in short), refusals=refusals
+        )
+    times: dict[tuple[str, str], list[float]] = {}
+    for at, uid, reason, _ in scene.recorded:
+        times.setdefault((uid, reason), []).append(at)
+    for each in times.values():
+        gaps = [later - earlier for earlier, later in pairwise(each)]
+        assert all(gap >= PAUSE_SECONDS for gap in gaps)

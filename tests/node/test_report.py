@@ -7,7 +7,14 @@ from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.nrt import resource_topology
-from agent.model.nrt.node_annotations import NodeConfiguration, NodeReservation, SystemQos
+from agent.model.nrt.node_annotations import (
+    MOST_REFUSED,
+    REFUSED_CLAIMS,
+    NodeConfiguration,
+    NodeReservation,
+    SystemQos,
+    refused_claims,
+)
 from agent.model.nrt.report import Report
 from agent.model.nrt.resource_topology import Version
 from agent.model.pod.pods import Pod
@@ -144,3 +151,35 @@ def test_every_owner_is_in_pod_cpu_allocs() -> None:
         (each["uid"], each["cpuset"], each.get("managedByKubelet", False))
         for each in notes(store)["pod-cpu-allocs"]
     ] == [("lse", "0", False), ("lsr", "1-2", False), ("plain", "3", True)]
+
+
+def test_refused_claims_are_named_while_they_are_refused() -> None:
+    store = Remembering()
+    reporter = ClusterReporter("n", store)
+    owner, late = pod("a", "LSE", "1"), pod("b", "LSR", "1-2", created_at=1)
+    assert report(reporter, owner, late, pod("c", status="["))
+    first, second = notes(store)["refused-claims"]
+    assert first == {
+        "namespace": "ns",
+        "name": "b",
+        "uid": "b",
+        "cpuset": "1-2",
+        "reason": "CPUs 1 belong to pod ns/a",
+    }
+    assert (second["uid"], "cpuset" in second) == ("c", False)
+    encoded = {REFUSED_CLAIMS: json.dumps([first, second])}
+    assert [each.uid for each in refused_claims(encoded)] == ["b", "c"]
+    assert report(reporter, late)
+    assert "refused-claims" not in notes(store)
+
+
+def test_the_list_of_refused_claims_is_bounded() -> None:
+    store = Remembering()
+    many = ",".join(str(cpu) for cpu in range(1, 8000, 2))
+    refused = [pod(f"p{number:04}", "LSE", many) for number in range(MOST_REFUSED + 9)]
+    assert report(ClusterReporter("n", store), *reversed(refused))
+    listed = [each["uid"] for each in notes(store)["refused-claims"]]
+    assert listed == [each.uid for each in refused[:MOST_REFUSED]]
+    text = store.applied[-1]["metadata"]["annotations"][REFUSED_CLAIMS]
+    assert len(refused_claims({REFUSED_CLAIMS: text})) == MOST_REFUSED
+    assert len(text) < 32 << 10

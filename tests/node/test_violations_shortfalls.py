@@ -90,3 +90,58 @@ def test_shortfall_names_annotation_and_cpus() -> None:
         f"annotation {RESOURCE_STATUS} claims CPUs 2-9, container main has no CPUs of its own: "
         "CPUs 8-9 do not exist"
     )
+
+
+def unallocated(each: Pod, kubelet: KubeletCpus | None = None) -> list[str]:
+    kubelet = kubelet or KubeletCpus()
+    decision = decide(machine(2, 4), (each,), kubelet, {}, {})
+    return [it.uid for it in violations.find_unallocated((each,), decision, kubelet)]
+
+
+MAIN = named("main")
+
+
+@pytest.mark.parametrize(
+    ("each", "found"),
+    [
+        (pod("a", "LSR", containers=MAIN), True),
+        (pod("a", "LSE", containers=MAIN), True),
+        (pod("a", "LSE", status="{}", containers=MAIN), True),
+        (pod("a", "LS", containers=MAIN), False),
+        (pod("a", containers=MAIN), False),
+        (pod("a", "LSR", "2-3", containers=MAIN), False),
+        # It has no container yet.
+        (pod("a", "LSR"), False),
+        # A scheduler bound it to NUMA nodes instead.
+        (pod("a", "LSR", numa_nodes=(1,), containers=MAIN), False),
+        # Reported as refusals.
+        (pod("a", "LSR", "2-9", containers=MAIN), False),
+        (pod("a", "LSR", status="[", containers=MAIN), False),
+    ],
+)
+def test_pods_of_owner_classes_to_which_nobody_allocated_cpus(each: Pod, found: bool) -> None:
+    assert unallocated(each) == ["a"] * found
+
+
+def test_the_cpus_of_a_static_kubelet_or_of_a_resource_claim_are_an_allocation() -> None:
+    each = pod("a", "LSR", kube_class="guaranteed", containers=MAIN)
+    assert unallocated(each, checkpoint()) == ["a"]
+    assert unallocated(each, checkpoint(main="4-5")) == []
+    claimed = KubeletCpus(claimed={"a": {"main": CpuSet([2])}})
+    assert unallocated(each, claimed) == []
+
+
+@pytest.mark.parametrize(
+    ("claim", "kubelet", "unmet"),
+    [
+        ("2-3", KubeletCpus(), []),
+        ("2-9", KubeletCpus(), ["2-9"]),
+        # The scheduler corrects the annotation.
+        ("2-3", checkpoint(main="4-5"), []),
+        ("2-4", checkpoint(main="4-5"), ["2-4"]),
+        ("x", checkpoint(main="4-5"), [""]),
+    ],
+)
+def test_claims_that_are_not_met(claim: str, kubelet: KubeletCpus, unmet: list[str]) -> None:
+    decision = decide(machine(2, 4), (owner(claim, "main"),), kubelet, {}, {})
+    assert [each.claimed for each in violations.unmet(decision)] == unmet

@@ -35,6 +35,7 @@ CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
 CPU_SHARED_POOLS = "node.koordinator.sh/cpu-shared-pools"
 BE_CPU_SHARED_POOLS = "node.koordinator.sh/be-cpu-shared-pools"
 POD_CPU_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
+REFUSED_CLAIMS = "topolet.io/refused-claims"
 CPU_MANAGER_POLICY = "kubelet.koordinator.sh/cpu-manager-policy"
 AGENT_SETTINGS: Final = "topolet.io/agent-settings"
 
@@ -133,6 +134,27 @@ class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     managed_by_kubelet: bool = False
 
 
+class RefusedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An entry of the annotation refused-claims: a pod that does not have the CPUs that its
+    annotation claims. `cpuset`: the claimed CPUs, "" if they can't be read or their list is longer
+    than bounds.REASON_CHARACTERS."""
+
+    namespace: str
+    name: str
+    uid: str
+    cpuset: str = ""
+    reason: str = ""
+
+
+MOST_REFUSED: Final = 32
+"""The entries of the annotation refused-claims, the first ones by uid."""
+
+
+def refused_claims(annotations: Mapping[str, str]) -> tuple[RefusedClaim, ...]:
+    """The refused claims of a node, none if the annotation is absent. Raises AnnotationError."""
+    return decoded(annotations, REFUSED_CLAIMS, _refused, bounds.OBJECT_LIST_BYTES) or ()
+
+
 def shared_pools(annotations: Mapping[str, str], key: str) -> tuple[Pool, ...]:
     """The pools in one of the two annotations, empty if it is absent. Raises AnnotationError."""
     pools = decoded(annotations, key, _pools, bounds.OBJECT_VALUE_BYTES) or ()
@@ -198,8 +220,10 @@ def koordinator_annotations(
     be_pools: tuple[Pool, ...],
     allocs: tuple[PodCpuAlloc, ...],
     configured: NodeConfiguration,
+    refused: tuple[RefusedClaim, ...] = (),
 ) -> dict[str, str]:
-    """Koordinator's annotations of a NodeResourceTopology, and the settings of the agent."""
+    """Koordinator's annotations of a NodeResourceTopology, the settings of the agent, and the
+    refused claims."""
     settings = ReportedSettings(configured.owners_on_reserved, configured.bind_memory)
     optional = {
         SYSTEM_QOS: configured.system_qos,
@@ -213,6 +237,7 @@ def koordinator_annotations(
         POD_CPU_ALLOCS: _text(allocs),
         CPU_MANAGER_POLICY: _text(_cpu_manager_fields(configured)),
         **{key: text for key, value in optional.items() if (text := _text(value)) != "{}"},
+        **({REFUSED_CLAIMS: _text(refused[:MOST_REFUSED])} if refused else {}),
     }
 
 
@@ -222,6 +247,9 @@ _system_qos: Final = msgspec.json.Decoder(SystemQos | None)
 _reservation: Final = msgspec.json.Decoder(NodeReservation | None)
 _ratios: Final = msgspec.json.Decoder(dict[str, float] | None)
 _pools: Final = msgspec.json.Decoder(tuple[Pool, ...] | None)
+_refused: Final = msgspec.json.Decoder(
+    Annotated[tuple[RefusedClaim, ...], msgspec.Meta(max_length=MOST_REFUSED)] | None
+)
 _cpu_manager_decoder: Final = msgspec.json.Decoder(CpuManager | None)
 _settings: Final = msgspec.json.Decoder(ReportedSettings | None)
 

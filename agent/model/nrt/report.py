@@ -17,7 +17,12 @@ from agent.model.cpu.topology import NumaNode, Topology
 from agent.model.devices.device_allocation import DeviceAmounts
 from agent.model.devices.device_object import Device, Portion, portions
 from agent.model.nrt import node_status
-from agent.model.nrt.node_annotations import NodeConfiguration, PodCpuAlloc, koordinator_annotations
+from agent.model.nrt.node_annotations import (
+    NodeConfiguration,
+    PodCpuAlloc,
+    RefusedClaim,
+    koordinator_annotations,
+)
 from agent.model.nrt.node_status import GpuInfo, node_labels
 from agent.model.nrt.resource_topology import (
     FINGERPRINT_METHOD,
@@ -181,6 +186,7 @@ class ReportValues(msgspec.Struct, frozen=True):
     plugged: tuple[Portion, ...] = ()
     owner: OwnerReference | None = None
     fingerprint: str | None = None
+    refused: tuple[RefusedClaim, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -215,7 +221,12 @@ def build(values: ReportValues) -> Report:
         attributes,
         dict(MANAGER),
         koordinator_annotations(
-            values.topology, values.ls_pools, values.be_pools, values.allocs, configured
+            values.topology,
+            values.ls_pools,
+            values.be_pools,
+            values.allocs,
+            configured,
+            values.refused,
         ),
         values.owner,
     )
