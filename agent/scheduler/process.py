@@ -43,6 +43,7 @@ from agent.scheduler.preemption.evictor import Evictor
 from agent.scheduler.preemption.preemption import Preemption
 from agent.scheduler.preemption.victim_selection import NodeSnapshots
 from agent.scheduler.state.binder import Binder, ReservationExpiry
+from agent.scheduler.state.claim_conditions import ClaimConditions
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.corrections import Corrections
 from agent.scheduler.state.group_reservations import GroupReservations
@@ -60,7 +61,7 @@ log = logging.getLogger(__name__)
 EXPIRY_SECONDS: Final = 1.0
 """Interval of the expiry of reservations."""
 CORRECTION_SECONDS: Final = 1.0
-"""Interval of the corrections of resource-status."""
+"""Interval of the corrections of resource-status, and of the conditions of refused claims."""
 RETRY_SECONDS: Final = 0.5
 """Interval of the retries of unschedulable pods."""
 EVICT_SECONDS: Final = 1.0
@@ -269,12 +270,14 @@ class _Parts:
         former = FormerBindings(candidate.sent, bindings) if candidate.sent is not None else None
         self._gate = LeaderGate(leadership, self._watches, settled, former)
         corrections = Corrections(transport(), cluster, self._leads)
+        conditions = ClaimConditions(transport(), cluster, self._leads)
         expiry = ReservationExpiry(cluster, groups, bindings)
         self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
         self._periodic = [Periodic("retry", RETRY_SECONDS, retry.step)]
         if evictor is not None:
             self._periodic.append(Periodic("evict", EVICT_SECONDS, evictor.step))
         self._periodic.append(Periodic("corrections", CORRECTION_SECONDS, corrections.step))
+        self._periodic.append(Periodic("conditions", CORRECTION_SECONDS, conditions.step))
         binder = Binder(cluster, groups, bindings, pod_infos, self._bind_unavailable)
         handlers = ExtenderHandlers(
             cluster,

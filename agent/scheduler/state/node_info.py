@@ -177,6 +177,17 @@ class NodeInfo:
             if held.allocation.cpus and held.allocation.cpus != cpus
         )
 
+    def claim_refusals(self) -> dict[str, tuple[str, str]]:
+        """By uid, title and reason of the pods whose claim of CPUs the report names as refused;
+        without a reason those that only have the condition of such pods."""
+        reasons = _refused_claims(self.topology)
+        pods = (self._pods[uid] for uid in self._allocator.holdings if uid in self._pods)
+        return {
+            pod.uid: (pod.title, reasons.get(pod.uid, ""))
+            for pod in pods
+            if pod.uid in reasons or pod.has_claim_condition
+        }
+
     def update_pod(self, pod: PodRecord, *, new: bool = False) -> NodeChange:
         """`new`: the pod had only a reservation before."""
         self._report_freshness.updated(pod, new=new)
@@ -316,6 +327,18 @@ def _kubelet_cpus(topology: NodeTopology | Unreadable | None) -> dict[str, CpuSe
         }
     except AnnotationError:
         return {}
+
+
+def _refused_claims(topology: NodeTopology | Unreadable | None) -> dict[str, str]:
+    """By pod uid, why the agent refuses the claim; empty if the report is invalid."""
+    if not isinstance(topology, NodeTopology):
+        return {}
+    try:
+        found = node_annotations.refused_claims(topology.annotations)
+    except AnnotationError as error:
+        log.warning("node %s: %s", topology.name, error)
+        return {}
+    return {each.uid: each.reason or "no reason" for each in found}
 
 
 def _missing(kind: str, found: Unreadable | object | None) -> str:

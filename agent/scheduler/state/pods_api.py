@@ -151,12 +151,12 @@ def patch_status(
     )
 
 
-def condition(type_: str, reason: str, message: str) -> dict[str, str]:
-    """A condition that is true from now on."""
+def condition(type_: str, reason: str, message: str, status: str = "True") -> dict[str, str]:
+    """A condition that has this status from now on."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "type": type_,
-        "status": "True",
+        "status": status,
         "reason": reason,
         "message": message,
         "lastTransitionTime": now,

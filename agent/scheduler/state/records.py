@@ -58,6 +58,10 @@ class AgentSelector(msgspec.Struct, frozen=True):
         )
 
 
+CLAIM_REFUSED: Final = "topolet.io/CPUClaimRefused"
+"""The type of a condition of pods."""
+
+
 class PodRecord(msgspec.Struct, frozen=True, gc=False):
     """A pod. `assigned` is the pod with its allocation, None if it has no node or is terminated.
     `agent_ready` is set for agents only.
@@ -70,6 +74,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     Fields for the zone report: `zoned` without names of containers, `started` (the pod runs, so a
     fingerprint of the node's pods contains it), and `terminated`, the title of a terminated pod
     that still exists, since a fingerprint may contain it too.
+
+    `has_claim_condition`: it has the condition CLAIM_REFUSED, whatever its status.
     """
 
     uid: str
@@ -85,6 +91,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     group: PodGroup | None = None
     terminated: str = ""
     reservation: str = ""
+    has_claim_condition: bool = False
 
     @property
     def title(self) -> str:
@@ -171,6 +178,7 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
             pod.phase is not apiobjects.Phase.PENDING,
             _group(pod),
             reservation=_reservation(pod),
+            has_claim_condition=CLAIM_REFUSED.encode() in text,
         )
 
     return read
@@ -278,6 +286,7 @@ _TOPOLOGY_READ: Final = {
     node_annotations.CPU_TOPOLOGY: bounds.OBJECT_LIST_BYTES,
     node_annotations.POD_CPU_ALLOCS: bounds.OBJECT_LIST_BYTES,
     node_annotations.CPU_MANAGER_POLICY: bounds.OBJECT_VALUE_BYTES,
+    node_annotations.REFUSED_CLAIMS: bounds.OBJECT_LIST_BYTES,
     node_annotations.SYSTEM_QOS: bounds.OBJECT_VALUE_BYTES,
     node_annotations.RESERVATION: bounds.OBJECT_VALUE_BYTES,
     node_annotations.AGENT_SETTINGS: bounds.OBJECT_VALUE_BYTES,

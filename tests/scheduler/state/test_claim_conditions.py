@@ -1,0 +1,183 @@
+"""The condition of pods whose CPU claim the agent of their node refuses."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.kube.auth import FileAccess
+from agent.kube.objects import ChangeKind
+from agent.kube.transport import Transport
+from agent.model.nrt.node_annotations import REFUSED_CLAIMS
+from agent.scheduler.state.claim_conditions import LASTING_SECONDS, ClaimConditions
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.records import CLAIM_REFUSED
+from tests.kube.hostile import Request, Server, reply, status
+from tests.scheduler import objects
+from tests.scheduler.clock import Clock
+
+Object = dict[str, Any]
+
+
+class Api:
+    """The patches of pods, as (pod, status, message)."""
+
+    def __init__(self, server: Server) -> None:
+        self.patches: list[tuple[str, str, str]] = []
+        self.refusals: list[int] = []
+        server.answer = self._answer
+
+    def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        if self.refusals:
+            code = self.refusals.pop(0)
+            return reply(connection, code, status(code, "Refused"))
+        *_, name, subresource = request.path.split("/")
+        body = json.loads(request.body)
+        assert (request.method, subresource) == ("PATCH", "status")
+        assert body["metadata"] == {"uid": f"uid-{name}"}
+        (shown,) = body["status"]["conditions"]
+        assert shown["type"] == CLAIM_REFUSED
+        self.patches.append((name, shown["status"], shown["message"]))
+        return reply(connection, 200, body)
+
+
+@pytest.fixture
+def api(server: Server) -> Api:
+    return Api(server)
+
+
+class Scene:
+    """Node `n1` with pods `a` and `b`, and another node with pod `c`."""
+
+    def __init__(self, api: Api, transport: Transport, clock: Clock) -> None:
+        self.api = api
+        self.clock = clock
+        self.leads = True
+        self.cluster = SchedulerCache(clock=clock)
+        for node in ("n1", "n2"):
+            self.cluster.nodes_changed([objects.of_node(objects.node(node))])
+        for name, node in (("a", "n1"), ("b", "n1"), ("c", "n2")):
+            self.shows(name, node)
+        self._transport = transport
+        self.starts()
+
+    def starts(self) -> None:
+        """A process that knows nothing of the one before."""
+        leads = lambda: self.leads  # noqa: E731
+        self.conditions = ClaimConditions(self._transport, self.cluster, leads, clock=self.clock)
+
+    def shows(
+        self, name: str, node: str, kind: ChangeKind = ChangeKind.MODIFIED, **has: Object
+    ) -> None:
+        body = objects.pod(name, node, cpus="2-3")
+        body["status"].update(has)
+        self.cluster.pods_changed([objects.of_pod(body, kind)])
+
+    def reports(self, text: str | None = None, **reasons: str) -> None:
+        """The report of `n1`."""
+        entries = [
+            {"namespace": "ns", "name": name, "uid": f"uid-{name}", "reason": reason}
+            for name, reason in reasons.items()
+        ]
+        topology = objects.topology("n1")
+        if entries or text is not None:
+            topology["metadata"]["annotations"][REFUSED_CLAIMS] = text or json.dumps(entries)
+        self.cluster.topologies_changed([objects.of_topology(topology)])
+
+    def after(self, seconds: float) -> list[tuple[str, str, str]]:
+        """The patches of one step, that much later."""
+        before = len(self.api.patches)
+        self.clock.now += seconds
+        self.conditions.step()
+        return self.api.patches[before:]
+
+
+@pytest.fixture
+def scene(server: Server, api: Api, clock: Clock) -> Iterator[Scene]:
+    transport = Transport(FileAccess(server.url))
+    yield Scene(api, transport, clock)
+    transport.close()
+
+
+def test_a_refusal_that_lasts_is_a_condition_until_it_ends(scene: Scene) -> None:
+    scene.reports(a="why")
+    assert scene.after(0) == []
+    assert scene.after(LASTING_SECONDS - 1) == []
+    assert scene.after(1) == [("a", "True", "why")]
+    assert scene.after(100) == []
+    scene.reports(a="why not")
+    assert scene.after(1) == []
+    assert scene.after(LASTING_SECONDS) == [("a", "True", "why not")]
+    scene.reports()
+    assert scene.after(1) == [("a", "False", "")]
+    assert scene.after(100) == []
+
+
+def test_a_refusal_that_ends_soon_is_no_condition(scene: Scene) -> None:
+    scene.reports(a="why")
+    scene.after(1)
+    scene.reports()
+    assert scene.after(100) == []
+    scene.reports(a="why")
+    assert scene.after(1) == []
+
+
+def test_only_pods_of_the_node_get_a_condition(scene: Scene) -> None:
+    scene.reports(a="why", c="why", unknown="why")
+    scene.after(0)
+    assert scene.after(LASTING_SECONDS) == [("a", "True", "why")]
+
+
+def test_the_next_leader_ends_a_condition_that_nobody_ended(scene: Scene) -> None:
+    scene.reports(b="why")
+    scene.after(0)
+    scene.after(LASTING_SECONDS)
+    for name in "ab":
+        scene.shows(name, "n1", conditions=[{"type": CLAIM_REFUSED, "status": "True"}])
+    scene.starts()
+    assert scene.after(0) == [("a", "False", "")]
+    assert scene.after(LASTING_SECONDS) == [("b", "True", "why")]
+    assert scene.after(100) == []
+
+
+def test_only_the_leader_writes(scene: Scene) -> None:
+    scene.reports(a="why")
+    scene.leads = False
+    scene.after(0)
+    assert scene.after(LASTING_SECONDS) == []
+    scene.leads = True
+    scene.after(0)
+    assert scene.after(LASTING_SECONDS) == [("a", "True", "why")]
+
+
+@pytest.mark.parametrize("code", [429, 500, 403])
+def test_a_failed_write_is_repeated(scene: Scene, code: int) -> None:
+    scene.reports(a="why")
+    scene.after(0)
+    scene.api.refusals = [code]
+    assert scene.after(LASTING_SECONDS) == []
+    assert scene.after(300) == [("a", "True", "why")]
+
+
+@pytest.mark.parametrize("code", [404, 422])
+def test_a_pod_that_is_gone_gets_no_condition(scene: Scene, code: int) -> None:
+    scene.reports(a="why")
+    scene.after(0)
+    scene.api.refusals = [code]
+    assert scene.after(LASTING_SECONDS) == []
+    assert scene.after(300) == []
+    scene.shows("a", "n1", ChangeKind.DELETED)
+    scene.reports(b="why")
+    scene.after(0)
+    assert scene.after(LASTING_SECONDS) == [("b", "True", "why")]
+
+
+@pytest.mark.parametrize("text", ["[", "{}", '[{"uid": 1}]'])
+def test_an_invalid_list_names_nobody(scene: Scene, text: str) -> None:
+    scene.reports(text)
+    scene.after(0)
+    assert scene.after(LASTING_SECONDS) == []
