@@ -42,6 +42,8 @@ class Api:
     ) -> None:
         self._url = url
         self._timeout_seconds = timeout_seconds
+        self.warnings: list[str] = []
+        """Those of the last request that the server answered."""
         self._token = token
         self._tls = ssl.create_default_context(cafile=ca_file)
         if ca_file is None:
@@ -75,6 +77,7 @@ class Api:
                 request, context=self._tls, timeout=self._timeout_seconds
             ) as answer:
                 found: Object = json.load(answer)
+                self.warnings = answer.headers.get_all("Warning") or []
                 return found
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")

@@ -223,7 +223,7 @@ OVERLAYS = ("reconcile", "proxy", "nri", "nvidia", "webhook", "scheduler", "sche
 
 
 def test_every_policy_is_tested() -> None:
-    assert set(ATTEMPTS) == set(of_kind("ValidatingAdmissionPolicy"))
+    assert {*ATTEMPTS, "topolet-schedulers"} == set(of_kind("ValidatingAdmissionPolicy"))
 
 
 @pytest.mark.parametrize("policy", ATTEMPTS)
@@ -413,6 +413,51 @@ def test_owners_of_cpus_request_whole_ones(
         return
     with pytest.raises(RefusedError, match=message):
         cluster.try_pod(body)
+
+
+def workload(body: Object) -> Object:
+    """A Deployment of such pods."""
+    metadata, spec = body["metadata"], body["spec"]
+    labels = {**metadata["labels"], "app": "a"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "d", "namespace": "default"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "a"}},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "who", "warned"),
+    [
+        (pod(qos="LSR", cpu=("2", "2")), ALICE, "scheduler default-scheduler allocates no CPUs"),
+        (pod(qos="LSE", cpu=("2", "2"), schedulerName="x"), ALICE, "scheduler x allocates no CPUs"),
+        (pod(qos="LSE", cpu=("2", "2"), schedulerName="topolet-scheduler"), ALICE, ""),
+        (pod(qos="LS", cpu=("2", "2")), ALICE, ""),
+        (pod(qos="LSR", cpu=("2", "2"), annotations=CPUS), OURS, ""),
+        (workload(pod(qos="LSR", cpu=("2", "2"))), ALICE, "shares CPUs with others"),
+        (workload(pod(qos="LS", cpu=("2", "2"))), ALICE, ""),
+    ],
+)
+def test_pods_that_no_scheduler_gives_cpus_cause_a_warning(
+    cluster: Cluster, body: Object, who: Who, warned: str
+) -> None:
+    def warnings() -> str:
+        collection = path_of(body).rpartition("/")[0]
+        cluster.api.request("POST", f"{collection}?dryRun=All", body, who)
+        found = [each for each in cluster.api.warnings if "topolet-schedulers" in each]
+        return "\n".join(found)
+
+    def warns() -> bool:
+        probe = pod(qos="LSR", cpu=("2", "2"))
+        cluster.try_pod(probe)
+        return any("topolet-schedulers" in each for each in cluster.api.warnings)
+
+    eventually("the policy is in force", warns)
+    assert (warned in warnings()) if warned else warnings() == ""
 
 
 @pytest.mark.parametrize(
