@@ -176,13 +176,16 @@ def status_text(cpus: CpuSet, amounts: Mapping[int, Mapping[str, int]]) -> str:
 def with_cpus(text: str, cpus: CpuSet, node_of: Mapping[int, int]) -> str:
     """The resource-status `text` with other CPUs. `node_of`: the NUMA node of each CPU. The amounts
     of CPU by NUMA node are computed from the CPUs. Other resources move with the CPUs if they were
-    on one node and the CPUs are on one node too. Unknown fields stay. Raises AnnotationError."""
+    on one node and the CPUs are on one node too. Amounts without CPU are left out: memory that is
+    bound to NUMA nodes then counts by the CPUs. Unknown fields stay. Raises AnnotationError."""
     texts = {RESOURCE_STATUS: text}
     before = resource_status(texts)
     fields = decoded(texts, RESOURCE_STATUS, _object_decoder, bounds.POD_TEXT_BYTES) or {}
     fields["cpuset"] = str(cpus)
     if any("cpu" in each.resources for each in before.numa_node_resources):
         fields[_NODES] = _moved(fields[_NODES], cpus, node_of)
+    else:
+        fields.pop(_NODES, None)
     return msgspec.json.encode(fields).decode()
 
 

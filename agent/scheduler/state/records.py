@@ -316,7 +316,11 @@ def _compact(assigned: AssignedPod) -> AssignedPod:
     return msgspec.structs.replace(
         assigned,
         allocation=msgspec.structs.replace(
-            allocation, uid=assigned.uid, title=assigned.title, amounts=_numa.of(allocation.amounts)
+            allocation,
+            uid=assigned.uid,
+            title=assigned.title,
+            amounts=_numa.of(allocation.amounts),
+            memory=_requests.of(allocation.memory),
         ),
         devices=assigned.devices or _NO_DEVICES,
         functions=assigned.functions or _NO_FUNCTIONS,
