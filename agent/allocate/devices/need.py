@@ -139,6 +139,8 @@ def need_of(
     fleet = node.inventory.fleets.get(kind)
     if fleet is None:
         return DeviceCause.NO_DEVICES
+    if numa is not None and not fleet.numa:
+        return DeviceCause.NO_TOPOLOGY
     if hint is not None:
         if kind != DeviceType.GPU:
             request = hinted(request, hint, (selected(fleet, hint) & fleet.healthy).bit_count())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.model.devices.device_object import Device, DeviceTopology
 from tests.allocate.devices.builders import CORE, RATIO, RDMA, gpu, nic
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects, yard
@@ -82,6 +83,27 @@ def test_shares_of_cards(here: Yard) -> None:
     assert held == {0: 100, 1: 100}
     here.ask("more", {CORE: "50", RATIO: "50"})
     here.wait_refused("more", "Insufficient")
+
+
+def test_devices_of_a_type_that_only_the_device_object_has(here: Yard) -> None:
+    """By kube-scheduler's sum the third pod would fit too."""
+    xpu = "example.com/xpu"
+    here.hosts.add(
+        SHAPE,
+        [
+            Device("xpu", f"x{minor}", minor, {xpu: 100}, topology=DeviceTopology(0, minor, ""))
+            for minor in range(2)
+        ],
+    )
+    for name in ("a", "b"):
+        here.ask(name, {xpu: "60"})
+    bound = here.wait_bound("a", "b")
+    held = [device for pod in bound.values() for device in devices(pod)["xpu"]]
+    assert sorted(held, key=lambda each: each["minor"]) == [
+        {"minor": minor, "id": f"x{minor}", "resources": {xpu: "60"}} for minor in range(2)
+    ]
+    here.ask("c", {xpu: "60"})
+    here.wait_refused("c", "xpu: not enough devices are free")
 
 
 def test_group_is_on_one_node(here: Yard) -> None:
