@@ -267,7 +267,8 @@ class DeviceCause(enum.StrEnum):
     SCOPE = "scope"
     """Enough devices, but not within the scope that the pod requires."""
     NO_TOPOLOGY = "no-topology"
-    """The pod requires a scope, and the devices do not report their topology."""
+    """The pod requests a scope, or gets NUMA nodes, and the devices do not report their
+    topology."""
     NO_PARTITION_TABLE = "no-partition-table"
     PARTITION_SIZE = "partition-size"
     """The partition table has no sets of this size."""

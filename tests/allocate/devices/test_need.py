@@ -215,6 +215,15 @@ def test_a_number_of_devices_is_the_same_in_all_resources() -> None:
     )
 
 
+@pytest.mark.parametrize(("numa", "refused"), [(None, False), (1, True)])
+def test_devices_without_a_topology_are_on_no_numa_node(numa: int | None, refused: bool) -> None:
+    request = requested(PERCENT, {XPU: 50})
+    assert isinstance(request, DeviceRequest)
+    found = allocate(node_devices(inventory(PERCENT), {}), request, numa=numa)
+    expected = DeviceRefusal("xpu", DeviceCause.NO_TOPOLOGY)
+    assert (found == expected) if refused else isinstance(found, Allocation)
+
+
 class Case(msgspec.Struct, frozen=True):
     """A pod that requests FPGAs, and the FPGAs and GPUs of a node."""
 
