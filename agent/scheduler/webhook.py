@@ -1,12 +1,16 @@
-"""Admission webhook for Bindings of pods with GPUs: an HTTPS server that decodes an
-AdmissionReview, reads the pod from the API server, and allows or denies the Binding.
+"""Admission webhooks for pods with GPUs: an HTTPS server that decodes an AdmissionReview.
 
-A Binding does not contain its pod, so an admission policy can't select the Bindings of pods with
+For the Binding of a pod it reads the pod from the API server, and allows or denies the Binding. A
+Binding does not contain its pod, so an admission policy can't select the Bindings of pods with
 GPUs. By the matchConditions of the configuration, the API server does not send the Bindings of
-accounts that may bind such pods."""
+accounts that may bind such pods.
+
+To a new pod with GPUs that names no scheduler it gives Topolet's. It does that for API servers
+without MutatingAdmissionPolicy, by the rule of deploy/policies/gpu-scheduler.yaml."""
 
 from __future__ import annotations
 
+import base64
 import logging
 import threading
 from collections.abc import Callable
@@ -23,7 +27,7 @@ from agent.model import apiobjects, bounds
 from agent.model.apiobjects import ApiPod
 from agent.model.bounds import JsonError
 from agent.model.nrt.node_status import GPU
-from agent.model.objects import ObjectError, ObjectIdentity
+from agent.model.objects import ObjectError
 from agent.model.settings.scheduler import WebhookSettings
 from agent.scheduler.extender import server
 from agent.scheduler.extender.connections import CertificateFiles
@@ -56,10 +60,12 @@ class AdmissionStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AdmissionVerdict(msgspec.Struct, frozen=True):
-    """`refusal` is None if the request is allowed; then the client receives `warning`."""
+    """`refusal` is None if the request is allowed; then the client receives `warning`.
+    `scheduler`: the schedulerName that the pod gets, empty if it keeps its own."""
 
     refusal: AdmissionStatus | None = None
     warning: str = ""
+    scheduler: str = ""
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
@@ -72,7 +78,12 @@ class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
     sub_resource: str = ""
     namespace: str = ""
     name: str = ""
-    object: _Binding | None = None
+    object: _Object | None = None
+
+    @property
+    def creates_pod(self) -> bool:
+        resource = self.resource.resource, self.sub_resource
+        return (self.operation, self.resource.group, *resource) == ("CREATE", "", "pods", "")
 
     @property
     def binds(self) -> bool:
@@ -116,7 +127,21 @@ def encode(uid: str, verdict: AdmissionVerdict) -> bytes:
         verdict.refusal,
         (verdict.warning,) if verdict.warning else (),
     )
+    if verdict.scheduler:
+        change = {"op": "add", "path": "/spec/schedulerName", "value": verdict.scheduler}
+        patch = base64.b64encode(msgspec.json.encode([change])).decode()
+        response = msgspec.structs.replace(response, patch=patch, patch_type="JSONPatch")
     return msgspec.json.encode(_Answer(response))
+
+
+def scheduled(request: AdmissionRequest, scheduler: str) -> AdmissionVerdict:
+    """Gives a new pod that names a GPU, and neither a scheduler nor a node, this scheduler."""
+    spec = request.object.spec if request.object else None
+    if not request.creates_pod or spec is None or spec.node_name:
+        return AdmissionVerdict()
+    if spec.scheduler_name not in ("", _DEFAULT_SCHEDULER):
+        return AdmissionVerdict()
+    return AdmissionVerdict(scheduler=scheduler if spec.names_gpus else "")
 
 
 def judge(
@@ -161,6 +186,36 @@ def gpus(pod: ApiPod) -> list[str]:
     return sorted(each for each in names if each in GPU_NAMES or each.startswith(GPU_PREFIX))
 
 
+class _Amounts(msgspec.Struct, frozen=True):
+    limits: dict[str, object] | None = None
+    requests: dict[str, object] | None = None
+
+    @property
+    def names_gpus(self) -> bool:
+        """The same rule as the policy's, which counts amounts of 0 too. Vendors' resources have a
+        limit wherever they have a request."""
+        limits, requests = self.limits or {}, self.requests or {}
+        return bool(GPU_NAMES & limits.keys()) or any(
+            name.startswith(GPU_PREFIX) for name in (*limits, *requests)
+        )
+
+
+class _Container(msgspec.Struct, frozen=True):
+    resources: _Amounts | None = None
+
+
+class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    scheduler_name: str = ""
+    containers: tuple[_Container, ...] | None = None
+    init_containers: tuple[_Container, ...] | None = None
+
+    @property
+    def names_gpus(self) -> bool:
+        containers = (*(self.containers or ()), *(self.init_containers or ()))
+        return any(each.resources is not None and each.resources.names_gpus for each in containers)
+
+
 class _Resource(msgspec.Struct, frozen=True):
     resource: str
     group: str = ""
@@ -170,8 +225,17 @@ class _User(msgspec.Struct, frozen=True):
     username: str = ""
 
 
-class _Binding(msgspec.Struct, frozen=True):
-    metadata: ObjectIdentity | None = None
+class _Metadata(msgspec.Struct, frozen=True):
+    """A pod that is created may have no name yet."""
+
+    name: str = ""
+
+
+class _Object(msgspec.Struct, frozen=True):
+    """A Binding, or a pod that is created."""
+
+    metadata: _Metadata | None = None
+    spec: _PodSpec | None = None
 
 
 class _Review(msgspec.Struct, frozen=True, rename="camel"):
@@ -180,11 +244,13 @@ class _Review(msgspec.Struct, frozen=True, rename="camel"):
     kind: str = ""
 
 
-class _Response(msgspec.Struct, frozen=True, omit_defaults=True):
+class _Response(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     uid: str
     allowed: bool
     status: AdmissionStatus | None = None
     warnings: tuple[str, ...] = ()
+    patch: str = ""
+    patch_type: str = ""
 
 
 _VERSION: Final = "admission.k8s.io/v1"
@@ -203,6 +269,8 @@ _reviews: Final = msgspec.json.Decoder(_Review)
 log = logging.getLogger(__name__)
 
 PATH: Final = "/admit-binding"
+POD_PATH: Final = "/mutate-pod"
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 # Shorter than the API server's timeoutSeconds, so that it receives a reason.
 LOOK_UP_LIMITS: Final = ResponseLimits(connect_seconds=2.0, read_seconds=4.0, whole_seconds=4.0)
@@ -222,14 +290,21 @@ def pods(transport: Transport) -> LookUp:
     return look_up
 
 
-def routes(look_up: LookUp, on_failure: FailurePolicy) -> dict[str, Route]:
-    """The routes of the webhook, by path."""
+def routes(look_up: LookUp, on_failure: FailurePolicy, scheduler: str) -> dict[str, Route]:
+    """The routes of the webhook, by path. `scheduler`: the schedulerName of pods with GPUs."""
 
-    def admit(body: bytes) -> Reply:
+    def reviewed(body: bytes) -> AdmissionRequest:
         try:
-            request = decode(body)
+            return decode(body)
         except ReviewError as error:
             raise BadRequestError(str(error)) from error
+
+    def mutate(body: bytes) -> Reply:
+        request = reviewed(body)
+        return Reply(200, encode(request.uid, scheduled(request, scheduler)))
+
+    def admit(body: bytes) -> Reply:
+        request = reviewed(body)
         verdict = judge(request, look_up, on_failure)
         if verdict.refusal is not None:
             log.info("refused: %s", verdict.refusal.message)
@@ -239,6 +314,7 @@ def routes(look_up: LookUp, on_failure: FailurePolicy) -> dict[str, Route]:
 
     return {
         PATH: Route("POST", admit),
+        POD_PATH: Route("POST", mutate),
         "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", TEXT)),
     }
 
@@ -254,7 +330,7 @@ def run(settings: WebhookSettings) -> None:
         limits=LOOK_UP_LIMITS,
         connections=limits.threads,
     )
-    answers = routes(pods(transport), settings.webhook_failure_policy)
+    answers = routes(pods(transport), settings.webhook_failure_policy, settings.scheduler_name)
     certificate = CertificateFiles(settings.tls_certificate_file, settings.tls_key_file)
     webhook_server = Server(settings.webhook_https, answers, certificate, limits)
     ended = threading.Event()

@@ -122,6 +122,10 @@ def test_the_webhook_configuration_matches_the_service_and_the_port() -> None:
     assert given is not None
     settings = options.load(given, webhook_command.SETTINGS)
     assert settings.webhook_https == f"0.0.0.0:{ports[port['targetPort']]}"
+    assert settings.scheduler_name == variables()["TOPOLET_SCHEDULER_NAME"]
+    (mutating,) = of_kind("MutatingWebhookConfiguration")["topolet-gpu-scheduler"]["webhooks"]
+    served = {**registered["clientConfig"]["service"], "path": webhook.POD_PATH}
+    assert mutating["clientConfig"]["service"] == served
     assert registered["clientConfig"]["service"]["path"] == webhook.PATH
     assert webhook.LOOK_UP_LIMITS.whole_seconds < registered["timeoutSeconds"]
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
@@ -136,6 +140,17 @@ def test_policy_and_webhook_see_the_same_bindings() -> None:
     assert webhook["namespaceSelector"] == constraints["namespaceSelector"]
     (rule,), (rule_,) = constraints["resourceRules"], webhook["rules"]
     assert {key: rule_[key] for key in rule} == rule
+
+
+def test_policy_and_webhook_change_the_same_pods_and_delay_no_others() -> None:
+    (webhook,) = of_kind("MutatingWebhookConfiguration")["topolet-gpu-scheduler"]["webhooks"]
+    policy = of_kind("MutatingAdmissionPolicy")["topolet-gpu-scheduler"]["spec"]
+    constraints = policy["matchConstraints"]
+    assert webhook["namespaceSelector"] == constraints["namespaceSelector"]
+    (rule,), (rule_,) = constraints["resourceRules"], webhook["rules"]
+    assert {key: rule_[key] for key in rule} == rule
+    for field in ("matchConditions", "failurePolicy", "reinvocationPolicy"):
+        assert webhook[field] == policy[field]
 
 
 def test_the_pod_of_the_webhook_is_hardened() -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ ALICE = Who()
 OURS = Who(SCHEDULER)
 KUBE_SCHEDULER = Who("system:kube-scheduler", "")
 WEBHOOK = Who("system:serviceaccount:topolet-system:topolet-webhook", "system:serviceaccounts")
+REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
+MUTATING = "topolet-gpu-scheduler"
+"""The webhook, and the policy that it stands in for: the server of these tests has no binding of
+that policy."""
+KINDS = ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 PLAIN: Object = {"cpu": "1"}
 GPU: Object = {"cpu": "1", "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"}
 
@@ -79,6 +85,13 @@ class Cluster:
         path = f"/api/v1/namespaces/{namespace}/{place}" + ("?dryRun=All" if dry else "")
         return self.api.request("POST", path, body, who)
 
+    def scheduler_of(self, limits: Object, namespace: str = "hooked", **spec: Any) -> str:
+        """The scheduler of a new pod."""
+        body = pod("new", namespace, limits)
+        body["spec"] |= spec
+        path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
+        return str(self.api.request("POST", path, body, ALICE)["spec"]["schedulerName"])
+
     def refuses(self, name: str, who: Who) -> str:
         """The reason; empty if it is allowed."""
         try:
@@ -111,9 +124,10 @@ def kubeconfig(server: ApiServer, token: str) -> Object:
     }
 
 
-def configuration(webhook: Webhook) -> Object:
+def configuration(webhook: Webhook, kind: str = KINDS[0]) -> Object:
     """The manifest, with a URL instead of the Service, which does not exist here."""
-    made = json.loads(json.dumps(of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]))
+    (manifest,) = of_kind(kind).values()
+    made = json.loads(json.dumps(manifest))
     (webhook_entry,) = made["webhooks"]
     webhook_entry["clientConfig"] = {
         "url": f"https://127.0.0.1:{webhook.port}{webhook_entry['clientConfig']['service']['path']}",
@@ -132,9 +146,11 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         [
             audited if each == binding else each
             for each in deployed.served(apiserver, objects("overlays/webhook"))
-            if each["kind"] != "ValidatingWebhookConfiguration"
+            if not each["kind"].endswith("WebhookConfiguration")
         ],
     )
+    if deployed.changes_pods(apiserver):
+        api.request("DELETE", f"{REGISTRATION}/mutatingadmissionpolicybindings/{MUTATING}")
     api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}})
     for name, label in (("hooked", {"topolet.io/gpu-scheduling": "enabled"}), ("unhooked", {})):
         metadata = {"name": name, "labels": label}
@@ -150,13 +166,15 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
     with Webhook(folder, config) as webhook:
         webhook.start()
         made = Cluster(api, webhook)
-        webhook_entry = configuration(webhook)
-        api.apply(webhook_entry)
+        for kind in KINDS:
+            api.apply(configuration(webhook, kind))
+        eventually("pods are changed", lambda: made.scheduler_of(GPU) == "topolet-scheduler")
         eventually("the webhook is called", lambda: "may not bind" in made.refuses("gpu", ALICE))
         eventually("the policy only audits", lambda: not made.refuses("plain", ALICE))
         yield made
-        path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/"
-        api.request("DELETE", path + webhook_entry["metadata"]["name"])
+        for kind in KINDS:
+            (name,) = of_kind(kind)
+            api.request("DELETE", f"{REGISTRATION}/{kind.lower()}s/{name}")
         deployed.lift_policies(apiserver)
 
 
@@ -175,6 +193,17 @@ def test_a_pod_with_gpus_is_bound_by_configured_accounts_only(cluster: Cluster, 
 def test_other_pods_and_other_namespaces_are_not_affected(cluster: Cluster) -> None:
     assert cluster.bind("plain", ALICE)
     assert cluster.bind("gpu", ALICE, "unhooked")
+
+
+def test_a_new_pod_with_gpus_gets_the_scheduler_where_the_namespace_opts_in(
+    cluster: Cluster,
+) -> None:
+    assert cluster.scheduler_of(GPU) == "topolet-scheduler"
+    assert cluster.scheduler_of({"nvidia.com/gpu": "1"}) == "topolet-scheduler"
+    assert cluster.scheduler_of(PLAIN) == "default-scheduler"
+    assert cluster.scheduler_of(GPU, "unhooked") == "default-scheduler"
+    assert cluster.scheduler_of(GPU, schedulerName="special") == "special"
+    assert cluster.scheduler_of(GPU, nodeName="node-1") == "default-scheduler"
 
 
 def test_an_allowed_binding_is_made(cluster: Cluster) -> None:
@@ -214,7 +243,8 @@ def test_a_certificate_of_another_authority_takes_over(cluster: Cluster) -> None
     webhook.authority = Authority(webhook.folder)
     webhook.authority.server("tls")
     before = webhook.log().count("was replaced")
-    cluster.api.apply(configuration(webhook))
+    for kind in KINDS:
+        cluster.api.apply(configuration(webhook, kind))
     eventually("shows it", lambda: _connected_anew(cluster, before))
 
 
@@ -237,14 +267,15 @@ def test_the_documented_certificate_is_trusted(cluster: Cluster, tmp_path: Path)
     webhook = cluster.webhook
     for file in ("tls.key", "tls.crt"):
         files.replace(str(webhook.folder / file), (tmp_path / file).read_bytes(), durable=False)
-    webhook_entry = configuration(webhook)
-    (hook,) = webhook_entry["webhooks"]
-    hook["clientConfig"]["url"] = hook["clientConfig"]["url"].replace("127.0.0.1", "localhost")
-    hook["clientConfig"]["caBundle"] = base64.b64encode(
-        (tmp_path / "tls.crt").read_bytes()
-    ).decode()
     before = webhook.log().count("was replaced")
-    cluster.api.apply(webhook_entry)
+    for kind in KINDS:
+        webhook_entry = configuration(webhook, kind)
+        (hook,) = webhook_entry["webhooks"]
+        hook["clientConfig"]["url"] = hook["clientConfig"]["url"].replace("127.0.0.1", "localhost")
+        hook["clientConfig"]["caBundle"] = base64.b64encode(
+            (tmp_path / "tls.crt").read_bytes()
+        ).decode()
+        cluster.api.apply(webhook_entry)
     eventually("shows it", lambda: _connected_anew(cluster, before))
 
 
@@ -306,7 +337,8 @@ def expired(cluster: Cluster) -> Iterator[None]:
     webhook = cluster.webhook
     webhook.authority = Authority(webhook.folder)
     webhook.authority.server("tls", left=datetime.timedelta(minutes=-1))
-    cluster.api.apply(configuration(webhook))
+    for kind in KINDS:
+        cluster.api.apply(configuration(webhook, kind))
     webhook.end()
     webhook.start()
     try:
@@ -341,4 +373,8 @@ def test_a_failing_webhook_does_not_affect_requests_that_it_does_not_get(
             "the webhook still fails"
         )
         assert cluster.bind("plain", ALICE, "unhooked")
+        began = time.monotonic()
+        assert cluster.scheduler_of(GPU) == "default-scheduler"
+        assert time.monotonic() - began < bystanders.HANG_SECONDS
     eventually("the webhook works", lambda: not cluster.refuses("plain", ALICE))
+    eventually("pods are changed", lambda: cluster.scheduler_of(GPU) == "topolet-scheduler")

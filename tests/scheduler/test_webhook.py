@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import base64
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import ResponseLimits, Transport
 from agent.scheduler.extender.http_routes import BadRequestError
-from agent.scheduler.webhook import PATH, LookUp, LookUpError, gpus, pods, routes
+from agent.scheduler.webhook import PATH, POD_PATH, LookUp, LookUpError, gpus, pods, routes
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler.test_webhook_admission import review
@@ -73,7 +75,7 @@ def test_the_page_answers_reviews(
     server: Server, look_up: LookUp, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    admit = routes(look_up, "Fail")[PATH]
+    admit = routes(look_up, "Fail", "ours")[PATH]
     for found, allowed in ((POD, False), ({**POD, "spec": {"containers": []}}, True)):
         server.answer = lambda _, connection, request, it=found: reply(connection, 200, it)
         answer = admit.handle(json.dumps(review()).encode())
@@ -82,3 +84,81 @@ def test_the_page_answers_reviews(
     assert [each for each in caplog.messages if each.startswith("refused: alice may not bind")]
     with pytest.raises(BadRequestError, match="AdmissionReview"):
         admit.handle(b"{}")
+
+
+def created(resources: object, *, init: bool = False, **spec: Any) -> dict[str, Any]:
+    """The review of a new pod, which has no name yet."""
+    containers = [{"name": "plain"}, {"name": "c", "resources": resources}]
+    fields: dict[str, Any] = {"containers": containers}
+    if init:
+        fields = {"containers": containers[:1], "initContainers": containers[1:]}
+    pod = {"metadata": {"generateName": "p-"}, "spec": {**fields, **spec}}
+    return review(resource="pods", name="", object=pod)
+
+
+def scheduler_given(body: dict[str, Any]) -> str | None:
+    """The schedulerName of the answer's patch, None if it changes nothing."""
+
+    def unused(namespace: str, name: str) -> None:
+        raise AssertionError("a new pod is not read")
+
+    mutate = routes(unused, "Fail", "ours")[POD_PATH]
+    answer = json.loads(mutate.handle(json.dumps(body).encode()).body)["response"]
+    assert answer["uid"] == body["request"]["uid"]
+    assert answer["allowed"] is True
+    if "patch" not in answer:
+        assert "patchType" not in answer
+        return None
+    assert answer["patchType"] == "JSONPatch"
+    (change,) = json.loads(base64.b64decode(answer["patch"]))
+    assert (change["op"], change["path"]) == ("add", "/spec/schedulerName")
+    name: str = change["value"]
+    return name
+
+
+ONE_GPU = {"limits": {"nvidia.com/gpu": "1"}}
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        ONE_GPU,
+        {"limits": {"amd.com/gpu": 1}},
+        {"limits": {"dcu.com/gpu": "1"}},
+        {"limits": {"koordinator.sh/gpu-core": "50"}},
+        {"requests": {"koordinator.sh/gpu.shared": "1"}},
+    ],
+)
+@pytest.mark.parametrize("init", [False, True])
+@pytest.mark.parametrize("named", [{}, {"schedulerName": "default-scheduler"}])
+def test_a_new_pod_with_gpus_gets_the_scheduler(
+    resources: object, init: bool, named: dict[str, str]
+) -> None:
+    assert scheduler_given(created(resources, init=init, **named)) == "ours"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        created(ONE_GPU, schedulerName="special"),
+        created(ONE_GPU, nodeName="n"),
+        created({"limits": {"cpu": "1", "vendor.com/nic": "1"}}),
+        created({"requests": {"nvidia.com/gpu": "1"}}),
+        created({}),
+        created(None),
+        review(resource="pods", object={"metadata": {"name": "p"}}),
+        review(resource="pods", object=None),
+        {**created(ONE_GPU), "request": {**created(ONE_GPU)["request"], "operation": "UPDATE"}},
+        review(),
+    ],
+)
+def test_any_other_object_is_not_changed(body: dict[str, Any]) -> None:
+    assert scheduler_given(body) is None
+
+
+def test_an_unreadable_review_is_named() -> None:
+    mutate = routes(lambda namespace, name: None, "Fail", "ours")[POD_PATH]
+    body = created(ONE_GPU)
+    body["request"]["object"]["spec"]["containers"] = 1
+    with pytest.raises(BadRequestError, match=r"AdmissionReview: .*containers"):
+        mutate.handle(json.dumps(body).encode())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -19,6 +19,16 @@ from agent.model.settings.options import (
     TlsCertificateFile,
     TlsKeyFile,
 )
+
+SchedulerName = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        description="the schedulerName of the pods that the scheduler places, and that the webhook "
+        "gives to new pods with GPUs",
+    ),
+]
+SCHEDULER_NAME: Final = "topolet-scheduler"
 
 
 class SchedulerSettings(Options, frozen=True):
@@ -56,12 +66,7 @@ class SchedulerSettings(Options, frozen=True):
             "for clients without a certificate; empty: none"
         ),
     ] = "127.0.0.1:9329"
-    scheduler_name: Annotated[
-        str,
-        msgspec.Meta(
-            min_length=1, description="scheduler: the schedulerName of the pods that it places"
-        ),
-    ] = "topolet-scheduler"
+    scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: Annotated[
         str,
         msgspec.Meta(
@@ -179,4 +184,5 @@ class WebhookSettings(Options, frozen=True):
             description="webhook: whether a Binding is refused or allowed if its pod can't be read"
         ),
     ] = "Fail"
+    scheduler_name: SchedulerName = SCHEDULER_NAME
     log_level: LogLevel = LOG_LEVEL
