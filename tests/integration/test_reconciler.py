@@ -206,3 +206,28 @@ def test_agent_whose_state_folder_is_removed_ends_with_an_error(node: TestNode) 
     assert node.agent_exit_code() == 1
     assert "was removed" in node.log("agent")
     node.start_agent()
+
+
+def test_pod_whose_sandbox_shows_another_limit_than_its_request_shares_the_pool(
+    node: TestNode,
+) -> None:
+    """With the sums that a kubelet gives to a sandbox, and without an API server."""
+
+    def runs(name: str, quota_microseconds: int) -> str:
+        spec = node.spec(name, "LSR", "1")
+        config = spec.config()
+        config.linux.resources.cpu_shares = 1024
+        config.linux.resources.cpu_period = 100_000
+        config.linux.resources.cpu_quota = quota_microseconds
+        request = pb.RunPodSandboxRequest(config=config)
+        sandbox = node.direct.call("RunPodSandbox", request, pb.RunPodSandboxResponse)
+        made = create_container(node.direct, create_request(spec, sandbox.pod_sandbox_id))
+        start_container(node.direct, made)
+        return made
+
+    node.start_agent(NO_PASS)
+    unequal = runs("unequal", 200_000)
+    eventually("it is refused", lambda: "requests.cpu is 1, limits.cpu is 2" in node.log("agent"))
+    equal = runs("equal", 100_000)
+    eventually("the other owns its CPU", lambda: node.cpus(equal) == "1")
+    eventually("it has the rest", lambda: node.cpus(unequal) == "0")
