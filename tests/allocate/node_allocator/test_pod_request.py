@@ -192,7 +192,6 @@ XPU = "example.com/xpu"
         ({"example.com/other": 1}, Needs.NOTHING, set()),
         ({XPU: 0, "cpu": 1}, Needs.NOTHING, set()),
     ],
-    ids=str,
 )
 def test_what_device_objects_list_are_devices(
     requests: dict[str, int], needs: Needs, of_devices: set[str]

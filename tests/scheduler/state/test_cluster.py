@@ -449,7 +449,6 @@ def unreadable(node: str) -> Change[Any]:
         ([of_xpus("n1", XPU), unreadable("n1")], {XPU}),
         ([of_xpus("n1", XPU), unreadable("n1"), of_xpus("n1")], set()),
     ],
-    ids=str,
 )
 def test_the_device_resources_are_those_of_all_device_objects(
     changes: list[Change[Any]], listed: set[str]
