@@ -171,7 +171,9 @@ class Company:
             metadata["annotations"] = {RESOURCE_STATUS: json.dumps({"cpuset": spec.claim})}
         main = container("main", str(spec.cpus) if spec.cpus else "")
         if not spec.cpus and spec.qos != "BE":
-            main["resources"] = {"requests": {"cpu": "100m"}}
+            fraction = {"cpu": "100m"}
+            # The claim of an LSE pod whose limit differs from its request is refused.
+            main["resources"] = {"requests": fraction, "limits": fraction if spec.claim else {}}
         self.specs = {**self.specs, spec.name: spec}
         self.kubelet.run(spec.name, [main], metadata)
 
