@@ -28,7 +28,7 @@ from agent.allocate.node_allocation import (
 )
 from agent.allocate.numa import koordinator_merge
 from agent.allocate.numa.hint import MergeCause, Merged, Provider, TopologyHint, ids, resource_hints
-from agent.allocate.packing import AllocationStep, Apart
+from agent.allocate.packing import AllocationStep, CpuExclusivity
 from agent.allocate.policies_in_force import InForce, PolicyInForce, in_force
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest
@@ -54,7 +54,7 @@ class NumaCandidate(msgspec.Struct, frozen=True):
     (0-100, by the strategy), or what they lack."""
 
     nodes: tuple[int, ...]
-    apart: Apart | None = None
+    exclusivity: CpuExclusivity | None = None
     score: int | None = None
     rejection: Rejection | None = None
 
@@ -314,15 +314,15 @@ def _align(
     if not wanted and provider is None:
         return _Aligned(Allotment(0, {}))
     tried: dict[int, Rejection | None] = {}
-    judged: dict[int, tuple[Apart, int]] = {}
+    judged: dict[int, tuple[CpuExclusivity, int]] = {}
 
     def fits(mask: int) -> bool:
         lacking = tried[mask] = trials.lacks(ids(mask))
         return lacking is None
 
-    def worth(mask: int) -> int:
-        apart, score = judged[mask] = trials.apart(mask), trials.score(mask)
-        return (HIGHEST + 1) * apart + score
+    def total_score(mask: int) -> int:
+        exclusivity, score = judged[mask] = trials.exclusivity(mask), trials.score(mask)
+        return (HIGHEST + 1) * exclusivity + score
 
     def merge(
         others: Provider | None, widest: int | None = None, *, narrowest: bool = False
@@ -332,7 +332,7 @@ def _align(
             trials.available,
             trials.totals,
             policies.numa,
-            worth,
+            total_score,
             fits,
             narrowest=narrowest,
             widest=widest,

@@ -78,7 +78,7 @@ Found: TypeAlias = tuple[int, tuple[AllocationStep, ...]]
 """A mask of CPUs, and the steps that gave them."""
 
 
-class Apart(enum.IntEnum):
+class CpuExclusivity(enum.IntEnum):
     """How far the CPUs of a pod with an exclusive policy are from those of other pods with it."""
 
     SAME_CORES = 0
@@ -119,12 +119,12 @@ class Terms(msgspec.Struct, frozen=True):
                 lower = cls(layout, by_core, layout.expand(layout.touched(held)), 0, levels)
         return cls(layout, request, cores, nodes, levels, lower)
 
-    def apart(self, cpus: int) -> Apart:
+    def exclusivity(self, cpus: int) -> CpuExclusivity:
         """What the exclusive policy gets with these CPUs."""
         if not cpus & (self.nodes_off | self.cores_off):
-            return Apart.SATISFIED
+            return CpuExclusivity.SATISFIED
         shared = self.lower is None or cpus & self.lower.cores_off
-        return Apart.SAME_CORES if shared else Apart.OTHER_CORES
+        return CpuExclusivity.SAME_CORES if shared else CpuExclusivity.OTHER_CORES
 
 
 def pack(terms: Terms, free: int, need: int) -> Found:

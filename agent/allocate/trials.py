@@ -38,7 +38,7 @@ from agent.allocate.node_allocation import (
     split_packed,
 )
 from agent.allocate.numa.hint import ids, subsets
-from agent.allocate.packing import AllocationStep, Apart, CpuRequest, Terms
+from agent.allocate.packing import AllocationStep, CpuExclusivity, CpuRequest, Terms
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.resource_request import ResourceRequest
@@ -141,15 +141,15 @@ class Trials:
         """The score of these NUMA nodes, 0-100, by the strategy in force, with the pod on them."""
         return self._scores.of(mask)
 
-    def apart(self, mask: int) -> Apart:
+    def exclusivity(self, mask: int) -> CpuExclusivity:
         """What the exclusive policy of the pod gets on these NUMA nodes, by a trial."""
         terms = self._terms
         if terms is None or not (terms.nodes_off or terms.cores_off):
-            return Apart.SATISFIED
+            return CpuExclusivity.SATISFIED
         found = self.on_nodes(ids(mask))
         if isinstance(found, Rejection):
-            return Apart.SAME_CORES
-        return terms.apart(found.cpus)
+            return CpuExclusivity.SAME_CORES
+        return terms.exclusivity(found.cpus)
 
     def price(self, found: Allotment) -> Price:
         """The price of an allotment before it is committed."""
@@ -241,7 +241,7 @@ class Trials:
                     continue
                 found = self._on_cpus(layout, taken)
                 if isinstance(found, Allotment):
-                    fitting.append(((terms.apart(found.cpus), sign * count, -mask), found))
+                    fitting.append(((terms.exclusivity(found.cpus), sign * count, -mask), found))
             if fitting:
                 return max(fitting, key=lambda each: each[0])[1]
         return lacking

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.node_allocation import Amounts, NodeAllocation, TopologyOptions
-from agent.allocate.packing import Apart
+from agent.allocate.packing import CpuExclusivity
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
@@ -368,8 +368,8 @@ class KoordinatorTrials(Trials):
         if unbound and policies.bind is None and forced is not None:
             self._keep_fitting(forced)
 
-    def apart(self, mask: int) -> Apart:
-        return super().apart(mask) if self.downgrade else Apart.SATISFIED
+    def exclusivity(self, mask: int) -> CpuExclusivity:
+        return super().exclusivity(mask) if self.downgrade else CpuExclusivity.SATISFIED
 
     def trim(self) -> None:
         if not self._loose:

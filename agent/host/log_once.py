@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 
 class Problem:
-    """The current problem of one peer or file. `text`: None if there is no problem; an owner may
-    reset it. Logs each text that differs from the one before."""
+    """The current problem of one peer or file. `text`: None if there is no problem; the owner
+    may reset it. Logs each text that differs from the one before."""
 
     __slots__ = ("_level", "_log", "_prefix", "text")
 

@@ -10,7 +10,7 @@ from agent.allocate import offering
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
 from agent.allocate.numa.hint import ids
 from agent.allocate.offering import Offer
-from agent.allocate.packing import Apart
+from agent.allocate.packing import CpuExclusivity
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model.cpu.policies import (
     NUMA_STRATEGIES,
@@ -72,8 +72,8 @@ def test_a_downgraded_pod_avoids_the_cores_of_both_exclusive_policies(policy: Nu
     got = offering.offer(node, allocated(node, held), owner(2, uid="e", spec=spec))
     assert isinstance(got, Offer)
     assert str(got.claim.cpus) == "12,14"
-    judged = {each.nodes: each.apart for each in got.why.candidates}
-    assert judged == {(0,): Apart.SAME_CORES, (1,): Apart.OTHER_CORES}
+    judged = {each.nodes: each.exclusivity for each in got.why.candidates}
+    assert judged == {(0,): CpuExclusivity.SAME_CORES, (1,): CpuExclusivity.OTHER_CORES}
 
 
 specs = st.builds(
@@ -113,9 +113,9 @@ def test_the_chosen_numa_nodes_suit_the_exclusive_policy_best(
     assert got.why.merged.mask is not None
     chosen = ids(got.why.merged.mask)
     judged = {
-        each.nodes: each.apart
+        each.nodes: each.exclusivity
         for each in got.why.candidates
-        if each.apart is not None and len(each.nodes) == len(chosen)
+        if each.exclusivity is not None and len(each.nodes) == len(chosen)
     }
     assert judged[chosen] is max(judged.values())
     made = node.layout
@@ -128,9 +128,11 @@ def test_the_chosen_numa_nodes_suit_the_exclusive_policy_best(
     avoided = theirs_of[spec.exclusive]
     on_cores = bool(made.touched(mine) & made.touched(avoided))
     if spec.exclusive is CORE:
-        assert judged[chosen] is (Apart.SAME_CORES if on_cores else Apart.SATISFIED)
+        assert judged[chosen] is (
+            CpuExclusivity.SAME_CORES if on_cores else CpuExclusivity.SATISFIED
+        )
         return
     on_nodes = bool(mine & made.of_nodes(made.node_ids(avoided)))
     on_cores = bool(made.touched(mine) & made.touched(avoided | theirs_of[CORE]))
-    assert (judged[chosen] is Apart.SATISFIED) == (not on_nodes)
-    assert (judged[chosen] is Apart.SAME_CORES) == (on_nodes and on_cores)
+    assert (judged[chosen] is CpuExclusivity.SATISFIED) == (not on_nodes)
+    assert (judged[chosen] is CpuExclusivity.SAME_CORES) == (on_nodes and on_cores)

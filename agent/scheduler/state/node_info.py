@@ -220,8 +220,9 @@ class NodeInfo:
         )
 
     def overcommitted(self, resources: Iterable[str]) -> str:
-        """Returns one of the resources, or the number of pods, of which the pods and reservations
-        on the node request more than it has, with the amounts; "" if there is none."""
+        """Returns the amounts of one overcommitted resource: the pods and reservations on the node
+        request more of it than the node has. Checks `resources` and the number of pods. Returns ""
+        if none is overcommitted."""
         allocatable = self.node.allocatable if self.node is not None else {}
         pods = sum(not each.reservation for each in self._allocator.holdings.values())
         requested = {**self._allocator.requested, "pods": pods}

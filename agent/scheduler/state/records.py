@@ -178,7 +178,7 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
             pod.phase is not apiobjects.Phase.PENDING,
             _group(pod),
             reservation=_reservation(pod),
-            has_claim_condition=CLAIM_REFUSED.encode() in text,
+            has_claim_condition=_has_claim_condition(text),
         )
 
     return read
@@ -306,9 +306,19 @@ _NO_FUNCTIONS: Final[VirtualFunctions] = {}
 _NO_IDS: Final[dict[tuple[str, int], str]] = {}
 
 
+def _has_claim_condition(text: bytes) -> bool:
+    """The search saves most pods the decoding; the text may be in an annotation too."""
+    return CLAIM_REFUSED.encode() in text and any(
+        each.type == CLAIM_REFUSED for each in _conditions_of(text)
+    )
+
+
 def _ready(text: bytes) -> bool:
-    conditions = decoded(text, apiobjects.KIND, _conditions).status.conditions or ()
-    return any(each.type == "Ready" and each.status == "True" for each in conditions)
+    return any(each.type == "Ready" and each.status == "True" for each in _conditions_of(text))
+
+
+def _conditions_of(text: bytes) -> tuple[_Condition, ...]:
+    return decoded(text, apiobjects.KIND, _conditions).status.conditions or ()
 
 
 def _compact(assigned: AssignedPod) -> AssignedPod:

@@ -11,7 +11,12 @@ from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.objects import ObjectError
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.scheduler.state import records
-from agent.scheduler.state.records import AGENT_LABELS, AgentSelector, Unreadable
+from agent.scheduler.state.records import (
+    AGENT_LABELS,
+    CLAIM_REFUSED,
+    AgentSelector,
+    Unreadable,
+)
 from tests.deploy import manifests
 from tests.scheduler import objects
 
@@ -97,6 +102,23 @@ def test_an_agent_that_is_being_deleted_is_not_ready() -> None:
 def test_without_labels_no_pod_is_an_agent() -> None:
     read = records.pods(AgentSelector(labels={}))
     assert read(json.dumps(objects.agent("n1")).encode()).agent_ready is None
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_condition_of_a_refused_claim_is_read_from_the_status_alone(shown: bool) -> None:
+    """Whoever creates a pod writes its annotations."""
+    body = {
+        "metadata": {
+            "namespace": "ns",
+            "name": "p",
+            "uid": "u",
+            "annotations": {"note": CLAIM_REFUSED},
+        },
+        "spec": {"nodeName": "a", "containers": [{"name": "c"}]},
+        "status": {"phase": "Running", "conditions": [{"type": CLAIM_REFUSED}] if shown else []},
+    }
+    pod = records.pods(AgentSelector())(json.dumps(body).encode())
+    assert pod.has_claim_condition is shown
 
 
 def test_only_used_fields_of_a_node_are_kept() -> None:
