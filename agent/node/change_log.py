@@ -17,7 +17,7 @@ from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import Owner
-from agent.node.violations import Shortfall, Unallocated, find_overlaps, started
+from agent.node.violations import CpuSource, Shortfall, Unallocated, find_overlaps, started
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
@@ -110,6 +110,12 @@ class ChangeRecorder:
             log.error("pod %s: %s", each.title, each.text)
         self._short = frozenset(shortfalls)
         self._metrics.short_of_cpus.set(len(shortfalls))
+
+    def differing(self, numbers: Mapping[CpuSource, int]) -> None:
+        """Exports the number of containers on other CPUs than a source names. Their reasons are
+        logged as refused claims, shortfalls and failed writes."""
+        for source in CpuSource:
+            self._metrics.differing_cpus.labels(source.value).set(numbers.get(source, 0))
 
     def unallocated(self, pods: tuple[Unallocated, ...]) -> None:
         """Logs LSE and LSR pods to which nobody allocated CPUs."""

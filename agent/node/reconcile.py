@@ -56,6 +56,7 @@ from agent.node.report import Reporter, ReportInput
 from agent.node.runtime_view import RuntimeState, RuntimeView, without_excluded
 from agent.node.violations import (
     ContainerOverlap,
+    count_differing,
     find_overlaps,
     find_shortfalls,
     running_on,
@@ -276,6 +277,9 @@ class Reconciler:
             self._node_object.faults,
         )
         short = find_shortfalls(node.pods, decision, node.kubelet.cpus, freed.holds)
+        self._reporter.changes.differing(
+            count_differing(node.pods, decision, node.kubelet.cpus, freed.holds)
+        )
         self._reporter.report(moment, short, devices, visibility, seen.listed.pods)
 
     def _pods(

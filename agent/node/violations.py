@@ -1,10 +1,12 @@
 """Violations of the ownership of CPUs: containers that run on another pod's CPUs, containers that
 own fewer CPUs than the annotation of their pod, or the checkpoint of a kubelet with the static
-policy, promises, and LSE and LSR pods to which nobody allocated CPUs.
+policy, promises, or run on other CPUs, and LSE and LSR pods to which nobody allocated CPUs.
 """
 
 from __future__ import annotations
 
+import enum
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -167,6 +169,43 @@ def find_shortfalls(
                 )
             )
     return tuple(found)
+
+
+class CpuSource(enum.StrEnum):
+    """Who names the CPUs of a container: the annotation of its pod, the checkpoint of a static
+    kubelet, as far as the agent follows it, or the agent's decision."""
+
+    ANNOTATION = "annotation"
+    CHECKPOINT = "checkpoint"
+    DECISION = "decision"
+
+
+def count_differing(
+    pods: tuple[Pod, ...],
+    decision: Decision,
+    kubelet: KubeletCpus,
+    holds: Mapping[str, CpuSet],
+) -> Counter[CpuSource]:
+    """By source, the number of running containers whose CPUs are not those that it names. `holds`:
+    by container id, the CPUs in the kernel's files; containers that are missing there are
+    ignored."""
+    found: Counter[CpuSource] = Counter()
+    for pod in pods:
+        claimed = _claimed(pod)
+        given = kubelet.containers.get(pod.uid, {}) if kubelet.static else {}
+        sharing = sidecars(pod)
+        for container in pod.containers:
+            cpus = holds.get(container.id)
+            if cpus is None or container.state is not ContainerState.RUNNING:
+                continue
+            wanted = decision.pods[pod.uid].of(container.name)
+            if claimed and container.name not in sharing:
+                found[CpuSource.ANNOTATION] += cpus != claimed
+            if container.name in given and (wanted.kubelet or wanted.unmanaged):
+                found[CpuSource.CHECKPOINT] += cpus != given[container.name]
+            if wanted.cpuset is not None:
+                found[CpuSource.DECISION] += cpus != CpuSet.parse(wanted.cpuset)
+    return found
 
 
 class Unallocated(msgspec.Struct, frozen=True):

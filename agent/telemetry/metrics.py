@@ -180,6 +180,14 @@ class AgentMetrics:
             "kubelet's checkpoint, names.",
             registry=registry,
         )
+        self.differing_cpus = Gauge(
+            "topolet_containers_with_other_cpus",
+            "Running containers whose CPUs in the kernel's files, after the last pass, are not "
+            "those that a source names: annotation (of the pod), checkpoint (of a static kubelet), "
+            "decision (of the agent).",
+            ["source"],
+            registry=registry,
+        )
         self.without_cpus = Gauge(
             "topolet_pods_without_allocated_cpus",
             "LSE and LSR pods to which no scheduler allocated CPUs: they share a pool.",

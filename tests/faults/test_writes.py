@@ -18,6 +18,7 @@ from tests.node.world import World
 OWN = "kubepods/burstable/podown/c-own-main"
 LS = "kubepods/burstable/podls/c-ls-main"
 BE = "kubepods/besteffort/podbe/c-be-main"
+OTHER_CPUS = 'topolet_containers_with_other_cpus{source="decision"}'
 
 
 @pytest.fixture
@@ -57,8 +58,10 @@ def test_refused_write_is_reported_and_blocks_only_the_owner(
             assert (three.cpus(OWN), three.cpus(LS), three.cpus(BE)) == ("1", "0-3", "0,2-3")
             blocked = three.snapshot().pods["own"].each.blocked
             assert blocked == "a container of pod ns/ls still holds CPUs 1"
+            assert three.metric(OTHER_CPUS) == 1
     agent.reconcile()
     assert (three.cpus(OWN), three.cpus(LS)) == ("1", "0,2-3")
+    assert three.metric(OTHER_CPUS) == 0
     assert three.snapshot().pods["own"].each.blocked == ""
 
 

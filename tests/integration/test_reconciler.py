@@ -117,6 +117,23 @@ def test_invalid_claim_keeps_the_pool_and_is_reported(
     assert reason in metric
 
 
+def test_containers_on_other_cpus_than_their_annotation_names_are_counted(node: TestNode) -> None:
+    """By the kernel's files."""
+    node.start_agent()
+    numbers = lambda: [  # noqa: E731
+        node.metric(f'topolet_containers_with_other_cpus{{source="{source}"}}')
+        for source in ("annotation", "checkpoint", "decision")
+    ]
+    first_sandbox, first = run_pod(node.direct, node.spec("first", "LSE", "1"))
+    eventually("first on 1", lambda: node.cpus(first) == "1")
+    _, second = run_pod(node.direct, node.spec("second", "LSE", "1"))
+    eventually("second on the pool", lambda: node.cpus(second) == "0")
+    eventually("counted", lambda: numbers() == [1, 0, 0])
+    remove_pod(node.direct, first_sandbox)
+    eventually("second on 1", lambda: node.cpus(second) == "1")
+    eventually("none differs", lambda: numbers() == [0, 0, 0])
+
+
 def test_kill_and_restart_of_the_agent_changes_nothing(node: TestNode) -> None:
     node.start_agent()
     sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))

@@ -15,6 +15,8 @@ from agent.model.pod.pods import ContainerState
 from agent.node.change_log import CLAIM_NOT_HONORED, INVALID_ANNOTATION, PodEvents
 from tests.node.world import Recorded, World
 
+OTHER_CPUS = 'topolet_containers_with_other_cpus{{source="{}"}}'
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
@@ -40,13 +42,6 @@ def add_api_pod(world: World, uid: str, cpus: str) -> ApiPod:
     return pod
 
 
-def metric(world: World, name: str) -> float:
-    for line in world.metrics.render().splitlines():
-        if line.startswith(f"{name} "):
-            return float(line.split()[1])
-    raise AssertionError(name)
-
-
 def test_container_with_fewer_cpus_than_the_kubelet_assigned_gets_them(world: World) -> None:
     """As left by an agent that honoured the claims of such pods."""
     lse = world.container(world.sandbox("lse", "LSE", "2-3", parent="/kubepods/podlse"), cpuset="0")
@@ -56,8 +51,11 @@ def test_container_with_fewer_cpus_than_the_kubelet_assigned_gets_them(world: Wo
     agent.reconcile()
     assert world.cpus(f"kubepods/podlse/{lse.id}") == "4-5"
     assert world.cpus(f"kubepods/burstable/podls/{ls.id}") == "0-1,6-7"
-    assert metric(world, "topolet_cpu_overlaps_total") == 1, "LS was on them"
-    assert metric(world, "topolet_containers_short_of_cpus") == 0
+    assert world.metric("topolet_cpu_overlaps_total") == 1, "LS was on them"
+    assert world.metric("topolet_containers_short_of_cpus") == 0
+    # The scheduler corrects the annotation.
+    assert world.metric(OTHER_CPUS.format("annotation")) == 1
+    assert world.metric(OTHER_CPUS.format("checkpoint")) == 0
     decided = world.snapshot().pods["lse"].of("main")
     assert (decided.cpuset, decided.kubelet) == ("4-5", True)
 
@@ -75,7 +73,7 @@ def test_owner_that_moves_to_its_claim_is_not_an_overlap(world: World) -> None:
     agent.reconcile()
     assert world.cpus(f"kubepods/podlse/{lse.id}") == "2-3"
     assert world.cpus(f"kubepods/burstable/podls/{ls.id}") == "0-1,4-7"
-    assert metric(world, "topolet_cpu_overlaps_total") == 0
+    assert world.metric("topolet_cpu_overlaps_total") == 0
 
 
 def test_claim_of_a_pod_that_was_not_admitted_yet_is_not_honoured(world: World) -> None:
@@ -114,7 +112,7 @@ def test_pod_that_loses_its_cpus_to_the_kubelet_gets_an_event(
     for _ in range(3):
         agent.reconcile()
     assert world.cpus(f"kubepods/burstable/podown/{owner.id}") == "4"
-    assert metric(world, "topolet_containers_short_of_cpus") == 1
+    assert world.metric("topolet_containers_short_of_cpus") == 1
     text = (
         f"annotation {RESOURCE_STATUS} claims CPUs 4-5, container main has CPUs 4 of its own: "
         "CPUs 5 are assigned by the kubelet"
@@ -123,7 +121,7 @@ def test_pod_that_loses_its_cpus_to_the_kubelet_gets_an_event(
     assert caplog.messages.count(f"pod ns/own: {text}") == 1
     gives(world)
     agent.reconcile()
-    assert metric(world, "topolet_containers_short_of_cpus") == 0
+    assert world.metric("topolet_containers_short_of_cpus") == 0
 
 
 def test_invalid_claim_is_reported_after_a_container_exists(world: World) -> None:

@@ -208,6 +208,13 @@ class World:
             pod_events,
         )
 
+    def metric(self, name: str) -> float:
+        """The value of a series, with its labels."""
+        for line in self.metrics.render().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.rpartition(" ")[2])
+        raise AssertionError(name)
+
     def snapshot(self) -> Snapshot:
         return snapshots.decode((self.state / "snapshot.json").read_bytes())
 
