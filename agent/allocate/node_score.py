@@ -53,6 +53,7 @@ def profile(args: SchedulerArgs) -> Profile:
         label_first=args.rules is Rules.KOORDINATOR,
         scoring=_of_numa_nodes(args.numa.type),
         weights=args.numa.weights,
+        strict_full_pcpus_only=args.strict_full_pcpus_only,
     )
 
 

@@ -5,10 +5,13 @@ node's label, else the configured one (numa-topology-scheduling proposal); `labe
 Koordinator's order. A pod's own policy counts if the node has none, and is rejected if the node has
 another. Bind policy: the one that the node forces on every pod (the kubelet's full-pcpus-only, else
 the label), else the one that the pod requires or prefers if it owns CPUs (Koordinator:
-getCPUBindPolicy in pkg/scheduler/plugins/nodenumaresource/util.go). NUMA strategy: the node's
-label, else the kubelet's distribute-cpus-across-numa, else the configured one (fine-grained CPU
-orchestration proposal, NUMA allocate strategy). Under a NUMA policy it decides only between NUMA
-nodes that the policy leaves equal."""
+getCPUBindPolicy in pkg/scheduler/plugins/nodenumaresource/util.go). On a node that forces whole
+cores, Koordinator gives them to every pod with a whole number of CPUs; the proposal only to
+Guaranteed, LSE and LSR pods, and pods that prefer SpreadByPCPUs avoid the node
+(`strict_full_pcpus_only`). NUMA strategy: the node's label, else the kubelet's
+distribute-cpus-across-numa, else the configured one (fine-grained CPU orchestration proposal, NUMA
+allocate strategy). Under a NUMA policy it decides only between NUMA nodes that the policy leaves
+equal."""
 
 from __future__ import annotations
 
@@ -57,7 +60,8 @@ class Profile(msgspec.Struct, frozen=True):
     `prefer_l3`: among equal CPUs, prefers those that share an L3. `packed`: amounts fill one NUMA
     node after the other instead of being split evenly. `strategy` orders NUMA nodes; `scoring` does
     so under a NUMA policy, by default `strategy`. `weights` (by resource): of the scores of NUMA
-    nodes; the default is equal weights of CPU and memory."""
+    nodes; the default is equal weights of CPU and memory. `strict_full_pcpus_only`: the proposal's
+    rules for nodes that allocate only whole cores, otherwise Koordinator's."""
 
     numa_policy: NumaPolicy
     strategy: Strategy
@@ -67,11 +71,14 @@ class Profile(msgspec.Struct, frozen=True):
     packed: bool = False
     scoring: Strategy | None = None
     weights: dict[str, int] = {}
+    strict_full_pcpus_only: bool = False
 
 
 PROFILES: Final[Mapping[str, Profile]] = {
     "koordinator": Profile(NumaPolicy.NONE, Strategy.LEAST_ALLOCATED),
-    "proposal": Profile(NumaPolicy.BEST_EFFORT, Strategy.MOST_ALLOCATED),
+    "proposal": Profile(
+        NumaPolicy.BEST_EFFORT, Strategy.MOST_ALLOCATED, strict_full_pcpus_only=True
+    ),
 }
 """The defaults of Koordinator's code, and those of the proposals."""
 
@@ -98,10 +105,12 @@ class PolicyInForce(msgspec.Struct, frozen=True):
 
 
 class Bind(msgspec.Struct, frozen=True):
-    """CPUs are bound to the pod; `required`: the CPUs must follow the policy."""
+    """CPUs are bound to the pod; `required`: the CPUs must follow the policy. `avoided`: the pod
+    prefers another policy, and gets the node only if there is no other."""
 
     policy: BindPolicy
     required: bool
+    avoided: bool = False
 
 
 def node_policies(
@@ -156,9 +165,15 @@ def numa_exclusive(spec: NumaSpec) -> NumaExclusive | None:
 
 
 def bind(
-    spec: ResourceSpec, qos: QoS, node: NodePolicies, profile: Profile, *, owner: bool
+    spec: ResourceSpec,
+    qos: QoS,
+    node: NodePolicies,
+    profile: Profile,
+    *,
+    owner: bool,
+    guaranteed: bool = False,
 ) -> tuple[Bind | None, PolicySource] | Rejection:
-    """None: no CPUs are bound. `owner`: the pod's class and priority let it own CPUs.
+    """None: no CPUs are bound. `owner`, `guaranteed`: see ResourceRequest.
 
     A node's policy binds every pod that requests CPU, except BE pods, which run on the rest. On ARM
     the default is FullPCPUs, even if another one is configured (fine-grained CPU orchestration
@@ -174,7 +189,12 @@ def bind(
         if owns and spec.required and policy is not forced:
             detail = f"pod: {policy}, {forced_by}: {forced}"
             return Rejection(Reason.BIND_POLICY_CONFLICT, detail=detail)
-        return Bind(forced, required=True), forced_by
+        strict = profile.strict_full_pcpus_only and forced is BindPolicy.FULL_PCPUS
+        if strict and not guaranteed:
+            detail = f"pod: {qos}, {forced_by}: {forced}"
+            return Rejection(Reason.NOT_GUARANTEED, detail=detail)
+        avoided = strict and owns and policy is BindPolicy.SPREAD_BY_PCPUS
+        return Bind(forced, required=True, avoided=avoided), forced_by
     return (Bind(policy, required=spec.required is not None) if owns else None), source
 
 
@@ -237,7 +257,7 @@ def in_force(of_node: NodePolicies, profile: Profile, ask: ResourceRequest) -> I
     numa = numa_policy(ask.numa, policies, profile)
     if isinstance(numa, Rejection):
         return numa
-    of_bind = bind(ask.spec, ask.qos, policies, profile, owner=ask.owner)
+    of_bind = bind(ask.spec, ask.qos, policies, profile, owner=ask.owner, guaranteed=ask.guaranteed)
     asks_cpu = bool(ask.requests.get("cpu"))
     if isinstance(of_bind, Rejection):
         if asks_cpu:

@@ -19,6 +19,8 @@ class Reason(enum.StrEnum):
     """Whole cores are required, and the request is not a multiple of a core's threads."""
     BIND_POLICY_CONFLICT = "bind-policy-conflict"
     """The pod requires another bind policy than its node."""
+    NOT_GUARANTEED = "not-guaranteed"
+    """The node allocates only whole cores, and these only to Guaranteed, LSE and LSR pods."""
     NUMA_POLICY_CONFLICT = "numa-policy-conflict"
     """The pod has another NUMA policy than its node."""
     NO_CPU_TOPOLOGY = "no-cpu-topology"
@@ -49,6 +51,7 @@ UNRESOLVABLE: Final = frozenset(
         Reason.CPU_NOT_INTEGER,
         Reason.SMT_ALIGNMENT,
         Reason.BIND_POLICY_CONFLICT,
+        Reason.NOT_GUARANTEED,
         Reason.NUMA_POLICY_CONFLICT,
         Reason.NO_CPU_TOPOLOGY,
         Reason.NO_NUMA_RESOURCES,

@@ -28,7 +28,8 @@ class FollowedPolicies(enum.Enum):
 
 class ResourceRequest(msgspec.Struct, frozen=True):
     """`requests`: `cpu` in milli-CPU, the rest in units; zero amounts are left out. `owner`: class
-    and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit."""
+    and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit. `guaranteed`: the pod
+    is Guaranteed, or LSE or LSR with a CPU limit that equals the request."""
 
     uid: str
     title: str
@@ -39,6 +40,7 @@ class ResourceRequest(msgspec.Struct, frozen=True):
     spec: ResourceSpec = ResourceSpec()
     numa: NumaSpec = NumaSpec()
     kubelet: FollowedPolicies = FollowedPolicies.ALL
+    guaranteed: bool = False
 
     @property
     def burst_milli(self) -> int:
@@ -60,6 +62,7 @@ def resource_request(
     priority: int | None = None,
     priority_class: str = "",
     cpu_limit_milli: int | None = None,
+    guaranteed: bool = False,
 ) -> ResourceRequest:
     """`priority_class`: the value of its label, which overrides the number. Raises
     AnnotationError."""
@@ -72,6 +75,7 @@ def resource_request(
         cpu_limit_milli,
         resource_spec(annotations),
         numa_spec(annotations),
+        guaranteed=guaranteed,
     )
 
 

@@ -61,11 +61,13 @@ class Allotment(msgspec.Struct, frozen=True):
 class Price(msgspec.Struct, frozen=True):
     """`score`: 0-100, by the strategy in force over CPU and memory of the NUMA nodes that the pod
     would use, or of the whole node if it is not bound to NUMA nodes. `numa_nodes`: how many it
-    would use. `split_cores`: the number of free whole cores that it would leave partly taken."""
+    would use. `split_cores`: the number of free whole cores that it would leave partly taken.
+    `avoided`: see Bind."""
 
     score: int
     numa_nodes: int
     split_cores: int
+    avoided: bool = False
 
 
 class Trials:
@@ -161,7 +163,9 @@ class Trials:
             touched = layout.touched(found.cpus) & layout.whole(self._free)
             split_cores = (touched & ~layout.whole(found.cpus)).bit_count()
         mask = sum(1 << node for node in used or self.totals)
-        return Price(self.score(mask), len(used), split_cores)
+        bind = self._policies.bind
+        avoided = bind is not None and bind.avoided
+        return Price(self.score(mask), len(used), split_cores, avoided)
 
     @property
     def policies(self) -> InForce:

@@ -118,6 +118,48 @@ def test_a_required_bind_policy_conflicts_with_the_nodes() -> None:
     assert got == Rejection(Reason.BIND_POLICY_CONFLICT, detail=detail)
 
 
+@pytest.mark.parametrize("node", [FULL_ONLY, KUBELET_FULL])
+@pytest.mark.parametrize(
+    ("spec", "qos", "owner", "guaranteed", "avoided"),
+    [
+        (ResourceSpec(), QoS.LS, False, False, None),
+        (ResourceSpec(SPREAD), QoS.LS, False, False, None),
+        (ResourceSpec(BURST), QoS.LS, False, False, None),
+        (ResourceSpec(), QoS.LS, False, True, False),
+        (ResourceSpec(SPREAD), QoS.LS, False, True, False),
+        (ResourceSpec(), QoS.LSR, True, True, False),
+        (ResourceSpec(), QoS.LSR, False, False, None),
+        (ResourceSpec(SPREAD), QoS.LSR, True, True, True),
+        (ResourceSpec(SPREAD, FULL), QoS.LSE, True, True, False),
+    ],
+)
+def test_the_proposals_rules_for_nodes_of_whole_cores(
+    node: NodePolicies,
+    spec: ResourceSpec,
+    qos: QoS,
+    owner: bool,
+    guaranteed: bool,
+    avoided: bool | None,
+) -> None:
+    """`avoided` None: declined. Koordinator binds whole cores to all of these pods."""
+    source = PolicySource.KUBELET if node.full_pcpus_only else PolicySource.NODE_LABEL
+    got = policies_in_force.bind(spec, qos, node, PROPOSAL, owner=owner, guaranteed=guaranteed)
+    if avoided is None:
+        detail = f"pod: {qos}, {source}: FullPCPUs"
+        assert got == Rejection(Reason.NOT_GUARANTEED, detail=detail)
+    else:
+        assert got == (Bind(FULL, True, avoided=avoided), source)
+    got = policies_in_force.bind(spec, qos, node, KOORDINATOR, owner=owner, guaranteed=guaranteed)
+    assert got == (Bind(FULL, True), source)
+
+
+@pytest.mark.parametrize("node", [PLAIN, SPREAD_ONLY])
+def test_the_proposals_rules_for_whole_cores_concern_no_other_node(node: NodePolicies) -> None:
+    for profile in (KOORDINATOR, PROPOSAL):
+        got = policies_in_force.bind(ResourceSpec(), QoS.LS, node, profile, owner=False)
+        assert not isinstance(got, Rejection)
+
+
 @pytest.mark.parametrize(
     ("node", "strategy"),
     [

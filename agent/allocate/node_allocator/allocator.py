@@ -41,6 +41,7 @@ from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.offering import Declined, Offer
 from agent.allocate.reasons import Reason
 from agent.allocate.resource_request import ResourceRequest
+from agent.allocate.trials import Price
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.device_allocation import DeviceAmounts, DevicePreferences
 from agent.model.devices.device_object import DeviceType
@@ -366,6 +367,7 @@ def _as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodReques
     )
 
 
+_FREE: Final = Price(0, 0, 0)
 _NO_INVENTORY: Final = Inventory({})
 _GPU: Final = DeviceType.GPU.value
 _OTHERS: Final = "cards outside"
@@ -379,16 +381,19 @@ def _granted(
     score: int | None,
 ) -> Granted | Refused:
     """The offers of both providers as one. `score`: the score of everything except devices, None if
-    nothing else is requested."""
+    nothing else is requested. A node that the pod avoids is the last of all."""
     scores = [] if score is None else [score]
-    order = (0, 0) if offer is None else (offer.price.split_cores, offer.price.numa_nodes)
+    price = _FREE if offer is None else offer.price
+    order = (price.avoided, price.split_cores, price.numa_nodes)
+    if price.avoided:
+        scores = [0]
     if devices is None:
         return Granted(pod_request, offer, score=sum(scores), order=order)
     found = devices.found or devices.find(None)
     if not isinstance(found, Allocation):
         return refused(found)
     scores.append(devices.score(found))
-    mean = sum(scores) // len(scores)
+    mean = 0 if price.avoided else sum(scores) // len(scores)
     return Granted(pod_request, offer, found, mean, (*order, devices.opened(found)))
 
 

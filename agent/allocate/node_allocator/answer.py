@@ -137,6 +137,7 @@ _WORDS: Final = {
     Reason.CPU_NOT_INTEGER: "bound CPUs have to be a whole number",
     Reason.SMT_ALIGNMENT: "CPUs are not a multiple of a core's threads",
     Reason.BIND_POLICY_CONFLICT: "the node has another CPU bind policy",
+    Reason.NOT_GUARANTEED: "the node allocates cores to Guaranteed, LSE and LSR pods only",
     Reason.NUMA_POLICY_CONFLICT: "the node has another NUMA policy",
     Reason.NO_CPU_TOPOLOGY: "the node does not report its CPU topology",
     Reason.NO_NUMA_RESOURCES: "the NUMA nodes do not report their resources",

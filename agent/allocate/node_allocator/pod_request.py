@@ -11,7 +11,7 @@ import msgspec
 from agent.allocate.devices.request import DeviceRequest, RequestError, device_request, names
 from agent.allocate.kubelet.static_policy import unserved
 from agent.allocate.node_allocation import PodAllocation
-from agent.allocate.nrt.pod import ZonedPod, foreign, zoned_pod
+from agent.allocate.nrt.pod import ZonedPod, foreign, kube_class_of, zoned_pod
 from agent.allocate.resource_request import (
     FollowedPolicies,
     ResourceRequest,
@@ -34,7 +34,7 @@ from agent.model.pod.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
 )
-from agent.model.pod.qos import PRIORITY_CLASS_LABEL, QOS_LABEL, QoS, qos_of
+from agent.model.pod.qos import CPU_OWNERS, PRIORITY_CLASS_LABEL, QOS_LABEL, QoS, qos_of
 
 
 class PodRequestError(ValueError):
@@ -132,7 +132,8 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
     requests = pod_requests(pod)
     devices = device_request(requests, notes, device_resources)
     of_devices = names(requests, device_resources)
-    qos = qos_of(labels, pod.kube_class)
+    kube_class, qos = pod.kube_class or kube_class_of(pod), qos_of(labels, pod.kube_class)
+    unequal = unequal_cpu(pod)
     resources = resource_request(
         pod.uid,
         pod.title,
@@ -142,6 +143,7 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
         priority=pod.priority,
         priority_class=labels.get(PRIORITY_CLASS_LABEL, ""),
         cpu_limit_milli=pod_cpu_limit_milli(pod),
+        guaranteed=kube_class == "guaranteed" or (qos in CPU_OWNERS and not unequal),
     )
     ours = labels.get(QOS_LABEL) in _CLASSES or any(notes.get(key) for key in _SPECS)
     isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""
@@ -153,7 +155,7 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
     if listed:
         needs |= Needs.LISTED
     binds = _binds(resources)
-    missing, unequal = (unserved(pod), unequal_cpu(pod)) if binds else ("", "")
+    missing, unequal = (unserved(pod), unequal) if binds else ("", "")
     if ours:
         needs |= Needs.NUMA
     if _needs_cpus(resources):
@@ -214,5 +216,6 @@ def _parts(zoned: ZonedPod | None) -> object:
 
 def _shape(request: ResourceRequest, ours: bool, *rest: object) -> bytes:
     """As bytes, because their hash is cached."""
-    key = (request.qos, request.owner, request.burst_milli, request.spec, request.numa, ours, *rest)
+    of_class = (request.qos, request.owner, request.guaranteed)
+    key = (of_class, request.burst_milli, request.spec, request.numa, ours, *rest)
     return msgspec.json.encode(key, order="sorted")

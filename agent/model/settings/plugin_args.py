@@ -5,6 +5,7 @@ orchestration proposal, Plugin Configuration) and `NodeNUMAResourceArgs` of Koor
 (pkg/scheduler/apis/config/v1/types.go). Topolet adds the keys of `_Common` to both.
 `zoneScoringStrategy` is for plain pods, like the `scoringStrategy` of NodeResourceTopologyMatch
 (scheduler-plugins: apis/config/v1/types.go, NodeResourceTopologyMatchArgs).
+`strictFullPCPUsOnly` selects the proposal's rules for nodes that allocate only whole cores.
 `distributeAcrossNUMA` and `preferL3` are for the scheduler what `distribute-cpus-across-numa` and
 `prefer-align-cpus-by-uncorecache` are for the kubelet. `deviceStrategy` and
 `gpuShareUnsupportedModels` are in Koordinator's DeviceShareArgs."""
@@ -64,7 +65,9 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     chosen. `zones`: how nodes are scored for plain pods. `prefer_l3`: among equal CPUs, those that
     share an L3. `distribute_across_numa`: amounts of several NUMA nodes are split evenly; otherwise
     they fill one NUMA node after the other. `devices`: the order of whole devices. `unshared_gpus`:
-    by vendor, the GPU models that are never divided, both as in the labels of nodes."""
+    by vendor, the GPU models that are never divided, both as in the labels of nodes.
+    `strict_full_pcpus_only`: nodes that allocate only whole cores allocate them to Guaranteed, LSE
+    and LSR pods, and come last for pods that prefer SpreadByPCPUs."""
 
     rules: Rules
     bind: BindPolicy
@@ -78,6 +81,7 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     distribute_across_numa: bool = True
     devices: Strategy = Strategy.LEAST_ALLOCATED
     unshared_gpus: dict[str, frozenset[str]] = {}
+    strict_full_pcpus_only: bool = False
 
 
 def decode(body: object) -> SchedulerArgs:
@@ -134,6 +138,7 @@ class _Common(_Fields, frozen=True):
     unshared_gpus: tuple[_GpuModel, ...] = msgspec.field(
         default=(), name="gpuShareUnsupportedModels"
     )
+    strict: bool | None = msgspec.field(default=None, name="strictFullPCPUsOnly")
 
 
 class _CpuOrchestration(_Common, frozen=True, kw_only=True):
@@ -180,7 +185,7 @@ def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
     )
 
 
-def _common(kind: str, raw: _Common) -> dict[str, Any]:
+def _common(kind: Rules, raw: _Common) -> dict[str, Any]:
     unshared: dict[str, frozenset[str]] = {}
     for each in raw.unshared_gpus:
         unshared[each.vendor] = unshared.get(each.vendor, frozenset()) | {each.model}
@@ -191,6 +196,7 @@ def _common(kind: str, raw: _Common) -> dict[str, Any]:
         "distribute_across_numa": raw.distribute_across_numa,
         "devices": Strategy(raw.device_strategy),
         "unshared_gpus": unshared,
+        "strict_full_pcpus_only": kind is Rules.PROPOSAL if raw.strict is None else raw.strict,
     }
 
 

@@ -16,11 +16,12 @@ from agent.allocate.node_allocator.assigned_pods import (
 )
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
-from agent.allocate.policies_in_force import NodePolicies
+from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.policies import BindPolicy, NumaPolicy, Strategy
+from agent.model.devices.device_object import Device
 from tests.allocate.devices.builders import CARDS, CORE, GPU, HINT, RATIO, RDMA, gpu, nic
 from tests.allocate.node_allocator.builders import (
     ALLOCATED,
@@ -107,6 +108,80 @@ def test_the_kubelets_policy_does_not_apply_to_pods_without_koordinator_keys() -
     assert STATUS in granted(NodeAllocator(facts(policy=ONE)), plain).annotations()
     bound = NodeAllocator(facts(policies=NodePolicies(bind_label=BindPolicy.FULL_PCPUS)))
     assert refusal(bound, plain).reasons == (Rejection(Reason.CPU_NOT_INTEGER, "cpu", 500),)
+
+
+WHOLE_CORES = [
+    NodePolicies(bind_label=BindPolicy.FULL_PCPUS),
+    NodePolicies(full_pcpus_only=True),
+]
+STRICT = PROFILES["proposal"]
+
+
+@pytest.mark.parametrize("policies", WHOLE_CORES)
+def test_nodes_of_whole_cores_allocate_them_to_guaranteed_lse_and_lsr_pods(
+    policies: NodePolicies,
+) -> None:
+    equal = {"cpu": 2, "memory": 1}
+    others = [
+        pod("a", {"cpu": 2}, "LS"),
+        pod("a", {"cpu": 2}, "LS", limits={"cpu": 2}),
+        pod("a", {"cpu": 2}, "LSR", limits={"cpu": 4}, priority=5500),
+        pod("a", {"cpu": "500m"}, "LS"),
+    ]
+    entitled = [
+        pod("a", equal, "LS", limits=equal),
+        pod("a", {"cpu": 2}, "LSR", limits={"cpu": 2}, priority=5500),
+        pod("a", {"cpu": 2}, "LSE"),
+    ]
+    strict = NodeAllocator(facts(policies=policies, profile=STRICT))
+    loose = NodeAllocator(facts(policies=policies))
+    for of in others:
+        found = refusal(strict, of)
+        assert found.text().startswith(
+            "the node allocates cores to Guaranteed, LSE and LSR pods only (pod: "
+        )
+        assert found.unresolvable
+    for place in (strict, loose):
+        for of in entitled:
+            offer = granted(place, of).offer
+            assert offer is not None
+            assert len(offer.claim.cpus) == 2
+    for of in others[:3]:
+        offer = granted(loose, of).offer
+        assert offer is not None
+        assert len(offer.claim.cpus) == 2
+
+
+@pytest.mark.parametrize("policies", WHOLE_CORES)
+def test_pods_of_the_shared_pool_pass_nodes_of_whole_cores(policies: NodePolicies) -> None:
+    strict = NodeAllocator(facts(policies=policies, profile=STRICT))
+    for of in (pod("a", {"cpu": 2}, "BE"), pod("a", {"memory": 1}, "LS"), pod("a", {})):
+        assert not granted(strict, of).annotations().get(STATUS, "{}").count("cpuset")
+    if policies.full_pcpus_only:
+        plain = pod("a", {"cpu": "500m"})
+        assert granted(strict, plain).annotations() == {}, "the kubelet's own shared pool"
+
+
+@pytest.mark.parametrize("policies", WHOLE_CORES)
+@pytest.mark.parametrize("devices", [None, CARDS_OF_BOTH])
+def test_a_pod_that_prefers_spread_avoids_nodes_of_whole_cores(
+    policies: NodePolicies, devices: list[Device] | None
+) -> None:
+    """The emptiest of these is behind the fullest of the others: MostAllocated would choose it."""
+    wanted = {"cpu": 2} if devices is None else {"cpu": 2, CARDS: 1}
+    of = pod("a", wanted, "LSR", {SPEC: {"preferredCPUBindPolicy": "SpreadByPCPUs"}})
+    whole = facts(policies=policies, profile=STRICT, devices=devices)
+    other = facts(profile=STRICT, policies=NodePolicies(), devices=devices)
+    used = [holding_of(pod("b", {"cpu": 12}, notes={STATUS: {"cpuset": "0-11"}}))]
+    avoided = granted(NodeAllocator(whole, used), of)
+    chosen = granted(NodeAllocator(other), of)
+    assert (avoided.score, chosen.score > 0) == (0, True)
+    assert avoided.order > chosen.order
+    assert avoided.offer is not None
+    assert avoided.offer.claim.cpus == CpuSet.parse("12-13")
+    loose = msgspec.structs.replace(STRICT, strict_full_pcpus_only=False)
+    whole = facts(policies=policies, profile=loose, devices=devices)
+    assert granted(NodeAllocator(whole, used), of).score > chosen.score
 
 
 def test_amplified_cpu_is_counted_for_every_pod() -> None:

@@ -33,6 +33,7 @@ def test_the_proposals_defaults() -> None:
         MOST,
         MOST,
         frozenset({Measure.RESOURCES, Measure.NUMA_NODES}),
+        strict_full_pcpus_only=True,
     )
 
 
@@ -82,6 +83,16 @@ def test_the_order_of_cpus_and_devices(kind: dict[str, str]) -> None:
     }
 
 
+def test_the_rules_for_nodes_of_whole_cores() -> None:
+    """Each kind of file has the rules of its origin by default."""
+    assert decode(OURS).strict_full_pcpus_only
+    assert not decode(THEIRS).strict_full_pcpus_only
+    for kind in (OURS, THEIRS):
+        for value in (True, False):
+            args = decode({**kind, "strictFullPCPUsOnly": value})
+            assert args.strict_full_pcpus_only is value
+
+
 def test_a_whole_file() -> None:
     weighed = {"resources": [{"name": "cpu", "weight": 3}, {"name": "nvidia.com/gpu"}]}
     args = decode(
@@ -106,6 +117,7 @@ def test_a_whole_file() -> None:
         ScoringStrategy(Strategy.BALANCED_ALLOCATION, weights),
         ScoringStrategy(Strategy.LEAST_ALLOCATED, weights),
         frozenset({Measure.NUMA_NODES}),
+        strict_full_pcpus_only=True,
     )
 
 
