@@ -12,7 +12,7 @@ SCHEDULER = "topolet-scheduler"
 OWNERS = ("LSE", "LSR")
 """QoS classes with exclusive CPUs."""
 
-_SLEEP = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done"
+SLEEP = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done"
 """Ends at once on SIGTERM, even as the first process of its pid namespace."""
 
 
@@ -44,7 +44,7 @@ def manifest(
     one = {
         "image": image.NAME,
         "imagePullPolicy": "Never",
-        "command": [image.BUSYBOX, "sh", "-c", _SLEEP],
+        "command": [image.BUSYBOX, "sh", "-c", SLEEP],
         "resources": resources,
         **(container or {}),
     }

@@ -1,0 +1,160 @@
+"""The start of a pod on a node with Topolet, compared with one on a node without.
+
+Two clusters of real parts side by side: etcd, kube-apiserver, kube-controller-manager,
+kube-scheduler, containerd and a kubelet each. In one, everything of Topolet is installed and the
+kubelet uses the proxy; in the other one nothing of it is, and the kubelet uses containerd. Pods
+start in turns, one at a time. A ratio is that of the medians; the time of a stage is from the
+request that creates the pod. `cpu_at_rest`: CPU seconds an hour of a process while 30 pods run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from common import Row, alone, arguments, compared, report
+from peers import podstarts
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.cluster import host, pods
+from tests.cluster.cluster import HOST, Cluster
+from tests.cluster.node import RUNTIME
+from tests.fixtures import image
+
+STAGES = ("created", "scheduled", "started", "running")
+KINDS = {"ls": {"qos": "LS", "cpu": "100m"}, "lse": {"qos": "LSE", "cpu": 1}}
+"""Arguments of `pods.manifest`."""
+AT_REST = 30
+SETTLE_SECONDS = 45.0
+PROCESSES = {"agent": ("topolet", "agent"), "proxy": ("topolet", "proxy"), "kubelet": ("kubelet",)}
+
+# Prints the CPU seconds of each process with these words in its command line.
+_TIMES = """import os, sys
+words, ticks = sys.argv[1:], os.sysconf("SC_CLK_TCK")
+total = 0
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        line = open(f"/proc/{pid}/cmdline", "rb").read().decode().split(chr(0))
+        names = [os.path.basename(each) for each in line[:3]]
+        start = next((i for i, each in enumerate(names) if each == words[0]), None)
+        if start is None or line[start + 1 : start + len(words)] != words[1:]:
+            continue
+        fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    except OSError:
+        pass
+print(total / ticks)
+"""
+
+
+def with_topolet(stack: ExitStack) -> Cluster:
+    cluster = stack.enter_context(host.running())
+    cluster.install_scheduler()
+    cluster.apply("overlays/proxy")
+    cluster.wait_agent_ready(HOST)
+    cluster.wait_ready("scheduler")
+    cluster.wait_ready("kube-scheduler", 2)
+    return cluster
+
+
+def without(stack: ExitStack) -> Cluster:
+    cluster = stack.enter_context(host.running())
+    cluster.nodes[HOST].restart_kubelet(containerRuntimeEndpoint=RUNTIME)
+    cluster.wait_node_ready(HOST)
+    return cluster
+
+
+def start(cluster: Cluster, name: str, **words: Any) -> dict[str, float]:
+    """The milliseconds until each stage."""
+    command = [image.BUSYBOX, "sh", "-c", f"echo started; {pods.SLEEP}"]
+    pod = pods.manifest(name, container={"command": command}, **words)
+    pod["apiVersion"] = "v1"
+    text = cluster.control.world.run(
+        *(sys.executable, podstarts.__file__, cluster.control.config("admin")),
+        stdin=json.dumps([pod]),
+    )
+    (found,) = json.loads(text)
+    return {stage: float(found[stage]) for stage in STAGES}
+
+
+def start_rows(ours: Cluster, base: Cluster, turns: int) -> list[Row]:
+    found: dict[str, tuple[list[dict[str, float]], list[dict[str, float]]]] = {
+        kind: ([], []) for kind in KINDS
+    }
+    for turn in range(turns + 1):
+        for kind, words in KINDS.items():
+            plain = {**words, "scheduler": "", "guaranteed": kind == "lse"}
+            one = start(ours, f"{kind}-{turn}", **words)
+            other = start(base, f"{kind}-{turn}", **plain)
+            if turn:
+                found[kind][0].append(one)
+                found[kind][1].append(other)
+    return [
+        compared(
+            f"{kind}_{stage}",
+            statistics.median(each[stage] for each in mine),
+            statistics.median(each[stage] for each in others),
+            "without Topolet",
+            "ms",
+        )
+        for kind, (mine, others) in found.items()
+        for stage in STAGES
+    ]
+
+
+def cpu_seconds(cluster: Cluster) -> dict[str, float]:
+    machine = cluster.nodes[HOST].machine
+    return {
+        name: float(machine.run(sys.executable, "-c", _TIMES, *words))
+        for name, words in PROCESSES.items()
+    }
+
+
+def rest_rows(cluster: Cluster, seconds: float) -> list[Row]:
+    names = [f"rest-{number}" for number in range(AT_REST)]
+    cluster.create(*(pods.manifest(name, qos="LS", cpu="10m") for name in names))
+    cluster.wait_running(*names)
+    time.sleep(SETTLE_SECONDS)
+    before, began = cpu_seconds(cluster), time.monotonic()
+    time.sleep(seconds)
+    after, passed = cpu_seconds(cluster), time.monotonic() - began
+    return [
+        alone(f"cpu_at_rest_{name}", (after[name] - before[name]) / passed * 3600, "s/h")
+        for name in PROCESSES
+    ]
+
+
+def main() -> None:
+    def more(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--turns", type=int, default=12)
+        parser.add_argument("--rest-seconds", type=float, default=300.0)
+
+    given = arguments(__doc__, more)
+    turns, seconds = (2, 10.0) if given.quick else (given.turns, given.rest_seconds)
+    try:
+        with ExitStack() as stack:
+            ours = with_topolet(stack)
+            rows = []
+            if turns:
+                with ExitStack() as second:
+                    rows += start_rows(ours, without(second), turns)
+            if seconds:
+                rows += rest_rows(ours, seconds)
+    except pytest.skip.Exception as reason:
+        sys.exit(f"no cluster can start here: {reason}")
+    report(rows, given.output)
+
+
+if __name__ == "__main__":
+    main()
