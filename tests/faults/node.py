@@ -160,15 +160,15 @@ class PlayedNode:
 
     def churn(self, choice: random.Random) -> None:
         """One random change."""
-        changes = [self.comes] * (3 if len(self.pods) < MOST_PODS // 2 else 1)
+        changes = [self.create_pod] * (3 if len(self.pods) < MOST_PODS // 2 else 1)
         if len(self.pods) >= MOST_PODS:
             changes = []
         if self.pods:
             changes += [self.creates, self.creates, self.starts, self.starts]
-            changes += [self.ends, self.goes, self.claims_anew, self.changes_class]
+            changes += [self.ends, self.delete_pod, self.claims_anew, self.changes_class]
         choice.choice(changes)(choice)
 
-    def comes(self, choice: random.Random) -> None:
+    def create_pod(self, choice: random.Random) -> None:
         qos = choice.choice(CLASSES)
         claim = self._some_claim(choice) if qos in ("LSE", "LSR") or choice.random() < 0.1 else ""
         pod = self.add(qos, claim, announced=choice.random() < 0.3)
@@ -204,7 +204,7 @@ class PlayedNode:
         self.touched.add(pod.uid)
         return pod
 
-    def goes(self, choice: random.Random) -> None:
+    def delete_pod(self, choice: random.Random) -> None:
         pod = choice.choice(list(self.pods.values()))
         for each in list(pod.containers):
             self._end(pod, each)

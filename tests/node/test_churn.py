@@ -45,7 +45,7 @@ from agent.node.reconcile import ReconcileError, Reconciler
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from tests.cgroup.kernel import Kernel, ModelHierarchy
 from tests.fixtures import trees
-from tests.node.world import Kubelet, ListedRuntime, Told, reconciler
+from tests.node.world import Kubelet, ListedRuntime, Objects, reconciler
 
 CPUS = CpuSet(range(6))
 PARENTS = {
@@ -138,7 +138,14 @@ class Host:
         journal = Journal(self.state / "journal")
         enforcement = Enforcement(hierarchy, Controllers(str(self.folder)), journal, self.runtime)
         return reconciler(
-            self.root, self.state, self.folder, runtime, Told(store), Kubelet(), enforcement, store
+            self.root,
+            self.state,
+            self.folder,
+            runtime,
+            Objects(store),
+            Kubelet(),
+            enforcement,
+            store,
         )
 
     def snapshot(self) -> Snapshot | None:
@@ -245,7 +252,7 @@ class Churn(RuleBasedStateMachine):
         """A node with a running container in each of a few pods. CPU 5 is never exclusive."""
         self.reconcile()
         for number, qos in enumerate(classes):
-            self.comes(qos, str(number) if qos in ("LSE", "LSR") else "", False)
+            self.create_pod(qos, str(number) if qos in ("LSE", "LSR") else "", False)
             self.create(f"p{self.pods}", starts=True)
 
     @rule(
@@ -254,7 +261,7 @@ class Churn(RuleBasedStateMachine):
         notified=st.booleans(),
         aside=st.booleans(),
     )
-    def comes(
+    def create_pod(
         self, qos: str, claim: str, notified: bool, aside: bool = False, guaranteed: bool = False
     ) -> None:
         """`aside`: its second container is a sidecar that stays on the pool."""
@@ -351,7 +358,7 @@ class Churn(RuleBasedStateMachine):
 
     @precondition(lambda self: self.uids())
     @rule(data=st.data())
-    def goes(self, data: st.DataObject) -> None:
+    def delete_pod(self, data: st.DataObject) -> None:
         uid = self.some(data, self.uids())
         for each in [
             each for each in self.host.runtime.listed_containers if each.sandbox_id == f"s-{uid}"
@@ -393,7 +400,7 @@ class Churn(RuleBasedStateMachine):
     @rule(cpu=st.integers(0, 4), notified=st.booleans())
     def owner_comes(self, cpu: int, notified: bool) -> None:
         """With a container, if the snapshot allows it."""
-        self.comes("LSE", str(cpu), notified)
+        self.create_pod("LSE", str(cpu), notified)
         self.create(f"p{self.pods}", starts=True)
 
     @precondition(lambda self: self.host.running())
@@ -443,7 +450,7 @@ class Churn(RuleBasedStateMachine):
         host.static = True
         host.kubelet[f"p{self.pods + 1}"] = free
         host.write_kubelet()
-        self.comes(qos, claim, notified=True, guaranteed=True)
+        self.create_pod(qos, claim, notified=True, guaranteed=True)
         self.create(f"p{self.pods}", starts=starts)
 
     def unlabelled(self, uid: str) -> bool:
@@ -454,7 +461,7 @@ class Churn(RuleBasedStateMachine):
     # The agent.
 
     @rule()
-    def looks(self) -> None:
+    def run_pass(self) -> None:
         self.reconcile()
 
     def reconcile(self, *notifications: Notification) -> None:
@@ -542,7 +549,7 @@ class Churn(RuleBasedStateMachine):
         after = self.host.snapshot()
         assert before is not None
         assert after is not None
-        assert _told(before) == _told(after)
+        assert _enforced(before) == _enforced(after)
 
     @precondition(lambda self: not self.host.kernel.refusing)
     @rule(writes=st.integers(0, 6))
@@ -569,11 +576,11 @@ class Churn(RuleBasedStateMachine):
         mine, its = host.snapshot(), other.snapshot()
         assert mine is not None
         assert its is not None
-        assert _told(mine) == _told(its)
+        assert _enforced(mine) == _enforced(its)
         shutil.rmtree(other.folder)
 
 
-def _told(snapshot: Snapshot) -> Snapshot:
+def _enforced(snapshot: Snapshot) -> Snapshot:
     return msgspec.structs.replace(snapshot, generation=0, listed_at=0)
 
 
@@ -602,8 +609,8 @@ def test_a_created_owner_does_not_get_a_cpu_that_another_container_still_has(
 ) -> None:
     state = machine()
     state.begins([])
-    state.comes("LSE", "0", False)
-    state.comes("LSE", "2", False)
+    state.create_pod("LSE", "0", False)
+    state.create_pod("LSE", "2", False)
     state.create("p2", starts=False)
     state.owner_comes(0, False)
     (state.host.kernel.refusing,) = state.host.running()

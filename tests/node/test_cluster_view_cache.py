@@ -83,7 +83,7 @@ def test_a_pod_of_the_cluster_claims_before_the_runtime_has_it(
 ) -> None:
     world = World(tmp_path)
     ls = world.container(world.sandbox("ls", "LS"))
-    world.told.pods = {given.uid: given}
+    world.cluster_objects.pods = {given.uid: given}
     world.agent().reconcile()
     assert world.cpus(f"kubepods/burstable/podls/{ls.id}") == ("0,2-3" if claims else "0-3")
     assert ("a" in world.snapshot().pods) is claims
@@ -102,7 +102,7 @@ def test_a_running_pod_keeps_its_cpus_whatever_the_cluster_reports(
 ) -> None:
     world = World(tmp_path)
     world.container(world.sandbox("a", "LSE", "1"))
-    world.told.pods = {given.uid: given}
+    world.cluster_objects.pods = {given.uid: given}
     world.agent().reconcile()
     assert [each.cpuset for each in world.snapshot().owners] == ["1"]
 
@@ -113,11 +113,11 @@ def test_another_claim_in_the_cluster_counts_and_outlives_restart_and_deletion(
     world = World(tmp_path)
     own = world.container(world.sandbox("a", "LSE", "1"))
     world.agent().reconcile()
-    world.told.pods = {"a": api_pod("a", "LSE", "2")}
+    world.cluster_objects.pods = {"a": api_pod("a", "LSE", "2")}
     world.agent().reconcile()
     group = f"kubepods/burstable/poda/{own.id}"
     assert world.cpus(group) == "2"
-    world.told.pods = {}
+    world.cluster_objects.pods = {}
     world.agent().reconcile()
     assert world.cpus(group) == "2", "a server that is away, or an object that was removed by force"
 
@@ -126,7 +126,7 @@ def test_two_pods_with_one_name_are_separate(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.container(world.sandbox("old", "LSE", "1"))
     new = msgspec.structs.replace(api_pod("new", "LSE", "2"), name="old")
-    world.told.pods = {"new": new}
+    world.cluster_objects.pods = {"new": new}
     world.agent().reconcile()
     assert {each.uid: each.cpuset for each in world.snapshot().owners} == {"old": "1", "new": "2"}
 

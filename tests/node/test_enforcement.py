@@ -123,8 +123,8 @@ def test_batch_pod_is_limited_to_its_amounts(world: World) -> None:
     of_pod = {QUOTA: "200000", SHARES: "1024", MEMORY: str(4 << 20)}
     assert {file: world.limit(parent, file) for file in of_pod} == of_pod
     assert world.limit("kubepods/besteffort", SHARES) == "1024", "the kubelet's"
-    told = world.snapshot().containers["c-b-main"].limits
-    assert (told.quota_microseconds, told.shares) == (100_000, 512)
+    limits = world.snapshot().containers["c-b-main"].limits
+    assert (limits.quota_microseconds, limits.shares) == (100_000, 512)
 
 
 def test_invalid_batch_amounts_are_reported_and_change_nothing(world: World) -> None:
@@ -139,10 +139,10 @@ def test_invalid_batch_amounts_are_reported_and_change_nothing(world: World) -> 
 class RecordedUpdates(Cri):
     def __init__(self) -> None:
         super().__init__("/nowhere")
-        self.told: list[Wanted] = []
+        self.requested: list[Wanted] = []
 
     def update(self, container_id: str, wanted: Wanted) -> None:
-        self.told.append(wanted)
+        self.requested.append(wanted)
 
 
 @pytest.mark.parametrize("migrate", [False, True])
@@ -167,7 +167,7 @@ def test_the_runtime_gets_no_memory_nodes_if_pages_would_migrate(
     enforcement.apply(RuntimeState((pod,), {}), decision, WriteOutcome())
     eventually("the runtime is updated", updater.idle)
     updater.close()
-    assert updates.told == [wanted if migrate else Wanted("1")]
+    assert updates.requested == [wanted if migrate else Wanted("1")]
 
 
 def test_the_runtime_gets_the_restored_quota(world: World) -> None:
@@ -199,5 +199,5 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
         held.append(world.limit(group, QUOTA))
     updater.close()
     assert held == ["-1", "50000", "-1"]
-    told = [(each.cpuset, each.limits.quota_microseconds) for each in updates.told]
-    assert told == [("1", None), ("0,2", 50_000), ("1", None)]
+    limits = [(each.cpuset, each.limits.quota_microseconds) for each in updates.requested]
+    assert limits == [("1", None), ("0,2", 50_000), ("1", None)]

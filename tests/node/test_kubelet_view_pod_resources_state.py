@@ -80,7 +80,7 @@ def test_impossible_values_are_logged_once(
 
 def test_pod_resources_are_in_the_report(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.kubelet_told.answer = answer_of(given("a", "2", 1 << 20, GPU))
+    world.pod_resources.answer = answer_of(given("a", "2", 1 << 20, GPU))
     world.sandbox("a", parent="/kubepods/poda")
     world.agent().reconcile()
     (zone,) = (world.store.get("NodeResourceTopology", "n") or {})["zones"]
@@ -117,7 +117,7 @@ def test_pod_resources_agree_with_the_state_file(kubelet: Kubelet) -> None:
 
 def test_pod_resources_are_used_while_the_state_file_was_never_readable(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.kubelet_told.answer = answer_of(given("a", "2"))
+    world.pod_resources.answer = answer_of(given("a", "2"))
     (world.kubelet / "cpu_manager_state").write_text('{"policyName":')
     guaranteed = world.sandbox("a", parent="/kubepods/poda")
     world.container(guaranteed, cpuset="2")

@@ -93,7 +93,7 @@ def test_a_label_that_the_agent_does_not_know_is_an_event_of_the_node_and_of_the
     body = stored()
     world.store.apply({**body, "metadata": {**body["metadata"], "labels": labels, "uid": "uid-n"}})
     world.container(world.sandbox("typo", "LSX"))
-    world.told.pods["typo"] = ApiPod(
+    world.cluster_objects.pods["typo"] = ApiPod(
         "typo", "ns", "typo", "n", Phase.RUNNING, {QOS_LABEL: "LSX"}, {}, "burstable", 1
     )
     recorded = Recorded()

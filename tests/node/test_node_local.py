@@ -55,7 +55,7 @@ def guaranteed(world: World, uid: str, qos: str = "", *, handler: str = "") -> S
     return sandbox
 
 
-def comes(uid: str, cpus: int, name: str = "main") -> ContainerAnnounced:
+def announced_container(uid: str, cpus: int, name: str = "main") -> ContainerAnnounced:
     pod = PodAnnounced(uid, "ns", uid, {}, {}, f"/kubepods/pod{uid}")
     return ContainerAnnounced(pod, name, 1024 * cpus)
 
@@ -66,7 +66,7 @@ def decided(world: World, uid: str, name: str = "main") -> Wanted:
 
 def announce(world: World, agent: Reconciler, uid: str, cpus: int, name: str = "main") -> str:
     """The CPUs with which the container is to start."""
-    agent.notified([comes(uid, cpus, name)])
+    agent.notified([announced_container(uid, cpus, name)])
     agent.reconcile()
     return decided(world, uid, name).cpuset or ""
 
@@ -415,7 +415,7 @@ def test_failed_write_of_a_container_file_does_not_delay_the_snapshot(world: Wor
     (world.state / "containers").write_text("")
     guaranteed(world, "g")
     agent = world.agent(NodeLocalCpus("dynamic"))
-    agent.notified([comes("g", 2)])
+    agent.notified([announced_container("g", 2)])
     with pytest.raises(RuntimeError, match="ns/g main can't read its CPUs"):
         agent.reconcile()
     assert decided(world, "g").cpuset == "0-1"
@@ -498,7 +498,7 @@ def test_container_with_cpus_by_a_resource_claim_gets_no_others(world: World) ->
     device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
     resources = ContainerResources("main", claims=(ResourceClaim("ns", "x", (device,)),))
     listed = PodResources("ns", "c", (resources,))
-    world.kubelet_told.answer = PodResourcesAnswer((listed,), None, 0.0)
+    world.pod_resources.answer = PodResourcesAnswer((listed,), None, 0.0)
     agent = world.agent(STATIC)
     agent.reconcile()
     assert world.snapshot().local_owners == ()

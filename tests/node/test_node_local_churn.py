@@ -145,9 +145,9 @@ class Churn(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(owners)))
         had = CpuSet.parse(owners[uid])
         container = self.running[uid]
-        told = self.world.runtime.placements[container.id]
+        placement = self.world.runtime.placements[container.id]
         self.world.runtime.placements[container.id] = msgspec.structs.replace(
-            told, shares=1024 * cpus
+            placement, shares=1024 * cpus
         )
         self.requests[uid] = cpus
         self.agent.notified([Resized(container.id, RequestedResources(shares=1024 * cpus))])
@@ -190,10 +190,10 @@ class Churn(RuleBasedStateMachine):
     @invariant()
     def containers_read_what_they_run_on(self) -> None:
         folder = self.world.state / "containers"
-        told = {each.name for each in folder.iterdir()} if folder.exists() else set()
-        assert told <= self.pods.keys()
+        noted = {each.name for each in folder.iterdir()} if folder.exists() else set()
+        assert noted <= self.pods.keys()
         if self.static:
-            assert not told
+            assert not noted
             return
         for uid, cpus in self.exclusive().items():
             text = (folder / uid / "main" / "cpus").read_text()

@@ -212,7 +212,7 @@ def test_cpus_of_a_resource_claim_are_exclusive_to_its_containers(world: World) 
     device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
     resources = ContainerResources("main", claims=(ResourceClaim("ns", "x", (device,)),))
     listed = PodResources("ns", "c", (resources,))
-    world.kubelet_told.answer = PodResourcesAnswer((listed,), None, 0.0)
+    world.pod_resources.answer = PodResourcesAnswer((listed,), None, 0.0)
     agent.reconcile()
     assert [world.cpus(each) for each in groups] == ["1", "0,3", "2"]
     (topology,) = (world.state / "objects" / "noderesourcetopology").iterdir()

@@ -42,7 +42,7 @@ def bound(uid: str, qos: str, cpus: str, limit_milli: int, scheduler: str = "s")
 def test_a_pod_whose_limit_differs_gets_the_pool_and_an_event(
     world: World, limit_milli: int, owns: bool
 ) -> None:
-    world.told.pods["a"] = bound("a", "LSR", "2-3", limit_milli)
+    world.cluster_objects.pods["a"] = bound("a", "LSR", "2-3", limit_milli)
     recorded = Recorded()
     agent = world.agent(pod_events=PodEvents(recorded))
     agent.reconcile()
@@ -57,7 +57,7 @@ def test_a_pod_whose_limit_differs_gets_the_pool_and_an_event(
 
 
 def test_a_pod_of_another_scheduler_shares_the_pool_and_gets_an_event(world: World) -> None:
-    world.told.pods["a"] = bound("a", "LSE", "", 2000, "default-scheduler")
+    world.cluster_objects.pods["a"] = bound("a", "LSE", "", 2000, "default-scheduler")
     container = world.container(world.sandbox("a", "LSE"))
     recorded = Recorded()
     agent = world.agent(pod_events=PodEvents(recorded))

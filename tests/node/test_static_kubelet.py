@@ -38,7 +38,7 @@ def add_api_pod(world: World, uid: str, cpus: str) -> ApiPod:
     pod = ApiPod(
         uid, "ns", uid, "n", Phase.PENDING, {}, claim(cpus) if cpus else {}, "guaranteed", 1
     )
-    world.told.pods[uid] = pod
+    world.cluster_objects.pods[uid] = pod
     return pod
 
 

@@ -75,10 +75,10 @@ class ListedRuntime(Cri):
         return self.listed_containers
 
     def sandbox_placement(self, sandbox_id: str) -> Placement:
-        return self._told(sandbox_id)
+        return self._placement(sandbox_id)
 
     def container_placement(self, container_id: str, *, carriers: bool = False) -> Placement:
-        found = self._told(container_id)
+        found = self._placement(container_id)
         if not carriers:
             return found
         self.asked.append(container_id)
@@ -88,13 +88,13 @@ class ListedRuntime(Cri):
     def update(self, container_id: str, wanted: Wanted) -> None:
         self.updates[container_id] = wanted.cpuset or ""
 
-    def _told(self, which: str) -> Placement:
+    def _placement(self, which: str) -> Placement:
         if which in self.failing:
             raise RpcError(self.failing[which], "as the test wants")
         return self.placements[which]
 
 
-class Told:
+class Objects:
     """The state of a cluster: the Node of a store, read at once, and any pods."""
 
     def __init__(self, store: EmbeddedStore) -> None:
@@ -133,7 +133,7 @@ def reconciler(
     state: Path,
     kubelet_dir: Path,
     runtime: RuntimeView,
-    cluster: Told,
+    cluster: Objects,
     kubelet: Kubelet,
     enforcement: Enforcement,
     store: EmbeddedStore,
@@ -172,8 +172,8 @@ class World:
         self.state = folder / "state"
         self.state.mkdir()
         self.store = EmbeddedStore(str(self.state / "objects"))
-        self.told = Told(self.store)
-        self.kubelet_told = Kubelet()
+        self.cluster_objects = Objects(self.store)
+        self.pod_resources = Kubelet()
         self.kubelet = folder / "kubelet"
         self.kubelet.mkdir()
         self.runtime = ListedRuntime()
@@ -199,8 +199,8 @@ class World:
             self.state,
             self.kubelet,
             runtime,
-            self.told,
-            self.kubelet_told,
+            self.cluster_objects,
+            self.pod_resources,
             enforcement,
             self.store,
             local,

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.kubescheduler import process, yard
-from tests.integration.kubescheduler.company import Topolet, furnish, shipped
-from tests.integration.kubescheduler.posts import answering
+from tests.integration.kubescheduler import process, workload
+from tests.integration.kubescheduler.extender_server import answering
 from tests.integration.kubescheduler.recorder import Recorder
-from tests.integration.kubescheduler.yard import ONE_NODE, Yard
+from tests.integration.kubescheduler.schedulers import Topolet, furnish, shipped
+from tests.integration.kubescheduler.workload import ONE_NODE, Workload
 
 BURST_SECONDS = 300.0
 PLAIN_HTTP = ("--tls-certificate-file=", "--client-ca-file=")
@@ -30,7 +30,7 @@ def test_a_thousand_choices(
     furnish(apiserver)
     topolet = Topolet(apiserver, tmp_path, *PLAIN_HTTP, "--best-node-only=false")
     with contextlib.ExitStack() as stack:
-        here = stack.enter_context(yard.yard(apiserver, request.node.name))
+        here = stack.enter_context(workload.workload(apiserver, request.node.name))
         recorder = Recorder(topolet.port, here.name)
         url = stack.enter_context(answering(recorder.connected))
         for number in range(30):
@@ -51,7 +51,7 @@ def test_a_thousand_choices(
     assert max(recorder.candidates.values()) == 30
 
 
-def create_pods(here: Yard) -> None:
+def create_pods(here: Workload) -> None:
     """Pods without requirements for Topolet are not among them: kube-scheduler alone chooses their
     nodes."""
     for number in range(PODS):

@@ -10,10 +10,10 @@ import pytest
 from agent.model.apiobjects import GROUP_ANNOTATION
 from tests.allocate.devices.builders import CORE, RATIO, gpu
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.kubescheduler import objects, yard
-from tests.integration.kubescheduler.company import Topolet, company
+from tests.integration.kubescheduler import objects, workload
 from tests.integration.kubescheduler.hosts import Shape
-from tests.integration.kubescheduler.yard import ONE_NODE, Yard, cpus, numa_nodes
+from tests.integration.kubescheduler.schedulers import Topolet, schedulers
+from tests.integration.kubescheduler.workload import ONE_NODE, Workload, cpus, numa_nodes
 
 # Two NUMA nodes of 8 CPUs.
 SHAPE: Shape = (2, 1, 4, 2)
@@ -30,17 +30,19 @@ def topolet(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
     for name, value in CLASSES.items():
         objects.priority(apiserver, f"evict-{name}", value)
     objects.priority(apiserver, "evict-polite", 1000, "Never")
-    with company(apiserver, tmp_path_factory.mktemp("scheduler"), "--evict=true") as it:
+    with schedulers(apiserver, tmp_path_factory.mktemp("scheduler"), "--evict=true") as it:
         yield it
 
 
 @pytest.fixture
-def here(apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest) -> Iterator[Yard]:
-    with yard.yard(apiserver, request.node.name) as it:
+def here(
+    apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest
+) -> Iterator[Workload]:
+    with workload.workload(apiserver, request.node.name) as it:
         yield it
 
 
-def halves(here: Yard, first: dict[str, str] = LOW, second: dict[str, str] = MIDDLE) -> None:
+def halves(here: Workload, first: dict[str, str] = LOW, second: dict[str, str] = MIDDLE) -> None:
     """5 of 8 CPUs of each NUMA node are in use, by `a` and by `b`."""
     here.hosts.add(SHAPE)
     here.ask("a", {"cpu": "5"}, "LS", ONE_NODE, **first)
@@ -49,11 +51,11 @@ def halves(here: Yard, first: dict[str, str] = LOW, second: dict[str, str] = MID
     assert sorted(map(numa_nodes, bound.values())) == [[0], [1]]
 
 
-def nominated(here: Yard, name: str) -> str:
+def nominated(here: Workload, name: str) -> str:
     return str(here.pods()[name]["status"].get("nominatedNodeName", ""))
 
 
-def test_preemption_takes_victims_of_one_numa_node(here: Yard) -> None:
+def test_preemption_takes_victims_of_one_numa_node(here: Workload) -> None:
     """Nothing is free; kube-scheduler would select any two of four pods."""
     here.hosts.add(SHAPE)
     names = [f"p{number}" for number in range(4)]
@@ -70,7 +72,7 @@ def test_preemption_takes_victims_of_one_numa_node(here: Yard) -> None:
     assert here.ending() == set()
 
 
-def test_preemption_takes_the_fewest_cards(here: Yard) -> None:
+def test_preemption_takes_the_fewest_cards(here: Workload) -> None:
     """One card is shared by two pods, the other is allocated whole to one."""
     here.hosts.add(SHAPE, (gpu(0), gpu(1)))
     here.ask("whole", {CORE: "100", RATIO: "100"}, **LOW)
@@ -86,7 +88,7 @@ def test_preemption_takes_the_fewest_cards(here: Yard) -> None:
     assert here.bound().keys() == {"part1", "part2", "high"}
 
 
-def test_evicts_the_lowest_when_only_the_extenders_rule_blocks(here: Yard) -> None:
+def test_evicts_the_lowest_when_only_the_extenders_rule_blocks(here: Workload) -> None:
     """Six CPUs are free, three on each NUMA node: kube-scheduler finds no reason for victims."""
     halves(here)
     here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
@@ -104,7 +106,7 @@ def test_evicts_the_lowest_when_only_the_extenders_rule_blocks(here: Yard) -> No
     assert here.bound().keys() == {"b", "high"}
 
 
-def test_preemption_makes_room_for_a_whole_group(here: Yard) -> None:
+def test_preemption_makes_room_for_a_whole_group(here: Workload) -> None:
     """Two full nodes: kube-scheduler would evict pods of one NUMA node for one member."""
     here.hosts.add(SHAPE)
     here.hosts.add(SHAPE)
@@ -125,7 +127,7 @@ def test_preemption_makes_room_for_a_whole_group(here: Yard) -> None:
     assert len(here.pods()) == 6
 
 
-def test_evicts_once_for_a_whole_group(here: Yard) -> None:
+def test_evicts_once_for_a_whole_group(here: Workload) -> None:
     """A member fits in sum: kube-scheduler finds no reason for victims."""
     halves(here)
     members = ("m0", "m1")
@@ -138,7 +140,7 @@ def test_evicts_once_for_a_whole_group(here: Yard) -> None:
     assert here.bound().keys() == {"b", *members}
 
 
-def test_evicts_a_pod_that_shares_a_card(here: Yard) -> None:
+def test_evicts_a_pod_that_shares_a_card(here: Workload) -> None:
     """40 percent of each card are free, 80 in sum."""
     here.hosts.add(SHAPE, (gpu(0), gpu(1)))
     here.ask("low", {CORE: "60", RATIO: "60"}, **LOW)
@@ -152,7 +154,7 @@ def test_evicts_a_pod_that_shares_a_card(here: Yard) -> None:
     assert here.bound().keys() == {"middle", "high"}
 
 
-def test_freed_resources_are_reserved_against_lower_priorities(here: Yard) -> None:
+def test_freed_resources_are_reserved_against_lower_priorities(here: Workload) -> None:
     halves(here)
     here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
     here.wait("a victim is ending", here.ending)
@@ -164,7 +166,7 @@ def test_freed_resources_are_reserved_against_lower_priorities(here: Yard) -> No
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
-def test_budget_protects_a_pod(here: Yard, apiserver: ApiServer, allowed: int) -> None:
+def test_budget_protects_a_pod(here: Workload, apiserver: ApiServer, allowed: int) -> None:
     guard(apiserver, here, allowed)
     here.hosts.add(SHAPE)
     here.ask("a", {"cpu": "5"}, "LS", ONE_NODE, labels=GUARDED, **LOW)
@@ -178,7 +180,7 @@ def test_budget_protects_a_pod(here: Yard, apiserver: ApiServer, allowed: int) -
 
 
 def test_no_pod_is_evicted_that_a_budget_protects_or_has_the_same_priority(
-    here: Yard, apiserver: ApiServer
+    here: Workload, apiserver: ApiServer
 ) -> None:
     guard(apiserver, here, 0)
     here.hosts.add(SHAPE)
@@ -191,14 +193,14 @@ def test_no_pod_is_evicted_that_a_budget_protects_or_has_the_same_priority(
     assert nominated(here, "high") == ""
 
 
-def test_pod_that_never_preempts_waits(here: Yard) -> None:
+def test_pod_that_never_preempts_waits(here: Workload) -> None:
     halves(here)
     here.ask("polite", {"cpu": "6"}, "LS", ONE_NODE, **POLITE)
     here.wait_refused("polite")
     here.stays("no pod is evicted", lambda: not here.ending())
 
 
-def guard(api: ApiServer, here: Yard, allowed: int) -> None:
+def guard(api: ApiServer, here: Workload, allowed: int) -> None:
     """A budget for GUARDED pods, with the status that its controller would write."""
     path = f"/apis/policy/v1/namespaces/{here.name}/poddisruptionbudgets"
     spec = {"minAvailable": 1, "selector": {"matchLabels": GUARDED}}

@@ -11,10 +11,17 @@ import pytest
 from agent.model.devices.device_object import Device, DeviceTopology
 from tests.allocate.devices.builders import CORE, RATIO, RDMA, gpu, nic
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.kubescheduler import objects, yard
-from tests.integration.kubescheduler.company import Topolet, company
+from tests.integration.kubescheduler import objects, workload
 from tests.integration.kubescheduler.hosts import Shape
-from tests.integration.kubescheduler.yard import ONE_NODE, Pod, Yard, cpus, devices, numa_nodes
+from tests.integration.kubescheduler.schedulers import Topolet, schedulers
+from tests.integration.kubescheduler.workload import (
+    ONE_NODE,
+    Pod,
+    Workload,
+    cpus,
+    devices,
+    numa_nodes,
+)
 
 PROMISED_SECONDS = 60.0
 """By default kube-scheduler retries an unschedulable pod after five minutes."""
@@ -29,17 +36,19 @@ NICS = (nic(0, 0, "p1"), nic(1, 1, "p2"))
 
 @pytest.fixture(scope="module")
 def topolet(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topolet]:
-    with company(apiserver, tmp_path_factory.mktemp("scheduler")) as it:
+    with schedulers(apiserver, tmp_path_factory.mktemp("scheduler")) as it:
         yield it
 
 
 @pytest.fixture
-def here(apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest) -> Iterator[Yard]:
-    with yard.yard(apiserver, request.node.name) as it:
+def here(
+    apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest
+) -> Iterator[Workload]:
+    with workload.workload(apiserver, request.node.name) as it:
         yield it
 
 
-def test_lse(here: Yard) -> None:
+def test_lse(here: Workload) -> None:
     node = here.hosts.add(SHAPE)
     here.ask("a", {"cpu": "4"}, "LSE")
     pod = here.wait_bound("a")["a"]
@@ -47,7 +56,7 @@ def test_lse(here: Yard) -> None:
     assert len(cpus(pod)) == 4
 
 
-def test_ls_on_a_single_numa_node(here: Yard) -> None:
+def test_ls_on_a_single_numa_node(here: Workload) -> None:
     here.hosts.add(SHAPE)
     for name in ("a", "b"):
         here.ask(name, {"cpu": "5"}, "LS", ONE_NODE)
@@ -57,7 +66,7 @@ def test_ls_on_a_single_numa_node(here: Yard) -> None:
     here.wait_refused("c", "cpu")
 
 
-def test_gpu_and_rdma_behind_one_switch(here: Yard) -> None:
+def test_gpu_and_rdma_behind_one_switch(here: Workload) -> None:
     here.hosts.add(SHAPE, (*CARDS, *NICS))
     joint = {JOINT: json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})}
     requests = {CORE: "100", RATIO: "100", RDMA: "100"}
@@ -70,7 +79,7 @@ def test_gpu_and_rdma_behind_one_switch(here: Yard) -> None:
     assert pairs == [(1, 0), (2, 1)]
 
 
-def test_shares_of_cards(here: Yard) -> None:
+def test_shares_of_cards(here: Workload) -> None:
     here.hosts.add(SHAPE, CARDS[:2])
     names = [f"p{number}" for number in range(4)]
     for name in names:
@@ -85,7 +94,7 @@ def test_shares_of_cards(here: Yard) -> None:
     here.wait_refused("more", "Insufficient")
 
 
-def test_devices_of_a_type_that_only_the_device_object_has(here: Yard) -> None:
+def test_devices_of_a_type_that_only_the_device_object_has(here: Workload) -> None:
     """By kube-scheduler's sum the third pod would fit too."""
     xpu = "example.com/xpu"
     here.hosts.add(
@@ -106,7 +115,7 @@ def test_devices_of_a_type_that_only_the_device_object_has(here: Yard) -> None:
     here.wait_refused("c", "xpu: not enough devices are free")
 
 
-def test_group_is_on_one_node(here: Yard) -> None:
+def test_group_is_on_one_node(here: Workload) -> None:
     """Each node has a card for the first member; only one has cards for all."""
     here.hosts.add(SHAPE, CARDS[:2])
     wide = here.hosts.add(SHAPE, CARDS)
@@ -117,7 +126,7 @@ def test_group_is_on_one_node(here: Yard) -> None:
     assert {pod["spec"]["nodeName"] for pod in bound.values()} == {wide}
 
 
-def test_retried_when_the_topology_is_created(here: Yard) -> None:
+def test_retried_when_the_topology_is_created(here: Workload) -> None:
     """kube-scheduler does not watch that object: without Topolet's retry the pod would wait for
     minutes."""
     node = here.hosts.add(SHAPE, told=False)
@@ -127,7 +136,7 @@ def test_retried_when_the_topology_is_created(here: Yard) -> None:
     here.wait_bound("a", seconds=PROMISED_SECONDS)
 
 
-def test_retried_after_a_restart(here: Yard, topolet: Topolet) -> None:
+def test_retried_after_a_restart(here: Workload, topolet: Topolet) -> None:
     """Pods that an earlier process rejected are retried too."""
     node = here.hosts.add(SHAPE, told=False)
     here.ask("a", {"cpu": "2"}, "LSR")
@@ -138,7 +147,7 @@ def test_retried_after_a_restart(here: Yard, topolet: Topolet) -> None:
     here.wait_bound("a", seconds=PROMISED_SECONDS)
 
 
-def test_retried_when_a_device_is_added(here: Yard) -> None:
+def test_retried_when_a_device_is_added(here: Workload) -> None:
     node = here.hosts.add(SHAPE, CARDS[:1])
     here.ask("first", {CORE: "100", RATIO: "100"})
     here.wait_bound("first")
@@ -149,7 +158,7 @@ def test_retried_when_a_device_is_added(here: Yard) -> None:
     here.wait_bound("second", seconds=PROMISED_SECONDS)
 
 
-def test_no_eviction_unless_it_is_switched_on(here: Yard, apiserver: ApiServer) -> None:
+def test_no_eviction_unless_it_is_switched_on(here: Workload, apiserver: ApiServer) -> None:
     """Six CPUs are free, three on each NUMA node."""
     here.hosts.add(SHAPE)
     objects.priority(apiserver, "never-mind", 1000)
@@ -163,7 +172,7 @@ def test_no_eviction_unless_it_is_switched_on(here: Yard, apiserver: ApiServer) 
     here.wait_bound("high", seconds=PROMISED_SECONDS)
 
 
-def test_restart_during_scheduling(here: Yard, topolet: Topolet) -> None:
+def test_restart_during_scheduling(here: Workload, topolet: Topolet) -> None:
     """A process that is killed while pods are bound restores the same account."""
     node = here.hosts.add((2, 1, 16, 2))
     names = [f"p{number:02}" for number in range(32)]
@@ -183,7 +192,7 @@ def test_restart_during_scheduling(here: Yard, topolet: Topolet) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_burst(here: Yard) -> None:
+def test_burst(here: Workload) -> None:
     """A thousand pods: 960 fit with their CPUs, and 40 with the 40 cards."""
     shape: Shape = (2, 1, 24, 2)
     for _ in range(15):
@@ -210,4 +219,4 @@ def test_burst(here: Yard) -> None:
 
 
 def _cards(pod: Pod) -> list[Pod]:
-    return devices(pod)["gpu"] if yard.ALLOCATED in pod["metadata"]["annotations"] else []
+    return devices(pod)["gpu"] if workload.ALLOCATED in pod["metadata"]["annotations"] else []

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.integration.kubescheduler.posts import Answer
+from tests.integration.kubescheduler.extender_server import Answer
 
 
 class Recorder:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.kubescheduler.posts import answering
+from tests.integration.kubescheduler.extender_server import answering
 from tests.waiting import eventually
 
 

@@ -54,7 +54,7 @@ class Api:
         return hostile.reply(connection, 404, hostile.status(404, "NotFound"))
 
 
-class Told:
+class Recorded:
     def __init__(self) -> None:
         self.known: dict[str, str] = {}
         self.kinds: list[ChangeKind] = []
@@ -74,12 +74,12 @@ def api(server: Server) -> Api:
 
 
 @pytest.fixture
-def reported() -> Told:
-    return Told()
+def reported() -> Recorded:
+    return Recorded()
 
 
 @pytest.fixture
-def watch(server: Server, api: Api, reported: Told) -> Iterator[KindWatch[Item]]:
+def watch(server: Server, api: Api, reported: Recorded) -> Iterator[KindWatch[Item]]:
     transport = Transport(FileAccess(server.url))
     it = KindWatch(transport, Discovery(transport), kinds.TOPOLOGY, as_type(Item), reported, PACE)
     yield it
@@ -87,7 +87,7 @@ def watch(server: Server, api: Api, reported: Told) -> Iterator[KindWatch[Item]]
     transport.close()
 
 
-def test_a_missing_kind_does_not_delay_the_sync(watch: KindWatch[Item], reported: Told) -> None:
+def test_a_missing_kind_does_not_delay_the_sync(watch: KindWatch[Item], reported: Recorded) -> None:
     assert not watch.synced
     watch.check()
     assert (watch.synced, watch.problem, reported.known) == (True, None, {})
@@ -95,7 +95,7 @@ def test_a_missing_kind_does_not_delay_the_sync(watch: KindWatch[Item], reported
 
 @pytest.mark.parametrize("version", ["v1alpha1", "v1alpha2"])
 def test_a_kind_that_is_added_later_is_watched(
-    watch: KindWatch[Item], api: Api, server: Server, reported: Told, version: str
+    watch: KindWatch[Item], api: Api, server: Server, reported: Recorded, version: str
 ) -> None:
     watch.check()
     server.put("n1", "1")
@@ -117,7 +117,7 @@ def test_in_normal_operation_the_version_is_not_read(watch: KindWatch[Item], api
 
 
 def test_all_objects_of_a_removed_kind_are_removed(
-    watch: KindWatch[Item], api: Api, server: Server, reported: Told
+    watch: KindWatch[Item], api: Api, server: Server, reported: Recorded
 ) -> None:
     api.versions = ["v1alpha2"]
     server.put("n1", "1")
@@ -131,7 +131,7 @@ def test_all_objects_of_a_removed_kind_are_removed(
 
 
 def test_another_version_reports_all_objects_again(
-    watch: KindWatch[Item], api: Api, server: Server, reported: Told
+    watch: KindWatch[Item], api: Api, server: Server, reported: Recorded
 ) -> None:
     api.versions = ["v1alpha1"]
     server.put("n1", "1")
@@ -149,7 +149,7 @@ def test_another_version_reports_all_objects_again(
 
 
 def test_an_error_of_the_server_does_not_mean_that_the_kind_is_missing(
-    watch: KindWatch[Item], api: Api, server: Server, reported: Told
+    watch: KindWatch[Item], api: Api, server: Server, reported: Recorded
 ) -> None:
     api.trouble = True
     watch.check()

@@ -13,16 +13,16 @@ from tests.fixtures.containerd import Containerd
 from tests.integration.harness import fresh_node
 from tests.integration.kubelet import standalone
 from tests.vm.kubelet.conftest import containerd, program_on_tmpfs
-from tests.vm.static.company import Company
+from tests.vm.static.workload import Workload
 
-__all__ = ["company", "containerd", "program_on_tmpfs"]
+__all__ = ["containerd", "program_on_tmpfs", "workload"]
 
 HOLD = "--hold-seconds=60"
 """The guest is slow: the agent's answer must not time out only because of that."""
 
 
 @pytest.fixture(scope="module")
-def company(containerd: Containerd, program_on_tmpfs: None) -> Iterator[Company]:
+def workload(containerd: Containerd, program_on_tmpfs: None) -> Iterator[Workload]:
     """Agent and proxy start before the kubelet, whose folder the agent reads."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
     with fresh_node(containerd) as node:
@@ -30,4 +30,4 @@ def company(containerd: Containerd, program_on_tmpfs: None) -> Iterator[Company]
         node.start_agent(kubelet_dir)
         node.start_proxy(HOLD)
         with standalone.running(containerd, node.cri_socket, folder) as kubelet:
-            yield Company(node, kubelet, kubelet_dir)
+            yield Workload(node, kubelet, kubelet_dir)

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from tests.vm.static.company import Company, Spec
+from tests.vm.static.workload import Spec, Workload
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -24,47 +24,47 @@ MIXED = (
 )
 
 
-def test_both_kinds_one_after_the_other_and_over_restarts(company: Company) -> None:
-    with company.pods(*MIXED):
-        company.check()
-        with company.watched() as wrong:
-            before = company.pids()["lse-2"]
+def test_both_kinds_one_after_the_other_and_over_restarts(workload: Workload) -> None:
+    with workload.pods(*MIXED):
+        workload.check()
+        with workload.watched() as wrong:
+            before = workload.pids()["lse-2"]
             os.kill(before, signal.SIGKILL)
-            company.wait_for("lse-2", other_than=before)
-            company.node.kill_agent()
-            company.node.start_agent(company.kubelet_dir)
-            company.kubelet.kill()
-            company.kubelet.start()
+            workload.wait_for("lse-2", other_than=before)
+            workload.node.kill_agent()
+            workload.node.start_agent(workload.kubelet_dir)
+            workload.kubelet.kill()
+            workload.kubelet.start()
         assert wrong == []
-        company.check()
+        workload.check()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_both_kinds_at_once(company: Company, seed: int) -> None:
+def test_both_kinds_at_once(workload: Workload, seed: int) -> None:
     specs = [*MIXED, Spec("lsr-1", "LSR", 1, "2"), BE]
     random.Random(seed).shuffle(specs)
-    with company.watched() as wrong, company.pods(*specs, together=True):
-        company.wait_right()
-        company.check()
-        assert company.node.metric("topolet_containers_short_of_cpus") == 0
+    with workload.watched() as wrong, workload.pods(*specs, together=True):
+        workload.wait_right()
+        workload.check()
+        assert workload.node.metric("topolet_containers_short_of_cpus") == 0
     assert wrong == []
 
 
 def test_claim_outside_the_checkpoint_yields_to_the_kubelets_assignments(
-    company: Company,
+    workload: Workload,
 ) -> None:
     """The kubelet starts with its lowest core, and reserves one thread of it. The claim names the
     other thread, and another CPU."""
     claimant = Spec("claimant", "LSE", claim="1-2")
-    with company.pods(LS, claimant):
-        assert str(company.cpus_now()["claimant"]) == "1-2"
+    with workload.pods(LS, claimant):
+        assert str(workload.cpus_now()["claimant"]) == "1-2"
         plain = Spec("plain", cpus=1)
-        with company.watched() as wrong:
-            company.come(plain)
+        with workload.watched() as wrong:
+            workload.come(plain)
         assert wrong == []
-        now = company.cpus_now()
+        now = workload.cpus_now()
         (taken,) = now["plain"]
         left = CpuSet([1, 2]) - CpuSet([taken])
         assert now["claimant"] == left
         assert len(left) == 1, "the kubelet takes a CPU that was claimed"
-        assert company.node.metric("topolet_containers_short_of_cpus") == 1
+        assert workload.node.metric("topolet_containers_short_of_cpus") == 1

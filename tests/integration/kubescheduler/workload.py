@@ -12,8 +12,8 @@ from typing import Any
 from agent.model.cpu.cpuset import CpuSet
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
-from tests.integration.kubescheduler.company import PROFILE
 from tests.integration.kubescheduler.hosts import Hosts, hosts
+from tests.integration.kubescheduler.schedulers import PROFILE
 from tests.waiting import eventually
 
 PATIENCE_SECONDS = 90.0
@@ -27,7 +27,7 @@ MEMORY = {"memory": "64Mi"}
 Pod = dict[str, Any]
 
 
-class Yard:
+class Workload:
     """Hosts and pods of one test."""
 
     def __init__(self, api: ApiServer, name: str, hosts: Hosts) -> None:
@@ -116,12 +116,12 @@ class Yard:
 
 
 @contextlib.contextmanager
-def yard(api: ApiServer, test: str) -> Iterator[Yard]:
+def workload(api: ApiServer, test: str) -> Iterator[Workload]:
     """A namespace and nodes of one test, emptied afterwards."""
     name = re.sub("[^a-z0-9]+", "-", test.lower().removeprefix("test_"))[:50].strip("-")
     objects.namespace(api, name)
     with hosts(api, name) as its:
-        it = Yard(api, name, its)
+        it = Workload(api, name, its)
         yield it
         for pod in it.pods():
             objects.end(api, name, pod)

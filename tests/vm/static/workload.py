@@ -28,7 +28,7 @@ class Spec(msgspec.Struct, frozen=True):
     claim: str = ""
 
 
-class Company:
+class Workload:
     """`kubelet_dir`: the agent's flag for the kubelet's folder of state."""
 
     def __init__(self, node: TestNode, kubelet: Kubelet, kubelet_dir: str) -> None:

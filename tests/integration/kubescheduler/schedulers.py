@@ -113,7 +113,7 @@ def shipped(api: ApiServer, port: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def company(api: ApiServer, folder: Path, *flags: str) -> Iterator[Topolet]:
+def schedulers(api: ApiServer, folder: Path, *flags: str) -> Iterator[Topolet]:
     """Both run. Skips the test if kube-scheduler is not available."""
     process.program_or_skip()
     furnish(api)
