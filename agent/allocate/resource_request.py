@@ -146,9 +146,9 @@ def _add(sums: dict[str, int], amounts: Mapping[str, int]) -> None:
 def pod_requests(pod: ApiPod) -> dict[str, int]:
     """By resource: `cpu` in milli-CPU, the rest in units, overhead included; zeros are left out."""
     total = pod_total(
-        (each.requests for each in pod.containers),
-        (InitRequests(each.requests, each.sidecar) for each in pod.init_containers),
-        pod.requests,
+        (each.counted for each in pod.containers),
+        (InitRequests(each.counted, each.sidecar) for each in pod.init_containers),
+        pod.counted,
         pod.overhead,
     )
     return {name: amount for name, amount in total.items() if amount > 0}

@@ -9,6 +9,8 @@ writes that depend on it.
 * On v1 a child's quota or memory nodes can't exceed its parent's (EINVAL, EACCES, EBUSY). So values
   that grow are written from the top, and then values that shrink from the bottom. Groups that were
   not requested are never written.
+* With swap accounting, v1 refuses a memory limit above the limit of memory and swap (EINVAL), to
+  which runtimes set it when a container may not swap: that one is raised first.
 * A memory limit below the present use makes v2 kill processes; it is not written there, and the
   outcome reports it. v1 reclaims and refuses (EBUSY).
 * v2 moves pages whenever memory nodes change; v1 does with `migrate`, which is written first. v2
@@ -26,7 +28,15 @@ import msgspec
 from agent.cgroup import limits as files
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, GroupGone
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
-from agent.cgroup.limits import MAX, MEMORY_CURRENT, MEMORY_MAX, MIGRATE, QUOTA
+from agent.cgroup.limits import (
+    MAX,
+    MEMORY,
+    MEMORY_AND_SWAP,
+    MEMORY_CURRENT,
+    MEMORY_MAX,
+    MIGRATE,
+    QUOTA,
+)
 from agent.cgroup.order import ancestors, parent
 from agent.cgroup.outcome import ValueChange, ValueOutcome, WriteState
 from agent.model.pod.qos import is_qos_root
@@ -126,6 +136,10 @@ class LimitsPass:
                     f"not written: {step.group!r} uses {used} bytes, more than '{step.new}'; "
                     "the kernel would kill its processes"
                 )
+        if step.file == MEMORY:
+            both = self._controllers.read(step.group, MEMORY_AND_SWAP)
+            if both is not None and files.grows(MEMORY, both, step.new):
+                self._controllers.write(step.group, MEMORY_AND_SWAP, step.new)
         try:
             self._controllers.write(step.group, step.file, step.new)
         except CgroupError as error:

@@ -42,6 +42,7 @@ from agent.model.pod.qos import QoS
 from agent.model.snapshot import (
     NO_LIMITS,
     NOTHING,
+    PERIOD_MICROSECONDS,
     UNLIMITED,
     CgroupLimits,
     Snapshot,
@@ -214,9 +215,13 @@ def missing(wanted: Wanted, asked: RequestedResources) -> Changes:
 def _given_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet:
     """The CPUs of its own that a static kubelet gave to the container: it gives some to all those
     of a Guaranteed pod that request whole CPUs, and no others (pkg/kubelet/cm/cpumanager,
-    policy_static.go, guaranteedCPUs)."""
+    policy_static.go, guaranteedCPUs). The quota of such a container equals its request, or is
+    removed: another quota is that of a pod with pod-level resources, which gets none."""
     whole = whole_cpus(request.asked.shares) if snapshot.kubelet_static else 0
     if not whole or not kubelet_may_own(announced(request.pod, 0)):
+        return EMPTY
+    quota = request.asked.quota_microseconds
+    if quota > 0 and quota != whole * PERIOD_MICROSECONDS:
         return EMPTY
     try:
         cpus = CpuSet.parse(request.asked.cpuset)

@@ -30,20 +30,27 @@ class Phase(enum.StrEnum):
 
 class ApiContainer(msgspec.Struct, frozen=True):
     """The requests and limits of a container; `cpu` in milli-CPU, the rest in units. `sidecar`: an
-    init container that keeps running while the later ones run."""
+    init container that keeps running while the later ones run. `resized`: the CPU and memory that
+    count instead of the requests while a resize in place is not done, or if it is infeasible."""
 
     name: str
     requests: dict[str, int] = {}
     limits: dict[str, int] = {}
     sidecar: bool = False
+    resized: dict[str, int] = {}
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """The amounts that the container takes from its node."""
+        return self.requests | self.resized if self.resized else self.requests
 
 
 class ApiPod(msgspec.Struct, frozen=True):
     """One pod. `uid` is the API's; `runtime_uid` is the one that the kubelet and the runtime use.
     `deleted`: it has a deletion timestamp. `created_at` and `started_at` (0 before the kubelet has
     started it) are in nanoseconds since 1970. `requests` and `limits` of the pod as a whole
-    override those of its containers, `overhead` is added: amounts as in ApiContainer. `preempts`:
-    its preemption policy allows evictions. `nominated`: its nominated node."""
+    override those of its containers, `overhead` is added: amounts and `resized` as in ApiContainer.
+    `preempts`: its preemption policy allows evictions. `nominated`: its nominated node."""
 
     uid: str
     namespace: str
@@ -66,6 +73,17 @@ class ApiPod(msgspec.Struct, frozen=True):
     scheduler: str = ""
     started_at: int = 0
     nominated: str = ""
+    resized: dict[str, int] = {}
+
+    @property
+    def pod_level(self) -> bool:
+        """Whether it has resources as a whole: `spec.resources`."""
+        return bool(self.requests or self.limits)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """The pod-level amounts that it takes from its node."""
+        return self.requests | self.resized if self.resized else self.requests
 
     @property
     def title(self) -> str:
@@ -132,28 +150,32 @@ def value(raw: PodObject) -> ApiPod:
     title = f"{metadata.namespace}/{metadata.name}"
     if not metadata.uid:
         raise ObjectError(KIND, title, "metadata.uid: is empty")
+    status = raw.status
+    requests = _amounts(title, "spec.resources.requests", raw.spec.resources.requests)
+    resized = _resized(title, "status", raw.spec.resources, requests, status, status)
     return ApiPod(
         metadata.uid,
         metadata.namespace,
         metadata.name,
         raw.spec.node_name,
-        _PHASES.get(raw.status.phase, Phase.UNKNOWN),
+        _PHASES.get(status.phase, Phase.UNKNOWN),
         metadata.labels or {},
         metadata.annotations or {},
-        _CLASSES.get(raw.status.qos_class),
+        _CLASSES.get(status.qos_class),
         _nanoseconds(title, "metadata.creationTimestamp", metadata.creation_timestamp),
         metadata.resource_version,
         metadata.deletion_timestamp is not None,
-        _containers(title, "containers", raw.spec.containers),
-        _containers(title, "initContainers", raw.spec.init_containers),
-        _amounts(title, "spec.resources.requests", raw.spec.resources.requests),
+        _containers(title, "container", raw.spec.containers, status),
+        _containers(title, "initContainer", raw.spec.init_containers, status),
+        requests,
         _amounts(title, "spec.resources.limits", raw.spec.resources.limits),
         _amounts(title, "spec.overhead", raw.spec.overhead),
         raw.spec.priority,
         raw.spec.preemption_policy != _NEVER,
         raw.spec.scheduler_name,
-        _nanoseconds(title, "status.startTime", raw.status.start_time),
-        raw.status.nominated_node_name or "",
+        _nanoseconds(title, "status.startTime", status.start_time),
+        status.nominated_node_name or "",
+        {name: amount for name, amount in resized.items() if name in requests},
     )
 
 
@@ -187,11 +209,38 @@ class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
     scheduler_name: str = ""
 
 
-class _RawStatus(msgspec.Struct, frozen=True, rename="camel"):
+class _RawInForce(msgspec.Struct, frozen=True, rename="camel"):
+    """Of a container or a whole pod: what the runtime has set, and what the kubelet admitted."""
+
+    resources: _RawResources | None = None
+    allocated_resources: dict[str, Quantity] | None = None
+
+
+class _RawContainerStatus(_RawInForce, frozen=True, rename="camel"):
+    name: str = ""
+
+
+class _RawCondition(msgspec.Struct, frozen=True):
+    type: str = ""
+    reason: str | None = None
+
+
+class _RawStatus(_RawInForce, frozen=True, rename="camel"):
     phase: str = "Pending"
     qos_class: str = ""
     start_time: str | None = None
     nominated_node_name: str | None = None
+    container_statuses: tuple[_RawContainerStatus, ...] | None = None
+    init_container_statuses: tuple[_RawContainerStatus, ...] | None = None
+    conditions: tuple[_RawCondition, ...] | None = None
+
+    @property
+    def infeasible(self) -> bool:
+        """Whether the kubelet can't resize the pod as its spec says."""
+        return any(
+            each.type == _RESIZE_PENDING and each.reason == _INFEASIBLE
+            for each in self.conditions or ()
+        )
 
 
 class PodObject(msgspec.Struct, frozen=True):
@@ -204,6 +253,9 @@ class PodObject(msgspec.Struct, frozen=True):
 
 _decoder: Final = msgspec.json.Decoder(PodObject)
 _NEVER: Final = "Never"
+_RESIZE_PENDING: Final = "PodResizePending"
+_INFEASIBLE: Final = "Infeasible"
+_RESIZABLE: Final = ("cpu", "memory")
 _PHASES: Final = {each.value: each for each in Phase}
 _CLASSES: Final[dict[str, KubeClass]] = {
     "Guaranteed": "guaranteed",
@@ -214,17 +266,53 @@ _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z", re
 
 
 def _containers(
-    title: str, field: str, raw: tuple[_RawContainer, ...] | None
+    title: str,
+    kind: str,
+    raw: tuple[_RawContainer, ...] | None,
+    status: _RawStatus,
 ) -> tuple[ApiContainer, ...]:
-    return tuple(
-        ApiContainer(
-            each.name,
-            _amounts(title, f"spec.{field}[{place}].resources.requests", each.resources.requests),
-            _amounts(title, f"spec.{field}[{place}].resources.limits", each.resources.limits),
-            field == "initContainers" and each.restart_policy == "Always",
-        )
-        for place, each in enumerate(raw or ())
-    )
+    plain = kind == "container"
+    statuses = status.container_statuses if plain else status.init_container_statuses
+    in_force = {each.name: (place, each) for place, each in enumerate(statuses or ())}
+    found = []
+    for place, each in enumerate(raw or ()):
+        spec = f"spec.{kind}s[{place}].resources"
+        requests = _amounts(title, f"{spec}.requests", each.resources.requests)
+        limits = _amounts(title, f"{spec}.limits", each.resources.limits)
+        sidecar = not plain and each.restart_policy == "Always"
+        resized: dict[str, int] = {}
+        # An init container that ends counts as it is written, as for kube-scheduler.
+        if each.name in in_force and (plain or sidecar):
+            at, of_container = in_force[each.name]
+            where = f"status.{kind}Statuses[{at}]"
+            resized = _resized(title, where, each.resources, requests, of_container, status)
+        found.append(ApiContainer(each.name, requests, limits, sidecar, resized))
+    return tuple(found)
+
+
+def _resized(
+    title: str,
+    field: str,
+    written: _RawResources,
+    requests: dict[str, int],
+    in_force: _RawInForce,
+    status: _RawStatus,
+) -> dict[str, int]:
+    """CPU and memory that count instead of the written requests, as kube-scheduler counts: the most
+    of what is written, set and admitted, without what is written if the resize is infeasible
+    (component-helpers: resource/helpers.go, determineEffectiveRequests)."""
+    if in_force.resources is None:
+        return {}
+    present, admitted = in_force.resources.requests or {}, in_force.allocated_resources
+    if present == (written.requests or {}) and admitted in (None, present):
+        return {}
+    there = [
+        _amounts(title, f"{field}.resources.requests", present),
+        _amounts(title, f"{field}.allocatedResources", admitted),
+        *([] if status.infeasible else [requests]),
+    ]
+    counted = {name: max(each.get(name, 0) for each in there) for name in _RESIZABLE}
+    return {name: most for name, most in counted.items() if most != requests.get(name, 0)}
 
 
 def _amounts(title: str, field: str, raw: dict[str, Quantity] | None) -> dict[str, int]:

@@ -30,6 +30,7 @@ MOUNTS = {name: found for name, found in FOUND.items() if found is not None}
 if len(MOUNTS) < len(FOUND):
     pytest.skip(f"has only {sorted(MOUNTS)}", allow_module_level=True)
 V1_CPU, V1_MEMORY, V1_CPUSET = (MOUNTS[each][0] == 1 for each in ("cpu", "memory", "cpuset"))
+V1_SWAP = V1_MEMORY and Path(MOUNTS["memory"][1], files.MEMORY_AND_SWAP).exists()
 REAL = Controllers(ROOT)
 ALL_NODES = CpuSet.parse(
     Path(MOUNTS["cpuset"][1], "cpuset.mems" if V1_CPUSET else "cpuset.mems.effective").read_text()
@@ -158,6 +159,21 @@ def test_every_change_of_nested_quotas_and_memory_is_legal(
             assert now.memory_limit_bytes == limits.memory_limit_bytes
         if pair == legal[0]:
             assert values.restore(REAL, journal).ok
+
+
+@pytest.mark.skipif(not V1_SWAP, reason="v2 limits swap by itself, v1 only with swap accounting")
+def test_memory_without_swap_grows_and_is_restored(play: Playground, journal: Journal) -> None:
+    """A runtime sets the limit of memory and swap to that of memory, so that nothing is swapped."""
+    folder = Path(MOUNTS["memory"][1] + play.box)
+    for file in (files.MEMORY, files.MEMORY_AND_SWAP):
+        (folder / file).write_text(str(64 * MIB))
+    for memory_bytes in (128 * MIB, 32 * MIB, 96 * MIB, UNLIMITED, 16 * MIB):
+        wanted = {play.box: CgroupLimits(memory_limit_bytes=memory_bytes)}
+        outcome = values.apply(REAL, journal, wanted)
+        assert outcome.ok, outcome
+        assert present(REAL, play.box).memory_limit_bytes == memory_bytes
+    assert values.restore(REAL, journal).ok
+    assert present(REAL, play.box).memory_limit_bytes == 64 * MIB
 
 
 @pytest.mark.skipif(not V1_CPU, reason="cgroup v2 takes any quota")

@@ -272,6 +272,23 @@ def test_fraction_of_a_cpu_is_not_assigned_by_the_kubelet() -> None:
     assert cpuset.create(shares, static(Wanted("0,2")), []) == Override(Wanted("0,2"))
 
 
+@pytest.mark.parametrize(
+    ("quota", "shares"), [(0, False), (-1, False), (200_000, False), (400_000, True)]
+)
+def test_container_of_a_pod_with_pod_level_resources_has_no_cpus_of_the_kubelet(
+    quota: int, shares: bool
+) -> None:
+    """Its request names the kubelet's shared CPUs, here as many as it requests, and its quota is
+    that of the pod."""
+    asked = RequestedResources("2-3", shares=2048, quota_microseconds=quota)
+    creation = CreateContainer(whole("").pod, "main", asked)
+    on_pool = Override(Wanted("0,2"))
+    assert (cpuset.create(creation, static(Wanted("0,2")), []) == on_pool) is shares
+    owners = (Owner("own", "ns/own", QoS.LSE, "3"),)
+    without = give(2) if shares else Keep()
+    assert cpuset.fallback(creation, static(None, owners=owners), []) == without
+
+
 @pytest.mark.parametrize(("cpuset_", "cpus"), [("2-5", None), ("", "2-3")])
 def test_update_with_cpus_of_the_kubelet_passes(cpuset_: str, cpus: str | None) -> None:
     update = UpdateContainer("c", RequestedResources(cpuset_))

@@ -49,6 +49,24 @@ def test_all_changes_are_appended_to_the_request() -> None:
     assert [each.name for each in config.CDI_devices] == ["vendor.example/gpu=0"]
 
 
+def test_swap_of_the_kubelet_stays() -> None:
+    """LimitedSwap is a value of cgroup v2; on v1 the kubelet sets the limit of memory and swap."""
+    linux = pb.LinuxContainerResources(
+        memory_limit_in_bytes=1 << 30,
+        memory_swap_limit_in_bytes=1 << 30,
+        unified={"memory.swap.max": "4096", "memory.oom.group": "1"},
+    )
+    new = pb.CreateContainerRequest()
+    new.config.linux.resources.CopyFrom(linux)
+    update = pb.UpdateContainerResourcesRequest(container_id="c", linux=linux)
+    changes = Changes(cpuset="1-2", quota_microseconds=-1)
+    created = cri.create_request_with(new.SerializeToString(), changes) or b""
+    updated = cri.update_request_with(update.SerializeToString(), changes) or b""
+    linux.cpuset_cpus, linux.cpu_quota = "1-2", -1
+    assert pb.CreateContainerRequest.FromString(created).config.linux.resources == linux
+    assert pb.UpdateContainerResourcesRequest.FromString(updated).linux == linux
+
+
 def test_changes_applied_to_requested_resources() -> None:
     requested = RequestedResources("0-3", "0", 512, -1, 7)
     assert UNCHANGED.over(requested) == requested

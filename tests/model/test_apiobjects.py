@@ -252,3 +252,77 @@ def test_any_container_whose_limit_differs_is_found(amounts: list[tuple[int, int
     found = unequal_cpu(from_object(of_class("LSR", *containers)))
     wrong = [place for place, (request, limit) in enumerate(amounts) if request != limit]
     assert found.startswith(f"container c{wrong[0]}: ") if wrong else found == ""
+
+
+def resources(cpu: str, memory: str = "1Gi") -> dict[str, dict[str, str]]:
+    return {"requests": {"cpu": cpu, "memory": memory}}
+
+
+def in_force(name: str, cpu: str, admitted: str = "") -> dict[str, Any]:
+    """A container's status; `admitted`: the CPU that the kubelet admitted, if it is another."""
+    of_kubelet = resources(admitted or cpu)["requests"]
+    return {"name": name, "resources": resources(cpu), "allocatedResources": of_kubelet}
+
+
+PENDING: dict[str, Any] = {"conditions": [{"type": "PodResizePending", "reason": "Infeasible"}]}
+DEFERRED: dict[str, Any] = {"conditions": [{"type": "PodResizePending", "reason": "Deferred"}]}
+
+
+@pytest.mark.parametrize(
+    ("written", "status", "counted"),
+    [
+        ("2", {}, 2000),
+        ("2", {"containerStatuses": [{"name": "a"}]}, 2000),
+        ("2", {"containerStatuses": [in_force("a", "2")]}, 2000),
+        ("2", {"containerStatuses": [in_force("other", "4")]}, 2000),
+        # As kubelets before 1.35 without the gate, which report nothing admitted.
+        ("2", {"containerStatuses": [{"name": "a", "resources": resources("2")}]}, 2000),
+        # More was written: it counts at once, unless the kubelet will never admit it.
+        ("4", {"containerStatuses": [in_force("a", "2")]}, 4000),
+        ("4", {**DEFERRED, "containerStatuses": [in_force("a", "2")]}, 4000),
+        ("4", {**PENDING, "containerStatuses": [in_force("a", "2")]}, 2000),
+        # Less was written: it counts when the runtime has set it.
+        ("1", {"containerStatuses": [in_force("a", "2")]}, 2000),
+        ("1", {"containerStatuses": [in_force("a", "2", "1")]}, 2000),
+        ("1", {"containerStatuses": [in_force("a", "1", "2")]}, 2000),
+        ("1", {**PENDING, "containerStatuses": [in_force("a", "2")]}, 2000),
+        ("1", {"containerStatuses": [in_force("a", "1")]}, 1000),
+    ],
+)
+def test_a_resize_counts_as_for_kube_scheduler(
+    written: str, status: dict[str, Any], counted: int
+) -> None:
+    """By component-helpers of 1.36.3: determineEffectiveRequests."""
+    spec = {"containers": [{"name": "a", "resources": resources(written)}]}
+    (container,) = from_object({**BODY, "spec": spec, "status": status}).containers
+    assert container.requests["cpu"] == 1000 * int(written)
+    assert container.counted == {"cpu": counted, "memory": 1 << 30}
+
+
+def test_a_sidecar_is_resized_and_another_init_container_is_not() -> None:
+    spec = {
+        "initContainers": [
+            {"name": "s", "resources": resources("1"), **SIDECAR},
+            {"name": "i", "resources": resources("1")},
+        ]
+    }
+    statuses = [in_force("i", "2"), in_force("s", "2")]
+    pod = from_object({**BODY, "spec": spec, "status": {"initContainerStatuses": statuses}})
+    assert [each.counted["cpu"] for each in pod.init_containers] == [2000, 1000]
+
+
+def test_pod_level_resources_are_resized_where_the_pod_has_them() -> None:
+    status = {**PENDING, "resources": resources("2"), "allocatedResources": {"cpu": "2"}}
+    spec = {"resources": {"requests": {"cpu": "4"}}}
+    pod = from_object({**BODY, "spec": spec, "status": status})
+    assert (pod.requests, pod.counted, pod.pod_level) == ({"cpu": 4000}, {"cpu": 2000}, True)
+    without = from_object({**BODY, "status": status})
+    assert (without.counted, without.pod_level) == ({}, False)
+
+
+def test_an_invalid_amount_in_force_is_named() -> None:
+    spec = {"containers": [{"name": "a", "resources": resources("1")}]}
+    status = {"containerStatuses": [in_force("a", "1", "x")]}
+    where = r"status.containerStatuses\[0\].allocatedResources.cpu: 'x' is not"
+    with pytest.raises(ObjectError, match=rf"Pod ns/p: {where}"):
+        from_object({**BODY, "spec": spec, "status": status})

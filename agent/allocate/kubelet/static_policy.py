@@ -1,7 +1,9 @@
 """Rules of the kubelet's static CPU manager policy: its options, which containers get exclusive
 CPUs, and why it refuses (kubelet: pkg/kubelet/cm/cpumanager, policy_static.go, policy_options.go).
 
-Containers of Guaranteed pods that request whole CPUs get exclusive ones; all others share.
+Containers of Guaranteed pods that request whole CPUs get exclusive ones; all others share, and so
+do the containers of a pod with resources as a whole (`spec.resources`): the kubelet's feature gate
+PodLevelResourceManagers, which is off unless it is set, is not followed.
 """
 
 from __future__ import annotations
@@ -93,12 +95,14 @@ class ContainerCpu(msgspec.Struct, frozen=True):
 
 
 class PodCpu(msgspec.Struct, frozen=True):
-    """The fields of a pod that matter for exclusive CPUs; `init` in start order."""
+    """The fields of a pod that matter for exclusive CPUs; `init` in start order. `pod_level`: it
+    has resources as a whole."""
 
     uid: str
     kube_class: KubeClass
     containers: tuple[ContainerCpu, ...]
     init: tuple[ContainerCpu, ...] = ()
+    pod_level: bool = False
 
     def container(self, name: str) -> ContainerCpu:
         """Raises KeyError if the pod has no such container."""
@@ -116,6 +120,7 @@ class SharedReason(enum.StrEnum):
     """Why a container runs on the shared CPUs."""
 
     NOT_GUARANTEED = "the pod is not Guaranteed"
+    POD_LEVEL = "the pod has resources as a whole (spec.resources)"
     NO_REQUEST = "the container requests no CPU"
     FRACTION = "the container requests no whole number of CPUs"
 
@@ -124,6 +129,8 @@ def exclusive_cpus(pod: PodCpu, container: ContainerCpu) -> int | SharedReason:
     """The number of exclusive CPUs of a container, at least 1, or why it has none."""
     if pod.kube_class != "guaranteed":
         return SharedReason.NOT_GUARANTEED
+    if pod.pod_level:
+        return SharedReason.POD_LEVEL
     if container.cpu_milli <= 0:
         return SharedReason.NO_REQUEST
     cpus, fraction = divmod(container.cpu_milli, 1000)
@@ -159,8 +166,9 @@ def unserved(pod: ApiPod) -> str:
     for each in (*pod.containers, *sidecars):
         cpu_milli = each.requests.get("cpu", each.limits.get("cpu", 0))
         container = ContainerCpu(each.name, cpu_milli)
-        why = exclusive_cpus(PodCpu(pod.uid, kube_class, (container,)), container)
-        if why is SharedReason.NOT_GUARANTEED:
+        of_pod = PodCpu(pod.uid, kube_class, (container,), pod_level=pod.pod_level)
+        why = exclusive_cpus(of_pod, container)
+        if why in (SharedReason.NOT_GUARANTEED, SharedReason.POD_LEVEL):
             return str(why)
         if isinstance(why, SharedReason) and each.name not in sharing:
             return f"container {each.name} requests {cpu(cpu_milli)} CPU"

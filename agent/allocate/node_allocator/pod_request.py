@@ -211,7 +211,7 @@ def _parts(zoned: ZonedPod | None) -> object:
     """The amounts that NUMA nodes must have, and the names that appear in reasons."""
     if zoned is None or zoned.indifferent:
         return None
-    return zoned.guaranteed, [(each.kind, each.name, each.requests) for each in zoned.parts]
+    return zoned.aligned, [(each.kind, each.name, each.requests) for each in zoned.parts]
 
 
 def _shape(request: ResourceRequest, ours: bool, *rest: object) -> bytes:

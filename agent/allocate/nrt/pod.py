@@ -28,8 +28,8 @@ class PartKind(enum.StrEnum):
 
 class Asked(msgspec.Struct, frozen=True):
     """A request for an amount above 0. `held`: a NUMA node must have it free; otherwise it must
-    only report the resource, because CPUs and memory of pods that are not Guaranteed do not come
-    from a particular node. `of_machine`: if NUMA nodes do not report the resource, it may come from
+    only report the resource, because CPUs and memory of pods that are not aligned come from any
+    node. `of_machine`: if NUMA nodes do not report the resource, it may come from
     outside of them."""
 
     resource: str
@@ -54,53 +54,49 @@ class PodPart(msgspec.Struct, frozen=True):
 
 class ZonedPod(msgspec.Struct, frozen=True):
     """`parts`: init containers, then the others, in their order; `whole`: the total as the API
-    server counts it, with overhead and pod-level requests. `indifferent`: the pod requests nothing
-    of a NUMA node."""
+    server counts it, with overhead and pod-level requests. `aligned`: the kubelet takes its CPU,
+    memory and huge pages from particular NUMA nodes. It does for Guaranteed pods, except those with
+    pod-level resources (kubelet: policy_static.go of the CPU and the memory manager, without the
+    feature gate PodLevelResourceManagers). `indifferent`: the pod requests nothing of a NUMA
+    node."""
 
-    kube_class: KubeClass
+    aligned: bool
     parts: tuple[PodPart, ...]
     whole: PodPart
     indifferent: bool
 
-    @property
-    def guaranteed(self) -> bool:
-        return self.kube_class == "guaranteed"
-
 
 def zoned_pod(pod: ApiPod) -> ZonedPod:
     kube_class = pod.kube_class or kube_class_of(pod)
-    guaranteed = kube_class == "guaranteed"
+    aligned = kube_class == "guaranteed" and not pod.pod_level
     parts = (
         *(
             _part(
                 PartKind.SIDECAR if each.sidecar else PartKind.INIT,
                 each.name,
-                each.requests,
-                guaranteed,
+                each.counted,
+                aligned,
             )
             for each in pod.init_containers
         ),
-        *(
-            _part(PartKind.CONTAINER, each.name, each.requests, guaranteed)
-            for each in pod.containers
-        ),
+        *(_part(PartKind.CONTAINER, each.name, each.counted, aligned) for each in pod.containers),
     )
     total = pod_total(
-        (each.requests for each in pod.containers),
-        (InitRequests(each.requests, each.sidecar) for each in pod.init_containers),
-        pod.requests,
+        (each.counted for each in pod.containers),
+        (InitRequests(each.counted, each.sidecar) for each in pod.init_containers),
+        pod.counted,
         pod.overhead,
     )
-    whole = _part(PartKind.POD, "", total, guaranteed)
+    whole = _part(PartKind.POD, "", total, aligned)
     indifferent = kube_class == "besteffort" and not any(map(foreign, total))
-    return ZonedPod(kube_class, parts, whole, indifferent)
+    return ZonedPod(aligned, parts, whole, indifferent)
 
 
 def kube_class_of(pod: ApiPod) -> KubeClass:
     """The API server's `status.qosClass`: by the pod-level CPU and memory if there are any,
     otherwise by those of all containers."""
     written = [(each.requests, each.limits) for each in (*pod.init_containers, *pod.containers)]
-    if pod.requests or pod.limits:
+    if pod.pod_level:
         written = [(pod.requests, pod.limits)]
     sums: tuple[dict[str, int], dict[str, int]] = ({}, {})
     limited = True
@@ -123,13 +119,13 @@ def foreign(resource: str) -> bool:
 
 def exclusive(pod: ZonedPod, reported: Container[str]) -> bool:
     """Whether the pod has exclusive resources, so that zones change with it: whole CPUs, memory or
-    huge pages of a Guaranteed pod, or a device that zones report (`reported`). Init containers
+    huge pages of an aligned pod, or a device that zones report (`reported`). Init containers
     release their resources before the pod runs. (See scheduler-plugins:
     pkg/noderesourcetopology/resourcerequests/exclusive.go, AreExclusiveForPod.)"""
     return any(
         each.resource in reported
         if foreign(each.resource)
-        else pod.guaranteed and _own(each.resource, each.amount)
+        else pod.aligned and _own(each.resource, each.amount)
         for part in pod.parts
         if part.kind is not PartKind.INIT
         for each in part.asked
@@ -145,16 +141,16 @@ def _own(resource: str, amount: int) -> bool:
     return amount % 1000 == 0 if resource == "cpu" else _of_compute(resource)
 
 
-def _part(kind: PartKind, name: str, requests: dict[str, int], guaranteed: bool) -> PodPart:
-    return PodPart(kind, name, requests, _asked(requests, guaranteed))
+def _part(kind: PartKind, name: str, requests: dict[str, int], aligned: bool) -> PodPart:
+    return PodPart(kind, name, requests, _asked(requests, aligned))
 
 
-def _asked(requests: Mapping[str, int], guaranteed: bool) -> tuple[Asked, ...]:
+def _asked(requests: Mapping[str, int], aligned: bool) -> tuple[Asked, ...]:
     return tuple(
         Asked(
             resource,
             amount,
-            guaranteed or not _of_compute(resource),
+            aligned or not _of_compute(resource),
             foreign(resource) or resource in _STORAGE,
         )
         for resource, amount in requests.items()

@@ -40,7 +40,7 @@ def score(
 ) -> int:
     """`weights`: by resource, 1 by default. `node` None: there is no NodeResourceTopology, or it
     does not count the known pods."""
-    if not pod.guaranteed:
+    if not pod.aligned:
         return _BEST
     if node is None:
         return 0

@@ -340,7 +340,8 @@ def _compact(assigned: AssignedPod) -> AssignedPod:
 
 
 def _zoned_of(pod: ApiPod) -> ZonedPod:
-    key = (pod.kube_class, pod.containers, pod.init_containers, pod.requests, pod.overhead)
+    amounts = pod.counted, pod.limits, pod.overhead
+    key = (pod.kube_class, pod.containers, pod.init_containers, *amounts)
     return _zoned_by_key.made(key, lambda: _zoned.of(_nameless(zoned_pod(pod))))
 
 

@@ -15,9 +15,6 @@ from tests.allocate.nrt.values import CPU, GPU, NIC, container, node, pod, sidec
 GIB = 1 << 30
 TWO = {0: {"cpu": 4 * CPU, "memory": 8 * GIB}, 1: {"cpu": 8 * CPU, "memory": 8 * GIB}}
 
-SOME = {"cpu": 1, "memory": 1}
-"""Pod-level resources that make it Guaranteed, whatever its containers request."""
-
 
 def small(cpus: int = 1, memory: int = GIB, **more: int) -> Any:
     return container(cpu=cpus * CPU, memory=memory, **more)
@@ -93,16 +90,19 @@ def test_a_pod_that_is_not_guaranteed_needs_a_numa_node_with_the_resource_but_no
     assert (found.resource, found.available, found.nodes) == (NIC, 1, (1,))
 
 
-def test_pod_level_resources_are_the_pods_request() -> None:
-    whole = {"cpu": 6 * CPU, "memory": GIB}
-    there = node(TWO, scope="pod")
-    big = {name: 2 * amount for name, amount in whole.items()}
-    requested = pod(container(), requests=whole, limits=whole)
-    assert filter(there, requested) == ZoneFit((1,))
-    requested = pod(container(), requests=big, limits=big)
-    assert misfit(filter(there, requested)).asked == 12 * CPU
-    requested = pod(container(), requests=big, limits={"cpu": 99 * CPU})
-    assert filter(there, requested) == ZoneFit((0,))
+@pytest.mark.parametrize("scope", ["container", "pod"])
+def test_the_kubelet_aligns_only_the_devices_of_a_pod_with_pod_level_resources(scope: str) -> None:
+    """By kubelet 1.36.3 without the feature gate PodLevelResourceManagers."""
+    there = node({0: {**TWO[0], NIC: 1}, 1: TWO[1]}, scope=scope)
+    whole = {"cpu": 99 * CPU, "memory": 99 * GIB}
+    assert isinstance(filter(there, pod(container(**whole))), Misfit)
+    found = pod(container(**whole), requests=whole, limits=whole)
+    assert filter(there, found) == ZoneFit((0,))
+    assert found.whole.taken == {}
+    with_nic = pod(container(**whole, nic=1), requests=whole, limits=whole)
+    assert (filter(there, with_nic), with_nic.whole.taken) == (ZoneFit((0,)), {NIC: 1})
+    too_many = pod(container(**whole, nic=2), requests=whole, limits=whole)
+    assert misfit(filter(there, too_many)).resource == NIC
 
 
 def test_numa_ids_have_gaps_and_some_have_no_cpus() -> None:
@@ -131,7 +131,7 @@ def test_the_reason_names_the_resource(
     requested: dict[str, int], cause: MisfitCause, resource: str, unresolvable: bool
 ) -> None:
     there = node({0: {"cpu": CPU, GPU: 1}, 1: {"cpu": CPU}})
-    sure = pod(container(**{"nic": 1, **requested}), requests=SOME, limits=SOME)
+    sure = pod(container(**{"nic": 1, **requested}), kube_class="guaranteed")
     found = misfit(filter(there, sure))
     assert (found.cause, found.resource, found.unresolvable) == (cause, resource, unresolvable)
     assert resource in found.text()
@@ -146,7 +146,7 @@ def test_resources_that_no_numa_node_reports_may_be_anywhere() -> None:
 
 def test_the_reason_counts_numa_nodes_that_have_the_other_resources() -> None:
     there = node({0: {"cpu": CPU, GPU: 2}, 1: {"cpu": 4 * CPU, GPU: 1}})
-    sure = pod(container(cpu=2 * CPU, gpu=2), requests=SOME, limits=SOME)
+    sure = pod(container(cpu=2 * CPU, gpu=2), kube_class="guaranteed")
     found = misfit(filter(there, sure))
     assert (found.resource, found.available, found.nodes) == (GPU, 1, (1,))
 

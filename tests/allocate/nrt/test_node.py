@@ -42,8 +42,7 @@ def test_an_empty_node_has_all_allocatable_resources() -> None:
     object_ = NodeTopology(
         "node-a", (Zone(0, {"cpu": Amounts(8 * CPU, 6 * CPU, CPU)}),), "single-numa-node"
     )
-    amounts = {"cpu": 1, "memory": 1}
     for cpus, now, then in ((1, ZoneFit, ZoneFit), (6, Misfit, ZoneFit), (7, Misfit, Misfit)):
-        pod_a = pod(container(cpu=cpus * CPU), requests=amounts, limits=amounts)
+        pod_a = pod(container(cpu=cpus * CPU), kube_class="guaranteed")
         assert isinstance(filter(zoned_node(object_, ()), pod_a), now)
         assert isinstance(filter(zoned_node(object_, (), empty=True), pod_a), then)

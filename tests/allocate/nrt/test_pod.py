@@ -84,7 +84,16 @@ def test_devices_are_not_native_kubernetes_resources(resource: str, expected: bo
         (pod(container(cpu=500, memory=GIB)), True),
         (pod(container(cpu=500, limited=False, **{"hugepages-2Mi": GIB})), False),
         (pod(container(gpu=0, limited=False)), False),
+        (pod(container(**SURE), requests=SURE, limits=SURE), False),
+        (pod(container(**SURE, gpu=1), requests=SURE, limits=SURE), True),
     ],
 )
 def test_pods_with_exclusive_resources(zoned_pod: Any, expected: bool) -> None:
     assert exclusive(zoned_pod, {"cpu", "memory", GPU}) is expected
+
+
+def test_a_resized_container_takes_what_counts_for_it() -> None:
+    resized = ApiContainer("a", SURE, SURE, resized={"cpu": 3 * CPU})
+    found = pod(resized, init=(sidecar(cpu=CPU, memory=GIB),))
+    assert found.parts[1].taken == {"cpu": 3 * CPU, "memory": GIB}
+    assert found.whole.taken == {"cpu": 4 * CPU, "memory": 2 * GIB}

@@ -78,19 +78,17 @@ def test_a_fraction_of_a_cpu_scores_as_one_but_must_fit() -> None:
 
 
 def test_one_resource_is_balanced() -> None:
-    own = {"cpu": CPU, "memory": 1}
-    lone = pod(container(cpu=2 * CPU), requests=own, limits=own)
+    lone = pod(container(cpu=2 * CPU), kube_class="guaranteed")
     assert score(node(TWO), lone, BALANCED) == 100
     assert score(node({0: {"cpu": CPU}}), lone, BALANCED) == 0
 
 
 @pytest.mark.parametrize("strategy", [LEAST, MOST, BALANCED])
 def test_containers_without_requests_do_not_count(strategy: Strategy) -> None:
-    own = {"cpu": CPU, "memory": 1}
-    alone = pod(container("a", cpu=CPU, memory=1), requests=own, limits=own)
-    beside = pod(container("a", cpu=CPU, memory=1), container("b"), requests=own, limits=own)
+    alone = pod(container("a", cpu=CPU, memory=1), kube_class="guaranteed")
+    beside = pod(container("a", cpu=CPU, memory=1), container("b"), kube_class="guaranteed")
     assert score(node(TWO), beside, strategy) == score(node(TWO), alone, strategy)
-    nothing = pod(container(), requests=own, limits=own)
+    nothing = pod(container(), kube_class="guaranteed")
     assert score(node(TWO), nothing, strategy) == 0
 
 

@@ -9,6 +9,7 @@ from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.model.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
+from agent.model.pod.qos import KubeClass
 
 GPU = "nvidia.com/gpu"
 NIC = "vendor.com/nic"
@@ -54,7 +55,12 @@ def sidecar(name: str = "side", **requests: int) -> ApiContainer:
     return ApiContainer(name, plain.requests, plain.limits, sidecar=True)
 
 
-def api_pod(*containers: ApiContainer, init: tuple[ApiContainer, ...] = (), **more: Any) -> ApiPod:
+def api_pod(
+    *containers: ApiContainer,
+    init: tuple[ApiContainer, ...] = (),
+    kube_class: KubeClass | None = None,
+    **more: Any,
+) -> ApiPod:
     return ApiPod(
         "uid",
         "default",
@@ -63,7 +69,7 @@ def api_pod(*containers: ApiContainer, init: tuple[ApiContainer, ...] = (), **mo
         Phase.PENDING,
         {},
         {},
-        None,
+        kube_class,
         0,
         containers=containers,
         init_containers=init,

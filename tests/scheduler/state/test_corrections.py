@@ -290,26 +290,40 @@ def test_reported_cpus_stay_allocated_after_the_reservation_ends(cluster: Schedu
 
 
 @pytest.mark.parametrize(
-    ("kube_class", "containers", "why"),
+    ("kube_class", "containers", "whole", "why"),
     [
-        ("Guaranteed", [("main", "2")], ""),
-        ("Burstable", [("main", "2")], "the pod is not Guaranteed"),
+        ("Guaranteed", [("main", "2")], "", ""),
+        ("Burstable", [("main", "2")], "", "the pod is not Guaranteed"),
         (
             "Guaranteed",
             [("main", "1"), ("one", "500m"), ("two", "500m")],
+            "",
             "container one requests 500m CPU",
+        ),
+        (
+            "Guaranteed",
+            [("main", "2")],
+            "2",
+            "the pod has resources as a whole (spec.resources)",
         ),
     ],
 )
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
 def test_owner_without_cpus_from_the_kubelet_gets_no_static_node(
-    cluster: SchedulerCache, qos: str, kube_class: str, containers: list[tuple[str, str]], why: str
+    cluster: SchedulerCache,
+    qos: str,
+    kube_class: str,
+    containers: list[tuple[str, str]],
+    whole: str,
+    why: str,
 ) -> None:
     body = objects.pod("new", labels={"koordinator.sh/qosClass": qos}, kube_class=kube_class)
     body["spec"]["containers"] = [
         {"name": name, "resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}}
         for name, cpu in containers
     ]
+    if whole:
+        body["spec"]["resources"] = {"requests": {"cpu": whole}, "limits": {"cpu": whole}}
     pod_request = objects.request_of(objects.from_object(body))
     state = cluster.node("n1")
     assert state is not None
