@@ -59,6 +59,16 @@ def _of_pods(name: str) -> bool:
     return name in (_KUBEPODS, *_CRI_PARENTS) or name.startswith(_CRI_SCOPES)
 
 
+def pod_group(cgroup_parent: str, uid: str) -> str | None:
+    """The group of a pod, by the sandbox's `cgroup_parent` in CRI; None if that is not the pod's
+    own group, as under a kubelet with --cgroups-per-qos=false."""
+    path, _, name = cgroup_parent.rstrip("/").rpartition("/")
+    own = f"pod{uid}".replace("-", "_")
+    if not name.removesuffix(_SLICE).replace("-", "_").endswith(own):
+        return None
+    return slice_group(name) if name.endswith(_SLICE) else from_cgroups_path(f"/{path}/{name}")
+
+
 def container_groups(
     cgroup_parent: str, container_id: str, prefixes: tuple[str, ...] = SCOPE_PREFIXES
 ) -> tuple[str, ...]:

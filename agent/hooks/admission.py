@@ -16,9 +16,11 @@ from agent.hooks.requests import (
     Creation,
     DeviceFields,
     Outcomes,
+    SandboxCreation,
     Unread,
     Update,
     Verdict,
+    announced,
     joined,
 )
 from agent.model import notice
@@ -34,7 +36,7 @@ from agent.model.notifications import (
 )
 from agent.model.pod.annotations import DEVICE_ALLOCATED
 from agent.model.pod.qos import QoS
-from agent.model.settings.failure_policy import CREATE, DEVICES, UPDATE, FailurePolicies
+from agent.model.settings.failure_policy import CREATE, DEVICES, RUN, UPDATE, FailurePolicies
 from agent.model.snapshot import NOTHING, Snapshot, excludes
 from agent.model.verdict import Code, Refuse, Wait
 
@@ -68,9 +70,27 @@ class Admission:
         self.outcomes = Outcomes(policies)
         self._settable = settable
 
-    def pod_announced(self, pod: PodAnnounced) -> None:
-        """The sandbox is about to be created, or was just created."""
-        self._notifier.notify(pod)
+    def pod_announced(self, pod: PodAnnounced) -> bool:
+        """The sandbox is about to be created, or was just created. Returns whether the agent was
+        notified."""
+        return self._notifier.notify(pod)
+
+    def create_sandbox(self, sandbox: SandboxCreation) -> Verdict:
+        """The answer to a request to create a sandbox: it waits while the pod's cgroup, from which
+        the sandbox inherits its CPUs, may have some of another pod. A late agent never fails it."""
+        pod, snapshot = sandbox.pod, self._snapshots.current()
+        if sandbox.notified is None:
+            sandbox.notified = self.pod_announced(pod)
+        if not sandbox.notified or snapshot is None or pod.uid in snapshot.announced:
+            return UNCHANGED
+        if all(owner.uid == pod.uid for owner in snapshot.owners):
+            return UNCHANGED
+        if not sandbox.waiting.late:
+            return Wait()
+        qos = announced(pod, 0).qos
+        detail = f"pod {pod.namespace}/{pod.name}: its cgroup may have CPUs of other pods"
+        self.outcomes.continued(RUN, qos, "late", detail)
+        return UNCHANGED
 
     def pod_created(self, pod: PodAnnounced, *, made: bool) -> None:
         """The result of creating the sandbox."""

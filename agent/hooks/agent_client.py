@@ -80,17 +80,18 @@ class Notifier:
         self.sent = 0
         self.undelivered = 0
 
-    def notify(self, notification: Notification) -> None:
-        """Sends one datagram, after the kept ones."""
+    def notify(self, notification: Notification) -> bool:
+        """Sends one datagram, after the kept ones. Returns whether it was delivered."""
         self.sent += 1
         datagram = encode(notification)
         if self._send(datagram):
             while self._kept and self._send(self._kept[0]):
                 self._kept.popleft()
-            return
+            return True
         self.undelivered += 1
         if isinstance(notification, Created):
             self._kept.append(datagram)
+        return False
 
     def close(self) -> None:
         """Closes the socket."""

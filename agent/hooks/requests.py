@@ -1,8 +1,9 @@
 """The request for a pod or container as a value, from its arrival to the reply, for every frontend.
 
 `CreateContainer` and `UpdateContainer` are read from the runtime's client, `Changes` is what the
-hooks make of them, `Creation` and `Update` keep the state of one request while it is held and until
-its result is known. `Outcomes` counts and logs requests that the hooks could not decide.
+hooks make of them, `SandboxCreation`, `Creation` and `Update` keep the state of one request while
+it is held and until its result is known. `Outcomes` counts and logs requests that the hooks could
+not decide.
 """
 
 from __future__ import annotations
@@ -191,11 +192,21 @@ class Waiting:
     def late(self) -> bool:
         return time.monotonic() >= self._deadline
 
-    def notify(self, send: Callable[[Notification], None], notification: Notification) -> None:
+    def notify(self, send: Callable[[Notification], bool], notification: Notification) -> None:
         now = time.monotonic()
         if now - self._notified_at >= _NOTIFY_AGAIN_SECONDS:
             self._notified_at = now
             send(notification)
+
+
+class SandboxCreation:
+    """One sandbox, from the request to create it to the result. `notified` is None before the
+    agent was notified, False if the notification could not be delivered."""
+
+    def __init__(self, pod: PodAnnounced, waiting: Waiting) -> None:
+        self.pod = pod
+        self.waiting = waiting
+        self.notified: bool | None = None
 
 
 class Creation:

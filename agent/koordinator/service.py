@@ -22,6 +22,7 @@ from agent.hooks.requests import (
     Changes,
     CreateContainer,
     Creation,
+    SandboxCreation,
     Unread,
     Update,
     UpdateContainer,
@@ -68,9 +69,9 @@ class Caller(Protocol):
 
 
 class RuntimeHookCall:
-    """A request to create or update a container, until its answer. `budget_seconds`: for how long
-    it may be held; `carried` reads the devices that a container to create names. `state` is the
-    hooks' own, None at first."""
+    """A request to create a sandbox, or to create or update a container, until its answer.
+    `budget_seconds`: for how long it may be held; `carried` reads the devices that a container to
+    create names. `state` is the hooks' own, None at first."""
 
     def __init__(self, started: float, budget_seconds: float | None) -> None:
         self.started = started
@@ -133,8 +134,7 @@ class HookService:
 
     def _sandbox_announced(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
         pod = messages.sandbox(pb.PodSandboxHookRequest.FromString(message))
-        with self._lock:
-            self._hooks.pod_announced(pod)
+        self._answered(call, caller, lambda: self._hooks.pod_announced(call, pod))
         return b""
 
     def _sandbox_stopped(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
@@ -173,14 +173,18 @@ class HookService:
         caller: Caller,
         ask: Callable[[], Verdict],
     ) -> bytes | Refuse:
-        with self._lock:
-            answer = ask()
-        if isinstance(answer, Wait):
-            answer = self._held(call, caller, ask)
+        answer = self._answered(call, caller, ask)
         if isinstance(answer, Changes):
             return messages.response(request, answer).SerializeToString()
         assert isinstance(answer, Refuse)
         return answer
+
+    def _answered(
+        self, call: RuntimeHookCall, caller: Caller, ask: Callable[[], Verdict]
+    ) -> Verdict:
+        with self._lock:
+            answer = ask()
+        return self._held(call, caller, ask) if isinstance(answer, Wait) else answer
 
     def _held(self, call: RuntimeHookCall, caller: Caller, ask: Callable[[], Verdict]) -> Verdict:
         with self._lock:
@@ -215,9 +219,11 @@ class KoordinatorHooks:
         self._deadlines = deadlines
         self._in_progress: dict[tuple[str, str], _InProgress] = {}
 
-    def pod_announced(self, pod: PodAnnounced) -> None:
-        """Its sandbox is about to be made."""
-        self._admission.pod_announced(pod)
+    def pod_announced(self, call: RuntimeHookCall, pod: PodAnnounced) -> Verdict:
+        """Its sandbox is about to be made. Asked again while the answer is Wait."""
+        if not isinstance(call.state, SandboxCreation):
+            call.state = SandboxCreation(pod, self._waiting(call, failure_policy.RUN))
+        return self._admission.create_sandbox(call.state)
 
     def create(self, call: RuntimeHookCall, request: CreateContainer) -> Verdict:
         """Asked again while the answer is Wait."""
@@ -263,7 +269,9 @@ class KoordinatorHooks:
 
     def abandoned(self, call: RuntimeHookCall) -> None:
         """The caller of a held call gave up."""
-        if isinstance(call.state, Creation):
+        if isinstance(call.state, SandboxCreation):
+            self._admission.pod_created(call.state.pod, made=False)
+        elif isinstance(call.state, Creation):
             self._admission.abandoned(call.state)
 
     def unhooked(self, hook: str, call: RuntimeHookCall, reason: str, detail: str) -> Refuse | None:

@@ -200,6 +200,8 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_policy: CpuPolicy = "none"
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
+    announced: tuple[str, ...] = ()
+    """The uids of announced pods whose cgroup has its CPUs: the runtime may make their sandbox."""
     devices: NodeVisibility | None = None
     """None: the agent does not decide about device visibility."""
 

@@ -11,7 +11,7 @@ import msgspec
 
 from agent.allocate.pools import Decision
 from agent.cgroup import limits as fields
-from agent.cgroup import values, writer
+from agent.cgroup import names, values, writer
 from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.order import parent
@@ -22,7 +22,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
 from agent.node.node_local import CpuNotices
-from agent.node.originals import OriginalValues
+from agent.node.originals import AnnouncedPods, OriginalValues
 from agent.node.runtime_updater import RuntimeUpdater, remembers
 from agent.node.runtime_view import RuntimeState
 from agent.node.violations import find_overlaps
@@ -32,12 +32,14 @@ log = logging.getLogger(__name__)
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """The result of writing the cpusets of running containers. `holds`: by container id, the CPUs
-    that it runs on afterwards, or will start on."""
+    """The result of writing the cpusets of running containers and announced pods. `holds`: by
+    container id, the CPUs that it runs on afterwards, or will start on; `titles`: announced pods by
+    group."""
 
-    outcome: WriteOutcome
+    outcomes: tuple[WriteOutcome, ...]
     holds: dict[str, CpuSet]
     failures: tuple[str, ...] = ()
+    titles: Mapping[str, str] = {}
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -72,6 +74,7 @@ class Enforcement:
         self._notices = notices
         self._migrate_memory = migrate_memory
         self.originals = OriginalValues(hierarchy, controllers, journal)
+        self._announced = AnnouncedPods(hierarchy, journal)
         self._returned: dict[str, dict[str, str]] = {}
 
     def pause(self) -> bool:
@@ -106,23 +109,31 @@ class Enforcement:
         *,
         pending: bool,
         dynamic: bool,
+        announced: Mapping[str, str] = {},
     ) -> Freed:
         """Moves containers off the CPUs that the decision gives to others. Restores the original
         values of `unmanaged` containers. `holds`: the CPUs before; `pending`: an update of the
         runtime was in progress. `dynamic`: containers read their CPUs in a file, which is written
-        before a snapshot gives the CPUs to others."""
-        failures = self.originals.record(_containers(runtime))
+        before a snapshot gives the CPUs to others. `announced`: the cgroup_parent of announced pods
+        by uid."""
+        groups = announced_groups(announced, decision)
+        narrowed, failures = self._announced.narrow(announced_cpusets(groups, decision))
+        sandboxes = sandbox_cpusets(runtime.pods, decision)
+        placed, failed = self._announced.widen(sandboxes, narrowed)
+        failures += failed
+        failures += self.originals.record(_containers(runtime))
         failures += self.originals.restore_excluded(unmanaged)
-        cpusets = wanted_cpusets(runtime.pods, decision)
+        cpusets = {**wanted_cpusets(runtime.pods, decision), **narrowed}
         outcome = writer.apply(self._hierarchy, self._journal, cpusets)
         if pending or outcome.having(WriteState.WRITTEN):
             holds = self.holds(runtime, topology)
         holds = self._update_created(runtime, decision, holds)
         if self._notices is not None:
             failures += self._notices.write(decision, dynamic=dynamic)
-        return Freed(outcome, holds, tuple(failures))
+        titles = {group: decision.pods[uid].title for group, uid in groups.items()}
+        return Freed((placed, outcome), holds, tuple(failures), titles)
 
-    def apply(self, runtime: RuntimeState, decision: Decision, freed: WriteOutcome) -> Applied:
+    def apply(self, runtime: RuntimeState, decision: Decision, freed: Freed) -> Applied:
         """Writes the values that no container waits for (the cpusets of sandboxes and the limits),
         and updates the runtime. The result includes `freed`."""
         sandboxes = sandbox_cpusets(runtime.pods, decision)
@@ -140,9 +151,10 @@ class Enforcement:
                 (each.group, f"{pod.title} {each.name or 'sandbox'}"),
             )
         }
+        titles |= freed.titles
         failures = self._restore_limits(runtime, limits)
         self._update_runtime(runtime, decision)
-        return Applied((freed, outcome), others, titles, tuple(failures))
+        return Applied((*freed.outcomes, outcome), others, titles, tuple(failures))
 
     def _as_migrated(self, limits: CgroupLimits) -> CgroupLimits:
         if limits.mems is None or self._migrate_memory:
@@ -310,6 +322,28 @@ def sandbox_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuS
         for sandbox in pod.sandboxes
         if sandbox.group is not None
     }
+
+
+def announced_groups(cgroup_parents: Mapping[str, str], decision: Decision) -> dict[str, str]:
+    """By group: the uids of announced pods, without those whose sandbox has another parent."""
+    return {
+        group: uid
+        for uid, cgroup_parent in cgroup_parents.items()
+        if uid in decision.pods
+        if (group := names.pod_group(cgroup_parent, uid)) is not None
+    }
+
+
+def announced_cpusets(groups: Mapping[str, str], decision: Decision) -> dict[str, CpuSet]:
+    """By group: the CPUs of an announced pod, which its sandbox or a container of it may get. Pods
+    with a container to which the agent gives no CPUs are missing."""
+    wanted = {}
+    for group, uid in groups.items():
+        of_pod = decision.pods[uid]
+        cpusets = [_parsed(each.cpuset) for each in (of_pod.each, *of_pod.containers.values())]
+        if (cpus := union(each for each in cpusets if each)) and None not in cpusets:
+            wanted[group] = cpus
+    return wanted
 
 
 def wanted_limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CgroupLimits]:

@@ -112,7 +112,7 @@ class Announced:
     PATIENCE_SECONDS pass."""
 
     def __init__(self) -> None:
-        self._pods: dict[str, tuple[Pod, float]] = {}
+        self._pods: dict[str, tuple[Pod, str, float]] = {}
 
     def add(self, notification: PodAnnounced, now_seconds: float, wall_nanoseconds: int) -> None:
         """A repeated notification keeps the time of the first one, so that the order of pods does
@@ -121,6 +121,7 @@ class Announced:
         created_at = known[0].created_at if known else wall_nanoseconds
         self._pods[notification.uid] = (
             announced(notification, created_at),
+            notification.cgroup_parent,
             now_seconds + PATIENCE_SECONDS,
         )
         if len(self._pods) > MOST:
@@ -134,11 +135,16 @@ class Announced:
         """The announced pods that are not listed. Drops the others, and those whose time has
         expired."""
         self._pods = {
-            uid: (pod, until)
-            for uid, (pod, until) in self._pods.items()
+            uid: (pod, cgroup_parent, until)
+            for uid, (pod, cgroup_parent, until) in self._pods.items()
             if uid not in listed and until > now_seconds
         }
-        return tuple(pod for pod, _ in self._pods.values())
+        return tuple(pod for pod, _, _ in self._pods.values())
+
+    @property
+    def cgroup_parents(self) -> dict[str, str]:
+        """Those of the pods that the last call of `missing_from` returned, by uid."""
+        return {uid: cgroup_parent for uid, (_, cgroup_parent, _) in self._pods.items()}
 
 
 class AnnouncedContainer(msgspec.Struct, frozen=True):

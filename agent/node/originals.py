@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -127,6 +128,72 @@ class OriginalValues:
             return CpuSet.parse(requested) or self._hierarchy.effective_cpus(parent(group))
         except (CpuSetError, CgroupError):
             return EMPTY
+
+
+_UNTIL_SANDBOX: Final = "until its sandbox has CPUs of its own"
+
+
+class AnnouncedPods:
+    """Gives the cgroup of an announced pod the CPUs that its sandbox should have: the runtime makes
+    a sandbox with those of the pod. Once the sandbox has a cpuset of its own, the pod's cgroup gets
+    its original CPUs back: they must contain whatever its containers get later.
+
+    The journal marks these cgroups, so that the next agent gives them back too.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, journal: Journal) -> None:
+        self._hierarchy = hierarchy
+        self._journal = journal
+        self._narrowed = {
+            group for group, each in journal.originals.items() if each.note == _UNTIL_SANDBOX
+        }
+
+    def narrow(self, wanted: Mapping[str, CpuSet]) -> tuple[dict[str, CpuSet], list[str]]:
+        """Journals the cgroups that have other CPUs too. Returns those to write, and the
+        failures."""
+        new = []
+        for group, cpus in wanted.items():
+            try:
+                own = self._hierarchy.own_cpus(group)
+                has_others = not self._hierarchy.effective_cpus(group) <= cpus
+            except CgroupError as error:
+                log.debug("%s", error)
+                continue
+            # A v1 cgroup without CPUs could not be given back: it can't inherit.
+            if has_others and group not in self._narrowed and (own or self._hierarchy.version == 2):
+                new.append(Original(group, str(own), _UNTIL_SANDBOX))
+        failures = []
+        try:
+            self._journal.update(new, forget=[each.group for each in new])
+            self._narrowed.update(each.group for each in new)
+        except JournalError as error:
+            failures.append(str(error))
+        return {group: wanted[group] for group in wanted.keys() & self._narrowed}, failures
+
+    def widen(
+        self, sandboxes: Mapping[str, CpuSet], announced: Collection[str]
+    ) -> tuple[WriteOutcome, list[str]]:
+        """Gives the cgroups other than `announced` their original CPUs back, after the sandboxes in
+        them got theirs. Returns what was written to sandboxes, and the failures."""
+        over = self._narrowed.difference(announced)
+        if not over:
+            return WriteOutcome(), []
+        own = {group: cpus for group, cpus in sandboxes.items() if parent(group) in over}
+        if self._hierarchy.version == 1:  # the sandbox began with a copy of its pod's CPUs
+            of_pods = self._journal.originals
+            own = {group: cpus for group, cpus in own.items() if parent(group) in of_pods}
+            try:
+                self._journal.update(Original(each, of_pods[parent(each)].cpus) for each in own)
+            except JournalError as error:
+                return WriteOutcome(), [str(error)]
+        written = writer.apply(self._hierarchy, self._journal, own)
+        back = writer.restore(self._hierarchy, self._journal, only=over)
+        failed = {
+            each.group: f"{each.group}: {each.note}" for each in back.having(WriteState.FAILED)
+        }
+        self._narrowed -= over - failed.keys()
+        errors = [] if back.journal_error is None else [back.journal_error]
+        return written, [*failed.values(), *errors]
 
 
 def _replaced(controllers: Controllers, group: str, created: Created) -> tuple[OriginalValue, ...]:

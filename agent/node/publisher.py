@@ -89,13 +89,14 @@ class Publisher:
         memory_stays: bool = False,
         cpu_policy: CpuPolicy = "none",
         visibility: DeviceVisibility | None = None,
+        announced: Collection[str] = (),
     ) -> None:
         """Writes the snapshot if something changed, or if `fresh` is set. Raises OSError.
 
         `blocked`: by pod uid, why its containers must not be created yet. `excluded_ids`: ids of
         containers that a pattern of `excluded` names. `memory_stays`: no update changes the memory
         nodes of a container that runs. `visibility` None: the snapshot has no decisions about
-        devices.
+        devices. `announced`: uids of pods whose sandbox may be made.
         """
         wanted = {
             uid: _blocked(each, blocked[uid]) if uid in blocked else each
@@ -122,6 +123,7 @@ class Publisher:
             system=str(decision.system),
             cpu_policy=cpu_policy,
             local_owners=decision.local_owners,
+            announced=tuple(sorted(announced)),
             devices=visibility.node if visibility else None,
         )
         self.device_holders = holders(visibility, self.device_holders, {pod.uid for pod in pods})

@@ -8,7 +8,8 @@ A pass is a pipeline. Each stage takes values and returns one:
    the CPUs that containers hold. The kubelet is read after the runtime was listed, so that its
    state names every listed container.
 3. decide: the owners of CPUs, and the shared pools (`allocate.pools`); changes nothing.
-4. make room: write the cpusets of running containers, so that the CPUs of new owners become free.
+4. make room: write the cpusets of running containers, so that the CPUs of new owners become free,
+   and those of pods in which the runtime is about to make a sandbox.
 5. publish: replace the snapshot. Only from now on frontends may start containers on the CPUs of new
    owners. A pod is blocked in it while another container still runs on its CPUs.
 6. apply: write the values that no container waits for: cpusets of sandboxes, limits, and the
@@ -220,6 +221,7 @@ class Reconciler:
             node.holds,
             pending=seen.update_pending,
             dynamic=node.cpu_policy == "dynamic",
+            announced=self._announced.cgroup_parents,
         )
 
     def _publish(
@@ -246,13 +248,14 @@ class Reconciler:
             memory_stays=self._enforcement.memory_stays,
             cpu_policy=node.cpu_policy,
             visibility=visibility,
+            announced=self._announced.cgroup_parents,
         )
         self._notified = False
         self._reporter.metrics.snapshot_generation.set(self._publisher.generation)
         return devices, visibility
 
     def _apply(self, seen: Observation, decision: Decision, freed: Freed) -> list[str]:
-        applied = self._enforcement.apply(seen.managed, decision, freed.outcome)
+        applied = self._enforcement.apply(seen.managed, decision, freed)
         failed = self._reporter.changes.written(applied.cpusets, applied.values, applied.titles)
         return [*freed.failures, *applied.failures, *failed]
 

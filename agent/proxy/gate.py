@@ -8,10 +8,9 @@ from typing import Final
 from agent.hooks import cri
 from agent.hooks.admission import Admission
 from agent.hooks.cri import WireError
-from agent.hooks.requests import Changes, Creation, Unread, Update, Waiting
-from agent.model.notifications import PodAnnounced
+from agent.hooks.requests import Changes, Creation, SandboxCreation, Unread, Update, Waiting
 from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, UPDATE_SANDBOX, Deadlines
-from agent.model.verdict import Refuse
+from agent.model.verdict import Refuse, Wait
 from agent.relay.gate import Call, Forward, GateVerdict, Replace
 
 _START: Final = "StartContainer"
@@ -68,9 +67,8 @@ class CpusetGate:
         if method == UPDATE:
             return self._update(call, message)
         if method == RUN:
-            call.state = pod = cri.run_pod_sandbox(message)
-            self._admission.pod_announced(pod)
-        elif method == _START:
+            return self._run(call, message)
+        if method == _START:
             call.state = _Starting(self._admission.start())
         else:
             call.state = _Ending(cri.removed_id(message) if method == _REMOVE else "")
@@ -87,8 +85,8 @@ class CpusetGate:
 
     def reply(self, call: Call, message: bytes | None) -> None:
         """Reports the result to admission."""
-        if isinstance(call.state, PodAnnounced):
-            self._admission.pod_created(call.state, made=bool(_made(message)))
+        if isinstance(call.state, SandboxCreation):
+            self._admission.pod_created(call.state.pod, made=bool(_made(message)))
         elif isinstance(call.state, Creation | Unread):
             self._admission.created(call.state, _made(message))
         elif isinstance(call.state, Update) and message is not None:
@@ -101,8 +99,16 @@ class CpusetGate:
 
     def abandoned(self, call: Call) -> None:
         """A held call has no grant, but the agent may hold CPUs for it."""
-        if isinstance(call.state, Creation):
+        if isinstance(call.state, SandboxCreation):
+            self._admission.pod_created(call.state.pod, made=False)
+        elif isinstance(call.state, Creation):
             self._admission.abandoned(call.state)
+
+    def _run(self, call: Call, message: bytes) -> GateVerdict:
+        if not isinstance(call.state, SandboxCreation):
+            call.state = SandboxCreation(cri.run_pod_sandbox(message), self._waiting(call))
+        answer = self._admission.create_sandbox(call.state)
+        return answer if isinstance(answer, Wait) else Forward()
 
     def _create(self, call: Call, message: bytes) -> GateVerdict:
         if not isinstance(call.state, Creation):

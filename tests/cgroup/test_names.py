@@ -1,6 +1,12 @@
 import pytest
 
-from agent.cgroup.names import container_groups, from_cgroups_path, of_pods, slice_group
+from agent.cgroup.names import (
+    container_groups,
+    from_cgroups_path,
+    of_pods,
+    pod_group,
+    slice_group,
+)
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 UID_ = UID.replace("-", "_")
@@ -122,3 +128,21 @@ def test_groups_of_pods(group: str) -> None:
 )
 def test_groups_of_the_host(group: str) -> None:
     assert not of_pods(group)
+
+
+@pytest.mark.parametrize(
+    ("cgroup_parent", "group"),
+    [
+        (f"/kubepods/burstable/pod{UID}", f"/kubepods/burstable/pod{UID}"),
+        (f"mine/kubepods/pod{UID}/", f"/mine/kubepods/pod{UID}"),
+        (BURSTABLE.rpartition("/")[2], BURSTABLE),
+        (f"/x/{BURSTABLE.rpartition('/')[2]}", BURSTABLE),
+        ("/kubepods/burstable", None),
+        (f"/kubepods/pod{UID}/x", None),
+        ("kubepods-burstable.slice", None),
+        (f"/../pod{UID}", None),
+        ("", None),
+    ],
+)
+def test_group_of_a_pod(cgroup_parent: str, group: str | None) -> None:
+    assert pod_group(cgroup_parent, UID) == group

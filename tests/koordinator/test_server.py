@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from agent.koordinator.server import HookServer
 from agent.model.devices.visibility import MOUNT_ROOT, DeviceNode, Visibility
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
+from agent.model.settings.failure_policy import SANDBOX_SECONDS
 from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
 from agent.proto import koordinator_hooks_pb2 as pb
 from tests.koordinator.world import World, container
@@ -64,6 +66,19 @@ def test_a_sandbox_is_announced_to_the_agent(world: World) -> None:
         {RESOURCE_STATUS: '{"cpuset": "1"}'},
     )
     assert notification.cgroup_parent == "/kubepods/burstable/poda"
+
+
+def test_a_sandbox_waits_until_its_pod_has_no_cpu_of_an_owner(world: World) -> None:
+    world.publish(OWNED)
+    began = time.monotonic()
+    world.sandbox("PreRunPodSandbox", "late", "LS")
+    waited = time.monotonic() - began
+    assert waited >= SANDBOX_SECONDS
+    late = 'topolet_hook_server_failed_open_total{hook="RunPodSandbox",qos="LS",reason="late"}'
+    assert world.metric(late) == 1
+    world.publish(msgspec.structs.replace(OWNED, announced=("a",)))
+    world.sandbox("PreRunPodSandbox", "a", "LS")
+    assert world.metric(late) == 1
 
 
 def test_an_owner_gets_its_cpus(world: World) -> None:

@@ -45,8 +45,9 @@ class Hooks(KoordinatorHooks):
         self._unhooked = unhooked
         self.told: list[object] = []
 
-    def pod_announced(self, pod: PodAnnounced) -> None:
+    def pod_announced(self, call: RuntimeHookCall, pod: PodAnnounced) -> Verdict:
         self._then()
+        return Changes()
 
     def create(self, call: RuntimeHookCall, request: CreateContainer) -> Verdict:
         return self._create(call)

@@ -11,7 +11,6 @@ import pytest
 from agent.allocate.pools import Decision
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import WriteOutcome
 from agent.cri.client import Cri, Sandbox
 from agent.discover import cpus
 from agent.model.cpu.cpuset import CpuSet
@@ -19,7 +18,7 @@ from agent.model.notifications import Created, RequestedResources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CgroupLimits, PodWanted, Wanted
-from agent.node.enforcement import Enforcement
+from agent.node.enforcement import Enforcement, Freed
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import RuntimeState
 from tests.node.world import World
@@ -164,7 +163,7 @@ def test_the_runtime_gets_no_memory_nodes_if_pages_would_migrate(
     pod = Pod("u", "ns", "p", {}, {}, "burstable", 0, containers)
     wanted = Wanted("1", limits=CgroupLimits(mems=CpuSet([0])))
     decision = Decision((), (), (), (), {"u": PodWanted(pod.title, pod.qos, wanted)})
-    enforcement.apply(RuntimeState((pod,), {}), decision, WriteOutcome())
+    enforcement.apply(RuntimeState((pod,), {}), decision, Freed((), {}))
     eventually("the runtime is updated", updater.idle)
     updater.close()
     assert updates.requested == [wanted if migrate else Wanted("1")]
@@ -194,7 +193,7 @@ def test_the_runtime_gets_the_restored_quota(world: World) -> None:
             observed, (), decision, cpus.read(world.root), {}, pending=False, dynamic=False
         )
         assert not freed.failures
-        assert not enforcement.apply(observed, decision, freed.outcome).failures
+        assert not enforcement.apply(observed, decision, freed).failures
         eventually("the runtime is updated", updater.idle)
         held.append(world.limit(group, QUOTA))
     updater.close()

@@ -12,7 +12,9 @@ def test_announced_pod_is_kept_until_the_runtime_lists_it() -> None:
     announced.add(NOTIFICATION, 0.0, 7)
     (pod,) = announced.missing_from([], 1.0)
     assert (pod.uid, pod.title, pod.kube_class, pod.created_at) == ("u", "ns/n", "burstable", 7)
+    assert announced.cgroup_parents == {"u": "/kubepods/burstable/podu"}
     assert announced.missing_from(["u"], 2.0) == ()
+    assert announced.cgroup_parents == {}
     assert announced.missing_from([], 3.0) == (), "a pod that was listed has ended"
 
 

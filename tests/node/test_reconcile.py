@@ -9,10 +9,19 @@ import pytest
 import yaml
 
 from agent.allocate.device_holders.grants import Carriers
+from agent.cgroup import writer
+from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.kube.errors import StoreError
-from agent.model.notifications import Created, PodAnnounced, RequestedResources, SnapshotRequest
+from agent.model.notifications import (
+    Created,
+    PodAnnounced,
+    PodFailed,
+    RequestedResources,
+    SnapshotRequest,
+)
 from agent.model.pod import pods
+from agent.model.pod.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.pod_resources import (
     ClaimedDevice,
     ContainerResources,
@@ -139,6 +148,84 @@ def test_announced_owner_takes_its_cpu_before_the_runtime_lists_it(world: World)
     agent.reconcile()
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-2"
     assert [owner.title for owner in world.snapshot().owners] == ["ns/own"]
+
+
+NEW = PodAnnounced("new", "ns", "new", {}, {}, "/kubepods/burstable/podnew")
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same-agent", "next-agent"])
+def test_sandbox_is_made_without_cpus_of_owners(world: World, restarted: bool) -> None:
+    """A v1 group is made with the CPUs of its parent."""
+    pod = "kubepods/burstable/podnew"
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    world.group(pod)
+    agent.notified([NEW])
+    agent.reconcile()
+    assert (world.cpus(pod), world.snapshot().announced) == ("0,2-3", ("new",))
+    world.sandbox("new")
+    world.group(f"{pod}/s-new", world.cpus(pod))
+    if restarted:
+        agent = world.agent()
+    agent.reconcile()
+    assert (world.cpus(pod), world.cpus(f"{pod}/s-new")) == ("0-3", "0,2-3")
+    assert world.snapshot().announced == ()
+    writer.restore(Hierarchy(str(world.cpuset.parent)), Journal(world.state / "journal"))
+    assert (world.cpus(pod), world.cpus(f"{pod}/s-new")) == ("0-3", "0-3")
+
+
+def test_announced_pod_follows_the_pool_and_gets_its_cpus_back_when_its_sandbox_fails(
+    world: World,
+) -> None:
+    pod = "kubepods/burstable/podnew"
+    owner = world.sandbox("own", "LSE", "1")
+    agent = world.agent()
+    world.group(pod)
+    agent.notified([NEW])
+    agent.reconcile()
+    world.sandbox("second", "LSE", "3")
+    agent.reconcile()
+    assert world.cpus(pod) == "0,2"
+    world.runtime.listed_sandboxes.remove(owner)
+    agent.reconcile()
+    assert world.cpus(pod) == "0-2", "its containers get the CPUs of this snapshot"
+    agent.notified([PodFailed("new")])
+    agent.reconcile()
+    assert world.cpus(pod) == "0-3"
+    assert "/kubepods/burstable/podnew" not in Journal(world.state / "journal")
+
+
+def test_announced_owner_has_its_cpus_and_those_of_its_sidecars(world: World) -> None:
+    notes = {RESOURCE_STATUS: '{"cpuset": "3"}', SHARED_CONTAINERS: '["side"]'}
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    for uid, of_pod in (("alone", {RESOURCE_STATUS: '{"cpuset": "2"}'}), ("both", notes)):
+        world.group(f"kubepods/pod{uid}")
+        agent.notified([PodAnnounced(uid, "ns", uid, {}, of_pod, f"/kubepods/pod{uid}")])
+    agent.reconcile()
+    assert world.cpus("kubepods/podalone") == "2"
+    assert world.cpus("kubepods/podboth") == "0,3"
+
+
+@pytest.mark.parametrize("cgroup_parent", ["", "/kubepods", "/kubepods/podabsent"])
+def test_no_other_group_than_the_pods_is_narrowed(world: World, cgroup_parent: str) -> None:
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    agent.notified([PodAnnounced("absent", "ns", "absent", {}, {}, cgroup_parent)])
+    agent.reconcile()
+    assert (world.cpus("kubepods"), world.snapshot().announced) == ("0-3", ("absent",))
+    assert not (world.cpuset / "kubepods/podabsent").exists()
+
+
+def test_excluded_pod_keeps_its_cpus_and_waits_for_nothing(world: World) -> None:
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    agent.exclude = ("ns/new",)
+    world.group("kubepods/burstable/podnew")
+    agent.notified([NEW])
+    agent.reconcile()
+    assert world.cpus("kubepods/burstable/podnew") == "0-3"
+    assert world.snapshot().announced == ("new",)
 
 
 def test_annotation_that_overloads_a_parser_is_a_refused_claim(

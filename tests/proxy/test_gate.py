@@ -70,6 +70,61 @@ def test_failed_sandbox_withdraws_its_announcement(exchange: Exchange, reply: by
     assert exchange.notifications() == [PodFailed("p")]
 
 
+def test_sandbox_waits_until_its_pod_has_no_cpu_of_an_owner(exchange: Exchange) -> None:
+    exchange.publish(OWNED)
+    call, verdict = exchange.run("p", "LS")
+    assert verdict == Wait()
+    exchange.publish(OWNED)
+    assert exchange.again(call) == Wait(), "this pass began without the notification"
+    exchange.publish(msgspec.structs.replace(OWNED, announced=("p",)))
+    assert exchange.again(call) == FORWARD
+    assert len(exchange.notifications()) == 1
+    assert not exchange.admission.outcomes.failed_open
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "uid"), [(None, "p"), (EMPTY, "p"), (OWNED, "own")], ids=["none", "empty", "own"]
+)
+def test_sandbox_waits_for_no_owner_but_others(
+    exchange: Exchange, snapshot: Snapshot | None, uid: str
+) -> None:
+    if snapshot:
+        exchange.publish(snapshot)
+    assert exchange.run(uid)[1] == FORWARD
+
+
+def test_sandbox_waits_for_at_most_50_ms(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also under a policy that fails its hook, and with a longer time for others."""
+    moment = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: moment)
+    exchange.publish(OWNED)
+    call, _ = exchange.run("p", "LS")
+    moment += 0.049
+    assert exchange.again(call) == Wait()
+    moment += 0.002
+    assert exchange.again(call) == FORWARD
+    assert exchange.admission.outcomes.failed_open == {(RUN, "LS", "late"): 1}
+    assert len(exchange.notifications()) == 1
+
+
+def test_sandbox_does_not_wait_for_an_agent_that_does_not_run(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    exchange.publish(OWNED)
+    (tmp_path / "bell").unlink()
+    assert exchange.run("p")[1] == FORWARD
+    exchange.close()
+
+
+def test_cancelled_sandbox_withdraws_its_announcement(exchange: Exchange) -> None:
+    exchange.publish(OWNED)
+    call, _ = exchange.run("p")
+    exchange.notifications()
+    exchange.gate.abandoned(call)
+    assert exchange.notifications() == [PodFailed("p")]
+
+
 @pytest.mark.parametrize(
     ("snapshot", "qos", "claim", "cpuset_", "cpus"),
     [

@@ -24,6 +24,8 @@ _ANY: Final = "*"
 _CLASSES: Final = (*QoS, DEVICES)
 _FAILS: Final = {"ignore": False, "fail": True}
 _MOST_SECONDS: Final = 60.0
+SANDBOX_SECONDS: Final = 0.05
+"""The most that a sandbox is held unless an option names its hook: it only sleeps."""
 
 
 class HookSettings(Protocol):
@@ -60,13 +62,15 @@ class FailurePolicies(msgspec.Struct, frozen=True):
 
 
 class Deadlines(msgspec.Struct, frozen=True):
-    """How long a call may be held, in seconds."""
+    """How long a call may be held, in seconds; that of a sandbox at most SANDBOX_SECONDS unless it
+    is in `by_hook`."""
 
     usual: float
     by_hook: Mapping[str, float] = {}
 
     def of(self, hook: str) -> float:
-        return self.by_hook.get(hook, self.usual)
+        usual = min(self.usual, SANDBOX_SECONDS) if hook == RUN else self.usual
+        return self.by_hook.get(hook, usual)
 
 
 def failure_policies(settings: HookSettings) -> tuple[FailurePolicies, Deadlines]:

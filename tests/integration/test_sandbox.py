@@ -1,0 +1,128 @@
+"""The first CPUs of a sandbox, as runc makes its cgroup: no test sees what happens before that."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from agent.hooks import cri
+from agent.hooks.agent_client import Notifier
+from agent.proto import cri_pb2 as pb
+from tests.fixtures.cgroups import make_cgroup
+from tests.fixtures.containerd import Containerd
+from tests.fixtures.pods import PodSpec, remove_pod, run_pod, run_sandbox
+from tests.integration.harness import NO_PASS, TestNode, fresh_node, private_containerd
+from tests.waiting import eventually
+
+_RUNC = """#!/bin/sh
+{runc} "$@"
+code=$?
+case " $* " in *" create "*)
+    while [ $# -gt 1 ]; do
+        if [ "$1" = --pid-file ]; then file=$2; fi
+        shift
+    done
+    grep Cpus_allowed_list "/proc/$(cat "$file")/status" >{folder}/first-"$1"
+esac
+exit $code
+"""
+
+
+class RecordingRunc:
+    """A folder with a `runc` that records the CPUs of each container between creation and
+    start."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        runc = shutil.which("runc") or "runc"
+        program = folder / "runc"
+        program.write_text(
+            _RUNC.format(folder=shlex.quote(str(folder)), runc=shlex.quote(runc)), encoding="utf-8"
+        )
+        program.chmod(0o755)
+
+    def first_cpus(self, container_id: str) -> str:
+        return (self.folder / f"first-{container_id}").read_text().split()[1]
+
+
+@pytest.fixture(scope="module")
+def runc(tmp_path_factory: pytest.TempPathFactory) -> RecordingRunc:
+    return RecordingRunc(tmp_path_factory.mktemp("runc"))
+
+
+@pytest.fixture(scope="module")
+def containerd(runc: RecordingRunc) -> Iterator[Containerd]:
+    with private_containerd(runc.folder) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def node(containerd: Containerd) -> Iterator[TestNode]:
+    """With an owner of CPU 1."""
+    with fresh_node(containerd) as it:
+        it.start_agent(NO_PASS)
+        it.start_proxy()
+        run_pod(it.proxied, it.spec("lse", "LSE", "1"))
+        yield it
+
+
+def pod_cpus(spec: PodSpec) -> str:
+    """Of the pod's own cgroup, on v1 (this test's kernel has it)."""
+    group = pathlib.Path(f"/sys/fs/cgroup/cpuset{spec.cgroup_parent()}")
+    return (group / "cpuset.cpus").read_text().strip()
+
+
+def test_sandbox_begins_without_the_cpus_of_owners(node: TestNode, runc: RecordingRunc) -> None:
+    for number in range(3):
+        spec = node.spec(f"ls-{number}", "LS")
+        make_cgroup(spec.cgroup_parent())
+        everything = pod_cpus(spec)
+        sandbox, container = run_pod(node.proxied, spec)
+        assert runc.first_cpus(sandbox) == "0"
+        assert runc.first_cpus(container) == "0"
+        eventually("the pod has its CPUs back", lambda: pod_cpus(spec) == everything)  # noqa: B023
+        assert node.sandbox_cpus(sandbox) == "0"
+        remove_pod(node.proxied, sandbox)
+    assert "RunPodSandbox goes on" not in node.log("proxy")
+
+
+def test_hanging_agent_delays_a_sandbox_and_corrects_it_later(
+    node: TestNode, runc: RecordingRunc
+) -> None:
+    spec = node.spec("ls", "LS")
+    make_cgroup(spec.cgroup_parent())
+    os.kill(node.agent_pid, signal.SIGSTOP)
+    try:
+        sandbox = run_sandbox(node.proxied, spec)
+    finally:
+        os.kill(node.agent_pid, signal.SIGCONT)
+    assert "RunPodSandbox goes on: pod default/ls" in node.log("proxy")
+    assert runc.first_cpus(sandbox) == "0-1"
+    eventually("the sandbox has the pool", lambda: node.sandbox_cpus(sandbox) == "0")
+
+
+def test_agent_that_dies_after_the_notification_leaves_no_pod_narrow(node: TestNode) -> None:
+    spec = node.spec("ls", "LS")
+    make_cgroup(spec.cgroup_parent())
+    everything = pod_cpus(spec)
+    request = pb.RunPodSandboxRequest(config=spec.config())
+    notifier = Notifier(str(node.state / "doorbell.sock"))
+    assert notifier.notify(cri.run_pod_sandbox(request.SerializeToString()))
+    notifier.close()
+    eventually("the pod has the pool", lambda: pod_cpus(spec) == "0")
+    node.kill_agent()
+    sandbox = run_sandbox(node.proxied, spec)
+    assert pod_cpus(spec) == node.sandbox_cpus(sandbox) == "0"
+    node.start_agent(NO_PASS)
+    eventually("the pod has its CPUs back", lambda: pod_cpus(spec) == everything)
+    assert node.sandbox_cpus(sandbox) == "0"
+    node.stop_agent()
+    endpoint = f"--runtime-endpoint=unix://{node.containerd.socket}"
+    assert node.run_cli("restore", f"--state-dir={node.state}", endpoint).returncode == 0
+    assert node.sandbox_cpus(sandbox) == everything
