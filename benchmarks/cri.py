@@ -2,13 +2,14 @@
 proxy, and any proxy in front of `--backend` that `--proxy` names. Start such a proxy after the
 backend listens; the program waits for it.
 
-The backend is a trivial grpcio server; for `create_container` and the rows that end in
-`_containerd` it is a private containerd. The client uses raw HTTP/2. The time of a call is the p50
-in microseconds, `cpu_us` is the CPU time of topolet's proxy for each call. The paths take turns in
-batches, in another order every time; a ratio is the median of the turns' ratios, so that other load
-affects both sides. `added_vs_grpcio` compares the time that each proxy adds to the small call;
-`rss_mb` is measured after 1,000 hooked creations; `accept_seconds` is the time from exec to the
-first accepted connection.
+The backend is a trivial grpcio server; for `create_container`, `run_pod_sandbox` and the rows that
+end in `_containerd` it is a private containerd. `run_pod_sandbox` has an agent and an owner on the
+node, so that the proxy waits for the agent; `unheld` is the proxy without an agent. The client uses
+raw HTTP/2. The time of a call is the p50 in microseconds, `cpu_us` is the CPU time of topolet's
+proxy for each call. The paths take turns in batches, in another order every time; a ratio is the
+median of the turns' ratios, so that other load affects both sides. `added_vs_grpcio` compares the
+time that each proxy adds to the small call; `rss_mb` is measured after 1,000 hooked creations;
+`accept_seconds` is the time from exec to the first accepted connection.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import Row, alone, arguments, compared, percentile, report, skipped
+from peers import agent as agents
 from peers.h2client import Client
-from peers.processes import Process, Stage, grpcio_environment, wait_for_given
+from peers.processes import OURS, Process, Stage, grpcio_environment, wait_for_given
 from peers.runtime import NoRuntimeError, Runtime
 
 SERVICE = "/runtime.v1.RuntimeService/"
 CREATES = 1_000
 CREATE = SERVICE + "CreateContainer"
+RUN = SERVICE + "RunPodSandbox"
 
 # case: method, calls in a batch, batches, calls in flight
 CASES = {
@@ -185,7 +188,34 @@ def containerd_rows(stage: Stage, part: float) -> list[Row]:
         for case, (method, batch, batches) in CONTAINERD_CASES.items():
             run = Measured(clients, ours, max(3, int(batches * part)), passing(method, batch, 1))
             table += run.rows(case, "_containerd")
-        return table
+        return table + sandbox_rows(stage, runtime, part)
+
+
+def sandbox_rows(stage: Stage, runtime: Runtime, part: float) -> list[Row]:
+    """RunPodSandbox where another pod owns CPUs, with an agent: the proxy holds the call until the
+    agent has answered. The same through a proxy without an agent, which never holds it."""
+    runtime.clear()
+    held = stage.start("held", OURS, runtime.socket)
+    stage.start("unheld", OURS, runtime.socket)
+    clients = {
+        "direct": stage.client(runtime.socket),
+        "ours": stage.client(str(stage.folder / "held")),
+        "unheld": stage.client(str(stage.folder / "unheld")),
+    }
+
+    def run_sandbox(client: Client) -> list[float]:
+        client.prepare(RUN, 1)
+        took = client.calls(RUN, runtime.sandbox_request(), 1, 1)
+        runtime.remove_sandboxes()
+        return took
+
+    state = f"--state-dir={stage.folder / 'held.state'}"
+    with agents.running(stage.folder / "agent", None, runtime.socket, state) as agent:
+        runtime.run_owner()
+        owned = 'topolet_exclusive_cpus{pod="default/owner",qos="LSE"}'
+        agent.until("giving the owner its CPU", lambda: agent.metric(owned))
+        table = Measured(clients, held, max(6, int(40 * part)), run_sandbox).rows("run_pod_sandbox")
+    return [row for row in table if row["case"] != "run_pod_sandbox_socat"]
 
 
 def rows(part: float, backend: str, given: dict[str, str]) -> list[Row]:

@@ -81,9 +81,9 @@ class Admission:
         pod, snapshot = sandbox.pod, self._snapshots.current()
         if sandbox.notified is None:
             sandbox.notified = self.pod_announced(pod)
-        if not sandbox.notified or snapshot is None or pod.uid in snapshot.announced:
+        if not sandbox.notified or snapshot is None or snapshot.announced is None:
             return UNCHANGED
-        if all(owner.uid == pod.uid for owner in snapshot.owners):
+        if pod.uid in snapshot.announced or all(owner.uid == pod.uid for owner in snapshot.owners):
             return UNCHANGED
         if not sandbox.waiting.late:
             return Wait()

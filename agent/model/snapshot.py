@@ -200,8 +200,9 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_policy: CpuPolicy = "none"
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
-    announced: tuple[str, ...] = ()
-    """The uids of announced pods whose cgroup has its CPUs: the runtime may make their sandbox."""
+    announced: tuple[str, ...] | None = None
+    """The uids of announced pods whose cgroup has its CPUs: the runtime may make their sandbox.
+    None: the agent is of a version that does not set them."""
     devices: NodeVisibility | None = None
     """None: the agent does not decide about device visibility."""
 

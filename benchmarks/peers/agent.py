@@ -1,4 +1,4 @@
-"""Topolet's agent as a process of a benchmark, in cluster mode."""
+"""Topolet's agent as a process of a benchmark."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ class Agent:
 
 
 @contextmanager
-def running(folder: Path, cluster: Cluster, runtime_socket: str, *flags: str) -> Iterator[Agent]:
-    """A ready agent, with its files in `folder`."""
+def running(
+    folder: Path, cluster: Cluster | None, runtime_socket: str, *flags: str
+) -> Iterator[Agent]:
+    """A ready agent, with its files in `folder`; without a cluster it is alone on its node."""
     compiled()
     folder.mkdir()
     log = folder / "agent.log"
@@ -82,10 +84,10 @@ def running(folder: Path, cluster: Cluster, runtime_socket: str, *flags: str) ->
                 f"--runtime-endpoint=unix://{runtime_socket}",
                 f"--http={http}",
                 f"--kubelet-dir={folder / 'kubelet'}",
-                *cluster.flags,
+                *(cluster.flags if cluster else ["--standalone"]),
                 *flags,
             ],
-            env=cluster.environment,
+            env=cluster.environment if cluster else None,
             stdout=stream,
             stderr=stream,
         )

@@ -13,10 +13,13 @@ from types import TracebackType
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from agent.cri.client import Cri
+from agent.proto import cri_pb2 as pb
 from tests import tools
 from tests.fixtures import containerd
-from tests.fixtures.cgroups import OwnCgroup
-from tests.fixtures.pods import PodSpec, create_request, run_pod, run_sandbox
+from tests.fixtures.cgroups import OwnCgroup, make_cgroup
+from tests.fixtures.pods import PodSpec, create_request, remove_pod, run_pod, run_sandbox
+
+_BARE = "sandbox-"
 
 
 class NoRuntimeError(Exception):
@@ -72,6 +75,23 @@ class Runtime:
         """A request for a container with a new name."""
         name = f"c{next(self._numbers)}"
         return create_request(self._spec, self._sandbox, name).SerializeToString()
+
+    def sandbox_request(self) -> bytes:
+        """A request for the sandbox of a new pod, whose cgroup exists as under a kubelet."""
+        spec = PodSpec(f"{_BARE}{next(self._numbers)}", "LS", cgroup_root=self._cgroup.root)
+        make_cgroup(spec.cgroup_parent())
+        return pb.RunPodSandboxRequest(config=spec.config()).SerializeToString()
+
+    def remove_sandboxes(self) -> None:
+        """Removes the pods of `sandbox_request`."""
+        for sandbox in self._cri.sandboxes():
+            if sandbox.name.startswith(_BARE):
+                remove_pod(self._cri, sandbox.id)
+
+    def run_owner(self) -> None:
+        """Starts a pod that owns the last CPU of this machine."""
+        last = str(max(os.sched_getaffinity(0)))
+        run_pod(self._cri, PodSpec("owner", "LSE", last, cgroup_root=self._cgroup.root))
 
     def run(self, name: str, uid: str) -> None:
         """Starts a pod, as the kubelet does for a pod of the API."""

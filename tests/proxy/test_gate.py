@@ -83,7 +83,14 @@ def test_sandbox_waits_until_its_pod_has_no_cpu_of_an_owner(exchange: Exchange) 
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "uid"), [(None, "p"), (EMPTY, "p"), (OWNED, "own")], ids=["none", "empty", "own"]
+    ("snapshot", "uid"),
+    [
+        (None, "p"),
+        (msgspec.structs.replace(EMPTY, announced=()), "p"),
+        (OWNED, "own"),
+        (msgspec.structs.replace(OWNED, announced=None), "p"),
+    ],
+    ids=["no-snapshot", "no-owner", "owner-itself", "agent-of-the-last-version"],
 )
 def test_sandbox_waits_for_no_owner_but_others(
     exchange: Exchange, snapshot: Snapshot | None, uid: str

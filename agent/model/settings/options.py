@@ -44,7 +44,7 @@ HookDeadlines = Annotated[
     str,
     msgspec.Meta(
         description="HOOK=SECONDS, separated by commas, for hooks that wait longer or shorter "
-        "than hold-seconds"
+        "than hold-seconds; RunPodSandbox: at most 0.05 unless it is named"
     ),
 ]
 HOOK_DEADLINES: Final = ""
