@@ -188,13 +188,14 @@ class PlayedNode:
         above = "/kubepods" if guaranteed else _PARENTS.get(qos, "/kubepods/burstable")
         parent = f"{self.cgroups.top}{above}/podp{self._made}"
         pod = Pod(f"p{self._made}", qos, claim, parent)
+        self._make(parent)
         if announced:
             sandbox = self._listed(pod)
             self.notify(
                 PodAnnounced(pod.uid, "ns", pod.uid, sandbox.labels, sandbox.annotations, parent)
             )
-        self._make(parent)
         self._make(pod.sandbox_group)
+        self.originals[pod.sandbox_group] |= self.originals[parent]
         with self.runtime.lock:
             self.runtime.placements[pod.sandbox_id] = Placement(
                 cgroup_parent=parent, cgroups_path=pod.sandbox_group

@@ -3,6 +3,7 @@
 import json
 import pathlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import yaml
 
 from agent.proto import cri_pb2 as pb
 from tests.fixtures import image
+from tests.fixtures.cgroups import make_cgroup
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import (
     PodSpec,
@@ -25,9 +27,10 @@ from tests.integration.harness import TestNode, fresh_node
 from tests.vm.inside.pods import BE_POOLS, LS_POOLS, RUNS_ON, specs
 from tests.waiting import eventually
 
-HOLD = "--hold-seconds=30"
+HOLD = ("--hold-seconds=30", "--hook-deadlines=RunPodSandbox=30")
 """The guest is slow: the agent's answer must not time out only because of that."""
 
+EFFECTIVE = "cpuset.cpus.effective"
 REPORTING = (
     f"{image.BUSYBOX} grep Cpus_allowed_list /proc/self/status; exec {' '.join(image.SLEEP)}"
 )
@@ -63,7 +66,7 @@ def settled(containerd: Containerd) -> Iterator[Settled]:
     """The owners are created when LS runs and has logged its CPUs, the others after the owners."""
     with fresh_node(containerd) as node:
         node.start_agent()
-        node.start_proxy(HOLD)
+        node.start_proxy(*HOLD)
         it = Settled(node)
         for name, spec in specs(node).items():
             _, it.ids[name] = it.create(spec)
@@ -80,6 +83,27 @@ def test_every_pod_runs_on_its_cpus(settled: Settled) -> None:
 def test_every_pod_ran_on_its_cpus_from_its_creation(settled: Settled) -> None:
     first = {name: settled.first_cpus(name) for name in RUNS_ON}
     assert first == RUNS_ON | {"ls": "0-15"}, "LS was alone"
+
+
+def test_sandbox_begins_with_the_cpus_of_its_pod(settled: Settled) -> None:
+    """And its pod has those of all other pods again, which the kernel shows as inherited."""
+    for spec, cpus in (
+        (settled.node.spec("new", "LS"), RUNS_ON["ls"]),
+        (settled.node.spec("own", "LSE", "12-13"), "12-13"),
+    ):
+        make_cgroup(spec.cgroup_parent())
+        pod = pathlib.Path(f"/sys/fs/cgroup{spec.cgroup_parent()}")
+        everything = (pod / EFFECTIVE).read_text()
+        with ThreadPoolExecutor(1) as executor:
+            running = executor.submit(run_sandbox, settled.node.proxied, spec)
+            held = set()
+            while not running.done():
+                held |= {each.read_text().strip() for each in pod.glob(f"*/{EFFECTIVE}")}
+        assert held == {cpus}
+        eventually("the pod has every CPU", lambda: (pod / EFFECTIVE).read_text() == everything)  # noqa: B023
+        assert settled.node.sandbox_cpus(running.result()) == cpus
+        remove_pod(settled.node.proxied, running.result())
+    eventually("all as before", lambda: settled.cpus() == RUNS_ON)
 
 
 def test_pools_shrink_before_an_owner_starts_and_grow_when_it_ends(settled: Settled) -> None:
@@ -154,7 +178,7 @@ def test_kill_of_agent_and_proxy_changes_nothing(settled: Settled) -> None:
     node.kill_agent()
     node.kill_proxy()
     assert settled.cpus() == RUNS_ON
-    node.start_proxy(HOLD)
+    node.start_proxy(*HOLD)
     node.start_agent()
     assert settled.cpus() == RUNS_ON
     assert node.metric("topolet_cgroup_writes_total") == 0
