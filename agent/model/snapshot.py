@@ -256,6 +256,14 @@ def parse_patterns(text: str) -> Patterns:
     return patterns
 
 
+def excludes_any(patterns: Sequence[str], namespace: str, pod: str) -> bool:
+    """Whether a pattern names the pod, its namespace, or a container of it."""
+    return any(
+        all(fnmatchcase(name, part) for name, part in zip((namespace, pod), parts, strict=False))
+        for parts in (pattern.split("/") for pattern in patterns)
+    )
+
+
 def excludes(patterns: Sequence[str], namespace: str, pod: str, container: str = "") -> bool:
     """Whether a pattern names the container, its pod or its namespace; without a container, whether
     it excludes the whole pod."""

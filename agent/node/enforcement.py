@@ -116,7 +116,7 @@ class Enforcement:
         runtime was in progress. `dynamic`: containers read their CPUs in a file, which is written
         before a snapshot gives the CPUs to others. `announced`: the cgroup_parent of announced pods
         by uid."""
-        groups = announced_groups(announced, decision)
+        groups = announced_groups(announced)
         narrowed, failures = self._announced.narrow(announced_cpusets(groups, decision))
         sandboxes = sandbox_cpusets(runtime.pods, decision)
         placed, failed = self._announced.widen(sandboxes, narrowed)
@@ -324,12 +324,11 @@ def sandbox_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuS
     }
 
 
-def announced_groups(cgroup_parents: Mapping[str, str], decision: Decision) -> dict[str, str]:
+def announced_groups(cgroup_parents: Mapping[str, str]) -> dict[str, str]:
     """By group: the uids of announced pods, without those whose sandbox has another parent."""
     return {
         group: uid
         for uid, cgroup_parent in cgroup_parents.items()
-        if uid in decision.pods
         if (group := names.pod_group(cgroup_parent, uid)) is not None
     }
 

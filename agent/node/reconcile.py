@@ -43,7 +43,7 @@ from agent.model.notifications import (
 )
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.snapshot import CpuPolicy, Patterns, excludes
+from agent.model.snapshot import CpuPolicy, Patterns, excludes, excludes_any
 from agent.node.cluster_view import ClusterCache, ClusterState
 from agent.node.device_visibility import DeviceVisibility, DeviceVisibilityView
 from agent.node.devices import DeviceState
@@ -221,8 +221,18 @@ class Reconciler:
             node.holds,
             pending=seen.update_pending,
             dynamic=node.cpu_policy == "dynamic",
-            announced=self._announced.cgroup_parents,
+            announced=self._announced_groups(node.pods),
         )
+
+    def _announced_groups(self, pods: tuple[Pod, ...]) -> dict[str, str]:
+        """The cgroup_parent of announced pods by uid, without pods that have excluded containers,
+        which may start on any CPU."""
+        parents = self._announced.cgroup_parents
+        return {
+            pod.uid: parents[pod.uid]
+            for pod in pods
+            if pod.uid in parents and not excludes_any(self.exclude, pod.namespace, pod.name)
+        }
 
     def _publish(
         self, seen: Observation, node: Resolved, decision: Decision, freed: Freed

@@ -217,10 +217,11 @@ def test_no_other_group_than_the_pods_is_narrowed(world: World, cgroup_parent: s
     assert not (world.cpuset / "kubepods/podabsent").exists()
 
 
-def test_excluded_pod_keeps_its_cpus_and_waits_for_nothing(world: World) -> None:
+@pytest.mark.parametrize("pattern", ["ns/new", "ns/n*/side"])
+def test_excluded_pod_keeps_its_cpus_and_waits_for_nothing(world: World, pattern: str) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
-    agent.exclude = ("ns/new",)
+    agent.exclude = (pattern,)
     world.group("kubepods/burstable/podnew")
     agent.notified([NEW])
     agent.reconcile()
