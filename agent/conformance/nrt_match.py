@@ -28,6 +28,12 @@ TOGETHER: Final = Difference(
     "not have enough, and the kubelet refuses it; Topolet rejects it",
     listed=True,
 )
+PREFERRED: Final = Difference(
+    "restricted-prefers",
+    "under the policy restricted every pod passes, also one for whose devices the NUMA nodes that "
+    "the kubelet prefers do not have enough, and the kubelet refuses it; Topolet rejects it",
+    listed=True,
+)
 NOT_OF_ZONES: Final = Difference(
     "not-of-zones",
     "a request for a resource that no zone reports (ephemeral storage, a licence) makes "
@@ -61,6 +67,7 @@ SPELLINGS: Final = Difference(
 DIFFERENCES: Final = (
     SIDECARS,
     TOGETHER,
+    PREFERRED,
     NOT_OF_ZONES,
     INIT_ENDS,
     BELOW_NOTHING,
@@ -68,6 +75,11 @@ DIFFERENCES: Final = (
     SPELLINGS,
 )
 
+_OF_RESTRICTED: Final = {
+    MisfitCause.ZONES_TOGETHER: TOGETHER,
+    MisfitCause.NO_PREFERRED_HOLDS: PREFERRED,
+    MisfitCause.SIZES_DIFFER: PREFERRED,
+}
 _READ_POLICIES: Final = (
     "None",
     "BestEffort",
@@ -137,8 +149,8 @@ class _Question:
     def why_fit(self, found: object, expect: dict[str, Any]) -> Difference | None:
         """The difference that explains another answer of the filter, None if there is none."""
         fits = expect["fit"]
-        if fits and isinstance(found, Misfit) and found.cause is MisfitCause.ZONES_TOGETHER:
-            return TOGETHER
+        if fits and isinstance(found, Misfit) and found.cause in _OF_RESTRICTED:
+            return _OF_RESTRICTED[found.cause]
         theirs = by_zones(self.node, self._ending)
         if isinstance(theirs, Misfit):
             kinds = {part.name: part.kind for part in (*self.pod.parts, self.pod.whole)}

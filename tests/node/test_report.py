@@ -121,6 +121,16 @@ def test_settings_of_the_node_are_reported() -> None:
     assert not {"system-qos-resource", "reservation"} & notes(store).keys()
 
 
+def test_the_kubelets_static_memory_manager_is_reported() -> None:
+    """It gives hints to the topology manager, which the scheduler has to know."""
+    store = Remembering()
+    reporter = ClusterReporter("n", store)
+    assert report(reporter, configured=NodeConfiguration(kubelet_memory=True))
+    assert notes(store)["agent-settings"] == {"memoryManagerPolicy": "Static"}
+    assert report(reporter)
+    assert "agent-settings" not in notes(store)
+
+
 def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:
     store = Remembering()
     by_uid = {"l": CpuSet([0]), "empty": CpuSet(), "a": CpuSet([1])}

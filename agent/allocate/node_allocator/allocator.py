@@ -35,7 +35,7 @@ from agent.allocate.node_allocator.assigned_pods import (
 )
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest
 from agent.allocate.node_allocator.properties import NodeProperties
-from agent.allocate.node_allocator.zones import Zones
+from agent.allocate.node_allocator.zones import Zones, ZonesLack
 from agent.allocate.node_score import ScoreInput, WholeNode
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
 from agent.allocate.offering import Declined, Offer
@@ -115,7 +115,8 @@ class NodeAllocator:
             other._forget(uid)
         if any(self._kinds(uid) for uid in uids):
             other._devices = None
-        other._zones = self._zones.without(uids)
+        claims = [self._holdings[uid].allocation for uid in uids if uid in self._holdings]
+        other._zones = self._zones.without(uids, claims, self._properties.cpus)
         return other
 
     def offer(self, pod_request: PodRequest) -> Granted | Refused:
@@ -150,6 +151,8 @@ class NodeAllocator:
             if isinstance(got, Declined):
                 return _declined(got, devices)
             offer = got
+        if (rejected := self._rejected_by_kubelet(pod_request)) is not None:
+            return rejected
         return _granted(pod_request, offer, devices, self._score(pod_request, offer))
 
     def as_here(self, pod_request: PodRequest) -> PodRequest:
@@ -220,7 +223,13 @@ class NodeAllocator:
         found = self._zones.score(pod_request.uid, pod_request.zoned, self._properties.rules.zones)
         if isinstance(found, int):
             return Granted(pod_request, score=found)
-        return Refused((found.misfit or Missing(_UNKNOWN_PODS),), found.unresolvable)
+        return _misfit(found)
+
+    def _rejected_by_kubelet(self, pod_request: PodRequest) -> Refused | None:
+        if self._properties.zones is None:
+            return None
+        lack = self._zones.restricts(pod_request.uid, pod_request.parts)
+        return None if lack is None else _misfit(lack)
 
     def _cpu_overlaps(self) -> tuple[Overlap, ...]:
         """One entry for each set of holders."""
@@ -241,6 +250,8 @@ class NodeAllocator:
         pod_request = granted.pod_request
         if pod_request.zoned is not None and isinstance(found := self.offer(pod_request), Refused):
             return found.text()
+        if (rejected := self._rejected_by_kubelet(pod_request)) is not None:
+            return rejected.text()
         if granted.allocation is not None and pod_request.devices is not None:
             if self._properties.inventory is None:
                 return "the node no longer has a Device object"
@@ -395,6 +406,10 @@ def _granted(
     scores.append(devices.score(found))
     mean = 0 if price.avoided else sum(scores) // len(scores)
     return Granted(pod_request, offer, found, mean, (*order, devices.opened(found)))
+
+
+def _misfit(lack: ZonesLack) -> Refused:
+    return Refused((lack.misfit or Missing(_UNKNOWN_PODS),), lack.unresolvable)
 
 
 def _declined(answer: Declined, devices: DeviceHintProvider | None) -> Refused:

@@ -11,7 +11,7 @@ import msgspec
 from agent.allocate.devices.request import DeviceRequest, RequestError, device_request, names
 from agent.allocate.kubelet.static_policy import unserved
 from agent.allocate.node_allocation import PodAllocation
-from agent.allocate.nrt.pod import ZonedPod, foreign, kube_class_of, zoned_pod
+from agent.allocate.nrt.pod import NOT_ZONED, ZonedPod, foreign, kube_class_of, zoned_pod
 from agent.allocate.resource_request import (
     FollowedPolicies,
     ResourceRequest,
@@ -57,13 +57,13 @@ class Needs(enum.Flag):
 class PodRequest(msgspec.Struct, frozen=True):
     """`resources`: CPU, memory and all other resources except devices that NUMA nodes may count.
     `requests`: the total of the pod, with devices. `zoned`: the requests to NUMA nodes of a pod
-    with no need but LISTED, by Kubernetes' own rules. `isolation`: the library that enforces parts
-    of a GPU, "" for none. `spec_text`: the pod's resource-spec. `stale`: the annotations that
-    Topolet writes and that the pod already has. `shape`: equal for two pods that get the same
-    answer on every node. `taken`: the amounts that the kubelet takes from NUMA nodes for the pod,
-    without CPUs that it owns. `unserved`: why a static kubelet would not assign CPUs to every
-    container of a pod that requests CPUs of its own. `unequal`: the container and fields of such a
-    pod whose CPU limit differs from the request."""
+    with no need but LISTED, by Kubernetes' own rules. `parts`: those of any pod, for the policy of
+    the kubelet. `isolation`: the library that enforces parts of a GPU, "" for none. `spec_text`:
+    the pod's resource-spec. `stale`: the annotations that Topolet writes and that the pod already
+    has. `shape`: equal for two pods that get the same answer on every node. `taken`: the amounts
+    that the kubelet takes from NUMA nodes for the pod, without CPUs that it owns. `unserved`: why a
+    static kubelet would not assign CPUs to every container of a pod that requests CPUs of its own.
+    `unequal`: the container and fields of such a pod whose CPU limit differs from the request."""
 
     resources: ResourceRequest
     requests: dict[str, int] = {}
@@ -79,6 +79,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     taken: dict[str, int] = {}
     unserved: str = ""
     unequal: str = ""
+    parts: ZonedPod = NOT_ZONED
 
     @property
     def uid(self) -> str:
@@ -132,8 +133,7 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
     requests = pod_requests(pod)
     devices = device_request(requests, notes, device_resources)
     of_devices = names(requests, device_resources)
-    kube_class, qos = pod.kube_class or kube_class_of(pod), qos_of(labels, pod.kube_class)
-    unequal = unequal_cpu(pod)
+    qos, parts, unequal = qos_of(labels, pod.kube_class), zoned_pod(pod), unequal_cpu(pod)
     resources = resource_request(
         pod.uid,
         pod.title,
@@ -143,7 +143,8 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
         priority=pod.priority,
         priority_class=labels.get(PRIORITY_CLASS_LABEL, ""),
         cpu_limit_milli=pod_cpu_limit_milli(pod),
-        guaranteed=kube_class == "guaranteed" or (qos in CPU_OWNERS and not unequal),
+        guaranteed=(pod.kube_class or kube_class_of(pod)) == "guaranteed"
+        or (qos in CPU_OWNERS and not unequal),
     )
     ours = labels.get(QOS_LABEL) in _CLASSES or any(notes.get(key) for key in _SPECS)
     isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""
@@ -163,16 +164,14 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
     if not needs & (Needs.NUMA | Needs.CPUS):
         followed = FollowedPolicies.NUMA if devices else FollowedPolicies.NONE
         resources = msgspec.structs.replace(resources, kubelet=followed)
-    zoned = None if Needs.CPUS in needs else zoned_pod(pod)
-    foreign_requests = {name: amount for name, amount in requests.items() if foreign(name)}
-    taken = foreign_requests if zoned is None else zoned.whole.taken
-    if needs & ~Needs.LISTED:
-        zoned = None
+    taken = parts.whole.taken
+    if Needs.CPUS in needs:
+        taken = {name: amount for name, amount in requests.items() if foreign(name)}
     return PodRequest(
         resources,
         requests,
         devices,
-        zoned,
+        None if needs & ~Needs.LISTED else parts,
         needs,
         pod.priority or 0,
         pod.preempts,
@@ -186,13 +185,14 @@ def _pod_request(pod: ApiPod, device_resources: Container[str]) -> PodRequest:
             isolation,
             device_notes,
             listed,
-            _parts(zoned),
+            _parts(parts),
             missing,
             unequal,
         ),
         taken,
         missing,
         unequal,
+        parts,
     )
 
 
@@ -207,9 +207,9 @@ def _needs_cpus(request: ResourceRequest) -> bool:
     return bool(_binds(request) or own or request.burst_milli)
 
 
-def _parts(zoned: ZonedPod | None) -> object:
+def _parts(zoned: ZonedPod) -> object:
     """The amounts that NUMA nodes must have, and the names that appear in reasons."""
-    if zoned is None or zoned.indifferent:
+    if zoned.indifferent:
         return None
     return zoned.aligned, [(each.kind, each.name, each.requests) for each in zoned.parts]
 

@@ -107,8 +107,8 @@ class NodeProperties(msgspec.Struct, frozen=True):
 
     @property
     def aligns_all(self) -> bool:
-        """Whether the policies align every pod to NUMA nodes; then the node's report does not
-        count."""
+        """Whether the policies align every pod to NUMA nodes; then the node's report counts only
+        for the kubelet's policy restricted."""
         said = self.cpus.policies.numa_label if self.cpus else None
         return said not in (None, NumaPolicy.NONE)
 

@@ -1,21 +1,25 @@
 """NUMA nodes by the node's report, and the pods assigned since. Kubernetes' rules place pods
-without CPUs or devices from Topolet (see `allocate.nrt`). The node's agent reports the free amounts
-some time after a pod was assigned: until then its amounts are subtracted. A plain pod may take them
-from any NUMA node, so they are subtracted from each one; which one the kubelet chooses depends on
-ended pods and on the order of arrival. The allocation of any other pod names its NUMA nodes."""
+without CPUs or devices from Topolet (see `allocate.nrt`), and the kubelet's policy restricted
+admits or rejects all pods. The node's agent reports the free amounts some time after a pod was
+assigned: until then its amounts are subtracted. A plain pod may take them from any NUMA node, so
+they are subtracted from each one; which one the kubelet chooses depends on ended pods and on the
+order of arrival. The allocation of any other pod names its NUMA nodes, except under the CPU manager
+policy static, where the kubelet chooses them too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
 import msgspec
 
 from agent.allocate.node_allocation import PodAllocation, TopologyOptions
-from agent.allocate.nrt.filter import Misfit
+from agent.allocate.nrt.filter import Misfit, preferred_misfit
 from agent.allocate.nrt.filter import filter as by_zones
-from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, without
+from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneReport, with_freed, without
 from agent.allocate.nrt.pod import ZonedPod
 from agent.allocate.nrt.score import score
+from agent.model.cpu.policies import NumaPolicy
 from agent.model.settings.plugin_args import ZoneScoring
 
 
@@ -51,12 +55,31 @@ class Zones:
         self._report, self._reported, self._left = report, left, None
         self._since = {uid: each for uid, each in self._since.items() if uid in uncounted}
 
-    def without(self, uids: Collection[str]) -> Zones:
-        """A copy without these pods. Pods that the node already counts stay in its report."""
+    def without(
+        self,
+        uids: Collection[str],
+        claims: Iterable[PodAllocation] = (),
+        cpus: TopologyOptions | None = None,
+    ) -> Zones:
+        """A copy without these pods. What their `claims` name becomes free; anything else that the
+        node counts stays in its report. `cpus`: their NUMA nodes."""
         other = Zones(self._report)
-        other._reported = self._reported
         other._since = {uid: each for uid, each in self._since.items() if uid not in uids}
+        other._reported = told = self._reported
+        counted = [_zones_of(each, cpus) for each in claims if each.uid not in self._since]
+        if self._report and told and any(counted):
+            other._reported = with_freed(told, self._report.empty, counted)
         return other
+
+    def restricts(self, uid: str, pod: ZonedPod) -> ZonesLack | None:
+        """Why the kubelet's policy restricted would reject a pod, whoever chooses its CPUs and
+        devices."""
+        report = self._report
+        if report is None or report.reported.policy is not NumaPolicy.RESTRICTED:
+            return None
+        if not any(part.hinted(report.reported.hinted) for part in pod.parts):
+            return None
+        return _lack(preferred_misfit, report, self._beside(uid), pod)
 
     def score(self, uid: str, pod: ZonedPod | None, scoring: ZoneScoring) -> int | ZonesLack:
         """The score of the node for a pod without CPUs or devices from Topolet. A request for NUMA
@@ -66,12 +89,8 @@ class Zones:
         left, report = None, self._report
         if report is not None:
             left = self._beside(uid) if pod.whole.taken else report.reported
-            fit = by_zones(left or report.empty, pod)
-            if isinstance(fit, Misfit):
-                lasting = left is None or isinstance(by_zones(report.empty, pod), Misfit)
-                return ZonesLack(fit, lasting)
-            if left is None and report.declines:
-                return ZonesLack(None, unresolvable=True)
+            if lack := _lack(by_zones, report, left, pod):
+                return lack
         return score(left, pod, scoring.type, scoring.weights)
 
     def place(
@@ -105,14 +124,39 @@ class Zones:
         return self._left
 
 
+def _lack(
+    check: Callable[[ZonedNode, ZonedPod], object],
+    report: ZoneReport,
+    left: ZonedNode | None,
+    pod: ZonedPod,
+) -> ZonesLack | None:
+    """`check` returns a Misfit if the amounts do not suffice; `left` None: they are unknown."""
+    found = check(left or report.empty, pod)
+    if isinstance(found, Misfit):
+        return ZonesLack(found, left is None or isinstance(check(report.empty, pod), Misfit))
+    if left is None and report.declines:
+        return ZonesLack(None, unresolvable=True)
+    return None
+
+
 def assumed_of(
     claim: PodAllocation | None, taken: Mapping[str, int], cpus: TopologyOptions | None
 ) -> Assumed | None:
     """The pod's own CPUs and amounts by its allocation; a pod on a shared pool takes no CPU.
     `taken`: the amounts that the kubelet takes for the pod, from any NUMA node if the allocation
-    names none."""
-    if claim is None or not (claim.cpus or claim.amounts):
-        return Assumed(anywhere=taken) if taken else None
+    names none. A static kubelet follows no allocation."""
+    zones = _zones_of(claim, cpus) if claim is not None else {}
+    if cpus and cpus.kubelet_static:
+        owned: Counter[str] = Counter()
+        for amounts in zones.values():
+            owned.update(amounts)
+        zones, taken = {}, {**owned, **taken}
+    named = {name for amounts in zones.values() for name in amounts}
+    anywhere = {name: amount for name, amount in taken.items() if name not in named}
+    return Assumed(zones, anywhere) if zones or anywhere else None
+
+
+def _zones_of(claim: PodAllocation, cpus: TopologyOptions | None) -> dict[int, dict[str, int]]:
     zones: dict[int, dict[str, int]] = {}
     for area in cpus.layout.nodes if cpus and cpus.layout else ():
         if own := (area.cpus & claim.cpus.mask).bit_count():
@@ -120,6 +164,4 @@ def assumed_of(
     for node, amounts in claim.amounts.items():
         there = {name: amount for name, amount in amounts.items() if name != "cpu"}
         zones[node] = {**zones.get(node, {}), **there}
-    named = {name for amounts in zones.values() for name in amounts}
-    anywhere = {name: amount for name, amount in taken.items() if name not in named}
-    return Assumed(zones, anywhere)
+    return zones

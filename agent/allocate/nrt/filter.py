@@ -1,16 +1,26 @@
 """Whether the NUMA nodes of a node hold a pod, and why not, as data (scheduler-plugins:
-pkg/noderesourcetopology/filter.go, Filter)."""
+pkg/noderesourcetopology/filter.go, Filter).
+
+Under `restricted` the plugin passes every pod. The kubelet admits a container, or a pod, only on a
+set of NUMA nodes that each of its resources prefers: one of as few NUMA nodes as an empty machine
+needs for the resource (kubelet: pkg/kubelet/cm, topologymanager/policy.go, mergePermutation,
+cpumanager/policy_static.go, generateCPUTopologyHints, memorymanager/policy_static.go,
+calculateHints, and devicemanager/topology_hints.go, generateDeviceTopologyHints). This is checked
+for the resources for which the kubelet gives hints."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import TypeAlias
+from itertools import combinations
+from math import comb
+from typing import Final, TypeAlias
 
 import msgspec
 
 from agent.allocate.nrt.node import ZonedNode
-from agent.allocate.nrt.pod import PartKind, PodPart, ZonedPod
+from agent.allocate.nrt.pod import PartKind, PodPart, ZonedPod, of_memory
+from agent.allocate.numa.hint import fewest_nodes, ids, of_nodes, subsets
 from agent.model import quantities
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope
 
@@ -38,11 +48,18 @@ class MisfitCause(enum.StrEnum):
     """None of the NUMA nodes that have enough of the resources before has enough of this one."""
     ZONES_TOGETHER = "zones-together"
     """All NUMA nodes together do not have enough."""
+    NO_PREFERRED_HOLDS = "no-preferred-holds"
+    """None of the sets of NUMA nodes that the kubelet prefers has enough of this resource, or of
+    those of them that have enough of the resources before."""
+    SIZES_DIFFER = "sizes-differ"
+    """The kubelet prefers another number of NUMA nodes for this resource than for others."""
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """`available`: the most that one of `nodes` has left, or the sum of all; None if no node
-    reports it. `name`: the container, empty for the pod. Amounts are in milli-CPU or units."""
+    """`available`: the most that one of `nodes` has left, or the sum of all, or the most that
+    `count` of them have together; None if no node reports it. `name`: the container, empty for the
+    pod. Amounts are in milli-CPU or units. `count`: the number of NUMA nodes that the kubelet
+    prefers for the part."""
 
     cause: MisfitCause
     kind: PartKind
@@ -51,6 +68,7 @@ class Misfit(msgspec.Struct, frozen=True):
     asked: int
     available: int | None = None
     nodes: tuple[int, ...] = ()
+    count: int = 1
 
     @property
     def unaligned(self) -> str:
@@ -60,7 +78,7 @@ class Misfit(msgspec.Struct, frozen=True):
     @property
     def unresolvable(self) -> bool:
         """Whether the pod would not fit even without other pods."""
-        return self.cause in (MisfitCause.NOT_ON_NODE, MisfitCause.NOT_IN_ZONES)
+        return self.cause in _LASTING
 
     def words(self) -> str:
         """A message for people without amounts and NUMA nodes, which differ between similar
@@ -70,6 +88,8 @@ class Misfit(msgspec.Struct, frozen=True):
                 return f"{self._asked()}no NUMA node has that much left"
             case MisfitCause.ZONES_TOGETHER:
                 return f"{self._asked()}all NUMA nodes together do not have that much left"
+            case MisfitCause.NO_PREFERRED_HOLDS:
+                return f"{self._asked()}{_PREFERRED} {self._sets()}: not that much is left there"
         return self.text()
 
     def text(self) -> str:
@@ -83,6 +103,11 @@ class Misfit(msgspec.Struct, frozen=True):
             case MisfitCause.ZONES_TOGETHER:
                 there = "all NUMA nodes together have"
                 return f"{asked}{there} {_amount(self.resource, self.available or 0)} left"
+            case MisfitCause.NO_PREFERRED_HOLDS:
+                left = _amount(self.resource, self.available or 0)
+                return f"{asked}{_PREFERRED} {self._sets()}: at most {left} left there"
+            case MisfitCause.SIZES_DIFFER:
+                return f"{asked}{_PREFERRED} {self._sets()} for it, and more for the rest"
         several = len(self.nodes) > 1
         there = f"NUMA node{'s' if several else ''} {', '.join(map(str, self.nodes))}"
         there = f"{asked}{there} {'have' if several else 'has'}"
@@ -91,9 +116,16 @@ class Misfit(msgspec.Struct, frozen=True):
         left = _amount(self.resource, self.available)
         return f"{there} at most {left} left each" if several else f"{there} {left} left"
 
+    def _sets(self) -> str:
+        return f"{self.count} NUMA node{'s' if self.count > 1 else ''}"
+
     def _asked(self) -> str:
         who = f"{self.kind} {self.name}".rstrip()
         return f"{who} requests {_amount(self.resource, self.asked)} {self.resource}: "
+
+
+_LASTING: Final = (MisfitCause.NOT_ON_NODE, MisfitCause.NOT_IN_ZONES, MisfitCause.SIZES_DIFFER)
+_PREFERRED: Final = "the kubelet's policy restricted prefers"
 
 
 def _amount(resource: str, amount: int) -> str:
@@ -112,7 +144,7 @@ def filter(node: ZonedNode | None, pod: ZonedPod) -> ZoneFit | Misfit:
     if node.policy is NumaPolicy.SINGLE_NUMA_NODE:
         return _aligned(node, pod)
     if node.policy is NumaPolicy.RESTRICTED:
-        return _together(node, pod.whole) or PASSED
+        return _together(node, pod.whole) or preferred_misfit(node, pod) or PASSED
     return PASSED
 
 
@@ -174,3 +206,93 @@ def _together(node: ZonedNode, whole: PodPart) -> Misfit | None:
                 node.zones,
             )
     return None
+
+
+def preferred_misfit(node: ZonedNode, pod: ZonedPod) -> Misfit | None:
+    """Why no set of NUMA nodes that the kubelet prefers has enough, None if one has. Gives each
+    part the set that the kubelet would choose, the one with the lowest ids. The CPUs and devices of
+    an init container are for the next containers, which have to use its NUMA nodes until they have
+    as much."""
+    available = {name: dict(node.available.get(name, {})) for name in node.hinted}
+    reusable: dict[str, tuple[int, int]] = {}
+    for part in parts_of(node, pod):
+        asked = part.hinted(node.hinted)
+        mask = _preferred_mask(node, available, part, asked, reusable)
+        if isinstance(mask, Misfit):
+            return mask
+        for name, amount in asked.items():
+            before, left = reusable.get(name, _NONE)
+            if part.kind is not PartKind.INIT:
+                _take(available[name], node.hinted[name], mask, amount)
+                reusable[name] = (before, left - amount) if left > amount else _NONE
+            elif not of_memory(name):
+                reusable[name] = before | mask, max(left, amount)
+    return None
+
+
+_NONE: Final = (0, 0)
+_MOST_STEPS: Final = 40_000
+_USUAL_NODES: Final = 8
+
+
+def _preferred_mask(
+    node: ZonedNode,
+    available: _Available,
+    part: PodPart,
+    asked: Mapping[str, int],
+    reusable: Mapping[str, tuple[int, int]],
+) -> int | Misfit:
+    """0 for a part without hints, and if a machine with very many NUMA nodes has too many sets of
+    that size to look at."""
+    sizes = _sizes(node, asked)
+    count = max(sizes.values(), default=0)
+    if not count or comb(len(node.zones), count) * len(node.zones) > _MOST_STEPS:
+        return 0
+    masks = [of_nodes(some) for some in combinations(node.zones, count)]
+    for name, amount in asked.items():
+        missing = (part.kind, part.name, name, amount)
+        if sizes[name] != count:
+            return Misfit(MisfitCause.SIZES_DIFFER, *missing, count=sizes[name])
+        there = available[name]
+        left = {mask: sum(there.get(zone, 0) for zone in ids(mask)) for mask in masks}
+        needed, _ = reusable.get(name, _NONE)
+        masks = [mask for mask in masks if left[mask] >= amount and not needed & ~mask]
+        if not masks:
+            cause, most = MisfitCause.NO_PREFERRED_HOLDS, max(left.values())
+            return Misfit(cause, *missing, most, node.zones, count)
+    return min(masks)
+
+
+def _sizes(node: ZonedNode, asked: Mapping[str, int]) -> dict[str, int]:
+    """By resource, the fewest NUMA nodes that have the amount while the machine is empty; memory
+    and huge pages are counted together, on machines of usual size."""
+    sizes = {
+        name: min(fewest_nodes((amount, tuple(node.hinted[name].items()))), len(node.zones))
+        for name, amount in asked.items()
+    }
+    memory = {name: amount for name, amount in asked.items() if of_memory(name)}
+    if len(memory) > 1 and len(node.zones) <= _USUAL_NODES:
+        least = max(sizes[name] for name in memory)
+        enough = (
+            mask.bit_count()
+            for mask in subsets(node.zones, least)
+            if all(
+                sum(node.hinted[name].get(zone, 0) for zone in ids(mask)) >= amount
+                for name, amount in memory.items()
+            )
+        )
+        sizes |= dict.fromkeys(memory, next(enough, len(node.zones)))
+    return sizes
+
+
+def _take(left: dict[int, int], totals: Mapping[int, int], mask: int, amount: int) -> None:
+    """Takes an amount from a set of NUMA nodes as the kubelet takes CPUs: whole NUMA nodes first,
+    then from those with the least."""
+    for zone in ids(mask):
+        if 0 < (there := left.get(zone, 0)) == totals.get(zone) and there <= amount:
+            amount -= there
+            left[zone] = 0
+    for zone in sorted(set(ids(mask)) & left.keys(), key=lambda zone: (left[zone], zone)):
+        part = min(left[zone], amount)
+        left[zone] -= part
+        amount -= part

@@ -13,9 +13,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from agent.allocate.nrt.pod import foreign, of_memory
 from agent.model.cpu.policies import NumaPolicy, TopologyManagerScope, kubelet_numa_policy
 from agent.model.nrt import fingerprint
+from agent.model.nrt.node_annotations import STATIC_MEMORY, cpu_manager, reported_settings
+from agent.model.nrt.node_status import DOMAIN
 from agent.model.nrt.resource_topology import FINGERPRINT_METHOD, FingerprintMethod, NodeTopology
+from agent.model.pod.annotations import AnnotationError
 
 MAX_NUMA_NODES: Final = 8
 """The number of NUMA nodes that the kubelet's topology manager supports by default."""
@@ -33,7 +37,8 @@ class ZonedNode(msgspec.Struct, frozen=True):
     """`zones`: ids of its NUMA nodes, ascending, with any gaps; `available`: the free amounts, by
     resource and NUMA node, of those that report the resource (`cpu` in milli-CPU, the rest in
     units), and `together`; `distances` between all pairs, in the order of `zones`; `resources`: the
-    names of the whole node's resources."""
+    names of the whole node's resources. `hinted`: the resources for which the kubelet's managers
+    give hints, with the amounts of each NUMA node that decide how many of them are preferred."""
 
     policy: NumaPolicy
     scope: TopologyManagerScope
@@ -43,6 +48,7 @@ class ZonedNode(msgspec.Struct, frozen=True):
     together: dict[str, int]
     distances: tuple[tuple[int, ...], ...]
     resources: frozenset[str]
+    hinted: dict[str, dict[int, int]] = {}
 
 
 class ZoneReport(msgspec.Struct, frozen=True):
@@ -93,7 +99,33 @@ def zoned_node(
         {resource: sum(there.values()) for resource, there in available.items()},
         tuple(tuple(zone.costs.get(other, FAR) for other in ids) for zone in zones),
         _ON_EVERY_NODE.union(allocatable),
+        _hinted(topology),
     )
+
+
+def _hinted(topology: NodeTopology) -> dict[str, dict[int, int]]:
+    """All CPUs of the NUMA nodes under the CPU manager policy static, without align-by-socket,
+    which prefers further sets; allocatable memory and huge pages under the memory manager policy
+    Static; and all devices of plugins."""
+    notes = topology.annotations
+    try:
+        options = cpu_manager(notes).static_options()
+    except AnnotationError:
+        options = None
+    try:
+        memory = reported_settings(notes).memory_manager_policy == STATIC_MEMORY
+    except AnnotationError:
+        memory = False
+    cpus = options is not None and options.get("align-by-socket") != "true"
+    found: dict[str, dict[int, int]] = {}
+    for zone in topology.zones:
+        for name, amounts in zone.resources.items():
+            if of_memory(name):
+                if memory:
+                    found.setdefault(name, {})[zone.node] = amounts.allocatable
+            elif cpus if name == "cpu" else foreign(name) and not name.startswith(DOMAIN):
+                found.setdefault(name, {})[zone.node] = amounts.capacity
+    return found
 
 
 def method_of(topology: NodeTopology) -> FingerprintMethod:
@@ -136,6 +168,22 @@ def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
                 _take(zones.setdefault(resource, dict(there)), node.zones, amount)
                 _take(total, (resource,), amount)
     return msgspec.structs.replace(node, available={**node.available, **zones}, together=total)
+
+
+def with_freed(
+    node: ZonedNode, empty: ZonedNode, pods: Iterable[Mapping[int, Mapping[str, int]]]
+) -> ZonedNode:
+    """With the amounts of pods that leave, by NUMA node and resource; never more than `empty`."""
+    available = {resource: dict(there) for resource, there in node.available.items()}
+    together = dict(node.together)
+    for zones in pods:
+        for zone, amounts in zones.items():
+            for resource, amount in amounts.items():
+                most = empty.available.get(resource, {}).get(zone)
+                if most is not None and zone in (there := available.get(resource, {})):
+                    there[zone] = min(there[zone] + amount, most)
+                    together[resource] = min(together[resource] + amount, empty.together[resource])
+    return msgspec.structs.replace(node, available=available, together=together)
 
 
 def _take(amounts: dict[Key, int], keys: Iterable[Key], amount: int) -> None:

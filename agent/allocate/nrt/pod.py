@@ -39,17 +39,26 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class PodPart(msgspec.Struct, frozen=True):
-    """`requests`: as written; `cpu` in milli-CPU, the rest in units. `name`: the container's."""
+    """`requests`: as written; `cpu` in milli-CPU, the rest in units. `name`: the container's.
+    `exclusive_milli`: the CPU that a static kubelet gives to this part alone."""
 
     kind: PartKind
     name: str
     requests: dict[str, int]
     asked: tuple[Asked, ...]
+    exclusive_milli: int = 0
 
     @property
     def taken(self) -> dict[str, int]:
         """The amounts that the part takes from its NUMA node."""
         return {each.resource: each.amount for each in self.asked if each.held}
+
+    def hinted(self, resources: Container[str]) -> dict[str, int]:
+        """The amounts of these resources for which the kubelet gives hints."""
+        amounts = {name: amount for name, amount in self.taken.items() if name in resources}
+        if "cpu" in amounts:
+            amounts["cpu"] = self.exclusive_milli
+        return {name: amount for name, amount in amounts.items() if amount}
 
 
 class ZonedPod(msgspec.Struct, frozen=True):
@@ -64,6 +73,10 @@ class ZonedPod(msgspec.Struct, frozen=True):
     parts: tuple[PodPart, ...]
     whole: PodPart
     indifferent: bool
+
+
+NOT_ZONED: Final = ZonedPod(False, (), PodPart(PartKind.POD, "", {}, ()), True)
+"""A pod that requests nothing."""
 
 
 def zoned_pod(pod: ApiPod) -> ZonedPod:
@@ -87,7 +100,17 @@ def zoned_pod(pod: ApiPod) -> ZonedPod:
         pod.counted,
         pod.overhead,
     )
-    whole = _part(PartKind.POD, "", total, aligned)
+    own = pod_total(
+        ({"cpu": each.exclusive_milli} for each in parts if each.kind is PartKind.CONTAINER),
+        (
+            InitRequests({"cpu": each.exclusive_milli}, each.kind is PartKind.SIDECAR)
+            for each in parts
+            if each.kind is not PartKind.CONTAINER
+        ),
+    )
+    whole = msgspec.structs.replace(
+        _part(PartKind.POD, "", total, aligned), exclusive_milli=own.get("cpu", 0)
+    )
     indifferent = kube_class == "besteffort" and not any(map(foreign, total))
     return ZonedPod(aligned, parts, whole, indifferent)
 
@@ -132,9 +155,13 @@ def exclusive(pod: ZonedPod, reported: Container[str]) -> bool:
     )
 
 
+def of_memory(resource: str) -> bool:
+    """Memory or huge pages."""
+    return resource == "memory" or resource.startswith(_HUGEPAGES)
+
+
 def _of_compute(resource: str) -> bool:
-    """CPUs, memory or huge pages."""
-    return resource in _COMPUTE or resource.startswith(_HUGEPAGES)
+    return resource == "cpu" or of_memory(resource)
 
 
 def _own(resource: str, amount: int) -> bool:
@@ -142,7 +169,9 @@ def _own(resource: str, amount: int) -> bool:
 
 
 def _part(kind: PartKind, name: str, requests: dict[str, int], aligned: bool) -> PodPart:
-    return PodPart(kind, name, requests, _asked(requests, aligned))
+    cpu_milli = requests.get("cpu", 0)
+    own = cpu_milli if aligned and _own("cpu", cpu_milli) else 0
+    return PodPart(kind, name, requests, _asked(requests, aligned), own)
 
 
 def _asked(requests: Mapping[str, int], aligned: bool) -> tuple[Asked, ...]:

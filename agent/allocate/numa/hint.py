@@ -120,7 +120,7 @@ def resource_hints(
     fewest = dict.fromkeys(wanted, 0)
     asked = [(needed, free[resource]) for resource, needed in wanted.items()]
     agreed = 0
-    for mask in _candidates(holders.values(), max(map(_fewest, asked), default=1)):
+    for mask in _candidates(holders.values(), max(map(fewest_nodes, asked), default=1)):
         size = mask.bit_count()
         if (narrowest and agreed and size > agreed) or (widest and size > widest):
             break
@@ -154,8 +154,9 @@ def _enough(mask: int, asked: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -
     return True
 
 
-def _fewest(asked: tuple[int, Sequence[tuple[int, int]]]) -> int:
-    """The fewest nodes that have enough."""
+def fewest_nodes(asked: tuple[int, Sequence[tuple[int, int]]]) -> int:
+    """The fewest nodes that have enough of a resource: the amount, and that of each node. One more
+    than there are if all together do not have enough."""
     missing, free = asked
     count = 1
     for amount in sorted((amount for _, amount in free), reverse=True):

@@ -182,13 +182,19 @@ class CpuManager(msgspec.Struct, frozen=True):
         return self.options if self.policy == "static" else None
 
 
+STATIC_MEMORY: Final = "Static"
+"""The memory manager policy under which the kubelet gives hints for memory and huge pages."""
+
+
 class ReportedSettings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The settings of a node's agent that a scheduler must know. `owners_on_reserved`: LSE and LSR
     pods may own CPUs that the kubelet reserves. `bind_memory`: pods that own CPUs or are bound to
-    NUMA nodes get memory of these NUMA nodes alone."""
+    NUMA nodes get memory of these NUMA nodes alone. `memory_manager_policy`: the kubelet's, "" if
+    it gives no hints for memory."""
 
     owners_on_reserved: bool = False
     bind_memory: bool = False
+    memory_manager_policy: str = ""
 
 
 class NodeConfiguration(msgspec.Struct, frozen=True):
@@ -224,7 +230,11 @@ def koordinator_annotations(
 ) -> dict[str, str]:
     """Koordinator's annotations of a NodeResourceTopology, the settings of the agent, and the
     refused claims."""
-    settings = ReportedSettings(configured.owners_on_reserved, configured.bind_memory)
+    settings = ReportedSettings(
+        configured.owners_on_reserved,
+        configured.bind_memory,
+        STATIC_MEMORY if configured.kubelet_memory else "",
+    )
     optional = {
         SYSTEM_QOS: configured.system_qos,
         RESERVATION: configured.reservation,

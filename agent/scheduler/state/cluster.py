@@ -417,7 +417,7 @@ class RequirementsCheck(msgspec.Struct, frozen=True):
 
     @property
     def reads_zone_report(self) -> bool:
-        return self.requirements.pod_request.zoned is not None
+        return not self.requirements.pod_request.parts.indifferent
 
     def run(self, node: str) -> Feasibility:
         """The caller holds the cluster's lock."""

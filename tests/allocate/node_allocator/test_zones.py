@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from agent.allocate.node_allocator.allocator import NodeAllocator, StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.assigned_pods import holding_of
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.node_allocator.properties import AllocatorRules, NodeProperties
 from agent.allocate.nrt.node import ZonedNode, ZoneReport
+from agent.allocate.policies_in_force import NodePolicies
 from agent.model.apiobjects import ApiPod
 from agent.model.cpu.policies import NumaPolicy, Strategy
+from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
 from agent.model.settings.plugin_args import ZoneScoring
 from tests.allocate.node_allocator.builders import facts, pod
 from tests.allocate.nrt.values import NIC, node
@@ -220,3 +225,118 @@ def test_the_zone_report_applies_with_koordinator_labels_on_other_subjects() -> 
     put(there, plain(6))
     assert fits(there, plain(2, "b"))
     assert not fits(there, plain(3, "b"))
+
+
+FOUR = {zone: {"cpu": 4000, "memory": 8 * GIB, NIC: 1} for zone in range(4)}
+BY_KUBELET = NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED)
+STATIC = {CPU_MANAGER_POLICY: '{"policy": "static"}'}
+STATIC_MEMORY = {**STATIC, AGENT_SETTINGS: '{"memoryManagerPolicy": "Static"}'}
+
+
+def restricted(
+    free: dict[int, int], notes: dict[str, str] | None = None, scope: str = "pod"
+) -> NodeAllocator:
+    """A node with 4 NUMA nodes of 4 CPUs, of which `free` (milli-CPU) are left, and whose kubelet
+    has the policy restricted; static unless `notes` say otherwise."""
+    notes = STATIC if notes is None else notes
+    empty = node(FOUR, "restricted", scope, annotations=notes)
+    left = msgspec.structs.replace(empty, available={**empty.available, "cpu": free})
+    cpus = facts((1, 4, 2, 2), policies=BY_KUBELET, kubelet_static=bool(notes)).cpus
+    return NodeAllocator(NodeProperties("n", cpus, zones=ZoneReport(left, empty)))
+
+
+def guaranteed(cpu: int, qos: str | None = "LSE", uid: str = "a", **more: Any) -> ApiPod:
+    amounts = {"cpu": cpu, "memory": "1Gi", **more}
+    return guaranteed_class(pod(uid, amounts, qos, limits=amounts))
+
+
+def guaranteed_class(of: ApiPod) -> ApiPod:
+    return msgspec.structs.replace(of, kube_class="guaranteed")
+
+
+@pytest.mark.parametrize("qos", ["LSE", "LSR", "LS", None])
+def test_the_kubelets_restricted_admits_only_as_few_numa_nodes_as_an_empty_machine_needs(
+    qos: str | None,
+) -> None:
+    """Koordinator's rule takes any NUMA nodes that have enough."""
+    there = restricted(dict.fromkeys(range(4), 3000))
+    assert fits(there, guaranteed(3, qos))
+    found = there.offer(request_of(guaranteed(4, qos)))
+    assert isinstance(found, Refused)
+    assert found.text() == (
+        "pod requests 4 cpu: the kubelet's policy restricted prefers 1 NUMA node: at most 3 left "
+        "there"
+    )
+    assert not found.unresolvable
+    assert fits(there, guaranteed(6, qos))
+    found = there.offer(request_of(guaranteed(8, qos)))
+    assert isinstance(found, Refused)
+    assert "prefers 2 NUMA nodes: at most 6 left there" in found.text()
+    assert "prefers 2 NUMA nodes: not that much is left there" in found.words()
+    assert fits(restricted({0: 1000, 1: 1000, 2: 4000, 3: 4000}), guaranteed(8, qos))
+
+
+@pytest.mark.parametrize("qos", ["LSE", None])
+def test_resources_for_which_the_kubelet_prefers_different_numbers_are_declined_for_good(
+    qos: str | None,
+) -> None:
+    there = restricted(dict.fromkeys(range(4), 4000))
+    assert fits(there, guaranteed(8, qos, **{NIC: 2}))
+    found = there.offer(request_of(guaranteed(8, qos, **{NIC: 1})))
+    assert isinstance(found, Refused)
+    assert found.text() == (
+        f"pod requests 1 {NIC}: the kubelet's policy restricted prefers 1 NUMA node for it, and "
+        "more for the rest"
+    )
+    assert found.unresolvable
+
+
+def test_restricted_counts_memory_under_a_static_memory_manager_only() -> None:
+    for notes, passes in ((STATIC, True), (STATIC_MEMORY, False)):
+        there = restricted(dict.fromkeys(range(4), 4000), notes)
+        assert fits(there, guaranteed(2, memory="10Gi")) is passes
+        assert fits(there, guaranteed(8, memory="10Gi"))
+
+
+def test_restricted_counts_no_cpu_that_the_kubelet_does_not_assign() -> None:
+    """Under the CPU manager policy none, and for pods that are not Guaranteed."""
+    there = restricted(dict.fromkeys(range(4), 3000), {})
+    assert fits(there, guaranteed(4))
+    assert fits(there, guaranteed(4, None))
+    there = restricted(dict.fromkeys(range(4), 3000))
+    assert fits(there, pod("a", {"cpu": 4}, "LS"))
+    half = {"cpu": "3500m", "memory": "1Gi"}
+    assert fits(there, guaranteed_class(pod("a", half, limits=half)))
+    align = {CPU_MANAGER_POLICY: '{"policy": "static", "options": {"align-by-socket": "true"}}'}
+    assert fits(restricted(dict.fromkeys(range(4), 3000), align), guaranteed(4))
+
+
+def test_under_a_static_kubelet_new_owners_count_on_each_numa_node() -> None:
+    """The kubelet does not follow the allocation."""
+    there = restricted(dict.fromkeys(range(4), 4000))
+    early = there.offer(request_of(guaranteed(3, uid="b")))
+    assert isinstance(early, Granted)
+    put(there, guaranteed(2))
+    with pytest.raises(StaleOfferError, match="at most 2 left there"):
+        there.commit(early)
+    assert fits(there, guaranteed(2, uid="b"))
+    assert not fits(there, guaranteed(3, uid="b"))
+
+
+def test_the_cpus_of_victims_count_as_free_for_the_kubelets_restricted() -> None:
+    there = restricted(dict.fromkeys(range(4), 1000))
+    status = {"scheduling.koordinator.sh/resource-status": {"cpuset": "4-5"}}
+    there.record(holding_of(pod("victim", {"cpu": 2}, "LSR", status)))
+    assert not fits(there, guaranteed(3))
+    assert fits(there.without(["victim"]), guaranteed(3))
+    assert not fits(there.without(["victim"]), guaranteed(4))
+
+
+def test_a_report_with_unknown_pods_is_not_offered_under_the_kubelets_restricted() -> None:
+    there = restricted(dict.fromkeys(range(4), 4000))
+    there.update_report(there.properties.zones, None)
+    assert not fits(there, guaranteed(2))
+    assert fits(there, pod("a", {}, "LS"))
+    there = restricted(dict.fromkeys(range(4), 4000), {})
+    there.update_report(there.properties.zones, None)
+    assert fits(there, guaranteed(2)), "the kubelet gives no hints for it"

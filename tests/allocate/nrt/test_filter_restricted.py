@@ -1,0 +1,182 @@
+"""The filter of the kubelet's policy restricted against a simulation of the kubelet: its CPU
+manager, its merge of hints, and a device manager."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate import layout as layouts
+from agent.allocate.kubelet.static_policy import (
+    AllocationRefused,
+    ContainerCpu,
+    PodCpu,
+    StaticOptions,
+)
+from agent.allocate.nrt.filter import Misfit, filter
+from agent.allocate.nrt.node import ZonedNode, zoned_node
+from agent.allocate.nrt.pod import kube_class_of, zoned_pod
+from agent.allocate.numa.hint import Merged, TopologyHint, ids, subsets
+from agent.conformance import machines, static_cpu_manager
+from agent.conformance.merge_hints import kubelet_merge
+from agent.conformance.static_cpu_manager import StaticPolicy, StaticState
+from agent.model.apiobjects import ApiContainer, ApiPod
+from agent.model.cpu.policies import NumaPolicy
+from agent.model.nrt.node_annotations import CPU_MANAGER_POLICY
+from agent.model.nrt.resource_topology import Amounts, NodeTopology, Zone
+from tests.allocate.nrt.values import CPU, NIC, api_pod, container, sidecar
+
+STATIC = {CPU_MANAGER_POLICY: '{"policy": "static"}'}
+SHAPES = [(1, 2, 2, 2), (2, 1, 4, 2), (2, 2, 2, 2), (1, 4, 2, 1), (2, 2, 3, 2)]
+
+
+class Kubelet:
+    """Admits one pod under the policy restricted. `free`: the free NICs of each NUMA node."""
+
+    def __init__(
+        self, policy: StaticPolicy, state: StaticState, free: dict[int, int], total: dict[int, int]
+    ) -> None:
+        self._policy = policy
+        self._state = state
+        self._free = dict(free)
+        self._total = total
+        self._reusable: dict[int, int] = {}
+
+    def admits(self, pod: ApiPod, scope: str) -> bool:
+        cpus, total = _pod_cpu(pod), zoned_pod(pod).whole.requests
+        affinity = None
+        if scope == "pod":
+            hints = static_cpu_manager.pod_hints(self._policy, self._state, cpus)
+            affinity = self._merged(hints, total[NIC])
+            if not affinity.admit:
+                return False
+        for each in (*pod.init_containers, *pod.containers):
+            merged = affinity
+            if merged is None:
+                hints = static_cpu_manager.container_hints(
+                    self._policy, self._state, cpus, each.name
+                )
+                merged = self._merged(hints, each.requests.get(NIC, 0))
+            init = each in pod.init_containers and not each.sidecar
+            if not merged.admit or not self._allocate(cpus, each, merged.mask, init=init):
+                return False
+        return True
+
+    def _merged(self, cpus: tuple[TopologyHint, ...] | None, nics: int) -> Merged:
+        nodes = [node.id for node in self._policy.layout.nodes]
+        providers = [{"cpu": cpus}, {NIC: self._device_hints(nics)}]
+        return kubelet_merge(providers, nodes, NumaPolicy.RESTRICTED)
+
+    def _device_hints(self, asked: int) -> tuple[TopologyHint, ...] | None:
+        if not asked:
+            return None
+        hints, least = [], len(self._total)
+        for mask in subsets(self._total):
+            nodes = ids(mask)
+            if sum(self._total[node] for node in nodes) >= asked:
+                least = min(least, len(nodes))
+            if any(count and node not in nodes for node, count in self._reusable.items()):
+                continue
+            if sum(self._free[node] + self._reusable.get(node, 0) for node in nodes) >= asked:
+                hints.append(mask)
+        return tuple(TopologyHint(mask, mask.bit_count() == least) for mask in hints)
+
+    def _allocate(self, pod: PodCpu, one: ApiContainer, mask: int | None, *, init: bool) -> bool:
+        nodes = None if mask is None else ids(mask)
+        self._state, placed = static_cpu_manager.allocate(
+            self._policy, self._state, pod, one.name, nodes
+        )
+        missing = one.requests.get(NIC, 0)
+        taken: dict[int, int] = {}
+        for source in (self._reusable, self._free):
+            for node in nodes or self._total:
+                part = min(source.get(node, 0), missing)
+                source[node] = source.get(node, 0) - part
+                taken[node] = taken.get(node, 0) + part
+                missing -= part
+        if init:
+            for node, count in taken.items():
+                self._reusable[node] = self._reusable.get(node, 0) + count
+        return not missing and not isinstance(placed, AllocationRefused)
+
+
+def _pod_cpu(pod: ApiPod) -> PodCpu:
+    def of(each: ApiContainer) -> ContainerCpu:
+        return ContainerCpu(each.name, each.requests.get("cpu", 0), each.sidecar)
+
+    return PodCpu(
+        pod.uid,
+        kube_class_of(pod),
+        tuple(map(of, pod.containers)),
+        tuple(map(of, pod.init_containers)),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Kubelet, ZonedNode, ApiPod, str]:
+    shape = draw(st.sampled_from(SHAPES))
+    made = layouts.of(machines.cpus(shape, "adjacent"))
+    cpus = sorted(cpu for node in made.nodes for cpu in ids(node.cpus))
+    reserved = draw(st.sets(st.sampled_from(cpus), min_size=1, max_size=2))
+    held = draw(st.sets(st.sampled_from(cpus), max_size=len(cpus) // 2)) - reserved
+    reserved_mask, held_mask = (sum(1 << cpu for cpu in some) for some in (reserved, held))
+    options = StaticOptions()
+    policy = static_cpu_manager.make(made, options, NumaPolicy.RESTRICTED, reserved_mask)
+    state = StaticState(made.cpus & ~held_mask, {"other": {"c": held_mask}} if held else {})
+    total = {node.id: draw(st.integers(0, 2)) for node in made.nodes}
+    free = {node: draw(st.integers(0, count)) for node, count in total.items()}
+    left = {"cpu": CPU * policy.available(state).bit_count(), "nic": sum(free.values())}
+
+    one = {"cpu": CPU * made.nodes[0].cpus.bit_count(), "nic": max(total.values())}
+    scope = draw(st.sampled_from(["pod", "container"]))
+
+    def asked(*, last: bool = False) -> dict[str, int]:
+        """No more than kube-scheduler itself admits. Of several NUMA nodes, the amounts do not tell
+        which CPUs the kubelet takes: in the scope container only the last one needs several."""
+        most = (
+            left if last or scope == "pod" else {name: min(left[name], one[name]) for name in one}
+        )
+        cpu = draw(st.sampled_from([0, 500, *range(CPU, most["cpu"] + 1, CPU)]))
+        amounts = {"cpu": min(cpu, left["cpu"]), "nic": draw(st.integers(0, most["nic"]))}
+        for name, amount in amounts.items():
+            left[name] -= amount
+        return amounts
+
+    init = tuple(
+        draw(st.sampled_from([container, sidecar]))(f"i{place}", memory=1, **asked())
+        for place in range(draw(st.integers(0, 1)))
+    )
+    others = [
+        container(f"c{place}", memory=1, **asked()) for place in range(draw(st.integers(0, 2)))
+    ]
+    containers = [*others, container("last", memory=1, **asked(last=True))]
+    zones = tuple(
+        Zone(
+            node.id,
+            {
+                "cpu": Amounts(
+                    CPU * node.cpus.bit_count(),
+                    CPU * node.cpus.bit_count(),
+                    CPU * (node.cpus & ~reserved_mask & ~held_mask).bit_count(),
+                ),
+                **(
+                    {NIC: Amounts(total[node.id], total[node.id], free[node.id])}
+                    if any(total.values())
+                    else {}
+                ),
+            },
+        )
+        for node in made.nodes
+    )
+    topology = NodeTopology("n", zones, "restricted", scope, annotations=STATIC)
+    kubelet = Kubelet(policy, state, free, total)
+    return kubelet, zoned_node(topology, (NIC,)), api_pod(*containers, init=init), scope
+
+
+@given(cases())
+def test_a_pod_passes_if_the_kubelet_admits_it(
+    case: tuple[Kubelet, ZonedNode, ApiPod, str],
+) -> None:
+    kubelet, node, pod, scope = case
+    found = filter(node, zoned_pod(pod))
+    assert kubelet.admits(pod, scope) is not isinstance(found, Misfit), found
