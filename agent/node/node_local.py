@@ -16,10 +16,12 @@ from typing import Final
 import msgspec
 
 from agent.allocate import layout as layouts
+from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.kubelet.static_policy import PolicyStartError, StaticOptions, check_options
 from agent.allocate.layout import Layout
 from agent.allocate.node_local.claim import Demand, LocalPolicy, LocalRequest, LocalRules
 from agent.allocate.pools import Decision
+from agent.allocate.reserved_cpus import cpus_for
 from agent.allocate.shares import may_own, whole_cpus
 from agent.discover.cpus import TopologyView
 from agent.discover.sysfs import DiscoveryError
@@ -171,17 +173,31 @@ def configured(settings: AgentSettings, machine: TopologyView) -> NodeLocalCpus:
     except DiscoveryError as error:
         raise SettingsError(f"cpu-policy: {error}") from None
     options = _options(settings.cpu_policy_options)
+    layout = layouts.of_topology(topology)
     try:
-        check_options(options, layouts.of_topology(topology), NumaPolicy.NONE)
+        check_options(options, layout, NumaPolicy.NONE)
     except PolicyStartError as error:
         raise SettingsError(f"cpu-policy-options: {error}") from None
+    reserved = _reserved(settings, topology, layout)
+    return NodeLocalCpus(settings.cpu_policy, options, reserved)
+
+
+def _reserved(settings: AgentSettings, topology: Topology, layout: Layout) -> CpuSet:
+    """Raises SettingsError."""
+    if settings.reserved_cpu_milli:
+        if settings.reserved_cpus:
+            raise SettingsError("reserved-cpu-milli: reserved-cpus is set too: remove one of them")
+        try:
+            return cpus_for(layout, settings.reserved_cpu_milli)
+        except NotEnoughCpusError as error:
+            raise SettingsError(f"reserved-cpu-milli: {error}") from None
     try:
         reserved = CpuSet.parse(settings.reserved_cpus)
     except CpuSetError as error:
         raise SettingsError(f"reserved-cpus: {error}") from None
     if missing := reserved - topology.online - topology.offline:
         raise SettingsError(f"reserved-cpus: CPUs {missing} do not exist")
-    return NodeLocalCpus(settings.cpu_policy, options, reserved)
+    return reserved
 
 
 def check_kubelet(settings: AgentSettings) -> None:

@@ -232,6 +232,18 @@ def test_reserved_cpus_and_options_of_the_kubelet(tmp_path: Path) -> None:
     assert pool(world) == CpuSet.parse("0-7") - chosen
 
 
+def test_a_reserved_amount_takes_whole_cores_from_the_lowest(tmp_path: Path) -> None:
+    world = World(tmp_path, cores=4, threads=2)
+    siblings = Path(world.root, "sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    first_core = CpuSet.parse(siblings.read_text())
+    guaranteed(world, "g")
+    settings = AgentSettings(cpu_policy="static", reserved_cpu_milli=1500)
+    agent = world.agent(node_local.configured(settings, TopologyView(world.root)))
+    # A container can own all other CPUs: the reserved ones stay shared.
+    assert CpuSet.parse(announce(world, agent, "g", 6)) == CpuSet.parse("0-7") - first_core
+    assert pool(world) == first_core
+
+
 def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptureFixture) -> None:
     sandbox = guaranteed(world, "g")
     world.container(world.sandbox("ls", "LS"))
@@ -443,6 +455,22 @@ def test_invalid_settings_name_the_option(
     settings = AgentSettings(
         cpu_policy="static", cpu_policy_options=options, reserved_cpus=reserved
     )
+    with pytest.raises(SettingsError) as raised:
+        node_local.configured(settings, TopologyView(world.root))
+    assert str(raised.value).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("reserved", "milli", "reason"),
+    [
+        ("0", 500, "reserved-cpu-milli: reserved-cpus is set too"),
+        ("", 4001, "reserved-cpu-milli: 5 CPUs were requested and 4 are free"),
+    ],
+)
+def test_invalid_reservations_name_the_option(
+    world: World, reserved: str, milli: int, reason: str
+) -> None:
+    settings = AgentSettings(cpu_policy="static", reserved_cpus=reserved, reserved_cpu_milli=milli)
     with pytest.raises(SettingsError) as raised:
         node_local.configured(settings, TopologyView(world.root))
     assert str(raised.value).startswith(reason)

@@ -167,6 +167,16 @@ class AgentSettings(DoctorSettings, frozen=True):
         str,
         msgspec.Meta(description="for cpu-policy: CPUs that no container owns, as a Linux list"),
     ] = ""
+    reserved_cpu_milli: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=1_000_000_000,
+            description="for cpu-policy, instead of reserved-cpus: an amount of CPU that no "
+            "container owns, as kube-reserved and system-reserved together, in millicores; the "
+            "whole CPUs for it are taken core by core from the lowest core",
+        ),
+    ] = 0
     owners_on_reserved: Annotated[
         bool,
         msgspec.Meta(description="LSE and LSR pods may own CPUs that the kubelet reserves"),
