@@ -31,7 +31,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from agent.allocate.cpu_claims import ClaimRefusal, admit_claims
-from agent.allocate.node_local.claim import Demand, LocalOutcome, Move, Share
+from agent.allocate.node_local.claim import Alignment, Demand, LocalOutcome, Move, Share
 from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given
 from agent.allocate.shares import claims, numa_nodes, pool_class, shared_cpus, sidecars
 from agent.model.bounds import reason as shortened
@@ -56,8 +56,8 @@ from agent.model.snapshot import (
 class Decision(msgspec.Struct, frozen=True):
     """The result of one pass; `owners` and `refusals` are sorted by pod uid. `system`: the CPUs of
     SYSTEM pods, empty if they run on the LS pool. `local_owners`: the decisions of a node-local
-    policy. `moves`: the changes of CPUs that it made. `again`: another pass may improve the result
-    once this one is in force."""
+    policy. `moves`: the changes of CPUs that it made; `alignments`: its new owners with devices or
+    huge pages. `again`: another pass may improve the result once this one is in force."""
 
     owners: tuple[Owner, ...]
     ls_pools: tuple[Pool, ...]
@@ -68,6 +68,7 @@ class Decision(msgspec.Struct, frozen=True):
     local_owners: tuple[LocalOwner, ...] = ()
     moves: tuple[Move, ...] = ()
     again: bool = False
+    alignments: tuple[Alignment, ...] = ()
 
 
 def decide(
@@ -168,6 +169,7 @@ def decide(
         outcome.owners,
         outcome.moves,
         outcome.again,
+        outcome.alignments,
     )
 
 

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from agent.allocate.device_holders.grants import Carriers
 from agent.allocate.shares import unequal_resources
 from agent.hooks import cri
+from agent.hooks.requests import hugepages
 from agent.model import bounds
 from agent.model.devices import visibility
 from agent.model.pod.pods import ContainerState, pod_metadata, pod_uid
@@ -67,8 +68,8 @@ class Placement(msgspec.Struct, frozen=True):
 
     `cgroups_path` is the OCI spec's (`/parent/ID` or `slice:prefix:ID`), `cpuset` the one in the
     spec that the container starts with. `carriers`: what it shows of its devices, None where that
-    was not asked for. `unequal`: of a sandbox, where the pod's CPU limit differs from its
-    request."""
+    was not asked for. `hugepages`: by page size, the limits in bytes. `unequal`: of a sandbox,
+    where the pod's CPU limit differs from its request."""
 
     pid: int = 0
     cgroup_parent: str = ""
@@ -79,6 +80,7 @@ class Placement(msgspec.Struct, frozen=True):
     shares: int = 0
     memory_limit_bytes: int = 0
     carriers: Carriers | None = None
+    hugepages: dict[int, int] = {}
     unequal: str = ""
 
 
@@ -201,11 +203,21 @@ class _Memory(msgspec.Struct):
     limit: int | None = None
 
 
-class _Resources(msgspec.Struct):
-    """`cpu` and `memory` are the OCI spec's, the others the request's."""
+class _HugepageLimit(msgspec.Struct, rename={"size_in_spec": "pageSize"}):
+    """`size_in_spec` in the OCI spec, `page_size` in the request."""
+
+    size_in_spec: str = ""
+    page_size: str = ""
+    limit: int = 0
+
+
+class _Resources(msgspec.Struct, rename={"hugepages_in_spec": "hugepageLimits"}):
+    """`cpu`, `memory` and `hugepages_in_spec` are the OCI spec's, the others the request's."""
 
     cpu: _Cpu | None = None
     memory: _Memory | None = None
+    hugepages_in_spec: list[_HugepageLimit] | None = None
+    hugepage_limits: list[_HugepageLimit] | None = None
     cpu_shares: int = 0
     cpu_quota: int = 0
     cpu_period: int = 0
@@ -253,6 +265,11 @@ def _placement(info: dict[str, str]) -> Placement:
         cpu.quota or 0,
         cpu.shares or 0,
         memory.limit or 0,
+        # Without the hugetlb controller the spec has no limits.
+        hugepages=hugepages(
+            (each.size_in_spec or each.page_size, each.limit)
+            for each in resources.hugepages_in_spec or asked.hugepage_limits or ()
+        ),
         unequal=unequal_resources(asked.cpu_shares, asked.cpu_quota, asked.cpu_period),
     )
 

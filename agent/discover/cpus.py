@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 
 from agent.discover import sockets
 from agent.discover.sysfs import (
@@ -203,6 +204,18 @@ def _memory_bytes(tree: Tree, path: str, meminfo: bytes) -> int:
     if meminfo.strip(b"\0 \n"):
         raise unclear(tree, path, meminfo.decode("utf-8", "replace"), "has no MemTotal in kB")
     return 0
+
+
+def huge_pages(root: str, nodes: Iterable[int]) -> dict[int, tuple[HugePages, ...]]:
+    """The pools of these NUMA nodes now; none where they can't be read."""
+    tree = Tree(root)
+    found = {}
+    for node in nodes:
+        try:
+            found[node] = _pools_of_folder(tree, f"{NODE}/node{node}/hugepages")
+        except (DiscoveryError, OSError):
+            continue
+    return found
 
 
 def _pools(tree: Tree, folder: str, meminfo: bytes, machine: bytes) -> tuple[HugePages, ...]:

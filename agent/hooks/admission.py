@@ -108,8 +108,9 @@ class Admission:
             notification: Notification = request.pod
             if waits and snapshot is not None and cpuset.local_request(request, snapshot):
                 creation.announced = True
-                shares = request.asked.shares
-                notification = ContainerAnnounced(request.pod, request.container_name, shares)
+                notification = ContainerAnnounced(
+                    request.pod, request.container_name, request.asked.shares, request.hugepages
+                )
             creation.waiting.notify(self._notifier.notify, notification)
             return Wait()
         if isinstance(answer, Wait):

@@ -23,6 +23,7 @@ from agent.hooks.requests import (
     CreateContainer,
     UpdateContainer,
     announced_pod,
+    hugepages,
     scaled_quota,
 )
 from agent.model.devices import visibility
@@ -173,6 +174,9 @@ _CONTAINER_PATH, _HOST_PATH, _READ_ONLY = 1, 2, 3
 _UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
 _CPU_PERIOD, CPU_QUOTA, _CPU_SHARES, _MEMORY_LIMIT, CPUSET, _MEMS = 1, 2, 3, 4, 6, 7
+_HUGEPAGE_LIMITS = 8
+# HugepageLimit
+_PAGE_SIZE, _LIMIT = 1, 2
 
 
 def run_pod_sandbox(message: bytes) -> PodAnnounced:
@@ -188,6 +192,11 @@ def create_container(message: bytes) -> CreateContainer:
         _pod(merged(message, _SANDBOX_CONFIG)),
         text(merged(config, 1), 1),
         _requested(resources),
+        hugepages(
+            (text(payload, _PAGE_SIZE), number(payload, _LIMIT))
+            for field, kind, payload in fields(resources)
+            if (field, kind) == (_HUGEPAGE_LIMITS, BYTES)
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -243,6 +244,16 @@ def grants_of(
         )
         found += _answered(entry, problems)
     return tuple(found), tuple(problems)
+
+
+def nodes_of(checkpoint: DeviceCheckpoint) -> dict[tuple[str, str], Counter[int]]:
+    """By pod uid and container, and by NUMA node: how many of its devices are near to it. A device
+    that is near to several NUMA nodes is listed for each of them."""
+    found: dict[tuple[str, str], Counter[int]] = {}
+    for entry in checkpoint.entries:
+        near = found.setdefault((entry.uid, entry.container), Counter())
+        near.update({node: len(ids) for node, ids in entry.devices.items() if node != NO_NODE})
+    return found
 
 
 def _answered(entry: DeviceEntry, problems: list[str]) -> tuple[ReportedDevices, ...]:

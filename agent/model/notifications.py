@@ -42,11 +42,12 @@ class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 class ContainerAnnounced(msgspec.Struct, frozen=True, tag="container"):
     """A container that qualifies for its own CPUs by a node-local policy is about to be created;
-    its CPU request follows from `shares`."""
+    its CPU request follows from `shares`. `hugepages`: by page size, the requested bytes."""
 
     pod: PodAnnounced
     name: str
     shares: int
+    hugepages: dict[int, int] = {}
 
 
 class ContainerFailed(msgspec.Struct, frozen=True, tag="container-failed"):

@@ -31,6 +31,12 @@ def cpu(cpu_milli: int) -> str:
     return f"{cpu_milli}m" if cpu_milli % 1000 else str(cpu_milli // 1000)
 
 
+def page_bytes(size: str) -> int:
+    """The size of huge pages as the kubelet writes it to a runtime: `2MB` are 2 MiB. Raises
+    QuantityError."""
+    return whole(f"{size.removesuffix('B')}i")
+
+
 _TEXT: Final = re.compile(
     r"([+-]?)(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d{1,2}))?",
     re.ASCII,

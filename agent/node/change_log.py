@@ -47,8 +47,8 @@ class ChangeRecorder:
         owners: tuple[Owner, ...],
         holds: Mapping[str, CpuSet],
     ) -> None:
-        """Logs refused claims, owners of offline CPUs, moved CPUs, and containers on the CPUs of
-        owners that run. `owners`: those to check."""
+        """Logs refused claims, owners of offline CPUs, moved CPUs, new owners with devices or huge
+        pages, and containers on the CPUs of owners that run. `owners`: those to check."""
         refused = frozenset(decision.refusals)
         for each in sorted(refused - self._refused, key=lambda each: each.uid):
             self._metrics.refusals.inc()
@@ -61,6 +61,8 @@ class ChangeRecorder:
         for move in decision.moves:
             change = f"CPUs {move.source} -> {move.target}: {move.reason.value}"
             log.info("%s %s: %s", titles[move.uid], move.name, change)
+        for owner in decision.alignments:
+            log.info("%s %s: %s", titles[owner.uid], owner.name, owner.text)
 
         vanished = {each.title: each.offline for each in decision.owners if each.offline}
         for title in sorted(vanished.keys()):

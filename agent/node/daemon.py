@@ -41,6 +41,7 @@ from agent.node.enforcement import Enforcement
 from agent.node.kubelet_configuration import KubeletConfigurationView
 from agent.node.kubelet_view import (
     CpuManagerStateView,
+    DeviceCheckpointView,
     KubeletView,
     PodResourcesStateView,
     PodResourcesView,
@@ -178,7 +179,8 @@ class _Agent:
             settings.pod_resources_socket, wake, sources=self.sources
         )
         closing.callback(self.pod_resources.close)
-        self.devices = device_view(settings, wake, cache.known.files, self.sources)
+        checkpoint = DeviceCheckpointView(settings.kubelet_dir, self.sources)
+        self.devices = device_view(settings, wake, checkpoint, cache.known.files, self.sources)
         if self.devices is not None:
             closing.callback(self.devices.close)
         self.corrected = _corrected(settings, serve) if serve else None
@@ -196,6 +198,7 @@ class _Agent:
                 self.kubelet_configuration,
                 CpuManagerStateView(settings.kubelet_dir, self.sources),
                 PodResourcesStateView(self.pod_resources, self.sources),
+                checkpoint,
             ),
             self._enforcement(settings, hierarchy, cri, closing),
             Publisher(str(state / "snapshot.json"), boot_id(), self.sources),

@@ -331,6 +331,7 @@ class DeviceView:
 def device_view(
     settings: AgentSettings,
     wake: Callable[[], None],
+    checkpoint: DeviceCheckpointView,
     files: DeviceFiles = NO_FILES,
     sources: Sources | None = None,
 ) -> DeviceView | None:
@@ -348,7 +349,6 @@ def device_view(
 
         return GpuWatcher(wake, settings.gpu_driver_root)
 
-    checkpoint = DeviceCheckpointView(settings.kubelet_dir, sources)
     return DeviceView(
         settings.root,
         watch,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
@@ -29,7 +30,7 @@ from agent.kubelet.statefile import StateFileError
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Topology
 from agent.model.devices.device_object import Portion
-from agent.model.devices.holding import ReportedDevices
+from agent.model.devices.holding import DeviceNodes, ReportedDevices
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.nrt.pod_holdings import by_uid, device_portions, holdings, reserved, with_running
 from agent.model.nrt.report import Allocated
@@ -67,10 +68,12 @@ class KubeletView:
         configuration: KubeletConfigurationView,
         cpu_manager: CpuManagerStateView,
         pod_resources: PodResourcesStateView,
+        devices: DeviceCheckpointView,
     ) -> None:
         self._configuration = configuration
         self._cpu_manager = cpu_manager
         self._pod_resources = pod_resources
+        self._devices = devices
         self._claims = ResourceClaimView()
 
     def state(
@@ -84,6 +87,13 @@ class KubeletView:
         none = KubeletCpus() if self._configuration.has_no_static_policy else None
         cpus = self._cpu_manager.cpus(resources.cpus or none)
         return KubeletState(resources, self._claims.with_claims(cpus, grants), grants)
+
+    def device_nodes(self, state: KubeletState) -> DeviceNodes | None:
+        """The NUMA nodes of the devices that plugins gave, by the checkpoint, which the kubelet
+        writes before it creates a container, else by PodResources; None while the checkpoint can't
+        be read."""
+        written = self._devices.nodes()
+        return None if written is None else {**state.resources.device_nodes, **written}
 
     def configure(
         self, node: NodeConfiguration, topology: Topology, state: KubeletState
@@ -185,7 +195,8 @@ class PodResourcesState(msgspec.Struct, frozen=True):
     """`held` by pod uid; `portions` of devices that plugins gave to the kubelet;
     `reserved_memory_bytes` by NUMA node; `grants`: devices by plugin or driver; `reserved_cpus`:
     those that no pod gets exclusively; `cpus`: the part of the CPU manager's state that
-    PodResources has, None when the kubelet does not serve its allocatable CPUs."""
+    PodResources has, None when the kubelet does not serve its allocatable CPUs. `device_nodes`: of
+    the devices that plugins gave."""
 
     held: Mapping[str, Allocated] = {}
     portions: tuple[Portion, ...] = ()
@@ -193,6 +204,7 @@ class PodResourcesState(msgspec.Struct, frozen=True):
     grants: tuple[ReportedDevices, ...] = ()
     reserved_cpus: CpuSet = EMPTY
     cpus: KubeletCpus | None = None
+    device_nodes: DeviceNodes = {}
 
 
 class PodResourcesSource(Protocol):
@@ -228,8 +240,16 @@ class PodResourcesStateView:
         }
         uids = _only_one(names)
         given = of_pod_resources(answer.pods, uids)
+        near = {
+            (uids[pod.key], each.name): Counter(
+                node for device in each.devices for node in device.nodes
+            )
+            for pod in answer.pods
+            if pod.key in uids
+            for each in pod.containers
+        }
         if answer.allocatable is None:
-            return PodResourcesState(held, grants=given)
+            return PodResourcesState(held, grants=given, device_nodes=near)
         kept_back = reserved(topology, answer.allocatable)
         return PodResourcesState(
             held,
@@ -242,6 +262,7 @@ class PodResourcesStateView:
                 {uid: each.cpus for uid, each in held.items() if each.cpus},
                 _containers(answer.pods, uids, answer.allocatable.cpus),
             ),
+            near,
         )
 
 
@@ -319,21 +340,31 @@ class DeviceCheckpointView:
         self._boot_id = boot_id()
         self._stamp = stamp("")
         self._grants: tuple[ReportedDevices, ...] = ()
+        self._nodes: DeviceNodes | None = None
         self._sources = sources or Sources()
 
     def grants(self) -> tuple[ReportedDevices, ...]:
         """Empty without a checkpoint. Logs what can't be read once."""
+        self._refresh()
+        return self._grants
+
+    def nodes(self) -> DeviceNodes | None:
+        """Empty without a checkpoint; None before it could be read."""
+        self._refresh()
+        return self._nodes
+
+    def _refresh(self) -> None:
         now = stamp(self._path)
-        if now != self._stamp:
+        if now != self._stamp or self._nodes is None:
             try:
                 read = device_checkpoint.read(self._path)
             except StateFileError as error:
                 self._report(str(error))
-                return self._grants
+                return
             self._stamp = now
+            self._nodes = device_checkpoint.nodes_of(read)
             self._grants, problems = device_checkpoint.grants_of(read, self._boot_id)
             self._report(*(f"{self._path}: {each}" for each in problems))
-        return self._grants
 
     def _report(self, *problems: str) -> None:
         self._sources.report(SourceName.DEVICE_CHECKPOINT, problems)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -23,7 +24,7 @@ from agent.allocate.node_local.claim import Demand, LocalPolicy, LocalRequest, L
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import cpus_for
 from agent.allocate.shares import may_own, whole_cpus
-from agent.discover.cpus import TopologyView
+from agent.discover.cpus import TopologyView, huge_pages
 from agent.discover.sysfs import DiscoveryError
 from agent.host import files
 from agent.kubelet import cpu_manager_state
@@ -32,6 +33,7 @@ from agent.model import notice
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.policies import NumaPolicy
 from agent.model.cpu.topology import Topology
+from agent.model.devices.holding import DeviceNodes
 from agent.model.notice import Notice
 from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
@@ -55,10 +57,13 @@ class NodeLocalCpus:
         policy: CpuPolicy = "none",
         options: StaticOptions = _NO_OPTIONS,
         reserved: CpuSet = EMPTY,
+        root: str = "/",
     ) -> None:
+        """`root`: where the host's /sys is."""
         self._policy = LocalPolicy(policy)
         self._options = options
         self._reserved = reserved
+        self._root = root
         self._layout: tuple[Topology, Layout] | None = None
         self._yielding = False
 
@@ -80,13 +85,17 @@ class NodeLocalCpus:
         holds: Mapping[str, CpuSet],
         last: Mapping[tuple[str, str], LocalOwner],
         by_claim: Mapping[str, Collection[str]] = MappingProxyType({}),
+        device_nodes: DeviceNodes | None = MappingProxyType({}),
     ) -> Demand:
         """`holds`: by container id, the CPUs of its cgroup; `last`: by pod uid and container name,
         the last decision; `by_claim`: by pod uid, the containers with CPUs of a resource claim
-        (DRA); they get no other CPUs."""
+        (DRA); they get no other CPUs. While `device_nodes` are not known, None, no container moves
+        to better CPUs."""
         if self._layout is None or self._layout[0] != topology:
             self._layout = topology, layouts.of_topology(topology)
         rules = LocalRules(self._policy, self._layout[1], self._options, self._reserved)
+        if device_nodes is None:
+            rules = msgspec.structs.replace(rules, max_moves=0)
         claimed: set[str] = set()
         sharing: set[tuple[str, str]] = set()
         claims: dict[tuple[str, str], LocalRequest] = {}
@@ -110,7 +119,22 @@ class NodeLocalCpus:
             for each in pod.containers
             if each.id in holds and each.id not in claimed
         )
-        return Demand(rules, tuple(claims.values()), union(others), frozenset(sharing))
+        located = tuple(_located(claims.values(), device_nodes or {}))
+        coming_pages = any(each.hugepages and not each.owned for each in located)
+        nodes = [each.id for each in topology.numa_nodes] if coming_pages else []
+        hugepages = huge_pages(self._root, nodes)
+        return Demand(rules, located, union(others), frozenset(sharing), hugepages)
+
+
+def _located(claims: Collection[LocalRequest], device_nodes: DeviceNodes) -> Iterator[LocalRequest]:
+    """With the NUMA nodes of the devices of each container; of one without devices, those of all
+    devices of its pod: its CPUs may be the next container's."""
+    of_pods: dict[str, Counter[int]] = {}
+    for (uid, _), of_container in device_nodes.items():
+        of_pods.setdefault(uid, Counter()).update(of_container)
+    for each in claims:
+        near = device_nodes.get(each.key) or of_pods.get(each.uid)
+        yield msgspec.structs.replace(each, devices=near) if near else each
 
 
 def _claims(
@@ -123,27 +147,44 @@ def _claims(
     containers of one name the newest has the claim; an announced one is newer than an ended one."""
 
     def claim(
-        name: str, created_at: int, shares: int, held: CpuSet | None, ended: bool
+        name: str,
+        created_at: int,
+        shares: int,
+        held: CpuSet | None,
+        hugepages: Mapping[int, int] = MappingProxyType({}),
+        *,
+        ended: bool = False,
     ) -> LocalRequest:
         before = last.get((pod.uid, name))
         owned = CpuSet.parse(before.cpuset) if before else None
         original = CpuSet.parse(before.original) if before else EMPTY
         # A container whose request is unknown keeps its CPUs.
         cpus = whole_cpus(shares) if shares else len(owned or EMPTY)
-        return LocalRequest(pod.uid, name, created_at, cpus, held, owned, original, ended)
+        return LocalRequest(
+            pod.uid,
+            name,
+            created_at,
+            cpus,
+            held,
+            owned,
+            original,
+            ended,
+            hugepages=hugepages,
+        )
 
     seen: set[str] = set()
     for each in sorted(pod.containers, key=lambda one: (one.created_at, one.id), reverse=True):
         if each.name in seen:
             continue
         seen.add(each.name)
-        found = claim(each.name, each.created_at, each.shares, holds.get(each.id), False)
+        held = holds.get(each.id)
+        found = claim(each.name, each.created_at, each.shares, held, each.hugepages)
         if found.cpus:
             yield found, each.id
     for coming in announced:
         if coming.name not in seen:
             seen.add(coming.name)
-            yield claim(coming.name, coming.created_at, coming.shares, None, False), ""
+            yield claim(coming.name, coming.created_at, coming.shares, None, coming.hugepages), ""
     for past in pod.ended:
         if past.name in seen:
             continue
@@ -151,7 +192,7 @@ def _claims(
             had: CpuSet | None = CpuSet.parse(past.cpuset) or None
         except CpuSetError:
             had = None
-        found = claim(past.name, past.created_at, past.shares, had, True)
+        found = claim(past.name, past.created_at, past.shares, had, ended=True)
         if found.cpus:
             yield found, ""
 
@@ -179,7 +220,7 @@ def configured(settings: AgentSettings, machine: TopologyView) -> NodeLocalCpus:
     except PolicyStartError as error:
         raise SettingsError(f"cpu-policy-options: {error}") from None
     reserved = _reserved(settings, topology, layout)
-    return NodeLocalCpus(settings.cpu_policy, options, reserved)
+    return NodeLocalCpus(settings.cpu_policy, options, reserved, settings.root)
 
 
 def _reserved(settings: AgentSettings, topology: Topology, layout: Layout) -> CpuSet:

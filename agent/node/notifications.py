@@ -148,12 +148,14 @@ class Announced:
 
 
 class AnnouncedContainer(msgspec.Struct, frozen=True):
-    """`created_at` (of its first notification) in nanoseconds since 1970."""
+    """`created_at` (of its first notification) in nanoseconds since 1970; `hugepages`: by page
+    size, the requested bytes."""
 
     uid: str
     name: str
     shares: int
     created_at: int
+    hugepages: dict[int, int] = {}
 
 
 class AnnouncedContainers:
@@ -170,7 +172,9 @@ class AnnouncedContainers:
         key = notification.pod.uid, notification.name
         known = self._containers.get(key)
         created_at = known[0].created_at if known else wall_nanoseconds
-        container = AnnouncedContainer(*key, notification.shares, created_at)
+        container = AnnouncedContainer(
+            *key, notification.shares, created_at, notification.hugepages
+        )
         self._containers[key] = container, now_seconds + PATIENCE_SECONDS
         if len(self._containers) > MOST:
             del self._containers[next(iter(self._containers))]

@@ -195,7 +195,13 @@ class Reconciler:
         local = None
         if node.cpu_policy != "none":
             local = self._node_local.demand(
-                seen.topology, node.pods, announced, node.holds, last, cpus.claimed
+                seen.topology,
+                node.pods,
+                announced,
+                node.holds,
+                last,
+                cpus.claimed,
+                self._kubelet.device_nodes(node.kubelet),
             )
         decision = pools.decide(
             seen.topology,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -89,6 +89,7 @@ class RuntimeView:
         self._requests = requests
         self._grants: dict[str, tuple[ReportedDevices, ...]] | None = {} if grants else None
         self._shares: dict[str, int] = {}
+        self._hugepages: dict[str, Mapping[int, int]] = {}
         self._stale: set[str] = set()
         self._ended: dict[str, Placement] = {}
         self._sandboxes: dict[str, Placement] = {}
@@ -152,15 +153,21 @@ class RuntimeView:
             starts_with[each.id] = placement
             if each.id not in self._unanswered:
                 self._shares[each.id] = placement.shares
+                self._hugepages[each.id] = placement.hugepages
                 self._stale.discard(each.id)
             if each.state is ContainerState.RUNNING and group is None:
                 parent = self._placement(each.sandbox_id).cgroup_parent
                 group = self._locator.group_of(each.id, placement, parent)
                 if group is not None:
                     self._groups[each.id] = group
-        shares = self._shares.get(each.id, 0)
         return Container(
-            each.id, each.name, each.state, group, created_at=each.created_at, shares=shares
+            each.id,
+            each.name,
+            each.state,
+            group,
+            created_at=each.created_at,
+            shares=self._shares.get(each.id, 0),
+            hugepages=self._hugepages.get(each.id, {}),
         )
 
     def _reinspect_oldest(self) -> None:
@@ -272,6 +279,7 @@ class RuntimeView:
         _keep(self._sandboxes, sandboxes)
         _keep(self._groups, containers)
         _keep(self._shares, containers)
+        _keep(self._hugepages, containers)
         _keep(self._ended, containers)
         _keep(self._grants or {}, containers)
         self._stale &= containers

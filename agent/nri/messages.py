@@ -21,6 +21,7 @@ from agent.hooks.requests import (
     Changes,
     DeviceFields,
     announced_pod,
+    hugepages,
     scaled_quota,
 )
 from agent.model.devices import visibility
@@ -100,6 +101,12 @@ def asked(resources: pb.LinuxResources) -> RequestedResources:
         scaled_quota(cpu.quota.value, cpu.period.value),
         resources.memory.limit.value,
     )
+
+
+def requested_hugepages(container: pb.Container) -> dict[int, int]:
+    """By page size, the limits in bytes."""
+    limits = container.linux.resources.hugepage_limits
+    return hugepages((each.page_size, each.limit) for each in limits)
 
 
 def carried(container: pb.Container) -> Carried:

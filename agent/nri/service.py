@@ -251,7 +251,8 @@ class PluginService:
         container = messages.seen(event.container, event.pod)
         if method == "CreateContainer":
             pod, name = messages.pod(event.pod), event.container.name
-            request = CreateContainer(pod, name, container.asked)
+            hugepages = messages.requested_hugepages(event.container)
+            request = CreateContainer(pod, name, container.asked, hugepages)
             mounted = frozenset(each.destination for each in event.container.mounts)
             carried = partial(messages.carried, event.container)
             call = PluginCall(container, request, self._budget_seconds, mounted, carried)

@@ -240,15 +240,25 @@ class LinuxContainer(_message.Message):
     resources: LinuxResources
     def __init__(self, devices: _Optional[_Iterable[_Union[LinuxDevice, _Mapping]]] = ..., resources: _Optional[_Union[LinuxResources, _Mapping]] = ...) -> None: ...
 
+class HugepageLimit(_message.Message):
+    __slots__ = ("page_size", "limit")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    page_size: str
+    limit: int
+    def __init__(self, page_size: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
 class LinuxResources(_message.Message):
-    __slots__ = ("memory", "cpu", "devices")
+    __slots__ = ("memory", "cpu", "hugepage_limits", "devices")
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     CPU_FIELD_NUMBER: _ClassVar[int]
+    HUGEPAGE_LIMITS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     memory: LinuxMemory
     cpu: LinuxCPU
+    hugepage_limits: _containers.RepeatedCompositeFieldContainer[HugepageLimit]
     devices: _containers.RepeatedCompositeFieldContainer[LinuxDeviceCgroup]
-    def __init__(self, memory: _Optional[_Union[LinuxMemory, _Mapping]] = ..., cpu: _Optional[_Union[LinuxCPU, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[LinuxDeviceCgroup, _Mapping]]] = ...) -> None: ...
+    def __init__(self, memory: _Optional[_Union[LinuxMemory, _Mapping]] = ..., cpu: _Optional[_Union[LinuxCPU, _Mapping]] = ..., hugepage_limits: _Optional[_Iterable[_Union[HugepageLimit, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[LinuxDeviceCgroup, _Mapping]]] = ...) -> None: ...
 
 class LinuxDevice(_message.Message):
     __slots__ = ("path", "type", "major", "minor")

@@ -117,3 +117,17 @@ def test_a_sandbox_of_containerd_shows_the_sums_of_its_pod(resources: object, un
     placement = found.sandbox_placement("s")
     assert (placement.cgroup_parent, placement.shares) == ("/kubepods/podp", 2)
     assert placement.unequal == unequal
+
+
+@pytest.mark.parametrize(
+    ("requested", "spec"),
+    [
+        (None, [{"pageSize": "2MB", "limit": 4 << 20}, {"pageSize": "1GB", "limit": 0}]),
+        ([{"page_size": "2MB", "limit": 4 << 20}], None),
+    ],
+)
+def test_huge_pages_of_a_container(requested: object, spec: object) -> None:
+    config = {"linux": {"resources": {"hugepage_limits": requested}}}
+    runtime_spec = {"linux": {"resources": {"hugepageLimits": spec}}}
+    found = Answering({"config": config, "runtimeSpec": runtime_spec})
+    assert found.sandbox_placement("s").hugepages == {2 << 20: 4 << 20}

@@ -238,3 +238,14 @@ def test_a_filter_removes_only_the_filtered_entries(
         del expected.config.mounts[0]
     assert pb.CreateContainerRequest.FromString(left) == expected
     assert drops or left == raw
+
+
+def test_huge_pages_of_a_request() -> None:
+    # HugepageLimit is not in our part of the CRI.
+    limits = [(1, "2MB", 4 << 20), (2, "1GB", 0), (3, "64K", 1), (4, "4 pages", 1), (5, "GB", 1)]
+    raw = b"".join(
+        cri.patch((*cri.CREATE_RESOURCES, 8), cri.patch((1,), size) + cri.patch((2,), limit))
+        for _, size, limit in limits
+    )
+    assert cri.create_container(raw).hugepages == {2 << 20: 4 << 20, 64 << 10: 1}
+    assert cri.create_container(b"").hugepages == {}

@@ -516,11 +516,12 @@ def test_nothing_is_published_before_pci_was_listed(
 @pytest.mark.parametrize("wrong", ["79=explode", "x=reset"])
 def test_a_wrong_action_is_named(wrong: str) -> None:
     with pytest.raises(SettingsError, match="gpu-actions: GPU action"):
-        device_view(AgentSettings(gpu_actions=wrong), lambda: None)
+        device_view(AgentSettings(gpu_actions=wrong), lambda: None, DeviceCheckpointView(""))
 
 
 def test_devices_can_be_switched_off() -> None:
-    assert device_view(AgentSettings(devices=False), lambda: None) is None
+    off = AgentSettings(devices=False)
+    assert device_view(off, lambda: None, DeviceCheckpointView("")) is None
 
 
 def test_an_allocation_of_an_unknown_type_is_reported_once(

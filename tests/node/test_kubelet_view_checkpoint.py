@@ -24,7 +24,8 @@ def put(folder: Path, text: str) -> None:
 
 
 def test_without_a_checkpoint_there_are_no_grants(tmp_path: Path) -> None:
-    assert DeviceCheckpointView(str(tmp_path)).grants() == ()
+    view = DeviceCheckpointView(str(tmp_path))
+    assert (view.grants(), view.nodes()) == ((), {})
 
 
 def test_grants_are_read_once_the_checkpoint_is_written(tmp_path: Path) -> None:
@@ -33,6 +34,18 @@ def test_grants_are_read_once_the_checkpoint_is_written(tmp_path: Path) -> None:
     put(tmp_path, json.dumps(REAL))
     assert view.grants()[0] == GIVEN
     assert view.grants() is view.grants()
+
+
+def test_numa_nodes_of_devices(tmp_path: Path) -> None:
+    put(tmp_path, "{")
+    view = DeviceCheckpointView(str(tmp_path))
+    assert view.nodes() is None, "not known"
+    more = {"ResourceName": "nic", "DeviceIDs": {"0": ["a"], "1": ["a", "b"], "-1": ["c"]}}
+    entries = [ENTRY | more, ENTRY | more | {"DeviceIDs": {"1": ["d"]}}]
+    put(tmp_path, json.dumps({"Data": {"PodDeviceEntries": entries}}))
+    assert view.nodes() == {(ENTRY["PodUID"], "check"): {0: 1, 1: 3}}
+    put(tmp_path, "{")
+    assert view.nodes() == {(ENTRY["PodUID"], "check"): {0: 1, 1: 3}}, "its last content"
 
 
 @pytest.mark.parametrize("torn", ["{", "[]", json.dumps({**REAL, "Checksum": 1})])

@@ -25,13 +25,14 @@ from agent.model.notifications import (
 from agent.model.pod.pod_resources import (
     ClaimedDevice,
     ContainerResources,
+    PluginDevice,
     PodResources,
     ResourceClaim,
 )
 from agent.model.pod.pods import ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
-from agent.model.snapshot import Wanted
+from agent.model.snapshot import CpuPolicy, Wanted
 from agent.model.verdict import Code
 from agent.node import node_local
 from agent.node.kubelet_view import PodResourcesAnswer
@@ -516,6 +517,66 @@ def test_another_process_on_an_owners_cpus_is_logged(
     agent.reconcile()
     assert "pod ns/ls runs on CPUs 0-1 of pod ns/g" in caplog.text
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "2-3"
+
+
+def gave(world: World, uid: str, *entries: tuple[str, dict[str, list[str]]]) -> None:
+    """The kubelet's checkpoint: its plugins gave these devices, by NUMA node, to containers."""
+    path = world.kubelet / "device-plugins" / "kubelet_internal_checkpoint"
+    path.parent.mkdir(exist_ok=True)
+    devices = [
+        {"PodUID": uid, "ContainerName": name, "ResourceName": "example.com/nic", "DeviceIDs": ids}
+        for name, ids in entries
+    ]
+    path.write_text(json.dumps({"Data": {"PodDeviceEntries": devices}}))
+
+
+@pytest.mark.parametrize("policy", ["static", "dynamic"])
+def test_container_gets_cpus_near_the_devices_that_plugins_gave_to_it(
+    wide: World, policy: CpuPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    sandbox = guaranteed(wide, "g")
+    agent = wide.agent(NodeLocalCpus(policy))
+    gave(wide, "g", ("main", {"1": ["nic-1"], "-1": ["fuse"]}))
+    group = start(wide, agent, sandbox, 2)
+    assert wide.cpus(group) == "5-6"
+    assert "ns/g main: CPUs 5-6 on NUMA nodes 1: its devices are on 1" in caplog.text
+    assert announce(wide, agent, "g", 2, "side") == "7-8", "near the devices of its pod"
+    assert caplog.text.count("ns/g main: CPUs") == 1
+    # After a restart no container moves, also while the checkpoint can't be read.
+    (wide.kubelet / "device-plugins" / "kubelet_internal_checkpoint").write_text("{")
+    agent = wide.agent(NodeLocalCpus(policy))
+    agent.reconcile()
+    assert wide.cpus(group) == "5-6"
+    assert not agent.again
+
+
+def test_devices_are_known_from_pod_resources_too(wide: World) -> None:
+    near = PluginDevice("example.com/nic", "nic-1", (1,))
+    listed = PodResources("ns", "g", (ContainerResources("main", devices=(near,)),))
+    wide.pod_resources.answer = PodResourcesAnswer((listed,), None, 0.0)
+    guaranteed(wide, "g")
+    assert announce(wide, wide.agent(STATIC), "g", 2) == "5-6"
+
+
+def test_container_gets_cpus_where_its_huge_pages_are_free(wide: World) -> None:
+    for node, free in (("node0", 3), ("node1", 4)):
+        pool = Path(wide.root, f"sys/devices/system/node/{node}/hugepages/hugepages-2048kB")
+        (pool / "nr_hugepages").write_text("4")
+        (pool / "free_hugepages").write_text(str(free))
+    agent = wide.agent(NodeLocalCpus("static", root=wide.root))
+    for uid, pages, expected in (("a", 4, "5-6"), ("b", 3, "0-1"), ("c", 1, "2-3")):
+        sandbox = guaranteed(wide, uid)
+        hugepages = {2 << 20: pages * 2 << 20}
+        agent.notified([msgspec.structs.replace(announced_container(uid, 2), hugepages=hugepages)])
+        agent.reconcile()
+        assert decided(wide, uid).cpuset == expected
+        container = wide.container(sandbox, cpus=2, cpuset=expected)
+        requested = wide.runtime.placements[container.id]
+        wide.runtime.placements[container.id] = msgspec.structs.replace(
+            requested, hugepages=hugepages
+        )
+        agent.reconcile()
 
 
 def test_container_with_cpus_by_a_resource_claim_gets_no_others(world: World) -> None:

@@ -2,7 +2,12 @@ import msgspec
 
 from agent.model.notifications import ContainerAnnounced, PodAnnounced
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.node.notifications import PATIENCE_SECONDS, Announced, AnnouncedContainers
+from agent.node.notifications import (
+    PATIENCE_SECONDS,
+    Announced,
+    AnnouncedContainer,
+    AnnouncedContainers,
+)
 
 NOTIFICATION = PodAnnounced("u", "ns", "n", {}, {"k": "1"}, "/kubepods/burstable/podu")
 
@@ -49,14 +54,9 @@ def pod(*names: str) -> Pod:
 def test_announced_container_is_kept_until_its_pod_has_it_or_ends() -> None:
     announced = AnnouncedContainers()
     announced.add(ContainerAnnounced(NOTIFICATION, "a", 1024), 0.0, 7)
-    announced.add(ContainerAnnounced(NOTIFICATION, "a", 2048), 1.0, 9)
+    announced.add(ContainerAnnounced(NOTIFICATION, "a", 2048, {2 << 20: 4 << 20}), 1.0, 9)
     (container,) = announced.missing_from([pod("b")], 2.0)
-    assert (container.uid, container.name, container.shares, container.created_at) == (
-        "u",
-        "a",
-        2048,
-        7,
-    )
+    assert container == AnnouncedContainer("u", "a", 2048, 7, {2 << 20: 4 << 20})
     assert announced.missing_from([pod("a", "b")], 2.0) == ()
     assert announced.missing_from([pod("b")], 2.0) == (), "it has ended"
     announced.add(ContainerAnnounced(NOTIFICATION, "a", 1024), 3.0, 11)

@@ -31,6 +31,7 @@ from agent.node.enforcement import Enforcement
 from agent.node.kubelet_configuration import KubeletConfigurationView
 from agent.node.kubelet_view import (
     CpuManagerStateView,
+    DeviceCheckpointView,
     KubeletView,
     PodResourcesAnswer,
     PodResourcesStateView,
@@ -151,6 +152,7 @@ def reconciler(
             KubeletConfigurationView(AgentSettings(root=root)),
             CpuManagerStateView(str(kubelet_dir)),
             PodResourcesStateView(kubelet),
+            DeviceCheckpointView(str(kubelet_dir)),
         ),
         enforcement,
         Publisher(str(state / "snapshot.json"), "boot"),

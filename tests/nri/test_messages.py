@@ -113,3 +113,10 @@ def test_injected_cdi_devices_cannot_be_removed() -> None:
     changed = Changes(removed_cdi_devices=("nvidia.com/gpu=0",))
     assert beyond(changed, messages.SETTABLE) == ("removed_cdi_devices",)
     assert beyond(Changes(cdi_devices=("nvidia.com/gpu=0",)), messages.SETTABLE) == ()
+
+
+def test_huge_pages_of_a_container() -> None:
+    container = pb.Container()
+    container.linux.resources.hugepage_limits.add(page_size="2MB", limit=4 << 20)
+    container.linux.resources.hugepage_limits.add(page_size="1GB", limit=0)
+    assert messages.requested_hugepages(container) == {2 << 20: 4 << 20}

@@ -95,12 +95,16 @@ class Exchange(PlayedAgent):
     ) -> tuple[Call, GateVerdict]:
         return self.ask(CREATE, creation(uid, qos, claim, cpuset_))
 
-    def create_guaranteed(self, uid: str, shares: int) -> tuple[Call, GateVerdict]:
+    def create_guaranteed(
+        self, uid: str, shares: int, more: bytes = b""
+    ) -> tuple[Call, GateVerdict]:
+        """`more`: fields of the request that our part of the CRI does not have."""
         config = sandbox(uid)
         config.linux.cgroup_parent = f"/kubepods/pod{uid}"
         request = pb.CreateContainerRequest(sandbox_config=config)
         request.config.metadata.name = "main"
         request.config.linux.resources.cpu_shares = shares
+        request.MergeFromString(more)
         return self.ask(CREATE, request)
 
     def update(

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.hooks import cri
 from agent.model.notifications import (
     ContainerAnnounced,
     ContainerFailed,
@@ -48,10 +49,14 @@ OWN = Wanted("1", exclusive=True)
 
 def test_container_is_announced_and_held_until_it_has_its_cpus(exchange: Exchange) -> None:
     exchange.publish(STATIC)
-    call, verdict = exchange.create_guaranteed("g", 1024)
+    limit = cri.patch((1,), "2MB") + cri.patch((2,), 4 << 20)
+    call, verdict = exchange.create_guaranteed(
+        "g", 1024, cri.patch((*cri.CREATE_RESOURCES, 8), limit)
+    )
     assert verdict == Wait()
     (notification,) = exchange.notifications()
     assert isinstance(notification, ContainerAnnounced)
+    assert notification.hugepages == {2 << 20: 4 << 20}
     assert (notification.pod.uid, notification.name, notification.shares) == ("g", "main", 1024)
     assert notification.pod.cgroup_parent == "/kubepods/podg"
     exchange.publish(decided(OWN))

@@ -4,13 +4,14 @@ their own, the owners during the decision, and its result by claim and by pod.""
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from agent.allocate.kubelet.static_policy import AllocationRefused, StaticOptions
 from agent.allocate.layout import Layout
 from agent.model.cpu.cpuset import EMPTY, CpuSet
+from agent.model.cpu.topology import HugePages
 from agent.model.snapshot import LocalOwner
 
 
@@ -44,7 +45,8 @@ class LocalRequest(msgspec.Struct, frozen=True):
     it will start with; None: none yet. `owned`: its CPUs by the last decision, empty if it got
     none; None without a last decision, as after a restart. `original`: `LocalAllocation.original`
     of that decision. `ended`: the container does not run (or not yet again) and its pod exists; a
-    container without a pod is not a claim."""
+    container without a pod is not a claim. `devices`: by NUMA node, how many of the devices that
+    the kubelet gave to it are near that node. `hugepages`: by page size, the requested bytes."""
 
     uid: str
     name: str
@@ -54,6 +56,8 @@ class LocalRequest(msgspec.Struct, frozen=True):
     owned: CpuSet | None = None
     original: CpuSet = EMPTY
     ended: bool = False
+    devices: Mapping[int, int] = {}
+    hugepages: Mapping[int, int] = {}
 
     @property
     def key(self) -> tuple[str, str]:
@@ -65,11 +69,12 @@ class Sharing(msgspec.Struct, frozen=True):
     """All other containers of the node. `unavailable`: CPUs that these claims can't own and that
     are not shared: owned by other pods, isolated, or reserved for the node. `users`: containers
     without a claim run on the shared CPUs, so some CPUs must stay shared. `held`: all CPUs in the
-    cgroups of such containers."""
+    cgroups of such containers. `hugepages`: by NUMA node."""
 
     unavailable: CpuSet = EMPTY
     users: bool = True
     held: CpuSet = EMPTY
+    hugepages: Mapping[int, tuple[HugePages, ...]] = {}
 
 
 class LocalAllocation(msgspec.Struct, frozen=True):
@@ -103,6 +108,27 @@ class Move(msgspec.Struct, frozen=True):
     reason: MoveReason
 
 
+class Alignment(msgspec.Struct, frozen=True):
+    """The CPUs of a new owner that has devices or requests huge pages, as NUMA nodes: `nodes` have
+    its CPUs, `devices` its devices, `hugepages` enough free huge pages for it; None: it requests
+    none."""
+
+    uid: str
+    name: str
+    cpus: CpuSet
+    nodes: CpuSet
+    devices: CpuSet
+    hugepages: CpuSet | None = None
+
+    @property
+    def text(self) -> str:
+        """For the log."""
+        wanted = [f"its devices are on {self.devices}"] if self.devices else []
+        if self.hugepages is not None:
+            wanted.append(f"enough free huge pages are on {self.hugepages or 'none'}")
+        return f"CPUs {self.cpus} on NUMA nodes {self.nodes}: {', '.join(wanted)}"
+
+
 class LocalDecision(msgspec.Struct, frozen=True):
     """`answers`: one for each claim, by pod uid and container name (none under policy `none`).
     `pool`: the shared CPUs. `again`: after this decision is applied, another one may be better."""
@@ -111,17 +137,19 @@ class LocalDecision(msgspec.Struct, frozen=True):
     pool: CpuSet
     moves: tuple[Move, ...] = ()
     again: bool = False
+    alignments: tuple[Alignment, ...] = ()
 
 
 class Demand(msgspec.Struct, frozen=True):
     """The input of a node-local decision. `held`: the CPUs in the cgroups of all containers without
     a claim. `sharing`: pod uid and name of containers that qualify for CPUs of their own and can't
-    get any."""
+    get any. `hugepages`: as in Sharing."""
 
     rules: LocalRules
     claims: tuple[LocalRequest, ...]
     held: CpuSet = EMPTY
     sharing: frozenset[tuple[str, str]] = frozenset()
+    hugepages: Mapping[int, tuple[HugePages, ...]] = {}
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -144,6 +172,7 @@ class LocalOutcome(msgspec.Struct, frozen=True):
     owners: tuple[LocalOwner, ...] = ()
     moves: tuple[Move, ...] = ()
     again: bool = False
+    alignments: tuple[Alignment, ...] = ()
 
 
 class Book:
@@ -210,3 +239,28 @@ class Book:
     def ended_of_others(self, uid: str) -> int:
         """The CPUs that ended containers keep for other pods."""
         return self._ended & ~self._ended_by_pod.get(uid, 0)
+
+
+class Occupancy:
+    """The CPUs in cgroups, and which of them more than one running container has."""
+
+    def __init__(self, claims: Sequence[LocalRequest], sharing: int) -> None:
+        self._by_pod: dict[str, int] = {}
+        self._any = sharing
+        self._many = 0
+        self._shared = sharing
+        for claim in claims:
+            if not claim.ended and claim.held:
+                mask = claim.held.mask
+                self._many |= self._any & mask
+                self._any |= mask
+                self._by_pod[claim.uid] = self._by_pod.get(claim.uid, 0) | mask
+
+    def alone(self, claim: LocalRequest) -> bool:
+        """Whether no other container runs on the claim's CPUs. For an ended container, others of
+        its pod do not count."""
+        held = (claim.held or EMPTY).mask
+        others = self._many | self._shared
+        if claim.ended:
+            others |= self._any & ~self._by_pod.get(claim.uid, 0)
+        return not held & others

@@ -11,6 +11,9 @@ better CPUs lowers the cost of one container and raises no other's. A container 
 another does not get worse CPUs, and moves only if the next decision then lowers a cost or gives
 CPUs to a container that has too few. So the number of moves is finite. After a move that makes room
 no further move is planned in the same decision.
+
+A container with devices prefers the NUMA nodes that the most of them are near to, whatever the cost
+of the CPUs there. A container that has huge pages does not leave its NUMA nodes: its pages stay.
 """
 
 from __future__ import annotations
@@ -31,7 +34,19 @@ _Cost: TypeAlias = tuple[int, int, int, int]
 _TRIALS: Final = 24
 """The most containers that are tried in one decision to make room."""
 
-_NO_COST: Final[_Cost] = (0, 0, 0, 0)
+_PlacedCost: TypeAlias = tuple[int, int, int, int, int]
+_NO_COST: Final[_PlacedCost] = (0, 0, 0, 0, 0)
+
+
+def device_areas(layout: Layout, claim: LocalRequest) -> list[int]:
+    """The CPUs of the NUMA nodes that the most of the claim's devices are near to, then of those
+    that fewer are near to as well; the last area is the machine."""
+    counts = sorted({0, *claim.devices.values()}, reverse=True)[:-1]
+    areas = (
+        layout.of_nodes(node for node, near in claim.devices.items() if near >= count)
+        for count in counts
+    )
+    return [*dict.fromkeys(area for area in areas if area), layout.cpus]
 
 
 class CpuFit(msgspec.Struct, frozen=True):
@@ -204,7 +219,7 @@ class Mover:
         self._choose = choose
         self._users = users
         self._settled = settled
-        self._ideals: dict[int, _Cost] = {}
+        self._ideals: dict[tuple[int, int, tuple[int, ...]], _PlacedCost] = {}
         self._trials = _TRIALS
 
     def plan(self, refused: Sequence[LocalRequest], limit: int) -> list[Move]:
@@ -240,21 +255,46 @@ class Mover:
         """The owners whose CPUs would have a lower cost on an empty node; the worst first."""
         found = []
         for index, claim in enumerate(self._settled):
-            cost = self._fit.cost(self._book.own(claim))
-            ideal = self._ideal(claim.cpus)
+            cost = self._cost(claim, self._book.own(claim))
+            ideal = self._ideal(claim)
             if ideal < cost:
                 excess = tuple(low - high for low, high in zip(ideal, cost, strict=True))
                 found.append((excess, index, claim))
         return [claim for _, _, claim in sorted(found, key=lambda each: each[:2])]
 
-    def _ideal(self, count: int) -> _Cost:
-        known = self._ideals.get(count)
+    def _cost(self, claim: LocalRequest, cpus: int) -> _PlacedCost:
+        """How far the CPUs are from the claim's devices, and the cost of the CPUs."""
+        areas = device_areas(self._fit.layout, claim)
+        distance = next(index for index, area in enumerate(areas) if not cpus & ~area)
+        return distance, *self._fit.cost(cpus)
+
+    def _stays_on(self, claim: LocalRequest) -> int:
+        """The CPUs to which an owner may move."""
+        layout = self._fit.layout
+        own = self._book.own(claim) if claim.hugepages else 0
+        return layout.of_nodes(layout.node_ids(own)) if own else layout.cpus
+
+    def _best(self, fit: CpuFit, claim: LocalRequest, free: int) -> int:
+        """The free CPUs at the lowest cost. Raises NotEnoughCpusError."""
+        *near, machine = device_areas(fit.layout, claim)
+        free &= self._stays_on(claim)
+        for area in near:
+            try:
+                return fit.best(free & area, claim.cpus)
+            except NotEnoughCpusError:
+                continue
+        return fit.best(free & machine, claim.cpus)
+
+    def _ideal(self, claim: LocalRequest) -> _PlacedCost:
+        areas = tuple(device_areas(self._fit.layout, claim))
+        key = claim.cpus, self._stays_on(claim), areas
+        known = self._ideals.get(key)
         if known is None:
             try:
-                known = self._fit.cost(self._fit.best(self._book.assignable, count))
+                known = self._cost(claim, self._best(self._fit, claim, self._book.assignable))
             except NotEnoughCpusError:
                 known = _NO_COST
-            self._ideals[count] = known
+            self._ideals[key] = known
         return known
 
     def _better(self, claim: LocalRequest) -> int:
@@ -268,10 +308,10 @@ class Mover:
 
     def _lower(self, claim: LocalRequest, own: int, free: int) -> int:
         try:
-            target = self._fit.best(free | own, claim.cpus)
+            target = self._best(self._fit, claim, free | own)
         except NotEnoughCpusError:
             return 0
-        return target if self._fit.cost(target) < self._fit.cost(own) else 0
+        return target if self._cost(claim, target) < self._cost(claim, own) else 0
 
     def _room(self, claim: LocalRequest, other: LocalRequest) -> int:
         """CPUs to which the other could move so that the claim then gets CPUs, or better ones; 0:
@@ -286,10 +326,10 @@ class Mover:
             return 0
         placed = fit if fit.usable(others) == others else fit.loose
         try:
-            target = placed.best((book.free(other) | others) & ~wanted & ~own, other.cpus)
+            target = self._best(placed, other, (book.free(other) | others) & ~wanted & ~own)
         except NotEnoughCpusError:
             return 0
-        if fit.cost(others) < fit.cost(target):
+        if self._cost(other, others) < self._cost(other, target):
             return 0
         gets = self._gets(claim, own, (free | leaves) & ~target)
         if not gets or (self._users and book.empties((other, target), (claim, gets))):

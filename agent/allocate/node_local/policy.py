@@ -12,10 +12,17 @@ as many CPUs as it requests, unless these are the CPUs that all others share: in
 decision was applied in part, and no container has to move. If no CPU is left to share, a container
 that runs alone may be a sharing one on the rest: then it owns its CPUs only if their number is its
 request.
+
+A new owner gets CPUs, in this order: those of ended containers of its pod; on the NUMA nodes that
+the most of its devices are near to, of these first on nodes with enough free huge pages for it; on
+nodes near any of its devices; on any nodes with enough free huge pages; on the others. A place is
+used only if all its CPUs fit there. The huge pages that owners requested of a node are not free,
+also while the owners do not use them yet.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -23,6 +30,7 @@ import msgspec
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReason
 from agent.allocate.node_local.claim import (
+    Alignment,
     Book,
     Demand,
     LocalAllocation,
@@ -33,10 +41,11 @@ from agent.allocate.node_local.claim import (
     LocalRules,
     Move,
     MoveReason,
+    Occupancy,
     Share,
     Sharing,
 )
-from agent.allocate.node_local.fit import CpuFit, Mover
+from agent.allocate.node_local.fit import CpuFit, Mover, device_areas
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.snapshot import LocalOwner
 
@@ -46,9 +55,8 @@ def outcome_by_pod(demand: Demand, free: CpuSet) -> LocalOutcome:
     has a sandbox, which shares it.
     """
     unavailable = CpuSet.from_int(demand.rules.layout.cpus) - free
-    decision = decide(
-        demand.rules, demand.claims, Sharing(unavailable, users=True, held=demand.held)
-    )
+    sharing = Sharing(unavailable, users=True, held=demand.held, hugepages=demand.hugepages)
+    decision = decide(demand.rules, demand.claims, sharing)
     by_uid: dict[str, list[LocalRequest]] = {}
     for claim in sorted(demand.claims, key=lambda each: each.key):
         by_uid.setdefault(claim.uid, []).append(claim)
@@ -73,7 +81,9 @@ def outcome_by_pod(demand: Demand, free: CpuSet) -> LocalOutcome:
     for uid, name in sorted(demand.sharing):
         share = shares.get(uid, Share())
         shares[uid] = msgspec.structs.replace(share, blocked={**share.blocked, name: ""})
-    return LocalOutcome(shares, decision.pool, owners, decision.moves, decision.again)
+    return LocalOutcome(
+        shares, decision.pool, owners, decision.moves, decision.again, decision.alignments
+    )
 
 
 def _known(claims: list[LocalRequest], cpus: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
@@ -121,9 +131,10 @@ class _Admission:
         self._fit = CpuFit(rules.layout, rules.options)
         self._shared = shared
         self._assignable = shared & ~rules.reserved.mask
-        self._occupancy = _Occupancy(claims, sharing.held.mask)
+        self._occupancy = Occupancy(claims, sharing.held.mask)
         self._sources: dict[tuple[str, str], int] = {}
         self._moves: list[Move] = []
+        self._alignments: list[Alignment] = []
         self.book = Book(self._assignable, shared)
         self.refused: dict[tuple[str, str], AllocationRefused] = {}
 
@@ -156,7 +167,9 @@ class _Admission:
             each.reason in (MoveReason.DEFRAGMENT, MoveReason.MAKE_ROOM) for each in self._moves
         )
         pool = CpuSet.from_int(self.book.pool)
-        return LocalDecision(answers, pool, tuple(self._moves), waits or better)
+        return LocalDecision(
+            answers, pool, tuple(self._moves), waits or better, tuple(self._alignments)
+        )
 
     def _original(self, claim: LocalRequest, own: int) -> int:
         """The original CPUs of a container that was never resized change when it moves."""
@@ -214,6 +227,8 @@ class _Admission:
         if users and book.empties((claim, cpus)):
             self._refuse(claim, RefusalReason.DEFAULT_EMPTIED, free)
             return
+        if not own and (claim.devices or claim.hugepages):
+            self._note_alignment(claim, cpus)
         book.give(claim, cpus)
 
     def _choose(self, claim: LocalRequest, free: int) -> int:
@@ -223,10 +238,60 @@ class _Admission:
         left = self.book.reusable(claim)
         try:
             if (own | left).bit_count() > claim.cpus:
-                return self._fit.grown(own, left, claim.cpus)
-            return self._fit.grown(own | left, free, claim.cpus)
+                return self._grown(claim, own, left)
+            return self._grown(claim, own | left, free)
         except NotEnoughCpusError:
-            return self._fit.grown(own, free, claim.cpus)
+            return self._grown(claim, own, free)
+
+    def _grown(self, claim: LocalRequest, base: int, free: int) -> int:
+        """`base` and free CPUs of the first area that has enough. An area without all of `base`
+        does not count: the CPUs would be on more NUMA nodes. Raises NotEnoughCpusError."""
+        *near, machine = device_areas(self._fit.layout, claim)
+        roomy = 0
+        if claim.hugepages and not base:
+            roomy = self._rules.layout.of_nodes(self._with_hugepages(claim))
+        for area in (*near, machine):
+            for part in (area & roomy, area):
+                if part and part != self._fit.layout.cpus and not base & ~part:
+                    try:
+                        return self._fit.grown(base, free & part, claim.cpus)
+                    except NotEnoughCpusError:
+                        continue
+        return self._fit.grown(base, free, claim.cpus)
+
+    def _with_hugepages(self, claim: LocalRequest) -> CpuSet:
+        """The NUMA nodes that have enough free huge pages."""
+        requested: Counter[tuple[int, int]] = Counter()
+        for each in self._claims:
+            if each.hugepages and not each.ended:
+                for node in self._rules.layout.node_ids(self.book.own(each)):
+                    requested.update({(node, size): n for size, n in each.hugepages.items()})
+        free = {
+            (node, pool.size_bytes): min(
+                pool.size_bytes * pool.free,
+                pool.size_bytes * pool.total - requested[node, pool.size_bytes],
+            )
+            for node, pools in self._sharing.hugepages.items()
+            for pool in pools
+        }
+        return CpuSet(
+            node
+            for node in self._sharing.hugepages
+            if all(free.get((node, size), 0) >= n for size, n in claim.hugepages.items())
+        )
+
+    def _note_alignment(self, claim: LocalRequest, cpus: int) -> None:
+        layout = self._rules.layout
+        self._alignments.append(
+            Alignment(
+                claim.uid,
+                claim.name,
+                CpuSet.from_int(cpus),
+                CpuSet(layout.node_ids(cpus)),
+                CpuSet(claim.devices),
+                self._with_hugepages(claim) if claim.hugepages else None,
+            )
+        )
 
     def _whole(self, claim: LocalRequest) -> bool:
         options, layout = self._rules.options, self._rules.layout
@@ -282,34 +347,9 @@ class _Tenure(msgspec.Struct, frozen=True):
     certain: bool
 
 
-class _Occupancy:
-    """The CPUs in cgroups, and which of them more than one running container has."""
-
-    def __init__(self, claims: Sequence[LocalRequest], sharing: int) -> None:
-        self._by_pod: dict[str, int] = {}
-        self._any = sharing
-        self._many = 0
-        self._shared = sharing
-        for claim in claims:
-            if not claim.ended and claim.held:
-                mask = claim.held.mask
-                self._many |= self._any & mask
-                self._any |= mask
-                self._by_pod[claim.uid] = self._by_pod.get(claim.uid, 0) | mask
-
-    def alone(self, claim: LocalRequest) -> bool:
-        """Whether no other container runs on the claim's CPUs. For an ended container, others of
-        its pod do not count."""
-        held = (claim.held or EMPTY).mask
-        others = self._many | self._shared
-        if claim.ended:
-            others |= self._any & ~self._by_pod.get(claim.uid, 0)
-        return not held & others
-
-
 def _tenures(
     claims: Sequence[LocalRequest],
-    occupancy: _Occupancy,
+    occupancy: Occupancy,
     assignable: int,
     shared: int,
     sharing: int,

@@ -37,6 +37,10 @@ class HoldingSource(enum.StrEnum):
     """The device nodes of the running container."""
 
 
+DeviceNodes = Mapping[tuple[str, str], Mapping[int, int]]
+"""By pod uid and container, and by NUMA node: how many devices of the container are near to it."""
+
+
 class Form(enum.StrEnum):
     """Which part of a device is held."""
 

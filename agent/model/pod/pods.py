@@ -31,7 +31,8 @@ class Container(msgspec.Struct, frozen=True):
     """A container that the runtime has. `group`: its cpuset cgroup, None while it has none.
 
     `virtual`: it runs in a virtual machine, whose kernel has its cgroup. `created_at`: nanoseconds
-    since 1970. `shares`: the requested cpu shares, 0 if unknown.
+    since 1970. `shares`: the requested cpu shares, 0 if unknown. `hugepages`: by page size, the
+    requested bytes.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Container(msgspec.Struct, frozen=True):
     virtual: bool = False
     created_at: int = 0
     shares: int = 0
+    hugepages: Mapping[int, int] = {}
 
 
 class EndedContainer(msgspec.Struct, frozen=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 
 from agent.allocate.kubelet.static_policy import StaticOptions
@@ -43,8 +46,11 @@ def claim(
     *,
     original: str = "",
     ended: bool = False,
+    devices: Mapping[int, int] = MappingProxyType({}),
+    gibibytes: int = 0,
 ) -> LocalRequest:
-    """`pod/container`, or a pod with container `c`; pods with lower names are older."""
+    """`pod/container`, or a pod with container `c`; pods with lower names are older. `gibibytes`:
+    of huge pages of that size."""
     uid, _, container = name.partition("/")
     return LocalRequest(
         uid,
@@ -55,6 +61,8 @@ def claim(
         None if owned is None else CpuSet.parse(owned),
         CpuSet.parse(original),
         ended,
+        devices,
+        {1 << 30: gibibytes << 30} if gibibytes else {},
     )
 
 

@@ -29,6 +29,21 @@ STEPS: dict[str, tuple[Layout, list[LocalRequest], list[list[str]]]] = {
         [claim("a", 4, owned="0,4,16,20")],
         [["a 0,4,16,20 > 0-1,16-17 DEFRAGMENT"], []],
     ),
+    "to its devices": (
+        BIG,
+        [claim("a", 2, owned="0,16", devices={1: 1, 2: 2})],
+        [["a 0,16 > 8,24 DEFRAGMENT"], []],
+    ),
+    "to its devices, though no NUMA node alone is enough there": (
+        BIG,
+        [claim("a", 10, owned="0-4,16-20", devices={2: 1, 3: 1})],
+        [["a 0-4,16-20 > 8-12,24-28 DEFRAGMENT"], []],
+    ),
+    "not away from its huge pages": (
+        BIG,
+        [claim("a", 3, owned="0-1,4", devices={2: 1}, gibibytes=1)],
+        [["a 0-1,4 > 0-1,16 DEFRAGMENT"], []],
+    ),
     "not for CPUs that are not better": (SMALL, [claim("a", 3, owned="1-2,5")], [[]]),
     "the worst first, one at a time": (
         BIG,

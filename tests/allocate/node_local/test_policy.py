@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agent.allocate.layout import Layout
 from agent.allocate.node_local.claim import LocalPolicy, LocalRequest
 from agent.allocate.node_local.policy import decide
+from agent.model.cpu.cpuset import CpuSet
+from agent.model.cpu.topology import HugePages
 from tests.allocate.kubelet.nodes import options
 from tests.allocate.node_local.cases import (
     BIG,
@@ -248,3 +251,66 @@ def test_an_owner_that_no_longer_requests_whole_cores_keeps_its_cpus_and_is_repo
 def test_an_owner_whose_cpus_are_all_offline_gets_others() -> None:
     decision = decide(rules(SMALL), [claim("a", 2, owned="0,4")], sharing(unavailable="0,4"))
     assert moves(decision) == ["a 0,4 > 1,5 REPLACE"]
+
+
+PAGES = {node: (HugePages(1 << 30, total, free),) for node, total, free in (
+    (0, 4, 0), (1, 4, 2), (2, 4, 4), (3, 0, 0),
+)}  # fmt: skip
+PLACED: dict[str, tuple[list[LocalRequest], dict[str, str]]] = {
+    "near its device": ([claim("a", 2, devices={2: 1})], {"a": "8,24"}),
+    "near the most of its devices": ([claim("a", 2, devices={1: 1, 3: 2})], {"a": "12,28"}),
+    "near any of its devices, if those do not fit near the most": (
+        [claim("a", 10, devices={2: 1, 3: 2})],
+        {"a": "8-11,24-27,12,28"},
+    ),
+    "anywhere, if its device's NUMA node is full": (
+        [claim("a", 6, devices={3: 1}), claim("b", 4, devices={3: 1})],
+        {"a": "12-14,28-30", "b": "0-1,16-17"},
+    ),
+    "a device whose NUMA node is unknown here": ([claim("a", 2, devices={7: 1})], {"a": "0,16"}),
+    "where its huge pages are free": ([claim("a", 2, gibibytes=2)], {"a": "4,20"}),
+    "huge pages of an owner count before it uses them": (
+        [claim("a", 2, gibibytes=4), claim("b", 2, gibibytes=2), claim("d", 2, gibibytes=2)],
+        {"a": "8,24", "b": "4,20", "d": "5,21"},
+    ),
+    "devices before huge pages": (
+        [claim("a", 2, devices={3: 1}, gibibytes=1), claim("b", 2, devices={1: 1, 2: 1})],
+        {"a": "12,28", "b": "4,20"},
+    ),
+    "of two NUMA nodes of its device, that with huge pages": (
+        [claim("a", 2, devices={0: 1, 1: 1}, gibibytes=1)],
+        {"a": "4,20"},
+    ),
+    "an init container's CPUs first": (
+        [claim("a/init", 2, owned="0,16", ended=True), claim("a/app", 2, devices={2: 1})],
+        {"a/init": "0,16", "a/app": "0,16"},
+    ),
+    "an owner stays on one NUMA node when it grows": (
+        [claim("a", 4, owned="0,16", devices={2: 1})],
+        {"a": "0-1,16-17"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_devices_and_huge_pages_choose_numa_nodes(name: str) -> None:
+    claims, expected = PLACED[name]
+    others = msgspec.structs.replace(sharing(), hugepages=PAGES)
+    decision = decide(rules(BIG), claims, others)
+    assert answers(decision) == {key: str(CpuSet.parse(each)) for key, each in expected.items()}
+
+
+def test_a_new_owner_with_devices_or_huge_pages_is_explained_once() -> None:
+    others = msgspec.structs.replace(sharing(), hugepages=PAGES)
+    claims = [
+        claim("a", 2, devices={2: 1}, gibibytes=1),
+        claim("b", 2, gibibytes=9),
+        claim("d", 2),
+    ]
+    decision = decide(rules(BIG), claims, others)
+    assert [f"{each.uid}: {each.text}" for each in decision.alignments] == [
+        "a: CPUs 8,24 on NUMA nodes 2: its devices are on 2, enough free huge pages are on 1-2",
+        "b: CPUs 9,25 on NUMA nodes 2: enough free huge pages are on none",
+    ]
+    again = decide(rules(BIG), in_force(claims, decision, known=True), others)
+    assert again.alignments == ()

@@ -15,9 +15,10 @@ from agent.allocate.node_local.claim import (
     MoveReason,
     Sharing,
 )
-from agent.allocate.node_local.fit import CpuFit
+from agent.allocate.node_local.fit import CpuFit, device_areas
 from agent.allocate.node_local.policy import decide
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
+from agent.model.cpu.topology import HugePages
 from tests.allocate.kubelet.nodes import options
 from tests.allocate.machines import even_machines
 from tests.allocate.node_local.cases import in_force, settle
@@ -35,6 +36,9 @@ OPTIONS = [
         ("prefer-align-cpus-by-uncorecache", "full-pcpus-only"),
     )
 ]
+
+
+MEBI = 1 << 20
 
 
 @st.composite
@@ -57,13 +61,26 @@ def some_of(draw: st.DrawFn, layout: Layout, most: int | None = None) -> CpuSet:
 
 @st.composite
 def sharing_of(draw: st.DrawFn, layout: Layout) -> Sharing:
-    return Sharing(draw(some_of(layout, most=3)), draw(st.booleans()))
+    pools = {
+        node.id: tuple(
+            HugePages(size, total, draw(st.integers(0, total)))
+            for size in (2 * MEBI, 1024 * MEBI)
+            for total in [draw(st.integers(0, 4))]
+        )
+        for node in layout.nodes
+        if draw(st.booleans())
+    }
+    return Sharing(draw(some_of(layout, most=3)), draw(st.booleans()), hugepages=pools)
 
 
 @st.composite
 def claims_of(draw: st.DrawFn, layout: Layout, *, lying: bool = False) -> list[LocalRequest]:
     """`lying`: with inconsistent cpusets and stored state; otherwise all are new."""
     sets = st.one_of(st.none(), some_of(layout))
+    nodes = [*(node.id for node in layout.nodes), 99]
+    devices = st.dictionaries(st.sampled_from(nodes), st.integers(1, 3), max_size=3)
+    sizes = st.sampled_from([2 * MEBI, 1024 * MEBI])
+    hugepages = st.dictionaries(sizes, st.integers(1, 4096 * MEBI), max_size=1)
     keys = draw(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), unique=True))
     return [
         LocalRequest(
@@ -75,6 +92,8 @@ def claims_of(draw: st.DrawFn, layout: Layout, *, lying: bool = False) -> list[L
             draw(sets) if lying else None,
             draw(some_of(layout)) if lying else EMPTY,
             draw(st.booleans()) if lying else False,
+            draw(devices),
+            draw(hugepages),
         )
         for uid, name in keys
     ]
@@ -202,14 +221,38 @@ def test_each_move_to_better_cpus_lowers_the_cost(data: st.DataObject) -> None:
     others = data.draw(sharing_of(node.layout))
     fit = CpuFit(node.layout, node.options)
     ids = data.draw(st.permutations(sorted(CpuSet.from_int(node.layout.cpus))))
-    claims = []
+    nodes = st.sampled_from([each.id for each in node.layout.nodes])
+    claims: list[LocalRequest] = []
     while ids and len(claims) < 8:
         count = data.draw(st.integers(1, 4))
         mine, ids = CpuSet(ids[:count]), ids[count + data.draw(st.integers(0, 2)) :]
-        claims.append(LocalRequest(f"p{len(claims)}", "c", 0, len(mine), mine, mine))
+        devices = data.draw(st.dictionaries(nodes, st.integers(1, 3), max_size=2))
+        hugepages = data.draw(st.sampled_from([{}, {2 * MEBI: 2 * MEBI}]))
+        claims.append(
+            LocalRequest(
+                f"p{len(claims)}",
+                "c",
+                0,
+                len(mine),
+                mine,
+                mine,
+                devices=devices,
+                hugepages=hugepages,
+            )
+        )
+    by_key = {each.key: each for each in claims}
     for _, decision in settle(node, claims, others):
         for move in decision.moves:
-            source, target = fit.cost(move.source.mask), fit.cost(move.target.mask)
+            claim = by_key[move.uid, move.name]
+            source, target = (
+                (_distance(node.layout, claim, each), fit.cost(each.mask))
+                for each in (move.source, move.target)
+            )
+            if claim.hugepages and move.reason is not MoveReason.REPLACE:
+                before, after = (
+                    set(node.layout.node_ids(each.mask)) for each in (move.source, move.target)
+                )
+                assert after <= before, "its pages stay"
             if move.reason is MoveReason.DEFRAGMENT:
                 assert target < source
             elif move.reason is MoveReason.MAKE_ROOM:
@@ -230,3 +273,57 @@ def test_requested_cpus_are_at_least_as_good_as_those_of_any_one_area(data: st.D
         if inside.bit_count() >= count:
             # Two NUMA nodes of two sockets are better than three of one.
             assert (nodes, sockets) <= fit.cost(fit.best(inside, count))[:2]
+
+
+def _plain(claims: list[LocalRequest]) -> list[LocalRequest]:
+    return [msgspec.structs.replace(each, devices={}, hugepages={}) for each in claims]
+
+
+@given(st.data())
+def test_devices_and_huge_pages_cost_no_container_its_cpus(data: st.DataObject) -> None:
+    node = data.draw(rules_of())
+    others = data.draw(sharing_of(node.layout))
+    claims = data.draw(claims_of(node.layout))
+    found, without = (decide(node, each, others) for each in (claims, _plain(claims)))
+    counts = {key: len(each.cpus) for key, each in found.answers.items()}
+    assert counts == {key: len(each.cpus) for key, each in without.answers.items()}
+
+
+@given(st.data())
+def test_a_container_is_on_a_numa_node_of_its_devices_if_one_has_enough(
+    data: st.DataObject,
+) -> None:
+    node = data.draw(rules_of())
+    others = data.draw(sharing_of(node.layout))
+    layout, fit = node.layout, CpuFit(node.layout, node.options)
+    nodes = st.sampled_from([each.id for each in layout.nodes])
+    devices = data.draw(st.dictionaries(nodes, st.integers(1, 3), min_size=1, max_size=3))
+    one = LocalRequest("a", "c", 0, data.draw(st.integers(1, 6)), devices=devices)
+    free = layout.cpus & ~others.unavailable.mask & ~node.reserved.mask
+    answer = decide(node, [one], others).answers[one.key]
+    for count in sorted(set(devices.values()), reverse=True):
+        area = layout.of_nodes(each for each, near in devices.items() if near >= count)
+        if answer.cpus and fit.usable(free & area).bit_count() >= one.cpus:
+            assert not answer.cpus.mask & ~area
+            break
+
+
+@given(st.data())
+def test_a_container_without_devices_is_where_its_huge_pages_are(data: st.DataObject) -> None:
+    node = data.draw(rules_of())
+    layout, fit = node.layout, CpuFit(node.layout, node.options)
+    others = data.draw(sharing_of(layout))
+    wanted = data.draw(st.integers(1, 4)) * 2 * MEBI
+    one = LocalRequest("a", "c", 0, data.draw(st.integers(1, 6)), hugepages={2 * MEBI: wanted})
+    free = layout.cpus & ~others.unavailable.mask & ~node.reserved.mask
+    roomy = layout.of_nodes(
+        each for each, (small, _) in others.hugepages.items() if small.free * 2 * MEBI >= wanted
+    )
+    answer = decide(node, [one], others).answers[one.key]
+    if answer.cpus and roomy and fit.usable(free & roomy).bit_count() >= one.cpus:
+        assert not answer.cpus.mask & ~roomy
+
+
+def _distance(layout: Layout, claim: LocalRequest, cpus: CpuSet) -> int:
+    areas = device_areas(layout, claim)
+    return next(index for index, area in enumerate(areas) if not cpus.mask & ~area)
