@@ -20,6 +20,7 @@ from agent.allocate.device_holders import grants
 from agent.allocate.device_holders.grants import Carriers
 from agent.hooks import cri
 from agent.kubelet import statefile
+from agent.kubelet.podresources import MAX_NODE
 from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 
@@ -252,7 +253,9 @@ def nodes_of(checkpoint: DeviceCheckpoint) -> dict[tuple[str, str], Counter[int]
     found: dict[tuple[str, str], Counter[int]] = {}
     for entry in checkpoint.entries:
         near = found.setdefault((entry.uid, entry.container), Counter())
-        near.update({node: len(ids) for node, ids in entry.devices.items() if node != NO_NODE})
+        near.update(
+            {node: len(ids) for node, ids in entry.devices.items() if 0 <= node <= MAX_NODE}
+        )
     return found
 
 

@@ -40,7 +40,8 @@ def test_numa_nodes_of_devices(tmp_path: Path) -> None:
     put(tmp_path, "{")
     view = DeviceCheckpointView(str(tmp_path))
     assert view.nodes() is None, "not known"
-    more = {"ResourceName": "nic", "DeviceIDs": {"0": ["a"], "1": ["a", "b"], "-1": ["c"]}}
+    ids = {"0": ["a"], "1": ["a", "b"], "-1": ["c"], "-7": ["d"], "1024": ["e"]}
+    more = {"ResourceName": "nic", "DeviceIDs": ids}
     entries = [ENTRY | more, ENTRY | more | {"DeviceIDs": {"1": ["d"]}}]
     put(tmp_path, json.dumps({"Data": {"PodDeviceEntries": entries}}))
     assert view.nodes() == {(ENTRY["PodUID"], "check"): {0: 1, 1: 3}}
