@@ -85,6 +85,7 @@ def test_limits_kills_and_an_agent_alone_on_four_numa_nodes_with_cgroup_v2(
         "tests/vm/inside/test_limits.py",
         "tests/vm/inside/test_local.py",
         "tests/vm/inside/test_reconciler.py",
+        "tests/node/test_nodelocal_benchmark.py",
         KILLS,
         "tests/cgroup/test_model.py",
     ]
