@@ -56,6 +56,21 @@ def running_pid(kubelet: Kubelet, pod: str, container: str) -> int:
     return kubelet.cri.container_placement(ids[0]).pid if ids else 0
 
 
+def test_pod_with_pod_level_resources_has_no_cpus_of_its_own(kubelet: Kubelet) -> None:
+    """Nor memory of a NUMA node, although it is Guaranteed and its container requests a whole
+    CPU."""
+    main = container("main", "1")
+    with pod(kubelet, "whole", main, resources=main["resources"]) as whole:
+        eventually("it runs", lambda: running_pid(kubelet, whole, "main"), SECONDS)
+        listed = kubelet.listed(whole)
+        assert listed is not None
+        assert [(each.cpus, each.memory) for each in listed.containers] == [(CpuSet(), ())]
+        state = cpu_manager_state.read(str(kubelet.root / cpu_manager_state.FILE_NAME))
+        assert (state.by_uid, state.default) == ({}, kubelet.topology.online)
+        blocks = memory_manager_state.read(str(kubelet.root / memory_manager_state.FILE_NAME))
+        assert blocks.entries == {}
+
+
 def spare(kubelet: Kubelet) -> CpuSet:
     """The CPU that the kubelet assigns first: the lowest one that is not reserved, on any
     machine."""
