@@ -15,9 +15,8 @@ from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders.grants import Carriers
 from agent.allocate.shares import unequal_resources
-from agent.hooks import cri
 from agent.hooks.requests import hugepages
-from agent.model import bounds
+from agent.model import bounds, wire
 from agent.model.devices import visibility
 from agent.model.pod.pods import ContainerState, pod_metadata, pod_uid
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED, Wanted
@@ -103,10 +102,9 @@ class Cri:
         try:
             return [
                 _sandbox(pb.PodSandbox.FromString(payload))
-                for field, kind, payload in cri.fields(raw)
-                if (field, kind) == (_ITEMS, cri.BYTES)
+                for payload in wire.payloads(raw, _ITEMS)
             ]
-        except (DecodeError, cri.WireError) as error:
+        except (DecodeError, wire.WireError) as error:
             raise _unreadable("ListPodSandbox", pb.ListPodSandboxResponse, error) from None
 
     def containers(self) -> list[RuntimeContainer]:

@@ -2,8 +2,7 @@
 (kubelet: pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
 
 The checksum covers only `Data`. The device ids name the devices. For ids without a meaning the
-plugin's answer (v1beta1 ContainerAllocateResponse) names them: by environment, mounts, device
-nodes, annotations or CDI names (`carriers`).
+plugin's answer names them (`grants.of_answer`).
 """
 
 from __future__ import annotations
@@ -11,18 +10,16 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from agent.allocate.device_holders import grants
-from agent.allocate.device_holders.grants import Carriers
-from agent.hooks import cri
 from agent.kubelet import statefile
 from agent.kubelet.podresources import MAX_NODE
 from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.devices.holding import HoldingSource, ReportedDevices
+from agent.model.wire import WireError
 
 FILE_NAME: Final = "device-plugins/kubelet_internal_checkpoint"
 
@@ -199,33 +196,6 @@ def _text(
     )
 
 
-_ENVIRONMENT: Final = 1
-_MOUNTS: Final = 2
-_DEVICES: Final = 3
-_ANNOTATIONS: Final = 4
-_CDI_DEVICES: Final = 5
-_CONTAINER_PATH: Final = 1
-_HOST_PATH: Final = 2
-_NAME: Final = 1
-
-
-def carriers(answer: bytes) -> Carriers:
-    """Raises ValueError for bytes that are not such a message."""
-    return Carriers(
-        environment=tuple(cri.string_map(answer, _ENVIRONMENT).items()),
-        cdi_devices=tuple(cri.text(each, _NAME) for each in _messages(answer, _CDI_DEVICES)),
-        annotations=tuple(cri.string_map(answer, _ANNOTATIONS).items()),
-        mounts=tuple(cri.text(each, _CONTAINER_PATH) for each in _messages(answer, _MOUNTS)),
-        nodes=tuple(cri.text(each, _HOST_PATH) for each in _messages(answer, _DEVICES)),
-    )
-
-
-def _messages(answer: bytes, wanted: int) -> Iterator[bytes]:
-    for field, kind, payload in cri.fields(answer):
-        if (field, kind) == (wanted, cri.BYTES):
-            yield payload
-
-
 def grants_of(
     checkpoint: DeviceCheckpoint, boot_id: str = ""
 ) -> tuple[tuple[ReportedDevices, ...], tuple[str, ...]]:
@@ -243,7 +213,10 @@ def grants_of(
                 entry.uid, entry.container, entry.resource, names, HoldingSource.CHECKPOINT
             )
         )
-        found += _answered(entry, problems)
+        try:
+            found += grants.of_answer(entry.uid, entry.container, entry.answer)
+        except WireError as error:
+            problems.append(f"pod {entry.uid}, {entry.container}: AllocResp: {error}")
     return tuple(found), tuple(problems)
 
 
@@ -257,14 +230,3 @@ def nodes_of(checkpoint: DeviceCheckpoint) -> dict[tuple[str, str], Counter[int]
             {node: len(ids) for node, ids in entry.devices.items() if 0 <= node <= MAX_NODE}
         )
     return found
-
-
-def _answered(entry: DeviceEntry, problems: list[str]) -> tuple[ReportedDevices, ...]:
-    if not entry.answer:
-        return ()
-    try:
-        answered = carriers(entry.answer)
-    except ValueError as error:
-        problems.append(f"pod {entry.uid}, {entry.container}: AllocResp: {error}")
-        return ()
-    return grants.of_carriers(entry.uid, entry.container, answered, HoldingSource.ANSWER)

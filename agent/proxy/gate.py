@@ -7,10 +7,10 @@ from typing import Final
 
 from agent.hooks import cri
 from agent.hooks.admission import Admission
-from agent.hooks.cri import WireError
 from agent.hooks.requests import Changes, Creation, SandboxCreation, Unread, Update, Waiting
 from agent.model.settings.failure_policy import CREATE, RUN, UPDATE, UPDATE_SANDBOX, Deadlines
 from agent.model.verdict import Refuse, Wait
+from agent.model.wire import WireError
 from agent.relay.gate import Call, Forward, GateVerdict, Replace
 
 _START: Final = "StartContainer"

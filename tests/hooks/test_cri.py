@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agent.hooks import cri
 from agent.hooks.requests import UNCHANGED, CarriedNode, Changes
+from agent.model import wire
 from agent.model.devices.visibility import Mount
 from agent.model.notifications import RequestedResources
 from agent.proto import cri_pb2 as pb
@@ -91,7 +92,7 @@ def test_removed_fields_are_removed_and_everything_else_stays_byte_for_byte() ->
     config.CDI_devices.add(name="v/c=kept")
     config.linux.resources.cpu_shares = 7
     message.sandbox_config.annotations["cdi.k8s.io/gone"] = "the pod's own"
-    unknown = cri.patch((cri.CONFIG, 99), "config's") + cri.patch((98,), "request's")
+    unknown = wire.patch((cri.CONFIG, 99), "config's") + wire.patch((98,), "request's")
     raw = message.SerializeToString() + unknown
     changes = Changes(
         environment=(("A", "3"),),
@@ -151,12 +152,12 @@ def create_requests(draw: st.DrawFn) -> pb.CreateContainerRequest:
 @given(create_requests())
 def test_fields_are_read_as_by_protobuf(request_: pb.CreateContainerRequest) -> None:
     raw = request_.SerializeToString()
-    assert cri.text(raw, 1) == request_.pod_sandbox_id
-    assert cri.text(cri.merged(raw, 2, 1), 1) == request_.config.metadata.name
+    assert wire.text(raw, 1) == request_.pod_sandbox_id
+    assert wire.text(wire.merged(raw, 2, 1), 1) == request_.config.metadata.name
     resources = request_.config.linux.resources
-    assert cri.text(cri.merged(raw, 2, 15, 1), 6) == resources.cpuset_cpus
-    assert cri.number(cri.merged(raw, 2, 15, 1), 2) == resources.cpu_quota
-    assert cri.string_map(cri.merged(raw, 3), 7) == dict(request_.sandbox_config.annotations)
+    assert wire.text(wire.merged(raw, 2, 15, 1), 6) == resources.cpuset_cpus
+    assert wire.number(wire.merged(raw, 2, 15, 1), 2) == resources.cpu_quota
+    assert wire.string_map(wire.merged(raw, 3), 7) == dict(request_.sandbox_config.annotations)
 
 
 @given(create_requests(), text)
@@ -164,7 +165,7 @@ def test_patch_changes_one_field_and_nothing_else(
     request_: pb.CreateContainerRequest, value: str
 ) -> None:
     raw = request_.SerializeToString()
-    patched = pb.CreateContainerRequest.FromString(raw + cri.patch(CREATE_CPUSET, value))
+    patched = pb.CreateContainerRequest.FromString(raw + wire.patch(CREATE_CPUSET, value))
     assert patched.config.linux.resources.cpuset_cpus == value
     request_.config.linux.resources.cpuset_cpus = value
     assert patched == request_
@@ -175,7 +176,7 @@ def test_patch_of_a_number_changes_one_field_and_nothing_else(
     request_: pb.CreateContainerRequest, value: int
 ) -> None:
     raw = request_.SerializeToString()
-    patched = pb.CreateContainerRequest.FromString(raw + cri.patch(CREATE_QUOTA, value))
+    patched = pb.CreateContainerRequest.FromString(raw + wire.patch(CREATE_QUOTA, value))
     assert patched.config.linux.resources.cpu_quota == value
     request_.config.linux.resources.cpu_quota = value
     assert patched == request_
@@ -188,14 +189,14 @@ def test_split_messages_are_read_merged(
     raw = one.SerializeToString() + other.SerializeToString()
     merged = pb.CreateContainerRequest.FromString(raw)
     cpuset = merged.config.linux.resources.cpuset_cpus
-    assert cri.text(cri.merged(raw, 2, 15, 1), 6) == cpuset
+    assert wire.text(wire.merged(raw, 2, 15, 1), 6) == cpuset
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused_as_wire_errors(raw: bytes) -> None:
     try:
-        payloads = [payload for _, kind, payload in cri.fields(raw) if kind == cri.BYTES]
-    except cri.WireError:
+        payloads = [payload for _, kind, payload in wire.fields(raw) if kind == wire.BYTES]
+    except wire.WireError:
         return
     assert sum(map(len, payloads)) <= len(raw)
 
@@ -212,13 +213,13 @@ def test_any_bytes_are_read_or_refused_as_wire_errors(raw: bytes) -> None:
     ],
 )
 def test_malformed_message_is_named(raw: bytes, message: str) -> None:
-    with pytest.raises(cri.WireError, match=message):
-        list(cri.fields(raw))
+    with pytest.raises(wire.WireError, match=message):
+        list(wire.fields(raw))
 
 
 def test_string_that_is_not_utf8_is_an_error() -> None:
-    with pytest.raises(cri.WireError, match="UTF-8"):
-        cri.text(b"\x0a\x01\xff", 1)
+    with pytest.raises(wire.WireError, match="UTF-8"):
+        wire.text(b"\x0a\x01\xff", 1)
 
 
 @given(create_requests(), st.booleans())
@@ -227,12 +228,12 @@ def test_a_filter_removes_only_the_filtered_entries(
 ) -> None:
     request_.config.mounts.add(container_path="/a")
     request_.config.mounts.add(container_path="/b")
-    raw = request_.SerializeToString() + cri.patch((99,), "unknown")
+    raw = request_.SerializeToString() + wire.patch((99,), "unknown")
 
     def keeps(field: int, payload: bytes) -> bool:
-        return not (drops and field == 7 and cri.text(payload, 1) == "/a")
+        return not (drops and field == 7 and wire.text(payload, 1) == "/a")
 
-    left = cri.filtered(raw, keeps, 2)
+    left = wire.filtered(raw, keeps, 2)
     expected = pb.CreateContainerRequest.FromString(raw)
     if drops:
         del expected.config.mounts[0]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.device_holders.grants import Carriers
-from agent.hooks.cri import patch
+from agent.allocate.device_holders.grants import Carriers, answered
 from agent.kubelet import device_checkpoint
 from agent.kubelet.device_checkpoint import grants_of
 from agent.model.devices.holding import HoldingSource, ReportedDevices
+from agent.model.wire import patch
 
 TEGRA = "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh"
 """The answer of a real plugin, from a real checkpoint: NVIDIA_VISIBLE_DEVICES=tegra."""
@@ -45,7 +45,7 @@ def test_an_answer_as_carriers() -> None:
             patch((5,), patch((1,), "nvidia.com/gpu=GPU-a")),
         ]
     )
-    assert device_checkpoint.carriers(answer) == Carriers(
+    assert answered(answer) == Carriers(
         environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a,GPU-b"),),
         cdi_devices=("nvidia.com/gpu=GPU-a",),
         annotations=(("cdi.k8s.io/x", "nvidia.com/gpu=0"),),
@@ -55,7 +55,7 @@ def test_an_answer_as_carriers() -> None:
 
 
 def test_a_real_answer() -> None:
-    found = device_checkpoint.carriers(base64.b64decode(TEGRA))
+    found = answered(base64.b64decode(TEGRA))
     assert found == Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "tegra"),))
 
 
@@ -106,4 +106,4 @@ def test_checkpoint_of_another_boot_is_reported(
 @given(st.binary(max_size=60))
 def test_any_bytes_are_carriers_or_a_value_error(answer: bytes) -> None:
     with contextlib.suppress(ValueError):
-        device_checkpoint.carriers(answer)
+        answered(answer)

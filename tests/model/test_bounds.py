@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.allocate.device_holders import grants
 from agent.allocate.devices import partitions
 from agent.model import bounds
 from agent.model.cpu import policies
@@ -67,7 +68,8 @@ READERS: list[tuple[str, Read, int]] = [
     ),
     (listing.GONE_MINORS, listing.decode_gone, OBJECT_LIST),
     (interconnect.GPU_LINKS, interconnect.decode_links, OBJECT_LIST),
-    (holding.DEVICES_CHECKPOINTS, holding.decode, OBJECT_LIST),
+    (holding.DEVICES_CHECKPOINTS, grants.of_device_object, OBJECT_LIST),
+    (holding.GPU_CHECKPOINTS, grants.of_device_object, OBJECT_LIST),
     (GPU_PARTITIONS, lambda texts: partitions.partitions({}, texts, {}), OBJECT_LIST),
 ]
 EACH = pytest.mark.parametrize(("key", "read", "most"), READERS, ids=[each[0] for each in READERS])
@@ -195,6 +197,11 @@ def listed(entry: str, count: int) -> str:
         ),
         (
             holding.DEVICES_CHECKPOINTS,
+            bounds.MOST_PODS,
+            lambda n: listed("{}", n),
+        ),
+        (
+            holding.GPU_CHECKPOINTS,
             bounds.MOST_PODS,
             lambda n: listed("{}", n),
         ),

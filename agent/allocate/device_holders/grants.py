@@ -1,6 +1,6 @@
 """Grants: devices and CPUs that a device plugin or a DRA driver gave to a container, from the
-PodResources API of the kubelet and from the container itself: its environment, mounts, CDI names
-and device nodes."""
+PodResources API of the kubelet, from the annotations of a Device object, and from the container
+itself or the plugin's answer: environment, mounts, CDI names and device nodes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from agent.model import wire
+from agent.model.devices import holding
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.devices.visibility import (
     MOUNT_ROOT,
@@ -19,6 +21,7 @@ from agent.model.devices.visibility import (
     mounted,
     split,
 )
+from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.pod_resources import PodName, PodResources
 
 _CPUSET_PREFIX: Final = "DRA_CPUSET_"
@@ -93,6 +96,44 @@ def _qualified(text: str) -> Iterator[tuple[str, str]]:
     kind, _, name = text.rpartition("=")
     if kind and name:
         yield kind, name
+
+
+_ENVIRONMENT, _MOUNTS, _DEVICES, _ANNOTATIONS, _CDI_DEVICES = 1, 2, 3, 4, 5
+"""Of v1beta1 ContainerAllocateResponse (kubelet: pkg/apis/deviceplugin/v1beta1/api.proto)."""
+_CONTAINER_PATH, _HOST_PATH, _NAME = 1, 2, 1
+
+
+def of_answer(uid: str, container: str, answer: bytes | None) -> tuple[ReportedDevices, ...]:
+    """The grants of a device plugin's ContainerAllocateResponse: it names devices whose ids have no
+    meaning. Raises WireError for bytes that are not such a message."""
+    return of_carriers(uid, container, answered(answer or b""), HoldingSource.ANSWER)
+
+
+def answered(answer: bytes) -> Carriers:
+    """Raises WireError for bytes that are not a ContainerAllocateResponse."""
+    named = wire.payloads
+    return Carriers(
+        environment=tuple(wire.string_map(answer, _ENVIRONMENT).items()),
+        cdi_devices=tuple(wire.text(each, _NAME) for each in named(answer, _CDI_DEVICES)),
+        annotations=tuple(wire.string_map(answer, _ANNOTATIONS).items()),
+        mounts=tuple(wire.text(each, _CONTAINER_PATH) for each in named(answer, _MOUNTS)),
+        nodes=tuple(wire.text(each, _HOST_PATH) for each in named(answer, _DEVICES)),
+    )
+
+
+def of_device_object(annotations: Mapping[str, str]) -> tuple[ReportedDevices, ...]:
+    """What the annotations of a Device object list. Raises AnnotationError."""
+    found: list[ReportedDevices] = []
+    for key in (holding.DEVICES_CHECKPOINTS, holding.GPU_CHECKPOINTS):
+        for each in holding.decode(annotations, key):
+            uid, container, ids = each.pod_uid, each.container_name, each.device_ids or ()
+            source = HoldingSource.CHECKPOINT
+            found.append(ReportedDevices(uid, container, each.resource_name, ids, source))
+            try:
+                found += of_answer(uid, container, each.answer)
+            except wire.WireError as error:
+                raise AnnotationError(key, f"pod {uid}, {container}: allocResp: {error}") from None
+    return tuple(found)
 
 
 def of_pod_resources(

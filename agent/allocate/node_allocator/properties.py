@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate import layout as layouts
+from agent.allocate.device_holders import grants
 from agent.allocate.device_holders.holdings import functions_taken, resolve_holdings, taken
 from agent.allocate.device_holders.names import keys
 from agent.allocate.devices import partitions
@@ -37,7 +38,7 @@ from agent.model.cpu.policies import (
     label_faults,
 )
 from agent.model.cpu.topology import Cpu
-from agent.model.devices import holding, interconnect
+from agent.model.devices import interconnect
 from agent.model.devices.device_object import GPU_PARTITIONS, DeviceObject, DeviceType
 from agent.model.devices.holding import DeviceHolding as Held
 from agent.model.devices.interconnect import GPU_LINKS
@@ -185,13 +186,13 @@ def _links(text: str, objective: GpuObjective) -> LinkTable | None:
 
 def _imported(device: DeviceObject, faults: list[str]) -> dict[str, Imported]:
     try:
-        grants = holding.decode(device.annotations)
+        reported = grants.of_device_object(device.annotations)
     except AnnotationError as error:
         faults.append(f"Device {device.name}: {error}")
         return {}
-    if not grants:
+    if not reported:
         return {}
-    told = resolve_holdings(grants, keys(device.devices), {}, None)
+    told = resolve_holdings(reported, keys(device.devices), {}, None)
     faults.extend(f"Device {device.name}: {problem}" for problem in told.problems)
     by_pod: dict[str, list[Held]] = {}
     for each in told.holdings:

@@ -2,9 +2,9 @@
 that lists it.
 
 The annotation lists the devices that pods hold without an allocation by a scheduler. Key and format
-are those of the fine-grained device scheduling proposal (which also writes `gpu-checkpoints`). An
-entry names a device by its id in the object, with the part after `::`; a virtual function is named
-by its own address."""
+are those of the fine-grained device scheduling proposal, whose example has another key; both are
+read. An entry names a device by its id in the object, with the part after `::`; a virtual function
+is named by its own address. Entries of others may have the plugin's answer in addition."""
 
 from __future__ import annotations
 
@@ -94,13 +94,17 @@ class DeviceHolding(msgspec.Struct, frozen=True):
 
 
 DEVICES_CHECKPOINTS: Final = "node.koordinator.sh/devices-checkpoints"
+GPU_CHECKPOINTS: Final = "node.koordinator.sh/gpu-checkpoints"
 
 
-class _Entry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class CheckpointEntry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Of the annotation. `answer`: the device plugin's ContainerAllocateResponse (protobuf)."""
+
     pod_uid: str = msgspec.field(default="", name="podUID")
     container_name: str = ""
     resource_name: str = ""
     device_ids: tuple[str, ...] | None = msgspec.field(default=None, name="deviceIDs")
+    answer: bytes | None = msgspec.field(default=None, name="allocResp")
 
 
 def encode(holdings: Iterable[DeviceHolding]) -> dict[str, str]:
@@ -110,23 +114,13 @@ def encode(holdings: Iterable[DeviceHolding]) -> dict[str, str]:
     for each in holdings:
         if each.device and each.form is not Form.OPEN:
             ids.setdefault((each.uid, each.container, each.resource), set()).add(_name(each))
-    entries = [_Entry(*key, tuple(sorted(names))) for key, names in sorted(ids.items())]
+    entries = [CheckpointEntry(*key, tuple(sorted(names))) for key, names in sorted(ids.items())]
     return {DEVICES_CHECKPOINTS: msgspec.json.encode(entries).decode()} if entries else {}
 
 
-def decode(annotations: Mapping[str, str]) -> tuple[ReportedDevices, ...]:
-    """The annotation of a Device object. Raises AnnotationError."""
-    entries = decoded(annotations, DEVICES_CHECKPOINTS, _decoder, bounds.OBJECT_LIST_BYTES) or ()
-    return tuple(
-        ReportedDevices(
-            each.pod_uid,
-            each.container_name,
-            each.resource_name,
-            each.device_ids or (),
-            HoldingSource.CHECKPOINT,
-        )
-        for each in entries
-    )
+def decode(annotations: Mapping[str, str], key: str) -> tuple[CheckpointEntry, ...]:
+    """The annotation of a Device object with one of the two keys. Raises AnnotationError."""
+    return decoded(annotations, key, _decoder, bounds.OBJECT_LIST_BYTES) or ()
 
 
 def _name(holding: DeviceHolding) -> str:
@@ -136,5 +130,5 @@ def _name(holding: DeviceHolding) -> str:
 
 
 _decoder: Final = msgspec.json.Decoder(
-    Annotated[tuple[_Entry, ...], msgspec.Meta(max_length=bounds.MOST_PODS)] | None
+    Annotated[tuple[CheckpointEntry, ...], msgspec.Meta(max_length=bounds.MOST_PODS)] | None
 )

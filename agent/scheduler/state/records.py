@@ -13,6 +13,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from agent.allocate.device_holders import grants
 from agent.allocate.node_allocator.assigned_pods import AssignedPod, holding_of
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.model import apiobjects, bounds
@@ -235,7 +236,7 @@ def devices(text: bytes) -> DeviceObject | Unreadable:
     except ObjectError as error:
         return _unreadable(error)
     try:
-        holding.decode(read.annotations)
+        grants.of_device_object(read.annotations)
     except AnnotationError as error:
         # The devices in use are unknown.
         return _unreadable(ObjectError(device_object.KIND, read.name, str(error)))
@@ -292,7 +293,12 @@ _TOPOLOGY_READ: Final = {
     node_annotations.AGENT_SETTINGS: bounds.OBJECT_VALUE_BYTES,
 }
 _DEVICE_READ: Final = dict.fromkeys(
-    (device_object.GPU_PARTITIONS, interconnect.GPU_LINKS, holding.DEVICES_CHECKPOINTS),
+    (
+        device_object.GPU_PARTITIONS,
+        interconnect.GPU_LINKS,
+        holding.DEVICES_CHECKPOINTS,
+        holding.GPU_CHECKPOINTS,
+    ),
     bounds.OBJECT_LIST_BYTES,
 )
 _labels: Final = InternPool[dict[str, str]]()

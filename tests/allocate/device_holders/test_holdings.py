@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.device_holders.coexistence import conflicts
-from agent.allocate.device_holders.grants import Carriers, of_carriers
+from agent.allocate.device_holders.grants import Carriers, of_carriers, of_device_object
 from agent.allocate.device_holders.holdings import (
     ResolvedHoldings,
     functions_taken,
@@ -301,7 +301,7 @@ def test_a_reader_of_the_device_object_allocates_nothing_twice(
     """A scheduler has only the object, and must count as used what the node counts as held."""
     here = look(*found).holdings
     alone = keys(DEVICES)
-    read = [meaning(each, alone) for each in holding.decode(holding.encode(here))]
+    read = [meaning(each, alone) for each in of_device_object(holding.encode(here))]
     assert all(each.unknown == () for each in read)
     there = [holding for each in read for holding in each.holdings]
     assert taken(there, DEVICES) == taken(here, DEVICES)

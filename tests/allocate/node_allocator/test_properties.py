@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import base64
+import json
+
 import msgspec
 import pytest
 
@@ -11,8 +14,9 @@ from agent.model.cpu.policies import BindPolicy, GpuObjective, NumaPolicy
 from agent.model.devices import holding, interconnect
 from agent.model.devices.device_object import GPU_PARTITIONS, DeviceObject
 from agent.model.devices.gpus import Ancestor, GpuPair
-from agent.model.devices.holding import DEVICES_CHECKPOINTS, DeviceHolding, Form
+from agent.model.devices.holding import DEVICES_CHECKPOINTS, GPU_CHECKPOINTS, DeviceHolding, Form
 from agent.model.devices.interconnect import GPU_LINKS
+from agent.model.wire import patch
 from tests.allocate.devices.builders import CORE, MEMORY, RATIO, gpu, nic
 from tests.allocate.nodes import facts as node_facts
 
@@ -119,6 +123,23 @@ def test_holdings_are_read_as_an_agent_publishes_them() -> None:
         "u": Imported({("gpu", 1): CARD}, {}),
         "v": Imported({}, {("rdma", 0): frozenset({"0000:40:00.2"})}),
     }
+
+
+@pytest.mark.parametrize("key", [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS])
+def test_a_plugins_answer_in_the_annotation_takes_the_device_that_it_names(key: str) -> None:
+    """The id has no meaning; the answer sets NVIDIA_VISIBLE_DEVICES=GPU-1."""
+    answer = patch((1,), patch((1,), "NVIDIA_VISIBLE_DEVICES") + patch((2,), "GPU-1"))
+    entry = {
+        "podUID": "u",
+        "containerName": "c",
+        "resourceName": "vendor.com/gpu",
+        "deviceIDs": ["slot-0"],
+        "allocResp": base64.b64encode(answer).decode(),
+    }
+    device = DeviceObject("n", DEVICES, {}, {key: json.dumps([entry])})
+    found = node_properties("n", {}, device=device)
+    assert found.imported == {"u": Imported({("gpu", 1): CARD}, {})}
+    assert found.faults == ()
 
 
 def test_a_published_holding_of_a_missing_device_is_a_fault() -> None:

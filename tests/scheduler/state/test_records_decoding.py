@@ -5,7 +5,8 @@ import json
 import pytest
 
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.devices.holding import DEVICES_CHECKPOINTS
+from agent.model.devices.device_object import DeviceObject
+from agent.model.devices.holding import DEVICES_CHECKPOINTS, GPU_CHECKPOINTS
 from agent.model.nrt.node_annotations import POD_CPU_ALLOCS
 from agent.model.nrt.resource_topology import NodeTopology
 from agent.model.objects import ObjectError
@@ -168,16 +169,27 @@ def test_an_invalid_device_object_is_named(caplog: pytest.LogCaptureFixture) -> 
     assert text in caplog.text
 
 
+@pytest.mark.parametrize("key", [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS])
+@pytest.mark.parametrize("entry", ['{"deviceIDs": 1}', '{"allocResp": 1}', '{"allocResp": "Bw=="}'])
 def test_with_unreadable_holders_no_devices_are_allocated(
-    caplog: pytest.LogCaptureFixture,
+    key: str, entry: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     object_ = objects.devices("n1")
-    object_["metadata"]["annotations"] = {DEVICES_CHECKPOINTS: '[{"deviceIDs": 1}]'}
+    object_["metadata"]["annotations"] = {key: f"[{entry}]"}
     read = objects.of_devices(object_).value
-    text = f"Device n1: annotation {DEVICES_CHECKPOINTS}: "
+    text = f"Device n1: annotation {key}: "
     assert isinstance(read, Unreadable)
     assert read.text.startswith(text)
     assert text in caplog.text
+
+
+def test_both_annotations_of_holders_are_kept() -> None:
+    object_ = objects.devices("n1")
+    notes = dict.fromkeys((DEVICES_CHECKPOINTS, GPU_CHECKPOINTS), "[]")
+    object_["metadata"]["annotations"] = {**notes, "another": "value"}
+    read = objects.of_devices(object_).value
+    assert isinstance(read, DeviceObject)
+    assert read.annotations == notes
 
 
 def test_invalid_annotations_of_a_bound_pod_are_logged(

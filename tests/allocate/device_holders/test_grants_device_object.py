@@ -1,0 +1,68 @@
+"""What the annotations of a Device object list, as its writer, Topolet or another, wrote them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+
+import pytest
+
+from agent.allocate.device_holders.grants import of_device_object
+from agent.model.devices.holding import (
+    DEVICES_CHECKPOINTS,
+    GPU_CHECKPOINTS,
+    HoldingSource,
+    ReportedDevices,
+)
+from agent.model.pod.annotations import AnnotationError
+from agent.model.wire import patch
+
+VISIBLE = patch((1,), patch((1,), "NVIDIA_VISIBLE_DEVICES") + patch((2,), "GPU-a,GPU-b"))
+
+
+def entry(uid: str, *ids: str, answer: bytes = b"") -> dict[str, object]:
+    return {
+        "podUID": uid,
+        "containerName": "c",
+        "resourceName": "r",
+        "deviceIDs": ids,
+        **({"allocResp": base64.b64encode(answer).decode()} if answer else {}),
+    }
+
+
+def by_id(uid: str, *ids: str) -> ReportedDevices:
+    return ReportedDevices(uid, "c", "r", ids, HoldingSource.CHECKPOINT)
+
+
+def test_both_keys_are_read_together() -> None:
+    notes = {
+        DEVICES_CHECKPOINTS: json.dumps([entry("a", "GPU-1")]),
+        GPU_CHECKPOINTS: json.dumps([entry("a", "GPU-1"), entry("b", "GPU-2")]),
+    }
+    assert of_device_object(notes) == (
+        by_id("a", "GPU-1"),
+        by_id("a", "GPU-1"),
+        by_id("b", "GPU-2"),
+    )
+    assert of_device_object({GPU_CHECKPOINTS: "[]", DEVICES_CHECKPOINTS: ""}) == ()
+
+
+@pytest.mark.parametrize("key", [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS])
+def test_the_plugins_answer_names_devices_in_addition(key: str) -> None:
+    """As in the kubelet's file: ids of some plugins are no names of devices."""
+    answer = VISIBLE + patch((3,), patch((2,), "/dev/nvidia3"))
+    assert of_device_object({key: json.dumps([entry("a", "slot-0", answer=answer)])}) == (
+        by_id("a", "slot-0"),
+        ReportedDevices("a", "c", "", ("GPU-a", "GPU-b"), HoldingSource.ANSWER),
+        ReportedDevices("a", "c", "", ("/dev/nvidia3",), HoldingSource.NODE),
+    )
+
+
+@pytest.mark.parametrize("answer", [VISIBLE[:-1], b"\x0a\x04\x0a\x02\xff\xff", b"\x07"])
+def test_an_answer_that_is_not_a_message_is_an_error(answer: bytes) -> None:
+    """The devices in use are unknown then."""
+    notes = {GPU_CHECKPOINTS: json.dumps([entry("a", "GPU-1", answer=answer)])}
+    title = re.escape(f"annotation {GPU_CHECKPOINTS}: pod a, c: allocResp: ")
+    with pytest.raises(AnnotationError, match=title):
+        of_device_object(notes)
