@@ -1,9 +1,15 @@
 """FPGAs: `fpga_region` of the kernel's DFL, `fpga` of Intel's OPAE driver
-(intel-device-plugins-for-kubernetes: pkg/fpga/dfl_linux.go and pkg/fpga/intel_fpga_linux.go).
+(intel-device-plugins-for-kubernetes: pkg/fpga/dfl_linux.go and pkg/fpga/intel_fpga_linux.go), and
+functions with the drivers of AMD's XRT.
 
 `region0` of DFL has `dfl-port.0/{afu_id,dev}`, `dfl-fme.0/dev` and, for each region inside,
 `dfl-fme.0/dfl-fme-region.1/fpga_region/region1/compat_id`. `intel-fpga-dev.0` of OPAE has
 `intel-fpga-port.0/{afu_id,dev}` and `intel-fpga-fme.0/{dev,pr/interface_id}`.
+
+A card of XRT has a user function (driver `xocl`: `ready`, `xclbinuuid`, `interface_uuids`,
+`drm/renderD128/dev`) and, unless it was passed to a virtual machine without it, a management
+function in the same slot (`xclmgmt`: `instance`, `xrt_mgmt/xclmgmt15872/dev`). XRT:
+src/runtime_src/core/pcie/driver/linux/xocl, userpf/xocl_sysfs.c and mgmtpf/mgmt-core.c.
 """
 
 from __future__ import annotations
@@ -14,10 +20,12 @@ from typing import Final
 
 import msgspec
 
+from agent.discover.pci import DEVICES
 from agent.discover.sysfs import SysfsReader
 from agent.host.files import Tree
 from agent.model.devices.pci import (
     AcceleratorPort,
+    CharDevice,
     Fpga,
     FpgaDriver,
     Fpgas,
@@ -27,6 +35,8 @@ from agent.model.devices.pci import (
 )
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
+_NO_ID: Final = "0" * 32
+_RENDER: Final = re.compile(r"renderD[0-9]{1,9}")
 
 
 class _Layout(msgspec.Struct, frozen=True):
@@ -78,6 +88,11 @@ def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
             before = found.get(address)
             fpga = _fpga(reader, layout, functions[address], path, ports, managements)
             found[address] = _merged(before, fpga) if before else fpga
+    above = {_slot(each.address): each for each in functions.values() if each.driver == "xclmgmt"}
+    for function in functions.values():
+        if function.driver == "xocl":
+            fpga = _xrt(reader, function, above.get(_slot(function.address)))
+            found[function.address] = fpga
     return Fpgas(
         tuple(found[address] for address in sorted(found, key=address_key)),
         tuple(reader.problems),
@@ -118,6 +133,35 @@ def _fpga(
     )
 
 
+def _slot(address: str) -> str:
+    return address.rpartition(".")[0]
+
+
+def _xrt(reader: SysfsReader, function: Function, management: Function | None) -> Fpga:
+    """Without a port while the driver does not report the card as ready: XRT does not use it."""
+    path = f"{DEVICES}/{function.address}"
+    ports = []
+    if reader.hexadecimal(f"{path}/ready"):
+        loaded = _only_id(reader, f"{path}/xclbinuuid")
+        ports = [
+            AcceleratorPort(
+                name, loaded, reader.char_device(f"{path}/drm/{name}", f"/dev/dri/{name}")
+            )
+            for name in filter(_RENDER.fullmatch, reader.names(f"{path}/drm"))
+        ]
+    interface = _only_id(reader, f"{path}/interface_uuids")
+    file = _xrt_management(reader, f"{DEVICES}/{management.address}") if management else None
+    return Fpga(function, FpgaDriver.XRT, tuple(ports), interface, file)
+
+
+def _xrt_management(reader: SysfsReader, path: str) -> CharDevice | None:
+    instance = reader.integer(f"{path}/instance")
+    if instance is None:
+        return None
+    name = f"xclmgmt{instance}"
+    return reader.char_device(f"{path}/xrt_mgmt/{name}", f"/dev/{name}")
+
+
 def _interface_id(reader: SysfsReader, management: str) -> str:
     if reader.tree.exists(f"{management}/pr/interface_id"):
         return _id(reader, f"{management}/pr/interface_id")
@@ -131,8 +175,21 @@ def _interface_id(reader: SysfsReader, management: str) -> str:
 
 
 def _id(reader: SysfsReader, path: str) -> str:
-    text = reader.text(path)
-    digits = (text or "").lower().removeprefix("0x").replace("-", "")
+    return _checked_id(reader, path, reader.text(path) or "")
+
+
+def _only_id(reader: SysfsReader, path: str) -> str:
+    """The id of a file with one for each slot or partition; "" for several. Zeros are none, and a
+    card without a device tree can't be asked."""
+    try:
+        ids = (reader.tree.text(path) or "").split()
+    except OSError:
+        return ""
+    return _checked_id(reader, path, ids[0]).replace(_NO_ID, "") if len(ids) == 1 else ""
+
+
+def _checked_id(reader: SysfsReader, path: str, text: str) -> str:
+    digits = text.lower().removeprefix("0x").replace("-", "")
     if text and not _ID.fullmatch(digits):
         reader.problems.append(f"{reader.tree.path(path)}: {text[:80]!r}: not an id of 32 digits")
         return ""

@@ -34,11 +34,11 @@ FIRST_PAUSE_SECONDS to the period."""
 FIRST_PAUSE_SECONDS: Final = 0.02
 LEAST_COOLDOWN_SECONDS: Final = 0.02
 
-SUBSYSTEMS: Final = frozenset({"pci", "infiniband", "fpga_region", "fpga", "dfl"})
+SUBSYSTEMS: Final = frozenset({"pci", "infiniband", "fpga_region", "fpga", "dfl", "drm"})
 """Subsystems whose uevents report devices. `pci`: functions that are plugged in or out, virtual
 functions, drivers that bind and unbind, and bus errors; `infiniband`: links that are renamed or
-moved to another network namespace. No uevent reports the link state of a port: the pass at the end
-of every period reads it."""
+moved to another network namespace; `drm`: files of XRT's cards, which come with the shell. No
+uevent reports the link state of a port: the pass at the end of every period reads it."""
 _HOTPLUGGED: Final = frozenset({"cpu", "node"}) | SUBSYSTEMS
 
 

@@ -67,10 +67,12 @@ def address_key(text: str) -> tuple[int, ...]:
 
 
 class FpgaDriver(enum.StrEnum):
-    """The driver of an FPGA: the kernel's Device Feature List, or Intel's older driver."""
+    """The driver of an FPGA: the kernel's Device Feature List, Intel's older driver, or AMD's
+    (Xilinx's) runtime."""
 
     DFL = "dfl"
     OPAE = "opae"
+    XRT = "xrt"
 
 
 class AcceleratorPort(msgspec.Struct, frozen=True):
@@ -84,7 +86,8 @@ class AcceleratorPort(msgspec.Struct, frozen=True):
 
 class Fpga(msgspec.Struct, frozen=True):
     """One PCI function with its ports. `interface_id`: the interface for which bitstreams must be
-    built. `management`: the file that loads a bitstream. A virtual function has neither."""
+    built. `management`: the file that loads a bitstream, or XRT's shell. A virtual function has
+    neither."""
 
     function: Function
     driver: FpgaDriver

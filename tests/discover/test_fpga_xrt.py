@@ -1,0 +1,137 @@
+"""FPGAs of XRT's driver, on the machine of tests/data/xrt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.allocate.device_holders.names import Target, keys
+from agent.discover import fpga, pci
+from agent.model.devices.device_files import device_files
+from agent.model.devices.listing import DiscoveredDevices, Published, device_list
+from agent.model.devices.pci import AcceleratorPort, CharDevice, FpgaDriver, Fpgas, Rdma
+from agent.model.devices.visibility import DeviceNode
+from tests.conftest import DATA
+from tests.discover.buses import put, topology
+
+LOADED = "3da8da1b5c7e6f5b9d0c5c3f4e2d1b0a"
+INTERFACE = "862c7020a250293e32036f19956669e5"
+USER = "sys/devices/pci0000:3d/0000:3d:00.0/0000:3e:00.1"
+MANAGEMENT = "sys/devices/pci0000:3d/0000:3d:00.0/0000:3e:00.0"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    put(tmp_path, json.loads((DATA / "xrt/machine.json").read_text()))
+    return tmp_path
+
+
+def read(root: Path) -> Fpgas:
+    functions = pci.read(str(root), topology({0: "0-3", 1: "4-7"}))
+    assert functions.problems == ()
+    return fpga.read(str(root), functions.by_address)
+
+
+def test_a_card_is_its_user_function(root: Path) -> None:
+    found = read(root)
+    assert found.problems == ()
+    one, two, _ = found.devices
+    assert [each.address for each in found.devices] == [
+        "0000:3e:00.1",
+        "0000:5e:00.1",
+        "0000:af:00.1",
+    ]
+    assert {each.driver for each in found.devices} == {FpgaDriver.XRT}
+    file = CharDevice("/dev/dri/renderD128", (226, 128))
+    assert one.ports == (AcceleratorPort("renderD128", LOADED, file),)
+    assert one.interface_id == INTERFACE
+    assert one.management == CharDevice("/dev/xclmgmt15872", (240, 0))
+    assert (one.function.node, two.function.node) == (0, 1)
+    file = CharDevice("/dev/dri/renderD129", (226, 129))
+    assert two.ports == (AcceleratorPort("renderD129", "", file),)
+    assert two.interface_id == ""
+
+
+def test_a_card_that_is_not_ready_has_no_port(root: Path) -> None:
+    """XRT refuses it; in a virtual machine the management function is not there."""
+    card = read(root).devices[2]
+    assert (card.ports, card.management) == ((), None)
+
+
+def test_the_entries_of_the_device_object(root: Path) -> None:
+    devices = device_list(DiscoveredDevices(fpgas=read(root).devices), Published(), "now").devices
+    assert [(each.type, each.uuid, each.minor, each.healthy) for each in devices] == [
+        ("fpga", "0000:3e:00.1", 0, True),
+        ("fpga", "0000:5e:00.1", 1, True),
+        ("fpga", "0000:af:00.1", 2, False),
+    ]
+    assert {each.resources["koordinator.sh/fpga"] for each in devices} == {100}
+    assert [each.topology and each.topology.node for each in devices] == [0, 1, 1]
+    assert devices[0].labels == {
+        "topolet.io/function-id": LOADED,
+        "topolet.io/interface-id": INTERFACE,
+    }
+    assert devices[2].conditions[0].reason == "NoAcceleratorPort"
+
+
+def test_a_container_gets_the_render_node_and_never_the_management(root: Path) -> None:
+    found = read(root)
+    devices = device_list(DiscoveredDevices(fpgas=found.devices), Published(), "now").devices
+    files = device_files(devices, (), Rdma(), found)
+    assert [each.nodes for each in files.others] == [
+        (DeviceNode("/dev/dri/renderD128", 226, 128),),
+        (DeviceNode("/dev/dri/renderD129", 226, 129),),
+        (),
+    ]
+
+
+def test_names_of_a_device_plugin_and_of_a_container(root: Path) -> None:
+    """AMD's plugin names a card by the address of its user function, a container by its node."""
+    found = read(root).devices
+    devices = device_list(DiscoveredDevices(fpgas=found), Published(), "now").devices
+    known = keys(devices, fpgas=found)
+    card = Target("fpga", "0000:5e:00.1")
+    assert known["0000:5e:00.1"] == known["/dev/dri/renderD129"] == card
+    assert "/dev/dri/renderD130" not in known
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "problem"),
+    [
+        (f"{USER}/ready", "maybe\n", "ready: 'maybe': not a hexadecimal number"),
+        (f"{USER}/drm/renderD128/dev", "x\n", "renderD128/dev: 'x': not a device number"),
+        (f"{MANAGEMENT}/instance", "one\n", "instance: 'one' is not a number"),
+        (f"{USER}/xclbinuuid", "nothing\n", "xclbinuuid: 'nothing': not an id of 32 digits"),
+    ],
+)
+def test_an_invalid_file_is_reported_and_hides_no_card(
+    path: str, text: str, problem: str, root: Path
+) -> None:
+    (root / path).write_text(text)
+    found = read(root)
+    (said,) = found.problems
+    assert said.endswith(problem)
+    assert len(found.devices) == 3
+    management = found.devices[0].management
+    assert (management is None) == path.startswith(MANAGEMENT)
+
+
+@pytest.mark.parametrize("file", ["xclbinuuid", "interface_uuids"])
+def test_several_ids_are_none(file: str, root: Path) -> None:
+    """A card may have several slots for programs, and partitions with an interface each."""
+    (root / USER / file).write_text(f"{LOADED}\n{INTERFACE}\n")
+    found = read(root)
+    assert found.problems == ()
+    card = found.devices[0]
+    assert "" in (card.interface_id, card.ports[0].function_id)
+
+
+def test_a_card_that_is_being_reset_is_listed_without_a_port(root: Path) -> None:
+    """The driver removes the files of a shell meanwhile, but not the function."""
+    for name in ("ready", "xclbinuuid", "interface_uuids"):
+        (root / USER / name).unlink()
+    found = read(root)
+    assert found.problems == ()
+    assert found.devices[0].ports == ()
