@@ -139,6 +139,15 @@ def kustomized_folder(folder: Path, home: Path) -> list[Object]:
     return list(yaml.safe_load_all(built.stdout))
 
 
+def arguments(container: Object) -> list[str]:
+    """Those of a container; variables with a value are replaced, as the kubelet does it."""
+    values = {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
+    return [
+        re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), each)
+        for each in container["args"]
+    ]
+
+
 def pod_of(overlay: str) -> Object:
     """The pod of the DaemonSet with the overlay's patch merged by name."""
     pod: Object = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]

@@ -11,6 +11,7 @@ import yaml
 from agent.cli import agent as agent_command
 from agent.cli import nri as nri_command
 from agent.cli import options
+from agent.cli import proxy as proxy_command
 from agent.cli import webhook as webhook_command
 from agent.kube import cluster
 from agent.model.devices import device_object
@@ -32,6 +33,7 @@ from tests.deploy.manifests import (
     ROOT,
     SCHEDULER,
     account,
+    arguments,
     complaints,
     kustomization,
     kustomized,
@@ -45,13 +47,16 @@ from tests.deploy.manifests import (
 
 ALL = objects(*EVERYTHING)
 OVERLAYS = ("reconcile", "proxy", "nri", "nvidia")
-PATCHES = (
-    "proxy/agent.yaml",
-    "nri/agent.yaml",
-    "nvidia/agent.yaml",
-    "webhook/binders.yaml",
-    "scheduler-evict/flag.yaml",
+NOT_LISTED = (
+    "overlays/proxy/agent.yaml",
+    "overlays/nri/agent.yaml",
+    "overlays/nvidia/agent.yaml",
+    "overlays/webhook/binders.yaml",
+    "overlays/scheduler-evict/flag.yaml",
+    "components/cri-o/agent.yaml",
+    "policies/variables.yaml",
 )
+"""Patches, and variables."""
 # The roles that Kubernetes has for a kube-scheduler.
 THEIR_ROLES = (
     "system:kube-scheduler",
@@ -60,6 +65,7 @@ THEIR_ROLES = (
 )
 WARN = ("topolet-schedulers",)
 """The policies that refuse nothing."""
+CRIO = "/run/crio/crio.sock"
 HARDENED = {
     "privileged": False,
     "allowPrivilegeEscalation": False,
@@ -71,8 +77,7 @@ HARDENED = {
 def test_every_file_is_listed_and_every_object_exists_once() -> None:
     found = {path for path in DEPLOY.rglob("*.yaml") if path.name != "kustomization.yaml"}
     used = {path for each in EVERYTHING for path in listed(each)}
-    patches = {DEPLOY / "overlays" / each for each in PATCHES}
-    assert found - used == {*patches, DEPLOY / "policies" / "variables.yaml"}
+    assert found - used == {DEPLOY / each for each in NOT_LISTED}
     keys = [(each["kind"], each["metadata"]["name"]) for each in ALL]
     assert len(keys) == len(set(keys))
     assert all(each["apiVersion"] for each in ALL)
@@ -287,16 +292,20 @@ def test_pods_are_hardened(overlay: str) -> None:
 
 @pytest.mark.parametrize(("overlay", "place"), [("reconcile", 0), ("nri", 1)])
 def test_flags_are_options_of_the_command(overlay: str, place: int) -> None:
-    command, *flags = pod_of(overlay)["containers"][place]["args"]
+    command, *flags = arguments(pod_of(overlay)["containers"][place])
     module = {"agent": agent_command, "nri": nri_command}[command]
     assert options.plain(flags, module.SETTINGS) is not None
 
 
 def test_the_hosts_folders_have_their_paths_below_the_root() -> None:
     """So that the agent finds a path from the kubelet's command line."""
-    pod = pod_of("reconcile")
-    (container,) = pod["containers"]
-    _, *flags = container["args"]
+    assert_paths(pod_of("reconcile"))
+
+
+def assert_paths(pod: dict[str, Any]) -> str:
+    """The socket of the runtime."""
+    container = next(each for each in pod["containers"] if each["name"] == "agent")
+    _, *flags = arguments(container)
     given = options.plain(flags, agent_command.SETTINGS)
     assert given is not None
     settings = options.load(given, agent_command.SETTINGS)
@@ -310,7 +319,54 @@ def test_the_hosts_folders_have_their_paths_below_the_root() -> None:
     assert settings.kubelet_dir in mounts
     assert settings.pod_resources_socket.startswith(f"{settings.kubelet_dir}/")
     assert settings.state_dir in mounts
-    assert os.path.dirname(socket_path(settings.runtime_endpoint)) in mounts
+    socket = socket_path(settings.runtime_endpoint)
+    assert os.path.dirname(socket) in mounts
+    return socket
+
+
+@pytest.mark.parametrize("overlay", ["reconcile", "proxy", "nri", "scheduler"])
+def test_with_the_component_cri_o_the_agent_has_its_socket(overlay: str, tmp_path: Path) -> None:
+    """And all else as before."""
+    made = kustomization(tmp_path, f"overlays/{overlay}", ("cri-o",))
+    theirs, ours = kustomized_folder(made, tmp_path), kustomized(overlay, tmp_path)
+    pods = [
+        next(each for each in found if each["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+        for found in (theirs, ours)
+    ]
+    assert [assert_paths(each) for each in pods] == [CRIO, "/run/containerd/containerd.sock"]
+    text = yaml.safe_dump(theirs).replace("/run/crio/crio.sock", "/run/containerd/containerd.sock")
+    again = yaml.safe_load(text.replace("/run/crio", "/run/containerd"))
+    assert [_sorted(each) for each in again] == [_sorted(each) for each in ours]
+
+
+def _sorted(value: Any) -> Any:
+    """Without the order of lists of objects, which kustomize changes."""
+    if isinstance(value, dict):
+        return {key: _sorted(below) for key, below in value.items()}
+    if isinstance(value, list):
+        below = [_sorted(each) for each in value]
+        return sorted(below, key=yaml.safe_dump) if isinstance(value[0], dict) else below
+    return value
+
+
+def test_the_overlay_cri_o_is_the_proxys_with_the_component(tmp_path: Path) -> None:
+    made = kustomization(tmp_path, "overlays/proxy", ("cri-o",))
+    assert kustomized("cri-o", tmp_path) == kustomized_folder(made, tmp_path)
+
+
+def test_the_service_of_the_proxy_has_the_same_socket() -> None:
+    """The last value of a unit and its drop-ins counts, and an empty one resets a list."""
+    text = (ROOT / "systemd/topolet-proxy.service.d/cri-o.conf").read_text()
+    lines = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    assert lines[0] == ""
+    program, command, *flags = lines[1].split()
+    assert (program, command) == ("/usr/local/bin/topolet", "proxy")
+    given = options.plain(flags, proxy_command.SETTINGS)
+    assert given is not None
+    settings = options.load(given, proxy_command.SETTINGS)
+    assert socket_path(settings.runtime_endpoint) == CRIO
+    unit = (ROOT / "systemd/topolet-proxy.service").read_text()
+    assert lines[1].replace("/run/crio/crio", "/run/containerd/containerd") in unit
 
 
 @pytest.mark.parametrize(
@@ -318,6 +374,7 @@ def test_the_hosts_folders_have_their_paths_below_the_root() -> None:
     [
         "base/daemonset.yaml",
         "overlays/nri/agent.yaml",
+        "components/cri-o/agent.yaml",
         "overlays/webhook/deployment.yaml",
         "overlays/scheduler/deployment.yaml",
         "overlays/scheduler/kube-scheduler.yaml",

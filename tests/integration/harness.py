@@ -24,6 +24,7 @@ from tests import tools
 from tests.fixtures import containerd as private
 from tests.fixtures.cgroups import remove_cgroups
 from tests.fixtures.containerd import Containerd
+from tests.fixtures.crio import Crio
 from tests.fixtures.pods import PodSpec, remove_pod
 from tests.fixtures.ports import free_port
 from tests.integration import podnetwork
@@ -60,7 +61,7 @@ class TestNode:
 
     __test__ = False
 
-    def __init__(self, folder: pathlib.Path, containerd: Containerd) -> None:
+    def __init__(self, folder: pathlib.Path, containerd: Containerd | Crio) -> None:
         self.folder = folder
         self.containerd = containerd
         self.state = folder / "state"
@@ -276,7 +277,7 @@ def private_containerd(
 
 
 @contextlib.contextmanager
-def fresh_node(containerd: Containerd) -> Iterator[TestNode]:
+def fresh_node(containerd: Containerd | Crio) -> Iterator[TestNode]:
     """A node without running processes and without remains of earlier ones."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
     node = TestNode(folder, containerd)

@@ -23,6 +23,7 @@ from agent.nri.link import PluginLink
 from agent.nri.messages import NriContainer
 from agent.nri.service import PluginCall
 from tests.fixtures.containerd import Containerd
+from tests.fixtures.crio import Crio
 from tests.fixtures.ports import free_port
 from tests.integration.harness import HOLD, TestNode, fresh_node
 from tests.nri.test_link import Recorder
@@ -103,7 +104,7 @@ class PluggedNode:
 
 
 @contextlib.contextmanager
-def plugged_node(containerd: Containerd) -> Iterator[PluggedNode]:
+def plugged_node(containerd: Containerd | Crio) -> Iterator[PluggedNode]:
     """A fresh node; the test starts the processes that it needs."""
     with fresh_node(containerd) as node:
         it = PluggedNode(node)

@@ -38,7 +38,7 @@ class Registry:
 @contextlib.contextmanager
 def running(folder: pathlib.Path) -> Iterator[Registry]:
     """An empty registry with its images below `folder`. Skips the test if there is none."""
-    program = tools.registry()
+    program = tools.unpacked("docker-registry")
     if program is None:
         pytest.skip("no docker-registry here (tests/tools/prepare fetches it)")
     port = free_port()

@@ -17,7 +17,7 @@ import pytest
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.qos import QOS_LABEL
 from tests.deploy.api import Api, Who
-from tests.deploy.manifests import SCHEDULER, objects, pod_of
+from tests.deploy.manifests import SCHEDULER, arguments, objects, pod_of
 from tests.discover import fakenvml, gpumachines
 from tests.fixtures.pods import run_pod
 from tests.fixtures.ports import free_port
@@ -111,7 +111,7 @@ class Played:
         name = container["name"]
         self.ports[name] = free_port()
         flag = {"agent": "--http", "nri": "--nri-http"}[name]
-        words = [each.replace("$(NODE_NAME)", self.name) for each in container["args"]]
+        words = [each.replace("$(NODE_NAME)", self.name) for each in arguments(container)]
         mounts = [
             Mount(
                 each["mountPath"],

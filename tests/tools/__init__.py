@@ -26,6 +26,7 @@ API_SERVERS = {"1.34": "kube-apiserver-1.34", "1.37": "kube-apiserver-1.37"}
 
 _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
+    "cri-o": "github.com/cri-o/cri-o",
     "cri-tools": "sigs.k8s.io/cri-tools",
     "grpc-peer": "google.golang.org/grpc",
     "koord-runtime-proxy": "github.com/koordinator-sh/koordinator",
@@ -38,9 +39,18 @@ SOURCES = {"go-nvml": "github.com/NVIDIA/go-nvml"}
 
 # Storage drivers that no test uses.
 _TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
+# Signatures of images, which no test has, are verified in Go; the others need libraries of C.
+_CRI_O_TAGS = (
+    "-tags=containers_image_openpgp,containers_image_ostree_stub,"
+    "exclude_graphdriver_btrfs,btrfs_noversion"
+)
 # cri.descriptor next to crictl and critest: the CRI of both, as a FileDescriptorProto.
 _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "containerd": (("install", *_FLAGS, _TAGS, "tool"),),
+    "cri-o": (
+        ("install", *_FLAGS, _CRI_O_TAGS, "tool"),
+        ("run", *_FLAGS, "./pinns", "{folder}/pinns"),
+    ),
     "cri-tools": (
         ("install", *_FLAGS, "tool"),
         ("test", *_FLAGS, "-c", "-o", "{folder}/critest", "sigs.k8s.io/cri-tools/cmd/critest"),
@@ -53,6 +63,8 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(API_SERVERS.values(), (("install", *_FLAGS, "tool"),)),
 }
 NAMES = tuple(_MODULES)
+ONLY_LONG = ("cri-o", *API_SERVERS.values())
+"""Sets that only `make test-all` builds and uses."""
 ASSETS = ("etcd", "kubernetes")
 """Programs that KUBEBUILDER_ASSETS has too, if it is set."""
 
@@ -158,10 +170,11 @@ def source(name: str) -> Path | str:
     return f"{name}: {answer['Error']}" if "Error" in answer else Path(answer["Dir"])
 
 
-def registry() -> str | None:
-    """Debian's docker-registry, installed or as tests/tools/prepare unpacked it."""
-    unpacked = sorted(map(str, cache().glob("docker-registry-*/usr/bin/docker-registry")))
-    return shutil.which("docker-registry") or next(iter(unpacked), None)
+def unpacked(program: str) -> str | None:
+    """A program of the Debian package of its name, installed or as tests/tools/prepare unpacked
+    it."""
+    found = sorted(map(str, cache().glob(f"{program}-*/usr/bin/{program}")))
+    return shutil.which(program) or next(iter(found), None)
 
 
 def cache() -> Path:

@@ -2,7 +2,7 @@
 
     python -m tests.tools [-n] [-a]
 
--n: only says what would be built. -a: also the API servers of further versions.
+-n: only says what would be built. -a: also the sets that only `make test-all` uses.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import sys
 import time
 
-from tests.tools import API_SERVERS, ASSETS, NAMES, SOURCES, built, folder, source
+from tests.tools import ASSETS, NAMES, ONLY_LONG, SOURCES, built, folder, source
 
 
 def main() -> None:
     flags = sys.argv[1:]
     needless = set(ASSETS) if os.environ.get("KUBEBUILDER_ASSETS") else set()
     if "-a" not in flags:
-        needless.update(API_SERVERS.values())
+        needless.update(ONLY_LONG)
     lacking = [name for name in NAMES if name not in needless and not folder(name).exists()]
     if "-n" in flags:
         if lacking:

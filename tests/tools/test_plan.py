@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.skips import ROOT
-from tests.tools import API_SERVERS
+from tests.tools import ONLY_LONG
 
 
 @pytest.mark.parametrize("flags", [(), ("-a",)], ids=["test", "test-all"])
 def test_everything_missing_on_a_bare_machine_is_listed(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Nothing is installed: the machine does not have apt-get. Only test-all builds API servers."""
+    """Nothing is installed: the machine does not have apt-get. Only test-all builds all sets."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("sh", "dirname", "sed", "grep", "cat", "uname", "id"):
@@ -40,7 +40,8 @@ def test_everything_missing_on_a_bare_machine_is_listed(
     assert "fetch: linux-image-amd64" in lines
     (built,) = [line for line in lines if line.startswith("build:")]
     assert " kubernetes-v" in built
-    for name in API_SERVERS.values():
+    for name in ONLY_LONG:
         assert (f" {name}-v" in built) == bool(flags)
+    assert ("fetch: conmon" in lines) == bool(flags)
     assert any(line.startswith("start:") for line in lines)
     assert not (tmp_path / "no").exists()

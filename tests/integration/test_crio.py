@@ -1,0 +1,163 @@
+"""Proxy, NRI plugin and agent on a real CRI-O."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from agent.cri.client import Cri
+from agent.proto import cri_pb2 as pb
+from tests import tools
+from tests.fixtures import image
+from tests.fixtures.cgroups import MOUNTS
+from tests.fixtures.crio import WORKLOAD, Crio
+from tests.fixtures.pods import kill_container, remove_pod, run_pod
+from tests.integration.harness import NO_PASS, TestNode, built_or_skip, fresh_node, kernel_group
+from tests.integration.plugged import plugged_node
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def crio() -> Iterator[Crio]:
+    """Its monitors run on CPU 0, as on a node that reserves it."""
+    if os.geteuid():
+        pytest.skip("needs root: containers and cgroups are real")
+    programs = built_or_skip("cri-o")
+    conmon = tools.unpacked("conmon")
+    if conmon is None:
+        pytest.skip("no conmon here (tests/tools/prepare fetches it)")
+    if shutil.which("runc", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:
+        pytest.skip("not on this machine: runc")
+    if image.busybox() is None:
+        pytest.skip("not on this machine: busybox")
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("needs two CPUs")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
+    runtime = Crio(folder, programs, conmon, infra_cpus="0")
+    try:
+        runtime.start()
+        yield runtime
+    finally:
+        runtime.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def node(crio: Crio) -> Iterator[TestNode]:
+    """A node of CRI-O; the test starts agent and frontend."""
+    with fresh_node(crio) as it:
+        yield it
+        crio.remove_all_pods()
+
+
+@pytest.fixture
+def both(node: TestNode) -> TestNode:
+    """A node whose agent and proxy run."""
+    node.start_agent(NO_PASS)
+    node.start_proxy()
+    return node
+
+
+def end(cri: Cri, sandbox: str, container: str) -> None:
+    """As a kubelet, without the time that it gives a pod to end."""
+    kill_container(cri, container)
+    remove_pod(cri, sandbox)
+
+
+def processes_on(node: TestNode, cpu: int) -> set[int]:
+    """The processes of all pods of the node that may run on the CPU."""
+    version2 = (MOUNTS / "cgroup.procs").exists()
+    top = (MOUNTS if version2 else MOUNTS / "cpuset") / node.cgroup_root.lstrip("/")
+    return {
+        pid
+        for path in top.rglob("cgroup.procs")
+        for pid in map(int, path.read_text().split())
+        if cpu in os.sched_getaffinity(pid)
+    }
+
+
+def test_containers_run_on_their_cpus_from_their_creation(both: TestNode) -> None:
+    sandbox, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    assert both.cpus(lse) == "1"
+    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
+    assert both.cpus(ls) == "0"
+    _, be = run_pod(both.proxied, both.spec("be", "BE", kube_class="besteffort"))
+    assert both.cpus(be) == "0"
+    assert both.metric("topolet_cpu_overlaps_total") == 0
+    assert kernel_group(both.direct.container_placement(lse).pid, "cpuset").name == f"crio-{lse}"
+
+    end(both.proxied, sandbox, lse)
+    eventually("LS has CPU 1 again", lambda: both.cpus(ls) == "0-1")
+    eventually("BE has CPU 1 again", lambda: both.cpus(be) == "0-1")
+
+
+def test_nothing_of_a_pod_is_on_an_owners_cpu(both: TestNode) -> None:
+    """CRI-O's monitors are in the pods' cgroups; its `infra_ctr_cpuset` keeps them away."""
+    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
+    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    owner = both.direct.container_placement(lse).pid
+    eventually("the owner is alone", lambda: processes_on(both, 1) == {owner})
+    assert both.direct.container_placement(ls).pid in processes_on(both, 0)
+
+
+def test_an_update_keeps_the_cpus(both: TestNode) -> None:
+    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    linux = pb.LinuxContainerResources(cpuset_cpus="0", cpu_shares=512)
+    request = pb.UpdateContainerResourcesRequest(container_id=lse, linux=linux)
+    both.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+    assert both.cpus(lse) == "1"
+
+
+def test_a_container_created_without_the_proxy_is_corrected(both: TestNode) -> None:
+    """By the events of cgroups: the agent has no events of CRI-O."""
+    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    _, ls = run_pod(both.direct, both.spec("ls", "LS"))
+    eventually("corrected", lambda: both.cpus(ls) == "0")
+    assert both.cpus(lse) == "1"
+
+
+def test_a_workload_of_the_runtime_is_corrected(both: TestNode) -> None:
+    """CRI-O sets its cpuset after the proxy."""
+    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    spec = both.spec("workload", "LS", annotations={WORKLOAD: ""})
+    _, workload = run_pod(both.proxied, spec)
+    eventually("corrected", lambda: both.cpus(workload) == "0")
+    assert both.cpus(lse) == "1"
+
+
+def test_a_restarted_agent_finds_the_containers(both: TestNode) -> None:
+    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    both.kill_agent()
+    _, ls = run_pod(both.direct, both.spec("ls", "LS"))
+    assert both.cpus(ls) == "0-1"
+    both.start_agent(NO_PASS)
+    eventually("corrected", lambda: both.cpus(ls) == "0")
+    assert both.cpus(lse) == "1"
+    both.stop_agent()
+    done = both.run_cli(
+        "restore",
+        f"--state-dir={both.state}",
+        f"--runtime-endpoint=unix://{both.containerd.socket}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert {both.cpus(each) for each in (lse, ls)} == {"0-1"}
+
+
+def test_the_nri_plugin_does_the_same(crio: Crio) -> None:
+    with plugged_node(crio) as plugged:
+        node = plugged.node
+        node.start_agent(NO_PASS)
+        plugged.start_plugin()
+        _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+        assert node.cpus(lse) == "1"
+        _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+        assert node.cpus(ls) == "0"
+        assert node.metric("topolet_cpu_overlaps_total") == 0
+        crio.remove_all_pods()
