@@ -4,7 +4,8 @@ Two clusters of real parts side by side: etcd, kube-apiserver, kube-controller-m
 kube-scheduler, containerd and a kubelet each. In one, everything of Topolet is installed and the
 kubelet uses the proxy; in the other one nothing of it is, and the kubelet uses containerd. Pods
 start in turns, one at a time. A ratio is that of the medians; the time of a stage is from the
-request that creates the pod. `cpu_at_rest`: CPU seconds an hour of a process while 30 pods run.
+request that creates the pod. `cpu_KIND_PROCESS`: the CPU time that a process uses for a pod's start
+and end. `cpu_at_rest_PROCESS`: CPU seconds an hour of a process while 30 pods run.
 """
 
 from __future__ import annotations
@@ -37,24 +38,32 @@ KINDS = {"ls": {"qos": "LS", "cpu": "100m"}, "lse": {"qos": "LSE", "cpu": 1}}
 """Arguments of `pods.manifest`."""
 AT_REST = 30
 SETTLE_SECONDS = 45.0
-PROCESSES = {"agent": ("topolet", "agent"), "proxy": ("topolet", "proxy"), "kubelet": ("kubelet",)}
+PROCESSES = {
+    "agent": ("topolet", "agent"),
+    "proxy": ("topolet", "proxy"),
+    "scheduler": ("topolet", "scheduler"),
+    "kubelet": ("kubelet",),
+    "containerd": ("containerd",),
+    "kube-apiserver": ("kube-apiserver",),
+}
+"""By name: the first words of the command line."""
 
-# Prints the CPU seconds of each process with these words in its command line.
-_TIMES = """import os, sys
-words, ticks = sys.argv[1:], os.sysconf("SC_CLK_TCK")
-total = 0
+# Prints the CPU seconds, in steps of 10 ms, of the processes whose command lines start with the
+# given words, by name, in JSON.
+_TIMES = """import json, os, sys
+processes = json.loads(sys.argv[1])
+total = dict.fromkeys(processes, 0)
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         line = open(f"/proc/{pid}/cmdline", "rb").read().decode().split(chr(0))
-        names = [os.path.basename(each) for each in line[:3]]
-        start = next((i for i, each in enumerate(names) if each == words[0]), None)
-        if start is None or line[start + 1 : start + len(words)] != words[1:]:
-            continue
-        fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
+        words = [os.path.basename(each) for each in line[:4]]
+        for name, wanted in processes.items():
+            if any(words[i : i + len(wanted)] == wanted for i in range(3)):
+                fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+                total[name] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     except OSError:
         pass
-print(total / ticks)
+print(json.dumps(total))
 """
 
 
@@ -79,7 +88,6 @@ def start(cluster: Cluster, name: str, **words: Any) -> dict[str, float]:
     """The milliseconds until each stage."""
     command = [image.BUSYBOX, "sh", "-c", f"echo started; {pods.SLEEP}"]
     pod = pods.manifest(name, container={"command": command}, **words)
-    pod["apiVersion"] = "v1"
     text = cluster.control.world.run(
         *(sys.executable, podstarts.__file__, cluster.control.config("admin")),
         stdin=json.dumps([pod]),
@@ -95,30 +103,57 @@ def start_rows(ours: Cluster, base: Cluster, turns: int) -> list[Row]:
     for turn in range(turns + 1):
         for kind, words in KINDS.items():
             plain = {**words, "scheduler": "", "guaranteed": kind == "lse"}
-            one = start(ours, f"{kind}-{turn}", **words)
-            other = start(base, f"{kind}-{turn}", **plain)
+            one = measured(ours, f"{kind}-{turn}", **words)
+            other = measured(base, f"{kind}-{turn}", **plain)
             if turn:
                 found[kind][0].append(one)
                 found[kind][1].append(other)
-    return [
-        compared(
-            f"{kind}_{stage}",
-            statistics.median(each[stage] for each in mine),
-            statistics.median(each[stage] for each in others),
-            "without Topolet",
-            "ms",
-        )
-        for kind, (mine, others) in found.items()
-        for stage in STAGES
-    ]
+    return (
+        [
+            compared(
+                f"{kind}_{stage}",
+                statistics.median(each[stage] for each in mine),
+                statistics.median(each[stage] for each in others),
+                "without Topolet",
+                "ms",
+            )
+            for kind, (mine, others) in found.items()
+            for stage in STAGES
+        ]
+        + [
+            compared(
+                f"cpu_{kind}_{process}",
+                statistics.mean(each[process] for each in mine),
+                statistics.mean(each[process] for each in others),
+                "without Topolet",
+                "ms",
+            )
+            for kind, (mine, others) in found.items()
+            for process in PROCESSES
+            if any(each[process] for each in others)
+        ]
+        + [
+            alone(f"cpu_{kind}_{process}", statistics.mean(each[process] for each in mine), "ms")
+            for kind, (mine, others) in found.items()
+            for process in PROCESSES
+            if not any(each[process] for each in others)
+        ]
+    )
+
+
+def measured(cluster: Cluster, name: str, **words: Any) -> dict[str, float]:
+    """The milliseconds until each stage, and those of CPU time of each process."""
+    before = cpu_seconds(cluster)
+    stages = start(cluster, name, **words)
+    after = cpu_seconds(cluster)
+    return stages | {process: (after[process] - before[process]) * 1e3 for process in PROCESSES}
 
 
 def cpu_seconds(cluster: Cluster) -> dict[str, float]:
     machine = cluster.nodes[HOST].machine
-    return {
-        name: float(machine.run(sys.executable, "-c", _TIMES, *words))
-        for name, words in PROCESSES.items()
-    }
+    text = machine.run(sys.executable, "-c", _TIMES, json.dumps(PROCESSES))
+    seconds: dict[str, float] = json.loads(text)
+    return seconds
 
 
 def rest_rows(cluster: Cluster, seconds: float) -> list[Row]:

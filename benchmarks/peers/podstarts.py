@@ -1,10 +1,10 @@
 """Starts pods one after the other and times their stages. Runs on a machine of `tests.cluster`,
 with the standard library only.
 
-usage: podstarts.py KUBECONFIG (in JSON), a JSON list of pods on standard input. Each pod's container
-must print a line as its first action. Prints a JSON list of objects, milliseconds from the POST:
-`created` (it is answered), `scheduled` (a watch reports the node), `started` (the container prints;
-the time is the runtime's, from the container's log), `running` (a watch reports it).
+usage: podstarts.py KUBECONFIG (in JSON), a JSON list of pods on standard input. The container of
+each must print a line as its first action. Prints a JSON list of objects, milliseconds from the
+POST: `created` (it is answered), `scheduled` (a watch reports the node), `started` (the container
+prints; the time is the runtime's, from the container's log), `running` (a watch reports it).
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ class Server:
 
     def connection(self) -> http.client.HTTPSConnection:
         host, port = self._address
-        return http.client.HTTPSConnection(
-            host, port, timeout=DEADLINE_SECONDS, context=self._tls
-        )
+        return http.client.HTTPSConnection(host, port, timeout=DEADLINE_SECONDS, context=self._tls)
 
     def request(self, method: str, path: str, body: object = None) -> Any:
         text = None if body is None else json.dumps(body)
@@ -56,9 +54,7 @@ def started(server: Server, pod: dict[str, Any]) -> dict[str, float]:
     version = server.request("GET", f"{PODS}?limit=1")["metadata"]["resourceVersion"]
     watching = server.connection()
     selector = urllib.parse.quote(f"metadata.name={name}")
-    watching.request(
-        "GET", f"{PODS}?watch=1&fieldSelector={selector}&resourceVersion={version}"
-    )
+    watching.request("GET", f"{PODS}?watch=1&fieldSelector={selector}&resourceVersion={version}")
     events = watching.getresponse()
     stages = {}
     began = time.time()
