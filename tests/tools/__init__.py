@@ -20,7 +20,7 @@ _HERE = Path(__file__).resolve().parent
 _FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
 _BUILD_SECONDS = 1200
 
-API_SERVERS = {"1.34": "kube-apiserver-1.34", "1.37": "kube-apiserver-1.37"}
+API_SERVERS = {each: f"kube-apiserver-{each}" for each in ("1.33", "1.34", "1.37")}
 """Sets with one kube-apiserver each, by version, in addition to the one of the set "kubernetes":
 `make test-all` runs the API server's suites with them."""
 
