@@ -56,7 +56,7 @@ from agent.node.report import ClusterReporter, Reporter
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
-from agent.node.triggers import Trigger, Triggers, cooldown
+from agent.node.triggers import Trigger, Triggers
 from agent.rpc.grpc import RpcError
 from agent.telemetry.http import Health, HttpResponse, HttpServer
 from agent.telemetry.metrics import AgentMetrics
@@ -279,7 +279,7 @@ class _Loop:
                 triggers = {Trigger.CLOCK}
             self._prepare(triggers)
             next_pass = began + self._pass(triggers, began)
-            pause_seconds = cooldown(self._settings, time.monotonic() - began)
+            pause_seconds = self.triggers.cooldown(self._settings, time.monotonic() - began)
             if socket.lost():
                 folder = self._settings.state_dir
                 raise OSError(f"{folder} was removed or given to another agent")

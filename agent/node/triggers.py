@@ -32,7 +32,9 @@ SETTLE_SECONDS: Final = 5.0
 events for the agent: for this long after any event the passes repeat, with pauses that double from
 FIRST_PAUSE_SECONDS to the period."""
 FIRST_PAUSE_SECONDS: Final = 0.02
-LEAST_COOLDOWN_SECONDS: Final = 0.02
+LEAST_COOLDOWN_SECONDS: Final = 0.1
+"""With a runtime that has events. The start of a pod makes some twenty events in half a second, and
+every pass calls the runtime that is starting the pod (`benchmarks/podstart.py`)."""
 
 SUBSYSTEMS: Final = frozenset({"pci", "infiniband", "fpga_region", "fpga", "dfl", "drm"})
 """Subsystems whose uevents report devices. `pci`: functions that are plugged in or out, virtual
@@ -129,6 +131,12 @@ class Triggers:
             return min(max(since, FIRST_PAUSE_SECONDS), settings.period_seconds)
         return settings.period_seconds
 
+    def cooldown(self, settings: AgentSettings, took_seconds: float) -> float:
+        """The seconds after a pass in which only a notification triggers another one, by the length
+        of the pass: endless cgroup changes keep the agent busy at most half of the time."""
+        least = LEAST_COOLDOWN_SECONDS if self._runtime.streaming else FIRST_PAUSE_SECONDS
+        return min(max(took_seconds, least), settings.period_seconds)
+
     def close(self) -> None:
         """Closes all sources."""
         self._runtime.close()
@@ -150,12 +158,6 @@ class Triggers:
             self._tree.watch_all()
         if self._kubelet:
             self._kubelet.try_again()
-
-
-def cooldown(settings: AgentSettings, took_seconds: float) -> float:
-    """The seconds after a pass in which only a notification triggers another one, by the length of
-    the pass: endless cgroup changes keep the agent busy at most half of the time."""
-    return min(max(took_seconds, LEAST_COOLDOWN_SECONDS), settings.period_seconds)
 
 
 class GroupKind(enum.Enum):

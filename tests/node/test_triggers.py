@@ -7,7 +7,7 @@ import pytest
 
 from agent.model.settings.agent import AgentSettings
 from agent.node.notifications import NotificationSocket
-from agent.node.triggers import FIRST_PAUSE_SECONDS, Trigger, Triggers, cooldown
+from agent.node.triggers import FIRST_PAUSE_SECONDS, Trigger, Triggers
 
 SETTINGS = AgentSettings(period_seconds=0.5, full_pass_seconds=10.0)
 NOW = 1000.0
@@ -22,9 +22,22 @@ def triggers(tmp_path: Path) -> Iterator[Triggers]:
     socket.close()
 
 
-@pytest.mark.parametrize(("took", "seconds"), [(0.001, 0.02), (0.05, 0.05), (10.0, 0.5)])
-def test_cooldown_is_as_long_as_the_pass_within_bounds(took: float, seconds: float) -> None:
-    assert cooldown(AgentSettings(period_seconds=0.5), took) == seconds
+@pytest.mark.parametrize(
+    ("streaming", "took", "seconds"),
+    [
+        (False, 0.001, 0.02),
+        (False, 0.05, 0.05),
+        (True, 0.001, 0.1),
+        (True, 0.05, 0.1),
+        (True, 0.2, 0.2),
+        (True, 10.0, 0.5),
+    ],
+)
+def test_cooldown_is_as_long_as_the_pass_within_bounds(
+    triggers: Triggers, streaming: bool, took: float, seconds: float
+) -> None:
+    triggers._runtime.streaming = streaming
+    assert triggers.cooldown(SETTINGS, took) == seconds
 
 
 def test_without_an_event_a_full_pass_is_due_after_its_period(triggers: Triggers) -> None:
