@@ -248,18 +248,19 @@ def _preferred_mask(
     count = max(sizes.values(), default=0)
     if not count or comb(len(node.zones), count) * len(node.zones) > _MOST_STEPS:
         return 0
+    for name, size in sizes.items():
+        if size != count:
+            cause = MisfitCause.SIZES_DIFFER
+            return Misfit(cause, part.kind, part.name, name, asked[name], count=size)
     masks = [of_nodes(some) for some in combinations(node.zones, count)]
     for name, amount in asked.items():
-        missing = (part.kind, part.name, name, amount)
-        if sizes[name] != count:
-            return Misfit(MisfitCause.SIZES_DIFFER, *missing, count=sizes[name])
         there = available[name]
         left = {mask: sum(there.get(zone, 0) for zone in ids(mask)) for mask in masks}
         needed, _ = reusable.get(name, _NONE)
         masks = [mask for mask in masks if left[mask] >= amount and not needed & ~mask]
         if not masks:
             cause, most = MisfitCause.NO_PREFERRED_HOLDS, max(left.values())
-            return Misfit(cause, *missing, most, node.zones, count)
+            return Misfit(cause, part.kind, part.name, name, amount, most, node.zones, count)
     return min(masks)
 
 

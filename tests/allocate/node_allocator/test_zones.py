@@ -289,6 +289,8 @@ def test_resources_for_which_the_kubelet_prefers_different_numbers_are_declined_
         "more for the rest"
     )
     assert found.unresolvable
+    full = restricted(dict.fromkeys(range(4), 1000))
+    assert full.offer(request_of(guaranteed(8, qos, **{NIC: 1}))) == found
 
 
 def test_restricted_counts_memory_under_a_static_memory_manager_only() -> None:
