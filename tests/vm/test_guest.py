@@ -101,7 +101,20 @@ def test_podresources_on_four_numa_nodes_with_cgroup_v2(
     kubelet = tools.kubernetes("kubelet")
     if isinstance(kubelet, str):
         pytest.skip(kubelet)
-    hold(share, record_property, ["tests/vm/kubelet"], KUBELET_LIMIT_SECONDS)
+    hold(share, record_property, ["tests/vm/kubelet/test_podresources.py"], KUBELET_LIMIT_SECONDS)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
+@pytest.mark.timeout(KUBELET_LIMIT_SECONDS + TURN_SECONDS)
+def test_a_topology_manager_admits_what_the_filter_passes_on_four_numa_nodes(
+    share: pathlib.Path, record_property: Callable[[str, object], None]
+) -> None:
+    kubelet = tools.kubernetes("kubelet")
+    if isinstance(kubelet, str):
+        pytest.skip(kubelet)
+    path = "tests/vm/kubelet/test_topology_manager.py"
+    hold(share, record_property, [path], KUBELET_LIMIT_SECONDS)
 
 
 @pytest.mark.long

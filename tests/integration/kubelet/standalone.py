@@ -81,9 +81,15 @@ class Kubelet:
     """Policies are static. `reserved` CPUs are never exclusive; `topology` is the machine's."""
 
     def __init__(
-        self, folder: Path, program: Path, containerd: Containerd, endpoint: str = ""
+        self,
+        folder: Path,
+        program: Path,
+        containerd: Containerd,
+        endpoint: str = "",
+        more: dict[str, Any] | None = None,
     ) -> None:
-        """`endpoint`: the CRI socket that it uses instead of containerd's."""
+        """`endpoint`: the CRI socket that it uses instead of containerd's. `more`: fields of its
+        configuration."""
         self.folder = folder
         self.endpoint = endpoint or containerd.socket
         self.root = folder / "root"
@@ -96,6 +102,7 @@ class Kubelet:
         self.client = PodResourcesClient(self.socket)
         self.cri = Cri(containerd.socket, START_SECONDS)
         self._program = program
+        self._more = more or {}
         self._manifests = folder / "manifests"
         self._cgroup = f"topolet-test-{uuid.uuid4().hex[:8]}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -116,7 +123,8 @@ class Kubelet:
                     f"--root-dir={self.root}",
                     f"--cert-dir={self.folder / 'pki'}",
                     f"--hostname-override={NODE}",
-                    "--v=2",
+                    # From 3 on it logs the Events of pods that it rejects.
+                    "--v=3",
                 ],
                 stdout=log,
                 stderr=log,
@@ -240,6 +248,7 @@ class Kubelet:
             "memoryManagerPolicy": "Static",
             "kubeReserved": {"memory": str(RESERVED_BYTES - 50 * MIB)},
             "reservedMemory": [{"numaNode": 0, "limits": {"memory": str(RESERVED_BYTES)}}],
+            **self._more,
         }
 
 
@@ -259,15 +268,19 @@ def container(name: str, cpu: str, memory: str = "32Mi", **more: Any) -> dict[st
 
 @contextlib.contextmanager
 def running(
-    containerd: Containerd, endpoint: str = "", folder: Path | None = None
+    containerd: Containerd,
+    endpoint: str = "",
+    folder: Path | None = None,
+    more: dict[str, Any] | None = None,
 ) -> Iterator[Kubelet]:
     """It has the containerd for itself: a kubelet removes containers that it does not know. Skips
-    the test if the kubelet is not available. `folder`: its own, removed at the end."""
+    the test if the kubelet is not available. `folder`: its own, removed at the end. `more`: fields
+    of its configuration."""
     program = tools.kubernetes("kubelet")
     if isinstance(program, str):
         pytest.skip(program)
     folder = folder or Path(tempfile.mkdtemp(prefix="topolet-"))
-    kubelet = Kubelet(folder, program, containerd, endpoint)
+    kubelet = Kubelet(folder, program, containerd, endpoint, more)
     with machinewide.change("tunables", _tunables, _set_tunables):
         try:
             kubelet.start()

@@ -1,0 +1,83 @@
+"""A real kubelet with the topology manager policy restricted on four NUMA nodes of four CPUs admits
+the pods that the scheduler's filter passes, and rejects the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.allocate.nrt.filter import Misfit, MisfitCause, filter
+from agent.allocate.nrt.node import zoned_node
+from agent.allocate.nrt.pod import zoned_pod
+from agent.model import apiobjects
+from agent.model.nrt.node_annotations import AGENT_SETTINGS, CPU_MANAGER_POLICY
+from agent.model.nrt.pod_holdings import holdings, reserved
+from agent.model.nrt.report import zones
+from agent.model.nrt.resource_topology import NodeTopology
+from tests.fixtures.containerd import Containerd
+from tests.integration.kubelet import standalone
+from tests.integration.kubelet.standalone import NODE, Kubelet, container
+from tests.integration.test_podresources import running_pid
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.timeout(1200)
+
+POLICY = "restricted"
+NOTES = {
+    CPU_MANAGER_POLICY: '{"policy": "static"}',
+    AGENT_SETTINGS: '{"memoryManagerPolicy": "Static"}',
+}
+
+
+@pytest.fixture(scope="module")
+def kubelet(containerd: Containerd, program_on_tmpfs: None) -> Iterator[Kubelet]:
+    with standalone.running(containerd, more={"topologyManagerPolicy": POLICY}) as it:
+        yield it
+
+
+def verdict(kubelet: Kubelet, containers: list[dict[str, Any]]) -> MisfitCause | None:
+    """That of the filter, by the report of an agent."""
+    room = kubelet.client.allocatable()
+    held = holdings(kubelet.client.pods(), kubelet.topology, room).pods.values()
+    there = zones(kubelet.topology, held, reserved(kubelet.topology, room))
+    topology = NodeTopology(NODE, there, POLICY, "container", annotations=NOTES)
+    pod = apiobjects.from_object(
+        {"metadata": {"uid": "p", "name": "p"}, "spec": {"containers": containers}}
+    )
+    found = filter(zoned_node(topology, ()), zoned_pod(pod))
+    return found.cause if isinstance(found, Misfit) else None
+
+
+def admitted(kubelet: Kubelet, name: str, containers: list[dict[str, Any]]) -> bool:
+    """Whether the kubelet admits such a pod; it exists until the test ends it."""
+    full = kubelet.run(name, containers)
+    rejected = (f'object="default/{full}"', 'reason="TopologyAffinityError"')
+    outcome: list[bool] = []
+
+    def decided() -> bool:
+        if any(all(word in line for word in rejected) for line in kubelet.log.splitlines()):
+            outcome.append(False)
+        elif all(running_pid(kubelet, full, each["name"]) for each in containers):
+            outcome.append(True)
+        return bool(outcome)
+
+    eventually(f"the kubelet decides about {name}", decided, standalone.START_SECONDS)
+    return outcome[0]
+
+
+def test_the_filter_and_a_kubelet_with_the_policy_restricted_agree(kubelet: Kubelet) -> None:
+    """Of the NUMA nodes 3, 1, 0 and 1 CPUs are left, five in all: the kubelet takes the lowest NUMA
+    node that has enough."""
+    assert [len(node.cpus) for node in kubelet.topology.numa_nodes] == [4, 4, 4, 4]
+    for name, cpus in (("a", 3), ("b", 1), ("c", 3), ("d", 2), ("e", 2), ("f", 3)):
+        containers = [container("main", str(cpus))]
+        assert verdict(kubelet, containers) is None
+        assert admitted(kubelet, name, containers)
+    for name in ("a", "b"):
+        kubelet.end(name)
+    four = [container("main", "4")]
+    assert verdict(kubelet, four) is MisfitCause.NO_PREFERRED_HOLDS
+    assert not admitted(kubelet, "four", four)
+    kubelet.end("four")
