@@ -285,10 +285,16 @@ class Churn(RuleBasedStateMachine):
         )
         self.host.make(group)
         first = self.host.kernel.effective(group)
-        for owner in self.owned() if notified else ():
+        for owner in self.owned() if notified and self.has_cpus(uid) else ():
             if owner != uid and not (qos == "BE" and self.host.with_be(owner)):
                 assert not first & self.owned()[owner], f"{uid} begins on CPUs of {owner}"
         self.settled = False
+
+    def has_cpus(self, uid: str) -> bool:
+        """Whether the pod owns CPUs or its pool has some: others may own all of them."""
+        snapshot = self.host.snapshot()
+        assert snapshot is not None
+        return bool(snapshot.pods[uid].each.cpuset)
 
     @precondition(lambda self: self.uids())
     @rule(data=st.data(), starts=st.booleans())

@@ -118,5 +118,7 @@ def test_no_run_begins_with_an_unknown_api_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TOPOLET_APISERVER", "1.2")
-    with pytest.raises(pytest.UsageError, match=r"TOPOLET_APISERVER=1\.2: not one of 1\.34, 1\.37"):
+    with pytest.raises(
+        pytest.UsageError, match=r"TOPOLET_APISERVER=1\.2: not one of 1\.33, 1\.34, 1\.37"
+    ):
         conftest.pytest_configure()
