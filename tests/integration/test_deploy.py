@@ -408,6 +408,8 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
 def test_owners_of_cpus_request_whole_ones(
     cluster: Cluster, body: Object, message: str | None
 ) -> None:
+    if "resources" in body["spec"] and cluster.server.minor < 34:
+        pytest.skip("pod-level resources are off by default in this kube-apiserver")
     if message is None:
         assert cluster.try_pod(body)
         return
@@ -493,8 +495,7 @@ def test_a_binding_brings_annotations_that_can_be_read(cluster: Cluster) -> None
 
 
 def test_pods_are_mutated_from_1_36_on(cluster: Cluster) -> None:
-    version = json.loads(cluster.server.admin.get("/version"))
-    assert cluster.changes_pods == ((int(version["major"]), int(version["minor"])) >= (1, 36))
+    assert cluster.changes_pods == (cluster.server.minor >= 36)
 
 
 @pytest.mark.parametrize(

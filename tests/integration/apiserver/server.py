@@ -190,6 +190,11 @@ class ApiServer:
             return False
         return any(each["kind"] == kind for each in found["resources"])
 
+    @property
+    def minor(self) -> int:
+        """The second number of its version."""
+        return int(json.loads(self.admin.get("/version"))["minor"].rstrip("+"))
+
     def namespace(self, name: str) -> None:
         self.create("/api/v1/namespaces", {"metadata": {"name": name}})
 
