@@ -69,11 +69,7 @@ print(json.dumps(total))
 
 def with_topolet(stack: ExitStack) -> Cluster:
     cluster = stack.enter_context(host.running())
-    cluster.install_scheduler()
-    cluster.apply("overlays/proxy")
-    cluster.wait_agent_ready(HOST)
-    cluster.wait_ready("scheduler")
-    cluster.wait_ready("kube-scheduler", 2)
+    cluster.install()
     return cluster
 
 
@@ -108,37 +104,16 @@ def start_rows(ours: Cluster, base: Cluster, turns: int) -> list[Row]:
             if turn:
                 found[kind][0].append(one)
                 found[kind][1].append(other)
-    return (
-        [
-            compared(
-                f"{kind}_{stage}",
-                statistics.median(each[stage] for each in mine),
-                statistics.median(each[stage] for each in others),
-                "without Topolet",
-                "ms",
-            )
-            for kind, (mine, others) in found.items()
-            for stage in STAGES
-        ]
-        + [
-            compared(
-                f"cpu_{kind}_{process}",
-                statistics.mean(each[process] for each in mine),
-                statistics.mean(each[process] for each in others),
-                "without Topolet",
-                "ms",
-            )
-            for kind, (mine, others) in found.items()
-            for process in PROCESSES
-            if any(each[process] for each in others)
-        ]
-        + [
-            alone(f"cpu_{kind}_{process}", statistics.mean(each[process] for each in mine), "ms")
-            for kind, (mine, others) in found.items()
-            for process in PROCESSES
-            if not any(each[process] for each in others)
-        ]
-    )
+    rows = []
+    for kind, (mine, others) in found.items():
+        for name in (*STAGES, *PROCESSES):
+            case, average = f"cpu_{kind}_{name}", statistics.mean
+            if name in STAGES:
+                case, average = f"{kind}_{name}", statistics.median
+            value, base = (average([each[name] for each in some]) for some in (mine, others))
+            known = compared(case, value, base, "without Topolet", "ms") if base else None
+            rows.append(known or alone(case, value, "ms"))
+    return rows
 
 
 def measured(cluster: Cluster, name: str, **words: Any) -> dict[str, float]:

@@ -106,7 +106,7 @@ class PolicyInForce(msgspec.Struct, frozen=True):
 
 class Bind(msgspec.Struct, frozen=True):
     """CPUs are bound to the pod; `required`: the CPUs must follow the policy. `avoided`: the pod
-    prefers another policy, and gets the node only if there is no other."""
+    prefers another policy; the scheduler chooses this node only if no other node fits."""
 
     policy: BindPolicy
     required: bool

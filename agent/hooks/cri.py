@@ -71,9 +71,8 @@ def create_container(message: bytes) -> CreateContainer:
         text(merged(config, 1), 1),
         _requested(resources),
         hugepages(
-            (text(payload, _PAGE_SIZE), number(payload, _LIMIT))
-            for field, kind, payload in fields(resources)
-            if (field, kind) == (_HUGEPAGE_LIMITS, BYTES)
+            (text(each, _PAGE_SIZE), number(each, _LIMIT))
+            for each in payloads(resources, _HUGEPAGE_LIMITS)
         ),
     )
 

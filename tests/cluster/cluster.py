@@ -100,6 +100,15 @@ class Cluster:
         self.create(serving_secret(NAMESPACE, "topolet-scheduler"))
         self.apply("overlays/scheduler")
 
+    def install(self) -> None:
+        """Agent and scheduler, as documented, behind the proxy on node `n1`. Returns when they are
+        Ready."""
+        self.install_scheduler()
+        self.apply("overlays/proxy")
+        self.wait_agent_ready(HOST)
+        self.wait_ready("scheduler")
+        self.wait_ready("kube-scheduler", 2)
+
     # reads
     def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
         """The object, or None if it does not exist."""

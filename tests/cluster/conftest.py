@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import failures, guest, host
-from tests.cluster.cluster import HOST, Cluster
+from tests.cluster.cluster import Cluster
 from tests.vm.guest import turn
-
-GONE_SECONDS = 600.0
-"""Pods of the guest end slowly."""
-
 
 GONE_SECONDS = 600.0
 """Pods of the guest end slowly."""
@@ -30,11 +26,7 @@ def cluster() -> Iterator[Cluster]:
 def installed(cluster: Cluster) -> Cluster:
     """Like `cluster`, with Topolet's agent and scheduler, installed as documented."""
     with failures.written(cluster, "install"):
-        cluster.install_scheduler()
-        cluster.apply("overlays/proxy")
-        cluster.wait_agent_ready(HOST)
-        cluster.wait_ready("scheduler")
-        cluster.wait_ready("kube-scheduler", 2)
+        cluster.install()
     return cluster
 
 

@@ -395,17 +395,17 @@ def _granted(
     nothing else is requested. A node that the pod avoids is the last of all."""
     scores = [] if score is None else [score]
     price = _FREE if offer is None else offer.price
-    order = (price.avoided, price.split_cores, price.numa_nodes)
-    if price.avoided:
-        scores = [0]
-    if devices is None:
-        return Granted(pod_request, offer, score=sum(scores), order=order)
-    found = devices.found or devices.find(None)
-    if not isinstance(found, Allocation):
-        return refused(found)
-    scores.append(devices.score(found))
-    mean = 0 if price.avoided else sum(scores) // len(scores)
-    return Granted(pod_request, offer, found, mean, (*order, devices.opened(found)))
+    order: tuple[int, ...] = (price.avoided, price.split_cores, price.numa_nodes)
+    allocation = None
+    if devices is not None:
+        found = devices.found or devices.find(None)
+        if not isinstance(found, Allocation):
+            return refused(found)
+        allocation = found
+        scores.append(devices.score(found))
+        order += (devices.opened(found),)
+    mean = sum(scores) // len(scores) if scores and not price.avoided else 0
+    return Granted(pod_request, offer, allocation, mean, order)
 
 
 def _misfit(lack: ZonesLack) -> Refused:

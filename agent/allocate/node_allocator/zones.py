@@ -72,8 +72,8 @@ class Zones:
         return other
 
     def restricts(self, uid: str, pod: ZonedPod) -> ZonesLack | None:
-        """Why the kubelet's policy restricted would reject a pod, whoever chooses its CPUs and
-        devices."""
+        """Why the kubelet would reject the pod under its policy restricted; None if it would admit
+        the pod. It does not matter who chooses the pod's CPUs and devices."""
         report = self._report
         if report is None or report.reported.policy is not NumaPolicy.RESTRICTED:
             return None

@@ -50,7 +50,7 @@ def test_both_keys_are_read_together() -> None:
 
 @pytest.mark.parametrize("key", [DEVICES_CHECKPOINTS, GPU_CHECKPOINTS])
 def test_the_plugins_answer_names_devices_in_addition(key: str) -> None:
-    """As in the kubelet's file: ids of some plugins are no names of devices."""
+    """As in the kubelet's file: the ids of some plugins do not name devices."""
     answer = VISIBLE + patch((3,), patch((2,), "/dev/nvidia3"))
     assert of_device_object({key: json.dumps([entry("a", "slot-0", answer=answer)])}) == (
         by_id("a", "slot-0"),
