@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import socket
@@ -274,6 +275,15 @@ def private_containerd(
     finally:
         runtime.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_runc(folder: pathlib.Path, script: str) -> None:
+    """Writes a shell script as the program `runc` of a folder. `{folder}` and `{runc}` in it become
+    the quoted paths of the folder and of the machine's runc."""
+    runc = shutil.which("runc") or "runc"
+    program = folder / "runc"
+    program.write_text(script.format(folder=shlex.quote(str(folder)), runc=shlex.quote(runc)))
+    program.chmod(0o755)
 
 
 @contextlib.contextmanager

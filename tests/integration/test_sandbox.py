@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shlex
-import shutil
 import signal
 from collections.abc import Iterator
 
@@ -17,7 +15,7 @@ from agent.proto import cri_pb2 as pb
 from tests.fixtures.cgroups import make_cgroup
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import PodSpec, remove_pod, run_pod, run_sandbox
-from tests.integration.harness import NO_PASS, TestNode, fresh_node, private_containerd
+from tests.integration.harness import NO_PASS, TestNode, fresh_node, private_containerd, write_runc
 from tests.waiting import eventually
 
 _RUNC = """#!/bin/sh
@@ -40,12 +38,7 @@ class RecordingRunc:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
-        runc = shutil.which("runc") or "runc"
-        program = folder / "runc"
-        program.write_text(
-            _RUNC.format(folder=shlex.quote(str(folder)), runc=shlex.quote(runc)), encoding="utf-8"
-        )
-        program.chmod(0o755)
+        write_runc(folder, _RUNC)
 
     def first_cpus(self, container_id: str) -> str:
         return (self.folder / f"first-{container_id}").read_text().split()[1]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import shlex
-import shutil
 import threading
 
 import pytest
@@ -18,7 +16,7 @@ from agent.cri.client import Cri
 from agent.model.verdict import Code
 from agent.rpc.grpc import RpcError
 from tests.fixtures.pods import create_container, create_request, run_sandbox, start_container
-from tests.integration.harness import NO_PASS, fresh_node, private_containerd
+from tests.integration.harness import NO_PASS, fresh_node, private_containerd, write_runc
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 _RUNC = """#!/bin/sh
@@ -36,12 +34,7 @@ class DelayedRunc:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
-        runc = shutil.which("runc") or "runc"
-        program = folder / "runc"
-        program.write_text(
-            _RUNC.format(folder=shlex.quote(str(folder)), runc=shlex.quote(runc)), encoding="utf-8"
-        )
-        program.chmod(0o755)
+        write_runc(folder, _RUNC)
 
     def hold(self) -> None:
         (self.folder / "hold").touch()
