@@ -15,7 +15,7 @@ import msgspec
 from agent.allocate.node_local.claim import Demand, LocalOutcome
 from agent.allocate.node_local.policy import outcome_by_pod
 from agent.allocate.reserved_cpus import KubeletAssignments, KubeletCpus, PoolRules, some_share
-from agent.allocate.shares import pool_class, sidecars
+from agent.allocate.shares import kubelet_may_own, pool_class, sidecars, whole_cpus
 from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
@@ -58,7 +58,7 @@ def admit_claims(
     `pools.decide`."""
     known = topology.online | topology.offline
     owned_before = {uid: cpus & known - assigned.named for uid, cpus in owned_before.items()}
-    read = _read(topology, pods, assigned, owned_before)
+    read = _read(topology, pods, assigned, owned_before, running_on)
     claims = read.claims
     served = {owner.uid for owner in assigned.owners}
     claimed = union(union(of_pod.values()) for of_pod in kubelet.claimed.values())
@@ -138,6 +138,7 @@ def _read(
     pods: Collection[Pod],
     assigned: KubeletAssignments,
     owned_before: Mapping[str, CpuSet],
+    running_on: Mapping[str, CpuSet],
 ) -> _Claims:
     found = _Claims()
     known = topology.online | topology.offline
@@ -163,6 +164,15 @@ def _read(
         if taken := requested & assigned.named:
             found.refuse(pod, f"CPUs {taken} are assigned by the kubelet")
             requested = requested - taken or owned
+        if (
+            assigned.static
+            and owned
+            and owned != requested
+            and owned == running_on.get(pod.uid)
+            and _kubelet_served(pod)
+        ):
+            found.refuse(pod, f"the kubelet assigned it CPUs {owned}")
+            requested = owned
         if requested:
             found.claims.append((pod, requested))
             try:
@@ -170,6 +180,14 @@ def _read(
             except AnnotationError as error:
                 found.refuse(pod, error.reason, error.key)
     return found
+
+
+def _kubelet_served(pod: Pod) -> bool:
+    """Whether a static kubelet assigned CPUs to a container that runs. It does so before the
+    container starts, so that a pod without an assignment is one that it stops: it releases the CPUs
+    of a pod that it deems terminated while containers still run (kubelet: removeStaleState in
+    pkg/kubelet/cm/cpumanager)."""
+    return kubelet_may_own(pod) and any(whole_cpus(each.shares) for each in pod.containers)
 
 
 def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:

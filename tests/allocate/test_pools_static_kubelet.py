@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
 from agent.model.pod.annotations import SHARED_CONTAINERS
-from agent.model.pod.pods import Pod
+from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.pod.qos import QOS_LABEL, QoS
 from agent.model.snapshot import UNLIMITED, pool_cpus
 from tests.builders import machine, pod
@@ -70,6 +71,22 @@ def test_claim_that_agrees_with_the_checkpoint_is_not_refused() -> None:
     assert decision.refusals == ()
     assert [decision.pods["a"].of(name).cpuset for name in ("main", "other")] == ["4", "5"]
     assert owned(decision) == {"a": "4-5"}
+
+
+@pytest.mark.parametrize("shares", [2048, 1536])
+def test_container_keeps_its_cpus_when_the_kubelet_releases_them_while_it_runs(shares: int) -> None:
+    main = Container("1", "main", ContainerState.RUNNING, shares=shares)
+    claimant = msgspec.structs.replace(guaranteed("a", "LSE", "2-3"), containers=(main,))
+    runs = {"a": "4-5", "b": "0-3,6-7"}
+    before = owned(decided(checkpoint(a={"main": "4-5"}), claimant, pod("b", "LS"), running=runs))
+    after = decided(checkpoint(), claimant, pod("b", "LS"), before=before, running=runs)
+    released = shares == 2048
+    assert owned(after) == {"a": "4-5" if released else "2-3"}, "the kubelet assigns whole CPUs"
+    assert [each.reason for each in after.refusals] == ["the kubelet assigned it CPUs 4-5"][
+        :released
+    ]
+    again = decided(checkpoint(c={"main": "4-5"}), claimant, guaranteed("c"), before=owned(after))
+    assert owned(again) == {"a": "2-3", "c": "4-5"}
 
 
 def test_plain_guaranteed_container_has_the_checkpoints_cpus_and_its_own_limits() -> None:
