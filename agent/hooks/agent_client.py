@@ -10,10 +10,19 @@ import os
 import socket
 from collections import deque
 
+import msgspec
+
 from agent.host import files
+from agent.host.locks import FrontendSession
 from agent.host.log_once import Problem
 from agent.model import snapshot as snapshots
-from agent.model.notifications import Created, Notification, encode
+from agent.model.notifications import (
+    ContainerAnnounced,
+    Created,
+    Notification,
+    PodAnnounced,
+    encode,
+)
 from agent.model.snapshot import Snapshot
 
 MOST_KEPT = 1024
@@ -73,8 +82,10 @@ class Notifier:
     """Never blocks: a datagram that can't be delivered is dropped and counted. Only notifications
     of values that a creation replaced are kept and sent later: a restore needs them."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, session: FrontendSession | None = None) -> None:
+        """`session`: for announcements of calls that end with this process."""
         self._path = path
+        self._session = session
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._kept: deque[bytes] = deque(maxlen=MOST_KEPT)
         self.sent = 0
@@ -83,7 +94,7 @@ class Notifier:
     def notify(self, notification: Notification) -> bool:
         """Sends one datagram, after the kept ones. Returns whether it was delivered."""
         self.sent += 1
-        datagram = encode(notification)
+        datagram = encode(self._of_session(notification))
         if self._send(datagram):
             while self._kept and self._send(self._kept[0]):
                 self._kept.popleft()
@@ -96,6 +107,14 @@ class Notifier:
     def close(self) -> None:
         """Closes the socket."""
         self._socket.close()
+
+    def _of_session(self, notification: Notification) -> Notification:
+        if isinstance(notification, PodAnnounced):
+            return msgspec.structs.replace(notification, session=self._session)
+        if isinstance(notification, ContainerAnnounced):
+            pod = msgspec.structs.replace(notification.pod, session=self._session)
+            return msgspec.structs.replace(notification, pod=pod)
+        return notification
 
     def _send(self, datagram: bytes) -> bool:
         try:

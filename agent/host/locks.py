@@ -10,11 +10,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
+import struct
 import time
-from typing import Final
+from typing import Final, NamedTuple
 
 _FILE: Final = "door.lock"
 _POLL_SECONDS: Final = 0.05
+_FLOCK: Final = struct.Struct("hhqqi4x")
+"""struct flock of fcntl(2)."""
 
 
 class LockedError(RuntimeError):
@@ -73,8 +77,42 @@ class SharedLock:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{holder} (process {os.getpid()})\n".encode(), 0)
 
+    def session(self) -> FrontendSession:
+        """A new session of this holder, which ends with the lock. Raises OSError."""
+        session = FrontendSession(os.fstat(self._descriptor).st_ino, random.getrandbits(62))
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, session.byte, 1, 0)
+        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, wanted)
+        return session
+
     def release(self) -> None:
         os.close(self._descriptor)
+
+
+class FrontendSession(NamedTuple):
+    """The life of a frontend's process: it holds a lock on one byte of the file, which the kernel
+    releases however the process ends. Also a process of another pid namespace can ask for it."""
+
+    inode: int
+    byte: int
+
+
+def has_ended(state_dir: str, session: FrontendSession) -> bool:
+    """Whether the session's process has ended. Not known, and so False, if the file was replaced
+    or can't be read."""
+    try:
+        descriptor = os.open(os.path.join(state_dir, _FILE), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if os.fstat(descriptor).st_ino != session.inode:
+            return False
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, session.byte, 1, 0)
+        found = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+    except (OSError, struct.error):
+        return False
+    finally:
+        os.close(descriptor)
+    return bool(found[0] == fcntl.F_UNLCK)
 
 
 def lock_for_relay(state_dir: str) -> SharedLock:

@@ -24,7 +24,8 @@ class RequestedResources(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PodAnnounced(msgspec.Struct, frozen=True, tag="pod"):
-    """A pod's sandbox or container is about to be created. It has only what decisions read."""
+    """A pod's sandbox or container is about to be created. It has only what decisions read.
+    `session`: the frontend's (`host.locks.FrontendSession`) if its calls end with its process."""
 
     uid: str
     namespace: str
@@ -32,6 +33,7 @@ class PodAnnounced(msgspec.Struct, frozen=True, tag="pod"):
     labels: dict[str, str]
     annotations: dict[str, str]
     cgroup_parent: str
+    session: tuple[int, int] | None = None
 
 
 class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -71,6 +73,13 @@ class Created(msgspec.Struct, frozen=True, tag="created"):
     container_id: str
     requested: RequestedResources = msgspec.field(name="asked")
     kept: tuple[str, ...] = ()
+
+
+class SessionEnded(msgspec.Struct, frozen=True, tag="session-ended"):
+    """The process of a session has ended, and with it the calls that it announced. The agent finds
+    this itself; no frontend sends it."""
+
+    session: tuple[int, int]
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, tag="look"):

@@ -9,16 +9,20 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from agent.hooks.requests import announced
+from agent.host import locks
+from agent.host.locks import FrontendSession
+from agent.model.apiobjects import ApiPod
 from agent.model.notifications import (
     ContainerAnnounced,
     Notification,
     NotificationError,
     PodAnnounced,
+    SessionEnded,
     decode,
 )
 from agent.model.pod.pods import Pod
@@ -28,6 +32,8 @@ MOST_NOTIFICATIONS = 1024
 MOST_BYTES = 1 << 20
 """The most that one wait returns: a flood of notifications must neither block the agent nor fill
 its memory."""
+MOST_SESSIONS = 16
+"""The most sessions that are followed; there are two while one proxy drains and the next serves."""
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +44,7 @@ class NotificationSocket:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._sessions: dict[FrontendSession, None] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -51,14 +58,17 @@ class NotificationSocket:
         self._poll.register(self._socket, select.POLLIN)
         self._poll.register(self._woken, select.POLLIN)
 
-    def wait(self, timeout_seconds: float, cooldown_seconds: float = 0.0) -> list[Notification]:
-        """Waits for a notification, `wake` or the timeout, and returns the received notifications.
-        During the first `cooldown_seconds` only a notification ends the wait."""
+    def wait(
+        self, timeout_seconds: float, cooldown_seconds: float = 0.0
+    ) -> list[Notification | SessionEnded]:
+        """Waits for a notification, `wake` or the timeout, and returns the received notifications,
+        then the ends of sessions that announced something. During the first `cooldown_seconds` only
+        a notification ends the wait."""
         if not self._notified.poll(cooldown_seconds * 1000):
             self._poll.poll(max(timeout_seconds - cooldown_seconds, 0) * 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
-        received: list[Notification] = []
+        received: list[Notification | SessionEnded] = []
         received_bytes = 0
         for _ in range(MOST_NOTIFICATIONS):
             if received_bytes >= MOST_BYTES:
@@ -69,10 +79,27 @@ class NotificationSocket:
                 break
             received_bytes += len(datagram)
             try:
-                received.append(decode(datagram))
+                notification = decode(datagram)
             except NotificationError as error:
                 log.warning("%s", error)
-        return received
+            else:
+                received.append(notification)
+                self._follow(notification)
+        return [*received, *self._ended_sessions()]
+
+    def _follow(self, notification: Notification) -> None:
+        pod = notification.pod if isinstance(notification, ContainerAnnounced) else notification
+        if isinstance(pod, PodAnnounced) and pod.session is not None:
+            self._sessions[FrontendSession(*pod.session)] = None
+            if len(self._sessions) > MOST_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+
+    def _ended_sessions(self) -> list[SessionEnded]:
+        folder = os.path.dirname(self._path)
+        ended = [each for each in self._sessions if locks.has_ended(folder, each)]
+        for each in ended:
+            del self._sessions[each]
+        return [SessionEnded(each) for each in ended]
 
     def also_wake_on(self, descriptor: int) -> None:
         """A wait also ends when this descriptor is readable; the caller reads it."""
@@ -107,22 +134,33 @@ MOST = 256
 oldest are dropped first."""
 
 
+class _AnnouncedPod(msgspec.Struct, frozen=True):
+    """`until`: seconds on the monotonic clock."""
+
+    pod: Pod
+    cgroup_parent: str
+    until: float
+    session: tuple[int, int] | None
+
+
 class Announced:
-    """Keeps a pod from its notification until the runtime lists it, its sandbox fails or
-    PATIENCE_SECONDS pass."""
+    """Keeps a pod from its notification until the runtime lists it, its sandbox fails, the process
+    that had the call ends, the API server says that the pod has ended, or PATIENCE_SECONDS pass."""
 
     def __init__(self) -> None:
-        self._pods: dict[str, tuple[Pod, str, float]] = {}
+        self._pods: dict[str, _AnnouncedPod] = {}
+        self._in_api: frozenset[str] = frozenset()
 
     def add(self, notification: PodAnnounced, now_seconds: float, wall_nanoseconds: int) -> None:
         """A repeated notification keeps the time of the first one, so that the order of pods does
         not change."""
         known = self._pods.get(notification.uid)
-        created_at = known[0].created_at if known else wall_nanoseconds
-        self._pods[notification.uid] = (
+        created_at = known.pod.created_at if known else wall_nanoseconds
+        self._pods[notification.uid] = _AnnouncedPod(
             announced(notification, created_at),
             notification.cgroup_parent,
             now_seconds + PATIENCE_SECONDS,
+            notification.session,
         )
         if len(self._pods) > MOST:
             del self._pods[next(iter(self._pods))]
@@ -131,20 +169,34 @@ class Announced:
         """The sandbox failed."""
         self._pods.pop(uid, None)
 
+    def session_ended(self, session: tuple[int, int]) -> None:
+        """The session's calls are over: their caller got an error, and repeats a call by another
+        session, which announces it again."""
+        self._pods = {uid: each for uid, each in self._pods.items() if each.session != session}
+
+    def in_api(self, pods: Mapping[str, ApiPod]) -> None:
+        """All pods of the node that the API server has, by uid. Drops those that ended there, and
+        those that it had and removed. A pod that it never had is a static one, or not known yet."""
+        gone = self._in_api.difference(pods)
+        self._in_api = frozenset(pods)
+        for uid in [*self._pods]:
+            if uid in gone or (uid in pods and pods[uid].terminal):
+                del self._pods[uid]
+
     def missing_from(self, listed: Collection[str], now_seconds: float) -> tuple[Pod, ...]:
         """The announced pods that are not listed. Drops the others, and those whose time has
         expired."""
         self._pods = {
-            uid: (pod, cgroup_parent, until)
-            for uid, (pod, cgroup_parent, until) in self._pods.items()
-            if uid not in listed and until > now_seconds
+            uid: each
+            for uid, each in self._pods.items()
+            if uid not in listed and each.until > now_seconds
         }
-        return tuple(pod for pod, _, _ in self._pods.values())
+        return tuple(each.pod for each in self._pods.values())
 
     @property
     def cgroup_parents(self) -> dict[str, str]:
         """Those of the pods that the last call of `missing_from` returned, by uid."""
-        return {uid: cgroup_parent for uid, (_, cgroup_parent, _) in self._pods.items()}
+        return {uid: each.cgroup_parent for uid, each in self._pods.items()}
 
 
 class AnnouncedContainer(msgspec.Struct, frozen=True):
@@ -158,12 +210,20 @@ class AnnouncedContainer(msgspec.Struct, frozen=True):
     hugepages: dict[int, int] = {}
 
 
+class _Coming(msgspec.Struct, frozen=True):
+    """`until`: seconds on the monotonic clock."""
+
+    container: AnnouncedContainer
+    until: float
+    session: tuple[int, int] | None
+
+
 class AnnouncedContainers:
-    """Keeps a container from its notification until the runtime lists it, its creation fails or
-    PATIENCE_SECONDS pass."""
+    """Keeps a container from its notification until the runtime lists it, its creation fails, the
+    process that had the call ends, or PATIENCE_SECONDS pass."""
 
     def __init__(self) -> None:
-        self._containers: dict[tuple[str, str], tuple[AnnouncedContainer, float]] = {}
+        self._containers: dict[tuple[str, str], _Coming] = {}
 
     def add(
         self, notification: ContainerAnnounced, now_seconds: float, wall_nanoseconds: int
@@ -171,17 +231,24 @@ class AnnouncedContainers:
         """A repeated notification keeps the time of the first one."""
         key = notification.pod.uid, notification.name
         known = self._containers.get(key)
-        created_at = known[0].created_at if known else wall_nanoseconds
-        container = AnnouncedContainer(
-            *key, notification.shares, created_at, notification.hugepages
+        created_at = known.container.created_at if known else wall_nanoseconds
+        self._containers[key] = _Coming(
+            AnnouncedContainer(*key, notification.shares, created_at, notification.hugepages),
+            now_seconds + PATIENCE_SECONDS,
+            notification.pod.session,
         )
-        self._containers[key] = container, now_seconds + PATIENCE_SECONDS
         if len(self._containers) > MOST:
             del self._containers[next(iter(self._containers))]
 
     def drop(self, uid: str, name: str) -> None:
         """The creation failed."""
         self._containers.pop((uid, name), None)
+
+    def session_ended(self, session: tuple[int, int]) -> None:
+        """The session's calls are over."""
+        self._containers = {
+            key: each for key, each in self._containers.items() if each.session != session
+        }
 
     def missing_from(
         self, pods: Collection[Pod], now_seconds: float
@@ -191,8 +258,8 @@ class AnnouncedContainers:
         present = {(pod.uid, each.name) for pod in pods for each in pod.containers}
         uids = {pod.uid for pod in pods}
         self._containers = {
-            key: (container, until)
-            for key, (container, until) in self._containers.items()
-            if key not in present and key[0] in uids and until > now_seconds
+            key: each
+            for key, each in self._containers.items()
+            if key not in present and key[0] in uids and each.until > now_seconds
         }
-        return tuple(container for container, _ in self._containers.values())
+        return tuple(each.container for each in self._containers.values())

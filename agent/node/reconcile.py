@@ -23,6 +23,7 @@ collected, and the other stages still run.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -40,6 +41,7 @@ from agent.model.notifications import (
     PodAnnounced,
     PodFailed,
     Resized,
+    SessionEnded,
 )
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pods import Container, ContainerState, Pod
@@ -132,7 +134,7 @@ class Reconciler:
         self.exclude: Patterns = ()
         """Pods and containers that the agent does not manage. It may change between passes."""
 
-    def notified(self, notifications: list[Notification]) -> None:
+    def notified(self, notifications: Sequence[Notification | SessionEnded]) -> None:
         """Handles the notifications of frontends; the next pass answers them with a snapshot."""
         for notification in notifications:
             self._notified = True
@@ -146,6 +148,9 @@ class Reconciler:
                 self._announced_containers.add(notification, time.monotonic(), time.time_ns())
             elif isinstance(notification, ContainerFailed):
                 self._announced_containers.drop(notification.uid, notification.name)
+            elif isinstance(notification, SessionEnded):
+                self._announced.session_ended(notification.session)
+                self._announced_containers.session_ended(notification.session)
             elif isinstance(notification, Resized):
                 self._runtime.changed(notification.container_id)
                 self._enforcement.originals.resized(
@@ -307,6 +312,8 @@ class Reconciler:
         """The pods that the runtime has or that were announced (with their uids), and those that
         the cluster assigned to this node."""
         listed = {pod.uid for pod in managed}
+        if cluster.pods_listed:
+            self._announced.in_api(cluster.pods)
         here = managed + self._announced.missing_from(listed, time.monotonic())
         known = self._cluster.update(cluster, [pod.uid for pod in here])
         pods = present(cluster.pods.values(), here, known.pods)

@@ -42,7 +42,7 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
     return_large_blocks()
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
-    notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
+    notifier = Notifier(f"{settings.state_dir}/doorbell.sock", lock.session())
     policies, deadlines = failure_policy.failure_policies(settings)
     admission = Admission(
         snapshots, notifier, Grants(), policies, settings.state_dir, DeviceFields()
@@ -66,6 +66,8 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
             lambda: metrics_page(server, admission.outcomes, notifier, snapshots, latencies),
         )
         manager.keep_alive(loop)
+        # The agent finds now that the session of a killed proxy has ended.
+        admission.request_snapshot()
         manager.ready()
         loop.run()
         manager.stopping()

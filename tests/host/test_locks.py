@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from agent.host import locks
 from agent.host.listener import Listener, ListenError
-from agent.host.locks import Lock, LockedError
+from agent.host.locks import FrontendSession, Lock, LockedError
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -125,3 +126,38 @@ def test_no_restore_while_a_plugin_runs(tmp_path: Path) -> None:
     with pytest.raises(LockedError, match="held by topolet nri"):
         locks.lock_for_restore(str(tmp_path))
     plugin.release()
+
+
+def hold_session(state_dir: str, sessions: Connection, then: Event) -> None:
+    lock = locks.lock_for_relay(state_dir)
+    sessions.send(tuple(lock.session()))
+    then.wait()
+
+
+def test_session_ends_with_its_killed_process_and_no_other_does(tmp_path: Path) -> None:
+    lives, sends = SPAWN.Pipe(duplex=False)
+    never = SPAWN.Event()
+    holder = SPAWN.Process(target=hold_session, args=(str(tmp_path), sends, never))
+    holder.start()
+    theirs = FrontendSession(*lives.recv())
+    draining = locks.lock_for_relay(str(tmp_path))
+    ours = draining.session()
+    assert not locks.has_ended(str(tmp_path), theirs)
+    holder.kill()
+    holder.join()
+    assert locks.has_ended(str(tmp_path), theirs)
+    assert not locks.has_ended(str(tmp_path), ours), "it drains, with calls in progress"
+    draining.release()
+    assert locks.has_ended(str(tmp_path), ours)
+
+
+@pytest.mark.parametrize("byte", [-1, 1 << 64])
+def test_end_of_a_session_that_cannot_be_known_is_none(tmp_path: Path, byte: int) -> None:
+    lock = locks.lock_for_relay(str(tmp_path))
+    session = lock.session()
+    assert not locks.has_ended(str(tmp_path), session._replace(byte=byte))
+    lock.release()
+    os.rename(tmp_path / "door.lock", tmp_path / "replaced")
+    assert not locks.has_ended(str(tmp_path), session)
+    locks.lock_for_relay(str(tmp_path)).release()
+    assert not locks.has_ended(str(tmp_path), session)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from agent.cri.client import Cri
 from agent.hooks import cri
 from agent.hooks.agent_client import Notifier
+from agent.model import snapshot as snapshots
 from agent.proto import cri_pb2 as pb
+from agent.rpc.grpc import RpcError
 from tests.fixtures.cgroups import make_cgroup
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import PodSpec, remove_pod, run_pod, run_sandbox
 from tests.integration.harness import NO_PASS, TestNode, fresh_node, private_containerd, write_runc
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 
 _RUNC = """#!/bin/sh
+case " $* " in *" create "*)
+    while [ -e {folder}/hold ]; do
+        touch {folder}/held
+        sleep 0.05
+    done
+esac
 {runc} "$@"
 code=$?
 case " $* " in *" create "*)
@@ -33,8 +44,8 @@ exit $code
 
 
 class RecordingRunc:
-    """A folder with a `runc` that records the CPUs of each container between creation and
-    start."""
+    """A folder with a `runc` that records the CPUs of each container between creation and start. It
+    creates none while the file `hold` exists, and creates the file `held` then."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -119,3 +130,38 @@ def test_agent_that_dies_after_the_notification_leaves_no_pod_narrow(node: TestN
     endpoint = f"--runtime-endpoint=unix://{node.containerd.socket}"
     assert node.run_cli("restore", f"--state-dir={node.state}", endpoint).returncode == 0
     assert node.sandbox_cpus(sandbox) == everything
+
+
+def test_proxy_killed_while_it_makes_a_sandbox_leaves_no_claim(
+    containerd: Containerd, runc: RecordingRunc
+) -> None:
+    with fresh_node(containerd) as node:
+        node.start_agent(NO_PASS)
+        node.start_proxy()
+        dead = node.spec("dead", "LSE", "1")
+        (runc.folder / "hold").touch()
+        client = Cri(node.cri_socket, DEADLINE_SECONDS)
+        call = threading.Thread(target=lambda: fails(client, dead))
+        call.start()
+        try:
+            eventually("runc makes the sandbox", (runc.folder / "held").exists)
+            assert owners(node) == ["default/dead"]
+            node.kill_proxy()
+            call.join()
+        finally:
+            (runc.folder / "hold").unlink()
+        client.close()
+        node.start_proxy()
+        eventually("the dead pod owns nothing", lambda: owners(node) == [])
+        _, container = run_pod(node.proxied, node.spec("next", "LSE", "1"))
+        assert runc.first_cpus(container) == "1"
+
+
+def fails(client: Cri, spec: PodSpec) -> None:
+    with contextlib.suppress(RpcError):
+        run_sandbox(client, spec)
+
+
+def owners(node: TestNode) -> list[str]:
+    text = (node.state / "snapshot.json").read_bytes()
+    return [each.title for each in snapshots.decode(text).owners]

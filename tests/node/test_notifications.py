@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.hooks.agent_client import Notifier
-from agent.hooks.requests import announced_pod
+from agent.hooks.requests import announced, announced_pod
+from agent.host import locks
 from agent.model.notifications import (
+    ContainerAnnounced,
     Created,
     Notification,
     PodAnnounced,
     PodFailed,
     RequestedResources,
+    SessionEnded,
     SnapshotRequest,
 )
 from agent.model.pod.pods import ANNOTATIONS
 from agent.node import notifications
-from agent.node.notifications import NotificationSocket
+from agent.node.notifications import Announced, AnnouncedContainers, NotificationSocket
+from tests.waiting import eventually
+
+SPAWN = multiprocessing.get_context("spawn")
 
 COMES = PodAnnounced("u", "ns", "n", {"é": "1"}, {"a": "{}"}, "/kubepods/podu")
 
@@ -132,3 +142,63 @@ def test_socket_left_by_a_killed_agent_is_replaced_and_private(path: str) -> Non
     assert Path(path).stat().st_mode & 0o777 == 0o600
     ears.close()
     assert not Path(path).exists()
+
+
+def announce_and_stay(state_dir: str, uid: str) -> None:
+    session = locks.lock_for_relay(state_dir).session()
+    notifier = Notifier(f"{state_dir}/doorbell.sock", session)
+    notifier.notify(msgspec.structs.replace(COMES, uid=uid))
+    notifier.notify(ContainerAnnounced(msgspec.structs.replace(COMES, uid=uid), "main", 1024))
+    signal.pause()
+
+
+def test_killed_proxy_ends_its_announcements_and_no_others(
+    ears: NotificationSocket, notifier: Notifier, path: str
+) -> None:
+    """Another proxy, which drains or has just connected, keeps those of its own calls; and those of
+    an NRI plugin, whose calls the runtime continues without it, name no session."""
+    state_dir = os.path.dirname(path)
+    killed, other = (
+        SPAWN.Process(target=announce_and_stay, args=(state_dir, uid))
+        for uid in ("killed", "other")
+    )
+    heard: list[Notification | SessionEnded] = []
+    try:
+        for each in (killed, other):
+            each.start()
+            heard += received(ears, 2)
+        notifier.notify(msgspec.structs.replace(COMES, uid="plugin"))
+        heard += received(ears, 1)
+        killed.kill()
+        killed.join()
+        notifier.notify(SnapshotRequest())
+        heard += received(ears, 2)
+    finally:
+        for each in (killed, other):
+            each.kill()
+    pods, containers = Announced(), AnnouncedContainers()
+    for notification in heard:
+        if isinstance(notification, PodAnnounced):
+            pods.add(notification, 0.0, 0)
+        elif isinstance(notification, ContainerAnnounced):
+            containers.add(notification, 0.0, 0)
+        elif isinstance(notification, SessionEnded):
+            pods.session_ended(notification.session)
+            containers.session_ended(notification.session)
+    left = pods.missing_from([], 0.0)
+    assert [each.uid for each in left] == ["other", "plugin"]
+    sandbox_exists = announced(msgspec.structs.replace(COMES, uid="killed"), 0)
+    coming = containers.missing_from([*left, sandbox_exists], 0.0)
+    assert [each.uid for each in coming] == ["other"]
+    assert not any(isinstance(each, SessionEnded) for each in ears.wait(0)), "it is told once"
+
+
+def received(ears: NotificationSocket, number: int) -> list[Notification | SessionEnded]:
+    found: list[Notification | SessionEnded] = []
+
+    def enough() -> bool:
+        found.extend(ears.wait(1))
+        return len(found) >= number
+
+    eventually(f"{number} notifications", enough)
+    return found

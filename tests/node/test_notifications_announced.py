@@ -1,5 +1,8 @@
 import msgspec
+import pytest
 
+from agent.model import apiobjects
+from agent.model.apiobjects import ApiPod, Phase
 from agent.model.notifications import ContainerAnnounced, PodAnnounced
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.node.notifications import (
@@ -71,3 +74,70 @@ def test_announced_container_is_dropped_or_expires() -> None:
     announced.drop("u", "a")
     assert [each.name for each in announced.missing_from([pod()], 0.0)] == ["b"]
     assert announced.missing_from([pod()], PATIENCE_SECONDS) == ()
+
+
+def in_api(uid: str, phase: Phase = Phase.PENDING) -> dict[str, ApiPod]:
+    metadata = {"uid": uid, "namespace": "ns", "name": "n"}
+    return {uid: apiobjects.from_object({"metadata": metadata, "status": {"phase": phase}})}
+
+
+OTHER = msgspec.structs.replace(NOTIFICATION, uid="other", session=(1, 2))
+
+
+def test_announcement_of_a_pod_that_the_api_server_removed_ends() -> None:
+    announced = Announced()
+    announced.in_api(in_api("u"))
+    announced.add(NOTIFICATION, 0.0, 7)
+    announced.in_api(in_api("u"))
+    assert len(announced.missing_from([], 0.0)) == 1
+    announced.in_api({})
+    assert announced.missing_from([], 0.0) == ()
+
+
+def test_announcement_of_a_pod_that_was_removed_before_the_next_pass_ends() -> None:
+    announced = Announced()
+    announced.in_api(in_api("u"))
+    announced.add(NOTIFICATION, 0.0, 7)
+    announced.in_api({})
+    assert announced.missing_from([], 0.0) == ()
+
+
+@pytest.mark.parametrize("phase", [Phase.SUCCEEDED, Phase.FAILED])
+def test_announcement_of_a_pod_that_ended_in_the_api_ends(phase: Phase) -> None:
+    announced = Announced()
+    announced.add(NOTIFICATION, 0.0, 7)
+    announced.in_api(in_api("u", phase))
+    assert announced.missing_from([], 0.0) == ()
+
+
+def test_announcement_of_a_pod_that_the_api_server_never_had_stays() -> None:
+    """A static pod, or one of which the kubelet's watch told before the agent's."""
+    announced = Announced()
+    announced.add(NOTIFICATION, 0.0, 7)
+    for pods in ({}, in_api("v", Phase.FAILED), {}):
+        announced.in_api(pods)
+        assert len(announced.missing_from([], 0.0)) == 1
+
+
+def test_deletion_that_was_requested_ends_no_announcement() -> None:
+    """The kubelet may still wait for the call."""
+    announced = Announced()
+    announced.add(NOTIFICATION, 0.0, 7)
+    announced.in_api({"u": msgspec.structs.replace(in_api("u")["u"], deleted=True)})
+    assert len(announced.missing_from([], 0.0)) == 1
+
+
+def test_call_that_another_proxy_repeats_is_of_that_proxy() -> None:
+    announced, containers = Announced(), AnnouncedContainers()
+    again = msgspec.structs.replace(OTHER, session=(1, 3))
+    for pod in (OTHER, again):
+        announced.add(pod, 0.0, 7)
+        containers.add(ContainerAnnounced(pod, "a", 1024), 0.0, 7)
+    for each in (announced, containers):
+        each.session_ended((1, 2))
+    (kept,) = announced.missing_from([], 0.0)
+    assert len(containers.missing_from([kept], 0.0)) == 1
+    for each in (announced, containers):
+        each.session_ended((1, 3))
+    assert announced.missing_from([], 0.0) == ()
+    assert containers.missing_from([kept], 0.0) == ()

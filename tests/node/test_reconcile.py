@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -13,11 +14,14 @@ from agent.cgroup import writer
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.kube.errors import StoreError
+from agent.model import apiobjects
+from agent.model.apiobjects import Phase
 from agent.model.notifications import (
     Created,
     PodAnnounced,
     PodFailed,
     RequestedResources,
+    SessionEnded,
     SnapshotRequest,
 )
 from agent.model.pod import pods
@@ -147,6 +151,40 @@ def test_announced_owner_takes_its_cpu_before_the_runtime_lists_it(world: World)
     agent.notified([PodAnnounced("own", "ns", "own", {}, status, "/kubepods/podown")])
     agent.reconcile()
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-2"
+    assert [owner.title for owner in world.snapshot().owners] == ["ns/own"]
+
+
+SESSION = (7, 1 << 40)
+
+
+@pytest.mark.parametrize("word", ["session-ended", "gone", "terminal"])
+def test_claim_of_a_pod_that_was_announced_and_died_does_not_keep_its_cpus_from_others(
+    world: World, word: str
+) -> None:
+    status = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "3"}'}
+    dead = PodAnnounced("dead", "ns", "dead", {}, status, "/kubepods/poddead", SESSION)
+    dead_in_api = apiobjects.from_object(
+        {
+            "metadata": {"uid": "dead", "namespace": "ns", "name": "dead", "annotations": status},
+            "spec": {"nodeName": "n"},
+            "status": {"phase": "Pending"},
+        }
+    )
+    world.cluster_objects.pods = {} if word == "session-ended" else {"dead": dead_in_api}
+    agent = world.agent()
+    agent.notified([dead])
+    agent.reconcile()
+    assert [owner.title for owner in world.snapshot().owners] == ["ns/dead"]
+    world.container(world.sandbox("own", "LSE", "3"))
+    if word == "session-ended":
+        agent.notified([SessionEnded(SESSION)])
+    elif word == "gone":
+        world.cluster_objects.pods = {}
+    else:
+        world.cluster_objects.pods = {
+            "dead": msgspec.structs.replace(dead_in_api, phase=Phase.FAILED)
+        }
+    agent.reconcile()
     assert [owner.title for owner in world.snapshot().owners] == ["ns/own"]
 
 
