@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
-import socket
 import threading
-import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Final
 
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.daemon import Ending, Faults, Periodic, one_arena
-from agent.host.locks import LockedError
 from agent.kube import auth, documents
 from agent.kube.auth import Access
 from agent.kube.documents import DocumentError
@@ -33,24 +29,22 @@ from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
 from agent.scheduler.extender.http_routes import Route
 from agent.scheduler.extender.server import Server
 from agent.scheduler.leader import election
-from agent.scheduler.leader.election import Leader, LeaseTimes
-from agent.scheduler.leader.gate import AlwaysLeader, LeaderGate
-from agent.scheduler.leader.identity import IdentityFile
+from agent.scheduler.leader.election import AlwaysLeader, Leader, LeaseTimes
+from agent.scheduler.leader.gate import LeaderGate
 from agent.scheduler.leader.label import LeaderLabel, pod_of
+from agent.scheduler.leader.lease_dir import Candidate, FormerBindings
 from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
 from agent.scheduler.preemption.evictor import Evictor
 from agent.scheduler.preemption.preemption import Preemption
 from agent.scheduler.preemption.victim_selection import NodeSnapshots
 from agent.scheduler.state.binder import Binder, ReservationExpiry
-from agent.scheduler.state.claim_conditions import ClaimConditions
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.corrections import Corrections
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
+from agent.scheduler.state.pod_patches import ClaimConditions, Corrections
 from agent.scheduler.state.pods_api import BindingApi
 from agent.scheduler.state.records import AgentSelector
-from agent.scheduler.state.sent_bindings import FormerBindings, SentBindings
 from agent.scheduler.state.watches import Watches, stale, watch_pace
 from agent.scheduler.unschedulable.queue import UnschedulableQueue
 from agent.scheduler.unschedulable.retry import Retry, unschedulable_pods
@@ -132,41 +126,6 @@ def agent_labels(text: str) -> dict[str, str]:
 def agent_selector(settings: SchedulerSettings) -> AgentSelector:
     """Raises SettingsError."""
     return AgentSelector(agent_labels(settings.agent_selector), settings.agent_namespace)
-
-
-class Candidate:
-    """The identity of this process in the Lease, and what it keeps in `lease-dir` for the process
-    that follows it. Without the folder, or if it can't be used, the identity is new and nothing is
-    kept: `sent` is None then. The folder stays locked until the process has ended."""
-
-    def __init__(self, folder: str) -> None:
-        new = f"{socket.gethostname()}_{uuid.uuid4()}"
-        self.identity = new
-        self.sent: SentBindings | None = None
-        self._file: IdentityFile | None = None
-        if not folder:
-            return
-        try:
-            self._file = IdentityFile(folder, new)
-            self.sent = self._sent(os.path.join(folder, "bindings"), self._file)
-        except (OSError, LockedError) as error:
-            log.warning("lease-dir %s is not used: %s", folder, error)
-            return
-        self.identity = self._file.identity
-
-    def keep(self) -> None:
-        """A process that follows this one may have its identity."""
-        if self.sent is not None and self._file is not None:
-            self._file.keep()
-
-    @staticmethod
-    def _sent(folder: str, file: IdentityFile) -> SentBindings:
-        try:
-            return SentBindings(folder, valid=file.reused, give_up=file.give_up)
-        except ValueError as error:
-            log.warning("the identity of the former process is not used: %s", error)
-        file.renew()
-        return SentBindings(folder, valid=False, give_up=file.give_up)
 
 
 def run(settings: SchedulerSettings) -> None:

@@ -21,7 +21,7 @@ from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.node.change_log import CLAIM_NOT_HONORED, INVALID_NODE
 from agent.node.cluster_view import EVENT_ACTION, EVENT_CONTROLLER
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.corrections import Corrections
+from agent.scheduler.state.pod_patches import Corrections
 from agent.scheduler.state.watches import Watches
 from tests.deploy.manifests import objects as manifests
 from tests.deploy.manifests import of_kind

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -59,6 +59,35 @@ def limits(times: LeaseTimes) -> ResponseLimits:
     return ResponseLimits(connect_seconds=patience, read_seconds=patience, whole_seconds=patience)
 
 
+class Leadership(Protocol):
+    """Whether this process leads: a Leader, or always (AlwaysLeader)."""
+
+    @property
+    def leading(self) -> bool: ...
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def holder(self) -> str: ...
+
+    @property
+    def continues(self) -> bool: ...
+
+    @property
+    def trouble(self) -> str | None: ...
+
+
+class AlwaysLeader:
+    """Always leads, for a cluster with a single scheduler."""
+
+    leading = True
+    term = 1
+    holder = ""
+    continues = True
+    trouble: str | None = None
+
+
 class Leader:
     """A candidate, and the leader while `leading`. Runs on a thread of its own until `stop`.
 
@@ -78,7 +107,7 @@ class Leader:
         acquired: Callable[[], None] | None = None,
     ) -> None:
         """`identity` must be unique, also across restarts; a process may have that of a former one
-        that is dead (`identity`). `acquired` is called at each acquisition, on the thread that
+        that is dead (`lease_dir`). `acquired` is called at each acquisition, on the thread that
         made the attempt, and must not block."""
         self.identity = identity
         self.problem = Problem(log, f"lease {namespace}/{name}: ")

@@ -9,39 +9,11 @@ from typing import Final, Protocol
 
 from agent.host.log_once import Problem
 from agent.kube.errors import StoreError
+from agent.scheduler.leader.election import Leadership
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0
-
-
-class Leadership(Protocol):
-    """The part of Leader that the gate reads."""
-
-    @property
-    def leading(self) -> bool: ...
-
-    @property
-    def term(self) -> int: ...
-
-    @property
-    def holder(self) -> str: ...
-
-    @property
-    def continues(self) -> bool: ...
-
-    @property
-    def trouble(self) -> str | None: ...
-
-
-class AlwaysLeader:
-    """Always leads, for a cluster with a single scheduler."""
-
-    leading = True
-    term = 1
-    holder = ""
-    continues = True
-    trouble: str | None = None
 
 
 Wait = Callable[[float], bool]

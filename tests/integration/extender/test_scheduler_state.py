@@ -22,8 +22,8 @@ from agent.model.apiobjects import from_object
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.annotations import RESERVATION_ALLOCATED, RESOURCE_STATUS
 from agent.scheduler.leader import election
-from agent.scheduler.leader.election import Leader, LeaseTimes
-from agent.scheduler.leader.gate import AlwaysLeader, LeaderGate
+from agent.scheduler.leader.election import AlwaysLeader, Leader, LeaseTimes
+from agent.scheduler.leader.gate import LeaderGate
 from agent.scheduler.state.cluster import SchedulerCache
 from agent.scheduler.state.watches import Watches
 from tests.deploy.manifests import objects as manifests

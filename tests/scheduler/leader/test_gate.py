@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.kube.errors import ServerError
-from agent.scheduler.leader.gate import AlwaysLeader, LeaderGate
+from agent.scheduler.leader.election import AlwaysLeader
+from agent.scheduler.leader.gate import LeaderGate
 from tests.waiting import eventually
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
+from agent.scheduler.leader.lease_dir import RETRY_SECONDS, FormerBindings, SentBindings
 from agent.scheduler.state.cluster import EXPIRY_SECONDS
 from agent.scheduler.state.pod_info import PodName
 from agent.scheduler.state.pods_api import BindingApi, BindOutcome
-from agent.scheduler.state.sent_bindings import RETRY_SECONDS, FormerBindings, SentBindings
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler.podserver import Pods
 

@@ -1,29 +1,47 @@
-"""The Bindings without an answer, in files that outlive the process.
+"""The folder of `--lease-dir`: the identity of a candidate and its Bindings without an answer, in
+files that outlive the process.
+
+A process that was killed finds its own Lease when it starts again. It may acquire that Lease at
+once, since the former process is dead: it had the file of the identity locked, and the kernel
+releases the lock after the last system call of a process. The identity and the lock are in one
+file, so that a process never finds the one without the other:
+
+- a file that was removed takes the identity with it;
+- a copy, also one on another machine, is recognized by the inode and the kernel's boot id, and is
+  not used: nobody holds the lock of a copy;
+- after a boot the identity is new, since a file that was not flushed may lack what the former
+  process had written to its folder.
+
+The file has the identity from the first answer of a leader until the process that follows has read
+it. So a process that ends before it can answer does not keep the Lease from other candidates.
 
 A Binding may take effect after the process that sent it was killed: its bytes are in a buffer of
 the kernel, or the API server has not written it yet. A process that continues the term of the
 killed one would not see it and could give its CPUs and devices to another pod. So a process keeps a
 file for each Binding from before it is sent until its outcome is known, and the process that
 continues the term sends the same Bindings again before it decides anything. A pod is bound once:
-the first of equal Bindings takes effect, the others are conflicts.
-
-The files are valid only together with the identity of the process (`leader.identity`).
+the first of equal Bindings takes effect, the others are conflicts. The files are valid only
+together with the identity.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
+import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
 from agent.host import files
+from agent.host.locks import LockedError
 from agent.scheduler.state.cluster import EXPIRY_SECONDS
 from agent.scheduler.state.pod_info import PodName
 from agent.scheduler.state.pods_api import BindingApi, BindOutcome, PodError
@@ -31,12 +49,135 @@ from agent.scheduler.state.pods_api import BindingApi, BindOutcome, PodError
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0
+_IDENTITY_FILE: Final = "identity"
+_BINDINGS_FOLDER: Final = "bindings"
 _SUFFIX: Final = ".json"
-_MOST_BYTES: Final = 1 << 20
+_IDENTITY_BYTES: Final = 4096
+_BINDING_BYTES: Final = 1 << 20
 
 GiveUp = Callable[[str], None]
 """Makes the files worthless, for the given reason: no later process continues the term of this one.
 Raises OSError."""
+
+
+class Candidate:
+    """The identity of this process in the Lease, and what it keeps in `lease-dir` for the process
+    that follows it. Without the folder, or if it can't be used, the identity is new and nothing is
+    kept: `sent` is None then. The folder stays locked until the process has ended."""
+
+    def __init__(self, folder: str) -> None:
+        new = f"{socket.gethostname()}_{uuid.uuid4()}"
+        self.identity = new
+        self.sent: SentBindings | None = None
+        self._file: IdentityFile | None = None
+        if not folder:
+            return
+        try:
+            self._file = IdentityFile(folder, new)
+            self.sent = self._sent(os.path.join(folder, _BINDINGS_FOLDER), self._file)
+        except (OSError, LockedError) as error:
+            log.warning("lease-dir %s is not used: %s", folder, error)
+            return
+        self.identity = self._file.identity
+
+    def keep(self) -> None:
+        """A process that follows this one may have its identity."""
+        if self.sent is not None and self._file is not None:
+            self._file.keep()
+
+    @staticmethod
+    def _sent(folder: str, file: IdentityFile) -> SentBindings:
+        try:
+            return SentBindings(folder, valid=file.reused, give_up=file.give_up)
+        except ValueError as error:
+            log.warning("the identity of the former process is not used: %s", error)
+        file.renew()
+        return SentBindings(folder, valid=False, give_up=file.give_up)
+
+
+class IdentityFile:
+    """The file of one process. It is locked from construction until `close` or the end of the
+    process, however it ends."""
+
+    def __init__(self, folder: str, new: str) -> None:
+        """Creates the folder if it does not exist. `new`: the identity, unless the former process
+        left a valid one. Raises LockedError if another process has the file, and OSError."""
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._path = os.path.join(folder, _IDENTITY_FILE)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with contextlib.ExitStack() as failing:
+            self._descriptor = os.open(self._path, flags, 0o600)
+            failing.callback(os.close, self._descriptor)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LockedError(f"{self._path} is locked by another process") from None
+            former = self._former()
+            os.ftruncate(self._descriptor, 0)
+            failing.pop_all()
+        self._new = new
+        self._given_up = False
+        self.identity = former or new
+        self.reused = former is not None
+        """Whether the identity is that of a former process, which is dead."""
+
+    def renew(self) -> None:
+        """Replaces the identity of the former process by the new one."""
+        self.identity, self.reused = self._new, False
+
+    def keep(self) -> None:
+        """Writes the identity: the process that follows may know itself again. Never raises."""
+        if self._given_up:
+            return
+        try:
+            os.pwrite(self._descriptor, msgspec.json.encode(self._with(self.identity)), 0)
+        except OSError as error:
+            self._report(str(error))
+
+    def give_up(self, reason: str) -> None:
+        """Removes the identity for good: the process that follows waits until the Lease of this one
+        expires. Raises OSError."""
+        if not self._given_up:
+            os.ftruncate(self._descriptor, 0)
+            self._given_up = True
+            self._report(reason)
+
+    def close(self) -> None:
+        """Unlocks the file. Its content stays."""
+        os.close(self._descriptor)
+
+    def _report(self, reason: str) -> None:
+        log.warning(
+            "%s: %s; if this process is killed, the next one waits until the lease expires",
+            self._path,
+            reason,
+        )
+
+    def _former(self) -> str | None:
+        """The identity in the file, None if it is not valid."""
+        try:
+            found = _content.decode(os.pread(self._descriptor, _IDENTITY_BYTES, 0))
+        except msgspec.DecodeError:
+            return None
+        valid = found.boot_id and found.identity and found == self._with(found.identity)
+        return found.identity if valid else None
+
+    def _with(self, identity: str) -> _Content:
+        """The content of this very file, on this boot."""
+        found = os.fstat(self._descriptor)
+        return _Content(identity, files.boot_id(), found.st_dev, found.st_ino)
+
+
+class _Content(msgspec.Struct, frozen=True):
+    """`device` and `inode` are those of the file itself."""
+
+    identity: str
+    boot_id: str
+    device: int
+    inode: int
+
+
+_content: Final = msgspec.json.Decoder(_Content)
 
 
 class SentBinding(msgspec.Struct, frozen=True):
@@ -182,7 +323,7 @@ class FormerBindings:
 
 def _read(path: str) -> SentBinding:
     try:
-        return _decoder.decode(files.read(path, _MOST_BYTES))
+        return _decoder.decode(files.read(path, _BINDING_BYTES))
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -13,8 +13,8 @@ from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model.nrt.node_annotations import REFUSED_CLAIMS
-from agent.scheduler.state.claim_conditions import LASTING_SECONDS, ClaimConditions
 from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.pod_patches import LASTING_SECONDS, ClaimConditions
 from agent.scheduler.state.records import CLAIM_REFUSED
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler import objects

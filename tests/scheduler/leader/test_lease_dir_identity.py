@@ -12,7 +12,7 @@ import pytest
 
 from agent.host import files
 from agent.host.locks import LockedError
-from agent.scheduler.leader.identity import IdentityFile
+from agent.scheduler.leader.lease_dir import IdentityFile
 
 
 def used(folder: Path, new: str) -> IdentityFile:
@@ -53,7 +53,7 @@ def test_while_a_process_lives_no_other_has_its_identity(tmp_path: Path) -> None
 
 def test_the_lock_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from agent.scheduler.leader.identity import IdentityFile; "
+        "import sys, time; from agent.scheduler.leader.lease_dir import IdentityFile; "
         "file = IdentityFile(sys.argv[1], 'first'); file.keep(); print('kept', flush=True); "
         "time.sleep(600)"
     )

@@ -1,0 +1,313 @@
+"""What the leading scheduler writes to pods because of the NodeResourceTopology of their node: the
+agent of the node, which makes that report, has no permission to write pods.
+
+- The annotation resource-status of a pod to which a static kubelet gave other CPUs. The kubelet
+  does not know which CPUs a scheduler chose. The report lists the CPUs that the kubelet gave to
+  each pod, by uid. Each mismatch is corrected once: if another client restores the old value, it
+  stays.
+- The condition topolet.io/CPUClaimRefused of a pod whose CPU claim the agent refuses. The report
+  names these pods; the agent's Events expire. The condition is True with the agent's reason when
+  the refusal lasts, and False when the report no longer names the pod. The condition of a pod on
+  another node than the report's is never set.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Generic, TypeVar
+
+from agent.kube.auth import AccessError
+from agent.kube.errors import (
+    KubeError,
+    NotFoundError,
+    RejectedError,
+    StoreError,
+    TooManyRequestsError,
+    UnreachableError,
+)
+from agent.kube.kinds import pod_path
+from agent.kube.schedule import Backoff
+from agent.kube.transport import Transport
+from agent.model import apiobjects
+from agent.model.cpu.cpuset import EMPTY
+from agent.model.objects import ObjectError
+from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status, with_cpus
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.node_info import CpuMismatch
+from agent.scheduler.state.pods_api import condition, patch_status
+from agent.scheduler.state.records import CLAIM_REFUSED
+
+LASTING_SECONDS: Final = 10.0
+"""How long a claim is refused before the condition says so: the pod that had its CPUs before may
+still be ending."""
+MAX_PER_STEP: Final = 50
+"""Pods that one step writes at most."""
+
+log = logging.getLogger(__name__)
+
+OfNode = TypeVar("OfNode")
+"""What the report of a node says about its pods."""
+
+
+class _Patch:
+    """A write to a pod of `node`. `due` is when the next attempt may begin."""
+
+    def __init__(self, node: str, due: float) -> None:
+        self.node = node
+        self.due = due
+        self.backoff = Backoff(random.random)
+
+
+Pending = TypeVar("Pending", bound=_Patch)
+
+
+class ReportPatches(ABC, Generic[OfNode, Pending]):
+    """One thread calls `step`. `leading` returns whether this process leads; only the leader
+    writes."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        cluster: SchedulerCache,
+        leading: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._cluster = cluster
+        self._leading = leading
+        self._clock = clock
+        self._serial: int | None = None
+
+    def step(self) -> None:
+        """Reads the reports of the nodes that changed, and tries the writes that are due. Never
+        raises."""
+        if not self._leading():
+            self._serial = None
+            self._forget()
+            return
+        self._update(self._changed_reports())
+        now = self._clock()
+        for each in [each for each in self._pending() if each.due <= now][:MAX_PER_STEP]:
+            if not self._try(each):
+                break
+
+    def _changed_reports(self) -> dict[str, OfNode]:
+        """By node; all nodes after this process began to lead."""
+        serial = 0 if self._serial is None else self._serial
+        with self._cluster.lock:
+            changes = self._cluster.reports_changed_since(serial)
+            names = changes.names
+            if self._serial is None or names is None:
+                names = frozenset(each.name for each in self._cluster.nodes())
+            self._serial = changes.serial
+            return {name: self._read(name) for name in names}
+
+    def _retry(self, patch: Pending, error: Exception) -> bool:
+        """Returns False if the API server can't answer other requests now."""
+        patch.due = self._clock() + patch.backoff.next()
+        return not isinstance(error, TooManyRequestsError | UnreachableError)
+
+    @abstractmethod
+    def _read(self, node: str) -> OfNode:
+        """The caller holds the lock of the cluster."""
+
+    @abstractmethod
+    def _update(self, reports: Mapping[str, OfNode]) -> None:
+        """Updates the pending writes."""
+
+    @abstractmethod
+    def _pending(self) -> Iterable[Pending]: ...
+
+    @abstractmethod
+    def _try(self, patch: Pending) -> bool:
+        """Returns False if the API server can't answer other requests now."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """This process does not lead."""
+
+
+class _Correction(_Patch):
+    """Due at once."""
+
+    def __init__(self, node: str, mismatch: CpuMismatch) -> None:
+        super().__init__(node, 0.0)
+        self.mismatch = mismatch
+
+
+class Corrections(ReportPatches[tuple[CpuMismatch, ...], _Correction]):
+    """Corrects annotations. `written` and `failed` count the attempts."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        cluster: SchedulerCache,
+        leading: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(transport, cluster, leading, clock=clock)
+        self._open: dict[str, _Correction] = {}
+        self._sent: dict[str, frozenset[CpuMismatch]] = {}
+        self.written = 0
+        self.failed = 0
+
+    @property
+    def open(self) -> int:
+        """The number of pods whose annotation is wrong and not corrected yet."""
+        return len(self._open)
+
+    def _forget(self) -> None:
+        self._open.clear()
+
+    def _pending(self) -> Iterable[_Correction]:
+        return self._open.values()
+
+    def _read(self, node: str) -> tuple[CpuMismatch, ...]:
+        return self._cluster.cpu_mismatches(node)
+
+    def _update(self, reports: Mapping[str, tuple[CpuMismatch, ...]]) -> None:
+        if not reports:
+            return
+        for uid, open_ in tuple(self._open.items()):
+            if open_.node in reports and open_.mismatch not in reports[open_.node]:
+                del self._open[uid]
+        for uid in tuple(self._sent.keys()):
+            if self._cluster.pod(uid) is None:
+                del self._sent[uid]
+        for name, of_node in reports.items():
+            for each in of_node:
+                known = self._open.get(each.uid)
+                if each in self._sent.get(each.uid, ()) or (known and known.mismatch == each):
+                    continue
+                self._open[each.uid] = _Correction(name, each)
+
+    def _try(self, patch: _Correction) -> bool:
+        each = patch.mismatch
+        try:
+            self._correct(each)
+        except NotFoundError:
+            log.info("pod %s no longer exists", each.title)
+        except (StoreError, ObjectError, AnnotationError) as error:
+            self.failed += 1
+            log.warning("pod %s: %s is not corrected: %s", each.title, RESOURCE_STATUS, error)
+            return self._retry(patch, error)
+        self._sent[each.uid] = self._sent.get(each.uid, frozenset()) | {each}
+        del self._open[each.uid]
+        return True
+
+    def _correct(self, each: CpuMismatch) -> None:
+        """Raises ConflictError if the pod was written meanwhile."""
+        namespace, _, name = each.title.partition("/")
+        path = pod_path(namespace, name)
+        pod = apiobjects.decode(self._transport.get(path))
+        text = pod.annotations.get(RESOURCE_STATUS, "")
+        if pod.uid != each.uid or pod.terminal:
+            return
+        if resource_status(pod.annotations).cpus() in (each.given, EMPTY):
+            return  # another client has corrected it; the watch lags
+        with self._cluster.lock:
+            node_of = self._cluster.numa_nodes(pod.node)
+        metadata = {
+            "uid": pod.uid,
+            "resourceVersion": pod.resource_version,
+            "annotations": {RESOURCE_STATUS: with_cpus(text, each.given, node_of)},
+        }
+        self._transport.merge(path, {"metadata": metadata})
+        self.written += 1
+        log.info(
+            "pod %s: %s corrected from CPUs %s to CPUs %s, which the kubelet gave the pod",
+            each.title,
+            RESOURCE_STATUS,
+            each.claimed,
+            each.given,
+        )
+
+
+Refusals = dict[str, tuple[str, str]]
+"""By uid, the pod's title and the reason; no reason: the claim is not refused any more."""
+
+
+class _Condition(_Patch):
+    def __init__(self, node: str, due: float, uid: str, title: str) -> None:
+        super().__init__(node, due)
+        self.uid = uid
+        self.title = title
+        self.reason = ""
+
+
+class ClaimConditions(ReportPatches[Refusals, _Condition]):
+    """Sets conditions."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        cluster: SchedulerCache,
+        leading: Callable[[], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(transport, cluster, leading, clock=clock)
+        # Both by node and uid.
+        self._wanted: dict[str, dict[str, _Condition]] = {}
+        self._written: dict[str, Refusals] = {}
+
+    def _forget(self) -> None:
+        self._wanted.clear()
+        self._written.clear()
+
+    def _pending(self) -> Iterable[_Condition]:
+        return (each for of_node in self._wanted.values() for each in of_node.values())
+
+    def _read(self, node: str) -> Refusals:
+        of_node = self._cluster.node(node)
+        return of_node.claim_refusals() if of_node else {}
+
+    def _update(self, reports: Mapping[str, Refusals]) -> None:
+        for name, refusals in reports.items():
+            known = self._cluster.pod
+            written = self._written.pop(name, {})
+            if written := {uid: each for uid, each in written.items() if known(uid)}:
+                self._written[name] = written
+            resolved = {uid: (title, "") for uid, (title, reason) in written.items() if reason}
+            before = self._wanted.pop(name, {})
+            if wanted := self._changed(name, resolved | refusals, before, written):
+                self._wanted[name] = wanted
+
+    def _changed(
+        self, node: str, refusals: Refusals, before: dict[str, _Condition], written: Refusals
+    ) -> dict[str, _Condition]:
+        """The conditions to write. `before`: those that the last report of the node wanted, which
+        keep their time."""
+        wanted = {}
+        for uid, now in refusals.items():
+            if written.get(uid) == now:
+                continue
+            title, reason = now
+            each = before.get(uid)
+            if each is None or bool(each.reason) is not bool(reason):
+                due = self._clock() + (LASTING_SECONDS if reason else 0)
+                each = _Condition(node, due, uid, title)
+            each.reason = reason
+            wanted[uid] = each
+        return wanted
+
+    def _try(self, patch: _Condition) -> bool:
+        namespace, _, name = patch.title.partition("/")
+        status, reason = ("True", "ClaimRefused") if patch.reason else ("False", "ClaimNotRefused")
+        shown = condition(CLAIM_REFUSED, reason, patch.reason, status)
+        try:
+            patch_status(self._transport, namespace, name, patch.uid, {"conditions": [shown]})
+        except (NotFoundError, RejectedError) as error:
+            log.info("pod %s gets no condition %s: %s", patch.title, CLAIM_REFUSED, error)
+        except (KubeError, AccessError) as error:
+            log.warning("pod %s: condition %s is not set: %s", patch.title, CLAIM_REFUSED, error)
+            return self._retry(patch, error)
+        self._written.setdefault(patch.node, {})[patch.uid] = (patch.title, patch.reason)
+        del self._wanted[patch.node][patch.uid]
+        return True

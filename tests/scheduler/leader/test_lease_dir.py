@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.scheduler.leader.lease_dir import Candidate
+
+
+def test_without_a_folder_every_process_is_a_new_candidate() -> None:
+    first, second = Candidate(""), Candidate("")
+    assert first.sent is None
+    assert first.identity != second.identity
+
+
+def test_the_process_that_follows_a_leader_is_the_same_candidate(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _CANDIDATE, str(tmp_path / "lease")]
+    first, second = (subprocess.run(words, capture_output=True, text=True) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stdout == second.stdout != ""
+
+
+_CANDIDATE = """
+import sys
+from agent.scheduler.leader.lease_dir import Candidate
+candidate = Candidate(sys.argv[1])
+assert candidate.sent is not None
+candidate.keep()
+print(candidate.identity)
+"""
+
+
+def test_a_folder_that_cannot_be_used_changes_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    candidate = Candidate(str(tmp_path / "file"))
+    candidate.keep()
+    assert candidate.sent is None
+    assert candidate.identity
+    kept = Candidate(str(tmp_path / "lease"))
+    other = Candidate(str(tmp_path / "lease"))
+    assert kept.sent is not None
+    assert other.sent is None
+    assert other.identity != kept.identity
+    assert ["is not used" in each for each in caplog.messages] == [True, True]
+
+
+def test_unreadable_bindings_of_the_former_process_make_the_identity_new(tmp_path: Path) -> None:
+    folder = tmp_path / "lease"
+    words = [sys.executable, "-c", _CANDIDATE, str(folder)]
+    first = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    (folder / "bindings" / "a.json").write_text("{")
+    second = Candidate(str(folder))
+    assert second.sent is not None
+    assert second.identity != first
+    assert not list((folder / "bindings").iterdir())
