@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
@@ -40,7 +41,7 @@ def pod(
     qos: str = "",
     cpuset: str = "",
     *,
-    kube_class: KubeClass | None = "burstable",
+    kube_class: KubeClass | Literal[""] | None = "",
     created_at: int = 0,
     status: str | None = None,
     numa_nodes: tuple[int, ...] = (),
@@ -48,7 +49,8 @@ def pod(
     cpu_milli: int | None = None,
 ) -> Pod:
     """A pod whose uid is its name; `status` is the raw resource-status, `cpu_milli` the batch-cpu
-    that its container requests."""
+    that its container requests. Without a `kube_class` a BE pod is BestEffort, any other
+    Burstable."""
     body: dict[str, object] = {"cpuset": cpuset} if cpuset else {}
     if numa_nodes:
         body["numaNodeResources"] = [{"node": n, "resources": {"cpu": "2"}} for n in numa_nodes]
@@ -63,7 +65,9 @@ def pod(
         name=name,
         labels={QOS_LABEL: qos} if qos else {},
         annotations=notes,
-        kube_class=kube_class,
+        kube_class=("besteffort" if qos == "BE" else "burstable")
+        if kube_class == ""
+        else kube_class,
         created_at=created_at,
         containers=containers,
     )

@@ -37,7 +37,7 @@ from agent.allocate.shares import claims, numa_nodes, pool_class, shared_cpus, s
 from agent.model.bounds import reason as shortened
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.cpu.topology import Topology
-from agent.model.pod.annotations import AnnotationError
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
 from agent.model.pod.batch import BatchResources, batch_limits, batch_resources, cpu_request_milli
 from agent.model.pod.pods import Pod
 from agent.model.pod.qos import QoS
@@ -105,11 +105,16 @@ def decide(
     ls_pools = _by_node(topology, admission.ls)
     batches: dict[str, dict[str, BatchResources]] = {}
     for pod in pods:
+        batches[pod.uid] = {}
         try:
-            batches[pod.uid] = of_spec(pod, batch_resources(pod.annotations))
+            named = of_spec(pod, batch_resources(pod.annotations))
         except AnnotationError as error:
-            batches[pod.uid] = {}
             refuse(pod, error.reason, error.key)
+            continue
+        if pod.batch_excess:
+            refuse(pod, pod.batch_excess, EXTENDED_RESOURCE_SPEC)
+        else:
+            batches[pod.uid] = named
     requested_milli = sum(cpu_request_milli(batches[pod.uid]) for pod in pods if pod.qos is QoS.BE)
     be_pools = _by_node(topology, _be_pool(admission.be, requested_milli, rules))
     portions = _Portions(

@@ -14,13 +14,17 @@ from collections.abc import Container, Iterable, Mapping
 import msgspec
 
 from agent.model.apiobjects import ApiPod, unequal_cpu
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
+from agent.model.pod.batch import batch_excess, batch_resources
 from agent.model.pod.pods import ANNOTATIONS, LABELS, Pod, PodMetadata, pod_metadata
 
 
 def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
     """By the runtime's uid, the metadata that the API server has."""
     return {
-        pod.runtime_uid: pod_metadata(pod.labels, pod.annotations, unequal_cpu(pod))
+        pod.runtime_uid: pod_metadata(
+            pod.labels, pod.annotations, unequal_cpu(pod), _batch_excess(pod)
+        )
         for pod in pods
         if not pod.mirror
     }
@@ -37,7 +41,9 @@ def present(
     for pod in api_pods:
         uid, named = pod.runtime_uid, _named(pod)
         if uid in pods:
-            pods[uid] = msgspec.structs.replace(pods[uid], named=named, unequal=unequal_cpu(pod))
+            pods[uid] = msgspec.structs.replace(
+                pods[uid], named=named, unequal=unequal_cpu(pod), batch_excess=_batch_excess(pod)
+            )
         elif coming(pod):
             pods[uid] = Pod(
                 uid,
@@ -49,6 +55,7 @@ def present(
                 pod.created_at,
                 named=named,
                 unequal=unequal_cpu(pod),
+                batch_excess=_batch_excess(pod),
             )
     return tuple(pods[uid] for uid in sorted(pods))
 
@@ -69,6 +76,18 @@ def coming(pod: ApiPod) -> bool:
     return bool(pod.node) and not pod.terminal and not pod.deleted
 
 
+def _batch_excess(pod: ApiPod) -> str:
+    """"" also for an annotation that can't be read."""
+    if EXTENDED_RESOURCE_SPEC not in pod.annotations:
+        return ""
+    try:
+        named = batch_resources(pod.annotations)
+    except AnnotationError:
+        return ""
+    containers = (*pod.containers, *pod.init_containers)
+    return batch_excess(named, {each.name: (each.requests, each.limits) for each in containers})
+
+
 def _named(pod: ApiPod) -> tuple[str, ...]:
     return tuple(each.name for each in (*pod.containers, *pod.init_containers))
 
@@ -76,11 +95,15 @@ def _named(pod: ApiPod) -> tuple[str, ...]:
 def _with(pod: Pod, metadata: PodMetadata) -> Pod:
     labels = _without(LABELS, pod.labels) | metadata.labels
     annotations = _without(ANNOTATIONS, pod.annotations) | metadata.annotations
-    found = labels, annotations, metadata.unequal
-    if found == (pod.labels, pod.annotations, pod.unequal):
+    found = labels, annotations, metadata.unequal, metadata.batch_excess
+    if found == (pod.labels, pod.annotations, pod.unequal, pod.batch_excess):
         return pod
     return msgspec.structs.replace(
-        pod, labels=labels, annotations=annotations, unequal=metadata.unequal
+        pod,
+        labels=labels,
+        annotations=annotations,
+        unequal=metadata.unequal,
+        batch_excess=metadata.batch_excess,
     )
 
 

@@ -19,7 +19,7 @@ def pool_class(pod: Pod) -> Literal[QoS.LS, QoS.BE, QoS.SYSTEM]:
     if pod.qos is QoS.SYSTEM:
         return QoS.SYSTEM
     by_label = pod.labels.get(QOS_LABEL) == QoS.BE
-    return QoS.BE if by_label or (pod.qos is QoS.BE and not numa_nodes(pod)) else QoS.LS
+    return QoS.BE if pod.qos is QoS.BE and (by_label or not numa_nodes(pod)) else QoS.LS
 
 
 def shared_cpus(

@@ -62,16 +62,17 @@ _EMPTY_POOL: Final = Difference(
     listed=True,
 )
 
-_BE_ON_LS_POOL: Final = Difference(
-    "be-on-ls-pool",
-    "a pod labelled BE whose cgroup is not BestEffort gets the LS pool; Topolet uses the BE pool"
-    " of its class, wherever its cgroup is",
+_BE_BY_LABEL: Final = Difference(
+    "be-by-label",
+    "a pod labelled BE whose cgroup is not BestEffort gets the BE pools of its NUMA nodes, or"
+    " without BECPUManager every LS pool; Topolet gives it the LS pools of its NUMA nodes, because"
+    " it would take time from LSR pods",
 )
 
 DIFFERENCES: Final[tuple[Difference, ...]] = (
     CLAIMED_TWICE,
     KUBELET_DECIDES,
-    _BE_ON_LS_POOL,
+    _BE_BY_LABEL,
     _STRAY_COMMA,
     _EMPTY_POOL,
 )
@@ -230,9 +231,10 @@ def _compared(
     if not _cpus(theirs) and not pool_cpus(_narrow(pools, nodes)) and place == everywhere:
         return CaseVerdict(False, ours, _EMPTY_POOL.name)
     by_label = case.get("qos") == QoS.BE and pod.kube_class != "besteffort"
-    on_ls = not left_alone and _cpus(theirs) == pool_cpus(reported.ls)
-    on_be = place == _pool(reported.be, nodes)
-    return CaseVerdict(False, ours, _BE_ON_LS_POOL.name if by_label and on_ls and on_be else None)
+    pools_of_be = _narrow(reported.be, nodes) if case.get("beCPUManager") else reported.ls
+    on_theirs = bool(nodes) and _cpus(theirs) == pool_cpus(pools_of_be)
+    on_ls = place == _pool(reported.ls, nodes)
+    return CaseVerdict(False, ours, _BE_BY_LABEL.name if by_label and on_theirs and on_ls else None)
 
 
 def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:

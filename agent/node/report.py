@@ -121,7 +121,7 @@ class Reporter:
             unallocated,
             {pod.uid for pod in pods if pod.containers},
             moment.cluster.pods,
-            [(pod.uid, fault) for pod in pods for fault in label_faults(pod.labels)],
+            [(pod.uid, fault) for pod in pods for fault in label_faults(pod.labels, pod.kube_class)],
             self._node_faults(moment),
         )
         if self._correct is not None:

@@ -15,7 +15,9 @@ from agent.model import bounds
 from agent.model import snapshot as snapshots
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.pod.qos import QOS_LABEL
+from agent.model.pod.qos import QOS_LABEL, KubeClass, QoS
+from agent.model.snapshot import NO_LIMITS
+from tests import builders
 from tests.builders import machine
 
 TOPOLOGY = machine()
@@ -88,6 +90,29 @@ def test_a_pod_is_limited_to_the_sum_of_its_own_containers() -> None:
     decided = decide(TOPOLOGY, (it,), KubeletCpus(), {}, {}).pods["p"]
     assert decided.containers.keys() == {"main"}
     assert decided.group == decided.containers["main"].limits
+
+
+@pytest.mark.parametrize("kube_class", ["guaranteed", "burstable", None])
+def test_label_and_annotation_lift_no_limit_of_a_pod_that_is_not_best_effort(
+    kube_class: KubeClass | None,
+) -> None:
+    """Nor does the pod run beside an LSR pod on its CPUs, with its own weight."""
+    it = msgspec.structs.replace(pod(batch("main"), "main"), kube_class=kube_class)
+    owner = builders.pod("own", "LSR", "1")
+    decision = decide(TOPOLOGY, (it, owner), KubeletCpus(), {}, {})
+    assert decision.pods["p"].group == NO_LIMITS
+    assert decision.pods["p"].of("main").limits == NO_LIMITS
+    assert decision.pods["p"].of("main").cpuset == "0,2-3"
+    assert decision.pods["p"].qos is QoS.LS
+
+
+def test_an_annotation_beyond_the_spec_is_refused_as_a_whole() -> None:
+    it = msgspec.structs.replace(pod(batch("main"), "main"), batch_excess="too much")
+    decision = decide(TOPOLOGY, (it,), KubeletCpus(), {}, {})
+    assert decision.pods["p"].of("main").limits == NO_LIMITS
+    assert decision.pods["p"].group == NO_LIMITS
+    (refusal,) = decision.refusals
+    assert (refusal.key, refusal.reason) == (EXTENDED_RESOURCE_SPEC, "too much")
 
 
 @pytest.mark.parametrize("named", [None, ("main",), SPEC], ids=["unknown", "one", "many"])

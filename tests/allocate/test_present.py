@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from agent.allocate import present as rule
 from agent.allocate.present import coming, metadata_by_uid
 from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiContainer, ApiPod, Phase
-from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.pod.pods import Container, ContainerState, Pod, PodMetadata
 from agent.model.pod.qos import QOS_LABEL
 
@@ -123,3 +123,15 @@ def test_a_limit_that_differs_is_known_by_every_source() -> None:
     summed = msgspec.structs.replace(running("a"), unequal="its sandbox: ...")
     assert [each.unequal for each in present([api_pod("a")], [summed])] == [""]
     assert [each.unequal for each in present([], [summed])] == ["its sandbox: ..."]
+
+
+def test_batch_amounts_beyond_the_spec_are_known_by_every_source() -> None:
+    text = '{"containers": {"main": {"requests": {"kubernetes.io/batch-cpu": "2000"}}}}'
+    sized = (ApiContainer("main", {"kubernetes.io/batch-cpu": 1000}, {}),)
+    notes = {EXTENDED_RESOURCE_SPEC: text}
+    beyond = msgspec.structs.replace(api_pod("a"), annotations=notes, containers=sized)
+    (kept,) = rule.present([], [running("a")], metadata_by_uid([beyond]))
+    for each in (*present([beyond], []), *present([beyond], [running("a")]), kept):
+        assert each.batch_excess.startswith("containers.main.requests.kubernetes.io/batch-cpu")
+    unread = msgspec.structs.replace(beyond, annotations={EXTENDED_RESOURCE_SPEC: "x"})
+    assert present([unread], [])[0].batch_excess == ""

@@ -131,6 +131,9 @@ def test_claims_that_do_not_overlap_are_not_a_declared_difference() -> None:
     assert pools({"ls": None}).declared is None
 
 
+BE_ON_1 = {"qos": "BE", "resourceStatus": bound(1), "beCPUManager": True}
+
+
 @pytest.mark.parametrize(
     "verdict",
     [
@@ -138,9 +141,9 @@ def test_claims_that_do_not_overlap_are_not_a_declared_difference() -> None:
         pytest.param(lambda: hook("4,0-1", qos="LS"), id="in any order"),
         pytest.param(lambda: hook("4", qos="LS", resourceStatus=bound(1)), id="NUMA node"),
         pytest.param(
-            lambda: hook("4-5", qos="BE", resourceStatus=bound(1), beCPUManager=True),
-            id="BE on its NUMA node",
+            lambda: hook("4-5", cgroupParent=BESTEFFORT, **BE_ON_1), id="BE on its NUMA node"
         ),
+        pytest.param(lambda: hook("0-1,4", qos="BE"), id="BE in a Burstable cgroup"),
         pytest.param(lambda: hook("7", qos="SYSTEM"), id="SYSTEM"),
         pytest.param(lambda: hook("2", -1, qos="LSE", resourceStatus={"cpuset": "2"}), id="own"),
         pytest.param(
@@ -180,7 +183,7 @@ def test_disagreement_about_containers(verdict: Any) -> None:
         ({"cgroupParent": BESTEFFORT}, "0-2,4-5"),
         ({"qos": "BE", "cgroupParent": BESTEFFORT, "resourceStatus": bound(1)}, "4-5"),
         ({"qos": "LSR", "cgroupParent": BESTEFFORT}, "0-1,4"),
-        ({"qos": "BE", "nrt": STATIC}, "0-2,4-5"),
+        ({"qos": "BE", "nrt": STATIC}, "0-1,4"),
         ({"nrt": STATIC}, "0-1,4"),
         ({"nrt": STATIC, "cgroupParent": GUARANTEED}, "0-1,4"),
     ],
@@ -238,22 +241,16 @@ NO_LS = {**HOOK["nrt"], "ls": [{"socket": 0, "node": 0}, LS[1]]}
             "7",
             id="SYSTEM on an unknown NUMA node",
         ),
-        pytest.param("0-1,4", {"qos": "BE"}, "be-on-ls-pool", "0-2,4-5", id="BE"),
-        pytest.param("0", {"qos": "BE"}, None, "0-2,4-5", id="BE on part of the LS pool"),
-        pytest.param(
-            "",
-            {"qos": "BE", "nrt": {**NO_LS, "ls": []}},
-            "be-on-ls-pool",
-            "0-2,4-5",
-            id="BE on an empty LS pool",
-        ),
+        pytest.param("4-5", BE_ON_1, "be-by-label", "4", id="BE by its label"),
         pytest.param(
             "0-1,4",
-            {"qos": "BE", "nrt": {**NO_LS, "ls": LS, "be": []}},
-            "be-on-ls-pool",
-            None,
-            id="BE without a BE pool",
+            {**BE_ON_1, "beCPUManager": False},
+            "be-by-label",
+            "4",
+            id="BE by its label, without its NUMA node",
         ),
+        pytest.param("0-2,4-5", {"qos": "BE"}, None, "0-1,4", id="BE on every BE pool"),
+        pytest.param("0", {"qos": "BE"}, None, "0-1,4", id="BE on part of the LS pool"),
     ],
 )
 def test_declared(

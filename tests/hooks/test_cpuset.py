@@ -23,9 +23,11 @@ def request(
     uid: str = "p",
     qos: str = "",
     claim: str = "",
-    parent: str = "/kubepods/burstable/podp",
+    parent: str = "",
     requested: str = "",
 ) -> CreateContainer:
+    """Without a `parent` a BE pod is BestEffort, any other Burstable."""
+    parent = parent or f"/kubepods/{'besteffort' if qos == 'BE' else 'burstable'}/podp"
     labels = {QOS_LABEL: qos} if qos else {}
     notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
     return CreateContainer(
@@ -79,6 +81,13 @@ IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
             [],
             give(0, 1, 2, 3),
             id="BE shares with LSR",
+        ),
+        pytest.param(
+            request("new", "BE", parent="/kubepods/podp"),
+            snapshot(be_pools=(Pool(0, 0, "0-3"),), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
+            [],
+            give(0, 2, 3),
+            id="a Guaranteed pod labelled BE does not",
         ),
         pytest.param(
             request("own", "LSE", "1"),

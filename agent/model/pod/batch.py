@@ -81,6 +81,33 @@ def cpu_request_milli(containers: Mapping[str, BatchResources]) -> int:
     return sum(each.cpu_request_milli for each in containers.values())
 
 
+def batch_excess(
+    named: Mapping[str, BatchResources],
+    spec: Mapping[str, tuple[Mapping[str, int], Mapping[str, int]]],
+) -> str:
+    """Where an annotation names more than the containers' own resources, which a scheduler has
+    counted: the container and the resource, "" for nowhere. `spec`: requests and limits by
+    container name; containers that are not in it do not count."""
+    for name, amounts in named.items():
+        if name not in spec:
+            continue
+        requests, limits = spec[name]
+        for field, resources, names, amount in (
+            ("requests", requests, CPU_NAMES, amounts.cpu_request_milli),
+            ("requests", requests, MEMORY_NAMES, amounts.memory_request_bytes),
+            ("limits", limits, CPU_NAMES, amounts.cpu_limit_milli),
+            ("limits", limits, MEMORY_NAMES, amounts.memory_limit_bytes),
+        ):
+            own = next((resources[each] for each in names if each in resources), 0)
+            if field == "limits" and not own:
+                continue
+            if amount is None or amount > own:
+                said = "no limit" if amount is None else amount
+                text = f"containers.{name[:63]}.{field}.{names[0]}: {said} is more than {own}"
+                return f"{text}, which the container has"
+    return ""
+
+
 def _container(name: str, amounts: _Amounts | None) -> BatchResources:
     if amounts is None:
         return _NO_RESOURCES

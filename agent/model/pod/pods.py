@@ -60,7 +60,8 @@ class Pod(msgspec.Struct, frozen=True):
     which ended containers matter.
 
     `named`: the container names in its spec, None while the spec is unknown. `unequal`: where the
-    CPU limit differs from the request, "" if they are equal or unknown.
+    CPU limit differs from the request, "" if they are equal or unknown. `batch_excess`: where
+    extended-resource-spec names more than the pod's spec, "" if nowhere or unknown.
 
     `created_at`: nanoseconds since 1970, of the oldest sandbox, or of the notification if the
     runtime does not have the pod yet.
@@ -78,10 +79,14 @@ class Pod(msgspec.Struct, frozen=True):
     ended: tuple[EndedContainer, ...] = ()
     named: tuple[str, ...] | None = None
     unequal: str = ""
+    batch_excess: str = ""
 
     @property
     def qos(self) -> QoS:
-        return qos_of(self.labels, self.kube_class)
+        """The class for decisions of the node. BE counts only in a BestEffort cgroup: any other has
+        a weight of its own, with which it would take time from LSR pods in the BE pool."""
+        of_labels = qos_of(self.labels, self.kube_class)
+        return QoS.LS if of_labels is QoS.BE and self.kube_class != "besteffort" else of_labels
 
     @property
     def title(self) -> str:
@@ -105,19 +110,25 @@ ANNOTATIONS: Final = {
 
 
 class PodMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Only the labels and annotations that decisions use, and `unequal` as in Pod."""
+    """Only the labels and annotations that decisions use; `unequal` and `batch_excess` as in
+    Pod."""
 
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     unequal: str = ""
+    batch_excess: str = ""
 
 
 def pod_metadata(
-    labels: Mapping[str, str], annotations: Mapping[str, str], unequal: str = ""
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    unequal: str = "",
+    batch_excess: str = "",
 ) -> PodMetadata:
     """The metadata of a pod that decisions use."""
     return PodMetadata(
         {key: labels[key] for key in LABELS if key in labels},
         bounds.kept(annotations, ANNOTATIONS),
         unequal,
+        batch_excess,
     )

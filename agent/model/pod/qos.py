@@ -46,18 +46,21 @@ def qos_of(labels: Mapping[str, str], kube_class: KubeClass | None) -> QoS:
     return by_label or (QoS.BE if kube_class == "besteffort" else QoS.LS)
 
 
-def label_faults(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """A message for each of a pod's two labels whose value is unknown, and which therefore has no
-    effect."""
+def label_faults(labels: Mapping[str, str], kube_class: KubeClass | None) -> tuple[str, ...]:
+    """A message for each of a pod's two labels that has no effect: its value is unknown, or it is
+    BE and the pod's cgroup is not BestEffort."""
     classes: tuple[tuple[str, type[enum.StrEnum]], ...] = (
         (QOS_LABEL, QoS),
         (PRIORITY_CLASS_LABEL, PriorityClass),
     )
-    return tuple(
+    unknown = tuple(
         unknown_value(f"label {key}", value, known)
         for key, known in classes
         if (value := labels.get(key)) and value not in tuple(known)
     )
+    if labels.get(QOS_LABEL) != QoS.BE or kube_class == "besteffort":
+        return unknown
+    return (*unknown, f"label {QOS_LABEL}: BE counts only in BestEffort pods, the pod is LS")
 
 
 def kube_class(cgroup_parent: str) -> KubeClass | None:

@@ -6,6 +6,7 @@ from agent.model.pod.annotations import AnnotationError
 from agent.model.pod.batch import (
     EXTENDED_RESOURCE_SPEC,
     BatchResources,
+    batch_excess,
     batch_resources,
     cpu_request_milli,
 )
@@ -85,3 +86,27 @@ def test_invalid_json_is_an_error() -> None:
     for text in ("{", "[" * 10_000, '{"containers": {"c": 1e999}}', '"x"'):
         with pytest.raises(AnnotationError):
             batch_resources({EXTENDED_RESOURCE_SPEC: text})
+
+
+SPEC = {"main": ({CPU: 500, "koordinator.sh/batch-memory": 10}, {CPU: 1000}), "none": ({}, {})}
+
+
+@pytest.mark.parametrize(
+    ("name", "amounts", "where"),
+    [
+        ("main", BatchResources(500, 1000, 10, 20), ""),
+        ("main", BatchResources(0, 1, 0, None), ""),
+        ("main", BatchResources(501, 1000), f"requests.{CPU}: 501 is more than 500"),
+        ("main", BatchResources(500, 1001), f"limits.{CPU}: 1001 is more than 1000"),
+        ("main", BatchResources(500, None), f"limits.{CPU}: no limit is more than 1000"),
+        ("main", BatchResources(0, 1000, 11), f"requests.{MEMORY}: 11 is more than 10"),
+        ("none", BatchResources(0, 1, 0, 1), ""),
+        ("none", BatchResources(1), f"requests.{CPU}: 1 is more than 0"),
+        ("other", BatchResources(9, 9, 9, 9), ""),
+    ],
+)
+def test_the_annotation_names_no_more_than_the_spec(
+    name: str, amounts: BatchResources, where: str
+) -> None:
+    found = batch_excess({name: amounts}, SPEC)
+    assert found == (f"containers.{name}.{where}, which the container has" if where else "")

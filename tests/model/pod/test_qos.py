@@ -1,5 +1,6 @@
 import pytest
 
+from agent.model.pod.pods import Pod
 from agent.model.pod.qos import (
     PRIORITY_CLASS_LABEL,
     QOS_LABEL,
@@ -101,10 +102,20 @@ def test_the_kubelets_own_groups(group: str, shared: bool) -> None:
 def test_unknown_classes_are_faults() -> None:
     for qos in ("", *QoS):
         for priority in ("", *PriorityClass):
-            assert label_faults({QOS_LABEL: qos, PRIORITY_CLASS_LABEL: priority}) == ()
-    assert label_faults({}) == ()
-    assert label_faults({QOS_LABEL: "LSX", PRIORITY_CLASS_LABEL: "prod"}) == (
+            labels = {QOS_LABEL: qos, PRIORITY_CLASS_LABEL: priority}
+            assert label_faults(labels, "besteffort") == ()
+    assert label_faults({}, None) == ()
+    assert label_faults({QOS_LABEL: "LSX", PRIORITY_CLASS_LABEL: "prod"}, "burstable") == (
         f"label {QOS_LABEL}: 'LSX' is not one of LSE, LSR, LS, BE, SYSTEM",
         f"label {PRIORITY_CLASS_LABEL}: 'prod' is not one of koord-prod, koord-mid, koord-batch, "
         "koord-free",
     )
+
+
+@pytest.mark.parametrize("kube_class", ["guaranteed", "burstable", None])
+def test_the_label_be_counts_only_in_a_best_effort_pod(kube_class: KubeClass | None) -> None:
+    labels = {QOS_LABEL: "BE"}
+    assert Pod("p", "ns", "p", labels, {}, kube_class, 0).qos is QoS.LS
+    assert Pod("p", "ns", "p", labels, {}, "besteffort", 0).qos is QoS.BE
+    (fault,) = label_faults(labels, kube_class)
+    assert fault == f"label {QOS_LABEL}: BE counts only in BestEffort pods, the pod is LS"
