@@ -77,7 +77,7 @@ def coming(pod: ApiPod) -> bool:
 
 
 def _batch_excess(pod: ApiPod) -> str:
-    """"" also for an annotation that can't be read."""
+    """ "" also for an annotation that can't be read."""
     if EXTENDED_RESOURCE_SPEC not in pod.annotations:
         return ""
     try:

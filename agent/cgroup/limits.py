@@ -43,7 +43,8 @@ MEMORY_AND_SWAP: Final = "memory.memsw.limit_in_bytes"
 MAX: Final = "cpu.max"
 WEIGHT: Final = "cpu.weight"
 MEMORY_MAX: Final = "memory.max"
-MEMORY_CURRENT: Final = "memory.current"
+USE: Final = {MEMORY: "memory.usage_in_bytes", MEMORY_MAX: "memory.current"}
+"""By the file of a memory limit, that of the bytes in use."""
 MIGRATE: Final = "cpuset.memory_migrate"
 _MEMORY: Final = (MEMORY, MEMORY_MAX)
 

@@ -54,7 +54,8 @@ class WriteOutcome(msgspec.Struct, frozen=True):
 
 
 class ValueChange(msgspec.Struct, frozen=True):
-    """One file of a group, other than its CPUs; `old` and `new` are its texts as far as known."""
+    """One file of a group, other than its CPUs; `old` and `new` are its texts as far as known.
+    `refused`: it failed because the state of the group does not allow the value."""
 
     group: str
     file: str
@@ -62,6 +63,7 @@ class ValueChange(msgspec.Struct, frozen=True):
     old: str | None = None
     new: str | None = None
     note: str | None = None
+    refused: bool = False
 
 
 class ValueOutcome(msgspec.Struct, frozen=True):

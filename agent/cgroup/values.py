@@ -11,8 +11,11 @@ writes that depend on it.
   not requested are never written.
 * With swap accounting, v1 refuses a memory limit above the limit of memory and swap (EINVAL), to
   which runtimes set it when a container may not swap: that one is raised first.
-* A memory limit below the present use makes v2 kill processes; it is not written there, and the
-  outcome reports it. v1 reclaims and refuses (EBUSY).
+* A memory limit below the present use is not written: v2 would kill processes, and v1 reclaims for
+  half a second before it refuses (EBUSY).
+* A change that failed because of the group's own processes, its parent or its other values is
+  marked: a pod's author can cause that, and it concerns that pod alone. The kernel refuses a quota
+  beyond the parent's (v1), and any weight while `cpu.idle` is set.
 * v2 moves pages whenever memory nodes change; v1 does with `migrate`, which is written first. v2
   accepts nodes that the parent does not have, without effect: the writer ignores them.
 * The groups that pods share belong to the kubelet (pkg/kubelet/cm,
@@ -32,10 +35,9 @@ from agent.cgroup.limits import (
     MAX,
     MEMORY,
     MEMORY_AND_SWAP,
-    MEMORY_CURRENT,
-    MEMORY_MAX,
     MIGRATE,
     QUOTA,
+    USE,
 )
 from agent.cgroup.order import ancestors, parent
 from agent.cgroup.outcome import ValueChange, ValueOutcome, WriteState
@@ -43,6 +45,12 @@ from agent.model.pod.qos import is_qos_root
 from agent.model.snapshot import UNLIMITED, CgroupLimits
 
 _EFFECTIVE_MEMS = "cpuset.mems.effective"
+_REFUSALS = frozenset({errno.EBUSY, errno.EINVAL, errno.ERANGE})
+"""Errors of a value that the state of the group does not allow. All others are the machine's."""
+
+
+class _Unfit(CgroupError):  # noqa: N818 - a rule of the kernel, not a fault
+    """The value was not written, because the state of the group does not allow it."""
 
 
 class ValueWrite(msgspec.Struct, frozen=True):
@@ -96,7 +104,8 @@ class LimitsPass:
         """Records that the file does not have its wanted content; it is not written any more."""
         step = self._steps.pop((group, file), None)
         state = WriteState.GONE if isinstance(reason, GroupGone) else WriteState.FAILED
-        self._settle(group, file, state, step.old if step else None, None, str(reason))
+        old = step.old if step else None
+        self._settle(group, file, state, old, note=str(reason), refused=_refused(reason))
 
     def run(self) -> None:
         """Writes in order, and records the content of each file afterwards."""
@@ -129,13 +138,10 @@ class LimitsPass:
             self._steps[group, file] = ValueWrite(group, file, old, new)
 
     def _write(self, step: ValueWrite) -> None:
-        if step.file == MEMORY_MAX and not files.grows(step.file, step.old, step.new):
-            used = int(self._present(step.group, MEMORY_CURRENT))
+        if step.file in USE and not files.grows(step.file, step.old, step.new):
+            used = int(self._present(step.group, USE[step.file]))
             if used > files.memory_of(step.new):
-                raise CgroupError(
-                    f"not written: {step.group!r} uses {used} bytes, more than '{step.new}'; "
-                    "the kernel would kill its processes"
-                )
+                raise _Unfit(f"{step.group!r} uses more than {step.new} bytes")
         if step.file == MEMORY:
             both = self._controllers.read(step.group, MEMORY_AND_SWAP)
             if both is not None and files.grows(MEMORY, both, step.new):
@@ -173,8 +179,18 @@ class LimitsPass:
         old: str | None = None,
         new: str | None = None,
         note: str | None = None,
+        *,
+        refused: bool = False,
     ) -> None:
-        self._changes[group, file] = ValueChange(group, file, state, old, new, note)
+        self._changes[group, file] = ValueChange(group, file, state, old, new, note, refused)
+
+
+def _refused(reason: Exception | str) -> bool:
+    if not isinstance(reason, CgroupError):
+        return False
+    cause = reason.__cause__
+    by_kernel = isinstance(cause, OSError) and cause.errno in _REFUSALS
+    return by_kernel or isinstance(reason, _Unfit)
 
 
 def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite]:

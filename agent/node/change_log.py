@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -17,7 +18,14 @@ from agent.model.apiobjects import ApiPod
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import Owner
-from agent.node.violations import CpuSource, Shortfall, Unallocated, find_overlaps, started
+from agent.node.violations import (
+    CpuSource,
+    RefusedLimit,
+    Shortfall,
+    Unallocated,
+    find_overlaps,
+    started,
+)
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
@@ -36,6 +44,7 @@ class ChangeRecorder:
         self._failed: frozenset[str] = frozenset()
         self._short: frozenset[Shortfall] = frozenset()
         self._unallocated: frozenset[Unallocated] = frozenset()
+        self._refused_limits: frozenset[tuple[str, str, str]] = frozenset()
         self._vanished: dict[str, str] = {}
         self._no_cgroup: dict[str, float] = {}
         self._logged_without_cgroup: frozenset[str] = frozenset()
@@ -126,10 +135,22 @@ class ChangeRecorder:
         self._unallocated = frozenset(pods)
         self._metrics.without_cpus.set(len(pods))
 
+    def refused_limits(self, limits: tuple[RefusedLimit, ...]) -> None:
+        """Logs limits that the cgroup of their pod does not take."""
+        now = {(each.uid, each.container, each.file): each for each in limits}
+        for key in sorted(now.keys() - self._refused_limits):
+            log.warning("pod %s: %s", now[key].title, now[key].text)
+        self._refused_limits = frozenset(now)
+        numbers = Counter((each.title, each.container, each.file) for each in limits)
+        self._metrics.refused_limits.clear()
+        for labels, number in numbers.items():
+            self._metrics.refused_limits.labels(*labels).set(number)
+
     def written(
         self, outcomes: Sequence[WriteOutcome], others: ValueOutcome, titles: Mapping[str, str]
     ) -> list[str]:
-        """Logs what was written. Returns the failures as texts; `titles` by group."""
+        """Logs what was written. Returns the failures as texts, without refused limits; `titles`
+        by group."""
         for change in (each for of in outcomes for each in of.having(WriteState.WRITTEN)):
             self._metrics.cgroup_writes.labels("written").inc()
             log.info("%s: cpuset %s -> %s", titles[change.group], change.old, change.new)
@@ -144,6 +165,7 @@ class ChangeRecorder:
         failures |= {
             f"{value.group} {value.file}": f"{titles[value.group]} {value.file}: {value.note}"
             for value in others.having(WriteState.FAILED)
+            if not value.refused
         }
         errors = {others.journal_error, *(outcome.journal_error for outcome in outcomes)}
         failures |= {f"journal {error}": error for error in errors if error is not None}
@@ -158,6 +180,7 @@ CLAIM_NOT_HONORED: Final = "CPUClaimNotHonored"
 INVALID_ANNOTATION: Final = "InvalidAnnotation"
 INVALID_LABEL: Final = "InvalidLabel"
 INVALID_NODE: Final = "InvalidNodeConfiguration"
+LIMIT_REFUSED: Final = "LimitRefused"
 NO_CPUS_ALLOCATED: Final = "NoCPUsAllocated"
 AGAIN_SECONDS: Final = 1800.0
 """The API server keeps an Event for an hour: a lasting cause is recorded again."""
@@ -199,8 +222,9 @@ class _Cause(NamedTuple):
 
 
 class PodEvents:
-    """Events of pods that do not have promised CPUs, have an invalid annotation or label, or belong
-    to a class that owns CPUs and got none, and of the Node: one for each object and reason when the
+    """Events of pods that do not have promised CPUs, have an invalid annotation or label or a limit
+    that their cgroup does not take, or belong to a class that owns CPUs and got none, and of the
+    Node: one for each object and reason when the
     cause appears, and every AGAIN_SECONDS while it lasts; one with a new text after PAUSE_SECONDS.
     Without `records` it does nothing."""
 
@@ -220,6 +244,7 @@ class PodEvents:
         known: Mapping[str, ApiPod],
         labels: Iterable[tuple[str, str]] = (),
         node: NodeFaults | None = None,
+        limits: Iterable[RefusedLimit] = (),
     ) -> None:
         """`refusals`: those of annotations. `created`: the uids of pods with a container. `known`:
         the API's pods. `labels`: uids of pods with faults of their labels. `node` None: the Node is
@@ -227,7 +252,7 @@ class PodEvents:
         if self._records is None:
             return
         now = self._clock()
-        notes = _notes(shortfalls, refusals, unallocated, labels)
+        notes = _notes(shortfalls, refusals, unallocated, labels, limits)
         by_uid = {pod.runtime_uid: pod for pod in known.values()} if notes else {}
         events: dict[tuple[Regarding, str], tuple[str, float]] = {}
         for (uid, reason), texts in notes.items():
@@ -262,6 +287,7 @@ def _notes(
     refusals: Iterable[ClaimRefusal],
     unallocated: Iterable[Unallocated],
     labels: Iterable[tuple[str, str]],
+    limits: Iterable[RefusedLimit],
 ) -> dict[tuple[str, str], list[str]]:
     """By pod uid and reason. The shortfalls of a pod name the reason of its refusal."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -279,4 +305,6 @@ def _notes(
         found.setdefault((pod.uid, NO_CPUS_ALLOCATED), []).append(pod.text)
     for uid, fault in labels:
         found.setdefault((uid, INVALID_LABEL), []).append(fault)
+    for limit in limits:
+        found.setdefault((limit.uid, LIMIT_REFUSED), []).append(limit.text)
     return found

@@ -25,7 +25,7 @@ from agent.node.node_local import CpuNotices
 from agent.node.originals import AnnouncedPods, OriginalValues
 from agent.node.runtime_updater import RuntimeUpdater, remembers
 from agent.node.runtime_view import RuntimeState
-from agent.node.violations import find_overlaps
+from agent.node.violations import RefusedLimit, find_overlaps, find_refused_limits
 from agent.rpc.grpc import RpcError
 
 log = logging.getLogger(__name__)
@@ -43,12 +43,14 @@ class Freed(msgspec.Struct, frozen=True):
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """What was written; `titles`: pod and container by group; `failures`: of other kinds."""
+    """What was written; `titles`: pod and container by group; `failures`: of other kinds.
+    `refused`: limits that pods' own cgroups do not take, which are no failures."""
 
     cpusets: tuple[WriteOutcome, ...]
     values: ValueOutcome
     titles: Mapping[str, str]
     failures: tuple[str, ...] = ()
+    refused: tuple[RefusedLimit, ...] = ()
 
 
 class Enforcement:
@@ -152,9 +154,16 @@ class Enforcement:
             )
         }
         titles |= freed.titles
-        failures = self._restore_limits(runtime, limits)
+        restored = self._restore_limits(runtime, limits)
+        failures = tuple(
+            f"{each.group} {each.file}: {each.note}"
+            for each in restored.having(WriteState.FAILED)
+            if not each.refused
+        )
+        batch = {group for group, each in limits.items() if each.shares is not None}
+        refused = find_refused_limits(runtime.pods, (*others.changes, *restored.changes), batch)
         self._update_runtime(runtime, decision)
-        return Applied((*freed.outcomes, outcome), others, titles, tuple(failures))
+        return Applied((*freed.outcomes, outcome), others, titles, failures, refused)
 
     def _as_migrated(self, limits: CgroupLimits) -> CgroupLimits:
         if limits.mems is None or self._migrate_memory:
@@ -169,8 +178,8 @@ class Enforcement:
 
     def _restore_limits(
         self, runtime: RuntimeState, wanted: Mapping[str, CgroupLimits]
-    ) -> list[str]:
-        """Restores the original limits of groups without a wanted limit. Returns the failures."""
+    ) -> ValueOutcome:
+        """Restores the original limits of groups without a wanted limit."""
         present = {
             group
             for pod in runtime.pods
@@ -186,14 +195,12 @@ class Enforcement:
             and file not in fields.files(self._controllers, wanted.get(group, NO_LIMITS))
         }
         if not over:
-            return []
+            return ValueOutcome()
         outcome = values.restore(self._controllers, self._journal, over)
         for change in outcome.having(WriteState.WRITTEN):
             log.info("%s: %s restored to %s", change.group, change.file, change.new)
             self._returned.setdefault(change.group, {})[change.file] = change.new or ""
-        return [
-            f"{each.group} {each.file}: {each.note}" for each in outcome.having(WriteState.FAILED)
-        ]
+        return outcome
 
     def _update_runtime(self, runtime: RuntimeState, decision: Decision) -> None:
         """Queues an update for running containers of which the runtime stores other values."""

@@ -59,6 +59,7 @@ from agent.node.report import Reporter, ReportInput
 from agent.node.runtime_view import RuntimeState, RuntimeView, without_excluded
 from agent.node.violations import (
     ContainerOverlap,
+    RefusedLimit,
     count_differing,
     find_overlaps,
     find_shortfalls,
@@ -167,8 +168,8 @@ class Reconciler:
         decision = self._decide(seen, node)
         freed = self._make_room(seen, node, decision)
         devices, visibility = self._publish(seen, node, decision, freed)
-        failures = self._apply(seen, decision, freed)
-        self._report(seen, node, decision, freed, devices, visibility)
+        failures, refused = self._apply(seen, decision, freed)
+        self._report(seen, node, decision, freed, devices, visibility, refused)
         if failures:
             raise ReconcileError("; ".join(failures))
 
@@ -275,10 +276,12 @@ class Reconciler:
         self._reporter.metrics.snapshot_generation.set(self._publisher.generation)
         return devices, visibility
 
-    def _apply(self, seen: Observation, decision: Decision, freed: Freed) -> list[str]:
+    def _apply(
+        self, seen: Observation, decision: Decision, freed: Freed
+    ) -> tuple[list[str], tuple[RefusedLimit, ...]]:
         applied = self._enforcement.apply(seen.managed, decision, freed)
         failed = self._reporter.changes.written(applied.cpusets, applied.values, applied.titles)
-        return [*freed.failures, *applied.failures, *failed]
+        return [*freed.failures, *applied.failures, *failed], applied.refused
 
     def _report(
         self,
@@ -288,6 +291,7 @@ class Reconciler:
         freed: Freed,
         devices: DeviceState,
         visibility: DeviceVisibility | None,
+        refused: tuple[RefusedLimit, ...],
     ) -> None:
         moment = ReportInput(
             seen.topology,
@@ -304,7 +308,7 @@ class Reconciler:
         self._reporter.changes.differing(
             count_differing(node.pods, decision, node.kubelet.cpus, freed.holds)
         )
-        self._reporter.report(moment, short, devices, visibility, seen.listed.pods)
+        self._reporter.report(moment, short, devices, visibility, seen.listed.pods, refused)
 
     def _pods(
         self, managed: tuple[Pod, ...], cluster: ClusterState

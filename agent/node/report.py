@@ -29,7 +29,7 @@ from agent.node.device_visibility import UNDECIDED, DeviceVisibility
 from agent.node.devices import DeviceState
 from agent.node.kubelet_view import PodResourcesState
 from agent.node.node_configuration import rules
-from agent.node.violations import Shortfall, find_unallocated, unmet
+from agent.node.violations import RefusedLimit, Shortfall, find_unallocated, unmet
 from agent.telemetry.metrics import AgentMetrics
 
 UpdatePodResources = Callable[
@@ -108,6 +108,7 @@ class Reporter:
         devices: DeviceState,
         visibility: DeviceVisibility | None,
         listed: tuple[Pod, ...],
+        refused: tuple[RefusedLimit, ...] = (),
     ) -> None:
         """`listed`: the pods of the runtime, also excluded ones. Nothing is reported to the cluster
         while the visibility is UNDECIDED. Raises StoreError."""
@@ -115,14 +116,20 @@ class Reporter:
         unallocated = find_unallocated(pods, decision, moment.kubelet)
         self.changes.shortfalls(shortfalls)
         self.changes.unallocated(unallocated)
+        self.changes.refused_limits(refused)
         self._pod_events.record(
             shortfalls,
             _of_annotations(decision),
             unallocated,
             {pod.uid for pod in pods if pod.containers},
             moment.cluster.pods,
-            [(pod.uid, fault) for pod in pods for fault in label_faults(pod.labels, pod.kube_class)],
+            [
+                (pod.uid, fault)
+                for pod in pods
+                for fault in label_faults(pod.labels, pod.kube_class)
+            ],
             self._node_faults(moment),
+            refused,
         )
         if self._correct is not None:
             self._correct(moment.pods, moment.decision.pods, devices, visibility)

@@ -1,13 +1,14 @@
 """Violations of the ownership of CPUs: containers that run on another pod's CPUs, containers that
 own fewer CPUs than the annotation of their pod, or the checkpoint of a kubelet with the static
-policy, promises, or run on other CPUs, and LSE and LSR pods to which nobody allocated CPUs.
+policy, promises, or run on other CPUs, and LSE and LSR pods to which nobody allocated CPUs. And
+limits that the cgroup of a pod does not take.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
@@ -15,8 +16,15 @@ from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import sidecars
+from agent.cgroup.order import parent
+from agent.cgroup.outcome import ValueChange
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
-from agent.model.pod.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.pod.annotations import (
+    EXTENDED_RESOURCE_SPEC,
+    RESOURCE_STATUS,
+    AnnotationError,
+    resource_status,
+)
 from agent.model.pod.pods import ContainerState, Pod
 from agent.model.pod.qos import CPU_OWNERS, QoS
 from agent.model.snapshot import Owner
@@ -169,6 +177,55 @@ def find_shortfalls(
                 )
             )
     return tuple(found)
+
+
+class RefusedLimit(msgspec.Struct, frozen=True):
+    """A limit that the state of a pod's own cgroup does not allow, such as less memory than the pod
+    uses. `container` "" is the whole pod."""
+
+    uid: str
+    title: str
+    container: str
+    key: str
+    file: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """A message that does not name the pod."""
+        of_container = f"container {self.container}: " if self.container else ""
+        by = f"annotation {self.key}: " if self.key else ""
+        return f"{by}{of_container}{self.file} is not set: {self.reason}"
+
+
+def find_refused_limits(
+    pods: tuple[Pod, ...], changes: Iterable[ValueChange], batch: Container[str]
+) -> tuple[RefusedLimit, ...]:
+    """Those among the changes of the pods' cgroups, in the order of `changes`. `batch`: the groups
+    whose limits extended-resource-spec names."""
+    refused = [each for each in changes if each.refused]
+    if not refused:
+        return ()
+    places = {
+        group: (pod, name)
+        for pod in pods
+        for each in (*pod.sandboxes, *pod.containers)
+        if each.group is not None
+        for group, name in ((parent(each.group), ""), (each.group, each.name or "sandbox"))
+    }
+    return tuple(
+        RefusedLimit(
+            pod.uid,
+            pod.title,
+            name,
+            EXTENDED_RESOURCE_SPEC if each.group in batch else "",
+            each.file,
+            each.note or "",
+        )
+        for each in refused
+        if each.group in places
+        for pod, name in (places[each.group],)
+    )
 
 
 class CpuSource(enum.StrEnum):

@@ -202,6 +202,13 @@ class AgentMetrics:
         self.cgroup_writes = Counter(
             "topolet_cgroup_writes", "Cpusets written, by result.", ["result"], registry=registry
         )
+        self.refused_limits = Gauge(
+            "topolet_refused_limits",
+            "Limits of extended-resource-spec that the cgroup of a container does not take, or of "
+            "a pod if the container is empty: it uses more memory, or the group above allows less.",
+            ["pod", "container", "file"],
+            registry=registry,
+        )
         self.containers_without_group = Gauge(
             "topolet_unplaced_containers",
             "Running containers whose cgroup can't be found.",

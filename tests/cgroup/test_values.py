@@ -316,6 +316,7 @@ def test_a_refused_write_is_reported_and_the_others_are_made(v2: Machine, number
     (failed,) = outcome.having(WriteState.FAILED)
     assert (failed.file, failed.old) == ("cpuset.mems", "")
     assert os.strerror(number) in (failed.note or "")
+    assert failed.refused == (number in (errno.EBUSY, errno.EINVAL))
     assert len(outcome.having(WriteState.WRITTEN)) == 3
     v2.handles.refused.clear()
     assert v2.apply(box=FULL)[0].count(WriteState.WRITTEN) == 1, "the next pass tries again"
@@ -344,16 +345,24 @@ def test_a_kill_at_any_write_loses_no_original(machine: Machine, writes: int) ->
     assert again.values == {}
 
 
-def test_v2_memory_is_never_limited_below_its_use(v2: Machine) -> None:
-    v2.put(f"{BOX}/memory.current", str(2 << 20))
-    outcome = values.apply(
-        v2.controllers, v2.journal, {BOX: CgroupLimits(memory_limit_bytes=1 << 20)}
-    )
+@pytest.mark.parametrize(
+    ("kind", "use"),
+    [
+        ("v1", f"memory{BOX}/memory.usage_in_bytes"),
+        ("v2", f"{BOX}/memory.current"),
+    ],
+)
+def test_memory_is_never_limited_below_its_use(tmp_path: Path, kind: str, use: str) -> None:
+    it = Machine(tmp_path, kind)
+    it.put(use, str(2 << 20))
+    wanted = CgroupLimits(memory_limit_bytes=1 << 20)
+    outcome = values.apply(it.controllers, it.journal, {BOX: wanted})
     (failed,) = outcome.having(WriteState.FAILED)
-    assert "uses 2097152 bytes, more than '1048576'" in (failed.note or "")
-    assert v2.text(f"{BOX}/memory.max") == "max"
-    v2.put(f"{BOX}/memory.current", str(1 << 20))
-    assert v2.apply(box=CgroupLimits(memory_limit_bytes=1 << 20))[0] == [WriteState.WRITTEN]
+    assert "uses more than 1048576 bytes" in (failed.note or "")
+    assert failed.refused
+    assert it.handles.writes == []
+    it.put(use, str(1 << 20))
+    assert it.apply(box=wanted)[0] == [WriteState.WRITTEN]
 
 
 def test_a_used_v2_group_that_cannot_inherit_gets_its_parents_nodes(v2: Machine) -> None:

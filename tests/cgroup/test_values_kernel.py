@@ -186,6 +186,7 @@ def test_a_quota_beyond_the_pods_is_refused_and_reported(
     assert failed.note is not None
     assert "write '20000' to" in failed.note
     assert "Invalid argument" in failed.note
+    assert failed.refused
     assert [each.file for each in outcome.having(WriteState.WRITTEN)] == [files.SHARES]
     assert values.restore(REAL, journal).ok
 
@@ -223,7 +224,8 @@ def test_the_limit_is_never_set_below_the_memory_in_use(play: Playground, journa
     outcome = values.apply(REAL, journal, {play.box: CgroupLimits(memory_limit_bytes=16 * MIB)})
     (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note is not None
-    assert ("busy" if V1_MEMORY else "the kernel would kill") in failed.note
+    assert f"uses more than {16 * MIB} bytes" in failed.note
+    assert failed.refused
     assert present(REAL, play.box).memory_limit_bytes == UNLIMITED
     assert eater.poll() is None
     assert values.apply(REAL, journal, {play.box: CgroupLimits(memory_limit_bytes=256 * MIB)}).ok

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from agent.allocate.pools import Decision
-from agent.cgroup.hierarchy import Controllers, Hierarchy
+from agent.cgroup.hierarchy import Controllers, Handles, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cri.client import Cri, Sandbox
 from agent.discover import cpus
+from agent.kube.events import Regarding
+from agent.model.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.notifications import Created, RequestedResources
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CgroupLimits, PodWanted, Wanted
+from agent.node.change_log import LIMIT_REFUSED, PodEvents
 from agent.node.enforcement import Enforcement, Freed
+from agent.node.reconcile import ReconcileError
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import RuntimeState
-from tests.node.world import World
+from tests.node.world import Recorded, World
 from tests.waiting import eventually
 
 QUOTA, SHARES, MEMORY = "cpu.cfs_quota_us", "cpu.shares", "memory.limit_in_bytes"
+USE = "memory.usage_in_bytes"
 OWN = "kubepods/burstable/podown"
 
 
@@ -124,6 +131,70 @@ def test_batch_pod_is_limited_to_its_amounts(world: World) -> None:
     assert world.limit("kubepods/besteffort", SHARES) == "1024", "the kubelet's"
     limits = world.snapshot().containers["c-b-main"].limits
     assert (limits.quota_microseconds, limits.shares) == (100_000, 512)
+
+
+def test_a_limit_below_the_memory_in_use_is_the_trouble_of_its_pod_alone(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pass succeeds, so that the node stays ready and the next pass is not early."""
+    parent = "kubepods/besteffort/podb"
+    pod = world.sandbox("b", "BE", parent=f"/{parent}")
+    world.container(pod)
+    world.limits(f"{parent}/c-b-main", USE, "8192")
+    limits = {"kubernetes.io/batch-cpu": 1000, "kubernetes.io/batch-memory": 1}
+    spec = {"containers": {"main": {"limits": limits}}}
+    notes = {EXTENDED_RESOURCE_SPEC: json.dumps(spec)}
+    known = ApiPod("b", "ns", "b", "n", Phase.RUNNING, pod.labels, notes, "besteffort", 1)
+    containers = (ApiContainer("main", {}, limits),)
+    world.cluster_objects.pods["b"] = msgspec.structs.replace(known, containers=containers)
+    events = Recorded()
+    agent = world.agent(pod_events=PodEvents(events))
+    for _ in range(2):
+        agent.reconcile()
+    assert world.limit(f"{parent}/c-b-main", QUOTA) == "100000"
+    assert world.limit(f"{parent}/c-b-main", MEMORY) == "9223372036854771712"
+    text = (
+        f"annotation {EXTENDED_RESOURCE_SPEC}: container main: {MEMORY} is not set: "
+        f"'/{parent}/c-b-main' uses more than 1 bytes"
+    )
+    assert caplog.messages.count(f"pod ns/b: {text}") == 1
+    assert events.events == [(Regarding("ns", "b", "b"), LIMIT_REFUSED, text)]
+    series = f'topolet_refused_limits{{container="main",file="{MEMORY}",pod="ns/b"}}'
+    assert world.metric(series) == 1
+
+    world.limits(f"{parent}/c-b-main", USE, "0")
+    agent.reconcile()
+    assert world.limit(f"{parent}/c-b-main", MEMORY) == "1"
+    assert "topolet_refused_limits{" not in world.metrics.render()
+
+
+@pytest.mark.parametrize(
+    ("number", "of_the_pod"), [(errno.EBUSY, True), (errno.EINVAL, True), (errno.EROFS, False)]
+)
+def test_a_pass_fails_for_the_machine_and_not_for_a_value_that_the_kernel_refuses(
+    world: World, monkeypatch: pytest.MonkeyPatch, number: int, of_the_pod: bool
+) -> None:
+    """As for the weight of a group with `cpu.idle`, or a quota beyond that of the group above."""
+    real = Handles.write
+
+    def write(self: Handles, path: str, data: bytes) -> None:
+        if path.endswith(f"/podb/c-b-main/{SHARES}"):
+            raise OSError(number, os.strerror(number))
+        real(self, path, data)
+
+    monkeypatch.setattr(Handles, "write", write)
+    pod = world.sandbox("b", "BE", parent="/kubepods/besteffort/podb")
+    world.container(pod)
+    amounts = {"requests": {"kubernetes.io/batch-cpu": "500"}}
+    annotate(world, pod, **{EXTENDED_RESOURCE_SPEC: json.dumps({"containers": {"main": amounts}})})
+    agent = world.agent()
+    if of_the_pod:
+        agent.reconcile()
+        series = f'topolet_refused_limits{{container="main",file="{SHARES}",pod="ns/b"}}'
+        assert world.metric(series) == 1
+    else:
+        with pytest.raises(ReconcileError, match=os.strerror(number)):
+            agent.reconcile()
 
 
 def test_invalid_batch_amounts_are_reported_and_change_nothing(world: World) -> None:

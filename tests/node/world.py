@@ -49,9 +49,12 @@ from tests.fixtures import trees
 
 LIMITS = {
     "cpu": {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000", "cpu.shares": "1024"},
-    "memory": {"memory.limit_in_bytes": "9223372036854771712"},
+    "memory": {
+        "memory.limit_in_bytes": "9223372036854771712",
+        "memory.usage_in_bytes": "0",
+    },
 }
-"""The files of a cgroup v1 group without limits."""
+"""The files of a cgroup v1 group without limits and processes."""
 
 
 class ListedRuntime(Cri):
