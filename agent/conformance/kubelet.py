@@ -20,10 +20,9 @@ from agent.allocate.kubelet.static_policy import (
     cpus_of,
 )
 from agent.allocate.layout import Layout, of
-from agent.allocate.numa.hint import TopologyHint
+from agent.allocate.numa.hint import TopologyHint, ids
 from agent.conformance.files import CaseVerdict, Difference, Judge
 from agent.conformance.machines import cpus
-from agent.conformance.merge_hints import ids
 from agent.conformance.static_cpu_manager import (
     EMPTY,
     StaticPolicy,
@@ -263,7 +262,10 @@ def _container(container: dict[str, Any]) -> ContainerCpu:
 def _hints(hints: tuple[TopologyHint, ...] | None) -> list[dict[str, Any]] | None:
     if hints is None:
         return None
-    return [{"mask": ids(hint.mask), "preferred": hint.preferred} for hint in hints]
+    return [
+        {"mask": None if hint.mask is None else [*ids(hint.mask)], "preferred": hint.preferred}
+        for hint in hints
+    ]
 
 
 def _overwritten(layout: Layout, free: int, ours: int, theirs: int) -> bool:

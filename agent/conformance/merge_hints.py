@@ -62,7 +62,7 @@ def judge_koordinator(case: dict[str, Any]) -> CaseVerdict:
         {node: NodeStatus(status) for node, status in zip(nodes, case["status"], strict=True)},
     )
     ours = {
-        "mask": ids(merged.mask),
+        "mask": _ids(merged.mask),
         "preferred": merged.preferred,
         "unsatisfied": merged.unsatisfied,
         "score": merged.score,
@@ -79,7 +79,7 @@ def judge_kubelet(case: dict[str, Any]) -> CaseVerdict:
     )
     ours = {
         "admit": merged.admit,
-        "mask": ids(merged.mask),
+        "mask": _ids(merged.mask),
         "preferred": merged.preferred,
     }
     expect = case["expect"]
@@ -110,7 +110,7 @@ def _providers(written: list[Any]) -> list[Provider]:
     ]
 
 
-def ids(mask: int | None) -> list[int] | None:
+def _ids(mask: int | None) -> list[int] | None:
     """The ids of a mask, None for no restriction."""
     return None if mask is None else list(members(mask))
 

@@ -27,9 +27,8 @@ from agent.kube.errors import (
 )
 from agent.kube.objects import Change, Changed, Known, Mirror, ObjectKey, Read, WatchedMetadata
 from agent.kube.schedule import Schedule, WatchPace
-from agent.kube.stream import Stream
 from agent.kube.transport import Query, Transport
-from agent.kube.wire import WatchEvent
+from agent.kube.wire import Stream, WatchEvent
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

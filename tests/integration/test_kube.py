@@ -25,9 +25,8 @@ from agent.kube.errors import (
 )
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change, ChangeKind
-from agent.kube.stream import Stream
 from agent.kube.transport import APPLY, Transport
-from agent.kube.wire import PAGE
+from agent.kube.wire import PAGE, Stream
 from agent.model.nrt import node_status
 from tests import tools
 from tests.integration.apiserver.server import ApiServer

@@ -15,8 +15,8 @@ import pytest
 
 from agent.kube import errors
 from agent.kube.auth import AccessError, FileAccess
-from agent.kube.stream import Stream
 from agent.kube.transport import ResponseLimits, Transport, segment
+from agent.kube.wire import Stream
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, chunk, end, head, reply, status
 from tests.waiting import eventually

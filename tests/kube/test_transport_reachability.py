@@ -11,8 +11,8 @@ from agent.kube.errors import (
     TooManyRequestsError,
     UnreachableError,
 )
-from agent.kube.stream import Stream
 from agent.kube.transport import Reachability, Transport
+from agent.kube.wire import Stream
 from tests.kube.hostile import Server
 
 
