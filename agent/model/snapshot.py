@@ -238,6 +238,7 @@ Patterns = tuple[str, ...]
 
 
 _PARTS: Final = 3
+_WILDCARDS: Final = ("*", "?", "[")
 
 
 class ExclusionError(ValueError):
@@ -246,12 +247,19 @@ class ExclusionError(ValueError):
 
 def parse_patterns(text: str) -> Patterns:
     """Comma-separated `NAMESPACE`, `NAMESPACE/POD` or `NAMESPACE/POD/CONTAINER`, each part with `*`
-    and `?`. Raises ExclusionError."""
+    and `?`. The namespace begins with a literal name or prefix: who creates a pod chooses the names
+    of pod and containers, and only in the namespaces where it may create pods. Raises
+    ExclusionError."""
     patterns = tuple(part for each in text.split(",") if (part := each.strip()))
     for pattern in patterns:
         if pattern.count("/") >= _PARTS or "" in pattern.split("/"):
             raise ExclusionError(
                 f"{pattern!r} is not NAMESPACE, NAMESPACE/POD or NAMESPACE/POD/CONTAINER"
+            )
+        if pattern.startswith(_WILDCARDS):
+            raise ExclusionError(
+                f"{pattern!r}: the namespace begins with a wildcard, so that every tenant could "
+                "exclude its pods: list the namespaces, or prefixes of their names"
             )
     return patterns
 

@@ -107,15 +107,24 @@ def test_pool_cpus_of_all_or_of_some_nodes() -> None:
         ("prod/db", "prod/web", "main", False),
         ("kube-*, prod/d?", "prod/db", "main", True),
         ("kube-*,prod/d?", "kube-system/dns", "", True),
-        ("*/*/istio-proxy", "prod/db", "istio-proxy", True),
-        ("*/*/istio-proxy", "prod/db", "main", False),
-        ("*/*/istio-proxy", "prod/db", "", False),
-        ("*/*/*", "prod/db", "", False),
+        ("prod/*/istio-proxy", "prod/db", "istio-proxy", True),
+        ("prod/*/istio-proxy", "prod/db", "main", False),
+        ("prod/*/istio-proxy", "prod/db", "", False),
+        ("prod/*/istio-proxy", "tenant/db", "istio-proxy", False),
+        ("p*/*/*", "prod/db", "", False),
         ("PROD", "prod/db", "main", False),
     ],
 )
 def test_excluded_containers(text: str, pod: str, container: str, left: bool) -> None:
     assert excludes(parse_patterns(text), *pod.split("/"), container) is left
+
+
+@pytest.mark.parametrize(
+    "text", ["*/*/istio-proxy", "*", "*/db", "kube-system, *-system", "?rod", "[a-z]*/*/envoy"]
+)
+def test_no_tenant_leaves_the_pools_by_a_name_that_it_chooses(text: str) -> None:
+    with pytest.raises(ExclusionError, match="the namespace begins with a wildcard"):
+        parse_patterns(text)
 
 
 @pytest.mark.parametrize("text", ["a/b/c/d", "/a", "a//b", "a/", "a,/"])

@@ -47,7 +47,7 @@ def test_one_container_of_a_pod_may_be_excluded(world: World) -> None:
     world.container(pod)
     world.container(pod, "proxy")
     world.container(world.sandbox("own", "LSE", "1"))
-    excluding(world, "*/*/proxy").reconcile()
+    excluding(world, "ns/*/proxy").reconcile()
     assert world.cpus("kubepods/burstable/podp/c-p-main") == "0,2-3"
     assert world.cpus("kubepods/burstable/podp/c-p-proxy") == "0-3"
 

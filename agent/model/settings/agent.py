@@ -275,7 +275,8 @@ class AgentSettings(DoctorSettings, frozen=True):
         str,
         msgspec.Meta(
             description="what the agent does not manage: NAMESPACE, NAMESPACE/POD or "
-            "NAMESPACE/POD/CONTAINER, with * and ?, separated by commas"
+            "NAMESPACE/POD/CONTAINER, with * and ?, separated by commas; a namespace begins with "
+            "its name or a prefix"
         ),
     ] = ""
     hold_seconds: HoldSeconds = HOLD_SECONDS
