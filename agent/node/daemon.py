@@ -149,8 +149,7 @@ class _Agent:
         node_local_cpus = node_local.configured(settings, topology)
         os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
         state = Path(settings.state_dir)
-        visibility_policy = device_visibility.policy(settings)
-        device_visibility.prepare(visibility_policy)
+        visibility_policy = device_visibility.prepare(device_visibility.policy(settings))
         closing.callback(Lock(str(state / "agent.lock")).release)
         hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
         closing.callback(hierarchy.close)
@@ -159,6 +158,8 @@ class _Agent:
         self.health = Health(settings.period_seconds)
         by_source = self.metrics.source_troubles.labels
         self.sources = Sources(lambda name, number: by_source(name).set(number))
+        if lock_trouble := visibility_policy.isolation.trouble:
+            self.sources.report(SourceName.LOCK_FOLDER, [lock_trouble])
         self.notification_socket = NotificationSocket(str(state / "doorbell.sock"))
         closing.callback(self.notification_socket.close)
         wake = self.notification_socket.wake

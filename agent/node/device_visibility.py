@@ -50,12 +50,35 @@ def policy(settings: AgentSettings) -> VisibilityPolicy:
     return VisibilityPolicy(settings.unasked_gpus, settings.gpu_cdi_kind, isolation)
 
 
-def prepare(by: VisibilityPolicy) -> None:
-    """Creates the folder that containers mount. A runtime does not create it for NRI, and otherwise
-    creates one in which only root can create a lock. Raises OSError."""
-    if by.isolation.library:
-        os.makedirs(by.isolation.lock_folder, exist_ok=True)
-        os.chmod(by.isolation.lock_folder, 0o1777)
+MOST_LOCK_BYTES: Final = 16 << 20
+MOST_LOCK_FILES: Final = 16_384
+
+
+def prepare(by: VisibilityPolicy) -> VisibilityPolicy:
+    """Creates the folder that containers mount: a runtime does not create it for NRI, and otherwise
+    creates one in which only root can create a lock. Every user may write to it only if it is a
+    file system of its own with limits: otherwise a pod could fill the one with the agent's state,
+    and containers that need the folder are refused. Raises OSError."""
+    folder = by.isolation.lock_folder
+    if not by.isolation.library:
+        return by
+    os.makedirs(folder, exist_ok=True)
+    trouble = _lock_folder_trouble(folder)
+    if not trouble:
+        os.chmod(folder, 0o1777)
+    isolation = msgspec.structs.replace(by.isolation, trouble=trouble)
+    return msgspec.structs.replace(by, isolation=isolation)
+
+
+def _lock_folder_trouble(folder: str) -> str:
+    if os.stat(folder).st_dev == os.stat(os.path.dirname(folder)).st_dev:
+        return f"{folder} is not a file system of its own"
+    found = os.statvfs(folder)
+    if found.f_blocks * found.f_frsize > MOST_LOCK_BYTES:
+        return f"the file system {folder} has more than {MOST_LOCK_BYTES} bytes"
+    if not 0 < found.f_files <= MOST_LOCK_FILES:
+        return f"the file system {folder} has room for more than {MOST_LOCK_FILES} files"
+    return ""
 
 
 class DeviceVisibility(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ class SourceName(enum.Enum):
     POD_RESOURCES = "pod-resources"
     POD_RESOURCES_CONTENT = "pod-resources-content"
     DEVICES = "devices"
+    LOCK_FOLDER = "lock-folder"
     NODE_OBJECT = "node-object"
     CGROUP_WATCH = "cgroup-watch"
     KUBELET_WATCH = "kubelet-watch"

@@ -250,6 +250,10 @@ def no_uevents(place: Place) -> None:
     place.refused.append("uevents")
 
 
+def no_limits_of_the_lock_folder(place: Place) -> None:
+    place.flags.append("--hami-core-library=/opt/libvgpu.so")
+
+
 S = SourceName
 BOTH: list[tuple[Take, SourceName]] = [
     (torn(memory_manager_state), S.MEMORY_MANAGER_STATE),
@@ -290,6 +294,7 @@ AT_START: list[tuple[Take, SourceName]] = [
     (no_inotify, S.CGROUP_WATCH),
     (no_inotify, S.KUBELET_WATCH),
     (no_uevents, S.UEVENTS),
+    (no_limits_of_the_lock_folder, S.LOCK_FOLDER),
 ]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from agent.allocate.visibility.container_devices import Isolation
 from agent.hooks import admission
@@ -128,11 +131,50 @@ def test_before_the_first_decision_only_pods_with_devices_wait() -> None:
     assert admission.decided_devices(CreateContainer(other, "main"), snapshot) is None
 
 
-def test_the_lock_folder_is_writable_for_every_user(tmp_path: Path) -> None:
-    folder = tmp_path / "vgpulock"
-    for library, mode in (("", None), ("/opt/vgpu.so", 0o1777), ("/opt/vgpu.so", 0o1777)):
-        prepare(policy(AgentSettings(hami_core_library=library, state_dir=str(tmp_path))))
-        assert (folder.stat().st_mode & 0o7777 if folder.exists() else None) == mode
+_IN_A_MOUNT_NAMESPACE = """
+mkdir -m 755 "$2/vgpulock"
+[ -z "$3" ] || mount -t tmpfs -o "mode=755,$3" tmpfs "$2/vgpulock"
+exec "$1" -c '
+import os, sys
+from agent.model.settings.agent import AgentSettings
+from agent.node.device_visibility import policy, prepare
+settings = AgentSettings(hami_core_library="/opt/vgpu.so", state_dir=sys.argv[1])
+isolation = prepare(policy(settings)).isolation
+print(oct(os.stat(isolation.lock_folder).st_mode & 0o7777), isolation.trouble)
+' "$2"
+"""
+
+
+@pytest.mark.parametrize(
+    ("mounted", "mode", "trouble"),
+    [
+        ("size=1M,nr_inodes=1024", "0o1777", ""),
+        ("", "0o755", "is not a file system of its own"),
+        ("size=1G,nr_inodes=1024", "0o755", "has more than 16777216 bytes"),
+        ("size=1M,nr_inodes=1M", "0o755", "has room for more than 16384 files"),
+        ("size=1M,nr_inodes=0", "0o755", "has room for more than 16384 files"),
+    ],
+)
+def test_no_pod_fills_the_state_folder_by_its_lock_folder(
+    tmp_path: Path, mounted: str, mode: str, trouble: str
+) -> None:
+    words = ["unshare", "-rm", "sh", "-ec", _IN_A_MOUNT_NAMESPACE, "sh"]
+    done = subprocess.run(
+        [*words, sys.executable, str(tmp_path), mounted],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found_mode, _, found = done.stdout.strip().partition(" ")
+    assert found_mode == mode
+    assert found.endswith(trouble)
+    assert bool(found) == bool(trouble)
+
+
+def test_a_node_without_the_library_has_no_lock_folder(tmp_path: Path) -> None:
+    by = policy(AgentSettings(state_dir=str(tmp_path)))
+    assert prepare(by) == by
+    assert not (tmp_path / "vgpulock").exists()
 
 
 def test_settings_of_device_visibility() -> None:

@@ -443,6 +443,9 @@ def test_two_containers_on_one_card_are_limited_to_their_own_shares() -> None:
 def test_a_share_that_cannot_be_enforced_is_refused() -> None:
     given = {"gpu": [entry(0, percent=50)]}
     assert "which this node does not have" in one(pod("p", given, labels=HAMI)).each.refused
+    unlimited = Isolation("/opt/libvgpu.so", "/run/lock", "/run/lock has no limit")
+    refused = one(pod("p", given, labels=HAMI), unlimited).each.refused
+    assert refused == "its pod requests HAMi-core, and /run/lock has no limit"
     silent = {"gpu": [{"minor": 0, "resources": {GPU_MEMORY_RATIO: 50}}]}
     assert (
         "its part of the memory is unknown"
