@@ -26,7 +26,7 @@ def shorten() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("folder", ["vectors", "sysfs", "openb", "proposals", "xrt"])
+@pytest.mark.parametrize("folder", ["vectors", "sysfs", "openb", "proposals", "xrt", "gpunames"])
 def test_every_folder_documents_its_source_and_licence(folder: str) -> None:
     text = (DATA / folder / "README.md").read_text()
     assert "## Where they come from" in text

@@ -2,7 +2,9 @@
 names.
 
 A name is a UUID, NVML's number of a card (`1`, of a MIG instance `1:0`), such a number behind `gpu`
-or `mig`, or `all`; a qualified one follows its CDI kind (`nvidia.com/gpu=1`).
+or `mig`, or `all`; a qualified one follows its CDI kind (`nvidia.com/gpu=1`). NVIDIA's runtime
+accepts more (libnvidia-container: src/cli/common.c, select_devices): a PCI address, a sign or a
+blank before a number, any text behind `1:0`. These spellings are not understood here.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from agent.model.devices.visibility import (
     NOTHING_NAMED,
     VisibleGpu,
     cleaned,
+    kind_and_name,
     mounted,
     split,
 )
@@ -37,15 +40,30 @@ _SERVING: Final = re.compile(
     r"(?:/.*/kubelet/(?:device-plugins|pod-resources)|(?:/var)?/run/topolet/pod-resources"
     r"|/etc/kubernetes/node-feature-discovery)(?:/.*)?"
 )
-_CLAIMED: Final = re.compile(r"k8s\.gpu\.nvidia\.com/(?:device|claim)=(?:.+-)?(gpu-(\d+))")
+_ALL: Final = "all"
+_CLAIMED: Final = re.compile(
+    r"k8s\.gpu\.nvidia\.com/(?:device|claim)=(?:.+-)?(gpu-([0-9]+)(?:-mig-.+)?)"
+)
 _NUMBER: Final = re.compile(r"(gpu|mig)?([0-9]+(?::[0-9]+)?)")
+_UNDERSTOOD: Final = re.compile(
+    r"(?i:all|none|void|(?:GPU|MIG)-[0-9a-z][-0-9a-z/]*(?:::[-0-9a-z]+)?)"
+    r"|(?:gpu|mig)?[0-9]+(?::[0-9]+)?(?:::[-0-9A-Za-z]+)?",
+    re.ASCII,
+)
+_INSTANCE_OF_CARD: Final = re.compile(r"(?i:MIG-(GPU-[^/]+)/.+)|(?:mig)?([0-9]+):[0-9]+")
+_WITHOUT_CARDS: Final = re.compile(
+    r"(?:.+\.)?nvidia\.com/(?:gds|gdrcopy|mofed|nvswitch|imex-channel)"
+    r"|(?:.+\.)?compute-domain\.nvidia\.com/.+"
+)
+"""CDI kinds of NVIDIA's that give no card (container toolkit: pkg/nvcdi, and its driver for
+claims on compute domains)."""
 
 
 class Carried(msgspec.Struct, frozen=True):
     """All parts of a request that may name devices, in its order. `environment`: the values of
     NVIDIA_VISIBLE_DEVICES that are not the image's. `mounts`: paths in the container that name
-    GPUs, with any source. `annotations`: those that CDI reads. `serving`: it mounts a folder
-    through which the kubelet or others find the node's devices."""
+    devices (`visibility.mounted`), with any source. `annotations`: those that CDI reads. `serving`:
+    it mounts a folder through which the kubelet or others find the node's devices."""
 
     environment: tuple[str, ...] = ()
     preload: str = ""
@@ -57,42 +75,53 @@ class Carried(msgspec.Struct, frozen=True):
     serving: bool = False
 
     def names(self) -> Iterator[str]:
-        """The names of GPUs, without their kind, from every carrier but device nodes."""
+        """The names of GPUs, without their kind, from every carrier but device nodes. A text that
+        is no CDI name is the name of a GPU."""
         for each in self._listed():
-            kind, equals, name = each.rpartition("=")
-            if equals and is_gpu_kind(kind):
+            kind, name = kind_and_name(each)
+            if not kind or is_gpu_kind(kind):
                 yield name
-        for value in self.environment:
-            if value not in NOTHING_NAMED and value != MOUNT_ROOT:
-                yield from (each for each in split(value) if "=" not in each)
-        for path in self.mounts:
-            if (mounted := mounted_name(path)) is not None:
-                yield mounted.rpartition("=")[2]
 
     def claimed(self) -> Iterator[tuple[str, str]]:
-        """Of whole GPUs that NVIDIA's driver for claims (DRA) gives: names, and device nodes."""
+        """Names by other kinds of NVIDIA's that may give cards: those of its driver for claims
+        (DRA) with the device node of the card, any other one with ""."""
         for each in self._listed():
+            kind, _ = kind_and_name(each)
             if match := _CLAIMED.fullmatch(each):
                 yield match[1], f"/dev/nvidia{match[2]}"
+            elif _is_nvidias(kind) and not is_gpu_kind(kind) and not _WITHOUT_CARDS.fullmatch(kind):
+                yield each, ""
 
     def _listed(self) -> Iterator[str]:
-        """Every name in a list of names, qualified or not."""
-        for value in (*self.environment, *(value for _, value in self.annotations)):
+        """Every name, qualified or not."""
+        for value in self.environment:
+            if value not in NOTHING_NAMED and value != MOUNT_ROOT:
+                yield from split(value)
+        for _, value in self.annotations:
             yield from split(value)
         yield from self.cdi_devices
+        yield from filter(None, map(mounted, self.mounts))
 
 
 def is_gpu_kind(kind: str) -> bool:
     """Whether CDI devices of the kind are NVIDIA's cards or instances."""
-    vendor, _, kind_class = kind.partition("/")
-    return kind_class == "gpu" and f".{vendor}".endswith(".nvidia.com")
+    return _is_nvidias(kind) and kind.endswith("/gpu")
+
+
+def _is_nvidias(kind: str) -> bool:
+    return f".{kind.partition('/')[0]}".endswith(".nvidia.com")
+
+
+def names_gpu(text: str) -> bool:
+    """Whether the text is the name of a GPU, qualified or not."""
+    kind, _ = kind_and_name(text)
+    return not kind or is_gpu_kind(kind)
 
 
 def mounted_name(container_path: str) -> str | None:
     """The GPU that a mount names, qualified or not; None for any other mount."""
     name = mounted(container_path)
-    kind = (name or "").rpartition("=")[0]
-    return name if not kind or is_gpu_kind(kind) else None
+    return name if name is not None and names_gpu(name) else None
 
 
 def serves(host_path: str) -> bool:
@@ -125,6 +154,29 @@ def is_node_of(device_type: str, path: str) -> bool:
     return family is not None and family.fullmatch(path) is not None
 
 
+def names_all(value: str) -> bool:
+    """Whether NVIDIA's runtime reads the list as every GPU."""
+    return any(name.lower() == _ALL for name in split(value))
+
+
+def is_understood(name: str) -> bool:
+    """Whether `refers` tells for every GPU if the name, without its kind, means it. NVIDIA's
+    runtime may read another name as any GPU."""
+    return _UNDERSTOOD.fullmatch(name) is not None
+
+
+def is_number(name: str) -> bool:
+    """Whether it is NVML's number of a card or an instance."""
+    return _NUMBER.fullmatch(_without_replica(name)) is not None
+
+
+def card_of(name: str) -> str:
+    """The card in the name of an instance (`GPU-a` in `MIG-GPU-a/1/0`, `1` in `1:0`); "" for other
+    names."""
+    match = _INSTANCE_OF_CARD.fullmatch(_without_replica(name))
+    return match[1] or match[2] if match else ""
+
+
 def is_mig_name(name: str) -> bool:
     """Whether the name is that of a MIG instance."""
     number = _NUMBER.fullmatch(name)
@@ -132,13 +184,21 @@ def is_mig_name(name: str) -> bool:
 
 
 def refers(name: str, uuid: str, index: str) -> bool:
-    """Whether the name means the device. NVIDIA's runtime accepts a prefix of a UUID in any case,
-    and `01` for `1`; the number of a replica follows `::`."""
-    name = name.partition("::")[0]
+    """Whether the name means the device. NVIDIA's runtime accepts a prefix of a UUID in any case or
+    a UUID without hyphens, and `01` for `1`; the number of a replica follows `::`."""
+    name = _without_replica(name)
     number = _NUMBER.fullmatch(name)
     if number:
         return _numbers(number[2]) == _numbers(index)
-    return bool(name) and uuid.upper().startswith(name.upper())
+    return bool(name) and _plain(uuid).startswith(_plain(name))
+
+
+def _without_replica(name: str) -> str:
+    return name.partition("::")[0]
+
+
+def _plain(uuid: str) -> str:
+    return uuid.upper().replace("-", "")
 
 
 def _numbers(index: str) -> list[str]:
@@ -149,7 +209,7 @@ def _numbers(index: str) -> list[str]:
 def written(gpu: VisibleGpu, like: Iterable[str]) -> str | None:
     """The GPU's name in the form of those names, if they have one form; otherwise its UUID. None
     when that form needs an index that is unknown."""
-    numbers = [_NUMBER.fullmatch(name) for name in like if name != "all"]
+    numbers = [_NUMBER.fullmatch(name) for name in like if name != _ALL]
     if not numbers or not all(numbers):
         return gpu.uuid
     if not gpu.index:

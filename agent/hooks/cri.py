@@ -159,7 +159,7 @@ def carried(message: bytes) -> Carried:
     return Carried(
         environment=tuple(value for name, value in variables if name == visibility.VISIBLE_DEVICES),
         preload=dict(variables).get(carriers.PRELOAD, ""),
-        mounts=tuple(each for each in places if carriers.mounted_name(each) is not None),
+        mounts=tuple(each for each in places if visibility.mounted(each) is not None),
         annotations=tuple(notes),
         cdi_devices=tuple(text(each, 1) for each in found[_CDI_DEVICES]),
         nodes=tuple(_carried_node(each) for each in found[_NODES]),

@@ -42,6 +42,7 @@ from agent.model.settings.failure_policy import CREATE, DEVICES
 from agent.model.verdict import Wait
 
 _ALL: Final = "all"
+_LONGEST: Final = 64
 _MOST_NAMES: Final = 1024
 """More GPUs than a node has: each name is compared with each GPU."""
 
@@ -171,13 +172,7 @@ def unallocated(
     names = list(dict.fromkeys(carried.names()))
     if len(names) > _MOST_NAMES:
         raise TakenError(f"its request names {len(names)} GPUs")
-    for device in _others(node, uid):
-        whole_and_parts = _related(device, node.held)
-        for name in names:
-            if (name.lower() == _ALL and given and device.is_gpu) or any(
-                carriers.refers(name, each.uuid, each.index) for each in whole_and_parts
-            ):
-                raise TakenError(f"{name} of its request is {device.uuid}, another pod's")
+    _refuse_names_of_others(uid, names, node, given=given)
     _refuse_nodes_of_others(uid, carried, node)
     if not given and (
         node.unasked == "leave"
@@ -189,6 +184,40 @@ def unallocated(
         carriers.is_card_node(each.host_path) for each in carried.nodes
     )
     return rewritten(carried, ()) if denied or not asks else UNCHANGED
+
+
+def _refuse_names_of_others(
+    uid: str, names: Iterable[str], node: NodeVisibility, *, given: bool
+) -> None:
+    """Raises TakenError for the name of another pod's device, and, while another pod has a GPU, for
+    a name that may mean any GPU: one that is not understood, or a number while those of the GPUs
+    are not known. An instance that is not known belongs to its card."""
+    others = list(_others(node, uid))
+    gpus = [each for each in others if each.is_gpu]
+    unnumbered = [each for each in gpus if not each.index]
+    owned = {
+        each.uuid: device for device in reversed(others) for each in _related(device, node.held)
+    }
+    for name in names if others else ():
+        title = f"{name[:_LONGEST]} of its request"
+        taken = [owned[uuid] for uuid in _meant(name, node.held) if uuid in owned]
+        if given and name.lower() == _ALL:
+            taken = gpus
+        if taken:
+            raise TakenError(f"{title} is {taken[0].uuid}, another pod's")
+        if gpus and not carriers.is_understood(name):
+            raise TakenError(f"{title} may be {gpus[0].uuid}, another pod's: write its UUID")
+        if unnumbered and carriers.is_number(name):
+            raise TakenError(
+                f"{title} may be {unnumbered[0].uuid}, another pod's, whose number is not known"
+            )
+
+
+def _meant(name: str, held: Sequence[NodeDevice]) -> list[str]:
+    """The devices that the name means; for an instance that is not known its card."""
+    found = [each.uuid for each in held if carriers.refers(name, each.uuid, each.index)]
+    card = "" if found else carriers.card_of(name)
+    return _meant(card, held) if card else found
 
 
 def _others(node: NodeVisibility, uid: str) -> Iterator[NodeDevice]:
@@ -206,12 +235,16 @@ def _related(device: NodeDevice, held: Iterable[NodeDevice]) -> list[NodeDevice]
 def _refuse_nodes_of_others(
     uid: str, carried: Carried, node: NodeVisibility, removed: Collection[CarriedNode] = ()
 ) -> None:
-    """Raises TakenError for a device node, or a card of a claim, of another pod. A card's own node
-    gives no access to its instances, which have nodes of their own; of a folder a runtime takes
-    every node."""
+    """Raises TakenError for a device node, or a card of a claim, of another pod, and for a CDI name
+    that may give any card. A card's own node gives no access to its instances, which have nodes of
+    their own; of a folder a runtime takes every node."""
     asked = {each.host_path: each.host_path for each in carried.nodes if each not in removed}
     asked |= {path: name for name, path in carried.claimed()}
     for device in _others(node, uid) if asked else ():
+        if device.is_gpu and (name := asked.get("")) is not None:
+            raise TakenError(
+                f"{name[:_LONGEST]} of its request may be {device.uuid}, another pod's"
+            )
         parts = (each for each in node.held if device.uuid in (each.uuid, each.card))
         for path in chain.from_iterable(each.nodes for each in parts):
             for place in _with_folders(path):
@@ -252,8 +285,11 @@ def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") 
     annotations = tuple(_in_annotations(carried.annotations, gpus))
     if gpus and cdi_kind and not any(carried.names()):
         cdi_devices = [*cdi_devices, *(f"{cdi_kind}={gpu.uuid}" for gpu in gpus)]
-    by_cdi = any(map(_is_gpu, cdi_devices)) or any(
-        _is_gpu(name) for _, value in annotations if value for name in visibility.split(value)
+    by_cdi = any(map(carriers.names_gpu, cdi_devices)) or any(
+        carriers.names_gpu(name)
+        for _, value in annotations
+        if value
+        for name in visibility.split(value)
     )
     mounts = _mounts(carried.mounts, gpus)
     value = _variable(carried, gpus, by_mounts=bool(mounts), by_cdi=by_cdi)
@@ -274,23 +310,17 @@ def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") 
     )
 
 
-def _is_gpu(name: str) -> bool:
-    kind, equals, _ = name.rpartition("=")
-    return bool(equals) and carriers.is_gpu_kind(kind)
-
-
 def _in_list(names: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
-    """Of qualified names those of other devices, with the GPUs in place of the first GPU."""
-    present = [name for name in names if _is_gpu(name)]
-    if not present:
-        return list(names)
-    kind = present[0].rpartition("=")[0]
-    like = [name for name in present if name.startswith(f"{kind}=")]
-    chosen = [f"{kind}={name}" for name in _written(gpus, like)]
+    """Of a list of CDI names those of other devices, with the GPUs in place of the first GPU."""
+    kinds = {name: visibility.kind_and_name(name)[0] for name in names if carriers.names_gpu(name)}
+    first = next((name for name, kind in kinds.items() if kind), None)
+    kind = kinds[first] if first is not None else ""
+    like = [name for name, of_name in kinds.items() if of_name == kind]
+    chosen = [f"{kind}={name}" for name in _written(gpus, like)] if kind else []
     kept = [
-        chosen if name == present[0] else [name]
+        chosen if name == first else [name]
         for name in dict.fromkeys(names)
-        if name == present[0] or not _is_gpu(name)
+        if name == first or name not in kinds
     ]
     return list(chain.from_iterable(kept))
 
@@ -303,7 +333,7 @@ def _in_annotations(
         names = visibility.split(value)
         yield (
             (key, ",".join(_in_list(names, gpus)) or None)
-            if any(map(_is_gpu, names))
+            if any(map(carriers.names_gpu, names))
             else (
                 key,
                 value,
@@ -326,7 +356,7 @@ def _mounts(mounts: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
     present = [name for each in mounts if (name := carriers.mounted_name(each)) is not None]
     if not present:
         return []
-    kind = present[0].rpartition("=")[0]
+    kind, _ = visibility.kind_and_name(present[0])
     if not kind:
         return [carriers.mount_path(gpu.uuid) for gpu in gpus]
     return [carriers.mount_path(f"{kind}={name}") for name in _written(gpus, present)]
@@ -341,14 +371,14 @@ def _variable(
         return MOUNT_ROOT
     names_some = present is not None and present not in NOTHING_NAMED and present != MOUNT_ROOT
     names = visibility.split(present or "") if names_some else []
-    qualified = [name for name in names if "=" in name]
-    others = [name for name in qualified if not _is_gpu(name)]
+    qualified = [name for name in names if visibility.kind_and_name(name)[0]]
+    others = [name for name in qualified if not carriers.names_gpu(name)]
     if not gpus:
         nothing = present if present == "none" else VOID
         return ",".join(others) or nothing
     if by_cdi and not names_some:
         return present if present in NOTHING_NAMED and present else VOID
-    if any(map(_is_gpu, names)):
+    if len(others) < len(qualified):
         return ",".join(_in_list(qualified, gpus))
     return ",".join([gpu.uuid for gpu in gpus] + others)
 

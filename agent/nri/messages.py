@@ -126,12 +126,12 @@ def carried(container: pb.Container) -> Carried:
     ]
     privileged = any(map(_allows_all, container.linux.resources.devices))
     return Carried(
-        environment=tuple(value for value in named if value != "all"),
+        environment=tuple(value for value in named if not carriers.names_all(value)),
         preload=preloaded[-1] if preloaded else "",
         mounts=tuple(
             each.destination
             for each in container.mounts
-            if carriers.mounted_name(each.destination) is not None
+            if visibility.mounted(each.destination) is not None
         ),
         annotations=tuple(
             (key, value)

@@ -419,6 +419,7 @@ HELD = NodeVisibility(
         # From a ResourceClaim (DRA): the minor.
         Carried(cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4",)),
         Carried(cdi_devices=("k8s.gpu.nvidia.com/device=gpu-4",)),
+        Carried(cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4-mig-9-0-1",)),
         Carried(annotations=(("cdi.k8s.io/p", "k8s.gpu.nvidia.com/claim=5f7e-gpu-4"),)),
     ],
 )
@@ -438,10 +439,9 @@ def test_no_pod_gets_a_device_of_another_pod(carried: Carried) -> None:
         Carried(("2:1",)),
         Carried(nodes=(node_of("/dev/nvidia6"), node_of("/dev/nvidia-caps/nvidia-cap2"))),
         Carried(("all",)),
-        Carried(("strange",)),
         Carried(nodes=(node_of("/dev/infini"),)),
         Carried(cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-5",)),
-        Carried(cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4-mig-9-0-1",)),
+        Carried(cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-6-mig-9-0-1",)),
         Carried(cdi_devices=("other.example/claim=5f7e-gpu-4",)),
     ],
 )

@@ -21,7 +21,7 @@ _LIMITS = {
     "duplicate_classes": 0,
     "constructor_arguments": 10,
     "citations": 0,
-    "code_lines": 42_989,
+    "code_lines": 43_051,
 }
 _MEANINGS = {
     "modules": "modules",

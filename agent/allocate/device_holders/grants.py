@@ -18,6 +18,7 @@ from agent.model.devices.visibility import (
     NOTHING_NAMED,
     VISIBLE_DEVICES,
     is_cdi_annotation,
+    kind_and_name,
     mounted,
     split,
 )
@@ -79,10 +80,7 @@ def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
     named = [name for path in carriers.mounts if (name := mounted(path))]
     if visible not in NOTHING_NAMED and visible != MOUNT_ROOT:
         named = split(visible) + named
-    for each in named:
-        kind, _, name = each.rpartition("=")
-        if name:
-            yield kind, name
+    yield from map(kind_and_name, named)
     for each in carriers.cdi_devices:
         yield from _qualified(each)
     for key, value in carriers.annotations:
@@ -93,8 +91,8 @@ def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
 
 def _qualified(text: str) -> Iterator[tuple[str, str]]:
     """A CDI name; the runtime does not accept one without a kind."""
-    kind, _, name = text.rpartition("=")
-    if kind and name:
+    kind, name = kind_and_name(text)
+    if kind:
         yield kind, name
 
 

@@ -7,6 +7,7 @@ getAllocateResponse)."""
 
 from __future__ import annotations
 
+import re
 from posixpath import normpath
 from typing import Final, Literal, TypeAlias
 
@@ -21,8 +22,13 @@ VOID: Final = "void"
 NOTHING_NAMED: Final = frozenset({"", "none", VOID})
 """Values of the variable that name no GPU; `none` still requests the driver's libraries."""
 
-_CDI: Final = "cdi"
-_CDI_PARTS: Final = 4
+_CDI_MOUNT: Final = "cdi/"
+_IMEX_MOUNT: Final = "imex/"
+_CDI_PARTS: Final = 3
+_PART: Final = r"[A-Za-z](?:[-_.0-9A-Za-z]*[0-9A-Za-z])?"
+_QUALIFIED: Final = re.compile(
+    rf"({_PART}/{_PART})=([0-9A-Za-z](?:[-_.:0-9A-Za-z]*[0-9A-Za-z])?)", re.ASCII
+)
 
 
 def is_uuid(text: str) -> bool:
@@ -41,18 +47,26 @@ def cleaned(path: str) -> str:
 
 
 def mounted(container_path: str) -> str | None:
-    """The device that a mount names, by its CDI name if the mount has one; None for other
-    mounts."""
+    """The device that a mount names, by its CDI name if the mount has one; None for other mounts.
+    NVIDIA's runtime takes whatever follows the root, also without a slash between them."""
     path = cleaned(container_path)
-    below = path.removeprefix(f"{MOUNT_ROOT}/")
-    if below == path:
+    below = path.removeprefix(MOUNT_ROOT).strip("/")
+    if not path.startswith(MOUNT_ROOT) or not below or below.startswith(_IMEX_MOUNT):
         return None
-    parts = below.split("/")
-    if len(parts) == 1:
-        return parts[0]
-    if len(parts) == _CDI_PARTS and parts[0] == _CDI:
-        return f"{parts[1]}/{parts[2]}={parts[3]}"
-    return None
+    if not below.startswith(_CDI_MOUNT):
+        return below
+    name = below.removeprefix(_CDI_MOUNT)
+    if kind_and_name(name)[0]:
+        return name
+    parts = name.split("/", _CDI_PARTS - 1)
+    return f"{parts[0]}/{parts[1]}={parts[2]}" if len(parts) == _CDI_PARTS else None
+
+
+def kind_and_name(text: str) -> tuple[str, str]:
+    """CDI kind and device of a qualified name (CDI: pkg/parser/parser.go, ParseQualifiedName). Of
+    any other text, "" and the whole text: NVIDIA's runtime takes it as the name of a GPU."""
+    match = _QUALIFIED.fullmatch(text)
+    return (match[1], match[2]) if match else ("", text)
 
 
 def split(value: str) -> list[str]:
