@@ -8,6 +8,7 @@ it owned instead, and admission is repeated until no claim changes."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Mapping
 
 import msgspec
@@ -31,6 +32,28 @@ from agent.model.pod.qos import CPU_OWNERS, QoS
 from agent.model.snapshot import Owner
 
 
+class RefusalCause(enum.StrEnum):
+    """The kinds of reasons, as metrics name them."""
+
+    INVALID = "invalid"
+    ABSENT = "absent"
+    OFFLINE = "offline"
+    OWNED = "owned"
+    KUBELET = "kubelet"
+    RESOURCE_CLAIM = "resource-claim"
+    RESERVED = "reserved"
+    UNEQUAL = "unequal"
+    POOL_EMPTIED = "pool-emptied"
+    CPU_POLICY = "cpu-policy"
+
+
+class ClaimProblem(msgspec.Struct, frozen=True):
+    """`text` may quote what the pod's author wrote."""
+
+    cause: RefusalCause
+    text: str
+
+
 class ClaimRefusal(msgspec.Struct, frozen=True):
     """A claim that was not honoured as written. `key`: the annotation's key, empty if the claim
     does not come from an annotation. `claimed`: the CPUs that the claim names, "" if it can't be
@@ -39,6 +62,7 @@ class ClaimRefusal(msgspec.Struct, frozen=True):
     uid: str
     title: str
     key: str
+    cause: RefusalCause
     reason: str
     claimed: str = ""
     held: str = ""
@@ -67,7 +91,7 @@ def admit_claims(
     # Pods that run on a pool and whose claims are refused.
     sharing: set[str] = set()
 
-    def admit() -> tuple[ClaimAdmission, dict[str, str]]:
+    def admit() -> tuple[ClaimAdmission, dict[str, ClaimProblem]]:
         admission = ClaimAdmission(topology, assigned, rules, claimed)
         for pod in pods:
             if pod.uid in claimants:
@@ -85,7 +109,7 @@ def admit_claims(
                 admission.joins_pool(claim.pod, runs=bool(running_on.get(claim.pod.uid)))
         return admission, reasons
 
-    kept: dict[str, str] = {}
+    kept: dict[str, ClaimProblem] = {}
     while True:
         admission, reasons = admit()
         staying = {
@@ -116,8 +140,9 @@ def admit_claims(
         if why := kept.get(pod.uid) or reasons.get(pod.uid):
             # The reason names an owner of the CPUs, whatever the order of the claims.
             requested = all_requested[pod.uid]
-            contested = requested <= known and not requested & assigned.named
-            read.refuse(pod, (contested and admission.conflict(pod, requested)) or why)
+            if requested <= known and not requested & assigned.named:
+                why = admission.conflict(pod, requested) or why
+            read.refuse(pod, why)
     return admission, read.refusals
 
 
@@ -128,9 +153,11 @@ class _Claims(msgspec.Struct):
     named: dict[str, CpuSet] = {}
     refusals: dict[str, ClaimRefusal] = {}
 
-    def refuse(self, pod: Pod, reason: str, key: str = RESOURCE_STATUS) -> None:
+    def refuse(self, pod: Pod, reason: ClaimProblem, key: str = RESOURCE_STATUS) -> None:
         named = str(self.named.get(pod.uid, EMPTY)) if key == RESOURCE_STATUS else ""
-        self.refusals[pod.uid] = ClaimRefusal(pod.uid, pod.title, key, shortened(reason), named)
+        self.refusals[pod.uid] = ClaimRefusal(
+            pod.uid, pod.title, key, reason.cause, shortened(reason.text), named
+        )
 
 
 def _read(
@@ -141,6 +168,7 @@ def _read(
     running_on: Mapping[str, CpuSet],
 ) -> _Claims:
     found = _Claims()
+    cause = RefusalCause
     known = topology.online | topology.offline
     served = {owner.uid: owner for owner in assigned.owners}
     for pod in pods:
@@ -151,18 +179,19 @@ def _read(
             if not requested and (reason := _unknown_nodes(status, topology)):
                 found.refuse(pod, reason)
             if owned and (missing := requested - known):
-                found.refuse(pod, f"CPUs {missing} do not exist")
+                found.refuse(pod, ClaimProblem(cause.ABSENT, f"CPUs {missing} do not exist"))
                 requested = owned
         except AnnotationError as error:
-            found.refuse(pod, error.reason, error.key)
+            found.refuse(pod, ClaimProblem(cause.INVALID, error.reason), error.key)
             requested = owned
         if (owner := served.get(pod.uid)) is not None:
             named = found.named.get(pod.uid)
             if named and named != owner.claimed:
-                found.refuse(pod, f"the kubelet assigned it CPUs {owner.claimed}")
+                found.refuse(pod, _assigned(owner.claimed))
             continue
         if taken := requested & assigned.named:
-            found.refuse(pod, f"CPUs {taken} are assigned by the kubelet")
+            text = f"CPUs {taken} are assigned by the kubelet"
+            found.refuse(pod, ClaimProblem(cause.KUBELET, text))
             requested = requested - taken or owned
         if (
             assigned.static
@@ -171,15 +200,19 @@ def _read(
             and owned == running_on.get(pod.uid)
             and _kubelet_served(pod)
         ):
-            found.refuse(pod, f"the kubelet assigned it CPUs {owned}")
+            found.refuse(pod, _assigned(owned))
             requested = owned
         if requested:
             found.claims.append((pod, requested))
             try:
                 shared_containers(pod.annotations)
             except AnnotationError as error:
-                found.refuse(pod, error.reason, error.key)
+                found.refuse(pod, ClaimProblem(cause.INVALID, error.reason), error.key)
     return found
+
+
+def _assigned(cpus: CpuSet) -> ClaimProblem:
+    return ClaimProblem(RefusalCause.KUBELET, f"the kubelet assigned it CPUs {cpus}")
 
 
 def _kubelet_served(pod: Pod) -> bool:
@@ -190,10 +223,11 @@ def _kubelet_served(pod: Pod) -> bool:
     return kubelet_may_own(pod) and any(whole_cpus(each.shares) for each in pod.containers)
 
 
-def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
+def _unknown_nodes(status: ResourceStatus, topology: Topology) -> ClaimProblem | None:
     known = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
     named = [node for node in status.shared_numa_nodes() if node not in known]
-    return f"NUMA nodes {', '.join(map(str, named))} do not exist" if named else ""
+    text = f"NUMA nodes {', '.join(map(str, named))} do not exist"
+    return ClaimProblem(RefusalCause.ABSENT, text) if named else None
 
 
 class _CpuClaim(msgspec.Struct, frozen=True):
@@ -309,50 +343,54 @@ class ClaimAdmission:
         of_class = pool_class(pod)
         return QoS.LS if of_class is QoS.SYSTEM and not self.system else of_class
 
-    def claim(self, claim: _CpuClaim) -> str:
-        """Admits the claim with its online CPUs and returns "", or returns the reason of its
-        refusal."""
-        pod, requested = claim.pod, claim.requested
+    def claim(self, claim: _CpuClaim) -> ClaimProblem | None:
+        """Admits the claim with its online CPUs, or returns the reason of its refusal."""
+        pod, requested, cause = claim.pod, claim.requested, RefusalCause
         if missing := requested - self._online - self._offline:
-            return f"CPUs {missing} do not exist"
+            return ClaimProblem(cause.ABSENT, f"CPUs {missing} do not exist")
         if taken := requested & self._kubelets:
-            return f"CPUs {taken} are assigned by the kubelet"
+            return ClaimProblem(cause.KUBELET, f"CPUs {taken} are assigned by the kubelet")
         if reason := self.conflict(pod, requested):
             return reason
         if not claim.keeps and (taken := requested & self._claimed):
-            return f"CPUs {taken} are allocated by a ResourceClaim"
+            text = f"CPUs {taken} are allocated by a ResourceClaim"
+            return ClaimProblem(cause.RESOURCE_CLAIM, text)
         if pod.unequal and pod.qos in CPU_OWNERS and not claim.stays:
-            return f"{pod.unequal}: {pod.qos} pods need equal amounts"
+            text = f"{pod.unequal}: {pod.qos} pods need equal amounts"
+            return ClaimProblem(cause.UNEQUAL, text)
         if requested & self._online and requested & self._online <= self._never_alone:
-            return f"CPUs {requested & self._online} are reserved by the kubelet"
+            text = f"CPUs {requested & self._online} are reserved by the kubelet"
+            return ClaimProblem(cause.RESERVED, text)
         if not claim.keeps_reserved:
             for cpus, why in self._reserved:
                 if taken := requested & cpus:
-                    return f"CPUs {taken} {why}"
+                    return ClaimProblem(cause.RESERVED, f"CPUs {taken} {why}")
         offline = requested - self._online
         requested &= self._online
         if not requested:
-            return f"CPUs {offline} are offline"
+            return ClaimProblem(cause.OFFLINE, f"CPUs {offline} are offline")
         # An owner keeps its CPUs, unless a static kubelet assigned the rest of a pool.
         kept_from = self._running if self._static else {}
         if user := self._left_with_nothing(
             pod, requested, kept_from if claim.keeps else self._users
         ):
-            return f"CPUs {requested} are all that pod {user} and others share"
+            text = f"CPUs {requested} are all that pod {user} and others share"
+            return ClaimProblem(cause.POOL_EMPTIED, text)
         self.ls -= requested
         self.system -= requested
         if pod.qos is QoS.LSE:
             self.be -= requested
         self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(requested), str(offline)))
-        return ""
+        return None
 
-    def conflict(self, pod: Pod, requested: CpuSet) -> str:
-        """Names another pod that owns some of the CPUs, "" if there is none. Of several owners it
+    def conflict(self, pod: Pod, requested: CpuSet) -> ClaimProblem | None:
+        """Names another pod that owns some of the CPUs, if there is one. Of several owners it
         names the one with the lowest uid, so that the order of claims does not change the text."""
         for owner in sorted(self.owners, key=lambda owner: owner.uid):
             if owner.uid != pod.uid and (taken := requested & owner.claimed):
-                return f"CPUs {taken} belong to pod {owner.title}"
-        return ""
+                text = f"CPUs {taken} belong to pod {owner.title}"
+                return ClaimProblem(RefusalCause.OWNED, text)
+        return None
 
     def keep_offline(self, pod: Pod, owned: CpuSet) -> None:
         """The pod keeps the offline CPUs that it owned, unless another pod got them."""

@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.cpu_claims import ClaimRefusal, admit_claims
+from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause, admit_claims
 from agent.allocate.node_local.claim import Alignment, Demand, LocalOutcome, Move, Share
 from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given
 from agent.allocate.shares import claims, numa_nodes, pool_class, shared_cpus, sidecars
@@ -93,9 +93,9 @@ def decide(
         topology, pods, kubelet, by_kubelet, owned_before, running_on, rules
     )
 
-    def refuse(pod: Pod, reason: str, key: str) -> None:
+    def refuse(pod: Pod, cause: RefusalCause, reason: str, key: str) -> None:
         if pod.uid not in refusals:
-            refusals[pod.uid] = ClaimRefusal(pod.uid, pod.title, key, shortened(reason))
+            refusals[pod.uid] = ClaimRefusal(pod.uid, pod.title, key, cause, shortened(reason))
 
     outcome = admission.give_local(local) if local else LocalOutcome({}, admission.ls)
     for pod in pods:
@@ -109,10 +109,10 @@ def decide(
         try:
             named = of_spec(pod, batch_resources(pod.annotations))
         except AnnotationError as error:
-            refuse(pod, error.reason, error.key)
+            refuse(pod, RefusalCause.INVALID, error.reason, error.key)
             continue
         if pod.batch_excess:
-            refuse(pod, pod.batch_excess, EXTENDED_RESOURCE_SPEC)
+            refuse(pod, RefusalCause.INVALID, pod.batch_excess, EXTENDED_RESOURCE_SPEC)
         else:
             batches[pod.uid] = named
     requested_milli = sum(cpu_request_milli(batches[pod.uid]) for pod in pods if pod.qos is QoS.BE)
@@ -148,7 +148,7 @@ def decide(
         share = outcome.by_uid.get(pod.uid, Share())
         for name, reason in share.blocked.items():
             if reason:
-                refuse(pod, f"container {name}: {reason}", "")
+                refuse(pod, RefusalCause.CPU_POLICY, f"container {name}: {reason}", "")
         refused = refusals[pod.uid].reason if pod.uid in refusals else ""
         wanted[pod.uid] = portions.of(
             pod,

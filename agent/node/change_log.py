@@ -100,7 +100,7 @@ class ChangeRecorder:
         self._metrics.decided(
             {"ls": decision.ls_pools, "be": decision.be_pools},
             decision.owners,
-            tuple((each.title, each.key, each.reason) for each in decision.refusals),
+            tuple((each.title, each.key, each.cause) for each in decision.refusals),
         )
 
     def without_cgroup(self, titles: Mapping[str, str], now: float) -> None:

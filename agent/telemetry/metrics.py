@@ -247,7 +247,8 @@ class AgentMetrics:
         refusals: tuple[tuple[str, str, str], ...],
     ) -> None:
         """Exports a decision until the next. `pools` by their name; `refusals`: pod, annotation and
-        reason of each refused claim."""
+        cause of each refused claim, of a few causes: a label must not have the text of an
+        annotation, which would make a new series with each value."""
         self._decision.decision = pools, owners, refusals
 
     def follow(self, ages_seconds: Callable[[], Mapping[str, float]]) -> None:

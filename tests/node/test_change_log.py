@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.cpu_claims import ClaimRefusal
+from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.kube.events import Regarding
@@ -157,7 +157,7 @@ def shortfall(uid: str, container: str = "main", held: str = "") -> Shortfall:
 
 
 def refusal(uid: str, claimed: str = "2-3", held: str = "") -> ClaimRefusal:
-    return ClaimRefusal(uid, f"ns/{uid}", RESOURCE_STATUS, "why", claimed, held)
+    return ClaimRefusal(uid, f"ns/{uid}", RESOURCE_STATUS, RefusalCause.OWNED, "why", claimed, held)
 
 
 def test_one_event_for_each_pod_and_reason() -> None:

@@ -1,10 +1,13 @@
 from collections import Counter
 
 import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.allocate.cpu_claims import RefusalCause
 from agent.allocate.pools import decide
 from agent.allocate.reserved_cpus import KubeletCpus
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pods import Pod
 from agent.node.change_log import ChangeRecorder
 from agent.telemetry.metrics import AgentMetrics
@@ -32,9 +35,25 @@ def test_a_decision_is_exported_until_the_next() -> None:
     assert shown["topolet_exclusive_cpus", frozenset({("pod", "ns/a"), ("qos", "LSE")})] == 1
     (refused,) = [labels for name, labels in shown if name == "topolet_refused_claims"]
     assert dict(refused)["pod"] == "ns/b"
-    assert "CPUs 9 do not exist" in dict(refused)["reason"]
+    assert dict(refused)["reason"] == "absent"
     ChangeRecorder(metrics).export(decide(machine(), (), KubeletCpus(), {}, {}))
     assert not [name for name, _ in samples(metrics) if name == "topolet_exclusive_cpus"]
+
+
+@pytest.mark.parametrize(
+    "status",
+    ['{"cpuset": "mine-%d"}', '{"cpuset": %d}', '{"cpuset": "9%d"}', '{"cpuset": "0"', "%d"],
+)
+def test_no_text_of_a_pods_author_is_in_a_label(status: str) -> None:
+    shown = set()
+    for number in range(70, 73):
+        text = status.replace("%d", str(number))
+        bad = msgspec.structs.replace(pod("b", "LSE"), annotations={RESOURCE_STATUS: text})
+        metrics = AgentMetrics()
+        ChangeRecorder(metrics).export(decide(machine(2, 2), (bad,), KubeletCpus(), {}, {}))
+        shown |= {labels for name, labels in samples(metrics) if name == "topolet_refused_claims"}
+    (labels,) = shown
+    assert dict(labels)["reason"] in set(RefusalCause)
 
 
 def test_two_pods_with_one_name_make_one_series() -> None:
