@@ -5,7 +5,7 @@ connects again after an end; on the connection `ttrpc` carries calls both ways. 
 runtime's calls: it decodes them (`messages`) and asks `hooks`, which calls admission. An answer may
 be Wait: the call is then held for at most half of the runtime's timeout.
 
-`hooks` also keeps the values that the runtime has of each container. When the agent publishes a new
-snapshot, `updater` sends the runtime the values that differ, one container at a time and never
-inside a call of the runtime. `conflicts` finds and names other writers of the same values.
+`containers` keeps the values that the runtime has of each container. When the agent publishes a new
+snapshot, it sends the runtime the values that differ, one container at a time and never inside a
+call of the runtime. `conflicts` finds and names other writers of the same values.
 """

@@ -24,9 +24,9 @@ from agent.model.settings import failure_policy, options
 from agent.model.settings.frontends import NriSettings
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts, connected_processes
-from agent.nri.hooks import Containers, NriHooks
+from agent.nri.containers import Containers, Updater
+from agent.nri.hooks import NriHooks
 from agent.nri.link import PluginLink
-from agent.nri.updater import Updater
 from agent.telemetry.frontend_metrics import Counts, render
 from agent.telemetry.page import serve_pages
 

@@ -1,15 +1,10 @@
-"""The runtime's NRI calls, translated for admission, and the values of the runtime's containers by
-its reports and by the requests since."""
+"""The runtime's NRI calls, translated for admission."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-import msgspec
-
-from agent.hooks import cpuset
 from agent.hooks.admission import Admission
 from agent.hooks.agent_client import SnapshotFile
 from agent.hooks.requests import (
@@ -23,18 +18,15 @@ from agent.hooks.requests import (
     Verdict,
     Waiting,
 )
-from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.notifications import PodAnnounced
 from agent.model.settings import failure_policy
 from agent.model.settings.failure_policy import Deadlines
-from agent.model.snapshot import NOTHING, Snapshot
 from agent.model.verdict import Refuse
 from agent.nri.conflicts import Conflicts
+from agent.nri.containers import Containers
 from agent.nri.messages import NriContainer
 from agent.nri.service import PluginCall
 
-_EXPECTED_CPUSETS: Final = 4
-"""Of each container: a creation or change, another one at the same time, and the runtime's values
-after each."""
 _HOOKS = {
     "CreateContainer": failure_policy.CREATE,
     "UpdateContainer": failure_policy.UPDATE,
@@ -161,76 +153,3 @@ class NriHooks:
 
     def _waiting(self, call: PluginCall, hook: str) -> Waiting:
         return Waiting(call.started, min(self._deadlines.of(hook), call.budget_seconds))
-
-
-class Containers:
-    """The runtime's containers. `version` grows with everything after which a container may differ
-    from the wanted values."""
-
-    def __init__(self) -> None:
-        self._present: dict[str, NriContainer] = {}
-        self._expected: dict[str, deque[str]] = {}
-        self.version = 0
-
-    def __len__(self) -> int:
-        return len(self._present)
-
-    def replace(self, containers: Iterable[NriContainer]) -> None:
-        """The runtime reported all containers."""
-        self.version += 1
-        self._present = {each.id: each for each in containers}
-        self._expected = {}
-        for each in self._present.values():
-            self.expect(each.id, each.asked.cpuset)
-
-    def put(self, container: NriContainer) -> None:
-        """The container exists."""
-        self.version += 1
-        self._present[container.id] = container
-        self.expect(container.id, container.asked.cpuset)
-
-    def expect(self, container_id: str, cpuset: str) -> None:
-        """The runtime has these CPUs for a container, or they were requested."""
-        expected = self._expected.setdefault(container_id, deque(maxlen=_EXPECTED_CPUSETS))
-        expected.append(cpuset)
-
-    def requested(self, container_id: str, asked: RequestedResources) -> None:
-        """The runtime was asked for these values; an unreported container stays unknown."""
-        before = self._present.get(container_id)
-        if before is not None and before.asked != asked:
-            self.version += 1
-            self._present[container_id] = msgspec.structs.replace(before, asked=asked)
-            self.expect(container_id, asked.cpuset)
-
-    def drop(self, container_id: str) -> None:
-        """The container ended."""
-        self._present.pop(container_id, None)
-        self._expected.pop(container_id, None)
-
-    def __contains__(self, container_id: str) -> bool:
-        return container_id in self._present
-
-    def asked(self, container_id: str) -> RequestedResources | None:
-        """The values that the runtime was asked for last, None for an unreported container."""
-        present = self._present.get(container_id)
-        return None if present is None else present.asked
-
-    def changed_by_others(self, container: NriContainer) -> str | None:
-        """The last requested cpuset, when the runtime has another one than the container had or was
-        asked for shortly before; otherwise None. Changes by the CRI and by NRI are concurrent, and
-        containerd reads a container before it waits for the lock of NRI (internal/cri/nri,
-        UpdateContainerResources): a request may show a container as it was before a change that has
-        ended."""
-        expected = self._expected.get(container.id)
-        if not expected or container.asked.cpuset in expected:
-            return None
-        return expected[-1]
-
-    def differing(self, snapshot: Snapshot) -> Iterator[tuple[NriContainer, Changes]]:
-        """The containers whose values differ from the agent's, with the changes. A container that
-        must not be created yet is not changed either."""
-        for each in self._present.values():
-            wanted = snapshot.containers.get(each.id, NOTHING)
-            changes = cpuset.missing(wanted, each.asked)
-            if changes != UNCHANGED and not wanted.blocked:
-                yield each, changes

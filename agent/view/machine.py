@@ -6,20 +6,23 @@ A picture that would be too tall is folded: first cells into CPU lists, then box
 from __future__ import annotations
 
 import re
+import string
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice, product
 
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import NumaNode, Topology
-from agent.view import boxes, nesting
-from agent.view.boxes import Box, Cells, Lines
-from agent.view.format import count, size
+from agent.view import nesting
+from agent.view.format import Box, Lines, arranged, count, flow, in_rows, size
 from agent.view.nesting import Part
 
 TALL_LINES = 56
 _FRAME = re.compile("[╭╮╰╯│─]+")
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
+_BRACKETS = ("[]", "()", "{}", "<>", "||")
+_COLOURS = (32, 33, 35, 36, 34, 31)
 
 
 def draw(
@@ -57,15 +60,97 @@ def draw(
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
+class Cells:
+    """`owners` has the name of each CPU's owner. Each name has one letter (`marks`), in order of
+    CPUs."""
+
+    def __init__(self, topology: Topology, owners: Mapping[int, str]) -> None:
+        self._cpus = {cpu.id: cpu for cpu in topology.cpus}
+        self._kinds = list(dict.fromkeys(cpu.kind or "" for cpu in topology.cpus))
+        self._digits = len(str(topology.cpus[-1].id))
+        self._held = {cpu: owners[cpu] for cpu in self._cpus if cpu in owners}
+        names = dict.fromkeys(self._held.values())
+        self.marks = dict(zip(names, _letters(len(names)), strict=True))
+        self._mark_width = max(map(len, self.marks.values()), default=0)
+
+    def of(self, cpus: CpuSet) -> list[str]:
+        """One cell for each core, all of one width; the brackets show the core's kind."""
+        cores: dict[int, list[int]] = {}
+        for cpu in cpus:
+            cores.setdefault(self._cpus[cpu].core, []).append(cpu)
+        cells = []
+        for threads in cores.values():
+            pair = self._brackets(self._cpus[threads[0]].kind)
+            numbers = (f"{cpu:>{self._digits}}{self._mark(cpu)}" for cpu in threads)
+            cells.append(f"{pair[0]}{' '.join(numbers)}{pair[1]}")
+        longest = max(map(len, cells), default=0)
+        return [cell.ljust(longest) for cell in cells]
+
+    def listed(self, cpus: CpuSet) -> str:
+        """A CPU list; all CPUs of a range have the same owner, or none."""
+        by_mark: dict[str, list[int]] = {}
+        for cpu in cpus:
+            by_mark.setdefault(self._mark(cpu).strip(), []).append(cpu)
+        ranges = sorted(
+            (first, last, mark)
+            for mark, members in by_mark.items()
+            for first, last in CpuSet(members).ranges()
+        )
+        return ",".join(
+            (str(first) if first == last else f"{first}-{last}") + mark
+            for first, last, mark in ranges
+        )
+
+    def kinds(self) -> Iterator[str]:
+        """The legend of the brackets, if there are several kinds of cores."""
+        if len(self._kinds) > 1:
+            for kind in self._kinds:
+                members = CpuSet(cpu.id for cpu in self._cpus.values() if (cpu.kind or "") == kind)
+                yield f"{self._brackets(kind)} core kind {kind or 'unknown'}: {members}"
+
+    def legend(self) -> Iterator[str]:
+        """One line for each owner: letter, name, CPUs."""
+        for name, mark in self.marks.items():
+            held = CpuSet(cpu for cpu, owner in self._held.items() if owner == name)
+            yield f"  {mark}  {name}  {held}"
+
+    def coloured(self, line: str) -> str:
+        """A drawn line with the numbers of owned CPUs in their owner's colour."""
+        if not self.marks:
+            return line
+        letters = "|".join(self.marks.values())
+        held = re.compile(rf"\b([0-9]+(?:-[0-9]+)?)({letters})\b|^  ({letters})(?=  )")
+
+        def paint(match: re.Match[str]) -> str:
+            index = list(self.marks.values()).index(match[2] or match[3])
+            return f"\x1b[{_COLOURS[index % len(_COLOURS)]}m{match[0]}{_RESET}"
+
+        return held.sub(paint, line)
+
+    def _brackets(self, kind: str | None) -> str:
+        return _BRACKETS[self._kinds.index(kind or "") % len(_BRACKETS)]
+
+    def _mark(self, cpu: int) -> str:
+        owner = self._held.get(cpu)
+        return ("" if owner is None else self.marks[owner]).ljust(self._mark_width)
+
+
+def _letters(number: int) -> list[str]:
+    letters = string.ascii_lowercase + string.ascii_uppercase
+    if number <= len(letters):
+        return list(letters[:number])
+    return ["".join(pair) for pair in islice(product(letters, repeat=2), number)]
+
+
 def _with_cells(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
     def box(part: Part, width: int) -> Box:
         if part.parts:
-            inner = boxes.arranged([partial(box, each) for each in part.parts], width - 4)
+            inner = arranged([partial(box, each) for each in part.parts], width - 4)
         else:
-            inner = boxes.flow(cells.of(part.cpus), width - 4)
+            inner = flow(cells.of(part.cpus), width - 4)
         return Box(part.title, (*part.notes, *inner))
 
-    return boxes.arranged([partial(box, part) for part in parts], width)
+    return arranged([partial(box, part) for part in parts], width)
 
 
 def _with_lists(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
@@ -73,7 +158,7 @@ def _with_lists(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
         if not part.parts:
             inner = _wrapped("", cells.listed(part.cpus), width - 4)
         elif any(each.parts for each in part.parts):
-            inner = boxes.arranged([partial(box, each) for each in part.parts], width - 4)
+            inner = arranged([partial(box, each) for each in part.parts], width - 4)
         else:
             inner = [
                 line
@@ -82,7 +167,7 @@ def _with_lists(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
             ]
         return Box(part.title, (*part.notes, *inner))
 
-    return boxes.arranged([partial(box, part) for part in parts], width)
+    return arranged([partial(box, part) for part in parts], width)
 
 
 def _rows(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
@@ -92,7 +177,7 @@ def _rows(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
         rows.append(f"{part.title}{inner}  {cells.listed(part.cpus)}")
     longest = max(map(len, rows))
     if longest <= width:
-        return boxes.flow([row.ljust(longest + 2) for row in rows], width + 2)
+        return flow([row.ljust(longest + 2) for row in rows], width + 2)
     return [line for row in rows for line in _wrapped("", row, width)]
 
 
@@ -123,8 +208,8 @@ def _memory_only(nodes: Sequence[NumaNode], width: int) -> Lines:
         if not node.cpus
     ]
     longest = max(map(len, shown), default=0)
-    rows = boxes.flow([text.ljust(longest + 1) for text in shown], width - 4)
-    return boxes.in_rows([Box("NUMA nodes without CPUs", tuple(rows))], width) if shown else []
+    rows = flow([text.ljust(longest + 1) for text in shown], width - 4)
+    return in_rows([Box("NUMA nodes without CPUs", tuple(rows))], width) if shown else []
 
 
 def _nearest(node: NumaNode, nodes: Sequence[NumaNode]) -> str:

@@ -15,9 +15,9 @@ from agent.model.settings.failure_policy import Deadlines
 from agent.model.settings.frontends import NriSettings
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts
-from agent.nri.hooks import Containers, NriHooks
+from agent.nri.containers import PERIOD_SECONDS, Containers, Updater
+from agent.nri.hooks import NriHooks
 from agent.nri.link import PluginLink
-from agent.nri.updater import PERIOD_SECONDS, Updater
 from agent.proto import nri_pb2 as pb
 from tests.hooks.played import PlayedAgent
 from tests.nri.fake import FakeRuntime

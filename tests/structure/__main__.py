@@ -16,7 +16,7 @@ _LIMITS = {
     "modules": 266,
     "short_modules": 20,
     "largest_module": 430,
-    "single_importer": 49,
+    "single_importer": 48,
     "longest_chain": 16,
     "duplicate_classes": 0,
     "constructor_arguments": 10,
