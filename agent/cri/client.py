@@ -361,20 +361,27 @@ def device_carriers(info: str) -> Carriers:
         mounts = [mount.container_path for mount in config.mounts or ()]
     else:
         mounts = [mount.destination for mount in spec.mounts]
-    # Values that the runtime reads itself are not in the spec.
-    annotations = {
-        key: value
-        for key, value in (config.annotations or {}).items()
-        if found.spec is None or key.startswith(visibility.CDI_OF_RUNTIME)
-    }
+    # The kubelet writes those of the request, and a runtime may add the pod's to the spec. Values
+    # that the runtime reads itself are not in the spec.
+    requested, written = config.annotations or {}, spec.annotations or {}
+    by_annotation = [
+        name
+        for key, value in requested.items()
+        if visibility.is_cdi_annotation(key)
+        for name in visibility.split(
+            value
+            if found.spec is None or key.startswith(visibility.CDI_OF_RUNTIME)
+            else written.get(key, "")
+        )
+    ]
     nodes = [
         *(device.host_path for device in asked),
         *(node.path for node in linux.devices or () if node.path not in moved),
     ]
     return Carriers(
         tuple(environment),
-        tuple(device.name for device in config.cdi or ()),
-        tuple((annotations | (spec.annotations or {})).items()),
+        tuple(dict.fromkeys([*(device.name for device in config.cdi or ()), *by_annotation])),
+        tuple(each for each in written.items() if each[0] not in requested),
         tuple(dict.fromkeys(mounts)),
         tuple(dict.fromkeys(nodes)),
         found.privileged or security.privileged,

@@ -158,6 +158,7 @@ class DeviceView:
         self._plugin_devices: frozenset[tuple[str, str]] = frozenset()
         """Type and id of whole devices, at the last call of `observe`."""
         self._foreign: frozenset[str] = frozenset()
+        self._unproven: frozenset[str] = frozenset()
 
     def rescan(self) -> None:
         """Something was plugged in or out."""
@@ -227,6 +228,7 @@ class DeviceView:
             {uid: names(of_pod, made.devices) for uid, of_pod in allocations.items()},
             {pod.uid for pod in pods},
         )
+        self._unproven = _logged(found.unproven, self._unproven)
         self._plugin_devices = frozenset(
             (each.type, each.device) for each in found.holdings if each.form is Form.WHOLE
         )
@@ -285,9 +287,7 @@ class DeviceView:
             for pod in pods
             for kind in allocations.get(pod.uid, {}).keys() - known
         )
-        for text in sorted(found - self._foreign):
-            log.info("%s", text)
-        self._foreign = found
+        self._foreign = _logged(found, self._foreign)
 
     def _files(
         self, devices: tuple[Device, ...], cards: list[Gpu], expected: tuple[str, ...]
@@ -359,6 +359,14 @@ def device_view(
         files=files,
         sources=sources,
     )
+
+
+def _logged(texts: Iterable[str], before: frozenset[str]) -> frozenset[str]:
+    """Logs the texts that are new, and returns all."""
+    now = frozenset(texts)
+    for text in sorted(now - before):
+        log.info("%s", text)
+    return now
 
 
 def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:

@@ -45,11 +45,8 @@ def test_carriers_from_containerd() -> None:
             ("NVIDIA_VISIBLE_DEVICES", "GPU-2"),
             ("EMPTY", ""),
         ),
-        ("nvidia.com/gpu=1",),
-        (
-            ("cdi.k8s.io/x", "nvidia.com/gpu=0"),
-            ("io.kubernetes.cri.container-type", "container"),
-        ),
+        ("nvidia.com/gpu=1", "nvidia.com/gpu=0"),
+        (("io.kubernetes.cri.container-type", "container"),),
         ("/data", "/proc"),
         ("/dev/nvidia0", "/dev/infiniband/uverbs0"),
         True,
@@ -62,14 +59,24 @@ def test_the_runtime_spec_counts_and_not_the_request() -> None:
         "mounts": [{"container_path": "/var/run/nvidia-container-devices/GPU-1"}],
         "annotations": {"nvidia.cdi.k8s.io/x": "nvidia.com/gpu=0", "cdi.k8s.io/x": "a.example/b=0"},
     }
-    made = {"mounts": [{"destination": "/var/run/nvidia-container-devices/GPU-2"}]}
+    made: dict[str, object] = {
+        "mounts": [{"destination": "/var/run/nvidia-container-devices/GPU-2"}]
+    }
     found = device_carriers(json.dumps({"config": config, "runtimeSpec": made}))
     assert found.mounts == ("/var/run/nvidia-container-devices/GPU-2",)
     # The runtime itself reads these from the request.
-    assert found.annotations == (("cdi.k8s.io/x", "a.example/b=0"),)
+    assert found.cdi_devices == ("a.example/b=0",)
+    assert found.annotations == ()
     alone = device_carriers(json.dumps({"config": config}))
     assert alone.mounts == ("/var/run/nvidia-container-devices/GPU-1",)
-    assert len(alone.annotations) == 2
+    assert alone.cdi_devices == ("nvidia.com/gpu=0", "a.example/b=0")
+    made["annotations"] = {
+        "nvidia.cdi.k8s.io/x": "nvidia.com/gpu=1",
+        "nvidia.cdi.k8s.io/pods": "nvidia.com/gpu=2",
+    }
+    both = device_carriers(json.dumps({"config": config, "runtimeSpec": made}))
+    assert both.cdi_devices == ("nvidia.com/gpu=1", "a.example/b=0")
+    assert both.annotations == (("nvidia.cdi.k8s.io/pods", "nvidia.com/gpu=2"),)
 
 
 def test_carriers_from_cri_o() -> None:

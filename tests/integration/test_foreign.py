@@ -14,6 +14,7 @@ from agent.rpc.grpc import RpcError
 from tests.discover import gpumachines
 from tests.fixtures.containerd import Containerd
 from tests.fixtures.pods import (
+    PodSpec,
     create_container,
     create_request,
     remove_pod,
@@ -31,6 +32,14 @@ def gpus(node: TestNode) -> GpuNode:
     return GpuNode(node, gpumachines.dgx1())
 
 
+@pytest.fixture
+def card_file() -> Iterator[str]:
+    """The device file of the card with minor 5, without a driver."""
+    path = "/dev/nvidia5"
+    with devicefiles.present("foreign", {path: (240, 245)}):
+        yield path
+
+
 def held(gpus: GpuNode) -> dict[str, list[str]]:
     """By pod uid, from the Device object."""
     text = gpus.device()["metadata"].get("annotations", {}).get(DEVICES_CHECKPOINTS, "[]")
@@ -42,22 +51,32 @@ def allocation(minor: int) -> dict[str, str]:
     return {DEVICE_ALLOCATED: json.dumps({"gpu": [{"minor": minor, "resources": amounts}]})}
 
 
-def test_devices_that_a_container_shows_are_held_and_not_allocated_again(gpus: GpuNode) -> None:
-    node, card = gpus.node, gpus.machine.cards[2]
+def run_with(gpus: GpuNode, spec: PodSpec, path: str) -> None:
+    """A running container of the pod with a device node."""
+    request = create_request(spec, run_sandbox(gpus.node.direct, spec))
+    request.config.devices.add(host_path=path, container_path=path, permissions="rw")
+    start_container(gpus.node.direct, create_container(gpus.node.direct, request))
+
+
+def test_devices_that_a_container_has_are_held_and_not_allocated_again(
+    gpus: GpuNode, card_file: str
+) -> None:
+    """What it only names is free: any pod can name every card."""
+    node, card = gpus.node, next(each for each in gpus.machine.cards if each.minor == 5)
     spec = node.spec("theirs", "LS")
-    gpus.run(spec, card.uuid)
+    run_with(gpus, spec, card_file)
     mounted = node.spec("mounted", "LS")
     request = create_request(mounted, run_sandbox(node.direct, mounted))
     other = gpus.machine.cards[3]
     path = f"{MOUNT_ROOT}/{other.uuid}"
     request.config.mounts.add(host_path="/dev/null", container_path=path)
     start_container(node.direct, create_container(node.direct, request))
-    everything = node.spec("monitor", "LS")
-    gpus.run(everything, "all")
+    for name, visible in (("monitor", "all"), ("named", gpus.machine.cards[2].uuid)):
+        gpus.run(node.spec(name, "LS"), visible)
     gpus.start_agent()
     eventually(
-        "held by the containers that show them",
-        lambda: held(gpus) == {spec.uid: [card.uuid], mounted.uid: [other.uuid]},
+        "held by the container that has it",
+        lambda: held(gpus) == {spec.uid: [card.uuid]},
     )
 
     node.start_proxy()
@@ -66,26 +85,21 @@ def test_devices_that_a_container_shows_are_held_and_not_allocated_again(gpus: G
     with pytest.raises(RpcError, match=f"{card.uuid}.*default/theirs"):
         create_container(node.proxied, create_request(late, sandbox))
 
+    ours = node.spec("ours", "LS", annotations=allocation(other.minor or 0))
+    create_container(node.proxied, create_request(ours, run_sandbox(node.proxied, ours)))
+
     for each in node.direct.sandboxes():
         if each.uid == spec.uid:
             remove_pod(node.direct, each.id)
-    eventually("released", lambda: held(gpus) == {mounted.uid: [other.uuid]})
+    eventually("released", lambda: held(gpus) == {})
 
 
-def test_excluded_pods_hold_their_devices(gpus: GpuNode) -> None:
-    card = gpus.machine.cards[0]
+def test_excluded_pods_hold_their_devices(gpus: GpuNode, card_file: str) -> None:
+    card = next(each for each in gpus.machine.cards if each.minor == 5)
     spec = gpus.node.spec("theirs", "LS", namespace="kube-system")
-    gpus.run(spec, card.uuid)
+    run_with(gpus, spec, card_file)
     gpus.start_agent("--exclude=kube-*")
     eventually("held", lambda: held(gpus) == {spec.uid: [card.uuid]})
-
-
-@pytest.fixture
-def card_file() -> Iterator[str]:
-    """The device file of the card with minor 5, without a driver."""
-    path = "/dev/nvidia5"
-    with devicefiles.present("foreign", {path: (240, 245)}):
-        yield path
 
 
 def test_cdi_names_and_device_nodes_are_what_containers_show(

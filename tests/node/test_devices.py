@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.allocate.device_holders.grants import Carriers, of_carriers
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
 from agent.kube.store import EmbeddedStore
 from agent.model.apiobjects import ApiNode
@@ -367,6 +368,28 @@ def test_a_card_of_two_pods_is_reported(mixed: Node, caplog: pytest.LogCaptureFi
     lines = [each.getMessage() for each in caplog.records if "beside" in each.getMessage()]
     uuid = first.devices[0].uuid
     assert lines == [f"devices: pod ns/b has gpu {uuid} beside pod ns/a, by container"]
+
+
+def test_a_pod_that_only_names_every_card_marks_none_as_used(
+    mixed: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any pod can write the variable."""
+    caplog.set_level("INFO")
+    first = mixed.until(lambda it: it.devices)
+    names = tuple(each.uuid for each in first.devices if each.type == "gpu")
+    variable = ("NVIDIA_VISIBLE_DEVICES", ",".join(names))
+    shown = of_carriers("a", "main", Carriers(environment=(variable,)))
+    for _ in range(2):
+        seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), shown)
+        assert seen is not None
+        assert (seen.report.held, seen.existing) == ({}, ())
+        assert DEVICES_CHECKPOINTS not in seen.report.annotations
+    lines = [each.getMessage() for each in caplog.records if "do not count" in each.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        "pod a, main: environment: it names devices that neither the kubelet"
+    )
+    assert lines[0].endswith(f"({len(names)} in all)")
 
 
 def test_a_running_pod_holds_its_card_after_a_change_of_its_annotation(

@@ -16,7 +16,7 @@ def claimed(pod: str, cpus: str) -> list[ReportedDevices]:
         ReportedDevices(
             pod, "main", "dra.cpu", ("cpudev0",), HoldingSource.CLAIM, f"ns/{pod}", cdi=cdi
         ),
-        ReportedDevices(pod, "main", "dra.cpu", (cpus,), HoldingSource.CONTAINER, pod),
+        ReportedDevices(pod, "main", "dra.cpu", (cpus,), HoldingSource.ENVIRONMENT, pod),
     ]
 
 

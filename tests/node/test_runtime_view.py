@@ -191,7 +191,7 @@ def test_devices_of_a_container_are_requested_once(world: World) -> None:
     created = world.container(pod, "created", state=ContainerState.CREATED)
     variable = (("NVIDIA_VISIBLE_DEVICES", "GPU-1"),)
     world.runtime.carriers[shows.id] = Carriers(environment=variable)
-    expected = (ReportedDevices("p", "shows", "", ("GPU-1",), HoldingSource.CONTAINER),)
+    expected = (ReportedDevices("p", "shows", "", ("GPU-1",), HoldingSource.ENVIRONMENT),)
     for _ in range(3):
         assert observer.observe().grants == expected
     assert sorted(world.runtime.asked) == sorted([shows.id, plain.id, created.id])

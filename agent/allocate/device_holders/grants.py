@@ -33,8 +33,10 @@ _MOST_NAMES: Final = 1024
 
 
 class Carriers(msgspec.Struct, frozen=True):
-    """`mounts`: paths in the container; `nodes`: paths on the host. A privileged container has all
-    nodes, so they do not show which devices it got."""
+    """`cdi_devices`: those with which the kubelet asked for the container; `annotations`: those of
+    the container's spec, where a runtime may put the pod's. `mounts`: paths in the container;
+    `nodes`: paths on the host. A privileged container has all nodes, so they do not show which
+    devices it got."""
 
     environment: tuple[tuple[str, str], ...] = ()
     cdi_devices: tuple[str, ...] = ()
@@ -45,14 +47,20 @@ class Carriers(msgspec.Struct, frozen=True):
 
 
 def of_carriers(
-    uid: str, container: str, carriers: Carriers, source: HoldingSource = HoldingSource.CONTAINER
+    uid: str, container: str, carriers: Carriers, answer: HoldingSource | None = None
 ) -> tuple[ReportedDevices, ...]:
-    """One grant for each resource, driver or CDI kind, and claim on CPUs. If a variable is set
-    twice, the last value counts. `source`: the source of all grants except those by device
-    nodes."""
-    named: dict[str, list[str]] = {}
-    for resource, name in islice(dict.fromkeys(_named(carriers)), _MOST_NAMES):
-        named.setdefault(resource, []).append(name)
+    """One grant for each source, resource, driver or CDI kind, and claim on CPUs. If a variable is
+    set twice, the last value counts. `answer`: the source of all grants except those by device
+    nodes, if it is not the container."""
+    named: dict[tuple[HoldingSource, str], list[str]] = {}
+    carried = (
+        (answer or HoldingSource.CONTAINER, _qualified_names(carriers.cdi_devices)),
+        (answer or HoldingSource.ENVIRONMENT, _named(carriers)),
+    )
+    for source, names in carried:
+        for resource, name in islice(dict.fromkeys(names), _MOST_NAMES):
+            named.setdefault((source, resource), []).append(name)
+    written = answer or HoldingSource.ENVIRONMENT
     claims = (
         (key.removeprefix(_CPUSET_PREFIX), value)
         for key, value in dict(carriers.environment).items()
@@ -61,10 +69,10 @@ def of_carriers(
     found = [
         *(
             ReportedDevices(uid, container, resource, tuple(names), source)
-            for resource, names in named.items()
+            for (source, resource), names in named.items()
         ),
         *(
-            ReportedDevices(uid, container, CPU_DRIVER, (value,), source, claim)
+            ReportedDevices(uid, container, CPU_DRIVER, (value,), written, claim)
             for claim, value in islice(claims, _MOST_NAMES)
         ),
     ]
@@ -81,19 +89,14 @@ def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
     if visible not in NOTHING_NAMED and visible != MOUNT_ROOT:
         named = split(visible) + named
     yield from map(kind_and_name, named)
-    for each in carriers.cdi_devices:
-        yield from _qualified(each)
     for key, value in carriers.annotations:
         if is_cdi_annotation(key):
-            for each in split(value):
-                yield from _qualified(each)
+            yield from _qualified_names(split(value))
 
 
-def _qualified(text: str) -> Iterator[tuple[str, str]]:
-    """A CDI name; the runtime does not accept one without a kind."""
-    kind, name = kind_and_name(text)
-    if kind:
-        yield kind, name
+def _qualified_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """CDI names; the runtime does not accept one without a kind."""
+    return (each for each in map(kind_and_name, names) if each[0])
 
 
 _ENVIRONMENT, _MOUNTS, _DEVICES, _ANNOTATIONS, _CDI_DEVICES = 1, 2, 3, 4, 5

@@ -2,7 +2,8 @@
 
 For one device and container only the best source counts: a checkpoint has the replicas of a device,
 which the container's environment does not show, and the environment has the MIG instances, which
-its device nodes do not show. A scheduler's allocation replaces both.
+its device nodes do not show. A scheduler's allocation replaces both. The environment alone proves
+nothing, because any pod can name any device there.
 
 CPUs that a DRA driver gave to a container are exclusive and in no pool. They need two sources: the
 driver's variable in the container has the CPUs and the uid of the claim (dra-driver-cpu), and the
@@ -33,6 +34,9 @@ _ORDER: Final = {source: place for place, source in enumerate(HoldingSource)}
 
 _TAKING: Final = frozenset({Form.WHOLE, Form.REPLICA, Form.INSTANCE})
 
+_SHOWN: Final = frozenset({HoldingSource.CONTAINER, HoldingSource.ENVIRONMENT})
+"""What a container shows, and may have kept since before the pod got its allocation."""
+
 _MOST_SHOWN: Final = 8
 
 _LONGEST: Final = 64
@@ -43,11 +47,13 @@ _CPU_DEVICE: Final = re.compile(r"cpudev(numa|socket|machine)?\d*")
 
 class ResolvedHoldings(msgspec.Struct, frozen=True):
     """`holdings` by pod, container and device. `problems`: devices that are missing on this node;
-    `notes`: names that do not stand for a device, with the reason."""
+    `notes`: names that do not stand for a device, with the reason. `unproven`: devices that are not
+    counted because only the author of the pod names them."""
 
     holdings: tuple[DeviceHolding, ...] = ()
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unproven: tuple[str, ...] = ()
 
 
 def resolve_holdings(
@@ -58,13 +64,25 @@ def resolve_holdings(
 ) -> ResolvedHoldings:
     """`allocated`: the ids of devices or parts that a scheduler allocated, by pod uid and device
     type. For these types they replace the devices of the kubelet and of the pod's containers, which
-    may be older than the allocation. `present`: the pods on this node, None if unknown; a kubelet
+    may be older than the allocation. What a container's environment names counts if another source
+    of the container has that device. `present`: the pods on this node, None if unknown; a kubelet
     forgets ended pods only when it admits the next one."""
     found: dict[tuple[str, str, str, str], list[DeviceHolding]] = {}
     problems: list[str] = []
     notes: list[str] = []
-    for grant in sorted(grants, key=_grant_order):
-        if present is not None and grant.uid not in present:
+    unproven: list[str] = []
+    here = [
+        each for each in sorted(grants, key=_grant_order) if present is None or each.uid in present
+    ]
+    proven = {
+        _part(holding)
+        for grant in here
+        if grant.source is not HoldingSource.ENVIRONMENT
+        for holding in meaning(grant, keys).holdings
+    }
+    for grant in here:
+        written = grant.source is HoldingSource.ENVIRONMENT
+        if written and grant.resource == CPU_DRIVER:
             continue
         of_pod = allocated.get(grant.uid, {})
         if DeviceType.GPU in of_pod:
@@ -74,25 +92,49 @@ def resolve_holdings(
         read = meaning(grant, keys)
         title = f"pod {grant.uid}, {grant.container}: {grant.resource or grant.source.value}"
         shown = read.unknown[:_MOST_SHOWN]
-        problems += [f"{title}: {_quoted(each)} is not a device of this node" for each in shown]
-        if more := len(read.unknown) - len(shown):
-            problems.append(f"{title}: {more} more names are not devices of this node")
+        alone = list(read.unknown) if written else []
+        if not written:
+            problems += [f"{title}: {_quoted(each)} is not a device of this node" for each in shown]
+            if more := len(read.unknown) - len(shown):
+                problems.append(f"{title}: {more} more names are not devices of this node")
         notes += [f"{title}: {_quoted(name)} {why}" for name, why in read.left]
         for holding in read.holdings:
             given = of_pod.get(holding.type)
             if given is not None and (
-                holding.source is not HoldingSource.CONTAINER
-                or given & {holding.device, holding.part}
+                holding.source not in _SHOWN or given & {holding.device, holding.part}
             ):
+                continue
+            if written and proven.isdisjoint((_part(holding), _whole(holding))):
+                alone.append(holding.part or holding.device)
                 continue
             key = holding.uid, holding.container, holding.type, holding.device
             known = found.setdefault(key, [])
             if not known or (known[0].source is holding.source and holding not in known):
                 known.append(holding)
+        if alone:
+            some = ", ".join(map(_quoted, alone[:_MOST_SHOWN]))
+            unproven.append(
+                f"{title}: it names devices that neither the kubelet nor the runtime gave it, which"
+                f" do not count: {some} ({len(alone)} in all)"
+            )
     ordered = sorted((each for held in found.values() for each in held), key=_order)
     return ResolvedHoldings(
-        tuple(ordered), tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes))
+        tuple(ordered),
+        tuple(dict.fromkeys(problems)),
+        tuple(dict.fromkeys(notes)),
+        tuple(dict.fromkeys(unproven)),
     )
+
+
+def _part(holding: DeviceHolding) -> tuple[str, ...]:
+    """The container and the device, or the part of it that no other container can have."""
+    instance = holding.form in (Form.INSTANCE, Form.FUNCTION)
+    part = holding.part.partition("::")[0] if instance else ""
+    return (*_whole(holding)[:-1], part)
+
+
+def _whole(holding: DeviceHolding) -> tuple[str, ...]:
+    return holding.uid, holding.container, holding.type, holding.device, ""
 
 
 def _quoted(name: str) -> str:
@@ -261,7 +303,7 @@ def claimed_cpus(grants: Iterable[ReportedDevices]) -> ClaimedCpus:
     holdings: list[DeviceHolding] = []
     problems: list[str] = []
     for grant in grants:
-        if grant.source is not HoldingSource.CONTAINER or grant.resource != CPU_DRIVER:
+        if grant.source is not HoldingSource.ENVIRONMENT or grant.resource != CPU_DRIVER:
             continue
         title = f"pod {grant.uid}, {grant.container}: CPUs {', '.join(grant.names)} in a variable"
         of_container = claims.get((grant.uid, grant.container), ())

@@ -32,7 +32,11 @@ class HoldingSource(enum.StrEnum):
     """The kubelet's file: a device plugin's response, which describes how to create the
     container."""
     CONTAINER = "container"
-    """The environment, CDI names and mounts of the running container."""
+    """The CDI names with which the kubelet asked the runtime for the container."""
+    ENVIRONMENT = "environment"
+    """The environment, mounts and annotations of the running container, which the author of its pod
+    writes: they prove nothing, and only tell which part of a device it is that another source
+    proves."""
     NODE = "node"
     """The device nodes of the running container."""
 

@@ -72,7 +72,7 @@ def test_devices_shown_in_a_container_count_with_the_allocation() -> None:
     """The annotation was changed later, or it could not be honoured and the plugin's choice was
     kept: the container uses the devices it shows."""
     entries = (
-        given_by_kubelet("a", "GPU-b1"),
+        given_by_kubelet("a", "GPU-b1", "GPU-a1", "MIG-x"),
         *of_carriers(
             "a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1,MIG-x"),))
         ),
@@ -95,11 +95,11 @@ def test_a_huge_variable_costs_neither_time_nor_log_lines() -> None:
     (grant,) = of_carriers("a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),)))
     assert len(grant.names) <= 1024
     found = look(grant)
-    assert whats(found) == [("a", "GPU-a1", Form.WHOLE, "")]
-    assert (
-        found.problems[-1] == "pod a, main: container: 1015 more names are not devices of this node"
-    )
-    assert len(found.problems) < 10
+    (line,) = found.unproven
+    assert line.startswith("pod a, main: environment: it names devices that neither the kubelet")
+    assert line.endswith("(1024 in all)")
+    assert len(line) < 300
+    assert (found.holdings, found.problems) == ((), ())
     long = look(given_by_kubelet("a", "GPU-" + "9" * 9_000))
     assert len(long.problems[0]) < 200
 
@@ -107,8 +107,7 @@ def test_a_huge_variable_costs_neither_time_nor_log_lines() -> None:
 def test_device_numbers_do_not_count_with_an_allocation() -> None:
     """Numbers change when a card falls off the bus, and hooks write them if a request has them."""
     named = Carriers(
-        environment=(("NVIDIA_VISIBLE_DEVICES", "1"),),
-        cdi_devices=("nvidia.com/gpu=gpu0", "nvidia.com/gpu=1:2"),
+        cdi_devices=("nvidia.com/gpu=gpu0", "nvidia.com/gpu=1:2", "nvidia.com/gpu=1"),
     )
     entries = of_carriers("a", "main", named)
     assert len(look(*entries).holdings) == 3
@@ -169,10 +168,49 @@ def test_a_container_without_plugin_devices_holds_the_devices_it_shows() -> None
         *of_carriers("d", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-z"),))),
     )
     assert whats(found) == [("a", "GPU-b1", Form.WHOLE, ""), ("b", "GPU-a1", Form.WHOLE, "")]
-    assert found.problems == ("pod d, main: container: 'GPU-z' is not a device of this node",)
-    assert (
-        "pod c, main: container: 'all' sees every GPU, and none is reserved for it" in found.notes
+    assert found.problems == ()
+    assert found.unproven == (
+        "pod d, main: environment: it names devices that neither the kubelet nor the runtime gave"
+        " it, which do not count: 'GPU-z' (1 in all)",
     )
+    assert (
+        "pod c, main: environment: 'all' sees every GPU, and none is reserved for it" in found.notes
+    )
+
+
+def test_a_container_that_only_names_gpus_holds_none() -> None:
+    """Its author writes the environment, mounts and annotations, whether it has these cards or
+    not."""
+    root = "/var/run/nvidia-container-devices"
+    for carriers in (
+        Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1,GPU-b1"),)),
+        Carriers(mounts=(f"{root}/GPU-a1", f"{root}/GPU-b1")),
+        Carriers(annotations=(("nvidia.cdi.k8s.io/p", "nvidia.com/gpu=0,nvidia.com/gpu=1"),)),
+    ):
+        found = look(*of_carriers("a", "main", carriers), given_by_kubelet("b", "GPU-b2"))
+        assert whats(found) == [("b", "GPU-b2", Form.WHOLE, "")]
+        (line,) = found.unproven
+        assert "do not count: 'GPU-" in line
+        assert line.endswith("(2 in all)")
+        assert found.problems == ()
+
+
+def test_what_a_container_names_tells_which_part_it_has_of_what_it_was_given() -> None:
+    shown = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1,MIG-x,MIG-y"),))
+    shows = of_carriers("a", "main", shown)
+    node = Carriers(nodes=("/dev/nvidia2",))
+    assert whats(look(*shows, *of_carriers("a", "main", node))) == [
+        ("a", "GPU-b2", Form.INSTANCE, "MIG-x"),
+        ("a", "GPU-b2", Form.INSTANCE, "MIG-y"),
+    ]
+    instance = look(*shows, given_by_kubelet("a", "MIG-x"))
+    assert whats(instance) == [("a", "GPU-b2", Form.INSTANCE, "MIG-x")]
+    assert instance.unproven[0].endswith("'GPU-a1', 'MIG-y' (2 in all)")
+    for other in (
+        ReportedDevices("a", "side", "nvidia.com/gpu", ("GPU-a1",), HoldingSource.CHECKPOINT),
+        given_by_kubelet("b", "GPU-a1"),
+    ):
+        assert look(*shows, other).unproven[0].endswith("(3 in all)")
 
 
 def test_claims_and_cpus() -> None:
@@ -184,8 +222,8 @@ def test_claims_and_cpus() -> None:
     assert whats(found) == [
         ("a", "GPU-b1", Form.WHOLE, ""),
         ("a", "GPU-b2", Form.INSTANCE, "gpu-2-mig-9-0-1"),
-        ("b", "", Form.CPUS, "2-3"),
     ]
+    assert found.unproven == ()
 
 
 def test_minor_and_uuid_of_one_card_conflict() -> None:
