@@ -16,11 +16,11 @@ from agent.cgroup.hierarchy import MEMS, CgroupError, Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
-from agent.cri.client import Cri, Placement
-from agent.model.cpu.cpuset import CpuSet, CpuSetError, union
+from agent.cri.client import Cri
+from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.cpu.topology import Topology
 from agent.model.pod.pods import Container, ContainerState, Pod
-from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
+from agent.model.snapshot import NO_LIMITS, UNLIMITED, CgroupLimits, Wanted, pool_cpus
 from agent.node.node_local import CpuNotices
 from agent.node.originals import AnnouncedPods, OriginalValues
 from agent.node.runtime_updater import RuntimeUpdater, remembers
@@ -249,21 +249,24 @@ class Enforcement:
         """A created container has no cgroup yet: the runtime changes the values with which it
         starts. Returns `holds` with the changes."""
         after = dict(holds)
+        placements = dict(runtime.starts_with)
         created = [
             (pod, container, decision.pods[pod.uid].of(container.name))
             for pod in runtime.pods
             for container in pod.containers
             if container.state is ContainerState.CREATED and not container.virtual
         ]
-        # Containers that share CPUs give up theirs before an owner gets more.
-        for pod, container, wanted in sorted(created, key=lambda each: each[2].exclusive):
-            placement, of_container = runtime.starts_with[container.id], wanted
+        # Containers that share CPUs give up theirs before an owner gets more, and owners leave the
+        # CPUs of others before they get their own: none waits for another in a circle.
+        created.sort(key=lambda each: each[2].exclusive)
+        for pod, container, wanted in (*created, *created):
+            placement, of_container = placements[container.id], wanted
             if not remembers(placement, wanted) and wanted.exclusive:
                 owner = tuple(each for each in decision.owners if each.uid == pod.uid)
                 overlaps = find_overlaps(runtime.pods, owner, after)
                 occupied = union(CpuSet.parse(each.cpus) for each in overlaps)
                 gained = occupied - after.get(container.id, occupied)
-                of_container = _without(wanted, gained, placement)
+                of_container = _without(wanted, gained, after.get(container.id), pod.uid, decision)
             if remembers(placement, of_container):
                 continue
             try:
@@ -279,6 +282,7 @@ class Enforcement:
                     error,
                 )
                 continue
+            placements[container.id] = remembered
             # An NRI plugin applies the last snapshot until it reads the next.
             if of_container.cpuset is not None and of_container.cpuset == remembered.cpuset:
                 after[container.id] = CpuSet.parse(of_container.cpuset)
@@ -299,13 +303,23 @@ def _starting(runtime: RuntimeState, container: Container, topology: Topology) -
         return topology.online
 
 
-def _without(wanted: Wanted, occupied: CpuSet, placement: Placement) -> Wanted:
+def _without(
+    wanted: Wanted, occupied: CpuSet, present: CpuSet | None, uid: str, decision: Decision
+) -> Wanted:
     """The wanted values of a created owner without the occupied CPUs, on which other containers
-    still run: no start waits for them. It keeps its cpuset where no CPU is left."""
+    still run: no start waits for them. Where no CPU is left, it keeps those of its present CPUs
+    that no other pod owns, or else has the LS pool."""
     if not occupied:
         return wanted
-    left = CpuSet.parse(wanted.cpuset or "") - occupied
-    return msgspec.structs.replace(wanted, cpuset=str(left) if left else placement.cpuset)
+    owned = union(owner.cpus for owner in decision.owners if owner.uid != uid)
+    cpus = (
+        CpuSet.parse(wanted.cpuset or "") - occupied
+        or (present or EMPTY) - owned
+        or pool_cpus(decision.ls_pools)
+        or present
+        or EMPTY
+    )
+    return msgspec.structs.replace(wanted, cpuset=str(cpus) or None)
 
 
 def wanted_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:

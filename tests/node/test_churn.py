@@ -635,3 +635,21 @@ def test_a_created_owner_does_not_get_a_cpu_that_another_container_still_has(
     assert state.host.runtime.placements[created.id].cpuset == "1-2"
     state.started(created)
     state.teardown()
+
+
+@pytest.mark.parametrize("machine", [Churn, Churn2])
+def test_created_owners_that_change_cpus_with_each_other_start_on_their_own(
+    machine: type[Churn],
+) -> None:
+    state = machine()
+    state.begins(["LSE", "LS", "LSE"])
+    state.admitted(qos="", claim="", wanted=[2], starts=False)
+    state.create("p3", starts=False)
+    state.host.kubelet["p4"] = CpuSet([1])
+    state.host.write_kubelet()
+    state.reconcile(SnapshotRequest())
+    first, second = state.host.containers(ContainerState.CREATED)
+    assert [state.host.runtime.placements[each.id].cpuset for each in (first, second)] == ["1", "2"]
+    state.started(first)
+    state.started(second)
+    state.teardown()
