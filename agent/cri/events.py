@@ -28,7 +28,7 @@ _ANSWER_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _LARGEST_EVENT_BYTES: Final = 16 << 20
-_MAJOR: Final = re.compile(r"v?(\d+)\.")
+_MAJOR: Final = re.compile(r"v?([0-9]{1,9})\.")
 
 log = logging.getLogger(__name__)
 

@@ -198,6 +198,7 @@ def _decoded(path: str, body: bytes) -> Object:
 
 
 _object = msgspec.json.Decoder(Object)
+_any = msgspec.json.Decoder(object)
 
 
 Path = tuple[str, ...]
@@ -292,7 +293,7 @@ class _Merge:
         merged = {}
         for name, value in wanted.items():
             before = seen.get(name)
-            below = [each[f"f:{name}"] for each in written if f"f:{name}" in each]
+            below = [of for each in written if isinstance(of := each.get(f"f:{name}"), dict)]
             if isinstance(value, dict) and isinstance(before, dict):
                 value = self.object(value, before, below, path)
             elif name in _KEYS and isinstance(value, list) and isinstance(before, list):
@@ -308,11 +309,11 @@ class _Merge:
         left = {each[key]: each for each in wanted}
         merged = []
         for entry in seen:
-            name = entry.get(key)
+            name = _key_of(entry, key)
             if name in left:
                 own = left.pop(name)
                 merged.append({**entry, **self.object(own, entry, [], path)})
-            elif self._is_own(path, str(name)):
+            elif self._is_own(path, name):
                 self.dropped = True
             else:
                 self.others = True
@@ -336,8 +337,12 @@ def _contains(seen: object, wanted: object) -> bool:
 def _list_contains(seen: object, wanted: list[Object], key: str) -> bool:
     if not isinstance(seen, list):
         return False
-    found = {each.get(key): each for each in seen}
+    found = {_key_of(each, key): each for each in seen}
     return all(_contains(found.get(each[key]), each) for each in wanted)
+
+
+def _key_of(entry: object, key: str) -> str:
+    return str(entry.get(key)) if isinstance(entry, dict) else ""
 
 
 def _stale(owned: Object, wanted: object, key: str = "") -> bool:
@@ -352,15 +357,15 @@ def _stale(owned: Object, wanted: object, key: str = "") -> bool:
                 return True
         elif kind == "k" and isinstance(wanted, list):
             entry = next((each for each in wanted if _is(each, name, key)), None)
-            if entry is None or _stale(below, entry):
+            if entry is None or (isinstance(below, dict) and _stale(below, entry)):
                 return True
     return False
 
 
 def _is(entry: object, key_text: str, key: str) -> bool:
     try:
-        wanted = msgspec.json.decode(key_text)
-    except msgspec.DecodeError:
+        wanted = bounds.decode(_any, key_text)
+    except JsonError:
         return False
     return (
         isinstance(entry, dict)
@@ -373,7 +378,7 @@ def _is(entry: object, key_text: str, key: str) -> bool:
 def _managed(seen: Object) -> list[Object]:
     metadata = seen.get("metadata")
     found = metadata.get("managedFields") if isinstance(metadata, dict) else None
-    return [each for each in found or () if isinstance(each, dict)]
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _fields(entry: Object) -> Object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import socket
 import ssl
 import threading
@@ -97,12 +98,12 @@ def chunks(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 def _seconds(retry_after: str | None) -> float | None:
     """Retry-After in seconds; None for a date, which no API server sends."""
-    try:
-        return float(int(retry_after)) if retry_after else None
-    except ValueError:
+    if retry_after is None or not _RETRY_AFTER.fullmatch(retry_after):
         return None
+    return float(retry_after)
 
 
+_RETRY_AFTER = re.compile("[0-9]{1,9}")
 _PIECE_BYTES = 65_536
 
 

@@ -4,6 +4,7 @@ pages, and the events."""
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 import time
@@ -225,11 +226,12 @@ def ends_initial(bookmark: WatchedMetadata) -> bool:
 
 def not_newer(version: str, than: str | None) -> bool:
     """Versions are numbers that grow; any other text counts as newer unless it is equal."""
-    if version.isdecimal() and than is not None and than.isdecimal():
+    if than is not None and _NUMBER.fullmatch(version) and _NUMBER.fullmatch(than):
         return int(version) <= int(than)
     return version == than
 
 
+_NUMBER: Final = re.compile("[0-9]{1,40}")
 _pages = msgspec.json.Decoder(Page)
 _events = msgspec.json.Decoder(WatchEvent)
 _objects = msgspec.json.Decoder(_Object)

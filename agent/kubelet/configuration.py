@@ -72,6 +72,7 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
     cgroup_root: str | None = None
 
 
+_NODE_DIGITS: Final = 9
 _MAX_NUMA_NODES: Final = "max-allowable-numa-nodes"
 _MAPS: Final = (
     "cpu_manager_policy_options",
@@ -179,7 +180,7 @@ def _reserved_memory(text: str, source: str) -> list[_ReservedMemory]:
     found = []
     for part in filter(None, text.split(";")):
         node, colon, limits = part.partition(":")
-        if not colon or not node.strip().isdecimal():
+        if not colon or not node.strip().isdecimal() or len(node) > _NODE_DIGITS:
             raise ConfigurationError(f"{source}: reserved-memory: {part[:60]!r} is not NODE:LIMITS")
         pairs = _pairs("reserved-memory", limits, source)
         found.append(_ReservedMemory(int(node), dict(pairs)))

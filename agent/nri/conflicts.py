@@ -93,6 +93,7 @@ _SHOW_NAME: Final = 1
 _SHOW_PEER: Final = 4
 _NAME: Final = 0
 _PEER: Final = 2
+_PEER_BYTES: Final = 4
 _DONE: Final = 3
 _ERROR: Final = 2
 _ESTABLISHED: Final = 1
@@ -146,7 +147,7 @@ def _attributes(attributes: bytes) -> tuple[str, int | None]:
         value = attributes[at + _ATTRIBUTE.size : at + size]
         if kind == _NAME:
             name = os.fsdecode(value)
-        elif kind == _PEER:
+        elif kind == _PEER and len(value) == _PEER_BYTES:
             (peer,) = struct.unpack("=I", value)
         at += max((size + 3) & ~3, _ATTRIBUTE.size)
     return name, peer

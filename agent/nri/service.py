@@ -41,7 +41,15 @@ _EVENTS: Final = {
     "StopContainer": pb.STOP_CONTAINER,
     "RemoveContainer": pb.REMOVE_CONTAINER,
 }
+_LONGEST_TIMEOUT_SECONDS: Final = 600.0
+_MOST_HELD: Final = 1_024
+_MOST_HELD_BYTES: Final = 40 << 20
+"""Held calls and their requests: a runtime makes one call at a time."""
+_MOST_REPORTED_BYTES: Final = 32 << 20
+"""Of the kept fields of all pods and containers of a node."""
+_LONGEST_NAME: Final = 100
 _FIRST_WITHOUT_DEADLOCK: Final = (0, 12, 1)
+_VERSION: Final = re.compile(r"v?([0-9]{1,9})\.([0-9]{1,9})\.([0-9]{1,9})")
 _METHODS: Final = {event: method for method, event in _EVENTS.items()}
 _MASK: Final = sum(1 << (event - 1) for event in _EVENTS.values())
 T = TypeVar("T")
@@ -141,7 +149,9 @@ class PluginService:
         self._budget_seconds = _DEFAULT_TIMEOUT_SECONDS / 2
         self._pods: dict[str, pb.PodSandbox] = {}
         self._containers: list[pb.Container] = []
+        self._reported_bytes = 0
         self._held: list[tuple[PluginCall, Incoming]] = []
+        self._held_bytes = 0
 
     @property
     def holds(self) -> bool:
@@ -176,38 +186,40 @@ class PluginService:
 
     def again(self) -> None:
         """Retries every held call."""
-        held, self._held = self._held, []
-        self._stats.held_now -= len(held)
-        for call, incoming in held:
+        for call, incoming in self._released():
             self._ask(call, incoming)
 
     def finish(self) -> None:
         """Ends every held call by its policy: the end of a session must not let them all pass."""
-        held, self._held = self._held, []
-        self._stats.held_now -= len(held)
-        for call, incoming in held:
+        for call, incoming in self._released():
             refused = self._plugin.unhooked(incoming.method, call, "late", "the plugin ends")
             self._end(incoming, refused, b"")
 
     def close(self) -> None:
         """The session is over."""
-        held, self._held = self._held, []
-        self._stats.held_now -= len(held)
-        for call, _ in held:
+        for call, _ in self._released():
             self._guarded("abandoned", partial(self._plugin.abandoned, call))
+
+    def _released(self) -> list[tuple[PluginCall, Incoming]]:
+        """The held calls, which are not held any more."""
+        held, self._held = self._held, []
+        self._held_bytes = 0
+        self._stats.held_now -= len(held)
+        return held
 
     def _set_up(self, incoming: Incoming) -> None:
         """Raises DecodeError."""
         if incoming.method == "Configure":
             asked = pb.ConfigureRequest.FromString(incoming.payload)
             timeout = asked.request_timeout / 1000 or _DEFAULT_TIMEOUT_SECONDS
+            timeout = min(max(timeout, 0.0), _LONGEST_TIMEOUT_SECONDS)
             self._budget_seconds = timeout / 2
             self.accepts_updates = _accepts_updates(asked.NRI_version)
             log.info(
                 "%s %s configures the plugin (NRI %s, %g s for a call)",
-                asked.runtime_name,
-                asked.runtime_version,
-                asked.NRI_version or "before 0.12",
+                asked.runtime_name[:_LONGEST_NAME],
+                asked.runtime_version[:_LONGEST_NAME],
+                asked.NRI_version[:_LONGEST_NAME] or "before 0.12",
                 timeout,
             )
             incoming.answer(pb.ConfigureResponse(events=_MASK).SerializeToString())
@@ -222,13 +234,22 @@ class PluginService:
         """The runtime sends the whole node in pieces of 4 MiB; only the fields of `seen` are
         kept."""
         piece = pb.SynchronizeRequest.FromString(incoming.payload)
-        self._pods |= {each.id: messages.trimmed_sandbox(each) for each in piece.pods}
-        self._containers += map(messages.trimmed_container, piece.containers)
+        pods_ = [messages.trimmed_sandbox(each) for each in piece.pods]
+        containers_ = [messages.trimmed_container(each) for each in piece.containers]
+        self._reported_bytes += sum(each.ByteSize() for each in (*pods_, *containers_))
+        if self._reported_bytes > _MOST_REPORTED_BYTES:
+            self._pods, self._containers, self._reported_bytes = {}, [], 0
+            most = f"{_MOST_REPORTED_BYTES} bytes are the most"
+            incoming.refuse(Code.RESOURCE_EXHAUSTED, f"too many pods and containers: {most}")
+            return
+        self._pods |= {each.id: each for each in pods_}
+        self._containers += containers_
         if piece.more:
             incoming.answer(pb.SynchronizeResponse(more=True).SerializeToString())
             return
         pods, self._pods = self._pods, {}
         received, self._containers = self._containers, []
+        self._reported_bytes = 0
         containers = [messages.seen(each, pods.get(each.pod_sandbox_id)) for each in received]
         changes = self._guarded("Synchronize", lambda: self._plugin.synchronize(containers)) or {}
         updates = [messages.update(each, changed) for each, changed in changes.items()]
@@ -278,8 +299,12 @@ class PluginService:
             log.exception("the hook of %s failed", incoming.method)
             detail = f"{type(error).__name__}: {error}"
             answer = self._plugin.unhooked(incoming.method, call, "hook_error", detail) or UNCHANGED
+        if isinstance(answer, Wait) and not self._has_room(incoming):
+            detail = "other held requests leave no memory for this one"
+            answer = self._plugin.unhooked(incoming.method, call, "late", detail) or UNCHANGED
         if isinstance(answer, Wait):
             self._held.append((call, incoming))
+            self._held_bytes += len(incoming.payload)
             self._stats.held_now += 1
             return
         took = time.monotonic() - call.started
@@ -289,6 +314,10 @@ class PluginService:
             return
         self._stats.adjusted += answer != UNCHANGED
         self._end(incoming, None, _response(call, answer).SerializeToString())
+
+    def _has_room(self, incoming: Incoming) -> bool:
+        held_bytes = self._held_bytes + len(incoming.payload)
+        return held_bytes <= _MOST_HELD_BYTES and len(self._held) < _MOST_HELD
 
     def _answer(self, call: PluginCall) -> Verdict:
         if isinstance(call.request, CreateContainer):
@@ -321,5 +350,5 @@ def _response(call: PluginCall, changes: Changes) -> Message:
 def _accepts_updates(nri_version: str) -> bool:
     """Before NRI 0.12.1 a plugin's own update can meet another event in the runtime so that each
     waits for the other's lock, and no pod can be made or removed from then on."""
-    numbers = re.match(r"v?(\d+)\.(\d+)\.(\d+)", nri_version)
+    numbers = _VERSION.match(nri_version)
     return numbers is not None and tuple(map(int, numbers.groups())) >= _FIRST_WITHOUT_DEADLOCK

@@ -10,7 +10,8 @@ from agent.model.verdict import Code
 from agent.rpc import frames, headers
 
 PREFIX_BYTES: Final = 5
-_STATUS_CHARACTERS: Final = 1_000
+STATUS_CHARACTERS: Final = 1_000
+"""Of a status's message that is sent, or kept of a received one."""
 
 
 NO_ANSWER: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED})
@@ -114,14 +115,14 @@ def timeout_value(seconds: float) -> bytes:
 def trailers_only(code: int, message: str) -> bytes:
     """The header block of a reply that has only a status; it does not change HPACK tables.
 
-    The message is cut to _STATUS_CHARACTERS: the block must fit one frame.
+    The message is cut to STATUS_CHARACTERS: the block must fit one frame.
     """
     return headers.encode(
         [
             (b":status", b"200"),
             (b"content-type", b"application/grpc"),
             (b"grpc-status", b"%d" % code),
-            (b"grpc-message", percent_encode(message[:_STATUS_CHARACTERS])),
+            (b"grpc-message", percent_encode(message[:STATUS_CHARACTERS])),
         ]
     )
 

@@ -15,6 +15,10 @@ from agent.rpc.grpc import RpcError
 
 _WINDOW_BYTES: Final = 4 << 20
 _MAX_BLOCK_BYTES: Final = 1 << 17
+_MAX_UNSENT_BYTES: Final = 1 << 20
+"""Of replies to a server that sends and does not read."""
+_READ_HEADERS: Final = frozenset((b":status", b"grpc-status", b"grpc-message"))
+_STATUS_DIGITS: Final = 9
 MAX_MESSAGE_BYTES: Final = 256 << 20
 
 
@@ -137,12 +141,18 @@ class UnaryConnection:
                         break
                     with view[at + frames.HEAD_BYTES : end] as payload:
                         self._frame(kind, flags, stream, payload)
+                    self._check_unsent()
                     at = end
         except (frames.FrameError, headers.HeaderError, grpc.MessageError) as error:
             self.closing = True
             self._end(RpcError(Code.INTERNAL, f"server violated HTTP/2: {error}"))
             raise ProtocolError(str(error)) from None
         del self._in[:at]
+
+    def _check_unsent(self) -> None:
+        request = self._stream.request if self._stream is not None else b""
+        if len(self._out) > _MAX_UNSENT_BYTES + 2 * len(request):
+            raise frames.FrameError(f"{len(self._out)} bytes wait for a server that does not read")
 
     def _frame(self, kind: int, flags: int, number: int, payload: memoryview) -> None:
         if self._block is not None and (
@@ -205,7 +215,7 @@ class UnaryConnection:
         stream = self._stream
         if stream is None or self._block_stream != stream.id:
             return
-        stream.headers.update(pairs)
+        stream.headers.update(each for each in pairs if each[0] in _READ_HEADERS)
         if self._block_ends_stream:
             self._end(self._result(stream))
 
@@ -277,9 +287,10 @@ class UnaryConnection:
         if status is None and http != b"200":
             text = f"HTTP status {http.decode(errors='replace')}"
             return RpcError(grpc.code_of_http(http), text)
-        if status is None or not status.isdigit():
+        if status is None or not status.isdigit() or len(status) > _STATUS_DIGITS:
             return RpcError(Code.UNKNOWN, "reply without a grpc-status")
         message = grpc.percent_decode(stream.headers.get(b"grpc-message", b""))
+        message = message[: grpc.STATUS_CHARACTERS]
         if int(status) != Code.OK:
             return RpcError(int(status), message)
         prefix = grpc.read_prefix(stream.message)

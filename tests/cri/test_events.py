@@ -120,6 +120,7 @@ def test_a_call_refused_by_goaway_is_repeated(path: Path, monkeypatch: pytest.Mo
         ("containerd", "1.6.20~ds1", False),
         ("containerd", "unknown", False),
         ("cri-o", "2.0.0", False),
+        ("containerd", "9" * 5_000 + ".0", False),
     ],
 )
 def test_only_runtimes_that_serve_all_callers_are_subscribed(

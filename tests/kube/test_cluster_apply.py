@@ -3,7 +3,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
+
 from agent.kube.cluster import patch, same_version
+from agent.model.devices import device_object
 from agent.model.nrt.node_status import status, with_stored_amounts
 from agent.model.nrt.resource_topology import (
     Amounts,
@@ -173,3 +176,32 @@ def test_equal_quantities_are_not_a_difference() -> None:
     wanted = with_stored_amounts(status("n", {"koordinator.sh/gpu-core": 900}), seen)
     assert wanted["status"]["capacity"] == {"koordinator.sh/gpu-core": "900"}
     assert patch(wanted, seen, "topolet", subresource="status") == wanted
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"metadata": {"managedFields": 5}, "zones": [5, {"name": []}], "status": {"capacity": 5}},
+        {"metadata": {"managedFields": [{"fieldsV1": {"f:zones": 5}}]}, "spec": {"devices": [5]}},
+        {
+            "metadata": {
+                "managedFields": [
+                    {
+                        "manager": "topolet",
+                        "operation": "Apply",
+                        "fieldsV1": {"f:zones": {"k:[[": 5, 'k:{"name":"node-0"}': 5}},
+                    }
+                ]
+            },
+            "spec": {"devices": [{"type": []}]},
+        },
+    ],
+)
+def test_a_malformed_stored_object_is_replaced(stored: Object) -> None:
+    zone = {"name": "node-0", "resources": []}
+    wanted: Object = {"metadata": {"name": "n"}, "zones": [zone]}
+    found = patch(wanted, stored, "topolet", lambda path, name: True)
+    assert found is not None
+    assert zone in found["zones"]
+    assert with_stored_amounts(status("n", {"a": 5}), stored) == status("n", {"a": 5})
+    device_object.with_others({"metadata": {"name": "n"}, "spec": {"devices": []}}, stored)

@@ -80,7 +80,7 @@ def test_connection_closed_by_the_server_is_replaced(server: Server, transport: 
     assert len({each.connection for each in server.requests}) == 3
 
 
-@pytest.mark.parametrize("header", [None, "7", "Fri, 31 Dec 1999 23:59:59 GMT", "x"])
+@pytest.mark.parametrize("header", [None, "7", "Fri, 31 Dec 1999 23:59:59 GMT", "x", "9" * 400])
 def test_retry_after(server: Server, transport: Transport, header: str | None) -> None:
     headers = {} if header is None else {"Retry-After": header}
     server.answer = lambda server, connection, request: reply(

@@ -144,7 +144,7 @@ def test_a_flag_without_a_pair_is_named() -> None:
         of_command_line(["kubelet", "--kube-reserved=cpu"], None, "here")
 
 
-@pytest.mark.parametrize("text", ["memory=1Gi", "x:memory=1Gi"])
+@pytest.mark.parametrize("text", ["memory=1Gi", "x:memory=1Gi", "1" * 49 + ":memory=1Gi"])
 def test_reserved_memory_without_its_node_is_named(text: str) -> None:
     with pytest.raises(ConfigurationError, match=f"reserved-memory: '{text}' is not NODE:LIMITS"):
         of_command_line(["kubelet", f"--reserved-memory={text}"], None, "here")

@@ -156,6 +156,8 @@ def test_the_plugin_registers_and_subscribes_to_the_events_it_uses(world: World)
         ("v0.9.9", False),
         ("", False),
         ("unknown", False),
+        ("v" + "9" * 5_000 + ".1.1", False),
+        ("v1.0." + "9" * 5_000, True),
     ],
 )
 def test_a_runtime_that_may_deadlock_on_an_update_gets_none(
@@ -299,7 +301,8 @@ def test_a_held_creation_is_retried_until_it_has_an_answer(up: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout_milliseconds", "budget_seconds"), [(None, 1.0), (0, 1.0), (300, 0.15), (60_000, 30)]
+    ("timeout_milliseconds", "budget_seconds"),
+    [(None, 1.0), (0, 1.0), (300, 0.15), (60_000, 30), (-5, 0), (1 << 62, 300)],
 )
 def test_a_call_may_be_held_for_half_of_the_runtimes_timeout(
     world: World, timeout_milliseconds: int | None, budget_seconds: float
@@ -574,3 +577,37 @@ def test_calls_never_block_on_a_runtime_that_does_not_read(up: World) -> None:
         up.link.update("c", big, note)
     up.until("all answers", lambda: len(results) == 3)
     assert results == [None] * 3
+
+
+def test_a_hostile_runtime_that_reports_containers_without_end_is_refused(world: World) -> None:
+    world.runtime.accept()
+    world.runtime.configure()
+    many = [container("0-3", pid=7) for _ in range(300)]
+    for each in many:
+        each.id = "x" * 10_000
+    service = world.link._connection._service  # type: ignore[union-attr]
+    refused = []
+    for _ in range(30):
+        request = pb.SynchronizeRequest(pods=(POD,), containers=many, more=True)
+        stream = world.runtime.begin("Synchronize", request)
+        refused.append(world.runtime.response(stream).status.code == Code.RESOURCE_EXHAUSTED)
+        assert sum(each.ByteSize() for each in service._containers) <= 32 << 20
+    assert any(refused)
+    assert not world.link.ready
+
+
+def test_a_hostile_runtime_that_makes_calls_without_end_has_few_held(up: World) -> None:
+    """Those that are not held are decided by the failure policy."""
+    up.plugin.answer = Wait()
+    up.plugin.refusal = Refuse(Code.UNAVAILABLE, "no room")
+    large = container()
+    large.env.append(b"LARGE=" + b"x" * 3_000_000)
+    request = pb.EventRequest(pod=POD, container=large)
+    streams = [up.runtime.begin("CreateContainer", request) for _ in range(20)]
+    up.until("a refusal", lambda: up.plugin.unhooked_calls)
+    refused = next(stream for stream in streams if stream in up.runtime.replies)
+    assert up.runtime.response(refused).status.message == "no room"
+    assert up.link.stats.held_now * 3_000_000 <= 40 << 20
+    up.plugin.answer = UNCHANGED
+    up.until("all answers", lambda: len(up.runtime.replies) >= len(streams))
+    assert up.link.stats.held_now == 0

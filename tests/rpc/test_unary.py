@@ -95,6 +95,7 @@ def block(*pairs: tuple[bytes, bytes]) -> bytes:
         (block((b":status", b"404")), 12, "404"),
         (block((b":status", b"200")), 2, "grpc-status"),
         (block((b":status", b"200"), (b"grpc-status", b"x")), 2, "grpc-status"),
+        (block((b":status", b"200"), (b"grpc-status", b"9" * 5_000)), 2, "grpc-status"),
         (block((b":status", b"200"), (b"grpc-status", b"0")), 13, "whole message"),
         (frames.rst_stream(1, frames.CANCEL), 1, "reset"),
         (frames.rst_stream(1, frames.ENHANCE_YOUR_CALM), 8, "reset"),
@@ -159,3 +160,31 @@ def test_a_reply_beyond_the_limit_is_refused() -> None:
     outcome = answered(client, block((b":status", b"200")).replace(b"\x05", b"\x04", 1), data)
     assert isinstance(outcome, grpc.RpcError)
     assert outcome.code == grpc.Code.RESOURCE_EXHAUSTED
+
+
+def test_a_hostile_status_message_is_cut() -> None:
+    long = (b"grpc-message", b"a" * 10_000)
+    outcome = answered(UnaryConnection(), block((b":status", b"200"), (b"grpc-status", b"5"), long))
+    assert isinstance(outcome, grpc.RpcError)
+    assert outcome.message == "a" * grpc.STATUS_CHARACTERS
+
+
+def test_headers_without_end_of_a_hostile_server_are_not_kept() -> None:
+    """A stream of events has no deadline."""
+    client = UnaryConnection()
+    client.start("/s/M", b"", None)
+    for number in range(500):
+        more = headers.encode([(b"name-%d" % number, b"x" * 1_000)])
+        client.receive(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, more))
+    assert client._stream is not None
+    assert client._stream.headers == {}
+
+
+@pytest.mark.parametrize("raw", [frames.frame(frames.PING, 0, 0, bytes(8)), frames.settings({})])
+def test_a_hostile_server_that_sends_and_does_not_read_is_given_up(raw: bytes) -> None:
+    client = UnaryConnection()
+    client.start("/s/M", b"", None)
+    with pytest.raises(ProtocolError, match="wait for a server that does not read"):
+        client.receive(raw * 200_000)
+    assert len(client.outgoing()) < 2 << 20
+    assert not client.reusable

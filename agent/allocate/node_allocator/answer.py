@@ -15,6 +15,8 @@ from agent.allocate.nrt.filter import Misfit
 from agent.allocate.offering import Offer
 from agent.allocate.policies_in_force import PolicySource
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
+from agent.model import bounds
+from agent.model.bounds import JsonError
 from agent.model.cpu.policies import BindPolicy
 from agent.model.devices.device_allocation import DeviceAmounts, VirtualFunctions
 from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_SPEC
@@ -201,15 +203,19 @@ def _amount(resource: str, amount: int) -> str:
     return cpu(amount) if resource == "cpu" else str(amount)
 
 
+_spec: Final = msgspec.json.Decoder(dict[str, Any] | None)
 REQUIRED = "requiredCPUBindPolicy"
 PREFERRED = "preferredCPUBindPolicy"
 
 
 def spec_text(text: str, policy: BindPolicy, *, forced: bool) -> str | None:
     """The content of the annotation with the policy in force instead of a missing or default one,
-    as Koordinator writes it back; None if it already has it. `forced`: by the node. `text`: a valid
-    resource-spec, "" for none."""
-    before: dict[str, Any] = (msgspec.json.decode(text) if text else None) or {}
+    as Koordinator writes it back; None if it already has it, or has further fields that can't be
+    read. `forced`: by the node. `text`: a valid resource-spec, "" for none."""
+    try:
+        before = (bounds.decode(_spec, text) if text else None) or {}
+    except JsonError:
+        return None
     spec = dict(before)
     missing = not spec.get(REQUIRED)
     if spec.get(REQUIRED) == BindPolicy.DEFAULT or (forced and missing):

@@ -52,8 +52,10 @@ NO_FILES: Final = DeviceFiles()
 
 
 NVIDIA_MAJOR: Final = 195
-_CAPABILITY: Final = re.compile(r"(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)")
-_CAPABILITIES_MAJOR: Final = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
+_CAPABILITY: Final = re.compile(
+    r"(gpu[0-9]{1,9}/gi[0-9]{1,9}(?:/ci[0-9]{1,9})?)/access ([0-9]{1,9})\b"
+)
+_CAPABILITIES_MAJOR: Final = re.compile(r"^\s*([0-9]{1,9}) nvidia-caps$", re.MULTILINE)
 
 
 def capabilities(mig_minors: str, proc_devices: str) -> dict[str, DeviceNode]:

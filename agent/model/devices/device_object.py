@@ -155,7 +155,7 @@ def _all_in(some: list[Any], all_of_them: list[Any]) -> bool:
     return all(each in all_of_them for each in some)
 
 
-_REPORTED: Final = frozenset(each.value for each in DeviceType)
+_REPORTED: Final = tuple(each.value for each in DeviceType)
 
 
 class DeviceObject(msgspec.Struct, frozen=True):

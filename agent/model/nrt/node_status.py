@@ -106,10 +106,11 @@ def with_stored_amounts(wanted: Object, stored: object) -> Object:
     found = stored.get("status") if isinstance(stored, dict) else None
     if not isinstance(found, dict):
         return wanted
+    before_of = {field: each for field, each in found.items() if isinstance(each, dict)}
     status = {
         field: {
             name: before
-            if (before := (found.get(field) or {}).get(name)) is not None and _same(before, amount)
+            if (before := before_of.get(field, {}).get(name)) is not None and _same(before, amount)
             else amount
             for name, amount in amounts.items()
         }

@@ -42,6 +42,8 @@ import msgspec
 
 from agent.host import files
 from agent.host.locks import LockedError
+from agent.model import bounds
+from agent.model.bounds import JsonError
 from agent.scheduler.state.cluster import EXPIRY_SECONDS
 from agent.scheduler.state.pod_info import PodName
 from agent.scheduler.state.pods_api import BindingApi, BindOutcome, PodError
@@ -156,8 +158,8 @@ class IdentityFile:
     def _former(self) -> str | None:
         """The identity in the file, None if it is not valid."""
         try:
-            found = _content.decode(os.pread(self._descriptor, _IDENTITY_BYTES, 0))
-        except msgspec.DecodeError:
+            found = bounds.decode(_content, os.pread(self._descriptor, _IDENTITY_BYTES, 0))
+        except JsonError:
             return None
         valid = found.boot_id and found.identity and found == self._with(found.identity)
         return found.identity if valid else None
@@ -323,8 +325,8 @@ class FormerBindings:
 
 def _read(path: str) -> SentBinding:
     try:
-        return _decoder.decode(files.read(path, _BINDING_BYTES))
-    except msgspec.DecodeError as error:
+        return bounds.decode(_decoder, files.read(path, _BINDING_BYTES))
+    except JsonError as error:
         raise ValueError(f"{path}: {error}") from None
 
 

@@ -53,6 +53,11 @@ def test_no_spec_at_all() -> None:
         assert spec_text(text, FULL, forced=False) == '{"preferredCPUBindPolicy":"FullPCPUs"}'
 
 
+@pytest.mark.parametrize("further", ["9" * 5_000, "1e400", "[" * 5_000 + "]" * 5_000])
+def test_a_spec_with_further_fields_that_cannot_be_read_stays(further: str) -> None:
+    assert spec_text(f'{{"x": {further}}}', FULL, forced=True) is None
+
+
 def test_the_spec_equals_koordinators() -> None:
     """Pods with CPUs. The node's policy applies if it has one."""
     path = DATA / "vectors" / "koordinator-node-numa.jsonl.gz"

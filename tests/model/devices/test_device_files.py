@@ -50,6 +50,7 @@ def test_capabilities_of_instances() -> None:
     }
     assert capabilities(MIG_MINORS, "")["gpu1/gi7"] == DeviceNode(GI, -1, 66)
     assert capabilities("", PROC_DEVICES) == {}
+    assert capabilities(f"gpu1/gi7/access {'9' * 5_000}", PROC_DEVICES) == {}
 
 
 def test_cards_and_their_instances() -> None:

@@ -1,0 +1,44 @@
+"""The functions of `agent` that decode something."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_AGENT: Final = Path(__file__).resolve().parents[2] / "agent"
+_DECODING: Final = re.compile(
+    r"(?:.*\.)?(?:bounds\.decode|objects\.decoded|FromString|json\.loads|msgspec\.convert"
+    r"|msgspec\.json\.decode|yaml\.load|tomllib\.load|unpack_from|struct\.unpack|fromisoformat"
+    r"|unpacker\.decompress|\w*decoder\.decode|_hpack\.decode|_content\.decode)"
+    r"|decoded|converted|int|float|read_prefix|grpc\.read_prefix"
+)
+"""Names of called functions that read JSON, YAML, protobuf, packed numbers and texts of numbers."""
+_WITHOUT: Final = ("proto/", "conformance/", "view/")
+"""Generated code, a tool that reads its own files, and output."""
+
+
+def decoding() -> Iterator[str]:
+    """The functions with such a call, as `module:function`; a method after its class."""
+    for path in sorted(_AGENT.rglob("*.py")):
+        name = path.relative_to(_AGENT).as_posix()
+        if not name.startswith(_WITHOUT):
+            module = name.removesuffix(".py").replace("/", ".")
+            yield from (f"{module}:{each}" for each in sorted(_functions(path)))
+
+
+def _functions(path: Path) -> set[str]:
+    found: set[str] = set()
+    waiting: list[tuple[ast.AST, str]] = [(ast.parse(path.read_text()), "")]
+    while waiting:
+        node, inside = waiting.pop()
+        for each in ast.iter_child_nodes(node):
+            name = inside
+            if isinstance(each, ast.FunctionDef | ast.ClassDef):
+                name = f"{inside}.{each.name}" if inside else each.name
+            elif isinstance(each, ast.Call) and _DECODING.fullmatch(ast.unparse(each.func)):
+                found.add(inside)
+            waiting.append((each, name))
+    return found - {""}

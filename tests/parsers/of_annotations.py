@@ -1,0 +1,910 @@
+"""The parsers of annotations, labels and whole objects: what the authors of pods, and others who
+may write to the API server, control."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from agent.allocate.device_holders import grants
+from agent.allocate.devices import partitions
+from agent.allocate.node_allocator.answer import spec_text
+from agent.cgroup import names
+from agent.kube import cluster, errors, kinds, transport, wire
+from agent.kube.errors import MalformedError
+from agent.kube.transport import Query, Transport
+from agent.model import apiobjects, quantities
+from agent.model.apiobjects import GroupError
+from agent.model.cpu import policies
+from agent.model.cpu.cpuset import CpuSet, CpuSetError
+from agent.model.devices import (
+    device_allocation,
+    device_object,
+    gpu_actions,
+    gpu_devices,
+    gpus,
+    holding,
+    interconnect,
+    listing,
+    pci,
+)
+from agent.model.nrt import node_annotations, node_status, resource_topology
+from agent.model.objects import ObjectError
+from agent.model.pod import annotations, batch, qos
+from agent.model.pod.annotations import AnnotationError
+from agent.model.quantities import QuantityError
+from agent.scheduler import webhook
+from agent.scheduler.extender import extender
+from agent.scheduler.extender.http_routes import BadRequestError
+from agent.scheduler.leader import election
+from agent.scheduler.preemption import disruption_budgets
+from agent.scheduler.state import koordinator_reservations, records
+from tests.parsers import mutations
+from tests.parsers.target import Target
+
+Read = Callable[[Mapping[str, str]], object]
+
+_STATUS: Final = json.dumps(
+    {
+        "cpuset": "0-3,8",
+        "numaNodeResources": [
+            {"node": 0, "resources": {"cpu": "1500m", "memory": "1Gi", "hugepages-2Mi": "4Mi"}},
+            {"node": 1, "resources": {"kubernetes.io/batch-cpu": 1500}},
+        ],
+        "cpuSharedPools": [{"socket": 0, "node": 1}],
+        "unknown": [{"a": 1.5}],
+    }
+)
+_ALLOCATED: Final = json.dumps(
+    {
+        "gpu": [
+            {"minor": 0, "id": "GPU-1", "resources": {"koordinator.sh/gpu-core": "50"}},
+            {"minor": 1, "extension": {"vfs": [{"busID": "0000:00:1f.1"}]}},
+        ],
+        "rdma": None,
+    }
+)
+_CHECKPOINTS: Final = json.dumps(
+    [
+        {
+            "podUID": "uid",
+            "containerName": "c",
+            "resourceName": "nvidia.com/gpu",
+            "deviceIDs": ["GPU-1", "GPU-2::1"],
+            "allocResp": "CgwKAUESB05WSURJQV8=",
+        }
+    ]
+)
+_TOPOLOGY_DETAIL: Final = json.dumps(
+    {
+        "detail": [
+            {"id": 0, "core": 0, "socket": 0, "node": 0},
+            {"id": 1, "core": 1, "socket": 0, "node": 0},
+        ]
+    }
+)
+
+
+def _status(texts: Mapping[str, str]) -> object:
+    status = annotations.resource_status(texts)
+    found = (
+        status.cpus(),
+        status.shared_numa_nodes(),
+        status.pool_shares(3_000),
+        status.amounts(),
+    )
+    annotations.with_cpus(texts[annotations.RESOURCE_STATUS], CpuSet((1, 2)), {1: 0, 2: 1})
+    return found
+
+
+def _batch(texts: Mapping[str, str]) -> object:
+    found = batch.batch_resources(texts)
+    return found, batch.batch_limits(qos.QoS.BE, found), batch.cpu_request_milli(found)
+
+
+def _allocated(texts: Mapping[str, str]) -> object:
+    found = device_allocation.allocated_devices(texts)
+    return found, device_allocation.amounts(found), device_allocation.virtual_functions(texts)
+
+
+def _reservation(texts: Mapping[str, str]) -> object:
+    found = node_annotations.node_reservation(texts)
+    return found.cpus(), found.cpu_milli()
+
+
+def _manager(texts: Mapping[str, str]) -> object:
+    return node_annotations.cpu_manager(texts).reserved()
+
+
+def _reported_cpus(texts: Mapping[str, str]) -> object:
+    topology = resource_topology.NodeTopology("n", (), annotations=dict(texts))
+    return node_annotations.reported_cpus(topology)
+
+
+_TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
+    (
+        annotations.RESOURCE_STATUS,
+        _status,
+        (_STATUS, "{}"),
+        (
+            "model.pod.annotations:resource_status",
+            "model.pod.annotations:with_cpus",
+            "model.pod.annotations:decoded",
+        ),
+    ),
+    (
+        annotations.EXTENDED_RESOURCE_SPEC,
+        _batch,
+        (
+            json.dumps(
+                {
+                    "containers": {
+                        "a": {
+                            "requests": {"kubernetes.io/batch-cpu": "1500"},
+                            "limits": {
+                                "kubernetes.io/batch-cpu": 2000,
+                                "kubernetes.io/batch-memory": "1Gi",
+                            },
+                        },
+                        "b": None,
+                    }
+                }
+            ),
+        ),
+        ("model.pod.batch:batch_resources",),
+    ),
+    (
+        annotations.RESERVATION_ALLOCATED,
+        annotations.reservation_uid,
+        ('{"uid": "a", "name": "b"}',),
+        ("model.pod.annotations:reservation_uid",),
+    ),
+    (
+        annotations.DEVICE_ALLOCATED,
+        _allocated,
+        (_ALLOCATED,),
+        ("model.devices.device_allocation:_by_type",),
+    ),
+    (
+        annotations.RESOURCE_SPEC,
+        lambda texts: (
+            policies.resource_spec(texts),
+            spec_text(texts[annotations.RESOURCE_SPEC], policies.BindPolicy.DEFAULT, forced=True),
+        ),
+        ('{"preferredCPUBindPolicy": "FullPCPUs", "preferredCPUExclusivePolicy": "None"}',),
+        ("model.cpu.policies:resource_spec", "allocate.node_allocator.answer:spec_text"),
+    ),
+    (
+        annotations.NUMA_TOPOLOGY_SPEC,
+        policies.numa_spec,
+        ('{"numaTopologyPolicy": "Restricted", "singleNUMANodeExclusive": "Required"}',),
+        ("model.cpu.policies:numa_spec",),
+    ),
+    (
+        device_allocation.DEVICE_ALLOCATE_HINT,
+        device_allocation.device_preferences,
+        (
+            '{"gpu": {"selector": {"matchLabels": {"a": "b"}}, "vfSelector": null}}',
+            '{"rdma": {"allocateStrategy": "ApplyForAll", "exclusivePolicy": "DeviceLevel"}}',
+        ),
+        ("model.devices.device_allocation:device_preferences",),
+    ),
+    (
+        device_allocation.DEVICE_JOINT_ALLOCATE,
+        device_allocation.device_preferences,
+        ('{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}',),
+        ("model.devices.device_allocation:device_preferences",),
+    ),
+    (
+        device_allocation.GPU_PARTITION_SPEC,
+        device_allocation.device_preferences,
+        ('{"allocatePolicy": "Restricted", "ringBusBandwidth": "10Gi"}',),
+        ("model.devices.device_allocation:device_preferences",),
+    ),
+    (
+        node_annotations.SYSTEM_QOS,
+        lambda texts: node_annotations.system_qos(texts).cpus(),
+        ('{"cpuset": "0-1", "cpusetExclusive": false}',),
+        ("model.nrt.node_annotations:system_qos",),
+    ),
+    (
+        node_annotations.RESERVATION,
+        _reservation,
+        ('{"resources": {"cpu": "2"}, "reservedCPUs": "0-3", "applyPolicy": "Default"}',),
+        ("model.nrt.node_annotations:node_reservation",),
+    ),
+    (
+        node_annotations.AMPLIFICATION_RATIO,
+        node_annotations.amplification_ratios,
+        ('{"cpu": 1.5, "memory": 2}',),
+        ("model.nrt.node_annotations:amplification_ratios",),
+    ),
+    (
+        node_annotations.CPU_TOPOLOGY,
+        _reported_cpus,
+        (_TOPOLOGY_DETAIL,),
+        ("model.nrt.node_annotations:_cpus",),
+    ),
+    (
+        node_annotations.CPU_MANAGER_POLICY,
+        _manager,
+        ('{"policy": "static", "options": {"full-pcpus-only": "true"}, "reservedCPUs": "0,1"}',),
+        ("model.nrt.node_annotations:cpu_manager",),
+    ),
+    (
+        node_annotations.AGENT_SETTINGS,
+        node_annotations.reported_settings,
+        ('{"ownersOnReserved": true, "memoryManagerPolicy": "Static"}',),
+        ("model.nrt.node_annotations:reported_settings",),
+    ),
+    (
+        node_annotations.POD_CPU_ALLOCS,
+        lambda texts: (
+            node_annotations.only_kubelet_allocated(texts[node_annotations.POD_CPU_ALLOCS]),
+            node_annotations.kubelet_allocated(texts),
+        ),
+        ('[{"namespace": "a", "name": "b", "uid": "u", "cpuset": "1", "managedByKubelet": true}]',),
+        (
+            "model.nrt.node_annotations:kubelet_allocated",
+            "model.nrt.node_annotations:only_kubelet_allocated",
+        ),
+    ),
+    (
+        node_annotations.REFUSED_CLAIMS,
+        node_annotations.refused_claims,
+        ('[{"namespace": "a", "name": "b", "uid": "u", "cpuset": "1-2", "reason": "r"}]',),
+        ("model.nrt.node_annotations:refused_claims",),
+    ),
+    (
+        node_annotations.CPU_SHARED_POOLS,
+        lambda texts: node_annotations.shared_pools(texts, node_annotations.CPU_SHARED_POOLS),
+        ('[{"socket": 0, "node": 0, "cpuset": "0-3"}]',),
+        ("model.nrt.node_annotations:shared_pools",),
+    ),
+    (
+        listing.GONE_MINORS,
+        listing.decode_gone,
+        ('{"gpu": {"GPU-1": 3}}',),
+        ("model.devices.listing:decode_gone",),
+    ),
+    (
+        interconnect.GPU_LINKS,
+        interconnect.decode_links,
+        ('[{"pairs": [[0, 1], [2, 3]], "ancestor": "switch", "nvlinks": 4, "mbPerSecond": 1000}]',),
+        ("model.devices.interconnect:decode_links",),
+    ),
+    (
+        holding.DEVICES_CHECKPOINTS,
+        grants.of_device_object,
+        (_CHECKPOINTS,),
+        ("model.devices.holding:decode",),
+    ),
+    (
+        device_object.GPU_PARTITIONS,
+        lambda texts: partitions.partitions({}, texts, {}),
+        ('{"2": [{"minors": [0, 1], "gpuLinkType": "NVLink", "ringBusBandwidth": "400G"}]}',),
+        ("allocate.devices.partitions:_decoded",),
+    ),
+]
+"""Annotations that are JSON: key, reader, examples, and the functions that are tried."""
+
+
+def _annotations() -> Iterator[Target]:
+    for key, read, seeds, parses in _TEXTS:
+
+        def of_text(text: str, key: str = key, read: Read = read) -> object:
+            return read({key: text})
+
+        yield Target(
+            f"annotation {key}",
+            of_text,
+            mutations.of_json,
+            seeds,
+            parses,
+            (AnnotationError,),
+            (f"annotation {key}: ",),
+        )
+
+
+def _plain_annotations() -> Iterator[Target]:
+    shared = annotations.SHARED_CONTAINERS
+    yield Target(
+        f"annotation {shared}",
+        lambda text: annotations.shared_containers({shared: text}),
+        mutations.of_text,
+        ("a, b,c", "istio-proxy"),
+        (),
+        (AnnotationError,),
+        (shared,),
+    )
+    ratio = node_annotations.CPU_NORMALIZATION_RATIO
+    yield Target(
+        f"annotation {ratio}",
+        lambda text: node_annotations.cpu_normalization_ratio({ratio: text}),
+        mutations.of_text,
+        ("1.5", "100"),
+        ("model.nrt.node_annotations:cpu_normalization_ratio",),
+        (AnnotationError,),
+        (ratio,),
+    )
+    group = apiobjects.GROUP_ANNOTATION
+    pod = apiobjects.from_object(_POD)
+    yield Target(
+        f"annotation {group}",
+        lambda text: apiobjects.group_of(_with_annotation(pod, group, text)),
+        mutations.of_text,
+        ("train/4", "a-b.c/64"),
+        ("model.apiobjects:group_of",),
+        (GroupError,),
+        (f"pod ns/p: annotation {group}",),
+    )
+    yield Target(
+        f"annotation {gpu_devices.CORDONED_GPUS}",
+        lambda text: gpu_devices.unknown_cordons({gpu_devices.CORDONED_GPUS: text}, _GPUS),
+        mutations.of_text,
+        ("GPU-1,00000000:3B:00.0", "0000:3b:00.0"),
+        ("model.devices.gpus:pci_address",),
+    )
+    yield Target(
+        "labels of a pod",
+        lambda text: (
+            qos.qos_of({qos.QOS_LABEL: text}, None),
+            qos.label_faults({qos.QOS_LABEL: text}),
+        ),
+        mutations.of_text,
+        ("LSE", "BE"),
+        (),
+    )
+    yield Target(
+        "labels of a Node",
+        lambda text: policies.label_faults(dict.fromkeys(policies._LABEL_VALUES, text)),
+        mutations.of_text,
+        ("FullPCPUsOnly", "SingleNUMANode"),
+        (),
+    )
+
+
+def _with_annotation(pod: apiobjects.ApiPod, key: str, text: str) -> apiobjects.ApiPod:
+    return apiobjects.ApiPod(
+        **{name: getattr(pod, name) for name in pod.__struct_fields__ if name != "annotations"},
+        annotations={key: text},
+    )
+
+
+_POD: Final = {
+    "metadata": {
+        "name": "p",
+        "namespace": "ns",
+        "uid": "u",
+        "creationTimestamp": "2026-01-02T03:04:05Z",
+        "labels": {"koordinator.sh/qosClass": "LSR"},
+        "annotations": {
+            annotations.RESOURCE_STATUS: _STATUS,
+            annotations.DEVICE_ALLOCATED: _ALLOCATED,
+            annotations.RESERVATION_ALLOCATED: '{"uid": "r"}',
+            apiobjects.GROUP_ANNOTATION: "train/4",
+            apiobjects.CONFIG_MIRROR: "hash",
+        },
+    },
+    "spec": {
+        "nodeName": "n",
+        "schedulerName": "s",
+        "priority": 5,
+        "preemptionPolicy": "Never",
+        "overhead": {"cpu": "100m"},
+        "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "2"}},
+        "containers": [
+            {
+                "name": "c",
+                "resources": {
+                    "requests": {"cpu": "1500m", "memory": "1.5Gi"},
+                    "limits": {"cpu": 2},
+                },
+                "ports": [{"hostPort": 80}],
+            }
+        ],
+        "initContainers": [{"name": "i", "restartPolicy": "Always"}],
+        "volumes": [{"configMap": {}}],
+    },
+    "status": {
+        "phase": "Running",
+        "qosClass": "Guaranteed",
+        "startTime": "2026-01-02T03:04:06Z",
+        "nominatedNodeName": "m",
+        "conditions": [
+            {"type": "PodResizePending", "status": "True", "reason": "Infeasible"},
+            {"type": records.CLAIM_REFUSED, "status": "True"},
+        ],
+        "containerStatuses": [
+            {
+                "name": "c",
+                "allocatedResources": {"cpu": "1"},
+                "resources": {"requests": {"cpu": "3"}, "limits": {"cpu": "3"}},
+            }
+        ],
+        "allocatable": {"cpu": "64", "memory": "100Gi"},
+        "loadBalancer": {},
+    },
+}
+_NODE: Final = {
+    "metadata": {"name": "n", "uid": "u", "labels": {"a": "b"}, "annotations": {"c": "d"}},
+    "status": {"allocatable": {"cpu": "64", "memory": "100Gi", "nvidia.com/gpu": 8}},
+}
+_TOPOLOGY: Final = {
+    "metadata": {
+        "name": "n",
+        "annotations": {node_annotations.POD_CPU_ALLOCS: "[]"},
+        "ownerReferences": [{"kind": "Node", "name": "n", "uid": "u"}],
+        "managedFields": [
+            {
+                "manager": "topolet",
+                "operation": "Apply",
+                "apiVersion": "topology.node.k8s.io/v1alpha1",
+                "fieldsV1": {"f:zones": {'k:{"name":"node-0"}': {"f:name": {}}}},
+            }
+        ],
+        "resourceVersion": "5",
+    },
+    "topologyPolicies": ["SingleNUMANodeContainerLevel"],
+    "attributes": [
+        {"name": "topologyManagerPolicy", "value": "restricted"},
+        {"name": "topologyManagerScope", "value": "pod"},
+        {"name": resource_topology.MAX_NUMA_NODES, "value": "8"},
+        {"name": resource_topology.FINGERPRINT_METHOD, "value": "all"},
+    ],
+    "zones": [
+        {
+            "name": "node-0",
+            "type": "Node",
+            "costs": [{"name": "node-1", "value": 21}],
+            "attributes": [{"name": resource_topology.L3_CPUS, "value": "0-3;4-7"}],
+            "resources": [
+                {"name": "cpu", "capacity": "8", "allocatable": 8, "available": "7500m"},
+            ],
+        },
+        {"name": "other", "type": "Board"},
+    ],
+}
+_DEVICE: Final = {
+    "metadata": {
+        "name": "n",
+        "labels": {"a": "b"},
+        "annotations": {holding.DEVICES_CHECKPOINTS: _CHECKPOINTS},
+    },
+    "spec": {
+        "devices": [
+            {
+                "type": "gpu",
+                "id": "GPU-1",
+                "minor": 0,
+                "health": True,
+                "moduleID": 1,
+                "resources": {
+                    "koordinator.sh/gpu-core": "100",
+                    "koordinator.sh/gpu-memory": "80Gi",
+                },
+                "topology": {"socketID": 0, "nodeID": 0, "pcieID": "1", "busID": "0000:3b:00.0"},
+                "conditions": [
+                    {
+                        "type": "XID79",
+                        "status": "True",
+                        "reason": "r",
+                        "message": "m",
+                        "lastTransitionTime": "2026-01-02T03:04:05Z",
+                    }
+                ],
+                "vfGroups": [
+                    {"labels": {"a": "b"}, "vfs": [{"minor": 1, "busID": "0000:3b:00.1"}]}
+                ],
+            }
+        ]
+    },
+}
+_GPUS: Final = (gpus.Gpu("GPU-1", 0, "0000:3b:00.0"), gpus.Gpu("GPU-2", 1, "0000:5e:00.0"))
+
+
+def _device(text: bytes) -> object:
+    read = device_object.read(records.decoded(text, device_object.KIND, records._objects))
+    return read, gpu_devices.restored(read.devices, gpu_actions.parse(""))
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _objects() -> Iterator[Target]:
+    of_json = mutations.of_json_bytes
+    of_agents = records.pods(records.AgentSelector("ns", {"koordinator.sh/qosClass": "LSR"}))
+    yield Target(
+        "Pod",
+        lambda text: (apiobjects.decode(text), of_agents(text)),
+        of_json,
+        (_json(_POD),),
+        (
+            "model.apiobjects:decode",
+            "model.apiobjects:_nanoseconds",
+            "model.objects:decoded",
+            "model.objects:_loose",
+            "scheduler.state.records:pods.read",
+            "scheduler.state.records:_conditions_of",
+        ),
+        (ObjectError,),
+        ("Pod ",),
+    )
+    yield Target(
+        "Node",
+        lambda text: (apiobjects.decode_node(text), records.node(text)),
+        of_json,
+        (_json(_NODE),),
+        ("model.apiobjects:decode_node", "scheduler.state.records:node"),
+        (ObjectError,),
+        ("Node ",),
+    )
+    yield Target(
+        "NodeResourceTopology",
+        records.topology,
+        of_json,
+        (_json(_TOPOLOGY),),
+        (
+            "model.nrt.resource_topology:decode",
+            "model.nrt.resource_topology:zone_node",
+            "model.nrt.resource_topology:_max_numa_nodes",
+            "scheduler.state.records:topology",
+        ),
+    )
+    yield Target(
+        "Device",
+        lambda text: (records.devices(text), _device(text)),
+        of_json,
+        (_json(_DEVICE),),
+        (
+            "model.devices.device_object:read",
+            "scheduler.state.records:devices",
+            "model.devices.gpu_devices:_seconds",
+        ),
+        (ObjectError,),
+        ("Device ",),
+    )
+    yield Target(
+        "objects as values",
+        lambda value: (
+            _raised(lambda: apiobjects.from_object(value), ObjectError),
+            _raised(lambda: apiobjects.node_from_object(value), ObjectError),
+            _raised(lambda: resource_topology.decode(value), ObjectError),
+            _raised(lambda: device_object.decode(value), ObjectError),
+        ),
+        mutations.of_values,
+        (_POD, _NODE, _TOPOLOGY, _DEVICE),
+        (
+            "model.apiobjects:from_object",
+            "model.apiobjects:node_from_object",
+            "model.objects:converted",
+        ),
+    )
+    yield Target(
+        "Reservation",
+        koordinator_reservations.reservation,
+        of_json,
+        (
+            _json(
+                {
+                    "metadata": {"name": "r", "uid": "u", "annotations": {"a": "b"}},
+                    "spec": {
+                        "template": {
+                            "metadata": {"annotations": {annotations.RESOURCE_STATUS: _STATUS}}
+                        }
+                    },
+                    "status": {"phase": "Available", "nodeName": "n"},
+                }
+            ),
+        ),
+        ("scheduler.state.koordinator_reservations:reservation",),
+        (ObjectError,),
+        ("Reservation ",),
+    )
+    yield Target(
+        "PodDisruptionBudget",
+        lambda text: disruption_budgets.read(text).covers("p", {"a": "b"}),
+        of_json,
+        (
+            _json(
+                {
+                    "metadata": {"name": "b", "namespace": "ns"},
+                    "spec": {
+                        "selector": {
+                            "matchLabels": {"a": "b"},
+                            "matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}],
+                        }
+                    },
+                    "status": {
+                        "disruptionsAllowed": 1,
+                        "disruptedPods": {"q": "2026-01-02T03:04:05Z"},
+                    },
+                }
+            ),
+        ),
+        ("scheduler.preemption.disruption_budgets:read",),
+        (ObjectError,),
+        ("PodDisruptionBudget ",),
+    )
+    yield Target(
+        "Lease",
+        lambda text: election._spec_of(election._decoded(text)),
+        of_json,
+        (
+            _json(
+                {
+                    "metadata": {"name": "l", "resourceVersion": "1"},
+                    "spec": {
+                        "holderIdentity": "h",
+                        "leaseDurationSeconds": 15,
+                        "renewTime": "2026-01-02T03:04:05.000000Z",
+                        "leaseTransitions": 3,
+                    },
+                }
+            ),
+        ),
+        ("scheduler.leader.election:_decoded", "scheduler.leader.election:_spec_of"),
+        (ObjectError,),
+        ("Lease ",),
+    )
+
+
+def _raised(read: Callable[[], object], kind: type[Exception]) -> object:
+    try:
+        return read()
+    except kind as error:
+        return str(error)
+
+
+def _responses() -> Iterator[Target]:
+    of_json = mutations.of_json_bytes
+    yield Target(
+        "page of a list",
+        lambda body: (wire.page("list of p", body), errors.status_of(body)),
+        of_json,
+        (_json({"metadata": {"resourceVersion": "5", "continue": "t"}, "items": [{}]}),),
+        ("kube.wire:page", "kube.errors:status_of"),
+        (MalformedError,),
+        ("list of p: ",),
+    )
+    yield Target(
+        "event of a watch",
+        _event,
+        of_json,
+        (
+            _json(
+                {
+                    "type": "BOOKMARK",
+                    "object": {
+                        "metadata": {
+                            "name": "p",
+                            "resourceVersion": "5",
+                            "annotations": {"k8s.io/initial-events-end": "true"},
+                        }
+                    },
+                }
+            ),
+        ),
+        ("kube.wire:event", "kube.wire:metadata", "kube.wire:not_newer"),
+        (MalformedError,),
+        ("watch of p: ",),
+    )
+    yield Target(
+        "Status",
+        lambda body: str(errors.refusal("GET /p", errors.status_of(body))),
+        of_json,
+        (
+            _json(
+                {
+                    "code": 409,
+                    "reason": "Conflict",
+                    "message": 'User "u" cannot get resource "pods" in API group ""',
+                    "details": {"causes": [{"field": ".a"}], "retryAfterSeconds": 5},
+                }
+            ),
+        ),
+        ("kube.errors:status_of",),
+    )
+    yield Target(
+        "Retry-After",
+        transport._seconds,
+        mutations.of_text,
+        ("5", "Wed, 21 Oct 2026 07:28:00 GMT"),
+        ("kube.transport:_seconds",),
+    )
+    yield Target(
+        "APIResourceList",
+        lambda body: kinds.Discovery(_Answers(body)).version(kinds.TOPOLOGY),
+        of_json,
+        (_json({"resources": [{"name": "noderesourcetopologies"}]}),),
+        ("kube.kinds:Discovery._served_version",),
+        (MalformedError,),
+        ("GET /apis/",),
+    )
+    yield Target(
+        "stored object",
+        _stored,
+        of_json,
+        (_json(_TOPOLOGY), _json(_POD), _json(_DEVICE)),
+        (
+            "kube.cluster:_decoded",
+            "kube.cluster:_is",
+            "model.nrt.node_status:_same",
+        ),
+        (MalformedError,),
+        ("/path: ",),
+    )
+
+
+class _Answers(Transport):
+    """Answers every request with the same body."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def get(self, path: str, query: Query | None = None) -> bytes:
+        return self._body
+
+
+def _event(body: bytes) -> object:
+    event = wire.event("watch of p", body)
+    metadata = wire.metadata("watch of p", event.object)
+    return wire.ends_initial(metadata), wire.not_newer(metadata.resource_version, "7")
+
+
+_WANTED: Final = {
+    "apiVersion": "topology.node.k8s.io/v1alpha2",
+    "kind": "NodeResourceTopology",
+    "metadata": {"name": "n", "ownerReferences": [{"uid": "u", "name": "n"}]},
+    "zones": [{"name": "node-0", "type": "Node", "resources": [{"name": "cpu", "capacity": "8"}]}],
+}
+
+
+def _stored(body: bytes) -> object:
+    seen = cluster._decoded("/path", body)
+    wanted_status = node_status.status("n", {"cpu": 64})
+    wanted_devices: dict[str, Any] = {"metadata": {"name": "n"}, "spec": {"devices": []}}
+    return (
+        cluster.patch(_WANTED, seen, "topolet", resource_topology.is_own_entry),
+        cluster.same_version(seen, "topology.node.k8s.io/v1alpha2"),
+        node_status.with_stored_amounts(wanted_status, seen),
+        device_object.with_others(wanted_devices, seen),
+    )
+
+
+def _requests() -> Iterator[Target]:
+    of_json = mutations.of_json_bytes
+    args = {"Pod": _POD, "NodeNames": ["a", "b"]}
+    whole = {"Pod": _POD, "Nodes": {"items": [{"metadata": {"name": "a"}}]}}
+    yield Target(
+        "ExtenderArgs",
+        extender.extender_args,
+        of_json,
+        (_json(args), _json(whole)),
+        ("scheduler.extender.extender:_decoded",),
+        (BadRequestError,),
+        ("ExtenderArgs: ",),
+    )
+    meta = {"n": {"Pods": [{"UID": "u"}], "NumPDBViolations": 1}}
+    victims = {"n": {"Pods": [{"metadata": {"name": "p", "uid": "u"}}]}}
+    yield Target(
+        "ExtenderPreemptionArgs",
+        extender.preemption_args,
+        of_json,
+        (
+            _json({"Pod": _POD, "NodeNameToMetaVictims": meta}),
+            _json({"Pod": _POD, "NodeNameToVictims": victims}),
+        ),
+        ("scheduler.extender.extender:_decoded",),
+        (BadRequestError,),
+        ("ExtenderPreemptionArgs: ",),
+    )
+    binding = {"PodName": "p", "PodNamespace": "ns", "PodUID": "u", "Node": "n"}
+    yield Target(
+        "ExtenderBindingArgs",
+        extender.binding_args,
+        of_json,
+        (_json(binding),),
+        ("scheduler.extender.extender:_decoded",),
+        (BadRequestError,),
+        ("ExtenderBindingArgs: ",),
+    )
+    review = {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "r",
+            "operation": "CREATE",
+            "resource": {"group": "", "resource": "pods"},
+            "subResource": "binding",
+            "userInfo": {"username": "u"},
+            "namespace": "ns",
+            "name": "p",
+            "object": {
+                "metadata": {"name": "p"},
+                "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+            },
+        },
+    }
+    yield Target(
+        "AdmissionReview",
+        lambda body: webhook.scheduled(webhook.decode(body), "s"),
+        of_json,
+        (_json(review),),
+        ("scheduler.webhook:decode",),
+        (webhook.ReviewError,),
+        ("AdmissionReview: ",),
+    )
+
+
+def _values() -> Iterator[Target]:
+    yield Target(
+        "quantity",
+        lambda text: (quantities.milli(text), quantities.whole(text)),
+        mutations.of_text,
+        ("1500m", "1.5Gi", "2e3", "+.5"),
+        ("model.quantities:_scaled",),
+        (QuantityError,),
+        ("is not a quantity",),
+    )
+    yield Target(
+        "list of CPUs",
+        lambda text: list(CpuSet.parse(text)),
+        mutations.of_text,
+        ("0-3,8", "0-15:2/4"),
+        ("model.cpu.cpuset:_number",),
+        (CpuSetError,),
+        ("CPU list",),
+    )
+    yield Target(
+        "mask of CPUs",
+        lambda text: list(CpuSet.parse_mask(text)),
+        mutations.of_text,
+        ("ff,ffffffff", "0x0f"),
+        ("model.cpu.cpuset:CpuSet.parse_mask", "model.cpu.cpuset:_short_words"),
+        (CpuSetError,),
+        ("CPU mask",),
+    )
+    yield Target(
+        "cgroup parent",
+        _parent,
+        mutations.of_name,
+        (
+            "/kubepods/burstable/pod1234",
+            "kubepods-besteffort-pod12_34.slice",
+            "/a.slice/a-kubepods.slice/a-kubepods-pod1234.slice",
+            "kubepods.slice:cri-containerd:abc",
+        ),
+        (),
+    )
+    yield Target(
+        "PCI address",
+        lambda text: (pci.address_key(text), pci.is_address(text), gpus.pci_address(text)),
+        mutations.of_name,
+        ("0000:3b:00.0", "00000000:3B:00.0\0"),
+        ("model.devices.pci:address_key", "model.devices.gpus:pci_address"),
+    )
+
+
+def _parent(text: str) -> object:
+    return (
+        qos.kube_class(text),
+        qos.is_qos_root(text),
+        names.of_pods(text),
+        names.slice_group(text),
+        names.pod_group(text, "12-34"),
+        names.container_groups(text, "abc"),
+        names.from_cgroups_path(text),
+        names.absolute(text, "/own"),
+    )
+
+
+def targets() -> Iterator[Target]:
+    yield from _annotations()
+    yield from _plain_annotations()
+    yield from _objects()
+    yield from _responses()
+    yield from _requests()
+    yield from _values()

@@ -1,0 +1,1084 @@
+"""The parsers of what other processes of a node send and write: containers and their requests, the
+runtime, the kubelet, the kernel's files."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError, Message
+
+from agent.allocate.device_holders import grants
+from agent.allocate.device_holders import names as holder_names
+from agent.cgroup import limits
+from agent.cgroup.journal import Journal
+from agent.cgroup.names import _roots
+from agent.cri import client, events
+from agent.discover import cpus, fpga, pci, rdma
+from agent.discover.sysfs import DiscoveryError
+from agent.hooks import carriers, cri
+from agent.hooks.requests import UNCHANGED, Changes
+from agent.hooks.visibility import TakenError, UnhonouredError, device_changes
+from agent.host import kernel_events
+from agent.host.processes import Process, UnreadableError, allowed_cpus, pids
+from agent.koordinator import messages as koordinator_messages
+from agent.koordinator import server
+from agent.kube import documents, store
+from agent.kube.documents import DocumentError
+from agent.kube.errors import StoreError
+from agent.kubelet import (
+    configuration,
+    cpu_manager_state,
+    device_checkpoint,
+    memory_manager_state,
+    podresources,
+)
+from agent.kubelet.configuration import ConfigurationError
+from agent.kubelet.podresources import FieldError
+from agent.kubelet.statefile import StateFileError
+from agent.model import notice, notifications, snapshot, wire
+from agent.model.devices import device_files, visibility
+from agent.model.devices.device_object import Device, DeviceTopology
+from agent.model.devices.holding import HoldingSource, ReportedDevices
+from agent.model.devices.visibility import Mount
+from agent.model.notifications import NotificationError
+from agent.model.pod.qos import QoS
+from agent.model.snapshot import SnapshotError
+from agent.model.verdict import Code, Refuse
+from agent.node import cluster_view, gpus, kubelet_process
+from agent.nri import conflicts, link, messages, service
+from agent.nri.service import PluginCall, PluginService, PluginStats
+from agent.nri.ttrpc import PLUGIN, REQUEST, RESPONSE, RUNTIME, MuxError, Session, encode
+from agent.nri.ttrpc import Message as TtrpcMessage
+from agent.proto import cri_pb2, koordinator_hooks_pb2, nri_pb2, podresources_pb2, ttrpc_pb2
+from agent.rpc import frames, grpc, headers, unary
+from agent.rpc.grpc import MessageError, RpcError
+from agent.rpc.headers import HeaderError
+from agent.scheduler.leader import lease_dir
+from tests.parsers import mutations
+from tests.parsers.target import Target
+
+_VECTORS: Final = Path(__file__).parents[1] / "data/vectors/kubelet-state-files.jsonl"
+_MOST_OF_EACH: Final = 6
+
+
+def _pod_config(message: Any) -> Any:
+    metadata = message.metadata
+    metadata.name, metadata.namespace, metadata.uid = "p", "ns", "u"
+    message.labels["koordinator.sh/qosClass"] = "LSR"
+    message.annotations["scheduling.koordinator.sh/resource-status"] = '{"cpuset": "0-3"}'
+    return message
+
+
+def _create_request() -> bytes:
+    message = cri_pb2.CreateContainerRequest(pod_sandbox_id="s")
+    _pod_config(message.sandbox_config).linux.cgroup_parent = "/kubepods/burstable/podu"
+    config = message.config
+    config.metadata.name = "c"
+    resources = config.linux.resources
+    resources.cpu_period, resources.cpu_quota, resources.cpu_shares = 100_000, 50_000, 512
+    resources.memory_limit_in_bytes = 1 << 30
+    resources.cpuset_cpus, resources.cpuset_mems = "0-3", "0"
+    config.envs.add(key="NVIDIA_VISIBLE_DEVICES", value=b"GPU-1,1:0,all")
+    config.envs.add(key="LD_PRELOAD", value=b"/lib/theirs.so")
+    config.mounts.add(container_path=f"{visibility.MOUNT_ROOT}/GPU-3", host_path="/dev/null")
+    config.mounts.add(container_path="/k", host_path="/var/lib/kubelet/device-plugins")
+    config.devices.add(host_path="/dev/nvidia1", container_path="/dev/n", permissions="rw")
+    config.annotations["cdi.k8s.io/plugin_1"] = "nvidia.com/gpu=GPU-4,other.example/nic=0"
+    config.CDI_devices.add(name="nvidia.com/gpu=GPU-5")
+    config.CDI_devices.add(name="k8s.gpu.nvidia.com/claim=uid-gpu-0")
+    config.linux.security_context.privileged = True
+    page = wire.patch((1,), "2MB") + wire.patch((2,), 1 << 21)
+    return bytes(message.SerializeToString()) + wire.patch((*cri.CREATE_RESOURCES, 8), page)
+
+
+_CHANGES: Final = Changes(
+    cpuset="1",
+    shares=2,
+    quota_microseconds=-1,
+    environment=(("NVIDIA_VISIBLE_DEVICES", "void"),),
+    removed_cdi_devices=("nvidia.com/gpu=GPU-5",),
+    removed_mounts=(f"{visibility.MOUNT_ROOT}/GPU-3",),
+    annotations=(("cdi.k8s.io/plugin_1", None),),
+    mounts=(Mount("/state/cpus", "/run/topolet"),),
+)
+_CARD: Final = visibility.VisibleGpu("GPU-1", "1", (visibility.DeviceNode("/dev/nvidia1", 195, 1),))
+_NODE: Final = visibility.NodeVisibility(
+    (
+        visibility.NodeDevice("GPU-2", "0", nodes=("/dev/nvidia0",), holders=("other",)),
+        visibility.NodeDevice("GPU-1", "1", nodes=("/dev/nvidia1",), holders=("u",)),
+    ),
+    unasked="deny",
+)
+
+
+def _shown(carried: carriers.Carried) -> object:
+    """What the hook does about the devices of a request."""
+    found: list[object] = [list(carried.names()), list(carried.claimed())]
+    for shown in (visibility.Visibility((_CARD,)), visibility.Visibility(None)):
+        try:
+            found.append(device_changes("u", carried, shown, _NODE))
+        except (TakenError, UnhonouredError) as error:
+            found.append(str(error))
+    return found
+
+
+def _created(message: bytes) -> object:
+    return (
+        cri.create_container(message),
+        cri.mounted(message),
+        _shown(cri.carried(message)),
+        cri.create_request_with(message, _CHANGES),
+    )
+
+
+def _cri_requests() -> Iterator[Target]:
+    sandbox = cri_pb2.RunPodSandboxRequest(runtime_handler="runc")
+    _pod_config(sandbox.config).linux.cgroup_parent = "/kubepods/burstable/podu"
+    update = cri_pb2.UpdateContainerResourcesRequest(container_id="c")
+    update.linux.cpuset_cpus, update.linux.cpu_shares = "0-3", 512
+    yield Target(
+        "CreateContainerRequest",
+        _created,
+        mutations.of_message,
+        (_create_request(),),
+        (),
+        (wire.WireError,),
+    )
+    yield Target(
+        "other requests of CRI",
+        lambda message: (
+            _or_error(lambda: cri.run_pod_sandbox(message), wire.WireError),
+            _or_error(lambda: cri.update_container(message), wire.WireError),
+            _or_error(lambda: cri.removed_id(message), wire.WireError),
+            _or_error(lambda: cri.created_id(message), wire.WireError),
+            cri.update_request_with(message, _CHANGES),
+        ),
+        mutations.of_message,
+        (bytes(sandbox.SerializeToString()), bytes(update.SerializeToString())),
+        (),
+    )
+    yield Target(
+        "names of GPUs",
+        lambda text: _shown(
+            carriers.Carried(
+                environment=(text,),
+                mounts=(f"{visibility.MOUNT_ROOT}/{text}",),
+                annotations=(("cdi.k8s.io/a", text),),
+                cdi_devices=(text,),
+            )
+        ),
+        mutations.of_text,
+        ("GPU-1,GPU-2", "0,1:0", "nvidia.com/gpu=GPU-1", "all", "k8s.gpu.nvidia.com/claim=u-gpu-0"),
+        (),
+    )
+    yield Target(
+        "mount paths",
+        lambda text: (
+            carriers.mounted_name(text),
+            carriers.serves(text),
+            carriers.is_card_node(text),
+            carriers.is_instance_node(text),
+            carriers.is_node_of("rdma", text),
+            visibility.cleaned(text),
+        ),
+        mutations.of_name,
+        (
+            f"{visibility.MOUNT_ROOT}/cdi/nvidia.com/gpu/GPU-1",
+            "/var/lib/kubelet/pod-resources/a",
+            "/dev/nvidia-caps/nvidia-cap12",
+            "/dev/infiniband/uverbs0",
+        ),
+        (),
+    )
+
+
+def _or_error(read: Callable[[], object], *kinds: type[Exception]) -> object:
+    try:
+        return read()
+    except kinds as error:
+        return str(error)
+
+
+_INFO: Final = json.dumps(
+    {
+        "pid": 5,
+        "privileged": False,
+        "config": {
+            "linux": {
+                "cgroup_parent": "/kubepods/podu",
+                "resources": {"cpu_shares": 2, "cpu_quota": 5000, "cpu_period": 100000},
+                "security_context": {"privileged": True},
+            },
+            "envs": [{"key": "A", "value": "b"}],
+            "mounts": [{"container_path": "/a"}],
+            "devices": [{"container_path": "/dev/a", "host_path": "/dev/b"}],
+            "CDI_devices": [{"name": "nvidia.com/gpu=0"}],
+            "annotations": {"cdi.k8s.io/a": "nvidia.com/gpu=1"},
+        },
+        "runtimeSpec": {
+            "process": {"env": ["NVIDIA_VISIBLE_DEVICES=GPU-1", "DRA_CPUSET_u=1-2"]},
+            "mounts": [{"destination": f"{visibility.MOUNT_ROOT}/GPU-1"}],
+            "annotations": {"a": "b"},
+            "linux": {
+                "cgroupsPath": "kubepods.slice:cri-containerd:a",
+                "devices": [{"path": "/dev/nvidia0"}],
+                "resources": {
+                    "cpu": {"cpus": "0-3", "mems": "0", "quota": -1, "shares": 2},
+                    "memory": {"limit": 1 << 30},
+                    "hugepageLimits": [{"pageSize": "2MB", "limit": 1 << 21}],
+                },
+            },
+        },
+    }
+)
+_HOLDERS: Final = holder_names.keys(
+    [Device("gpu", "GPU-1", 0, {}, topology=DeviceTopology(bus="0000:3b:00.0"))]
+)
+
+
+def _info(text: str) -> object:
+    carried = client.device_carriers(text)
+    found = grants.of_carriers("u", "c", carried)
+    return (
+        client._placement({"info": text}),
+        carried,
+        [holder_names.meaning(each, _HOLDERS) for each in found],
+    )
+
+
+def _runtime() -> Iterator[Target]:
+    yield Target(
+        "verbose status of a container",
+        _info,
+        mutations.of_json,
+        (_INFO,),
+        (
+            "cri.client:_placement",
+            "cri.client:device_carriers",
+        ),
+    )
+    for version in (events.serves_all_callers, _of_name(service._accepts_updates)):
+        yield Target(
+            f"version of the runtime ({version.__name__})",
+            functools.partial(version, "containerd"),
+            mutations.of_text,
+            ("2.4.2", "v0.12.1"),
+            ("cri.events:serves_all_callers",),
+        )
+    listed = cri_pb2.ListPodSandboxResponse()
+    _pod_config(listed.items.add(id="s", created_at=5, runtime_handler="nvidia"))
+    yield Target(
+        "ListPodSandboxResponse",
+        lambda raw: [
+            client._sandbox(cri_pb2.PodSandbox.FromString(each))
+            for each in wire.payloads(raw, client._ITEMS)
+        ],
+        mutations.of_message,
+        (bytes(listed.SerializeToString()),),
+        ("cri.client:Cri.sandboxes", "cri.client:Cri.call", "cri.events:ContainerEvents._asked"),
+        (wire.WireError, DecodeError),
+    )
+    yield Target(
+        "a runtime's HTTP/2",
+        _unary,
+        mutations.of_bytes,
+        (_answer(), _answer(headers_first=False)),
+        (
+            "rpc.unary:UnaryConnection._result",
+            "rpc.unary:UnaryConnection.take_messages",
+            "rpc.unary:UnaryConnection._block_part",
+            "rpc.headers:Decoder.decode",
+            "rpc.grpc:percent_decode",
+        ),
+        (unary.ProtocolError,),
+    )
+    yield Target(
+        "header blocks",
+        lambda block: (
+            _or_error(lambda: headers.Decoder().decode(block), HeaderError),
+            _or_error(lambda: headers.PathReader().read(block), HeaderError),
+        ),
+        mutations.of_bytes,
+        (
+            headers.encode([(b":path", b"/a"), (b"grpc-status", b"0")]),
+            bytes.fromhex("828684418cf1e3c2e5f23a6ba0ab90f4ff"),
+        ),
+        ("rpc.headers:Decoder.decode",),
+    )
+    yield Target(
+        "gzip",
+        lambda packed: (grpc.gunzip(packed, 1 << 16), grpc.unpacked_bytes(packed)),
+        mutations.of_bytes,
+        (gzip.compress(b"a" * 5_000, mtime=0), gzip.compress(bytes(range(256)), mtime=0)),
+        ("rpc.grpc:gunzip",),
+        (MessageError,),
+    )
+
+
+def _of_name(of_version: Callable[[str], object]) -> Callable[[str, str], object]:
+    @functools.wraps(of_version)
+    def read(_: str, version: str) -> object:
+        return of_version(version)
+
+    return read
+
+
+def _answer(*, headers_first: bool = True) -> bytes:
+    """The frames of a server that answers one call."""
+    trailers = [(b"grpc-status", b"5"), (b"grpc-message", b"not%20found")]
+    begun = headers.encode([(b":status", b"200"), *([] if headers_first else trailers)])
+    parts = [
+        frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 20, frames.MAX_FRAME_SIZE: 1 << 14}),
+        frames.SETTINGS_ACK,
+        frames.window_update(0, 1 << 20),
+        frames.frame(frames.HEADERS, frames.END_HEADERS, 1, begun),
+        frames.frame(frames.DATA, 0, 1, grpc.encode_message(b"reply")),
+        frames.frame(frames.PING, 0, 0, b"12345678"),
+        frames.frame(
+            frames.HEADERS,
+            frames.END_HEADERS | frames.END_STREAM,
+            1,
+            headers.encode(trailers if headers_first else [(b"grpc-status", b"0")]),
+        ),
+        frames.goaway(1, 0),
+    ]
+    return b"".join(parts)
+
+
+def _unary(data: bytes) -> object:
+    """A call, and one with a streamed answer, whatever the server sends."""
+    outcomes = []
+    for streamed in (False, True):
+        connection = unary.UnaryConnection(1 << 16)
+        connection.start("/service/method", b"request", None if streamed else 1.0)
+        middle = len(data) // 2
+        for part in (data[:middle], data[middle:]):
+            connection.receive(part)
+            if streamed:
+                connection.take_messages()
+        assert len(connection.outgoing()) < 1 << 20
+        outcome = connection.outcome
+        outcomes.append(outcome.message if isinstance(outcome, RpcError) else outcome)
+    return outcomes
+
+
+class _Plugin:
+    """Changes every container that the runtime asks about."""
+
+    def synchronize(self, containers: Sequence[messages.NriContainer]) -> Mapping[str, Changes]:
+        return {each.id: Changes(cpuset="1") for each in containers}
+
+    def pod_announced(self, pod: notifications.PodAnnounced) -> None:
+        notifications.encode(pod)
+
+    def create(self, call: PluginCall) -> Changes:
+        _shown(call.carried())
+        return _CHANGES
+
+    def update(self, call: PluginCall) -> Changes:
+        return UNCHANGED
+
+    def unhooked(
+        self, method: str, call: PluginCall | None, reason: str, detail: str
+    ) -> Refuse | None:
+        assert reason != "hook_error", detail
+        return Refuse(Code.UNAVAILABLE, detail)
+
+    def abandoned(self, call: PluginCall) -> None: ...
+
+    def created(self, container: messages.NriContainer) -> None: ...
+
+    def updated(self, container: messages.NriContainer) -> None: ...
+
+    def ended(self, container: messages.NriContainer) -> None: ...
+
+
+def _nri_container() -> nri_pb2.Container:
+    found = nri_pb2.Container(id="c", pod_sandbox_id="s", name="n", pid=5)
+    found.annotations["cdi.k8s.io/a"] = "nvidia.com/gpu=GPU-1"
+    found.env.append(b"NVIDIA_VISIBLE_DEVICES=all")
+    found.mounts.add(destination=f"{visibility.MOUNT_ROOT}/0", source="/dev/null")
+    found.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
+    resources = found.linux.resources
+    resources.cpu.shares.value, resources.cpu.quota.value, resources.cpu.period.value = 2, 5, 10
+    resources.cpu.cpus, resources.memory.limit.value = "0-3", 1 << 30
+    resources.hugepage_limits.add(page_size="2MB", limit=1 << 21)
+    resources.devices.add(allow=True, type="a", access="rwm")
+    found.CDI_devices.add(name="nvidia.com/gpu=0")
+    return found
+
+
+def _nri_messages() -> Iterator[tuple[str, Message]]:
+    pod = nri_pb2.PodSandbox(id="s", name="p", uid="u", namespace="ns")
+    pod.linux.cgroup_parent = "/kubepods/podu"
+    event = nri_pb2.EventRequest(pod=pod, container=_nri_container())
+    event.linux_resources.cpu.cpus = "0-1"
+    yield (
+        "Configure",
+        nri_pb2.ConfigureRequest(
+            runtime_name="containerd", request_timeout=2_000, NRI_version="v0.12.1"
+        ),
+    )
+    yield (
+        "Synchronize",
+        nri_pb2.SynchronizeRequest(pods=[pod], containers=[_nri_container()], more=False),
+    )
+    for method in ("RunPodSandbox", "CreateContainer", "UpdateContainer", "StopContainer"):
+        yield method, event
+    yield (
+        "StateChange",
+        nri_pb2.StateChangeEvent(
+            event=nri_pb2.REMOVE_CONTAINER, pod=pod, container=_nri_container()
+        ),
+    )
+
+
+def _call(method: str, payload: bytes) -> bytes:
+    request = ttrpc_pb2.Request(service=service.SERVICE, method=method, payload=payload)
+    return encode(TtrpcMessage(PLUGIN, 1, REQUEST, 1, request.SerializeToString()))
+
+
+def _served(data: bytes) -> object:
+    """A session of the plugin that receives these bytes."""
+    stats = PluginStats()
+    plugin = PluginService(_Plugin(), stats, lambda: None)
+    session = Session(plugin.serve)
+    replies: list[object] = []
+    session.call("s", "m", b"", 1.0, replies.append)
+    session.receive(data)
+    plugin.close()
+    session.close("over")
+    assert not stats.errors.keys() - {"CreateContainer", "UpdateContainer"}, stats.errors
+    return len(session.unsent)
+
+
+def _nri() -> Iterator[Target]:
+    kept = dict(_nri_messages())
+
+    def of_message(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
+        method = rng.choice(list(kept))
+        return _call(method, mutations.of_message(rng, [kept[method].SerializeToString()]))
+
+    reply = ttrpc_pb2.Response(payload=b"x").SerializeToString()
+    whole = [_call(method, each.SerializeToString()) for method, each in kept.items()]
+    yield Target(
+        "calls of NRI",
+        _served,
+        of_message,
+        whole,
+        (
+            "nri.service:PluginService.serve",
+            "nri.service:PluginService._set_up",
+            "nri.service:PluginService._synchronize",
+        ),
+        (MuxError,),
+    )
+    yield Target(
+        "frames of NRI",
+        _served,
+        mutations.of_bytes,
+        (*whole, encode(TtrpcMessage(RUNTIME, 1, RESPONSE, 0, reply)) + whole[0]),
+        (
+            "nri.ttrpc:Demux._part",
+            "nri.ttrpc:Demux._messages",
+            "nri.ttrpc:Session._called",
+            "nri.ttrpc:_reply",
+        ),
+        (MuxError,),
+    )
+    update = nri_pb2.UpdateContainersResponse()
+    update.failed.add(container_id="c")
+    yield Target(
+        "UpdateContainersResponse",
+        link._failure,
+        mutations.of_message,
+        (bytes(update.SerializeToString()),),
+        ("nri.link:_failure",),
+    )
+
+
+def _koordinator() -> Iterator[Target]:
+    request = koordinator_hooks_pb2.ContainerResourceHookRequest()
+    request.pod_meta.name, request.pod_meta.uid = "p", "u"
+    request.container_meta.name, request.container_meta.id = "c", "i"
+    request.pod_annotations["a"] = "b"
+    request.pod_cgroup_parent = "/kubepods/podu"
+    request.container_resources.cpuset_cpus = "0-3"
+    request.container_envs["NVIDIA_VISIBLE_DEVICES"] = "all"
+    sandbox = koordinator_hooks_pb2.PodSandboxHookRequest(cgroup_parent="/kubepods/podu")
+    sandbox.pod_meta.name = "p"
+
+    def read(raw: bytes) -> object:
+        message = koordinator_hooks_pb2.ContainerResourceHookRequest.FromString(raw)
+        created = koordinator_messages.create(message)
+        _shown(koordinator_messages.carried(message))
+        koordinator_messages.response(message, Changes(cpuset="1"))
+        return (
+            created,
+            koordinator_messages.update(message),
+            koordinator_messages.container_ref(message),
+        )
+
+    yield Target(
+        "ContainerResourceHookRequest",
+        read,
+        mutations.of_message,
+        (bytes(request.SerializeToString()),),
+        (
+            "koordinator.service:HookService._create",
+            "koordinator.service:HookService._exists",
+            "koordinator.service:HookService._stopped",
+            "koordinator.service:HookService._update",
+        ),
+        (DecodeError,),
+    )
+    yield Target(
+        "PodSandboxHookRequest",
+        lambda raw: koordinator_messages.sandbox(
+            koordinator_hooks_pb2.PodSandboxHookRequest.FromString(raw)
+        ),
+        mutations.of_message,
+        (bytes(sandbox.SerializeToString()),),
+        (
+            "koordinator.service:HookService._sandbox_announced",
+            "koordinator.service:HookService._sandbox_stopped",
+        ),
+        (DecodeError,),
+    )
+
+
+def _state_files(name: str) -> list[bytes]:
+    rows = [json.loads(line) for line in _VECTORS.read_text().splitlines()]
+    found = [row["content"] for row in rows if row.get("file") == name and "content" in row]
+    return [each.encode() for each in found[:_MOST_OF_EACH]]
+
+
+_BLOCK: Final = {"numaAffinity": [0], "type": "memory", "size": 512}
+_MEMORY: Final = {
+    "policyName": "Static",
+    "machineState": {
+        "0": {
+            "numberOfAssignments": 1,
+            "memoryMap": {
+                "memory": {
+                    "total": 2048,
+                    "systemReserved": 512,
+                    "allocatable": 1536,
+                    "reserved": 512,
+                    "free": 1024,
+                }
+            },
+            "cells": [0],
+        }
+    },
+    "entries": {"u": {"c": [_BLOCK]}},
+    "checksum": 5,
+}
+_MEMORY_OF_PODS: Final = _MEMORY | {"podEntries": {"u": {"memoryBlocks": [_BLOCK]}}}
+_MEMORY_AS_DATA: Final = {
+    "policyName": "",
+    "machineState": {},
+    "data": json.dumps(_MEMORY),
+    "dataChecksum": 5,
+}
+_CONFIGURATION: Final = {
+    "kubeletconfig": {
+        "cpuManagerPolicy": "static",
+        "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
+        "topologyManagerPolicy": "restricted",
+        "topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "8"},
+        "memoryManagerPolicy": "Static",
+        "reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi"}}],
+        "reservedSystemCPUs": "0-1",
+        "kubeReserved": {"cpu": "500m"},
+        "systemReserved": {"cpu": 1},
+        "cgroupDriver": "systemd",
+    }
+}
+
+
+def _kubelet() -> Iterator[Target]:
+    of_json = mutations.of_json_bytes
+    yield Target(
+        "cpu_manager_state",
+        lambda raw: (state := cpu_manager_state.decode(raw), state.by_uid),
+        of_json,
+        _state_files("cpu_manager_state"),
+        ("kubelet.statefile:parse",),
+        (StateFileError,),
+    )
+    yield Target(
+        "memory_manager_state",
+        memory_manager_state.decode,
+        of_json,
+        [json.dumps(each).encode() for each in (_MEMORY, _MEMORY_OF_PODS, _MEMORY_AS_DATA)],
+        (
+            "kubelet.memory_manager_state:_converted",
+            "kubelet.memory_manager_state:_machine",
+            "kubelet.statefile:parse",
+        ),
+        (StateFileError,),
+    )
+    entry = {
+        "PodUID": "u",
+        "ContainerName": "c",
+        "ResourceName": "nvidia.com/gpu",
+        "DeviceIDs": {"-1": ["GPU-1"], "0": None},
+        "AllocResp": "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh",
+    }
+    files = [
+        {
+            "Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {"nvidia.com/gpu": ["a"]}},
+            "BootID": "b",
+            "Checksum": 5,
+        },
+        {"Data": {"PodDeviceEntries": [{**entry, "DeviceIDs": ["a"]}]}, "Checksum": 5},
+    ]
+    yield Target(
+        "device checkpoint",
+        _checkpoint,
+        of_json,
+        [json.dumps(each).encode() for each in files],
+        (
+            "kubelet.device_checkpoint:decode",
+            "kubelet.device_checkpoint:_node",
+            "kubelet.device_checkpoint:_registered",
+            "kubelet.device_checkpoint:_text.entry_text",
+        ),
+        (StateFileError,),
+    )
+    yield Target(
+        "KubeletConfiguration",
+        lambda value: configuration.to_object(configuration.of_object(value, "configz")),
+        mutations.of_values,
+        (_CONFIGURATION, _CONFIGURATION["kubeletconfig"]),
+        ("kubelet.configuration:_decoded",),
+        (ConfigurationError,),
+        ("configz: ",),
+    )
+    yield Target(
+        "command line of a kubelet",
+        lambda text: configuration.of_command_line(text.split("\0"), None, "kubelet 5"),
+        mutations.of_name,
+        (
+            "kubelet\0--cpu-manager-policy=static\0--reserved-cpus\x000-1\0--kube-reserved=cpu=1",
+            "kubelet\0--reserved-memory=0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=2Gi",
+            "kubelet\0--topology-manager-policy-options=max-allowable-numa-nodes=8",
+        ),
+        (
+            "kubelet.configuration:_reserved_memory",
+            "kubelet.configuration:_max_numa_nodes",
+        ),
+        (ConfigurationError,),
+        ("kubelet 5: ",),
+    )
+    yield Target(
+        "command lines of processes",
+        lambda text: _words(text.split("\0")),
+        mutations.of_name,
+        (
+            "/usr/bin/kubelet\0--root-dir=/a",
+            "k3s\0server\0--kubelet-arg=a=b\0--kubelet-arg\0c=d",
+            "kubelite\0--kubelet-args-file=/a",
+        ),
+        (),
+    )
+
+
+def _checkpoint(raw: bytes) -> object:
+    found = device_checkpoint.decode(raw)
+    return found, device_checkpoint.grants_of(found, "other"), device_checkpoint.nodes_of(found)
+
+
+def _words(words: list[str]) -> object:
+    program = kubelet_process.program_of(words[0])
+    return (
+        program,
+        kubelet_process.runs_kubelet(words) if program else None,
+        kubelet_process.hides_flags(words),
+        kubelet_process.own_arguments(words) if program else None,
+        kubelet_process.arguments_of_file("\n".join(words)),
+    )
+
+
+def _pod_resources() -> Iterator[Target]:
+    listed = podresources_pb2.ListPodResourcesResponse()
+    pod = listed.pod_resources.add(name="p", namespace="ns", cpu_ids=[1, 2])
+    container = pod.containers.add(name="c", cpu_ids=[1])
+    memory = container.memory.add(memory_type="memory", size=1 << 30)
+    memory.topology.nodes.add(ID=0)
+    devices = container.devices.add(resource_name="nvidia.com/gpu", device_ids=["GPU-1"])
+    devices.topology.nodes.add(ID=1)
+    claim = container.dynamic_resources.add(claim_name="c", claim_namespace="ns")
+    claimed = claim.claim_resources.add(driver_name="gpu.nvidia.com", device_name="gpu-0")
+    claimed.cdi_devices.add(name="k8s.gpu.nvidia.com/device=gpu-0")
+
+    def read(raw: bytes) -> object:
+        found = podresources.pods(podresources_pb2.ListPodResourcesResponse.FromString(raw))
+        reported = grants.of_pod_resources(found, {each.key: "u" for each in found})
+        return found, [holder_names.meaning(each, _HOLDERS) for each in reported]
+
+    yield Target(
+        "ListPodResourcesResponse",
+        read,
+        mutations.of_message,
+        (bytes(listed.SerializeToString()),),
+        ("kubelet.podresources:PodResourcesClient._ask", "kubelet.podresources:corrected"),
+        (FieldError, DecodeError),
+    )
+
+
+def _device_names() -> Iterator[Target]:
+    yield Target(
+        "names of held devices",
+        lambda text: [
+            holder_names.meaning(
+                ReportedDevices("u", "c", resource, (text,), HoldingSource.CHECKPOINT), _HOLDERS
+            )
+            for resource in ("", "nvidia.com/gpu", "gpu.nvidia.com", "dra.cpu", text)
+        ],
+        mutations.of_name,
+        ("GPU-1::3", "MIG-GPU-1/2/3", "gpu-0-mig-1g", "0-3,8", "index:0", "uid-gpu-0"),
+        (),
+    )
+    yield Target(
+        "MIG's capabilities",
+        lambda text: device_files.capabilities(text, text),
+        mutations.of_text,
+        ("gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n", "Character devices:\n236 nvidia-caps\n"),
+        ("model.devices.device_files:capabilities",),
+    )
+
+
+def _own_files(folder: Path) -> Iterator[Target]:
+    """The files and datagrams of Topolet's own processes, of this version or another."""
+    pods = {"u": snapshot.PodWanted("ns/p", QoS.LS, snapshot.Wanted("0-3"))}
+    decided = snapshot.Snapshot(
+        5,
+        7,
+        "boot",
+        False,
+        (snapshot.Pool(0, 0, "0-3"),),
+        (),
+        (),
+        pods,
+        {"c": snapshot.Wanted("1")},
+    )
+    yield Target(
+        "snapshot",
+        snapshot.decode,
+        mutations.of_json_bytes,
+        (snapshot.encode(decided),),
+        ("model.snapshot:decode",),
+        (SnapshotError,),
+        ("snapshot: ",),
+    )
+    announced = notifications.PodAnnounced("u", "ns", "p", {"a": "b"}, {"c": "d"}, "/kubepods/podu")
+    datagrams = [
+        notifications.encode(each)
+        for each in (
+            announced,
+            notifications.ContainerAnnounced(announced, "c", 512, {1 << 21: 1}),
+            notifications.Created("c", notifications.RequestedResources("0-3", "0", 2, 3, 4)),
+            notifications.SnapshotRequest(),
+        )
+    ]
+    yield Target(
+        "notification",
+        notifications.decode,
+        mutations.of_json_bytes,
+        datagrams,
+        ("model.notifications:decode",),
+        (NotificationError,),
+        ("doorbell: ",),
+    )
+    keeping = {
+        "node": {"uid": "u", "labels": {"a": "b"}},
+        "pods": {"u": {"labels": {}, "annotations": {"a": "b"}, "unequal": ""}},
+        "kubelet": {"cpuManagerPolicy": "static"},
+    }
+    binding = {
+        "pod": {"namespace": "ns", "name": "p", "uid": "u"},
+        "node": "n",
+        "annotations": {"a": "b"},
+        "sent_at": 5.0,
+    }
+    config = {"remote-endpoint": "/a", "failure-policy": "Ignore", "runtime-hooks": ["a"]}
+    for name, read, parses, example, kinds in (
+        ("cluster.json", _cluster_memory, ("node.cluster_view:ClusterCache._stored",), keeping, ()),
+        (
+            "sent Binding",
+            lease_dir._read,
+            ("scheduler.leader.lease_dir:_read",),
+            binding,
+            (ValueError,),
+        ),
+        (
+            "registration of a hook server",
+            lambda path: server._read(Path(path)),
+            ("koordinator.server:_read",),
+            config,
+            (),
+        ),
+        (
+            "identity of a scheduler",
+            _identity,
+            ("scheduler.leader.lease_dir:IdentityFile._former",),
+            {"identity": "a", "boot_id": "b", "device": 1, "inode": 2},
+            (),
+        ),
+        (
+            "object of the embedded store",
+            _from_store,
+            ("kube.store:_served", "kube.documents:read"),
+            {"metadata": {"name": "n", "resourceVersion": "5"}, "spec": {"nodeName": "n"}},
+            (DocumentError, StoreError),
+        ),
+    ):
+        path = folder / name.replace(" ", "-")
+
+        def of_file(raw: bytes, path: Path = path, read: Callable[[str], object] = read) -> object:
+            path.write_bytes(raw)
+            return read(str(path))
+
+        yield Target(
+            name,
+            of_file,
+            mutations.of_json_bytes,
+            (json.dumps(example).encode(),),
+            parses,
+            kinds,
+        )
+    yield Target(
+        "file of a container's CPUs",
+        notice.decode,
+        mutations.of_json_bytes,
+        (notice.encode(notice.Notice("0-3", 1)),),
+        ("model.notice:decode",),
+    )
+    lines = (
+        b'{"group": "/kubepods/a", "cpus": "0-3"}\n'
+        b'{"group": "/kubepods/b", "file": "cpu.max", "value": "max 100000"}\n'
+    )
+    journal = folder / "journal"
+
+    def read_journal(raw: bytes) -> object:
+        journal.write_bytes(raw)
+        read = Journal(journal)
+        return read.originals, read.values, read.problems
+
+    yield Target(
+        "journal",
+        read_journal,
+        mutations.of_bytes,
+        (lines,),
+        ("cgroup.journal:_parse",),
+    )
+
+
+def _cluster_memory(path: str) -> object:
+    return cluster_view.ClusterCache(_NoSource(), path).known
+
+
+class _NoSource:
+    """A source of the cluster's state that is never asked."""
+
+    def now(self) -> cluster_view.ClusterState:
+        raise NotImplementedError
+
+
+def _identity(path: str) -> object:
+    folder = f"{path}.d"
+    os.makedirs(folder, exist_ok=True)
+    os.replace(path, f"{folder}/identity")
+    kept = lease_dir.IdentityFile(folder, "new")
+    kept.close()
+    return kept.identity
+
+
+def _from_store(path: str) -> object:
+    return store._served("Pod ns/p", documents.read(path))
+
+
+_TREE: Final = {
+    "sys/devices/system/cpu/online": b"0-1\n",
+    "sys/devices/system/cpu/isolated": b"\n",
+    "sys/devices/system/node/online": b"0\n",
+    "sys/devices/system/node/node0/cpumap": b"3\n",
+    "sys/devices/system/node/node0/distance": b"10\n",
+    "sys/devices/system/node/node0/meminfo": b"Node 0 MemTotal:  16000 kB\n",
+    "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages": b"4\n",
+    "sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages": b"4\n",
+    "proc/meminfo": b"MemTotal: 16000 kB\nHugepagesize: 2048 kB\n",
+    "proc/cmdline": b"quiet isolcpus=nohz,domain,1\n",
+    "proc/cpuinfo": b"vendor_id\t: AuthenticAMD\ncpu family\t: 21\n",
+    "proc/stat": b"cpu 1 2 3\nbtime 1700000000\n",
+    **{
+        f"sys/devices/system/cpu/cpu{cpu}/{name}": text
+        for cpu in (0, 1)
+        for name, text in {
+            "topology/core_id": b"%d\n" % cpu,
+            "topology/physical_package_id": b"0\n",
+            "topology/die_id": b"0\n",
+            "topology/thread_siblings": b"%d\n" % (1 << cpu),
+            "topology/core_siblings": b"3\n",
+            "cache/index3/level": b"3\n",
+            "cache/index3/type": b"Unified\n",
+            "cache/index3/shared_cpu_map": b"3\n",
+        }.items()
+    },
+    **{
+        f"sys/bus/pci/devices/0000:3b:00.0/{name}": text
+        for name, text in {
+            "vendor": b"0x10de\n",
+            "device": b"0x20b5\n",
+            "class": b"0x030200\n",
+            "numa_node": b"0\n",
+            "local_cpulist": b"0-1\n",
+            "sriov_totalvfs": b"4\n",
+            "infiniband/mlx5_0/node_guid": b"1:2:3:4\n",
+            "infiniband/mlx5_0/ports/1/state": b"4: ACTIVE\n",
+            "infiniband/mlx5_0/ports/1/rate": b"100 Gb/sec (4X EDR)\n",
+            "infiniband_verbs/uverbs0/dev": b"231:192\n",
+        }.items()
+    },
+}
+
+
+def _of_files(rng: random.Random, seeds: Sequence[tuple[str, bytes]]) -> tuple[str, bytes]:
+    path, content = rng.choice(seeds)
+    return path, mutations.of_bytes(rng, [content])
+
+
+def _kernel(folder: Path) -> Iterator[Target]:
+    for path, content in _TREE.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+
+    def machine(changed: tuple[str, bytes]) -> object:
+        path, content = changed
+        (folder / path).write_bytes(content)
+        try:
+            topology = cpus.read(str(folder))
+            functions = pci.read(str(folder), topology)
+            return (
+                topology,
+                functions,
+                rdma.read(str(folder), functions.by_address),
+                fpga.read(str(folder), functions.by_address),
+                cpus.huge_pages(str(folder), (0,)),
+                gpus._booted(str(folder)),
+            )
+        finally:
+            (folder / path).write_bytes(_TREE[path])
+
+    yield Target(
+        "sysfs and procfs",
+        machine,
+        _of_files,
+        tuple(_TREE.items()),
+        (
+            "discover.cpus:_distances",
+            "discover.cpus:_memory_bytes",
+            "discover.cpus:_pool_of_meminfo",
+            "discover.cpus:_pools_of_folder",
+            "discover.pci:_function",
+            "discover.rdma:_port",
+            "discover.rdma:_ports",
+            "discover.sysfs:SysfsReader.char_device",
+            "discover.sysfs:SysfsReader.hexadecimal",
+            "discover.sysfs:integer",
+            "discover.sysfs:numbered",
+            "discover.sysfs:optional_integer",
+            "node.gpus:_booted",
+        ),
+        (DiscoveryError,),
+    )
+    proc = folder / "proc"
+    of_process = {
+        "status": b"Name:\tkubelet\nPPid:\t1\nUid:\t0\t0\t0\t0\nNSpid:\t7\n"
+        b"Cpus_allowed_list:\t0-1\n",
+        "cmdline": b"kubelet\0--a\0",
+        "cgroup": b"4:cpuset,cpu:/system.slice/a\n0::/kubepods/podu\n",
+        "comm": b"kubelet\n",
+        "mountinfo": b"31 24 0:27 / /sys/fs/cgroup rw - cgroup2 none rw\n"
+        b"32 24 0:28 / /sys/fs/cgroup/cpuset\\040a rw - cgroup none rw,cpuset\n",
+    }
+    (proc / "7").mkdir(exist_ok=True)
+    for name, content in of_process.items():
+        (proc / "7" / name).write_bytes(content)
+
+    def process(changed: tuple[str, bytes]) -> object:
+        name, content = changed
+        (proc / "7" / name).write_bytes(content)
+        try:
+            found: list[object] = [pids(str(proc)), kubelet_process.find(str(proc))]
+            with Process(str(proc), 7) as of:
+                found += [of.argv0(), of.name(), of.groups()]
+                found.append(_or_error(of.argv, UnreadableError))
+                found.append(_or_error(of.status, UnreadableError))
+            found += [_roots(version, str(proc / "7/mountinfo")) for version in (1, 2)]
+            found.append(allowed_cpus(str(proc), 7))
+            return found
+        finally:
+            (proc / "7" / name).write_bytes(of_process[name])
+
+    yield Target(
+        "files of a process",
+        process,
+        _of_files,
+        tuple(of_process.items()),
+        ("host.processes:Process.status", "host.processes:pids", "cgroup.names:_roots"),
+    )
+    yield Target(
+        "limits of a cgroup",
+        lambda text: (
+            _or_error(lambda: limits.quota_of_max(text), ValueError),
+            _or_error(lambda: limits.quota_of(text, text), ValueError),
+            _or_error(lambda: limits.memory_of(text), ValueError),
+            _or_error(lambda: limits.nodes(text), ValueError),
+            _or_error(lambda: limits.max_text(5_000, text), ValueError),
+            _or_error(lambda: limits.quota_text(5_000, text), ValueError),
+            _or_error(lambda: limits.same(limits.MAX, text, "max 100000"), ValueError),
+            _or_error(lambda: limits.grows(limits.MEMORY_MAX, text, "5"), ValueError),
+        ),
+        mutations.of_text,
+        ("max 100000", "50000 100000", "-1", "9223372036854771712", "0-1"),
+        (
+            "cgroup.limits:_amount",
+            "cgroup.limits:_parts",
+            "cgroup.limits:memory_of",
+            "cgroup.limits:quota_of",
+            "cgroup.limits:quota_text",
+        ),
+    )
+    yield Target(
+        "uevents and inotify",
+        lambda raw: (kernel_events.subsystem(raw), conflicts._attributes(raw)),
+        mutations.of_bytes,
+        (
+            b"add@/devices/a\0ACTION=add\0SUBSYSTEM=pci\0",
+            b"\x0e\x00\x00\x00/run/a.sock\x00\x00\x00\x08\x00\x02\x00\x01\x00\x00\x00",
+        ),
+        ("nri.conflicts:_attributes",),
+    )
+
+
+def targets(folder: Path) -> Iterator[Target]:
+    """`folder`: for files, which they keep."""
+    yield from _cri_requests()
+    yield from _runtime()
+    yield from _nri()
+    yield from _koordinator()
+    yield from _kubelet()
+    yield from _pod_resources()
+    yield from _device_names()
+    yield from _own_files(folder)
+    yield from _kernel(folder)

@@ -1,0 +1,110 @@
+"""One parser with examples of its input, and the property that holds for every input."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from tests.parsers.mutations import Mutation
+
+MOST_CPU_SECONDS: Final = 2.0
+"""Of one input; 9,000 bytes take milliseconds."""
+MOST_BYTES: Final = 96 << 20
+"""How much the process may grow, with inputs, values and the allocator's rest of all of them."""
+_MOST_MESSAGE_CHARACTERS: Final = 64 << 10
+_MOST_BITS: Final = 512
+"""Of a number in a value. A quantity has 30 digits and an exponent of two digits."""
+_VALUES_EVERY: Final = 16
+_APART: Final = 2**32
+
+
+@dataclass(frozen=True)
+class Target:
+    """`read` takes an input that `mutation` made of `seeds`, and returns a value or raises one of
+    `raises`, whose message has one of `names`. `parses`: the functions that it tries, as
+    `module:function` below `agent`."""
+
+    name: str
+    read: Callable[[Any], object]
+    mutation: Mutation
+    seeds: Sequence[Any]
+    parses: tuple[str, ...]
+    raises: tuple[type[Exception], ...] = ()
+    names: tuple[str, ...] = ()
+
+
+class SlipError(AssertionError):
+    """An input without the property; the message names target, seed and number."""
+
+
+def inputs(target: Target, seed: int, first: int, count: int) -> Iterator[tuple[int, Any]]:
+    """Inputs by number; each depends on the seed and its number alone."""
+    rng = random.Random()
+    for number in range(first, first + count):
+        rng.seed(seed * _APART + number)
+        yield number, target.mutation(rng, target.seeds)
+
+
+def run(target: Target, count: int, seed: int = 0, first: int = 0) -> None:
+    """Tries the examples, which must be valid, and then so many inputs. Raises SlipError."""
+    for each in target.seeds:
+        target.read(each)
+    before = _peak_bytes(reset=True)
+    for number, each in inputs(target, seed, first, count):
+        try:
+            _tried(target, each, number % _VALUES_EVERY == 0)
+        except Exception as error:
+            where = f"{target.name}: seed {seed}, number {number}: {each!r:.2000}"
+            raise SlipError(where) from error
+    grown = _peak_bytes() - before
+    if grown > MOST_BYTES:
+        raise SlipError(f"{target.name}: seed {seed}: the process grew by {grown} bytes")
+
+
+def _tried(target: Target, given: Any, with_value: bool) -> None:
+    began = time.thread_time()
+    try:
+        value = target.read(given)
+    except target.raises as error:
+        message = str(error)
+        assert len(message) <= _MOST_MESSAGE_CHARACTERS, f"a message of {len(message)} characters"
+        assert not target.names or any(each in message for each in target.names), message
+    else:
+        if with_value:
+            _check(value)
+    took = time.thread_time() - began
+    assert took <= MOST_CPU_SECONDS, f"took {took:.1f} s of CPU time"
+
+
+def _check(value: object) -> None:
+    """Whether the numbers in the value are small, so that no user of it computes with millions of
+    digits."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, int):
+            assert each.bit_length() <= _MOST_BITS, f"a number of {each.bit_length()} bits"
+        elif isinstance(each, dict):
+            waiting += (*each, *each.values())
+        elif isinstance(each, list | tuple):
+            waiting += each
+        elif isinstance(each, msgspec.Struct):
+            waiting += [getattr(each, name) for name in each.__struct_fields__]
+
+
+def _peak_bytes(*, reset: bool = False) -> int:
+    """The most memory that the process has had, since the last reset if the kernel allows one."""
+    if reset:
+        try:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+        except OSError:
+            pass
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10

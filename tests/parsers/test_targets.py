@@ -1,0 +1,44 @@
+"""Every parser of foreign bytes returns a small value or raises its declared error, which names the
+object, in bounded time and memory. `python -m tests.parsers` tries more inputs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.parsers.calls import decoding
+from tests.parsers.target import run
+from tests.parsers.targets import targets
+from tests.parsers.untried import UNTRIED
+
+COUNT = int(os.environ.get("TOPOLET_FUZZ_INPUTS", "10000"))
+SLOW = 5
+"""Targets that write a file for each input try this part of the inputs."""
+
+_FOLDER = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+TARGETS = list(targets(Path(_FOLDER.name)))
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    """Readers log the faults of objects."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=[each.name for each in TARGETS])
+def test_a_parser_returns_a_value_or_raises_its_declared_error(target: object) -> None:
+    run(target, COUNT)  # type: ignore[arg-type]
+
+
+def test_every_parser_has_a_target_or_a_reason_for_having_none() -> None:
+    tried = {each for target in TARGETS for each in target.parses}
+    untried = {each for of_reason in UNTRIED.values() for each in of_reason}
+    assert tried & untried == set()
+    assert sorted(decoding()) == sorted(tried | untried)
