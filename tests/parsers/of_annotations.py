@@ -350,7 +350,7 @@ def _plain_annotations() -> Iterator[Target]:
         "labels of a pod",
         lambda text: (
             qos.qos_of({qos.QOS_LABEL: text}, None),
-            qos.label_faults({qos.QOS_LABEL: text}),
+            qos.label_faults({qos.QOS_LABEL: text}, None),
         ),
         mutations.of_text,
         ("LSE", "BE"),
