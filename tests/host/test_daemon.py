@@ -12,8 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.host.daemon import FaultError, Faults, Periodic, ServiceManager
+from agent.host.daemon import (
+    FaultError,
+    Faults,
+    Periodic,
+    ServiceManager,
+    seconds_to_boundary,
+)
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 PROGRAM = """
@@ -119,6 +127,34 @@ def test_steps_are_repeated_until_the_stop() -> None:
     it.stop()
     assert set(steps) == {"steps"}
     assert "steps" not in {each.name for each in threading.enumerate()}
+
+
+@given(
+    period=st.sampled_from((0.5, 1.0, 10.0)),
+    number=st.integers(0, 10**6),
+    into=st.lists(st.floats(0.01, 0.99), min_size=2, max_size=2),
+)
+def test_threads_of_one_period_wake_at_the_same_moment_and_none_later_than_a_period(
+    period: float, number: int, into: list[float]
+) -> None:
+    ends = [(number + part) * period for part in into]
+    first, second = (seconds_to_boundary(each, period) for each in ends)
+    assert ends[0] + first == pytest.approx(ends[1] + second)
+    assert 0 < first <= period
+
+
+def test_threads_that_started_at_different_moments_step_together() -> None:
+    began: tuple[list[float], list[float]] = ([], [])
+    both = [Periodic("steps", 0.25, lambda to=to: to.append(time.monotonic())) for to in began]
+    both[0].start()
+    time.sleep(0.125)  # as far from the steps of the other thread as possible
+    both[1].start()
+
+    eventually("eight steps of each", lambda: min(map(len, began)) > 8)
+    for each in both:
+        each.stop()
+    apart = [abs(one - other) for one in began[0][1:] for other in began[1][1:]]
+    assert min(apart) < 0.03
 
 
 def test_a_pause_of_any_length_ends_with_the_stop() -> None:

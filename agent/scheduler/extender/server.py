@@ -33,6 +33,9 @@ from agent.scheduler.extender.http_routes import BadRequestError, HttpRequest, R
 log = logging.getLogger(__name__)
 
 _NEXT_REQUEST_MS: Final = 200
+_EXPIRY_SECONDS: Final = 10.0
+"""Interval of the search for idle connections; each wakes the accepting thread. cheroot's own is
+half a second."""
 
 
 class ServerStartError(StartError):
@@ -203,6 +206,7 @@ class _Http(server.HTTPServer):
             accepted_queue_timeout=0,
         )
         self.timeout = limits.idle_seconds
+        self.expiration_interval = min(_EXPIRY_SECONDS, limits.idle_seconds / 4)
         self.shutdown_timeout = limits.stop_seconds
         self.request_queue_size = limits.waiting
         self.max_request_body_size = limits.body_bytes
