@@ -28,8 +28,10 @@ from collections.abc import Sequence
 import msgspec
 
 from agent.allocate import pools
+from agent.allocate.node_local.claim import Demand
 from agent.allocate.pools import Decision
 from agent.allocate.present import admitted, present
+from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
 from agent.discover.cpus import TopologyView
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
@@ -70,6 +72,18 @@ from agent.node.violations import (
 
 class ReconcileError(RuntimeError):
     """Some values could not be written; the message names them. All others were written."""
+
+
+DecisionInputs = tuple[
+    Topology,
+    tuple[Pod, ...],
+    KubeletCpus,
+    dict[str, CpuSet],
+    dict[str, CpuSet],
+    PoolRules,
+    Demand | None,
+]
+"""The arguments of `pools.decide`."""
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -130,6 +144,7 @@ class Reconciler:
         self._announced = Announced()
         self._announced_containers = AnnouncedContainers()
         self._notified = True
+        self._decided: tuple[DecisionInputs, Decision] | None = None
         self.again = False
         """Whether the next pass may find a better decision without any event."""
         self.exclude: Patterns = ()
@@ -209,7 +224,7 @@ class Reconciler:
                 cpus.claimed,
                 self._kubelet.device_nodes(node.kubelet),
             )
-        decision = pools.decide(
+        inputs = (
             seen.topology,
             node.pods,
             cpus,
@@ -218,6 +233,12 @@ class Reconciler:
             rules(node.configuration),
             local,
         )
+        # Most passes find nothing new, and equal inputs have equal decisions.
+        if self._decided is not None and self._decided[0] == inputs:
+            decision = self._decided[1]
+        else:
+            decision = pools.decide(*inputs)
+            self._decided = inputs, decision
         self.again = decision.again
         owners = settled(decision, self._publisher.all_owners)
         self._reporter.changes.decided(node.pods, decision, owners, node.holds)

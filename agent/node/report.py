@@ -65,17 +65,18 @@ class ClusterReporter:
         self._deliver = deliver
         self._waits = waits
         self._reported: ReportValues | None = None
+        self._moment: ReportInput | None = None
 
     def report(self, moment: ReportInput) -> bool:
         """Whether anything was written. Raises what `deliver` raises."""
         cluster = moment.cluster
         if self._waits and not (cluster.pods_listed and cluster.node and cluster.devices):
             return False
-        now = report_values(self.node_name, moment)
-        if now == self._reported:
+        if moment == self._moment:
             return False
-        written = self._deliver(report.build(now))
-        self._reported = now
+        now = report_values(self.node_name, moment)
+        written = now != self._reported and self._deliver(report.build(now))
+        self._reported, self._moment = now, moment
         return written
 
 

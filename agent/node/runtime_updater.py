@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from agent.cri.client import Cri, Placement
 from agent.model.cpu.cpuset import EMPTY, CpuSet
@@ -24,14 +26,23 @@ from agent.rpc.grpc import NO_ANSWER, RpcError
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
+SETTLE_SECONDS: Final = 1.0
+"""How long after a decision its updates begin. A runtime needs tens of milliseconds of CPU time for
+each, at the same time as it starts the containers of the pod that the others made room for. The
+cgroups have the values already, and the frontends put them into every update by another client."""
 
 
 class RuntimeUpdater:
-    """A thread with a connection of its own. `exists`: whether a cgroup exists."""
+    """A thread with a connection of its own. `exists`: whether a cgroup exists. The first call
+    begins `settle_seconds` after the queue was empty."""
 
-    def __init__(self, cri: Cri, exists: Callable[[str], bool]) -> None:
+    def __init__(
+        self, cri: Cri, exists: Callable[[str], bool], settle_seconds: float = SETTLE_SECONDS
+    ) -> None:
         self._cri = cri
         self._exists = exists
+        self._settle_seconds = settle_seconds
+        self._due: float | None = None
         self._changed = threading.Condition()
         self._sent: dict[str, Wanted] = {}
         self._queue: dict[str, Wanted] = {}
@@ -65,8 +76,12 @@ class RuntimeUpdater:
                 for each, wanted in containers.items()
                 if not wanted.unmanaged and not self._is_current(each, wanted, remembered.get(each))
             }
-            if self._queue:
-                self._changed.notify_all()
+            if not self._queue:
+                self._due = None
+                return
+            if self._due is None:
+                self._due = time.monotonic() + self._settle_seconds
+            self._changed.notify_all()
 
     def pause(self) -> bool:
         """Clears the queue until the next `update`. Returns whether a call is in progress, or has
@@ -109,11 +124,13 @@ class RuntimeUpdater:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
+                self._wait_until_due()
                 if self._closing:
                     return
                 container_id = next(iter(self._queue))
                 wanted = self._queue.pop(container_id)
+                if not self._queue:
+                    self._due = None
                 self._calling = container_id, wanted
                 group = self._groups.get(container_id)
             ended = group is not None and not self._exists(group)
@@ -129,6 +146,16 @@ class RuntimeUpdater:
                     before = self._unanswered.get(container_id, EMPTY)
                     self._unanswered[container_id] = before | _cpus(wanted)
                 self._changed.wait_for(lambda: self._closing, RETRY_SECONDS)
+
+    def _wait_until_due(self) -> None:
+        """Until a call is due, or `close`. A pass in between does not begin the time again."""
+        while not self._closing:
+            left = None
+            if self._queue and self._due is not None:
+                left = self._due - time.monotonic()
+                if left <= 0:
+                    return
+            self._changed.wait(left)
 
     def _call(self, container_id: str, wanted: Wanted) -> int:
         """Returns the status of the call. An update that the runtime refuses is not repeated: the

@@ -239,8 +239,13 @@ class RuntimeView:
         )
 
     def _sandbox_group(self, sandbox_id: str) -> str | None:
-        placement = self._placement(sandbox_id)
-        return self._locator.group_of(sandbox_id, placement, placement.cgroup_parent)
+        group = self._groups.get(sandbox_id)
+        if group is None:
+            placement = self._placement(sandbox_id)
+            group = self._locator.group_of(sandbox_id, placement, placement.cgroup_parent)
+            if group is not None:
+                self._groups[sandbox_id] = group
+        return group
 
     def _placement(self, sandbox_id: str) -> Placement:
         placement = self._sandboxes.get(sandbox_id)
@@ -277,7 +282,7 @@ class RuntimeView:
 
     def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
         _keep(self._sandboxes, sandboxes)
-        _keep(self._groups, containers)
+        _keep(self._groups, sandboxes | containers)
         _keep(self._shares, containers)
         _keep(self._hugepages, containers)
         _keep(self._ended, containers)

@@ -250,7 +250,7 @@ def count_differing(
     for pod in pods:
         claimed = _claimed(pod)
         given = kubelet.containers.get(pod.uid, {}) if kubelet.static else {}
-        sharing = sidecars(pod)
+        sharing = sidecars(pod) if claimed else ()
         for container in pod.containers:
             cpus = holds.get(container.id)
             if cpus is None or container.state is not ContainerState.RUNNING:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import yaml
 
+from agent.allocate import pools
 from agent.allocate.device_holders.grants import Carriers
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import Hierarchy
@@ -24,7 +27,7 @@ from agent.model.notifications import (
     SessionEnded,
     SnapshotRequest,
 )
-from agent.model.pod import pods
+from agent.model.pod import pods as podvalues
 from agent.model.pod.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.pod.pod_resources import (
     ClaimedDevice,
@@ -34,6 +37,7 @@ from agent.model.pod.pod_resources import (
 )
 from agent.model.pod.pods import ContainerState
 from agent.model.verdict import Code
+from agent.node import report as reports
 from agent.node.kubelet_view import PodResourcesAnswer
 from agent.node.reconcile import ReconcileError
 from tests.node.world import World
@@ -280,7 +284,7 @@ def test_annotation_that_overloads_a_parser_is_a_refused_claim(
     assert "pod ns/bad keeps the pool: annotation scheduling.koordinator.sh/" in caplog.text
 
 
-@pytest.mark.parametrize("key", pods.ANNOTATIONS)
+@pytest.mark.parametrize("key", podvalues.ANNOTATIONS)
 @pytest.mark.parametrize("text", ["," * 1_000_000, '{"x":' + "[" * 1_000, "\0"])
 def test_no_annotation_of_a_pod_fails_a_pass(world: World, key: str, text: str) -> None:
     world.container(world.sandbox("bad", "LSE", "2"))
@@ -347,3 +351,61 @@ def test_cpus_of_a_resource_claim_are_exclusive_to_its_containers(world: World) 
     world.ends(container)
     agent.reconcile()
     assert world.cpus(groups[1]) == "0-1,3"
+
+
+class CountedCalls:
+    """Calls through to a function, and counts the calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.calls = 0
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        self.calls += 1
+        return self._function(*args, **more)
+
+
+def test_a_pass_at_rest_asks_the_runtime_for_two_lists_and_decides_nothing_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for uid, qos, claim in (("own", "LSE", "1"), ("ls", "LS", ""), ("be", "BE", "")):
+        sandbox = world.sandbox(uid, qos, claim)
+        world.group(f"kubepods/burstable/pod{uid}/{sandbox.id}")
+        world.container(sandbox)
+    counted = {}
+    for name in ("sandboxes", "containers", "sandbox_placement", "container_placement", "update"):
+        counted[name] = CountedCalls(getattr(world.runtime, name))
+        monkeypatch.setattr(world.runtime, name, counted[name])
+    decide = CountedCalls(pools.decide)
+    monkeypatch.setattr(pools, "decide", decide)
+    built = CountedCalls(reports.report_values)
+    monkeypatch.setattr(reports, "report_values", built)
+    agent = world.agent()
+    for _ in range(3):  # the second pass sees the owner of the first one's snapshot
+        agent.reconcile()
+    before = {name: each.calls for name, each in counted.items()}, decide.calls, built.calls
+    agent.reconcile()
+    after = {name: each.calls for name, each in counted.items()}, decide.calls, built.calls
+    expected = before[0] | {name: before[0][name] + 1 for name in ("sandboxes", "containers")}
+    assert after == (expected, *before[1:])
+
+
+@pytest.mark.parametrize("group", ["c-ls-main", "s-ls"])
+def test_a_pass_that_decides_nothing_again_repairs_what_another_process_wrote(
+    world: World, group: str
+) -> None:
+    world.container(world.sandbox("own", "LSE", "1"))
+    sandbox = world.sandbox("ls", "LS")
+    world.group(f"kubepods/burstable/podls/{sandbox.id}")
+    world.container(sandbox)
+    agent = world.agent()
+    for _ in range(3):
+        agent.reconcile()
+    path = f"kubepods/burstable/podls/{group}"
+    assert world.cpus(path) == "0,2-3"
+    (world.cpuset / path / "cpuset.cpus").write_text("0-3\n")
+    agent.reconcile()
+    assert world.cpus(path) == "0,2-3"
+    world.container(sandbox, "late")
+    agent.reconcile()
+    assert world.cpus("kubepods/burstable/podls/c-ls-late") == "0,2-3"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from agent.model.snapshot import CgroupLimits, Wanted
 from agent.model.verdict import Code
 from agent.node.runtime_updater import RuntimeUpdater, remembers
 from agent.rpc.grpc import RpcError
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 
 POOL, LESS = Wanted("0-3"), Wanted("0,2-3")
 
@@ -40,7 +41,7 @@ def runtime() -> Runtime:
 
 @pytest.fixture
 def updater(runtime: Runtime) -> Iterator[RuntimeUpdater]:
-    updater = RuntimeUpdater(runtime, lambda group: group not in runtime.ended)
+    updater = RuntimeUpdater(runtime, lambda group: group not in runtime.ended, settle_seconds=0.0)
     yield updater
     runtime.may_answer.set()
     updater.close()
@@ -161,3 +162,28 @@ def test_call_without_an_answer_is_forgotten_with_its_container(
 )
 def test_values_that_the_runtime_has_already(stored: Placement, wanted: Wanted, same: bool) -> None:
     assert remembers(stored, wanted) == same
+
+
+def test_no_update_competes_with_the_start_of_the_pod_that_causes_it(runtime: Runtime) -> None:
+    updater = RuntimeUpdater(runtime, lambda group: True, settle_seconds=0.3)
+    began = time.monotonic()
+    updater.update({"c1": LESS}, {}, {})
+    while not runtime.updates:  # a pass drops the queue, and the next decision fills it again
+        assert time.monotonic() < began + DEADLINE_SECONDS, "passes must not delay it for ever"
+        updater.pause()
+        updater.update({"c1": LESS}, {}, {})
+        time.sleep(0.01)
+    assert time.monotonic() >= began + 0.3
+    eventually("the runtime is updated", updater.idle)
+    updater.close()
+
+
+def test_an_update_that_is_not_needed_any_more_is_never_sent(runtime: Runtime) -> None:
+    updater = RuntimeUpdater(runtime, lambda group: True, settle_seconds=0.2)
+    updater.update({"c1": LESS}, {"c1": Placement(cpuset="0-3")}, {})
+    updater.pause()
+    updater.update({"c1": POOL}, {"c1": Placement(cpuset="0-3")}, {})
+    assert updater.idle()
+    time.sleep(0.3)  # longer than the settle time
+    assert not runtime.updates
+    updater.close()

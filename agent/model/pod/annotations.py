@@ -46,7 +46,7 @@ class AnnotationError(ValueError):
 def text_of(annotations: Mapping[str, str], key: str, most_bytes: int) -> str:
     """The annotation, "" if absent. Raises AnnotationError if it is too long."""
     text = annotations.get(key, "")
-    if why := bounds.excess(text, most_bytes):
+    if text and (why := bounds.excess(text, most_bytes)):
         raise AnnotationError(key, why)
     return text
 
@@ -208,6 +208,8 @@ def shared_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
     """The containers that stay on the shared pool (sidecars) although their pod owns CPUs, sorted.
     Raises AnnotationError."""
     text = text_of(annotations, SHARED_CONTAINERS, bounds.POD_VALUE_BYTES)
+    if not text:
+        return ()
     found = {name.strip() for name in text.split(",")} - {""}
     if len(found) > bounds.MOST_CONTAINERS:
         why = f"names {len(found)} containers: at most {bounds.MOST_CONTAINERS}"
