@@ -29,7 +29,8 @@ RETRY_SECONDS = 5.0
 SETTLE_SECONDS: Final = 1.0
 """How long after a decision its updates begin. A runtime needs tens of milliseconds of CPU time for
 each, at the same time as it starts the containers of the pod that the others made room for. The
-cgroups have the values already, and the frontends put them into every update by another client."""
+cgroups have the values already. The frontends put them into every update by another client, and
+without a frontend a pass writes the cgroups again after it."""
 
 
 class RuntimeUpdater:
