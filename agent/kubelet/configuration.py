@@ -8,16 +8,20 @@ is in the file that `--config` names; flags of the command line override the fil
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from agent.host import files
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 if TYPE_CHECKING:
+    import ssl
     from http.client import HTTPResponse
 
 
@@ -247,25 +251,49 @@ CONFIGZ_SECONDS: Final = 5.0
 CONFIGZ_BYTES: Final = 4 << 20
 
 
-def read_configz(url: str, token_file: str, ca_file: str) -> KubeletConfiguration | None:
-    """`url`: `https://NODE:10250/configz`, or a `file:` with such an answer. Most kubelets sign
-    their own certificate, so it is verified only with a `ca_file`. None when nothing listens: the
-    kubelet does not run. Raises ConfigurationError."""
-    import ssl  # with urllib 7 MB, which most configurations do not need
-    import urllib.error
-    import urllib.request
+_CERTIFICATE_FILES: Final = ("kubelet-server-current.pem", "kubelet.crt")
+"""In the kubelet's folder `pki`: the certificate that an API server signed, and the one that the
+kubelet made itself (kubelet: cmd/kubelet/app/server.go, initTLS)."""
+_CERTIFICATE: Final = re.compile(
+    rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
+)
+_NO_CHECK_TIME: Final = 0x200000
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which ssl does not name."""
+
+
+def read_configz(
+    url: str, token_file: str, ca_file: str, kubelet_dir: str
+) -> KubeletConfiguration | None:
+    """`url`: `https://NODE:10250/configz`, or a `file:` with such an answer. The server is verified
+    by `ca_file`, or else has to have the certificate in the kubelet's folder, as most kubelets sign
+    their own; a token is sent to no other server. None when nothing listens: the kubelet does not
+    run. Raises ConfigurationError."""
+    import urllib.error  # with ssl 7 MB, which most configurations do not need
+    import urllib.request as http
     from http.client import HTTPException
 
     try:
-        request = urllib.request.Request(url)
+        request = http.Request(url)
         if token_file:
+            if request.type != "https":
+                raise ConfigurationError(f"{url}: the token of {token_file} is sent by https only")
             with open(token_file, encoding="utf-8") as file:
                 request.add_header("Authorization", f"Bearer {file.read().strip()}")
-        context = ssl.create_default_context(cafile=ca_file or None)
-        if not ca_file:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        with urllib.request.urlopen(request, timeout=CONFIGZ_SECONDS, context=context) as answer:
+        # Without the handlers of proxies and redirections, which would get the token.
+        opener = http.OpenerDirector()
+        for handler in (
+            http.FileHandler(),
+            http.HTTPHandler(),
+            http.HTTPErrorProcessor(),
+            http.HTTPDefaultErrorHandler(),
+        ):
+            opener.add_handler(handler)
+        if request.type == "https":
+            opener.add_handler(http.HTTPSHandler(context=_verifying(ca_file, kubelet_dir)))
+        answer = opener.open(request, timeout=CONFIGZ_SECONDS)
+        if answer is None:
+            raise ConfigurationError(f"{url}: is no https, http or file URL")
+        with answer:
             raw = _body(answer)
         content = json.loads(raw)
     except (urllib.error.HTTPError, HTTPException, ValueError, RecursionError) as error:
@@ -277,6 +305,45 @@ def read_configz(url: str, token_file: str, ca_file: str) -> KubeletConfiguratio
     except OSError as error:
         raise ConfigurationError(f"{url}: {error}") from error
     return of_object(content, url)
+
+
+def _verifying(ca_file: str, kubelet_dir: str) -> ssl.SSLContext:
+    """Raises OSError, ValueError."""
+    import ssl
+
+    if ca_file:
+        return ssl.create_default_context(cafile=ca_file)
+    own, problems = _own_certificates(os.path.join(kubelet_dir, "pki"))
+    if not own:
+        raise ValueError(
+            "the kubelet can't be verified, and no token is sent: no kubelet-ca-file is named, and "
+            + "; ".join(problems)
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # This one certificate: its names and dates do not matter.
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    context.load_verify_locations(cadata="\n".join(own))
+    return context
+
+
+def _own_certificates(folder: str) -> tuple[list[str], list[str]]:
+    """The kubelet's certificates without those of their signers, and why there are none."""
+    found, problems = [], []
+    for name in _CERTIFICATE_FILES:
+        path = os.path.join(folder, name)
+        try:
+            if os.path.islink(path):  # it names a path of the host, in the same folder
+                path = os.path.join(folder, os.path.basename(os.readlink(path)))
+            first = _CERTIFICATE.search(files.read(path, CONFIGZ_BYTES))
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            continue
+        if first:
+            found.append(first[0].decode("ascii", "replace"))
+        else:
+            problems.append(f"{path}: has no certificate")
+    return found, problems
 
 
 def _body(answer: HTTPResponse) -> bytes:

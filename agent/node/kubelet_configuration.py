@@ -268,8 +268,12 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
     memory_policy = _memory_policy(settings, troubles)
     if settings.kubelet_configz:
         try:
-            token, ca = settings.kubelet_token_file, settings.kubelet_ca_file
-            answer = configuration.read_configz(settings.kubelet_configz, token, ca)
+            answer = configuration.read_configz(
+                settings.kubelet_configz,
+                settings.kubelet_token_file,
+                settings.kubelet_ca_file,
+                settings.kubelet_dir,
+            )
             if answer is not None:
                 return Reading(answer, memory_policy=memory_policy, troubles=troubles)
         except ConfigurationError as error:

@@ -181,7 +181,7 @@ def configz_without_token(place: Place) -> None:
 
 def configz_hangs(place: Place) -> None:
     listener = place.listeners.enter_context(socket.create_server(("127.0.0.1", 0)))
-    place.flags.append(f"--kubelet-configz=https://127.0.0.1:{listener.getsockname()[1]}/configz")
+    place.flags.append(f"--kubelet-configz=http://127.0.0.1:{listener.getsockname()[1]}/configz")
 
 
 def pod_resources_absent(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -19,8 +21,16 @@ from agent.kubelet.configuration import ConfigurationError
 
 class Kubelet(http.server.BaseHTTPRequestHandler):
     answer = json.dumps({"kubeletconfig": {"cpuManagerPolicy": "static"}}).encode()
+    tokens: ClassVar[list[str | None]] = []
+    """Of all requests, in their order."""
 
     def do_GET(self) -> None:
+        self.tokens.append(self.headers["Authorization"])
+        if self.path != "/configz":
+            self.send_response(302)
+            self.send_header("Location", self.path.removeprefix("/to/"))
+            self.end_headers()
+            return
         if self.headers["Authorization"] != "Bearer secret":
             self.send_error(401)
             return
@@ -34,9 +44,12 @@ class Kubelet(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("certificate")
+    return new_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+def new_certificate(folder: Path, name: str = "IP:127.0.0.1") -> tuple[Path, Path]:
     key, crt = folder / "key", folder / "crt"
-    subject = ["-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subject = ["-subj", "/CN=node", "-addext", f"subjectAltName={name}"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
     subprocess.run([*command, "-keyout", key, "-out", crt], check=True, capture_output=True)
     return key, crt
@@ -44,7 +57,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def url(certificate: tuple[Path, Path]) -> Iterator[str]:
-    key, crt = certificate
+    Kubelet.tokens.clear()
+    with served(*certificate) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def served(key: Path, crt: Path) -> Iterator[str]:
     server = http.server.HTTPServer(("127.0.0.1", 0), Kubelet)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(crt, key)
@@ -64,28 +83,78 @@ def token(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_configz_is_read_with_and_without_verification(
+def pki(kubelet_dir: Path, name: str, content: bytes) -> str:
+    (kubelet_dir / "pki").mkdir(exist_ok=True)
+    (kubelet_dir / "pki" / name).write_bytes(content)
+    return str(kubelet_dir)
+
+
+def test_configz_is_read_with_a_named_ca(
     url: str, token: str, certificate: tuple[Path, Path]
 ) -> None:
-    for ca in ("", str(certificate[1])):
-        kubelet = configuration.read_configz(url, token, ca)
-        assert kubelet is not None
-        assert (kubelet.cpu_manager_policy, kubelet.source) == ("static", url)
+    kubelet = configuration.read_configz(url, token, str(certificate[1]), "/none")
+    assert kubelet is not None
+    assert (kubelet.cpu_manager_policy, kubelet.source) == ("static", url)
 
 
-def test_faults_name_the_address(url: str, token: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rotated", [False, True], ids=["own", "signed-by-the-api-server"])
+def test_configz_is_read_from_the_kubelet_whose_certificate_is_in_its_folder(
+    token: str, tmp_path: Path, rotated: bool
+) -> None:
+    """A kubelet's own certificate names the host only, and a rotated one is a link to a path of the
+    host, with the key beside the certificate."""
+    key, crt = new_certificate(tmp_path, "DNS:node")
+    if rotated:
+        folder = pki(tmp_path, "kubelet-server-1.pem", key.read_bytes() + crt.read_bytes())
+        link = tmp_path / "pki/kubelet-server-current.pem"
+        link.symlink_to("/var/lib/kubelet/pki/kubelet-server-1.pem")
+    else:
+        folder = pki(tmp_path, "kubelet.crt", crt.read_bytes())
+    with served(key, crt) as url:
+        assert configuration.read_configz(url, token, "", folder) is not None
+
+
+def test_no_server_without_the_kubelets_certificate_gets_the_token(
+    url: str, token: str, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Not one whose certificate follows in the kubelet's file, as a signer's does, either."""
+    with pytest.raises(ConfigurationError, match="no token is sent: no kubelet-ca-file is named"):
+        configuration.read_configz(url, token, "", str(tmp_path))
+    both = new_certificate(tmp_path)[1].read_bytes() + certificate[1].read_bytes()
+    with pytest.raises(ConfigurationError, match="CERTIFICATE_VERIFY_FAILED"):
+        configuration.read_configz(url, token, "", pki(tmp_path, "kubelet.crt", both))
+    with pytest.raises(ConfigurationError, match="has no certificate"):
+        configuration.read_configz(url, token, "", pki(tmp_path, "kubelet.crt", b""))
+    assert Kubelet.tokens == []
+
+
+def test_a_token_is_sent_neither_in_plain_text_nor_to_where_a_server_points(
+    url: str, token: str, certificate: tuple[Path, Path]
+) -> None:
+    with pytest.raises(ConfigurationError, match="is sent by https only"):
+        configuration.read_configz(url.replace("https:", "http:"), token, "", "/none")
+    points = url.replace("/configz", f"/to/{url}")
+    with pytest.raises(ConfigurationError, match="302"):
+        configuration.read_configz(points, token, str(certificate[1]), "/none")
+    assert Kubelet.tokens == ["Bearer secret"]
+
+
+def test_faults_name_the_address(
+    url: str, token: str, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
     strangers = tmp_path / "ca"
     strangers.write_text("")
     with pytest.raises(ConfigurationError, match="401"):
-        configuration.read_configz(url, "", "")
+        configuration.read_configz(url, "", str(certificate[1]), "/none")
     with pytest.raises(ConfigurationError, match="configz: "):
-        configuration.read_configz(url, token, str(strangers))
+        configuration.read_configz(url, token, str(strangers), "/none")
     with pytest.raises(ConfigurationError, match="No such file"):
-        configuration.read_configz(url, str(tmp_path / "none"), "")
+        configuration.read_configz(url, str(tmp_path / "none"), "", "/none")
 
 
-def test_no_answer_before_the_kubelet_is_up(token: str) -> None:
-    assert configuration.read_configz("https://127.0.0.1:1/configz", token, "") is None
+def test_no_answer_before_the_kubelet_is_up(token: str, certificate: tuple[Path, Path]) -> None:
+    address, ca = "https://127.0.0.1:1/configz", str(certificate[1])
+    assert configuration.read_configz(address, token, ca, "/none") is None
 
 
 @pytest.mark.parametrize("torn", ["", "{", "[]", '{"kubeletconfig": {"cpuManagerPolicy": 3}}'])
@@ -93,10 +162,11 @@ def test_torn_answer(tmp_path: Path, torn: str) -> None:
     answer = tmp_path / "configz"
     answer.write_text(torn)
     with pytest.raises(ConfigurationError, match="configz"):
-        configuration.read_configz(f"file://{answer}", "", "")
+        configuration.read_configz(f"file://{answer}", "", "", "/none")
 
 
-def test_an_answer_that_is_not_http_is_named(token: str) -> None:
+def test_an_answer_that_is_not_http_is_named(certificate: tuple[Path, Path]) -> None:
+    ca = str(certificate[1])
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
         address = f"http://127.0.0.1:{server.getsockname()[1]}/configz"
@@ -109,7 +179,7 @@ def test_an_answer_that_is_not_http_is_named(token: str) -> None:
         thread = threading.Thread(target=greet)
         thread.start()
         with pytest.raises(ConfigurationError, match=address):
-            configuration.read_configz(address, token, "")
+            configuration.read_configz(address, "", "", "/none")
         thread.join()
     with pytest.raises(ConfigurationError, match="port"):
-        configuration.read_configz("https://node:10250x/configz", "", "")
+        configuration.read_configz("https://node:10250x/configz", "", ca, "/none")

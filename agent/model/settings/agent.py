@@ -88,11 +88,17 @@ class AgentSettings(DoctorSettings, frozen=True):
         ),
     ] = ""
     kubelet_token_file: Annotated[
-        str, msgspec.Meta(description="bearer token for kubelet-configz; empty: none")
+        str,
+        msgspec.Meta(
+            description="bearer token for kubelet-configz, sent only to a verified kubelet; "
+            "empty: none"
+        ),
     ] = ""
     kubelet_ca_file: Annotated[
         str,
-        msgspec.Meta(description="CA of the kubelet's certificate; empty: it is not verified"),
+        msgspec.Meta(
+            description="CA of the kubelet's certificate; empty: it is the one in kubelet-dir/pki"
+        ),
     ] = ""
     kubelet_cpu_manager: Annotated[
         Literal["detect", "none", "static"],
