@@ -175,8 +175,8 @@ class NodeSnapshots:
     def take(
         self, node: str, pod_request: PodRequest, group: PodGroup | None = None
     ) -> NodeSnapshot | None:
-        """Returns None if the node is not eligible for the pod. Members of `group` are not
-        potential victims."""
+        """Returns None if the node is not eligible for the pod, or if a member of `group` does not
+        exist yet: a single pod can claim any size. Members are not potential victims."""
         cluster = self._cluster
         with cluster.lock:
             state = cluster.node(node)
@@ -184,6 +184,7 @@ class NodeSnapshots:
                 state is None
                 or state.node is None
                 or cluster.eligible(node, pod_request) is not None
+                or (group is not None and not cluster.exists(group, pod_request.uid))
             ):
                 return None
             allocator = state.allocator.without((pod_request.uid,))

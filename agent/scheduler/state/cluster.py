@@ -39,6 +39,7 @@ from agent.scheduler.state.pod_info import (
     ChangedNodes,
     ChangeLog,
     Feasibility,
+    GroupMembers,
     Infeasible,
     PodInfo,
     Requirements,
@@ -104,7 +105,7 @@ class SchedulerCache:
         self._clock = clock
         self._states: dict[str, NodeInfo] = {}
         self._pods: dict[str, PodRecord] = {}
-        self._grouped: dict[str, set[str]] = {}
+        self._members = GroupMembers()
         self._reservations: dict[str, Reservation] = {}
         self._koordinator_reservations = KoordinatorReservations(self._pods)
         self._device_resources = DeviceResources()
@@ -185,7 +186,19 @@ class SchedulerCache:
         """The bound pods of a group by uid, sorted. Their annotations may give another size of the
         group."""
         with self.lock:
-            return {uid: self._pods[uid] for uid in sorted(self._grouped.get(group.title, ()))}
+            return {uid: self._pods[uid] for uid in sorted(self._members.bound(group))}
+
+    def waiting_members(self, group: PodGroup) -> int:
+        """The number of existing pods of the group that have no node yet."""
+        with self.lock:
+            return len(self._members.waiting(group))
+
+    def exists(self, group: PodGroup, uid: str) -> bool:
+        """Whether all members of the group exist, with that one, which no watch may have reported
+        yet."""
+        with self.lock:
+            known = {uid, *self._members.bound(group), *self._members.waiting(group)}
+            return len(known) >= group.size
 
     def group_node(self, group: PodGroup) -> str | None:
         """The node of most bound members of the group; None if no member is bound."""
@@ -309,15 +322,14 @@ class SchedulerCache:
             # A pod is never unbound: it is terminated, or this event is an old one.
             if pod.node:
                 self._remove_pod(pod)
+            elif pod.uid not in self._pods:
+                self._members.update(pod.uid, pod.group, bound=False)
             return
         before = self._pods.get(pod.uid)
         if before is not None and before.node != pod.node:
             self._remove_pod(before, deleted=True)
-        elif before is not None and before.group != pod.group:
-            self._ungroup(before)
         self._pods[pod.uid] = pod
-        if pod.group is not None:
-            self._grouped.setdefault(pod.group.title, set()).add(pod.uid)
+        self._members.update(pod.uid, pod.group, bound=True)
         reservation = self._reservations.pop(pod.uid, None)
         if reservation is not None and reservation.node != pod.node:
             self._release_allocation(reservation)
@@ -341,8 +353,7 @@ class SchedulerCache:
         if (reservation := self._reservations.pop(pod.uid, None)) is not None:
             self._release_allocation(reservation)
         before = self._pods.pop(pod.uid, None)
-        if before is not None:
-            self._ungroup(before)
+        self._members.update(pod.uid, None, bound=False)
         self._hold(self._koordinator_reservations.pod_changed(pod.uid, before, None))
         # The last event of the pod may be older than its binding.
         node = pod.node if before is None else before.node
@@ -364,14 +375,6 @@ class SchedulerCache:
         """Adds a changed allocation of a pod to the log."""
         state.allocation_changed(uid)
         self._report_log.add(state.name)
-
-    def _ungroup(self, pod: PodRecord) -> None:
-        if pod.group is None:
-            return
-        uids = self._grouped[pod.group.title]
-        uids.discard(pod.uid)
-        if not uids:
-            del self._grouped[pod.group.title]
 
     def _release_allocation(self, reservation: Reservation) -> None:
         state = self._state(reservation.node)

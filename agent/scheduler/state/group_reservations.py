@@ -4,6 +4,10 @@ For the first member the filter considers only nodes with room for the whole gro
 best of them for all members, one part for each. For later members it returns only that node, and
 each takes a part when it is bound. A part that no member takes in time is released; the remaining
 members must still go to the node of the others.
+
+A single pod can claim any size. Parts of members that do not exist are therefore kept only as long
+as a controller needs to create them. If they do not come, no group of that namespace gets such
+parts for as long as a reservation lasts.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from agent.scheduler.state.cluster import ReserveError, SchedulerCache
 from agent.scheduler.state.pod_info import Infeasible, parts
 
 RESERVED_SECONDS: Final = 60.0
+MISSING_SECONDS: Final = 5.0
+"""A controller creates the 64 pods of the largest group in less."""
 
 # Interval of the check whether all members of an expired group are bound.
 _RECHECK_SECONDS: Final = 1.0
@@ -32,7 +38,8 @@ _RECHECK_SECONDS: Final = 1.0
 class _GroupReservation(msgspec.Struct):
     """`shape` is that of the pod for which the parts were reserved. `parts` has the parts that are
     not taken yet, by a placeholder for the uid of a pod. `members` has, by uid, the part that each
-    member took; None if it was bound before this process started."""
+    member took; None if it was bound before this process started. At `missing_until` the parts of
+    members that do not exist are released."""
 
     group: PodGroup
     node: str
@@ -40,6 +47,7 @@ class _GroupReservation(msgspec.Struct):
     until: float
     parts: dict[str, Granted] = {}
     members: dict[str, Granted | None] = {}
+    missing_until: float = math.inf
 
 
 class GroupReservations:
@@ -56,6 +64,7 @@ class GroupReservations:
         self._seconds = seconds
         self._clock = clock
         self._reservations: dict[str, _GroupReservation] = {}
+        self._incomplete_until: dict[str, float] = {}
         self._due = math.inf
 
     def expire(self) -> None:
@@ -65,6 +74,8 @@ class GroupReservations:
         if now < self._due:
             return
         for title, reserved in list(self._reservations.items()):
+            if now >= reserved.missing_until:
+                self._release_missing(reserved)
             if now < reserved.until:
                 continue
             for part in reserved.parts:
@@ -74,7 +85,33 @@ class GroupReservations:
                 del self._reservations[title]
             else:
                 reserved.until = now + _RECHECK_SECONDS
-        self._due = min((each.until for each in self._reservations.values()), default=math.inf)
+        self._due = min(
+            (min(each.until, each.missing_until) for each in self._reservations.values()),
+            default=math.inf,
+        )
+
+    def _release_missing(self, reserved: _GroupReservation) -> None:
+        reserved.missing_until = math.inf
+        waiting = self._cluster.waiting_members(reserved.group)
+        missing = list(reserved.parts)[waiting:]
+        for part in missing:
+            self._cluster.release(part)
+            del reserved.parts[part]
+        if missing:
+            now = self._clock()
+            self._incomplete_until = {
+                namespace: until
+                for namespace, until in self._incomplete_until.items()
+                if now < until
+            }
+            self._incomplete_until[reserved.group.namespace] = now + self._seconds
+
+    def _size(self, group: PodGroup, members: int) -> int:
+        """The number of parts to reserve for a group with so many members."""
+        left, now = group.size - members, self._clock()
+        if now < self._incomplete_until.get(group.namespace, now):
+            return min(left, max(1, self._cluster.waiting_members(group)))
+        return left
 
     def node(self, group: PodGroup) -> str | None:
         """Returns the node of the group; None if it does not have one yet."""
@@ -87,23 +124,27 @@ class GroupReservations:
         return reserved.node if reserved is not None and reserved.parts else None
 
     def reserve(self, group: PodGroup, pod_request: PodRequest, node: str) -> Refused | None:
-        """Reserves a part with that request for each member that does not have one. Returns why
-        that is not possible: the node may have changed since it was checked."""
+        """Reserves a part with that request for each member that does not have one, and for those
+        that do not exist unless members of the namespace's groups did not come. Returns why that is
+        not possible: the node may have changed since it was checked."""
         reserved = self._find(group)
         members = self._members(reserved) if reserved else {}
         state = self._cluster.node(node)
         if state is None:
             return refused(Missing(f"node {node} does not exist"))
-        found = state.allocator.offer_all(parts(group, pod_request, group.size - len(members)))
+        number = self._size(group, len(members))
+        found = state.allocator.offer_all(parts(group, pod_request, number))
         if isinstance(found, Refused):
             return found
         for granted in found:
             self._cluster.reserve(node, granted)
-        until = self._clock() + self._seconds
+        now = self._clock()
+        until, missing_until = now + self._seconds, now + min(MISSING_SECONDS, self._seconds)
         unused = {each.uid: each for each in found}
-        made = _GroupReservation(group, node, pod_request.shape, until, unused, members)
-        self._reservations[group.title] = made
-        self._due = min(self._due, until)
+        self._reservations[group.title] = _GroupReservation(
+            group, node, pod_request.shape, until, unused, members, missing_until
+        )
+        self._due = min(self._due, missing_until)
         return None
 
     def rejection(self, group: PodGroup, pod_request: PodRequest) -> Infeasible | None:

@@ -2,7 +2,8 @@
 or its group.
 
 The result of a check is `Feasible` or `Infeasible`, until the `ChangeLog` has the node again.
-`PodInfoCache` keeps the pods of recent scheduling cycles, so that a pod is read once for all verbs.
+`PodInfoCache` keeps the pods of recent scheduling cycles, so that a pod is read once for all verbs;
+`GroupMembers` knows which pods of a group exist.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping, Set
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -129,6 +130,31 @@ class PodInfoCache:
         with self._lock:
             self._by_uid.pop(uid, None)
             self._filtered_at.pop(uid, None)
+
+
+class GroupMembers:
+    """The existing pods of each group, as uids. A bound pod counts for the name of its group, since
+    annotations may give another size; a waiting one, which has no node yet, for the size too."""
+
+    def __init__(self) -> None:
+        self._uids: dict[str | PodGroup, set[str]] = {}
+        self._keys: dict[str, str | PodGroup] = {}
+
+    def bound(self, group: PodGroup) -> Set[str]:
+        return self._uids.get(group.title, frozenset())
+
+    def waiting(self, group: PodGroup) -> Set[str]:
+        return self._uids.get(group, frozenset())
+
+    def update(self, uid: str, group: PodGroup | None, *, bound: bool) -> None:
+        """`group` None: the pod is in none, or does not exist any more."""
+        if (before := self._keys.pop(uid, None)) is not None:
+            self._uids[before].discard(uid)
+            if not self._uids[before]:
+                del self._uids[before]
+        if group is not None:
+            key = self._keys[uid] = group.title if bound else group
+            self._uids.setdefault(key, set()).add(uid)
 
 
 class PodRequirements(msgspec.Struct, frozen=True):

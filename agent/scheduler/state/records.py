@@ -159,7 +159,8 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
         if agents.include(pod.namespace, pod.labels):
             ready = pod.phase is apiobjects.Phase.RUNNING and not pod.deleted and _ready(text)
         if not pod.node:
-            return PodRecord(pod.uid, "", None, ready)
+            ends = pod.deleted or pod.terminal
+            return PodRecord(pod.uid, "", None, ready, group=None if ends else _group(pod))
         if pod.terminal:
             zoned, title = _zoned_of(pod), pod.title
             return PodRecord(pod.uid, intern(pod.node), None, ready, zoned=zoned, terminated=title)

@@ -159,16 +159,24 @@ def test_pod_with_an_invalid_group_has_no_candidates() -> None:
 @pytest.mark.parametrize(("constrained", "victims"), [(False, ["p2", "p3"]), (True, ["p0", "p3"])])
 def test_victims_make_room_for_the_whole_group(constrained: bool, victims: list[str]) -> None:
     """kube-scheduler named one victim, for one member."""
-    answer = preempted(cluster(*FULL), member("m0"), "p0", constrained=constrained)
+    members = member("m0"), member("m1")
+    answer = preempted(cluster(*FULL, *members), members[0], "p0", constrained=constrained)
     assert answer == (victims, 0)
 
 
+def test_one_pod_evicts_none_for_members_that_are_not_created() -> None:
+    """It may name any size."""
+    answer = preempted(cluster(*FULL), member("m0"), "p0")
+    assert answer is None
+
+
 def test_no_candidate_if_all_victims_together_are_not_enough_for_the_group() -> None:
-    assert preempted(cluster(*FULL), member("m0", 5), "p0") is None
+    members = [member(f"m{number}", 5) for number in range(5)]
+    assert preempted(cluster(*FULL, *members), members[0], "p0") is None
 
 
 class Scene:
-    """A cluster of full nodes, and preempt requests for the members of a group."""
+    """A cluster of full nodes, and preempt requests for the two members of a group."""
 
     def __init__(self, *nodes: str) -> None:
         self.now = 0.0
@@ -183,6 +191,7 @@ class Scene:
             self.cluster.topologies_changed([objects.of_topology(objects.topology(node))])
             for name in CPUS:
                 self.tell(node, name)
+        self.cluster.pods_changed([objects.of_pod(member(name)) for name in ("m0", "m1")])
 
     def tell(
         self, node: str, name: str, kind: ChangeKind = ChangeKind.ADDED, **fields: Any

@@ -7,7 +7,7 @@ from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.kube.objects import ChangeKind
 from agent.model.apiobjects import GROUP_ANNOTATION, PodGroup
 from agent.scheduler.state.cluster import SchedulerCache
-from agent.scheduler.state.group_reservations import GroupReservations
+from agent.scheduler.state.group_reservations import MISSING_SECONDS, GroupReservations
 from tests.fixtures.fleet import SMALL, owner
 from tests.scheduler import clusters
 from tests.scheduler.clock import Clock
@@ -36,6 +36,14 @@ def held_cpus(cluster: SchedulerCache, node: str) -> int:
     assert state is not None
     assert not state.allocator.overlaps()
     return sum(len(each.allocation.cpus) for each in state.allocator.holdings.values())
+
+
+def exist(cluster: SchedulerCache, group: PodGroup, *names: str) -> None:
+    """Pods of the group without a node."""
+    for name in names:
+        body = owner(8, 8).pod(name)
+        body["metadata"]["annotations"][GROUP_ANNOTATION] = f"{group.name}/{group.size}"
+        clusters.tell(cluster, body)
 
 
 def lack(groups: GroupReservations, group: PodGroup, name: str, cpus: int = 8) -> str:
@@ -90,6 +98,7 @@ def test_a_member_whose_bind_failed_returns_its_part(
 def test_parts_that_no_member_took_in_time_are_released(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
+    exist(cluster, TRIO, "p0", "p1", "p2")
     groups.reserve(TRIO, pod_request("p0"), "a")
     clock.now += 59.9
     groups.expire()
@@ -100,9 +109,70 @@ def test_parts_that_no_member_took_in_time_are_released(
     assert groups.node(TRIO) is None
 
 
+def test_one_pod_holds_no_parts_of_members_that_are_not_created(
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
+) -> None:
+    """It may name any size."""
+    exist(cluster, TRIO, "p0")
+    groups.reserve(TRIO, pod_request("p0"), "a")
+    clock.now += MISSING_SECONDS - 0.1
+    groups.expire()
+    assert held_cpus(cluster, "a") == 24, "its controller may still create the others"
+    clock.now += 0.1
+    groups.expire()
+    assert held_cpus(cluster, "a") == 8
+    assert groups.node(TRIO) == "a"
+    taken(groups, TRIO, "p0")
+    assert held_cpus(cluster, "a") == 8
+    exist(cluster, TRIO, "p1", "p2")
+    assert groups.rejection(TRIO, pod_request("p1")) is None
+    assert held_cpus(cluster, "a") == 24
+
+
+def test_a_namespace_whose_members_did_not_come_holds_no_such_parts_again(
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
+) -> None:
+    """Otherwise it would use another name each time."""
+    exist(cluster, TRIO, "p0")
+    groups.reserve(TRIO, pod_request("p0"), "a")
+    clock.now += MISSING_SECONDS
+    groups.expire()
+    assert held_cpus(cluster, "a") == 8
+    other = PodGroup("default", "h", 3)
+    exist(cluster, other, "q0", "q1")
+    assert groups.reserve(other, pod_request("q0"), "b") is None
+    assert held_cpus(cluster, "b") == 16
+    elsewhere = PodGroup("elsewhere", "h", 2)
+    assert groups.reserve(elsewhere, pod_request("r0"), "b") is None
+    assert held_cpus(cluster, "b") == 32
+    clock.now += 60
+    groups.expire()
+    assert held_cpus(cluster, "b") == 0
+    assert groups.reserve(other, pod_request("q0"), "b") is None
+    assert held_cpus(cluster, "b") == 24
+
+
+def test_members_that_end_or_are_bound_do_not_wait(cluster: SchedulerCache) -> None:
+    exist(cluster, TRIO, "p0", "p1", "p2")
+    assert cluster.waiting_members(TRIO) == 3
+    body = owner(8, 8).pod("p0", node="a")
+    body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
+    clusters.tell(cluster, body)
+    assert (cluster.waiting_members(TRIO), list(cluster.bound_members(TRIO))) == (2, ["uid-p0"])
+    exist(cluster, TRIO, "p0")  # an old event
+    assert (cluster.waiting_members(TRIO), list(cluster.bound_members(TRIO))) == (2, ["uid-p0"])
+    clusters.tell(cluster, owner(8, 8).pod("p1"), ChangeKind.DELETED)
+    terminating = owner(8, 8).pod("p2")
+    terminating["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
+    terminating["metadata"]["deletionTimestamp"] = "2026-10-01T10:00:00Z"
+    clusters.tell(cluster, terminating)
+    assert cluster.waiting_members(TRIO) == 0
+
+
 def test_late_members_must_go_to_the_node_of_the_others(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
+    exist(cluster, TRIO, "p0", "p1", "p2")
     groups.reserve(TRIO, pod_request("p0"), "a")
     taken(groups, TRIO, "p0")
     clock.now += 60
@@ -116,6 +186,7 @@ def test_late_members_must_go_to_the_node_of_the_others(
 def test_late_members_get_the_reason_that_their_node_is_full(
     cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
+    exist(cluster, TRIO, "p0", "p1", "p2")
     groups.reserve(TRIO, pod_request("p0"), "a")
     taken(groups, TRIO, "p0")
     clock.now += 60
