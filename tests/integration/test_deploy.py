@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,11 @@ from agent.kube.cluster import patch, same_version
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.nrt import node_status, resource_topology
+from agent.model.nrt.node_status import GpuInfo
+from agent.model.nrt.report import MANAGER
 from agent.model.nrt.resource_topology import Amounts, NodeTopology, Version, Zone
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC
+from agent.model.pod.qos import QOS_LABEL
 from agent.scheduler.leader.label import LABEL
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import AGENT, SCHEDULER, kustomized_folder, objects, of_kind
@@ -125,8 +130,11 @@ def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     api.apply(pod("free", "gpu"))
     eventually("policies in force", partial(_in_force, made))
     namespace = "topolet-system"
-    account = {"name": "default", "namespace": namespace}
-    api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    for each in (namespace, "kube-system"):
+        account = {"name": "default", "namespace": each}
+        api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    api.request("POST", path, {"metadata": {"name": "koord-batch"}, "value": 5500})
     for name in ("leader", "standby"):
         api.apply(pod(name, namespace))
     api.apply(pod("held", annotations=CPUS), OURS)
@@ -157,6 +165,9 @@ def _in_force(cluster: Cluster) -> bool:
         and _refuses(cluster, pod(qos="LSR", cpu=("500m", "500m")), ALICE)
         and _refuses(cluster, pod(annotations={RESOURCE_SPEC: "x"}), ALICE)
         and _refuses(cluster, binding("free", "gpu"), ALICE)
+        and _refuses(cluster, placed_gpu_pod(), ALICE)
+        and _refuses(cluster, pod(qos="SYSTEM"), ALICE)
+        and _refuses(cluster, binding("free", **{EXTENDED_RESOURCE_SPEC: "{}"}), ALICE)
         and (
             not cluster.changes_pods
             or cluster.try_pod(gpu_pod())["spec"]["schedulerName"] == "topolet-scheduler"
@@ -170,6 +181,13 @@ Attempt = Callable[[Cluster], Object]
 def gpu_pod() -> Object:
     body = pod(namespace="gpu")
     body["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    return body
+
+
+def placed_gpu_pod() -> Object:
+    """Created with its node."""
+    body = gpu_pod()
+    body["spec"]["nodeName"] = "node-1"
     return body
 
 
@@ -191,6 +209,10 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
         lambda it: it.api.apply(labelled("node-1", "a"), AGENT_1, "topolet"),
         lambda it: it.api.apply(labelled("node-1", "topology.topolet.io/a"), AGENT_1, "topolet"),
     ),
+    "topolet-own-objects": (
+        lambda it: it.api.apply(finalized("a.b/c"), AGENT_1, "topolet"),
+        lambda it: it.api.apply(finalized(), AGENT_1, "topolet"),
+    ),
     "topolet-scheduler-pods": (
         lambda it: it.change_pod(leads("held"), OURS_IN_POD),
         lambda it: it.change_scheduler(leads("leader"), OURS_IN_POD),
@@ -207,7 +229,25 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
         lambda it: it.try_binding(binding("free", "gpu"), ALICE),
         lambda it: it.try_binding(binding("free", "gpu"), OURS),
     ),
+    "topolet-gpu-node-names": (
+        lambda it: it.try_pod(placed_gpu_pod()),
+        lambda it: it.try_pod(placed_gpu_pod(), OURS),
+    ),
+    "topolet-classes": (
+        lambda it: it.try_pod(pod(qos="BE", cpu=("1", "1"))),
+        lambda it: it.try_pod(pod(qos="BE")),
+    ),
+    "topolet-binding-classes": (
+        lambda it: it.try_binding(binding("free", **{EXTENDED_RESOURCE_SPEC: "{}"}), ALICE),
+        lambda it: it.try_binding(binding("free", **{"example.com/a": "{}"}), ALICE),
+    ),
 }
+
+
+def finalized(*finalizers: str) -> Object:
+    body = device_object.encode("node-1", (GPU,))
+    body["metadata"]["finalizers"] = list(finalizers)
+    return body
 
 
 def leads(name: str) -> Object:
@@ -321,7 +361,7 @@ def test_a_token_that_is_not_bound_to_a_pod_labels_none(cluster: Cluster) -> Non
 
 def topology(name: str = "node-1", version: Version = Version.V1ALPHA2, left: int = 1000) -> Object:
     zone = Zone(0, {"cpu": Amounts(2000, 2000, left)}, {0: 10}, {"l3_cpus": "0;1"})
-    value = NodeTopology(name, (zone,), "restricted", "pod", 8, "f", labels={"a": "b"})
+    value = NodeTopology(name, (zone,), "restricted", "pod", 8, "f", labels=dict(MANAGER))
     return resource_topology.encode(value, version)
 
 
@@ -354,6 +394,75 @@ def test_an_agent_writes_objects_of_its_own_node(cluster: Cluster) -> None:
             cluster.api.apply(body, AGENT_1, "topolet")
 
 
+NODE_INFO: Object = dict.fromkeys(
+    (
+        "machineID",
+        "systemUUID",
+        "bootID",
+        "kernelVersion",
+        "osImage",
+        "containerRuntimeVersion",
+        "kubeletVersion",
+        "kubeProxyVersion",
+        "operatingSystem",
+        "architecture",
+    ),
+    "x",
+)
+NVIDIA_LABELS = node_status.gpu_labels(GpuInfo("nvidia", "H100", "570.1"), (GPU,), gfd=True)
+
+
+def named(**metadata: Any) -> Object:
+    return {"metadata": {"name": "node-1", **metadata}}
+
+
+def test_an_agent_leaves_what_others_write_to_its_objects(cluster: Cluster) -> None:
+    """Zones, attributes, devices, labels, owners, finalizers and the status of the Device."""
+    _forget(cluster, "node-1")
+    ours = topology()
+    cluster.api.apply(ours, AGENT_1, "topolet")
+    balloon, attribute = {"name": "balloon", "type": "balloon"}, {"name": "a", "value": "b"}
+    theirs = {**ours, "zones": [balloon], "attributes": [attribute]}
+    theirs["metadata"] = {"name": "node-1", "labels": {"a": "b"}, "finalizers": ["a.b/c"]}
+    cluster.api.apply(theirs, manager="other")
+    device = device_object.encode("node-1", (GPU,))
+    npu = {"type": "npu", "id": "n", "minor": 0, "health": True}
+    both = [*device["spec"]["devices"], npu]
+    stored = {**device, "spec": {"devices": both}}
+    cluster.api.apply(stored, manager="topolet")
+    taken = {"allocations": [{"type": "gpu", "entries": [{"name": "p", "minors": [0]}]}]}
+    uid = cluster.api.request("GET", "/api/v1/nodes/node-1")["metadata"]["uid"]
+    node_1 = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": uid}
+    owners = "owners other than its Node, finalizers or status"
+    entries = "zones, attributes and devices of other writers"
+    for body, message in (
+        ({**ours, "zones": [*ours["zones"], {**balloon, "parent": "x"}]}, entries),
+        ({**ours, "attributes": [{**attribute, "value": "c"}]}, entries),
+        ({**ours, "zones": [*ours["zones"], {"name": "mine", "type": "x"}]}, entries),
+        (device, entries),
+        ({**stored, "spec": {"devices": [both[0], {**npu, "health": False}]}}, entries),
+        ({**stored, "status": taken}, owners),
+        (of({"finalizers": ["x.y/z"]}, stored), owners),
+        (of({"ownerReferences": [{**node_1, "controller": True}]}, stored), owners),
+        (of({"ownerReferences": [{**node_1, "name": "node-2"}]}, ours), owners),
+        (of({"labels": {"x": "y"}}, stored), "labels and annotations of node-1: x$"),
+        (of({"annotations": {"node.koordinator.sh/gpu-checkpoints": "[]"}}, stored), "gpu-check"),
+    ):
+        with pytest.raises(RefusedError, match=f"topolet-own-objects.* .*{message}"):
+            cluster.api.apply(body, AGENT_1, "topolet")
+    for body in (of({"ownerReferences": [node_1]}, ours), of({"labels": dict(MANAGER)}, stored)):
+        assert cluster.api.apply(body, AGENT_1, "topolet")
+    seen = cluster.api.request("GET", path_of(ours))
+    assert [each["name"] for each in seen["zones"] if each["type"] == "balloon"] == ["balloon"]
+    path, media = path_of(ours), "application/merge-patch+json"
+    cluster.api.request("PATCH", path, {"metadata": {"finalizers": None}}, None, media)
+    cluster.api.request("DELETE", path_of(device))
+
+
+def of(metadata: Object, body: Object) -> Object:
+    return {**body, "metadata": {**body["metadata"], **metadata}}
+
+
 def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
     def change(body: Object, subresource: str = "") -> Object:
         return cluster.api.apply({**node("node-1"), **body}, AGENT_1, "topolet", subresource)
@@ -364,19 +473,36 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
     assert seen["status"]["capacity"]["koordinator.sh/gpu-core"] == "1k"
     wanted = node_status.with_stored_amounts(status, seen)
     assert patch(wanted, seen, "topolet", subresource="status") is None
-    for refused, subresource, message in (
-        ({"spec": {"unschedulable": True}}, "", "may not change the spec"),
-        ({"metadata": {"name": "node-1", "labels": {"a": "b"}}}, "", "labels and annotations"),
-        ({"metadata": {"name": "node-1", "annotations": {"a": "b"}}}, "", "labels and annotations"),
-        ({"status": {"capacity": {**resources, "cpu": "1"}}}, "status", "extended resources"),
-        (
-            {"status": {"conditions": [{"type": "Ready", "status": "True"}]}},
-            "status",
-            "extended resources",
-        ),
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "node-2", "uid": "u"}
+    for refused, message in (
+        ({"spec": {"unschedulable": True}}, "may not change spec"),
+        (named(annotations={"a": "b"}), "may not change spec, annotations"),
+        (named(finalizers=["a.b/c"]), "owners or finalizers"),
+        (named(ownerReferences=[owner]), "owners or finalizers"),
+        (named(labels={"a": "b"}), "labels of its Node: a$"),
+        (named(labels={"nvidia.com/mig.config": "all-1g"}), "Node: nvidia.com/mig.config"),
+        (named(labels={"node.koordinator.sh/gpu-partition-policy": "Honor"}), "gpu-partition"),
+    ):
+        for subresource in ("", "status"):
+            if "spec" not in refused or not subresource:  # the server ignores it there
+                with pytest.raises(RefusedError, match=message):
+                    change(refused, subresource)
+    for status, message in (
+        ({"capacity": {**resources, "cpu": "1"}}, "these resources of its Node: cpu"),
+        ({"allocatable": {"koordinator.sh/batch-cpu": "9k"}}, "koordinator.sh/batch-cpu$"),
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, "its Node: conditions"),
+        ({"addresses": [{"type": "InternalIP", "address": "10.0.0.9"}]}, "its Node: addresses"),
+        ({"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}, "its Node: daemonEndpoints"),
+        ({"images": [{"names": ["i"], "sizeBytes": 1}]}, "its Node: images"),
+        ({"phase": "Terminated"}, "its Node: phase"),
+        ({"nodeInfo": {**NODE_INFO, "kubeletVersion": "v9"}}, "its Node: nodeInfo"),
+        ({"volumesInUse": ["v"]}, "its Node: volumesInUse"),
+        ({"runtimeHandlers": [{"name": "h"}]}, "its Node: runtimeHandlers"),
     ):
         with pytest.raises(RefusedError, match=message):
-            change(refused, subresource)
+            change({"status": status}, "status")
+    for labels in (NVIDIA_LABELS, {"node.koordinator.sh/gpu-model": "H100"}, {}):
+        assert change(named(labels=labels))
     gone = node_status.status("node-1", {})
     assert patch(gone, seen, "topolet", subresource="status") == gone
     seen = cluster.api.apply(gone, AGENT_1, "topolet", "status")
@@ -414,6 +540,142 @@ def test_owners_of_cpus_request_whole_ones(
         return
     with pytest.raises(RefusedError, match=message):
         cluster.try_pod(body)
+
+
+BATCH = {"kubernetes.io/batch-cpu": "1k", "kubernetes.io/batch-memory": "1Gi"}
+OF_MAIN = {"main": {"requests": BATCH, "limits": BATCH}}
+SPEC_OF_BATCH = {EXTENDED_RESOURCE_SPEC: json.dumps({"containers": OF_MAIN})}
+
+
+def batch_pod(annotations: dict[str, str] = SPEC_OF_BATCH, **fields: Any) -> Object:
+    """As Koordinator's webhook leaves it."""
+    body = pod(annotations=annotations, **{"qos": "BE", **fields})
+    body["spec"]["containers"][0]["resources"] = {"requests": BATCH, "limits": BATCH}
+    return body
+
+
+def with_sidecar(body: Object, resource: str = "cpu") -> Object:
+    sidecar = {"name": "side", "image": "i", "resources": {"requests": {resource: "10m"}}}
+    body["spec"]["containers"].append(sidecar)
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (batch_pod(), None),
+        (batch_pod(qos=""), None),
+        (pod(qos="BE"), None),
+        (pod(qos="BE", cpu=("0", "")), None),
+        (pod(annotations={EXTENDED_RESOURCE_SPEC: " {}\n"}), None),
+        (with_sidecar(batch_pod(priorityClassName="koord-batch")), None),
+        (pod(qos="BE", cpu=("1", "1"), priorityClassName="koord-batch"), None),
+        (pod(qos="SYSTEM", namespace="kube-system"), None),
+        (pod(qos="SYSTEM", namespace="topolet-system"), None),
+        (pod(qos="SYSTEM"), "namespace default may not have pods of class SYSTEM"),
+        (pod(qos="BE", cpu=("1", "1")), "class BE must not request cpu or memory: main"),
+        (pod(qos="BE", cpu=("", "1")), "class BE must not request cpu or memory: main"),
+        (with_sidecar(batch_pod()), "class BE must not request cpu or memory: side"),
+        (with_sidecar(batch_pod(), "memory"), "must not request cpu or memory: side"),
+        (
+            pod(qos="BE", initContainers=with_sidecar(pod())["spec"]["containers"][1:]),
+            "must not request cpu or memory: side",
+        ),
+        (
+            pod(qos="BE", resources={"requests": {"cpu": "1"}}),
+            r"must not request cpu or memory: spec\.resources",
+        ),
+        (pod(annotations=SPEC_OF_BATCH), "is for pods whose containers request batch"),
+        (pod(qos="BE", annotations=SPEC_OF_BATCH), "is for pods whose containers request batch"),
+        (
+            pod(cpu=("1", "1"), annotations=SPEC_OF_BATCH),
+            "is for pods whose containers request batch",
+        ),
+    ],
+)
+def test_no_author_takes_a_class_or_batch_resources_that_the_pod_does_not_have(
+    cluster: Cluster, body: Object, message: str | None
+) -> None:
+    if "resources" in body["spec"] and cluster.server.minor < 34:
+        pytest.skip("pod-level resources are off by default in this kube-apiserver")
+    if message is None:
+        assert cluster.try_pod(body)
+        return
+    with pytest.raises(RefusedError, match=f"topolet-classes.*{message}"):
+        cluster.try_pod(body)
+
+
+@pytest.mark.parametrize("subresource", ["", "/status"])
+def test_no_author_adds_a_class_or_batch_resources_later(
+    cluster: Cluster, subresource: str
+) -> None:
+    for metadata in ({"labels": {QOS_LABEL: "SYSTEM"}}, {"annotations": SPEC_OF_BATCH}):
+        with pytest.raises(RefusedError, match="topolet-classes"):
+            cluster.change_pod({"metadata": metadata}, ALICE, subresource)
+    assert cluster.change_pod({"metadata": {"labels": {QOS_LABEL: "BE"}}}, ALICE, subresource)
+
+
+def test_a_pod_that_is_older_than_the_policy_can_end(cluster: Cluster) -> None:
+    """In namespaces of another version's setting."""
+    cluster.api.apply(pod("old", "kube-system", qos="SYSTEM"))
+    path = "/api/v1/namespaces/kube-system/pods/old?dryRun=All"
+    for metadata in ({"labels": {"a": "b"}}, {"labels": {QOS_LABEL: None}}):
+        media = "application/merge-patch+json"
+        assert cluster.api.request("PATCH", path, {"metadata": metadata}, ALICE, media)
+    assert cluster.api.request("DELETE", path, None, ALICE)
+
+
+def test_the_mirror_of_a_static_pod_may_have_the_class_of_its_file(cluster: Cluster) -> None:
+    marks = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "h"}
+    body = pod(qos="SYSTEM", annotations=marks, nodeName="node-1")
+    uid = cluster.api.request("GET", "/api/v1/nodes/node-1")["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "controller": True, "uid": uid}
+    body["metadata"]["ownerReferences"] = [owner]
+    assert cluster.try_pod(body, KUBELET)
+    with pytest.raises(RefusedError, match="may not have pods of class SYSTEM"):
+        cluster.try_pod(body, ALICE)
+
+
+def test_a_binding_brings_no_class_and_no_batch_resources(cluster: Cluster) -> None:
+    for metadata in ({"labels": {QOS_LABEL: "SYSTEM"}}, {"annotations": SPEC_OF_BATCH}):
+        body = of(metadata, binding("free"))
+        for who in (ALICE, OURS):
+            with pytest.raises(RefusedError, match="topolet-binding-classes"):
+                cluster.try_binding(body, who)
+
+
+@pytest.mark.parametrize(
+    ("body", "who", "refused"),
+    [
+        (placed_gpu_pod(), ALICE, True),
+        (placed_gpu_pod(), Who("system:kube-scheduler"), False),
+        (gpu_pod(), ALICE, False),
+        (pod(namespace="gpu", nodeName="node-1"), ALICE, False),
+        (pod(nodeName="node-1"), ALICE, False),
+    ],
+)
+def test_only_configured_accounts_name_the_node_of_a_pod_with_gpus(
+    cluster: Cluster, body: Object, who: Who, refused: bool
+) -> None:
+    if refused:
+        with pytest.raises(RefusedError, match="alice may not name the node of a pod with GPUs"):
+            cluster.try_pod(body, who)
+    else:
+        assert cluster.try_pod(body, who)
+
+
+@pytest.mark.parametrize(
+    "resource", ["nvidia.com/mig-1g.10gb", "koordinator.sh/gpu-core", "amd.com/gpu"]
+)
+def test_every_gpu_resource_is_seen_in_a_pod_with_its_node(cluster: Cluster, resource: str) -> None:
+    body = placed_gpu_pod()
+    for field in ("containers", "initContainers"):
+        spec = {**body["spec"], "initContainers": []}
+        amounts = {"limits": {resource: "1"}, "requests": {resource: "1"}}
+        spec["containers"] = [{"name": "main", "image": "i"}]
+        spec[field] = [{"name": field.lower(), "image": "i", "resources": amounts}]
+        with pytest.raises(RefusedError, match="may not name the node"):
+            cluster.try_pod({**body, "spec": spec})
 
 
 def workload(body: Object) -> Object:
@@ -615,7 +877,7 @@ ODD: dict[str, Object] = {
     "with keys like ours": pod(
         annotations={"scheduling.koordinator.sh/resource-statuses": "x", "resource-spec": "x"}
     ),
-    "of another class": pod(qos="BE", cpu=("500m", "700m")),
+    "of another class": pod(qos="LS", cpu=("500m", "700m")),
 }
 """Pods without a key that a policy protects."""
 

@@ -85,12 +85,14 @@ class Cluster:
         path = f"/api/v1/namespaces/{namespace}/{place}" + ("?dryRun=All" if dry else "")
         return self.api.request("POST", path, body, who)
 
-    def scheduler_of(self, limits: Object, namespace: str = "hooked", **spec: Any) -> str:
+    def scheduler_of(
+        self, limits: Object, namespace: str = "hooked", who: Who = ALICE, **spec: Any
+    ) -> str:
         """The scheduler of a new pod."""
         body = pod("new", namespace, limits)
         body["spec"] |= spec
         path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
-        return str(self.api.request("POST", path, body, ALICE)["spec"]["schedulerName"])
+        return str(self.api.request("POST", path, body, who)["spec"]["schedulerName"])
 
     def refuses(self, name: str, who: Who) -> str:
         """The reason; empty if it is allowed."""
@@ -203,7 +205,14 @@ def test_a_new_pod_with_gpus_gets_the_scheduler_where_the_namespace_opts_in(
     assert cluster.scheduler_of(PLAIN) == "default-scheduler"
     assert cluster.scheduler_of(GPU, "unhooked") == "default-scheduler"
     assert cluster.scheduler_of(GPU, schedulerName="special") == "special"
-    assert cluster.scheduler_of(GPU, nodeName="node-1") == "default-scheduler"
+    assert cluster.scheduler_of(GPU, who=OURS, nodeName="node-1") == "default-scheduler"
+
+
+def test_the_policy_guards_the_node_of_a_new_pod_with_gpus(cluster: Cluster) -> None:
+    """It is never bound, so that no webhook sees it."""
+    with pytest.raises(RefusedError, match="may not name the node of a pod with GPUs"):
+        cluster.scheduler_of(GPU, who=ALICE, nodeName="node-1")
+    assert cluster.scheduler_of(PLAIN, who=ALICE, nodeName="node-1") == "default-scheduler"
 
 
 def test_an_allowed_binding_is_made(cluster: Cluster) -> None:
