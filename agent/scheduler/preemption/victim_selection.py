@@ -184,11 +184,15 @@ class NodeSnapshots:
                 state is None
                 or state.node is None
                 or cluster.eligible(node, pod_request) is not None
-                or (group is not None and not cluster.exists(group, pod_request.uid))
             ):
                 return None
-            allocator = state.allocator.without((pod_request.uid,))
             members = cluster.bound_members(group) if group is not None else {}
+            if group is not None:
+                # The watch of pods may not have reported this one yet.
+                existing = {pod_request.uid, *members, *cluster.waiting_members(group)}
+                if len(existing) < group.size:
+                    return None
+            allocator = state.allocator.without((pod_request.uid,))
             pods = [cluster.pod(uid) for uid in allocator.holdings if uid not in members]
             allocatable = state.node.allocatable
         return NodeSnapshot(

@@ -188,17 +188,10 @@ class SchedulerCache:
         with self.lock:
             return {uid: self._pods[uid] for uid in sorted(self._members.bound(group))}
 
-    def waiting_members(self, group: PodGroup) -> int:
-        """The number of existing pods of the group that have no node yet."""
+    def waiting_members(self, group: PodGroup) -> frozenset[str]:
+        """The uids of existing pods of the group that have no node yet."""
         with self.lock:
-            return len(self._members.waiting(group))
-
-    def exists(self, group: PodGroup, uid: str) -> bool:
-        """Whether all members of the group exist, with that one, which no watch may have reported
-        yet."""
-        with self.lock:
-            known = {uid, *self._members.bound(group), *self._members.waiting(group)}
-            return len(known) >= group.size
+            return frozenset(self._members.waiting(group))
 
     def group_node(self, group: PodGroup) -> str | None:
         """The node of most bound members of the group; None if no member is bound."""

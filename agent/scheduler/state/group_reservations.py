@@ -93,7 +93,7 @@ class GroupReservations:
     def _release_missing(self, reserved: _GroupReservation) -> None:
         reserved.missing_until = math.inf
         waiting = self._cluster.waiting_members(reserved.group)
-        missing = list(reserved.parts)[waiting:]
+        missing = list(reserved.parts)[len(waiting) :]
         for part in missing:
             self._cluster.release(part)
             del reserved.parts[part]
@@ -110,7 +110,7 @@ class GroupReservations:
         """The number of parts to reserve for a group with so many members."""
         left, now = group.size - members, self._clock()
         if now < self._incomplete_until.get(group.namespace, now):
-            return min(left, max(1, self._cluster.waiting_members(group)))
+            return min(left, max(1, len(self._cluster.waiting_members(group))))
         return left
 
     def node(self, group: PodGroup) -> str | None:
