@@ -1,12 +1,13 @@
 """Proxy and agent together on real containers."""
 
 import contextlib
+import json
 import threading
 
 import pytest
 
 from agent.cri.client import Cri
-from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
@@ -121,6 +122,30 @@ def test_update_keeps_the_cpus_and_applies_its_other_fields(
     quota = "-1" if cpuset else "150000"  # an owner does not have a quota
     assert both.kernel_value(container, "cpu", "cpu.cfs_quota_us") == quota
     assert both.kernel_value(container, "memory", "memory.limit_in_bytes") == str(64 << 20)
+
+
+def test_label_and_annotation_lift_no_limit_of_a_burstable_pod_beside_an_lsr_pod(
+    both: TestNode,
+) -> None:
+    """BE pods run on the CPUs of LSR pods, with the weight of the BestEffort hierarchy."""
+    _, lsr = run_pod(both.proxied, both.spec("lsr", "LSR", "1"))
+    amounts = {"kubernetes.io/batch-cpu": "64k", "kubernetes.io/batch-memory": "1Ti"}
+    containers = {"main": {"requests": amounts, "limits": amounts}}
+    notes = {EXTENDED_RESOURCE_SPEC: json.dumps({"containers": containers})}
+    for name, runtime in (("through-proxy", both.proxied), ("past-proxy", both.direct)):
+        spec = both.spec(name, "BE", annotations=notes)
+        request = create_request(spec, run_sandbox(runtime, spec))
+        resources = request.config.linux.resources
+        resources.cpu_shares, resources.cpu_period, resources.cpu_quota = 102, 100_000, 50_000
+        resources.memory_limit_in_bytes = 64 << 20
+        container = create_container(runtime, request)
+        start_container(runtime, container)
+        eventually("it is on the LS pool", lambda c=container: both.cpus(c) == "0")
+        assert both.kernel_value(container, "cpu", "cpu.shares") == "102"
+        assert both.kernel_value(container, "cpu", "cpu.cfs_quota_us") == "50000"
+        assert both.kernel_value(container, "memory", "memory.limit_in_bytes") == str(64 << 20)
+    _, be = run_pod(both.proxied, both.spec("be", "BE", kube_class="besteffort"))
+    assert (both.cpus(lsr), both.cpus(be)) == ("1", "0-1")
 
 
 def test_update_without_a_cpuset_does_not_restore_the_old_one(both: TestNode) -> None:
