@@ -188,15 +188,15 @@ class NodeAllocation:
             setattr(other, name, getattr(self, name).copy())
         return other
 
-    def add(self, claim: PodAllocation) -> None:
+    def add(self, allocation: PodAllocation) -> None:
         """Adds the allocation of a pod."""
-        self.holdings = self.holdings.adding(claim.cpus.mask, claim.exclusive)
-        self._count(claim, 1)
+        self.holdings = self.holdings.adding(allocation.cpus.mask, allocation.exclusive)
+        self._count(allocation, 1)
 
-    def remove(self, claim: PodAllocation) -> None:
+    def remove(self, allocation: PodAllocation) -> None:
         """Removes the allocation of a pod that was added."""
-        self.holdings = self.holdings.removing(claim.cpus.mask, claim.exclusive)
-        self._count(claim, -1)
+        self.holdings = self.holdings.removing(allocation.cpus.mask, allocation.exclusive)
+        self._count(allocation, -1)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NodeAllocation) and self._state() == other._state()
@@ -292,42 +292,42 @@ class NodeAllocation:
             for node in sorted(self.node_ids)
         }
 
-    def paid(self, claim: PodAllocation) -> int:
+    def paid(self, allocation: PodAllocation) -> int:
         """The milli-CPU that a pod costs the whole node, with its own CPUs amplified."""
-        bound = 1000 * len(claim.cpus)
-        return max(claim.cpu_milli, bound) - bound + self._options.amplified(bound)
+        bound = 1000 * len(allocation.cpus)
+        return max(allocation.cpu_milli, bound) - bound + self._options.amplified(bound)
 
-    def _count(self, claim: PodAllocation, sign: int) -> None:
+    def _count(self, allocation: PodAllocation, sign: int) -> None:
         self._remembered = None
-        self.cpu_milli += sign * self.paid(claim)
+        self.cpu_milli += sign * self.paid(allocation)
         own = {
             area.id: count
             for area in self._areas
-            if (count := (area.cpus & claim.cpus.mask).bit_count())
+            if (count := (area.cpus & allocation.cpus.mask).bit_count())
         }
-        for node, amounts in claim.amounts.items():
+        for node, amounts in allocation.amounts.items():
             self._add(self._records, node, sign)
             for name, amount in amounts.items():
                 self._add(self._used, (node, name), sign * amount)
-        for node, name, amount in self._unrecorded_memory(claim, own):
+        for node, name, amount in self._unrecorded_memory(allocation, own):
             self._add(self._used, (node, name), sign * amount)
         for node, count in own.items():
             bound = 1000 * count
             self._add(self._owned, node, sign * bound)
-            missing = max(0, bound - claim.amounts.get(node, {}).get("cpu", 0))
+            missing = max(0, bound - allocation.amounts.get(node, {}).get("cpu", 0))
             self._add(self._unrecorded, node, sign * missing)
         for node in own:
             self._add(self._spanning if len(own) > 1 else self._inside, node, sign)
 
     def _unrecorded_memory(
-        self, claim: PodAllocation, own: Mapping[int, int]
+        self, allocation: PodAllocation, own: Mapping[int, int]
     ) -> Iterator[tuple[int, str, int]]:
         """The memory that is bound to NUMA nodes without recorded amounts, because an owner was
         placed by another scheduler, or before memory was bound: by the number of its CPUs there."""
         if not own or not self.binds_memory_of(own):
             return
-        recorded = {name for amounts in claim.amounts.values() for name in amounts}
-        for name, amount in claim.memory.items():
+        recorded = {name for amounts in allocation.amounts.values() for name in amounts}
+        for name, amount in allocation.memory.items():
             missing, cpus = 0 if name in recorded else amount, sum(own.values())
             for node, count in sorted(own.items()):
                 share = missing * count // cpus

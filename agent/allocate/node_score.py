@@ -58,16 +58,16 @@ def profile(args: SchedulerArgs) -> Profile:
 
 
 def score(
-    args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
+    args: SchedulerArgs, state: ScoreInput, request: ResourceRequest, allocation: PodAllocation
 ) -> int:
-    """The score of the node with `claim`, which was offered for `ask`, allocated on it."""
+    """The score of the node with `allocation`, which was offered for `request`, allocated on it."""
     if args.rules is Rules.KOORDINATOR:
-        return _as_koordinator(args, state, ask, claim)
+        return _as_koordinator(args, state, request, allocation)
     points = []
     if Measure.RESOURCES in args.measures:
-        points.append(_by_resources(args, state, ask, claim))
+        points.append(_by_resources(args, state, request, allocation))
     known = state.account.node_ids
-    used = _nodes(state, claim) & known
+    used = _nodes(state, allocation) & known
     if used and Measure.NUMA_NODES in args.measures:
         strategy = _labelled(state.options, args.node.type)
         busy = len(used | (state.account.busy_nodes() & known))
@@ -89,11 +89,12 @@ def _of_numa_nodes(strategy: Strategy) -> Strategy:
 
 
 def _by_resources(
-    args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
+    args: SchedulerArgs, state: ScoreInput, request: ResourceRequest, allocation: PodAllocation
 ) -> int:
-    if not claim.amounts:
-        return _of_whole(args, state, ask, claim)
-    totals, weights = state.account.totals(), weights_that_count(args.node.weights, ask.requests)
+    if not allocation.amounts:
+        return _of_whole(args, state, request, allocation)
+    totals = state.account.totals()
+    weights = weights_that_count(args.node.weights, request.requests)
     return min(
         utilization_score(
             args.node.type,
@@ -101,84 +102,84 @@ def _by_resources(
             totals.get(node, {}),
             {
                 name: state.account.used(node, name)
-                + _paid(state.options, claim, name, amounts.get(name, 0))
+                + _paid(state.options, allocation, name, amounts.get(name, 0))
                 for name in weights
             },
         )
-        for node, amounts in _on_nodes(state, claim).items()
+        for node, amounts in _on_nodes(state, allocation).items()
     )
 
 
-def _on_nodes(state: ScoreInput, claim: PodAllocation) -> Amounts:
+def _on_nodes(state: ScoreInput, allocation: PodAllocation) -> Amounts:
     """The amounts of the pod by NUMA node, with the CPUs that it owns."""
     areas = state.options.layout.nodes if state.options.layout else ()
-    own = {area.id: 1000 * (area.cpus & claim.cpus.mask).bit_count() for area in areas}
+    own = {area.id: 1000 * (area.cpus & allocation.cpus.mask).bit_count() for area in areas}
     return {
         node: {**amounts, "cpu": max(amounts.get("cpu", 0), own.get(node, 0))}
-        for node, amounts in claim.amounts.items()
+        for node, amounts in allocation.amounts.items()
     }
 
 
 def _of_whole(
-    args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
+    args: SchedulerArgs, state: ScoreInput, request: ResourceRequest, allocation: PodAllocation
 ) -> int:
     """The score of the whole node, with the CPUs that pods own amplified."""
     options = state.options
     owned = 1000 * state.account.holdings.full(1).bit_count()
     used = dict(state.whole.requested)
     used["cpu"] = used.get("cpu", 0) - owned + options.amplified(owned)
-    return _with_pod(args, options, ask, claim, state.whole.allocatable, used)
+    return _with_pod(args, options, request, allocation, state.whole.allocatable, used)
 
 
 def _as_koordinator(
-    args: SchedulerArgs, state: ScoreInput, ask: ResourceRequest, claim: PodAllocation
+    args: SchedulerArgs, state: ScoreInput, request: ResourceRequest, allocation: PodAllocation
 ) -> int:
     options, account = state.options, state.account
-    policy = _numa_policy(options, ask)
+    policy = _numa_policy(options, request)
     if policy is NumaPolicy.NONE:
-        return _of_whole(args, state, ask, claim)
+        return _of_whole(args, state, request, allocation)
     totals = account.totals()
     capacity, used = state.whole.allocatable, dict(state.whole.requested)
     single = policy is NumaPolicy.SINGLE_NUMA_NODE and len(totals) > 1
-    if claim.amounts and (single or policy is NumaPolicy.RESTRICTED):
+    if allocation.amounts and (single or policy is NumaPolicy.RESTRICTED):
         capacity, used = {}, {}
-        for node in claim.amounts:
+        for node in allocation.amounts:
             for name, total in totals.get(node, {}).items():
                 capacity[name] = capacity.get(name, 0) + total
                 used[name] = used.get(name, 0) + account.recorded_used(node, name)
-    if claim.cpus:
+    if allocation.cpus:
         used["cpu"] = options.amplified(1000 * account.holdings.full(1).bit_count())
-    return _with_pod(args, options, ask, claim, capacity, used)
+    return _with_pod(args, options, request, allocation, capacity, used)
 
 
 def _with_pod(
     args: SchedulerArgs,
     options: TopologyOptions,
-    ask: ResourceRequest,
-    claim: PodAllocation,
+    request: ResourceRequest,
+    allocation: PodAllocation,
     capacity: dict[str, int],
     used: dict[str, int],
 ) -> int:
-    for name, asked in ask.requests.items():
-        used[name] = used.get(name, 0) + _paid(options, claim, name, asked)
+    for name, asked in request.requests.items():
+        used[name] = used.get(name, 0) + _paid(options, allocation, name, asked)
     return utilization_score(
-        args.node.type, weights_that_count(args.node.weights, ask.requests), capacity, used
+        args.node.type, weights_that_count(args.node.weights, request.requests), capacity, used
     )
 
 
-def _numa_policy(options: TopologyOptions, ask: ResourceRequest) -> NumaPolicy:
-    found = in_force(options.policies, options.profile, ask)
+def _numa_policy(options: TopologyOptions, request: ResourceRequest) -> NumaPolicy:
+    found = in_force(options.policies, options.profile, request)
     return NumaPolicy.NONE if isinstance(found, Rejection) else found.numa
 
 
-def _paid(options: TopologyOptions, claim: PodAllocation, name: str, amount: int) -> int:
-    return options.amplified(amount) if name == "cpu" and claim.cpus else amount
+def _paid(options: TopologyOptions, allocation: PodAllocation, name: str, amount: int) -> int:
+    return options.amplified(amount) if name == "cpu" and allocation.cpus else amount
 
 
-def _nodes(state: ScoreInput, claim: PodAllocation) -> set[int]:
+def _nodes(state: ScoreInput, allocation: PodAllocation) -> set[int]:
     layout = state.options.layout
-    own = layout.node_ids(claim.cpus.mask) if layout and claim.cpus else ()
-    return {*own, *claim.amounts}
+    own = layout.node_ids(allocation.cpus.mask) if layout and allocation.cpus else ()
+    return {*own, *allocation.amounts}
 
 
 def _labelled(options: TopologyOptions, configured: Strategy) -> Strategy:

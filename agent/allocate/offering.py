@@ -71,10 +71,10 @@ class Why(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """`claim`: the allocation to commit and to write. Without CPUs and amounts the pod is not
+    """`allocation`: the allocation to commit and to write. Without CPUs and amounts the pod is not
     bound."""
 
-    claim: PodAllocation
+    allocation: PodAllocation
     price: Price
     why: Why
 
@@ -102,64 +102,67 @@ class HintProvider(Protocol):
 def offer(
     options: TopologyOptions,
     account: NodeAllocation,
-    ask: ResourceRequest,
+    request: ResourceRequest,
     provider: HintProvider | None = None,
     trying: Callable[[TopologyOptions, NodeAllocation, ResourceRequest, InForce], Trials] = Trials,
 ) -> Offer | Declined:
     """An offer for a pod that holds nothing on the node. `provider` takes part under a NUMA policy.
     `trying` makes the trials on NUMA nodes."""
-    if not ask.requests and not ask.burst_milli and provider is None:
-        return Offer(PodAllocation(ask.uid, ask.title), Price(0, 0, 0), Why())
-    policies = in_force(options.policies, options.profile, ask)
+    if not request.requests and not request.burst_milli and provider is None:
+        return Offer(PodAllocation(request.uid, request.title), Price(0, 0, 0), Why())
+    policies = in_force(options.policies, options.profile, request)
     if isinstance(policies, Rejection):
-        return Declined(ask.uid, ask.title, (policies,), Why())
+        return Declined(request.uid, request.title, (policies,), Why())
     why = Why(policies.chosen)
-    if rejection := _unfit(options, account, ask, policies):
-        return Declined(ask.uid, ask.title, (rejection,), why)
-    held = _held_by_cpu(ask)
+    if rejection := _unfit(options, account, request, policies):
+        return Declined(request.uid, request.title, (rejection,), why)
+    held = _held_by_cpu(request)
     trials = trying(options, account, held, policies)
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)
         if isinstance(found, Rejection):
-            return Declined(ask.uid, ask.title, (found,), why)
+            return Declined(request.uid, request.title, (found,), why)
     else:
         aligned = _align(account, held, policies, trials, provider)
         why = Why(policies.chosen, aligned.candidates, aligned.merged)
         if isinstance(aligned.found, tuple):
-            return Declined(ask.uid, ask.title, aligned.found, why)
+            return Declined(request.uid, request.title, aligned.found, why)
         found = aligned.found
-    claim = PodAllocation(
-        ask.uid,
-        ask.title,
+    allocation = PodAllocation(
+        request.uid,
+        request.title,
         CpuSet.from_int(found.cpus),
         policies.exclusive if found.cpus else ExclusivePolicy.NONE,
         found.amounts,
-        ask.requests.get("cpu", 0),
-        memory_of(ask.requests) if found.cpus else {},
+        request.requests.get("cpu", 0),
+        memory_of(request.requests) if found.cpus else {},
     )
     why = Why(policies.chosen, why.candidates, why.merged, found.steps)
-    return Offer(claim, trials.price(found), why)
+    return Offer(allocation, trials.price(found), why)
 
 
-def gone(
-    options: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, claim: PodAllocation
+def unavailable(
+    options: TopologyOptions,
+    account: NodeAllocation,
+    request: ResourceRequest,
+    allocation: PodAllocation,
 ) -> str:
     """What an offered allocation needs and the node no longer has; "" if the node has all of it."""
-    if outgrown := _outgrown(options, account, ask, claim):
+    if outgrown := _outgrown(options, account, request, allocation):
         return outgrown
-    if missing := claim.cpus - CpuSet.from_int(account.free_cpus()):
+    if missing := allocation.cpus - CpuSet.from_int(account.free_cpus()):
         return f"CPUs {missing} are no longer free"
     if options.cpu_ratio > 1 and options.cpu_milli is not None:
-        paid, left = account.paid(claim), options.cpu_milli - account.cpu_milli
+        paid, left = account.paid(allocation), options.cpu_milli - account.cpu_milli
         if paid > max(0, left):
             return f"the node has {left} of {paid} amplified CPU left"
     available = account.available()
     counted = {name for amounts in available.values() for name in amounts}
-    for node, amounts in claim.amounts.items():
+    for node, amounts in allocation.amounts.items():
         for name, asked in amounts.items():
             if name not in counted:
                 continue
-            amount = options.amplified(asked) if name == "cpu" and claim.cpus else asked
+            amount = options.amplified(asked) if name == "cpu" and allocation.cpus else asked
             left = available.get(node, {}).get(name, 0)
             if amount > left:
                 return f"NUMA node {node} has {left} of {amount} {name} left"
@@ -167,25 +170,28 @@ def gone(
 
 
 def _outgrown(
-    options: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, claim: PodAllocation
+    options: TopologyOptions,
+    account: NodeAllocation,
+    request: ResourceRequest,
+    allocation: PodAllocation,
 ) -> str:
     """States that the shared pools are too small for the limit of a pod that bursts; "" if they are
     not."""
-    limit = ask.burst_milli
-    if not limit or claim.cpus or not claim.amounts:
+    limit = request.burst_milli
+    if not limit or allocation.cpus or not allocation.amounts:
         return ""
     pools = account.shared_pools()
-    pool = sum(pools.get(node, 0) for node in claim.amounts)
+    pool = sum(pools.get(node, 0) for node in allocation.amounts)
     if pool >= limit:
         return ""
-    nodes = ", ".join(map(str, sorted(claim.amounts)))
+    nodes = ", ".join(map(str, sorted(allocation.amounts)))
     return f"the pools of NUMA nodes {nodes} have {pool} of {limit} milli-CPU left"
 
 
 def _unfit(
-    options: TopologyOptions, account: NodeAllocation, ask: ResourceRequest, policies: InForce
+    options: TopologyOptions, account: NodeAllocation, request: ResourceRequest, policies: InForce
 ) -> Rejection | None:
-    cpu_milli = ask.requests.get("cpu", 0)
+    cpu_milli = request.requests.get("cpu", 0)
     bind = policies.bind
     if bind and cpu_milli % 1000:
         return Rejection(Reason.CPU_NOT_INTEGER, "cpu", cpu_milli)
@@ -205,24 +211,26 @@ def _unfit(
     return None
 
 
-def _held_by_cpu(ask: ResourceRequest) -> ResourceRequest:
+def _held_by_cpu(request: ResourceRequest) -> ResourceRequest:
     """The CPU amounts of a pod that bursts bind it to NUMA nodes, so it requests at least 1
     milli-CPU."""
-    if not ask.burst_milli or ask.requests.get("cpu"):
-        return ask
-    return msgspec.structs.replace(ask, requests={**ask.requests, "cpu": 1})
+    if not request.burst_milli or request.requests.get("cpu"):
+        return request
+    return msgspec.structs.replace(request, requests={**request.requests, "cpu": 1})
 
 
-def _unaligned(ask: ResourceRequest, policies: InForce, trials: Trials) -> Allotment | Rejection:
-    if policies.bind or not ask.burst_milli:
+def _unaligned(
+    request: ResourceRequest, policies: InForce, trials: Trials
+) -> Allotment | Rejection:
+    if policies.bind or not request.burst_milli:
         return trials.anywhere()
     left = trials.pools
     if trials.numa_knows("cpu"):
         left = {node: trials.available.get(node, {}).get("cpu", 0) for node in trials.pools}
-    request, memory = ask.requests["cpu"], trials.bound_memory
+    cpu_milli, memory = request.requests["cpu"], trials.bound_memory
     nodes = burst_nodes(
-        ask.burst_milli,
-        request,
+        request.burst_milli,
+        cpu_milli,
         trials.pools,
         left,
         policies.strategy,
@@ -231,7 +239,9 @@ def _unaligned(ask: ResourceRequest, policies: InForce, trials: Trials) -> Allot
     )
     if isinstance(nodes, Rejection):
         return nodes
-    amounts = {node: {"cpu": share} for node, share in burst_amounts(request, nodes, left).items()}
+    amounts = {
+        node: {"cpu": share} for node, share in burst_amounts(cpu_milli, nodes, left).items()
+    }
     bound = trials.with_memory(nodes)
     if isinstance(bound, Rejection):
         return bound
@@ -300,17 +310,17 @@ class _Aligned(msgspec.Struct, frozen=True):
 
 def _align(
     account: NodeAllocation,
-    ask: ResourceRequest,
+    request: ResourceRequest,
     policies: InForce,
     trials: Trials,
     provider: HintProvider | None = None,
 ) -> _Aligned:
     """For a pod under a NUMA policy: hints, their merge, and a trial of the merged NUMA nodes."""
-    wanted = {name: amount for name, amount in ask.requests.items() if trials.numa_knows(name)}
+    wanted = {name: amount for name, amount in request.requests.items() if trials.numa_knows(name)}
     if not trials.totals:
         return _Aligned((Rejection(Reason.NO_NUMA_RESOURCES),))
-    if "cpu" not in wanted and (policies.bind or ask.burst_milli):
-        return _Aligned((Rejection(Reason.NO_NUMA_RESOURCES, "cpu", ask.requests["cpu"]),))
+    if "cpu" not in wanted and (policies.bind or request.burst_milli):
+        return _Aligned((Rejection(Reason.NO_NUMA_RESOURCES, "cpu", request.requests["cpu"]),))
     if not wanted and provider is None:
         return _Aligned(Allotment(0, {}))
     tried: dict[int, Rejection | None] = {}

@@ -250,36 +250,39 @@ class InForce(msgspec.Struct, frozen=True):
     chosen: tuple[PolicyInForce, ...]
 
 
-def in_force(of_node: NodePolicies, profile: Profile, ask: ResourceRequest) -> InForce | Rejection:
+def in_force(
+    of_node: NodePolicies, profile: Profile, request: ResourceRequest
+) -> InForce | Rejection:
     """Rejects policies that the architecture does not have, and a pod whose policies conflict with
     the node's."""
-    policies = _without_kubelet(of_node, ask.kubelet)
-    numa = numa_policy(ask.numa, policies, profile)
+    policies = _without_kubelet(of_node, request.kubelet)
+    numa = numa_policy(request.numa, policies, profile)
     if isinstance(numa, Rejection):
         return numa
-    of_bind = bind(ask.spec, ask.qos, policies, profile, owner=ask.owner, guaranteed=ask.guaranteed)
-    asks_cpu = bool(ask.requests.get("cpu"))
+    spec, owner, guaranteed = request.spec, request.owner, request.guaranteed
+    of_bind = bind(spec, request.qos, policies, profile, owner=owner, guaranteed=guaranteed)
+    asks_cpu = bool(request.requests.get("cpu"))
     if isinstance(of_bind, Rejection):
         if asks_cpu:
             return of_bind
         of_bind = None, PolicySource.DEFAULT
     bound = of_bind[0] if asks_cpu else None
-    if rejection := architecture(ask.spec, policies, bound):
+    if rejection := architecture(spec, policies, bound):
         return rejection
-    exclusive = numa_exclusive(ask.numa)
+    exclusive = numa_exclusive(request.numa)
     strategy = numa_strategy(policies, profile, numa[0])
     chosen = [PolicyInForce("numa policy", *numa), PolicyInForce("numa strategy", *strategy)]
     if exclusive and numa[0] is not NumaPolicy.NONE:
         chosen.append(PolicyInForce("numa exclusive policy", exclusive, PolicySource.POD))
     if bound:
         chosen.append(PolicyInForce("cpu bind policy", bound.policy, of_bind[1]))
-    elif ask.burst_milli:
+    elif request.burst_milli:
         chosen.append(PolicyInForce("cpu bind policy", BindPolicy.CONSTRAINED_BURST, of_bind[1]))
-    if bound and ask.spec.exclusive is not ExclusivePolicy.NONE:
-        chosen.append(PolicyInForce("cpu exclusive policy", ask.spec.exclusive, PolicySource.POD))
+    if bound and spec.exclusive is not ExclusivePolicy.NONE:
+        chosen.append(PolicyInForce("cpu exclusive policy", spec.exclusive, PolicySource.POD))
     return InForce(
         bound,
-        ask.spec.exclusive,
+        spec.exclusive,
         numa[0],
         exclusive,
         strategy[0],

@@ -79,12 +79,12 @@ class Trials:
         self,
         options: TopologyOptions,
         account: NodeAllocation,
-        ask: ResourceRequest,
+        request: ResourceRequest,
         policies: InForce,
     ) -> None:
         self._options = options
         self._account = account
-        self._ask = ask
+        self._ask = request
         self._policies = policies
         self._free = account.free_cpus()
         self.totals = account.totals()

@@ -125,7 +125,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     if any(quirk.unamplified for quirk in quirks):
         options = msgspec.structs.replace(options, cpu_ratio=1.0)
     state = ScoreInput(options, account, WholeNode(question.allocatable, question.requested))
-    claim = found.claim
+    claim = found.allocation
     if any(quirk.unaccounted for quirk in quirks):
         claim = msgspec.structs.replace(claim, amounts={})
     spec = _written(case["pod"]).get(RESOURCE_SPEC, "")

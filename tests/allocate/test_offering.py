@@ -144,7 +144,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
     ],
 )
 def test_offers(node, requested, held, cpus, amounts) -> None:
-    got = offered(node, requested, *held).claim
+    got = offered(node, requested, *held).allocation
     assert (str(got.cpus), got.amounts) == (cpus, amounts)
 
 
@@ -292,7 +292,7 @@ def test_an_explanation_has_no_bind_policy_without_a_cpu_request() -> None:
 def test_a_pod_without_a_cpu_request_has_no_bind_policy_conflict() -> None:
     forced = facts(policies=NodePolicies(bind_label=FULL))
     requested = owner(0, memory_gib=4, spec=ResourceSpec(required=SPREAD))
-    assert offered(forced, requested).claim.cpus == CpuSet()
+    assert offered(forced, requested).allocation.cpus == CpuSet()
     assert declined(forced, owner(2, spec=requested.spec)).rejections
 
 
@@ -310,7 +310,7 @@ def test_the_profile_determines_how_numa_nodes_are_compared(
     profile = replace(PROFILES["koordinator"], scoring=scoring, weights=weights)
     there = numa(NumaPolicy.SINGLE_NUMA_NODE, profile=profile)
     held = [claim("b", amounts={1: {"cpu": 4000}, 0: {"memory": 2 * GIB}})]
-    assert offered(there, sharer(2000, 1), *held).claim.amounts.keys() == {node}
+    assert offered(there, sharer(2000, 1), *held).allocation.amounts.keys() == {node}
 
 
 def test_arm_refuses_a_policy_of_the_nodes_label() -> None:
@@ -321,9 +321,9 @@ def test_arm_refuses_a_policy_of_the_nodes_label() -> None:
 
 def test_arm_has_its_own_default_bind_policy() -> None:
     spread = Profile(NumaPolicy.NONE, Strategy.LEAST_ALLOCATED, SPREAD)
-    assert str(offered(facts(profile=spread), owner(2)).claim.cpus) == "0,2"
+    assert str(offered(facts(profile=spread), owner(2)).allocation.cpus) == "0,2"
     arm = facts(profile=spread, policies=NodePolicies(arm=True))
-    assert str(offered(arm, owner(2)).claim.cpus) == "0-1"
+    assert str(offered(arm, owner(2)).allocation.cpus) == "0-1"
 
 
 def test_a_refusal_lists_the_tried_nodes_and_their_shortages() -> None:
@@ -358,47 +358,50 @@ def test_an_exclusive_pod_does_not_share_a_numa_node_with_pods_across_nodes() ->
 def test_a_pod_takes_more_numa_nodes_when_the_narrowest_exclude_it() -> None:
     across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
     request = owner(2, numa=NumaSpec(exclusive=NumaExclusive.REQUIRED))
-    got = offered(numa(NumaPolicy.RESTRICTED), request, across).claim
+    got = offered(numa(NumaPolicy.RESTRICTED), request, across).allocation
     assert got.amounts == {0: {"cpu": 1000}, 1: {"cpu": 1000}}
 
 
 def test_a_sharing_pod_has_no_exclusive_policy_in_its_claim() -> None:
     request = sharer(1000, spec=ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL))
-    assert offered(facts(), request).claim.exclusive is ExclusivePolicy.NONE
+    assert offered(facts(), request).allocation.exclusive is ExclusivePolicy.NONE
 
 
 def test_an_exclusive_policy_is_recorded_in_the_claim_and_applies_to_the_next_pod() -> None:
     spec = ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
-    first = offered(facts(), owner(2, spec=spec)).claim
+    first = offered(facts(), owner(2, spec=spec)).allocation
     assert first.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
     most = facts(policies=NodePolicies(strategy_label=Strategy.MOST_ALLOCATED))
-    assert str(offered(most, owner(2, uid="b", spec=spec), first).claim.cpus) == "8-9"
-    assert str(offered(most, owner(2, uid="b"), first).claim.cpus) == "2-3"
+    assert str(offered(most, owner(2, uid="b", spec=spec), first).allocation.cpus) == "8-9"
+    assert str(offered(most, owner(2, uid="b"), first).allocation.cpus) == "2-3"
 
 
 def test_reserved_cpus_are_offered_only_if_the_agent_allows_it() -> None:
     node = facts((1, 1, 2, 2), kubelet_reserved=facts().layout and claim("", "0-1").cpus)
-    assert str(offered(node, owner(2)).claim.cpus) == "2-3"
+    assert str(offered(node, owner(2)).allocation.cpus) == "2-3"
     lenient = replace(node, owners_on_reserved=True)
-    assert str(offered(lenient, owner(2)).claim.cpus) == "0-1"
+    assert str(offered(lenient, owner(2)).allocation.cpus) == "0-1"
 
 
 def test_amounts_may_be_packed_instead_of_split_evenly() -> None:
     packed = numa(NumaPolicy.RESTRICTED, profile=replace(PROFILES["koordinator"], packed=True))
-    assert offered(packed, sharer(12_000)).claim.amounts == {0: {"cpu": 8000}, 1: {"cpu": 4000}}
+    assert offered(packed, sharer(12_000)).allocation.amounts == {
+        0: {"cpu": 8000},
+        1: {"cpu": 4000},
+    }
 
 
 def test_an_owner_is_divided_by_online_cpus_and_not_by_zone_amounts() -> None:
     """For example while CPUs are offline and the zone still counts them."""
     online = layout.of(cpu for cpu in machines.cpus((2, 1, 4, 2), "adjacent") if cpu.id >= 4)
-    got = offered(numa(NumaPolicy.RESTRICTED, layout=online), owner(10)).claim
+    got = offered(numa(NumaPolicy.RESTRICTED, layout=online), owner(10)).allocation
     assert got.amounts == {0: {"cpu": 4000}, 1: {"cpu": 6000}}
 
 
 def test_an_owner_gets_only_cpus_whose_amplified_amount_is_available() -> None:
     node = numa(NumaPolicy.SINGLE_NUMA_NODE, cpu_ratio=1.5)
     sharers = claim("b", amounts={0: {"cpu": 11_000}, 1: {"cpu": 9000}})
-    assert offered(node, owner(2), sharers).claim.amounts == {1: {"cpu": 2000}}
+    assert offered(node, owner(2), sharers).allocation.amounts == {1: {"cpu": 2000}}
     assert reasons(declined(node, owner(3), sharers)) == [
         (Reason.NUMA_UNSATISFIED, "cpu", 3000, 2666)
     ]
@@ -409,8 +412,8 @@ BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)
 
 def test_a_bursting_pod_is_bound_to_a_pool_that_fits_its_limit() -> None:
     request = sharer(1000, spec=BURST, cpu_limit_milli=6000)
-    assert offered(facts(), request, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1000}}
-    assert offered(facts(), request, claim("b", "0-3"), claim("c", "8-11")).claim.amounts == {
+    assert offered(facts(), request, claim("b", "0-3")).allocation.amounts == {1: {"cpu": 1000}}
+    assert offered(facts(), request, claim("b", "0-3"), claim("c", "8-11")).allocation.amounts == {
         0: {"cpu": 500},
         1: {"cpu": 500},
     }
@@ -426,14 +429,16 @@ def test_a_bursting_pod_is_declined_when_no_pools_fit_its_limit() -> None:
 @pytest.mark.parametrize("policy", [NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.BEST_EFFORT])
 def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolicy) -> None:
     request = sharer(1000, spec=BURST, cpu_limit_milli=6000)
-    assert offered(numa(policy), request, claim("b", "8-11")).claim.amounts == {0: {"cpu": 1000}}
+    assert offered(numa(policy), request, claim("b", "8-11")).allocation.amounts == {
+        0: {"cpu": 1000}
+    }
     crowded = [claim("b", "8-11"), claim("c", "0-3")]
     got = offering.offer(numa(policy), allocated(numa(policy), crowded), request)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert isinstance(got, Declined)
     else:
         assert isinstance(got, Offer)
-        assert set(got.claim.amounts) == {0, 1}
+        assert set(got.allocation.amounts) == {0, 1}
 
 
 @pytest.mark.parametrize("policy", NumaPolicy)
@@ -447,17 +452,17 @@ def test_a_bursting_pod_with_packed_amounts_is_bound_to_all_nodes_that_its_limit
         assert isinstance(got, Declined)
     else:
         assert isinstance(got, Offer)
-        assert [amounts["cpu"] for amounts in got.claim.amounts.values()] == [500, 500]
+        assert [amounts["cpu"] for amounts in got.allocation.amounts.values()] == [500, 500]
 
 
 @pytest.mark.parametrize("policy", NumaPolicy)
 def test_a_bursting_pod_without_a_cpu_request_is_bound_to_its_nodes_too(policy: NumaPolicy) -> None:
     request = ResourceRequest("a", "ns/a", cpu_limit_milli=6000, spec=BURST)
-    assert offered(numa(policy), request, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1}}
+    assert offered(numa(policy), request, claim("b", "0-3")).allocation.amounts == {1: {"cpu": 1}}
     memory = replace(request, requests={"memory": GIB})
     held = offered(numa(policy), memory, claim("b", "0-3"))
-    assert held.claim.amounts[1]["cpu"] == 1
-    assert held.claim.cpu_milli == 0
+    assert held.allocation.amounts[1]["cpu"] == 1
+    assert held.allocation.cpu_milli == 0
 
 
 @pytest.mark.parametrize("policy", [NumaPolicy.NONE, NumaPolicy.BEST_EFFORT])
@@ -471,14 +476,16 @@ def test_a_bursting_pod_is_not_bound_to_a_numa_node_without_available_cpu(
     }
     assert offered(
         numa(policy), replace(request, cpu_limit_milli=8000), promised
-    ).claim.amounts == {1: {"cpu": 1000}}
+    ).allocation.amounts == {1: {"cpu": 1000}}
 
 
 def test_a_bursting_pod_is_bound_when_numa_nodes_report_no_cpu() -> None:
     node, request = facts(zones={}), sharer(1000, spec=BURST, cpu_limit_milli=6000)
     got = offered(node, request, claim("b", "0-3"))
-    assert got.claim.amounts == {1: {"cpu": 1000}}
-    assert not offering.gone(node, allocated(node, [claim("b", "0-3")]), request, got.claim)
+    assert got.allocation.amounts == {1: {"cpu": 1000}}
+    assert not offering.unavailable(
+        node, allocated(node, [claim("b", "0-3")]), request, got.allocation
+    )
 
 
 def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:
@@ -490,7 +497,7 @@ def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:
 @pytest.mark.parametrize("limit", [None, 0])
 def test_a_pod_without_a_limit_may_burst_anywhere(limit: int | None) -> None:
     request = sharer(1000, spec=BURST, cpu_limit_milli=limit)
-    assert offered(facts(), request).claim.amounts == {}
+    assert offered(facts(), request).allocation.amounts == {}
 
 
 @pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
@@ -508,10 +515,10 @@ def test_two_of_34_numa_nodes_have_cpus(policy: NumaPolicy) -> None:
     two = facts((2, 1, 36, 1))
     zones = {**two.zones, **{node: {"memory": 96 * GIB} for node in range(2, 34)}}
     node = replace(numa(policy), layout=two.layout, zones=zones)
-    got = offered(node, owner(30, 8), claim("b", "0-9", {0: {"cpu": 10_000}})).claim
+    got = offered(node, owner(30, 8), claim("b", "0-9", {0: {"cpu": 10_000}})).allocation
     assert (str(got.cpus), got.amounts) == ("36-65", {1: {"cpu": 30_000, "memory": 8 * GIB}})
     much = sharer(60_000, 20)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         assert declined(node, much).rejections
     else:
-        assert offered(node, much).claim.amounts.keys() == {0, 1}
+        assert offered(node, much).allocation.amounts.keys() == {0, 1}

@@ -34,8 +34,8 @@ def placed(node: TopologyOptions, spec: ResourceSpec, pods: int) -> list[str]:
     for number in range(pods):
         got = offering.offer(node, account, owner(2, uid=f"p{number}", spec=spec))
         assert isinstance(got, Offer), got
-        account.add(got.claim)
-        found.append(str(got.claim.cpus))
+        account.add(got.allocation)
+        found.append(str(got.allocation.cpus))
     return found
 
 
@@ -71,7 +71,7 @@ def test_a_downgraded_pod_avoids_the_cores_of_both_exclusive_policies(policy: Nu
     spec = ResourceSpec(SPREAD, exclusive=NODE)
     got = offering.offer(node, allocated(node, held), owner(2, uid="e", spec=spec))
     assert isinstance(got, Offer)
-    assert str(got.claim.cpus) == "12,14"
+    assert str(got.allocation.cpus) == "12,14"
     judged = {each.nodes: each.exclusivity for each in got.why.candidates}
     assert judged == {(0,): CpuExclusivity.SAME_CORES, (1,): CpuExclusivity.OTHER_CORES}
 
@@ -105,8 +105,8 @@ def test_the_chosen_numa_nodes_suit_the_exclusive_policy_best(
     for number, (cpus, theirs) in enumerate(before):
         got = offering.offer(node, account, owner(cpus, uid=f"p{number}", spec=theirs))
         if isinstance(got, Offer):
-            account.add(got.claim)
-            held.append(got.claim)
+            account.add(got.allocation)
+            held.append(got.allocation)
     got = offering.offer(node, account, owner(count, uid="last", spec=spec))
     if not isinstance(got, Offer) or got.why.merged is None or not got.why.merged.preferred:
         return
@@ -120,7 +120,7 @@ def test_the_chosen_numa_nodes_suit_the_exclusive_policy_best(
     assert judged[chosen] is max(judged.values())
     made = node.layout
     assert made is not None
-    mine = got.claim.cpus.mask
+    mine = got.allocation.cpus.mask
     theirs_of = {
         exclusive: sum(each.cpus.mask for each in held if each.exclusive is exclusive)
         for exclusive in (CORE, NODE)

@@ -41,8 +41,8 @@ def node(
 def placed(options: TopologyOptions, account: NodeAllocation, request: ResourceRequest) -> Offer:
     got = offering.offer(options, account, request)
     assert isinstance(got, Offer), got
-    assert not offering.gone(options, account, request, got.claim)
-    account.add(got.claim)
+    assert not offering.unavailable(options, account, request, got.allocation)
+    account.add(got.allocation)
     return got
 
 
@@ -54,21 +54,21 @@ def memory(amounts: Amounts) -> dict[int, int]:
 def test_two_large_pods_are_not_on_one_numa_node(policy: NumaPolicy) -> None:
     options = node(policy)
     account = allocated(options)
-    first = placed(options, account, owner(2, 15, "a")).claim
-    second = placed(options, account, owner(2, 15, "b")).claim
+    first = placed(options, account, owner(2, 15, "a")).allocation
+    second = placed(options, account, owner(2, 15, "b")).allocation
     assert (str(first.cpus), memory(first.amounts)) == ("0-1", {0: 15})
     assert (str(second.cpus), memory(second.amounts)) == ("8-9", {1: 15})
     third = offering.offer(options, account, owner(2, 3, "c"))
     assert isinstance(third, Declined)
     assert ("memory", 3 * GIB) in {(each.resource, each.asked) for each in third.rejections}
-    assert str(placed(options, account, owner(2, 1, "d")).claim.cpus) == "2-3"
+    assert str(placed(options, account, owner(2, 1, "d")).allocation.cpus) == "2-3"
 
 
 def test_memory_that_is_not_bound_does_not_count_without_a_numa_policy() -> None:
     options = replace(node(), binds_memory=False)
     account = allocated(options)
     for uid, cpus in (("a", "0-1"), ("b", "2-3")):
-        got = placed(options, account, owner(2, 15, uid)).claim
+        got = placed(options, account, owner(2, 15, uid)).allocation
         assert (str(got.cpus), got.amounts) == (cpus, {})
 
 
@@ -76,7 +76,7 @@ def test_a_pod_gets_cpus_of_the_numa_nodes_that_have_the_memory_together() -> No
     """Its CPUs would fit one NUMA node, its memory needs both."""
     options = node()
     account = allocated(options)
-    got = placed(options, account, owner(4, 24)).claim
+    got = placed(options, account, owner(4, 24)).allocation
     assert (str(got.cpus), memory(got.amounts)) == ("0-1,8-9", {0: 12, 1: 12})
 
 
@@ -85,7 +85,7 @@ def test_under_a_numa_policy_memory_comes_from_where_the_cpus_are(policy: NumaPo
     """One CPU is on one NUMA node, and so is its memory."""
     options = node(policy)
     account = allocated(options, [claim("b", amounts={0: {"memory": 8 * GIB}})])
-    got = placed(options, account, owner(1, 16)).claim
+    got = placed(options, account, owner(1, 16)).allocation
     assert (str(got.cpus), memory(got.amounts)) == ("8", {1: 16})
     refused = offering.offer(options, account, owner(1, 9, "c"))
     assert isinstance(refused, Declined)
@@ -97,7 +97,7 @@ def test_an_exclusive_policy_counts_where_memory_decides() -> None:
     account = allocated(options, [claim("b", amounts={0: {"memory": 16 * GIB}})])
     account.add(claim("c", "8", {1: {"memory": GIB}}, ExclusivePolicy.NUMA_NODE_LEVEL))
     account.add(claim("d", "1"))
-    assert str(placed(options, account, owner(2, 2, spec=spec)).claim.cpus) == "16,18"
+    assert str(placed(options, account, owner(2, 2, spec=spec)).allocation.cpus) == "16,18"
 
 
 def test_an_owner_without_recorded_memory_counts_with_its_request() -> None:
@@ -108,9 +108,9 @@ def test_an_owner_without_recorded_memory_counts_with_its_request() -> None:
     account = allocated(options, [there])
     left = account.available()
     assert (left[0]["memory"], left[1]["memory"]) == (GIB, 11 * GIB)
-    assert str(placed(options, account, owner(2, 2)).claim.cpus) == "10-11"
+    assert str(placed(options, account, owner(2, 2)).allocation.cpus) == "10-11"
     account.remove(there)
-    account.remove(placed(options, account, owner(2, uid="z")).claim)
+    account.remove(placed(options, account, owner(2, uid="z")).allocation)
     assert account.available()[0]["memory"] == 16 * GIB
     unbound = replace(options, binds_memory=False)
     assert allocated(unbound, [there]).available()[0]["memory"] == 16 * GIB
@@ -122,7 +122,7 @@ def test_a_bursting_pod_is_bound_to_numa_nodes_with_its_memory(policy: NumaPolic
     account = allocated(options)
     for uid, id_ in (("a", 0), ("b", 1)):
         request = sharer(1000, 15, uid, spec=BURST, cpu_limit_milli=4000)
-        got = placed(options, account, request).claim
+        got = placed(options, account, request).allocation
         assert got.amounts == {id_: {"cpu": 1000, "memory": 15 * GIB}}
     got = offering.offer(options, account, sharer(1000, 5, "c", spec=BURST, cpu_limit_milli=4000))
     assert isinstance(got, Declined)
@@ -133,7 +133,7 @@ def test_memory_is_not_bound_to_a_numa_node_that_has_none() -> None:
     options = node()
     zones = {0: {"cpu": 8000}, 1: options.zones[1]}
     options = replace(options, zones=zones)
-    assert placed(options, allocated(options), owner(2, 40)).claim.amounts == {}
+    assert placed(options, allocated(options), owner(2, 40)).allocation.amounts == {}
 
 
 def test_hugepages_are_bound_with_memory() -> None:
@@ -144,7 +144,7 @@ def test_hugepages_are_bound_with_memory() -> None:
     for uid, cpus in (("a", "0-1"), ("b", "8-9")):
         request = owner(2, 1, uid)
         request = replace(request, requests={**request.requests, "hugepages-2Mi": 3 << 30})
-        assert str(placed(options, account, request).claim.cpus) == cpus
+        assert str(placed(options, account, request).allocation.cpus) == cpus
 
 
 def test_memory_that_another_pod_took_meanwhile_is_missing() -> None:
@@ -154,7 +154,7 @@ def test_memory_that_another_pod_took_meanwhile_is_missing() -> None:
     got = offering.offer(options, account, request)
     assert isinstance(got, Offer)
     account.add(claim("b", amounts={0: {"memory": 10 * GIB}}))
-    missing = offering.gone(options, account, request, got.claim)
+    missing = offering.unavailable(options, account, request, got.allocation)
     assert missing == f"NUMA node 0 has {6 * GIB} of {10 * GIB} memory left"
 
 
@@ -205,13 +205,13 @@ def test_the_memory_of_no_numa_node_is_overcommitted(
                 wide = mask.bit_count() * made.threads > count and mask.bit_count() > 1
                 assert cpus < count or have < asked or not each or wide, ids(mask)
             continue
-        assert not offering.gone(options, account, request, got.claim)
-        account.add(got.claim)
-        given_ = {id_: of.get("memory", 0) for id_, of in got.claim.amounts.items()}
+        assert not offering.unavailable(options, account, request, got.allocation)
+        account.add(got.allocation)
+        given_ = {id_: of.get("memory", 0) for id_, of in got.allocation.amounts.items()}
         assert sum(given_.values()) == asked
         if request.owner:
             assert {id_ for id_, amount in given_.items() if amount} <= set(
-                made.node_ids(got.claim.cpus.mask)
+                made.node_ids(got.allocation.cpus.mask)
             )
         for id_, amount in given_.items():
             used[id_] += amount

@@ -51,7 +51,7 @@ def test_the_label_chooses_the_numa_node_before_the_configuration(
         cpus = "2-3" if (strategy or configured) is MOST else cpus
     held = claim("b", "0-1", {0: {"cpu": 2000, "memory": GIB}})
     got = offered(node, owner(2, 1), held)
-    assert str(got.claim.cpus) == cpus
+    assert str(got.allocation.cpus) == cpus
     if strategy is not None:
         assert said(got) == (strategy, PolicySource.NODE_LABEL)
     else:
@@ -62,10 +62,10 @@ def test_the_kubelets_option_chooses_the_emptier_numa_node() -> None:
     node = facts(policies=NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED))
     profile = replace(node.profile, strategy=MOST)
     held = claim("b", "0-1", {0: {"cpu": 2000}})
-    assert str(offered(replace(node, profile=profile), owner(2), held).claim.cpus) == "2-3"
+    assert str(offered(replace(node, profile=profile), owner(2), held).allocation.cpus) == "2-3"
     evenly = NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED, distribute_across_numa=True)
     got = offered(replace(node, profile=profile, policies=evenly), owner(2), held)
-    assert str(got.claim.cpus) == "8-9"
+    assert str(got.allocation.cpus) == "8-9"
     assert said(got) == (EVENLY, PolicySource.KUBELET)
 
 
@@ -78,7 +78,7 @@ def test_distribute_evenly_splits_amounts_that_the_profile_would_pack(
 ) -> None:
     node = facts(policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED, strategy_label=strategy))
     packed = replace(node, profile=replace(node.profile, packed=True))
-    assert offered(packed, sharer(10_000)).claim.amounts == amounts
+    assert offered(packed, sharer(10_000)).allocation.amounts == amounts
 
 
 def test_a_set_of_numa_nodes_is_chosen_by_its_score_and_not_by_its_ids() -> None:
@@ -87,7 +87,7 @@ def test_a_set_of_numa_nodes_is_chosen_by_its_score_and_not_by_its_ids() -> None
         (4, 1, 4, 2), policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED, strategy_label=MOST)
     )
     held = claim("b", amounts={0: {"cpu": 2000}, 3: {"cpu": 2000}})
-    assert offered(node, sharer(12_000), held).claim.amounts.keys() == {0, 3}
+    assert offered(node, sharer(12_000), held).allocation.amounts.keys() == {0, 3}
 
 
 shapes = st.sampled_from([(2, 1, 2, 2), (2, 2, 2, 1), (1, 3, 2, 2)])
@@ -138,7 +138,7 @@ def test_an_offer_follows_the_strategy_that_it_names(
     mask = got.why.merged.mask
     assert mask is not None
     chosen = ids(mask)
-    assert got.claim.amounts.keys() <= set(chosen)
+    assert got.allocation.amounts.keys() <= set(chosen)
     strategy, _ = said(got)
 
     def has_left(id_: int) -> bool:

@@ -86,8 +86,8 @@ def test_every_offer_can_be_committed_and_nothing_is_allocated_twice(
         got = offering.offer(node, account, _named(request, f"p{number}"))
         if isinstance(got, Declined):
             continue
-        claim = got.claim
-        assert not offering.gone(node, account, request, claim)
+        claim = got.allocation
+        assert not offering.unavailable(node, account, request, claim)
         account.add(claim)
         cpus = claim.cpus.mask
         assert not cpus & (owned | node.reserved.mask)
@@ -122,7 +122,7 @@ def test_a_pod_is_declined_only_when_it_does_not_fit(
     for number, request in enumerate(before):
         got = offering.offer(node, account, _named(request, f"p{number}"))
         if not isinstance(got, Declined):
-            account.add(got.claim)
+            account.add(got.allocation)
     if last.spec != ResourceSpec():
         return
     declined = isinstance(offering.offer(node, account, _named(last, "last")), Declined)

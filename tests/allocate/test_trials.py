@@ -28,7 +28,7 @@ def test_sufficient_numa_nodes_give_an_offer_and_insufficient_ones_do_not(
     for number, request in enumerate(before):
         got = offering.offer(node, account, msgspec.structs.replace(request, uid=f"p{number}"))
         if isinstance(got, Offer):
-            account.add(got.claim)
+            account.add(got.allocation)
     policies = in_force(node.policies, node.profile, last)
     if isinstance(policies, Rejection):
         return

@@ -6,8 +6,8 @@ If several types belong together, such as GPUs and their NICs, the leading type 
 the others near it. If that fails and the pod requires common sites (PCIe switches or NUMA nodes),
 sets of sites that have every type are tried, smaller sets first.
 
-An allocation is an offer: nothing of the node's state changes, and `gone` checks whether the node
-still has the offered devices.
+An allocation is an offer: nothing of the node's state changes, and `unavailable` checks whether the
+node still has the offered devices.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def _device(chosen: ChosenDevice) -> dict[str, Any]:
     return device
 
 
-def gone(node: NodeDevices, request: DeviceRequest, allocation: Allocation) -> str:
+def unavailable(node: NodeDevices, request: DeviceRequest, allocation: Allocation) -> str:
     """The needed parts that the node no longer has; "" if it has all."""
     for kind, chosen in allocation.devices.items():
         for each in chosen:

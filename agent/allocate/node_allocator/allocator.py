@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate import node_score, offering
-from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, gone
+from agent.allocate.devices.allocation import Allocation, DeviceHintProvider, unavailable
 from agent.allocate.devices.inventory import Inventory, NodeDevices
 from agent.allocate.devices.need import typed
 from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, TypeRequest
@@ -115,8 +115,8 @@ class NodeAllocator:
             other._forget(uid)
         if any(self._kinds(uid) for uid in uids):
             other._devices = None
-        claims = [self._holdings[uid].allocation for uid in uids if uid in self._holdings]
-        other._zones = self._zones.without(uids, claims, self._properties.cpus)
+        allocations = [self._holdings[uid].allocation for uid in uids if uid in self._holdings]
+        other._zones = self._zones.without(uids, allocations, self._properties.cpus)
         return other
 
     def offer(self, pod_request: PodRequest) -> Granted | Refused:
@@ -193,8 +193,8 @@ class NodeAllocator:
             raise StaleOfferError(f"pod {pod_request.title}: {missing}")
         holding = granted.holding()
         self.record(holding)
-        claim = granted.offer.claim if granted.offer else None
-        self._zones.place(holding.uid, claim, pod_request.taken, self._properties.cpus)
+        allocation = granted.offer.allocation if granted.offer else None
+        self._zones.place(holding.uid, allocation, pod_request.taken, self._properties.cpus)
         return holding
 
     def record(self, holding: AssignedPod) -> None:
@@ -252,30 +252,30 @@ class NodeAllocator:
             return found.text()
         if (rejected := self._rejected_by_kubelet(pod_request)) is not None:
             return rejected.text()
-        if granted.allocation is not None and pod_request.devices is not None:
+        if granted.device_allocation is not None and pod_request.devices is not None:
             if self._properties.inventory is None:
                 return "the node no longer has a Device object"
             devices = self._node_devices(excluding=pod_request.uid)
-            if missing := gone(devices, pod_request.devices, granted.allocation):
+            if missing := unavailable(devices, pod_request.devices, granted.device_allocation):
                 return missing
         if granted.offer is None:
             return ""
-        claim = granted.offer.claim
+        allocation = granted.offer.allocation
         if self._account is None:
-            lost = claim.cpus or claim.amounts
+            lost = allocation.cpus or allocation.amounts
             return "the node no longer has a usable NodeResourceTopology" if lost else ""
-        return self._gone(pod_request.resources, claim)
+        return self._unavailable(pod_request.resources, allocation)
 
-    def _gone(self, ask: ResourceRequest, claim: PodAllocation) -> str:
+    def _unavailable(self, request: ResourceRequest, allocation: PodAllocation) -> str:
         cpus, account = self._properties.cpus, self._account
         if cpus is None or account is None:
             return ""
-        held = self._holdings.get(claim.uid)
+        held = self._holdings.get(allocation.uid)
         if held is None:
-            return offering.gone(cpus, account, ask, claim)
+            return offering.unavailable(cpus, account, request, allocation)
         account.remove(held.allocation)
         try:
-            return offering.gone(cpus, account, ask, claim)
+            return offering.unavailable(cpus, account, request, allocation)
         finally:
             account.add(held.allocation)
 
@@ -335,7 +335,7 @@ class NodeAllocator:
             return offer.price.score
         whole = WholeNode(self._properties.allocatable, self._requested)
         state = ScoreInput(cpus, self._account, whole)
-        return node_score.score(args, state, pod_request.resources, offer.claim)
+        return node_score.score(args, state, pod_request.resources, offer.allocation)
 
     def _kinds(self, uid: str) -> frozenset[str]:
         held = self._holdings.get(uid)
@@ -358,9 +358,9 @@ class NodeAllocator:
         if len(pod_requests) < 2 or inventory is None or cards is None or cards.shared:
             return {}
         found = self.offer(_as_one(pod_requests, cards))
-        if not isinstance(found, Granted) or found.allocation is None:
+        if not isinstance(found, Granted) or found.device_allocation is None:
             return {}
-        chosen = {each.minor for each in found.allocation.devices[_GPU]}
+        chosen = {each.minor for each in found.device_allocation.devices[_GPU]}
         totals = inventory.fleets[_GPU].totals
         return {(_GPU, minor): total for minor, total in totals.items() if minor not in chosen}
 

@@ -24,12 +24,13 @@ from agent.model.quantities import cpu
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """`offer` None: no CPUs and NUMA amounts are allocated to the pod; `allocation` None: no
-    device. `score`: 0-100, more is better; `order`: smaller is better among equal scores."""
+    """`offer` None: no CPUs and NUMA amounts are allocated to the pod; `device_allocation`
+    None: no device. `score`: 0-100, more is better; `order`: smaller is better among equal
+    scores."""
 
     pod_request: PodRequest
     offer: Offer | None = None
-    allocation: Allocation | None = None
+    device_allocation: Allocation | None = None
     score: int = 0
     order: tuple[int, ...] = ()
 
@@ -41,10 +42,10 @@ class Granted(msgspec.Struct, frozen=True):
         """The same for another pod of the same shape."""
         offer = self.offer
         if offer is not None:
-            claim = msgspec.structs.replace(
-                offer.claim, uid=pod_request.uid, title=pod_request.title
+            allocation = msgspec.structs.replace(
+                offer.allocation, uid=pod_request.uid, title=pod_request.title
             )
-            offer = msgspec.structs.replace(offer, claim=claim)
+            offer = msgspec.structs.replace(offer, allocation=allocation)
         return msgspec.structs.replace(self, pod_request=pod_request, offer=offer)
 
     def holding(self) -> AssignedPod:
@@ -53,7 +54,8 @@ class Granted(msgspec.Struct, frozen=True):
         devices: DeviceAmounts = {}
         functions: VirtualFunctions = {}
         ids: dict[tuple[str, int], str] = {}
-        for kind, chosen in self.allocation.devices.items() if self.allocation else ():
+        by_type = self.device_allocation.devices if self.device_allocation else {}
+        for kind, chosen in by_type.items():
             for each in chosen:
                 devices[kind, each.minor] = each.resources
                 if each.uuid:
@@ -64,7 +66,7 @@ class Granted(msgspec.Struct, frozen=True):
         return AssignedPod(
             pod_request.uid,
             pod_request.title,
-            self.offer.claim if self.offer else pod_request.nothing,
+            self.offer.allocation if self.offer else pod_request.nothing,
             devices,
             functions,
             pod_request.requests,
@@ -77,12 +79,12 @@ class Granted(msgspec.Struct, frozen=True):
         writer that are not part of this one become empty."""
         found = dict.fromkeys(self.pod_request.stale, "{}")
         if self.offer is not None:
-            claim = self.offer.claim
-            found |= claim.annotations()
-            if claim.cpus and (text := self._spec()) is not None:
+            allocation = self.offer.allocation
+            found |= allocation.annotations()
+            if allocation.cpus and (text := self._spec()) is not None:
                 found[RESOURCE_SPEC] = text
-        if self.allocation is not None:
-            found[DEVICE_ALLOCATED] = device_allocated(self.allocation)
+        if self.device_allocation is not None:
+            found[DEVICE_ALLOCATED] = device_allocated(self.device_allocation)
         return found
 
     def _spec(self) -> str | None:
@@ -113,16 +115,16 @@ class Refused(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """A message for people: the missing resources with the requested and the available
         amounts."""
-        return "; ".join(map(_said, self.reasons))
+        return "; ".join(map(_text, self.reasons))
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """The same without amounts and NUMA nodes, which differ between similar nodes."""
-        return "; ".join(map(_words, self.reasons))
+        return "; ".join(map(_summary, self.reasons))
 
 
 def refused(*reasons: Why) -> Refused:
     """A refusal; it is unresolvable if one of the reasons is."""
-    return Refused(reasons, any(map(_stays, reasons)))
+    return Refused(reasons, any(map(_is_unresolvable, reasons)))
 
 
 _LASTING: Final = UNRESOLVABLE | {
@@ -134,7 +136,7 @@ _LASTING: Final = UNRESOLVABLE | {
     DeviceCause.NO_PARTITION_TABLE,
     DeviceCause.PARTITION_SIZE,
 }
-_WORDS: Final = {
+_TEXTS: Final = {
     Reason.ARCHITECTURE: "the architecture has no such policy",
     Reason.CPU_NOT_INTEGER: "bound CPUs have to be a whole number",
     Reason.SMT_ALIGNMENT: "CPUs are not a multiple of a core's threads",
@@ -165,7 +167,7 @@ _WORDS: Final = {
 }
 
 
-def _stays(why: Why) -> bool:
+def _is_unresolvable(why: Why) -> bool:
     if isinstance(why, Rejection):
         return why.reason in _LASTING
     if isinstance(why, Misfit):
@@ -173,14 +175,14 @@ def _stays(why: Why) -> bool:
     return isinstance(why, Missing) or why.cause in _LASTING
 
 
-def _said(why: Why) -> str:
+def _text(why: Why) -> str:
     if isinstance(why, Missing):
         return why.text
     if isinstance(why, Misfit):
         return why.text()
     if isinstance(why, DeviceRefusal):
-        return f"{why.type}: {_WORDS[why.cause]}"
-    words = _words(why)
+        return f"{why.type}: {_TEXTS[why.cause]}"
+    summary = _summary(why)
     more = [why.detail] if why.detail else []
     if why.asked is not None:
         more.append(f"requested {_amount(why.resource, why.asked)}")
@@ -188,15 +190,15 @@ def _said(why: Why) -> str:
         more.append(f"available {_amount(why.resource, why.available)}")
     if why.nodes:
         more.append(f"NUMA nodes {','.join(map(str, why.nodes))}")
-    return f"{words} ({', '.join(more)})" if more else words
+    return f"{summary} ({', '.join(more)})" if more else summary
 
 
-def _words(why: Why) -> str:
+def _summary(why: Why) -> str:
     if isinstance(why, Misfit):
-        return why.words()
+        return why.summary()
     if not isinstance(why, Rejection):
-        return _said(why)
-    return f"{why.resource}: {_WORDS[why.reason]}" if why.resource else _WORDS[why.reason]
+        return _text(why)
+    return f"{why.resource}: {_TEXTS[why.reason]}" if why.resource else _TEXTS[why.reason]
 
 
 def _amount(resource: str, amount: int) -> str:

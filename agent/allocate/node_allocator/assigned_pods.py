@@ -105,8 +105,8 @@ def remaining(reserved: AssignedPod, owners: Iterable[AssignedPod]) -> AssignedP
     """What a Reservation holds beside the pods that were placed in it, each of which holds its own
     part; None if that is nothing."""
     owners = tuple(owners)
-    claim = reserved.allocation
-    cpus, amounts = claim.cpus, claim.amounts
+    whole = reserved.allocation
+    cpus, amounts = whole.cpus, whole.amounts
     for owner in owners:
         cpus -= owner.allocation.cpus
         amounts = _subtracted(amounts, owner.allocation.amounts)
@@ -122,7 +122,7 @@ def remaining(reserved: AssignedPod, owners: Iterable[AssignedPod]) -> AssignedP
                 functions[at] = left.functions
     if not (cpus or amounts or devices):
         return None
-    allocation = msgspec.structs.replace(claim, cpus=cpus, amounts=amounts)
+    allocation = msgspec.structs.replace(whole, cpus=cpus, amounts=amounts)
     return msgspec.structs.replace(
         reserved, allocation=allocation, devices=devices, functions=functions
     )

@@ -58,15 +58,15 @@ class Zones:
     def without(
         self,
         uids: Collection[str],
-        claims: Iterable[PodAllocation] = (),
+        allocations: Iterable[PodAllocation] = (),
         cpus: TopologyOptions | None = None,
     ) -> Zones:
-        """A copy without these pods. What their `claims` name becomes free; anything else that the
+        """A copy without these pods. Their `allocations` become free; anything else that the
         node counts stays in its report. `cpus`: their NUMA nodes."""
         other = Zones(self._report)
         other._since = {uid: each for uid, each in self._since.items() if uid not in uids}
         other._reported = told = self._reported
-        counted = [_zones_of(each, cpus) for each in claims if each.uid not in self._since]
+        counted = [_zones_of(each, cpus) for each in allocations if each.uid not in self._since]
         if self._report and told and any(counted):
             other._reported = with_freed(told, self._report.empty, counted)
         return other
@@ -96,14 +96,14 @@ class Zones:
     def place(
         self,
         uid: str,
-        claim: PodAllocation | None,
+        allocation: PodAllocation | None,
         taken: Mapping[str, int],
         cpus: TopologyOptions | None,
     ) -> None:
-        """Adds a pod. `claim` and `taken`: see `assumed_of`; `cpus`: their NUMA nodes."""
+        """Adds a pod. `allocation` and `taken`: see `assumed_of`; `cpus`: their NUMA nodes."""
         if self._report is None:
             return
-        if assumed := assumed_of(claim, taken, cpus):
+        if assumed := assumed_of(allocation, taken, cpus):
             self._since[uid] = assumed
         self._left = None
 
@@ -140,12 +140,12 @@ def _lack(
 
 
 def assumed_of(
-    claim: PodAllocation | None, taken: Mapping[str, int], cpus: TopologyOptions | None
+    allocation: PodAllocation | None, taken: Mapping[str, int], cpus: TopologyOptions | None
 ) -> Assumed | None:
     """The pod's own CPUs and amounts by its allocation; a pod on a shared pool takes no CPU.
     `taken`: the amounts that the kubelet takes for the pod, from any NUMA node if the allocation
     names none. A static kubelet follows no allocation."""
-    zones = _zones_of(claim, cpus) if claim is not None else {}
+    zones = _zones_of(allocation, cpus) if allocation is not None else {}
     if cpus and cpus.kubelet_static:
         owned: Counter[str] = Counter()
         for amounts in zones.values():
@@ -156,12 +156,12 @@ def assumed_of(
     return Assumed(zones, anywhere) if zones or anywhere else None
 
 
-def _zones_of(claim: PodAllocation, cpus: TopologyOptions | None) -> dict[int, dict[str, int]]:
+def _zones_of(allocation: PodAllocation, cpus: TopologyOptions | None) -> dict[int, dict[str, int]]:
     zones: dict[int, dict[str, int]] = {}
     for area in cpus.layout.nodes if cpus and cpus.layout else ():
-        if own := (area.cpus & claim.cpus.mask).bit_count():
+        if own := (area.cpus & allocation.cpus.mask).bit_count():
             zones[area.id] = {"cpu": 1000 * own}
-    for node, amounts in claim.amounts.items():
+    for node, amounts in allocation.amounts.items():
         there = {name: amount for name, amount in amounts.items() if name != "cpu"}
         zones[node] = {**zones.get(node, {}), **there}
     return zones

@@ -80,7 +80,7 @@ class Misfit(msgspec.Struct, frozen=True):
         """Whether the pod would not fit even without other pods."""
         return self.cause in _LASTING
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """A message for people without amounts and NUMA nodes, which differ between similar
         nodes."""
         match self.cause:

@@ -180,7 +180,7 @@ class PodRequirements(msgspec.Struct, frozen=True):
         resources = msgspec.structs.replace(self.pod_request.resources, uid="")
         found = allocator.offer(msgspec.structs.replace(self.pod_request, resources=resources))
         if isinstance(found, Refused):
-            return Infeasible(found.text(), found.unresolvable, found.words())
+            return Infeasible(found.text(), found.unresolvable, found.summary())
         return Feasible(found.score, found.order)
 
 
@@ -207,7 +207,7 @@ class GroupRequirements(msgspec.Struct, frozen=True):
         found = allocator.offer_all(parts(_ANY, self.pod_request, self.pods))
         if isinstance(found, Refused):
             return Infeasible(
-                f"{_GROUP}: {found.text()}", found.unresolvable, f"{_GROUP}: {found.words()}"
+                f"{_GROUP}: {found.text()}", found.unresolvable, f"{_GROUP}: {found.summary()}"
             )
         return Feasible(
             sum(each.score for each in found) // len(found), max(each.order for each in found)

@@ -57,8 +57,8 @@ def bind(place: NodeAllocator, of: ApiPod) -> ApiPod:
 
 
 def cards(found: Granted) -> list[int]:
-    assert found.allocation is not None
-    return [each.minor for each in found.allocation.devices["gpu"]]
+    assert found.device_allocation is not None
+    return [each.minor for each in found.device_allocation.devices["gpu"]]
 
 
 def test_parts_of_cards_are_packed_and_whole_ones_stay_whole() -> None:
@@ -97,7 +97,7 @@ def test_a_pod_that_needs_nothing_gets_nothing_anywhere() -> None:
     plain = pod("a", {"cpu": 100, "memory": 1})
     for where in (NodeProperties("n"), facts(), facts(devices=[])):
         found = granted(NodeAllocator(where), plain)
-        assert (found.offer, found.allocation, found.annotations()) == (None, None, {})
+        assert (found.offer, found.device_allocation, found.annotations()) == (None, None, {})
 
 
 def test_the_kubelets_policy_does_not_apply_to_pods_without_koordinator_keys() -> None:
@@ -145,11 +145,11 @@ def test_nodes_of_whole_cores_allocate_them_to_guaranteed_lse_and_lsr_pods(
         for of in entitled:
             offer = granted(place, of).offer
             assert offer is not None
-            assert len(offer.claim.cpus) == 2
+            assert len(offer.allocation.cpus) == 2
     for of in others[:3]:
         offer = granted(loose, of).offer
         assert offer is not None
-        assert len(offer.claim.cpus) == 2
+        assert len(offer.allocation.cpus) == 2
 
 
 @pytest.mark.parametrize("policies", WHOLE_CORES)
@@ -178,7 +178,7 @@ def test_a_pod_that_prefers_spread_avoids_nodes_of_whole_cores(
     assert (avoided.score, chosen.score > 0) == (0, True)
     assert avoided.order > chosen.order
     assert avoided.offer is not None
-    assert avoided.offer.claim.cpus == CpuSet.parse("12-13")
+    assert avoided.offer.allocation.cpus == CpuSet.parse("12-13")
     loose = msgspec.structs.replace(STRICT, strict_full_pcpus_only=False)
     whole = facts(policies=policies, profile=loose, devices=devices)
     assert granted(NodeAllocator(whole, used), of).score > chosen.score
@@ -250,7 +250,7 @@ def test_cards_are_on_the_numa_node_of_the_cpus() -> None:
     found = granted(place, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
     assert cards(found) == [2, 3]
     assert found.offer is not None
-    assert found.offer.claim.cpus == CpuSet.parse("8-11")
+    assert found.offer.allocation.cpus == CpuSet.parse("8-11")
 
 
 def test_cpus_are_on_the_numa_node_of_the_cards() -> None:
@@ -259,7 +259,7 @@ def test_cpus_are_on_the_numa_node_of_the_cards() -> None:
     found = granted(place, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
     assert cards(found) == [2, 3]
     assert found.offer is not None
-    assert found.offer.claim.cpus == CpuSet.parse("8-11")
+    assert found.offer.allocation.cpus == CpuSet.parse("8-11")
 
 
 def test_a_pod_is_refused_when_no_numa_node_has_cpus_and_cards() -> None:
@@ -316,8 +316,8 @@ def test_holdings_from_the_device_object_count_as_held() -> None:
     assert cards(granted(place, pod("a", {CARDS: 1}))) == [1]
     vf = {HINT: {"rdma": {"vfSelector": {}}}}
     found = granted(place, pod("b", {RDMA: 1}, notes=vf))
-    assert found.allocation is not None
-    assert found.allocation.devices["rdma"][0].functions[0].bus == "v2"
+    assert found.device_allocation is not None
+    assert found.device_allocation.devices["rdma"][0].functions[0].bus == "v2"
 
 
 def test_an_allocation_that_an_agent_reports_too_counts_once() -> None:
@@ -477,7 +477,7 @@ def test_a_node_that_has_changed_keeps_its_holdings() -> None:
     assert cards(granted(back, pod("b", {CARDS: 2}))) == [2, 3]
     found = granted(back, pod("c", {"cpu": 14}, "LSR"))
     assert found.offer is not None
-    assert found.offer.claim.cpus == CpuSet.parse("2-15")
+    assert found.offer.allocation.cpus == CpuSet.parse("2-15")
 
 
 def test_overlaps_are_reported_with_their_holders() -> None:
@@ -520,7 +520,7 @@ def test_the_strategy_for_devices_is_configured() -> None:
         rules = msgspec.convert({"strategy": strategy}, AllocatorRules)
         place = NodeAllocator(msgspec.structs.replace(place_facts, rules=rules))
         bind(place, pod("a", {RDMA: 50}))
-        found = granted(place, pod("b", {RDMA: 50})).allocation
+        found = granted(place, pod("b", {RDMA: 50})).device_allocation
         assert found is not None
         assert [each.minor for each in found.devices["rdma"]] == [minor]
 
@@ -542,7 +542,7 @@ def test_a_limit_that_no_longer_fits_the_pools_is_reported_at_commit() -> None:
     burst = {SPEC: {"preferredCPUBindPolicy": "ConstrainedBurst"}}
     found = granted(place, pod("a", {"cpu": 1}, notes=burst, limits={"cpu": 8}))
     assert found.offer is not None
-    assert list(found.offer.claim.amounts) == [0]
+    assert list(found.offer.allocation.amounts) == [0]
     place.record(holding_of(pod("c", {"cpu": 1}, notes={STATUS: {"cpuset": "0"}})))
     with pytest.raises(StaleOfferError, match="NUMA nodes 0 have 7000 of 8000 milli-CPU left"):
         place.commit(found)
@@ -556,10 +556,13 @@ def test_a_kubelet_that_binds_cpus_does_so_itself_for_pods_with_devices() -> Non
     found = granted(place, pod("a", {"cpu": "500m", CARDS: 2}))
     assert cards(found) == [0, 1]
     assert found.offer is not None
-    assert (found.offer.claim.cpus, found.offer.claim.amounts) == (CpuSet(), {0: {"cpu": 500}})
+    assert (found.offer.allocation.cpus, found.offer.allocation.amounts) == (
+        CpuSet(),
+        {0: {"cpu": 500}},
+    )
     bound = granted(place, pod("a", {"cpu": 2, CARDS: 2}, "LS"))
     assert bound.offer is not None
-    assert len(bound.offer.claim.cpus) == 2
+    assert len(bound.offer.allocation.cpus) == 2
 
 
 def test_a_node_with_new_properties_has_its_own_account() -> None:
@@ -585,7 +588,7 @@ def test_best_effort_allows_cpus_and_cards_on_different_numa_nodes() -> None:
     found = granted(place, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
     assert cards(found) == [0, 1]
     assert found.offer is not None
-    assert found.offer.claim.cpus == CpuSet.parse("8-11")
+    assert found.offer.allocation.cpus == CpuSet.parse("8-11")
 
 
 @pytest.mark.parametrize("policy", [ONE, NumaPolicy.RESTRICTED])
@@ -612,7 +615,7 @@ def test_a_pod_whose_cpu_limit_differs_gets_no_cpus_of_its_own(
     found = refusal(place, pod("a", {"cpu": 2}, qos, limits=limits))
     said = limits.get("cpu", "not set")
     text = f"container c: requests.cpu is 2, limits.cpu is {said}: {qos} pods need equal amounts"
-    assert (found.text(), found.words(), found.unresolvable) == (text, text, True)
+    assert (found.text(), found.summary(), found.unresolvable) == (text, text, True)
     assert granted(place, pod("a", {"cpu": 2}, qos, limits={"cpu": 2}))
 
 

@@ -179,7 +179,7 @@ def test_a_pod_without_a_cpu_request_fits_an_overcommitted_node() -> None:
     place = allocator(facts(cpu_ratio=1.5, cpu_milli=2000), [claim("b", "8-11")])
     got = place.offer(pod_request(sharer(0, 1)))
     assert isinstance(got, Granted), got
-    assert place.commit(got).allocation == got.offer.claim
+    assert place.commit(got).allocation == got.offer.allocation
 
 
 def test_claims_of_missing_cpus_are_kept() -> None:
@@ -188,4 +188,4 @@ def test_claims_of_missing_cpus_are_kept() -> None:
     assert set(place.holdings) == {"a", "b"}
     got = place.offer(pod_request(owner(6, uid="c")))
     assert isinstance(got, Granted)
-    assert got.offer.claim.cpus == CpuSet.parse("2-7")
+    assert got.offer.allocation.cpus == CpuSet.parse("2-7")

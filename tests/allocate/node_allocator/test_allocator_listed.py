@@ -52,8 +52,8 @@ def refusal(place: NodeAllocator, of: ApiPod) -> Refused:
 
 
 def minors(found: Granted) -> list[int]:
-    assert found.allocation is not None
-    return [each.minor for each in found.allocation.devices["xpu"]]
+    assert found.device_allocation is not None
+    return [each.minor for each in found.device_allocation.devices["xpu"]]
 
 
 def place(allocatable: dict[str, int] | None = None, **more: object) -> NodeAllocator:
@@ -84,7 +84,7 @@ def test_a_device_is_on_the_numa_node_of_the_cpus() -> None:
     found = granted(here, pod("b", {"cpu": 6, XPU: 100}, "LSR"))
     assert found.offer is not None
     assert minors(found) == [1]
-    assert set(found.offer.claim.cpus) <= set(range(8, 16))
+    assert set(found.offer.allocation.cpus) <= set(range(8, 16))
 
 
 @pytest.mark.parametrize("devices", [TWO, [gpu(0)], [], None])
@@ -106,7 +106,7 @@ def test_on_a_node_that_does_not_list_it_the_resource_is_the_kubelets(
     found = refusal(place(devices=devices), of)
     assert found.text() == f"{XPU}: the node has none"
     there = granted(place({XPU: 4}, devices=devices), of)
-    assert (there.allocation, there.annotations()) == (None, {})
+    assert (there.device_allocation, there.annotations()) == (None, {})
     plain = place({XPU: 4}, devices=devices).offer(request_of(of))
     assert isinstance(plain, Granted)
     assert (there.score, there.order) == (plain.score, plain.order)
@@ -115,8 +115,8 @@ def test_on_a_node_that_does_not_list_it_the_resource_is_the_kubelets(
 
 def test_a_pod_with_cards_gets_the_other_resource_of_the_kubelet() -> None:
     found = granted(place({XPU: 4}, devices=[gpu(0)]), pod("a", {CARDS: 1, XPU: 2}))
-    assert found.allocation is not None
-    assert set(found.allocation.devices) == {"gpu"}
+    assert found.device_allocation is not None
+    assert set(found.device_allocation.devices) == {"gpu"}
     assert set(json.loads(found.annotations()[ALLOCATED])) == {"gpu"}
 
 

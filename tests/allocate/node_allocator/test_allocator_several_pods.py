@@ -55,7 +55,7 @@ def test_a_group_is_refused_when_one_pod_does_not_fit() -> None:
     found = place(SMALL).offer_all(pod_requests(owner(16, 8), 3))
     assert isinstance(found, Refused)
     assert found.text().startswith("cpu: not enough free CPUs (requested 16, available ")
-    assert found.words() == "cpu: not enough free CPUs"
+    assert found.summary() == "cpu: not enough free CPUs"
 
 
 def test_the_cards_of_a_group_are_behind_one_switch() -> None:

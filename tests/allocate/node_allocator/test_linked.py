@@ -80,8 +80,8 @@ def pod_request(cards: int, uid: str = "a", **more: object) -> PodRequest:
 
 def cards(found: Granted | Refused) -> tuple[int, ...]:
     assert isinstance(found, Granted), found.text()
-    assert found.allocation is not None
-    return tuple(sorted(each.minor for each in found.allocation.devices["gpu"]))
+    assert found.device_allocation is not None
+    return tuple(sorted(each.minor for each in found.device_allocation.devices["gpu"]))
 
 
 def others(free: Collection[int]) -> set[int]:
@@ -172,5 +172,5 @@ def test_cards_and_a_nic_behind_one_switch() -> None:
     found = node(VOLTA_PAIRS, (3, 7), table=False).offer(pod_request(2, **joint))
     assert cards(found) == (0, 1)
     assert isinstance(found, Granted)
-    assert found.allocation is not None
-    assert [each.minor for each in found.allocation.devices["rdma"]] == [0]
+    assert found.device_allocation is not None
+    assert [each.minor for each in found.device_allocation.devices["rdma"]] == [0]

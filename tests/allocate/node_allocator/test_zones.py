@@ -272,7 +272,7 @@ def test_the_kubelets_restricted_admits_only_as_few_numa_nodes_as_an_empty_machi
     found = there.offer(request_of(guaranteed(8, qos)))
     assert isinstance(found, Refused)
     assert "prefers 2 NUMA nodes: at most 6 left there" in found.text()
-    assert "prefers 2 NUMA nodes: not that much is left there" in found.words()
+    assert "prefers 2 NUMA nodes: not that much is left there" in found.summary()
     assert fits(restricted({0: 1000, 1: 1000, 2: 4000, 3: 4000}), guaranteed(8, qos))
 
 

@@ -164,7 +164,7 @@ def test_under_restricted_all_numa_nodes_together_must_suffice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "text", "words"),
+    ("found", "text", "summary"),
     [
         (
             Misfit(
@@ -196,10 +196,10 @@ def test_under_restricted_all_numa_nodes_together_must_suffice() -> None:
     ],
 )
 def test_the_reason_with_and_without_the_available_amount(
-    found: Misfit, text: str, words: str
+    found: Misfit, text: str, summary: str
 ) -> None:
     assert found.text() == text
-    assert found.words() == words
+    assert found.summary() == summary
 
 
 amounts = st.integers(0, 6)

@@ -264,7 +264,7 @@ def test_both_choices_count_until_the_annotation_is_right(
     offer = free(cluster, 4)
     assert isinstance(offer, Granted)
     assert offer.offer is not None
-    assert str(offer.offer.claim.cpus) == "2-3,6-7"
+    assert str(offer.offer.allocation.cpus) == "2-3,6-7"
     state = cluster.node("n1")
     assert state is not None
     cpus = state.allocator.properties.cpus
@@ -283,7 +283,7 @@ def test_reported_cpus_stay_allocated_after_the_reservation_ends(cluster: Schedu
     assert isinstance(offer, Granted)
     assert offer.offer is not None
     cluster.reserve("n1", offer)
-    reports(cluster, **{offer.uid: str(offer.offer.claim.cpus)})
+    reports(cluster, **{offer.uid: str(offer.offer.allocation.cpus)})
     assert isinstance(free(cluster, 4), Granted), "they are counted once"
     assert cluster.release(offer.uid)
     assert isinstance(free(cluster, 6), Refused)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.devices.allocation import Allocation, allocate, gone
+from agent.allocate.devices.allocation import Allocation, allocate, unavailable
 from agent.allocate.devices.inventory import NodeDevices
 from agent.allocate.devices.request import device_request
 from agent.model.devices.device_object import Device
@@ -28,8 +28,8 @@ def missing(
     assert request is not None
     offered = allocate(node(devices), request)
     assert isinstance(offered, Allocation)
-    assert not gone(node(devices), request, offered)
-    return gone(now, request, offered)
+    assert not unavailable(node(devices), request, offered)
+    return unavailable(now, request, offered)
 
 
 @pytest.mark.parametrize(
