@@ -89,7 +89,7 @@ class LimitsPass:
         try:
             old = self._present(group, file)
             if file == MEMS and not original and self._controllers.version("cpuset") == 1:
-                note = "was empty, keeps what it has"
+                note = "was empty: its value stays"
                 self._settle(group, file, WriteState.RIGHT, old, old, note)
             else:
                 self._compare(group, file, old, original)

@@ -323,11 +323,11 @@ def _request_original(pass_: CpusetPass, group: str, cpus: CpuSet) -> None:
     """Called top-down: the parent has its target already."""
     if not cpus:
         pass_.own(group)
-        pass_.settle(group, WriteState.RIGHT, note="was empty, keeps what it has")
+        pass_.settle(group, WriteState.RIGHT, note="was empty: its value stays")
         return
     room = pass_.own("/")
     for above in ancestors(group):
         room = pass_.target(above) or (pass_.own(above) & room) or room
     within = (cpus & room) or room
-    cut = None if within == cpus else f"'{cpus}' is beyond what is above ('{room}')"
+    cut = None if within == cpus else f"'{cpus}' is not within the group above ('{room}')"
     pass_.request(group, within, cut)

@@ -74,7 +74,7 @@ class GpuSession:
             for answer in self._answers(left):
                 if isinstance(answer, Result) and answer.number == self._asked:
                     return answer.report
-        raise SessionError("DriverHung", f"NVML gave no answer within {seconds:g} s")
+        raise SessionError("DriverHung", f"NVML did not answer within {seconds:g} s")
 
     def listen(self) -> None:
         """Reads the received messages. Raises SessionError."""

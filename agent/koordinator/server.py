@@ -111,7 +111,7 @@ class HookServer:
                 Metric(
                     "topolet_hook_server_errors_total",
                     "counter",
-                    "Faults of a hook.",
+                    "Internal errors of a hook.",
                     {(hook,): service.errors[hook] for hook in service.hooks},
                     ("hook",),
                 ),
@@ -124,7 +124,7 @@ class HookServer:
                 Metric(
                     "topolet_hook_server_failed_open_total",
                     "counter",
-                    "Calls let through though their hook failed, by reason.",
+                    "Calls that continued although their hook failed, by reason.",
                     dict(outcomes.failed_open),
                     ("hook", "qos", "reason"),
                 ),
@@ -175,7 +175,7 @@ def parse_hooks(text: str) -> tuple[str, ...]:
         if name not in HOOKS:
             raise SettingsError(f"hook-server-hooks: no hook {name!r}, only {', '.join(HOOKS)}")
     if not names:
-        raise SettingsError("hook-server-hooks: no hook at all")
+        raise SettingsError("hook-server-hooks: at least one hook is required")
     return names
 
 

@@ -196,7 +196,7 @@ class HookService:
                 with self._lock:
                     if not caller.is_active():
                         self._hooks.abandoned(call)
-                        return Refuse(Code.CANCELLED, "the caller gave up")
+                        return Refuse(Code.CANCELLED, "the caller cancelled the call")
                     answer = ask()
             return answer
         finally:

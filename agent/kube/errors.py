@@ -161,7 +161,7 @@ def _forbidden(request: str, status: Status) -> ForbiddenError:
     user, verb, resource, group, where = lacking.groups()
     of_group = f" of {group}" if group else ""
     return ForbiddenError(
-        f"{request}: no role lets {user} {verb} {resource}{of_group} {where}".rstrip(),
+        f"{request}: no role allows {user} {verb} {resource}{of_group} {where}".rstrip(),
         verb,
         resource,
         group,

@@ -298,7 +298,7 @@ class CorrectedLister:
         """The reply's message. Raises RpcError."""
         known = self._known()
         if known is None:
-            raise RpcError(Code.UNAVAILABLE, "the agent did not complete its first pass yet")
+            raise RpcError(Code.UNAVAILABLE, "the agent has not completed its first pass yet")
         reply = self._channel.call(f"/{SERVICE}/{method}", request, ANSWER_SECONDS)
         return corrected(method, reply, *known)
 

@@ -227,7 +227,7 @@ def cluster_objects(settings: AgentSettings, node_name: str, *, standalone: bool
     try:
         access = auth.access(settings.kubeconfig, settings.service_account_dir)
     except AccessError as error:
-        ways = "--kubeconfig says where one is, --standalone does without"
+        ways = "--kubeconfig names one, --standalone needs none"
         raise AccessError(f"{error} ({ways})") from None
     return Cluster(
         Transport(access, limits=LIMITS), node_name, recheck_seconds=settings.recheck_seconds

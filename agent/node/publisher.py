@@ -139,7 +139,7 @@ class Publisher:
         except FileNotFoundError:
             return None
         except (OSError, snapshots.SnapshotError) as error:
-            trouble = f"the last one can't be read, generations start again: {error}"
+            trouble = f"the last snapshot can't be read, generations start again: {error}"
             self._sources.report(SourceName.SNAPSHOT, (trouble,))
             return None
 

@@ -73,7 +73,9 @@ def take_over(settings: DoctorSettings) -> TakenOver:
         raise TakeoverError(f"the agent's snapshot: {error}") from error
     after = with_chosen(before, entries, kept)
     if after == before:
-        return TakenOver(before, after, "the CPUs in it are the chosen ones", remarks=remarks)
+        return TakenOver(
+            before, after, "its CPUs are already those that the scheduler chose", remarks=remarks
+        )
     _require_stopped(proc, own_group, settings.kubelet_dir)
     return TakenOver(before, after, "", write(path, after), remarks)
 
@@ -139,7 +141,7 @@ def _require_whole(state: CpuManagerState) -> None:
     if state.version not in (2, 3, 4):
         raise TakeoverError(f"a state of version {state.version or 'unknown'} is not rewritten")
     if state.checked is Checked.MISMATCH:
-        raise TakeoverError("the checksum is not that of the content")
+        raise TakeoverError("the checksum does not match the content")
     if state.problems:
         raise TakeoverError(f"a part of it can't be read: {state.problems[0]}")
     if state.originals:

@@ -150,7 +150,7 @@ class Triggers:
             yield
         except OSError as error:
             self._sources.report(
-                source, (f"the agent sees these changes once a period only: {error}",)
+                source, (f"the agent finds these changes only once a period: {error}",)
             )
 
     def _catch_up(self) -> None:

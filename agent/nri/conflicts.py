@@ -59,9 +59,9 @@ class Conflicts:
     def undone(self, title: str) -> None:
         """A container that this plugin adjusted was not created."""
         names = self._suspects()
-        text = f"{title}: was not made after our answer"
+        text = f"{title}: was not created after the plugin's answer"
         if names:
-            text += f"; other plugins are on, and one of them may set its CPUs too: {names}"
+            text += f"; other plugins are connected, and one of them may set its CPUs too: {names}"
         self._note("undone", names, text)
 
     def changed(self, title: str, ours: str, found: str) -> None:

@@ -107,11 +107,13 @@ def metrics_page(
     return render(
         [
             _COUNTS.gauge(
-                "ready", "1 while the runtime asks us about each container.", int(link.ready)
+                "ready", "1 while the runtime calls the plugin for each container.", int(link.ready)
             ),
-            _COUNTS.counter("sessions", "Sessions with the runtime begun.", link.sessions),
+            _COUNTS.counter("sessions", "Sessions with the runtime that began.", link.sessions),
             _COUNTS.counter(
-                "sessions_failed", "Sessions that ended before we did.", link.failed_sessions
+                "sessions_failed",
+                "Sessions that ended before the plugin did.",
+                link.failed_sessions,
             ),
             _COUNTS.counters(
                 "calls",
@@ -121,29 +123,27 @@ def metrics_page(
             ),
             _COUNTS.counters(
                 "hook_errors",
-                "Faults of a hook.",
+                "Internal errors of a hook.",
                 {(method,): number for method, number in stats.errors.items()},
                 ("method",),
             ),
             _COUNTS.counter(
-                "adjusted", "Containers whose making or change was adjusted.", stats.adjusted
+                "adjusted", "Containers whose creation or update was adjusted.", stats.adjusted
             ),
             _COUNTS.counter("refused", "Calls that were answered with an error.", stats.refused),
             _COUNTS.gauge("held", "Calls that wait for the agent now.", stats.held_now),
             _COUNTS.gauge("slowest_seconds", "The longest answer so far.", stats.slowest_seconds),
             _COUNTS.gauge("containers", "Containers that the runtime has.", len(containers)),
-            _COUNTS.counter("updates", "Containers changed for the agent.", updater.updates),
-            _COUNTS.counter(
-                "updates_failed", "Changes that the runtime did not make.", updater.failed
-            ),
+            _COUNTS.counter("updates", "Containers updated for the agent.", updater.updates),
+            _COUNTS.counter("updates_failed", "Updates that failed.", updater.failed),
             _COUNTS.counter(
                 "updates_unverified",
-                "Changes that the runtime took, and a process still runs elsewhere.",
+                "Updates that the runtime accepted, while a process still runs on other CPUs.",
                 updater.unverified,
             ),
             _COUNTS.counters(
                 "conflicts",
-                "Signs of another writer of cpusets, and who it may be.",
+                "Signs of another writer of cpusets, by kind and possible writer.",
                 conflicts.found,
                 ("kind", "plugin"),
             ),

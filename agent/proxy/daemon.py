@@ -104,30 +104,34 @@ def metrics_page(
     return render(
         [
             _COUNTS.gauge("connections", "Client connections open now.", server.connections),
-            _COUNTS.counter("unreachable", "Connections closed: no runtime.", server.unreachable),
-            _COUNTS.counter("faults", "Connections closed by a fault of ours.", server.faults),
-            _COUNTS.counter("malformed", "Connections that were no HTTP/2.", stats.malformed),
+            _COUNTS.counter(
+                "unreachable",
+                "Connections closed because the runtime did not answer.",
+                server.unreachable,
+            ),
+            _COUNTS.counter("faults", "Connections closed by an internal error.", server.faults),
+            _COUNTS.counter("malformed", "Connections that did not speak HTTP/2.", stats.malformed),
             Metric(
                 "topolet_proxy_in_flight",
                 "gauge",
-                "Calls under way, by method.",
+                "Calls in progress, by method.",
                 {_method_label(path): number for path, number in server.meter.in_flight.items()},
                 ("method",),
             ),
             *latencies.metrics(),
-            _COUNTS.counter("hooked", "Calls that a hook saw.", stats.hooked),
+            _COUNTS.counter("hooked", "Calls that a hook handled.", stats.hooked),
             _COUNTS.counter("rewritten", "Calls whose request was changed.", stats.replaced),
             _COUNTS.counter("refused", "Calls that were answered with an error.", stats.refused),
             _COUNTS.gauge("held", "Calls that wait for the agent now.", stats.held_now),
             _COUNTS.gauge(
                 "held_bytes",
-                "Memory reserved for requests under way.",
+                "Memory reserved for requests in progress.",
                 server.budget.reserved_bytes,
             ),
             _COUNTS.counter(
                 "no_room", "Calls refused because other requests held all memory.", stats.no_room
             ),
-            _COUNTS.counter("hook_errors", "Faults of a hook.", stats.hook_errors),
+            _COUNTS.counter("hook_errors", "Internal errors of a hook.", stats.hook_errors),
             *_COUNTS.shared(outcomes, notifier, snapshots),
         ]
     )
@@ -159,7 +163,7 @@ class Latencies:
             ),
             Histograms(
                 "topolet_proxy_share_seconds",
-                "What of a call's time the proxy took, waiting for the agent included.",
+                "Part of a call's time that the proxy took, with the wait for the agent.",
                 _named(self._share),
                 ("method",),
             ),

@@ -135,7 +135,7 @@ class Counts(msgspec.Struct, frozen=True):
         return [
             self.counters(
                 "failed_open",
-                "Calls let through though their hook failed, by reason.",
+                "Calls that continued although their hook failed, by reason.",
                 outcomes.failed_open,
                 _FAILURE_LABELS,
             ),

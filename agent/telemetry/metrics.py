@@ -226,12 +226,12 @@ class AgentMetrics:
         )
         self.cluster_troubles = Gauge(
             "topolet_cluster_troubles",
-            "Number of these that can't be read or written at present: pods, Node, reports.",
+            "Pods, Nodes and reports that can't be read or written now.",
             registry=registry,
         )
         self.source_troubles = Gauge(
             "topolet_source_troubles",
-            "Faults of an optional source; the log has the reasons.",
+            "Failures of an optional source; the log has the reasons.",
             ["source"],
             registry=registry,
         )

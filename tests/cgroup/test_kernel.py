@@ -248,7 +248,7 @@ def test_v1_original_beyond_the_parent_is_narrowed(play: Playground, journal: Jo
     play.path(pod, "cpuset.cpus").write_text(str(X))
     (change,) = restore(REAL, journal).changes
     assert change.state is WriteState.RIGHT
-    assert change.note == f"'{BOTH}' is beyond what is above ('{X}')"
+    assert change.note == f"'{BOTH}' is not within the group above ('{X}')"
     assert play.own(container) == X
 
 

@@ -385,7 +385,7 @@ def test_v1_nodes_that_were_empty_are_not_restored(v1: Machine) -> None:
     v1.put(f"cpuset{BOX}/cpuset.mems", "")
     v1.apply(box=CgroupLimits(mems=CpuSet([0])))
     (change,) = values.restore(v1.controllers, v1.journal).changes
-    assert (change.state, change.note) == (WriteState.RIGHT, "was empty, keeps what it has")
+    assert (change.state, change.note) == (WriteState.RIGHT, "was empty: its value stays")
     assert v1.journal.values == {}
 
 

@@ -234,7 +234,7 @@ def test_v1_restore_keeps_a_group_that_was_empty(journal: Journal) -> None:
     machine = Machine(1, {"/a": "", "/a/b": ""})
     assert apply(machine, journal, cpusets(a_b="1")).ok
     outcome = restore(machine, journal)
-    assert states(outcome)["/a"] == (WriteState.RIGHT, "was empty, keeps what it has")
+    assert states(outcome)["/a"] == (WriteState.RIGHT, "was empty: its value stays")
     assert machine.groups["/a"] == machine.groups["/a/b"] == CpuSet([1])
     assert journal.originals == {}
 

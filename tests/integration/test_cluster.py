@@ -95,8 +95,8 @@ def test_an_agent_without_a_permission_reports_it_and_does_the_rest(
     place.start_agent(node)
     account = "system:serviceaccount:lacks:agent"
     lacking = (
-        f"no role lets {account} get noderesourcetopologies of topology.node.k8s.io",
-        f"no role lets {account} get devices of scheduling.koordinator.sh",
+        f"no role allows {account} get noderesourcetopologies of topology.node.k8s.io",
+        f"no role allows {account} get devices of scheduling.koordinator.sh",
     )
     eventually(
         "it is reported",

@@ -37,7 +37,7 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 LACKING = re.compile(
-    "Permission denied|Operation not permitted|Read-only file|no role lets| 403 |Traceback"
+    "Permission denied|Operation not permitted|Read-only file|no role allows| 403 |Traceback"
 )
 
 

@@ -509,11 +509,11 @@ def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) 
         "nodes/status",
         "",
     )
-    assert f"no role lets {account} patch nodes/status at the cluster scope" in str(denied.value)
+    assert f"no role allows {account} patch nodes/status at the cluster scope" in str(denied.value)
 
     watch = cluster.watch_pods(place, as_type(Named), Follower())
     with started(watch):
-        lacking = f"no role lets {account} watch pods at the cluster scope"
+        lacking = f"no role allows {account} watch pods at the cluster scope"
         eventually(
             "the failure is reported", lambda: lacking in (watch.problem or ""), RECOVERY_SECONDS
         )

@@ -104,7 +104,7 @@ def test_container_without_cpus_left_is_refused_with_the_reason(node: TestNode) 
         create_container(node.proxied, whole_cpus(spec, sandbox, 1))
     assert raised.value.code == Code.UNAVAILABLE
     assert "pod default/second: no CPUs after" in str(raised.value)
-    assert "nothing would be left to share: 1 requested" in str(raised.value)
+    assert "no CPU would be left to share: 1 requested" in str(raised.value)
     assert node.cpus(first) in ("0", "1")
 
 

@@ -261,7 +261,7 @@ def test_another_plugin_that_pins_cpus_is_found_and_named(plugged: PluggedNode) 
     ):
         create_container(node.direct, create_request(spec, sandbox))
     assert plugged.metric("topolet_nri_conflicts_total") == 1
-    assert "was not made after our answer" in node.log("nri")
+    assert "was not created after the plugin's answer" in node.log("nri")
     if conflicts.connected_processes(node.containerd.nri_socket):  # not every kernel reports it
         assert re.search(rf"may set its CPUs too: .*\({os.getpid()}\)", node.log("nri"))
     create_container(node.direct, create_request(spec, sandbox, "again"))

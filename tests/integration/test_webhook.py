@@ -310,7 +310,7 @@ def test_the_policy_decides_about_a_pod_that_cannot_be_read(cluster: Cluster, po
                     "the role is removed",
                     lambda: "could not be read" in cluster.refuses("plain", ALICE),
                 )
-                assert "no role lets" in cluster.refuses("plain", ALICE)
+                assert "no role allows" in cluster.refuses("plain", ALICE)
                 assert not cluster.refuses("gpu", OURS), (
                     "the webhook is not called for accounts that may bind"
                 )

@@ -61,16 +61,22 @@ def test_every_code_has_its_error(
             "patch",
             "nodes/status",
             "",
-            "GET /x: no role lets system:serviceaccount:topolet:agent patch nodes/status "
+            "GET /x: no role allows system:serviceaccount:topolet:agent patch nodes/status "
             "at the cluster scope",
         ),
-        (DENIED_BELOW, "list", "pods", "", 'GET /x: no role lets u list pods in the namespace "x"'),
+        (
+            DENIED_BELOW,
+            "list",
+            "pods",
+            "",
+            'GET /x: no role allows u list pods in the namespace "x"',
+        ),
         (
             DENIED_GROUP,
             "create",
             "devices",
             "scheduling.koordinator.sh",
-            "GET /x: no role lets u create devices of scheduling.koordinator.sh "
+            "GET /x: no role allows u create devices of scheduling.koordinator.sh "
             "at the cluster scope",
         ),
         (POLICY, "", "", "", f"GET /x: 403 {POLICY}"),

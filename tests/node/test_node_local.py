@@ -180,8 +180,7 @@ def test_init_container_passes_its_cpus_on_only_within_its_pod(world: World) -> 
     guaranteed(world, "other")
     announce(world, agent, "other", 2)
     assert (
-        decided(world, "other").blocked
-        == "nothing would be left to share: 2 requested, 2 available"
+        decided(world, "other").blocked == "no CPU would be left to share: 2 requested, 2 available"
     )
     agent.notified([ContainerFailed("other", "main")])
     assert announce(world, agent, "g", 2, "main") == "0-1"
@@ -211,7 +210,7 @@ def test_refused_container_has_a_reason_and_moves_no_other(
     world.container(world.sandbox("ls", "LS"))
     agent = world.agent(STATIC)
     announce(world, agent, "g", 4)
-    reason = "nothing would be left to share: 4 requested, 4 available"
+    reason = "no CPU would be left to share: 4 requested, 4 available"
     assert decided(world, "g") == Wanted("0-3", blocked=reason)
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-3"
     assert f"pod ns/g keeps the pool: container main: {reason}" in caplog.text

@@ -42,7 +42,7 @@ class Limited(EmbeddedStore):
 
     def apply(self, wanted: dict[str, Any]) -> bool:
         if wanted["kind"] == self._refused:
-            raise ForbiddenError(f"no role lets us patch {self._refused}", "patch", self._refused)
+            raise ForbiddenError(f"no role allows us patch {self._refused}", "patch", self._refused)
         return super().apply(wanted)
 
 
@@ -91,7 +91,9 @@ def test_without_devices_no_device_object_is_created_or_changed(store: EmbeddedS
 def test_a_refused_object_does_not_delay_the_others(tmp_path: Path, refused: str) -> None:
     store = Limited(tmp_path, refused)
     store.apply({"kind": "Pod", "metadata": {"name": "n"}})
-    with pytest.raises(StoreError, match=f"no role lets us patch {refused}|Node n does not exist"):
+    with pytest.raises(
+        StoreError, match=f"no role allows us patch {refused}|Node n does not exist"
+    ):
         deliver(store, REPORT)
     written = {kind for kind in ("NodeResourceTopology", "Node", "Device") if store.get(kind, "n")}
     assert written == {"NodeResourceTopology", "Node", "Device"} - {refused}

@@ -279,7 +279,9 @@ def test_a_failed_creation_frees_its_cpus(world: World, caplog: pytest.LogCaptur
     assert len(world.grants.all(None)) == 1
     world.end(it, pod("p"))
     assert not [each for each in world.grants.all(None) if each.answered_at is None]
-    assert "ns/p main: was not made after our answer; other plugins are on" in caplog.text
+    assert (
+        "ns/p main: was not created after the plugin's answer; other plugins are on" in caplog.text
+    )
     assert world.conflicts.found == {("undone", "pinner (4711)"): 1}
 
 

@@ -202,7 +202,7 @@ def test_reports_of_unknown_pods_wait_for_the_watch(scene: Scene) -> None:
     scene.tell(topology("a", TWO, used(0, 4000), ("early",)))
     refused = scene.filter(pod("q", FOUR))
     assert refused.failed_and_unresolvable_nodes == {
-        "a": "its NUMA nodes are reported with other pods than those known here"
+        "a": "the report of its NUMA nodes counts other pods than the scheduler knows"
     }
     scene.see(pod("early", FOUR), "a")
     assert scene.fits(pod("q", FOUR)) == ["a"]

@@ -41,7 +41,7 @@ class StartProblem(enum.StrEnum):
     SINGLE_NUMA_NODE = "align-by-socket excludes the NUMA policy SingleNUMANode"
     MORE_SOCKETS_THAN_NODES = "align-by-socket needs as many NUMA nodes as sockets"
     RESERVED_UNKNOWN = "reserved CPUs do not exist"
-    RESERVED_TOO_MANY = "more CPUs are to be reserved than there are"
+    RESERVED_TOO_MANY = "more CPUs are to be reserved than exist"
     DEFAULT_EMPTY = "the default set is empty though CPUs are assigned"
     RESERVED_NOT_SHARED = "reserved CPUs are missing in the default set"
     RESERVED_SHARED = "strictly reserved CPUs are in the default set"
@@ -122,7 +122,7 @@ class SharedReason(enum.StrEnum):
     NOT_GUARANTEED = "the pod is not Guaranteed"
     POD_LEVEL = "the pod has resources as a whole (spec.resources)"
     NO_REQUEST = "the container requests no CPU"
-    FRACTION = "the container requests no whole number of CPUs"
+    FRACTION = "the container does not request a whole number of CPUs"
 
 
 def exclusive_cpus(pod: PodCpu, container: ContainerCpu) -> int | SharedReason:
@@ -179,9 +179,9 @@ class RefusalReason(enum.StrEnum):
     """Why a container can't be placed."""
 
     NOT_ENOUGH_CPUS = "not enough CPUs are free"
-    NO_WHOLE_CORES = "the request is no whole number of cores"
+    NO_WHOLE_CORES = "the request is not a whole number of cores"
     NOT_ENOUGH_CORES = "not enough whole cores are free"
-    DEFAULT_EMPTIED = "nothing would be left to share"
+    DEFAULT_EMPTIED = "no CPU would be left to share"
 
 
 class AllocationRefused(msgspec.Struct, frozen=True, tag="refused"):

@@ -382,7 +382,7 @@ _FREE: Final = Price(0, 0, 0)
 _NO_INVENTORY: Final = Inventory({})
 _GPU: Final = DeviceType.GPU.value
 _OTHERS: Final = "cards outside"
-_UNKNOWN_PODS: Final = "its NUMA nodes are reported with other pods than those known here"
+_UNKNOWN_PODS: Final = "the report of its NUMA nodes counts other pods than the scheduler knows"
 
 
 def _granted(

@@ -66,7 +66,7 @@ class GpuStates:
         """Reason and message of each fault."""
         silent = self._silence(gpu)
         if silent is not None:
-            yield silent.fault, "the driver gets no answer from the card"
+            yield silent.fault, "the card does not answer the driver"
         elif gpu.uuid not in self._enumerated:
             there = self._buses is not None and gpu.bus in self._buses
             also = f", while PCI has a card at {gpu.bus}" if there else ""

@@ -94,7 +94,7 @@ def extender_args(body: bytes) -> ExtenderArgs:
     if raw.node_names is not None:
         return ExtenderArgs(_pod("ExtenderArgs", raw.pod), raw.node_names)
     if raw.nodes is None:
-        raise BadRequestError("ExtenderArgs: NodeNames: is missing, and so is Nodes")
+        raise BadRequestError("ExtenderArgs: NodeNames and Nodes: are missing")
     items = {}
     for index, item in enumerate(raw.nodes.items or ()):
         name = _decoded(f"ExtenderArgs: Nodes.items[{index}]", _NAMED, item).metadata.name
@@ -120,7 +120,7 @@ def preemption_args(body: bytes) -> ExtenderPreemptionArgs:
         }
     else:
         raise BadRequestError(
-            "ExtenderPreemptionArgs: NodeNameToMetaVictims: is missing, and so is NodeNameToVictims"
+            "ExtenderPreemptionArgs: NodeNameToMetaVictims and NodeNameToVictims: are missing"
         )
     pod = _decoded("ExtenderPreemptionArgs: Pod", _POD, raw.pod)
     constraints = _decoded("ExtenderPreemptionArgs: Pod", _CONSTRAINTS, raw.pod)

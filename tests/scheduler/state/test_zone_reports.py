@@ -16,7 +16,7 @@ from tests.scheduler import objects
 SINGLE = "single-numa-node"
 GUARANTEED = "Guaranteed"
 THREE = objects.pod_request({"cpu": "3"}, name="three", kube_class=GUARANTEED)
-FOREIGN = "its NUMA nodes are reported with other pods than those known here"
+FOREIGN = "the report of its NUMA nodes counts other pods than the scheduler knows"
 
 
 @pytest.fixture
