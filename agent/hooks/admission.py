@@ -195,7 +195,7 @@ class Admission:
 
     def removed(self, container_id: str) -> None:
         """The container holds nothing any more."""
-        self._grants.gone(container_id)
+        self._grants.removed(container_id)
 
     def request_snapshot(self) -> None:
         """Asks the agent for a fresh snapshot, after a change that it has to see at once."""

@@ -374,7 +374,7 @@ class Grants:
             del self._starts[each]
         return start.listed_at != _listed_at(snapshot)
 
-    def gone(self, container_id: str) -> None:
+    def removed(self, container_id: str) -> None:
         """The container was removed and holds nothing."""
         number = self._ids.pop(container_id, None)
         if number is not None:

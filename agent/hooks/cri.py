@@ -195,18 +195,18 @@ def create_request_with(message: bytes, changes: Changes) -> bytes | None:
 def _without(message: bytes, changes: Changes) -> bytes:
     """The entries without removed ones and those that are replaced."""
     variables = {name for name, _ in changes.environment}
-    gone: dict[int, tuple[int, Collection[str]]] = {
+    removed: dict[int, tuple[int, Collection[str]]] = {
         _ENVIRONMENT: (1, variables),
         _ANNOTATIONS: (1, {key for key, _ in changes.annotations}),
         _MOUNTS: (_CONTAINER_PATH, changes.removed_mounts),
         _CDI_DEVICES: (1, changes.removed_cdi_devices),
         _NODES: (_NODE_PATH, [each.container_path for each in changes.removed_nodes]),
     }
-    if not any(name.encode() in message for _, names in gone.values() for name in names):
+    if not any(name.encode() in message for _, names in removed.values() for name in names):
         return message
 
     def keeps(field: int, payload: bytes) -> bool:
-        named_by, names = gone.get(field, (1, ()))
+        named_by, names = removed.get(field, (1, ()))
         return not names or text(payload, named_by) not in names
 
     return filtered(message, keeps, CONFIG)

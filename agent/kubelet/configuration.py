@@ -132,12 +132,12 @@ def to_object(configuration: KubeletConfiguration) -> dict[str, Any]:
 
 
 def of_command_line(
-    words: Sequence[str], content: object | None, source: str
+    argv: Sequence[str], content: object | None, source: str
 ) -> KubeletConfiguration:
     """From a kubelet's command line and the object in the file that it names (None: no file).
     Raises ConfigurationError."""
     written = _decoded(content or {}, source)
-    given = {_FLAGS[name]: value for name, value in flags(words).items() if name in _FLAGS}
+    given = {_FLAGS[name]: value for name, value in flags(argv).items() if name in _FLAGS}
     changed: dict[str, Any] = {
         name: _pairs(name, value, source) if name in _MAPS else value
         for name, value in given.items()
@@ -147,11 +147,11 @@ def of_command_line(
     return _values(msgspec.structs.replace(written, **changed), source)
 
 
-def flags(words: Sequence[str]) -> dict[str, str]:
+def flags(argv: Sequence[str]) -> dict[str, str]:
     """The flags of a command line, `--name=value` and `--name value`; the last one counts."""
     found: dict[str, str] = {}
     waiting = ""
-    for word in words[1:]:
+    for word in argv[1:]:
         if word.startswith("-"):
             name, equals, value = word.lstrip("-").partition("=")
             found[name] = value

@@ -24,7 +24,7 @@ from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.settings.agent import AgentSettings
 from agent.node import kubelet_process
-from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find, ours
+from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find
 from agent.node.node_configuration import (
     STRICT_CPU_RESERVATION,
     CombinationError,
@@ -156,9 +156,9 @@ class KubeletConfigurationView:
         troubles[SourceName.KUBELET_COMBINATION] = (str(refused),) if refused else ()
         for source, problems in troubles.items():
             self._sources.report(source, problems)
-        news = (reading.whole, reading.words, reading.content) != (
+        news = (reading.whole, reading.argv, reading.content) != (
             self._reading.whole,
-            self._reading.words,
+            self._reading.argv,
             self._reading.content,
         )
         if reading.whole is not None and refused is None:
@@ -191,13 +191,13 @@ _K3S_DROP_INS = "agent/etc/kubelet.conf.d"
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """`whole`: the configuration, None when a part of it could not be read; then `words` and
+    """`whole`: the configuration, None when a part of it could not be read; then `argv` and
     `content` hold the known parts of the command line and the files. `memory_policy`: the memory
     manager's, from its state, "" when unknown. `troubles`: by source, for every source that was
     read."""
 
     whole: KubeletConfiguration | None = None
-    words: tuple[str, ...] = (kubelet_process.KUBELET,)
+    argv: tuple[str, ...] = (kubelet_process.KUBELET,)
     content: Mapping[str, Any] = {}
     source: str = ""
     memory_policy: str = ""
@@ -279,7 +279,7 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
         except ConfigurationError as error:
             troubles[SourceName.KUBELET_CONFIGZ] = (str(error),)
     found = find(os.path.join(settings.root, "proc"), own_group())
-    kubelet = None if found.doubts else ours(found.kubelets, settings.root, settings.kubelet_dir)
+    kubelet = found.of_folder(settings.root, settings.kubelet_dir)
     troubles[SourceName.KUBELET_PROCESS] = () if kubelet else _unclear(found)
     files = _Files(settings.root)
     reading = _of_files(settings, kubelet, files)
@@ -287,7 +287,7 @@ def read(settings: AgentSettings, own_group: Callable[[], str | None]) -> Readin
     whole = None
     if not unread:
         try:
-            whole = configuration.of_command_line(reading.words, reading.content, reading.source)
+            whole = configuration.of_command_line(reading.argv, reading.content, reading.source)
         except ConfigurationError as error:
             unread = (str(error),)
     if kubelet is None:
@@ -311,8 +311,8 @@ def _unclear(found: FoundKubelets) -> tuple[str, ...]:
 
 def _of_files(settings: AgentSettings, kubelet: KubeletProcess | None, files: _Files) -> Reading:
     """The settings in the command line and in the readable files."""
-    words = _arguments(kubelet, files) if kubelet else [kubelet_process.KUBELET]
-    named = flags(words)
+    argv = _arguments(kubelet, files) if kubelet else [kubelet_process.KUBELET]
+    named = flags(argv)
     content = {}
     if settings.kubelet_config:
         content = files.object(settings.kubelet_config, of_root=False)
@@ -321,23 +321,23 @@ def _of_files(settings: AgentSettings, kubelet: KubeletProcess | None, files: _F
     for path in _drop_ins(kubelet, named, files) if kubelet else ():
         content = merged(content, files.object(path))
     source = ", ".join((*([kubelet.title] if kubelet else []), *files.names))
-    return Reading(words=tuple(words), content=content, source=source)
+    return Reading(argv=tuple(argv), content=content, source=source)
 
 
 def _arguments(kubelet: KubeletProcess, files: _Files) -> list[str]:
     """The kubelet's command line, with the flags that its program reads from files."""
-    words = kubelet_process.own_arguments(kubelet.words)
-    named = flags(kubelet.words)
-    if kubelet_process.hides_flags(kubelet.words):
+    argv = kubelet_process.own_arguments(kubelet.argv)
+    named = flags(kubelet.argv)
+    if kubelet_process.hides_flags(kubelet.argv):
         files.troubles.append("it hides its flags: --kubelet-configz reads them from the kubelet")
     if kubelet.program == kubelet_process.KUBELITE:
         if path := named.get(kubelet_process.KUBELITE_ARGS_FLAG):
-            words[1:1] = kubelet_process.arguments_of_file(files.text(path))
-    elif kubelet.program == kubelet_process.K3S and len(words) == 1:
+            argv[1:1] = kubelet_process.arguments_of_file(files.text(path))
+    elif kubelet.program == kubelet_process.K3S and len(argv) == 1:
         # A kubelet-arg on the command line replaces those in the files.
         path = named.get("config") or named.get("c") or kubelet_process.K3S_CONFIG
-        words += _k3s_arguments(path, files)
-    return words
+        argv += _k3s_arguments(path, files)
+    return argv
 
 
 def _k3s_arguments(path: str, files: _Files) -> list[str]:
@@ -363,7 +363,7 @@ def _drop_ins(kubelet: KubeletProcess, named: Mapping[str, str], files: _Files) 
     """The files that the kubelet merges into its configuration file, in its order."""
     folder = named.get("config-dir", "")
     if not folder and kubelet.program == kubelet_process.K3S:
-        data_dir = flags(kubelet.words).get("data-dir") or _K3S_DATA_DIR
+        data_dir = flags(kubelet.argv).get("data-dir") or _K3S_DATA_DIR
         own = os.path.join(data_dir, _K3S_DROP_INS)
         folder = own if os.path.isdir(files.path(own)) else ""
     return _below(folder, files) if folder else ()
@@ -411,11 +411,11 @@ def inferred(
         known["reservedSystemCPUs"] = str(reserved)
     if strict:
         known["cpuManagerPolicyOptions"] = {STRICT_CPU_RESERVATION: "true"}
-    if not known and not reading.content and len(reading.words) == 1:
+    if not known and not reading.content and len(reading.argv) == 1:
         return None
     source = f"{reading.source or 'the kubelet'} (known in part)"
     try:
-        return configuration.of_command_line(reading.words, merged(reading.content, known), source)
+        return configuration.of_command_line(reading.argv, merged(reading.content, known), source)
     except ConfigurationError:  # reported as a problem of its source
         return configuration.of_object(known, source)
 

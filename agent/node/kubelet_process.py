@@ -53,11 +53,11 @@ _TRIES: Final = 3
 
 
 class KubeletProcess(msgspec.Struct, frozen=True):
-    """`program`: `kubelet`, or the program that contains the kubelet; `words`: its command line."""
+    """`program`: `kubelet`, or the program that contains the kubelet; `argv`: its command line."""
 
     pid: int
     program: str
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     parent: int = 0
 
     @property
@@ -70,6 +70,20 @@ class FoundKubelets(msgspec.Struct, frozen=True):
 
     kubelets: tuple[KubeletProcess, ...] = ()
     doubts: tuple[str, ...] = ()
+
+    def of_folder(self, root: str, kubelet_dir: str) -> KubeletProcess | None:
+        """The only kubelet, or the only one of several whose --root-dir below `root` is
+        `kubelet_dir`; None while there are doubts."""
+        if self.doubts:
+            return None
+        if len(self.kubelets) == 1:
+            return self.kubelets[0]
+
+        def folder(each: KubeletProcess) -> str:
+            return os.path.normpath(os.path.join(root, _root_dir(each).lstrip("/")))
+
+        matching = [each for each in self.kubelets if folder(each) == os.path.normpath(kubelet_dir)]
+        return matching[0] if len(matching) == 1 else None
 
 
 def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
@@ -90,8 +104,8 @@ def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
         except UnreadableError as error:
             doubts.append(str(error))
     # A kubelet that starts a program appears twice until its child executes it.
-    alike = {(each.pid, each.words) for each in found}
-    kubelets = [each for each in found if (each.parent, each.words) not in alike]
+    alike = {(each.pid, each.argv) for each in found}
+    kubelets = [each for each in found if (each.parent, each.argv) not in alike]
     return FoundKubelets(tuple(kubelets), tuple(doubts[:_MOST_DOUBTS]))
 
 
@@ -111,10 +125,10 @@ def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProce
         return None
     if not status.pids:
         raise UnreadableError(f"{program} {process.pid}: its status has no NSpid")
-    words = tuple(process.argv())
-    if not runs_kubelet(words) or _below_pods(proc, process, own_group):
+    argv = tuple(process.argv())
+    if not runs_kubelet(argv) or _below_pods(proc, process, own_group):
         return None
-    return KubeletProcess(process.pid, program, words, status.parent)
+    return KubeletProcess(process.pid, program, argv, status.parent)
 
 
 def _below_pods(proc: str, process: Process, own_group: str | None) -> bool:
@@ -170,21 +184,6 @@ def _of_cpuset(groups: Mapping[str, str]) -> str | None:
     return next(of_v1, groups.get(""))
 
 
-def ours(
-    kubelets: tuple[KubeletProcess, ...], root: str, kubelet_dir: str
-) -> KubeletProcess | None:
-    """The only kubelet, or the only one of several whose --root-dir below `root` is
-    `kubelet_dir`."""
-    if len(kubelets) == 1:
-        return kubelets[0]
-
-    def folder(each: KubeletProcess) -> str:
-        return os.path.normpath(os.path.join(root, _root_dir(each).lstrip("/")))
-
-    matching = [each for each in kubelets if folder(each) == os.path.normpath(kubelet_dir)]
-    return matching[0] if len(matching) == 1 else None
-
-
 def keeps_state_elsewhere(proc: str, kubelet: KubeletProcess, kubelet_dir: str) -> bool:
     """Whether the kernel shows that this kubelet keeps its state in another folder than
     `kubelet_dir`. False when that is not certain: programs that contain a kubelet have more sources
@@ -200,7 +199,7 @@ def keeps_state_elsewhere(proc: str, kubelet: KubeletProcess, kubelet_dir: str) 
 
 
 def _root_dir(kubelet: KubeletProcess) -> str:
-    named = flags(own_arguments(kubelet.words)).get("root-dir", "")
+    named = flags(own_arguments(kubelet.argv)).get("root-dir", "")
     return named or DEFAULT_ROOT_DIR
 
 
@@ -212,32 +211,32 @@ def program_of(word: str) -> str | None:
     return name if name in _NAMES else None
 
 
-def hides_flags(words: Sequence[str]) -> bool:
+def hides_flags(argv: Sequence[str]) -> bool:
     """Whether k3s has replaced its command line by its name and command, as one word: flags may
     contain secrets (k3s pkg/cli/server/server.go and agent/agent.go, SetProcTitle)."""
-    return os.path.basename(words[0]) in _K3S_TITLES
+    return os.path.basename(argv[0]) in _K3S_TITLES
 
 
-def runs_kubelet(words: Sequence[str]) -> bool:
+def runs_kubelet(argv: Sequence[str]) -> bool:
     """Whether the program runs a kubelet: k3s has many commands."""
-    if hides_flags(words):
+    if hides_flags(argv):
         return True
-    if program_of(words[0]) == K3S:
-        with_kubelet = len(words) > 1 and words[1] in _K3S_COMMANDS
-        return with_kubelet and "--disable-agent" not in words
-    return not _ANSWERS & flags(words).keys()
+    if program_of(argv[0]) == K3S:
+        with_kubelet = len(argv) > 1 and argv[1] in _K3S_COMMANDS
+        return with_kubelet and "--disable-agent" not in argv
+    return not _ANSWERS & flags(argv).keys()
 
 
-def own_arguments(words: Sequence[str]) -> list[str]:
+def own_arguments(argv: Sequence[str]) -> list[str]:
     """The kubelet's arguments in the command line of its program."""
-    if program_of(words[0]) == KUBELET:
-        return list(words)
+    if program_of(argv[0]) == KUBELET:
+        return list(argv)
     handed = [
         word.partition("=")[2] if word.startswith(f"{_ARG_FLAG}=") else word
-        for before, word in itertools.pairwise(words)
+        for before, word in itertools.pairwise(argv)
         if word.startswith(f"{_ARG_FLAG}=") or before == _ARG_FLAG
     ]
-    return [words[0], *map(_flag, handed)]
+    return [argv[0], *map(_flag, handed)]
 
 
 def arguments_of_file(text: str) -> list[str]:

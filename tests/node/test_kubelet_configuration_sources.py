@@ -87,7 +87,7 @@ def test_an_unreadable_file_is_reported_with_its_path(
     (trouble,) = reading.troubles[SourceName.KUBELET_CONFIG]
     assert re.match("kubelet 70[,:] /etc/kubelet.yaml: ", trouble)
     assert reason in trouble
-    assert reading.words == ("kubelet", "--config", "/etc/kubelet.yaml", "--reserved-cpus=1")
+    assert reading.argv == ("kubelet", "--config", "/etc/kubelet.yaml", "--reserved-cpus=1")
 
 
 def test_a_relative_path_is_not_guessed(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_a_missing_token_is_reported_for_configz(tmp_path: Path) -> None:
 
 
 def test_kubelet_within_k3s(tmp_path: Path) -> None:
-    words = ["/usr/bin/k3s", "server", "--kubelet-arg=cpu-manager-policy=static"]
-    process(tmp_path, 9, *words, "--kubelet-arg", "reserved-cpus=0-1", name="k3s-server")
+    argv = ["/usr/bin/k3s", "server", "--kubelet-arg=cpu-manager-policy=static"]
+    process(tmp_path, 9, *argv, "--kubelet-arg", "reserved-cpus=0-1", name="k3s-server")
     put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: [reserved-cpus=3]")
     got = whole(read(tmp_path))
     assert (got.static, str(got.reserved_cpus), got.source) == (True, "0-1", "k3s 9")

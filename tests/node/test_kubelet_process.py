@@ -8,7 +8,7 @@ import pytest
 
 from agent.host import processes
 from agent.host.processes import Process, ProcessGoneError
-from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find, ours
+from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find
 from tests.node.procfs import HOST, POD, process
 
 OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
@@ -149,17 +149,17 @@ def test_without_a_procfs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         (b"\xff\xfe/kubelet", b"--\xff=\xfe"),
         (b"a\nb/kubelet", b"\n", b""),
         (b"/" + b"d/" * 1000 + b"kubelet",),
     ],
 )
-def test_arguments_of_any_bytes(tmp_path: Path, words: tuple[bytes, ...]) -> None:
-    process(tmp_path, 70, *words)
+def test_arguments_of_any_bytes(tmp_path: Path, argv: tuple[bytes, ...]) -> None:
+    process(tmp_path, 70, *argv)
     (it,) = found(tmp_path).kubelets
-    assert [os.fsencode(each) for each in it.words] == list(words)
+    assert [os.fsencode(each) for each in it.argv] == list(argv)
 
 
 def test_an_endless_and_an_empty_argv0_are_not_a_kubelet(tmp_path: Path) -> None:
@@ -235,12 +235,12 @@ def test_a_kubelet_that_ends_while_its_parents_are_read_is_ignored(
     folder = process(tmp_path, 70, "kubelet", parent=50)
     real = Process.argv
 
-    def words(self: Process) -> list[str]:
+    def argv(self: Process) -> list[str]:
         found = real(self)
         (folder / "status").unlink()
         return found
 
-    monkeypatch.setattr(Process, "argv", words)
+    monkeypatch.setattr(Process, "argv", argv)
     assert found(tmp_path) == FoundKubelets()
 
 
@@ -263,12 +263,12 @@ def test_the_kubelet_with_the_configured_folder_is_chosen(tmp_path: Path) -> Non
     kubelets = found(tmp_path).kubelets
 
     def one(root: str, folder: str) -> int:
-        it = ours(kubelets, root, folder)
+        it = FoundKubelets(kubelets).of_folder(root, folder)
         return it.pid if it else 0
 
     assert one("/", "/b") == 71
     assert one("/host", "/host/a") == 70
     assert one("/host", "/host/var/lib/kubelet") == 72
     assert one("/", "/c") == 0
-    assert ours(kubelets[:1], "/", "/c") == kubelets[0]
-    assert ours((*kubelets, kubelets[0]), "/", "/a") is None
+    assert FoundKubelets(kubelets[:1]).of_folder("/", "/c") == kubelets[0]
+    assert FoundKubelets((*kubelets, kubelets[0])).of_folder("/", "/a") is None
