@@ -3,20 +3,47 @@ has their desired state.
 
 A pod's labels and annotations can change in the API after its sandbox was created, so those of the
 API count. Those of static pods come from the kubelet; their mirror pod in the API only shows them.
+A mirror pod names the uid of another pod, and anybody who may create pods can write one. One that
+the Node controls is the kubelet's (Kubernetes: plugin/pkg/admission/noderestriction/admission.go,
+admitPodCreate, and deploy/policies/mirror-pods.yaml).
 A pod that ended or was deleted in the API keeps its resources while the runtime lists it; a pod
 that was assigned to this node counts before the runtime has it. Only the uid identifies a pod: two
 pods with one name are two pods."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
-from agent.model.apiobjects import ApiPod, unequal_cpu
+from agent.model.apiobjects import ApiNode, ApiPod, unequal_cpu
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
 from agent.model.pod.batch import batch_excess, batch_resources
 from agent.model.pod.pods import ANNOTATIONS, LABELS, Pod, PodMetadata, pod_metadata
+
+
+def vouched(pods: Mapping[str, ApiPod], node: ApiNode | None) -> dict[str, ApiPod]:
+    """The pods of a node without the mirror pods that its kubelet did not write, and without those
+    whose uid another pod has too. `node` None: its uid is unknown, and its name counts."""
+    found = {uid: pod for uid, pod in pods.items() if not pod.mirror or _by_kubelet(pod, node)}
+    answering = Counter(pod.runtime_uid for pod in found.values())
+    return {
+        uid: pod for uid, pod in found.items() if not pod.mirror or answering[pod.runtime_uid] == 1
+    }
+
+
+def _by_kubelet(mirror: ApiPod, node: ApiNode | None) -> bool:
+    known = node.uid if node is not None else ""
+    return mirror.controlling_node in ({known} if known else {mirror.controlling_node} - {""})
+
+
+def in_api(pods: Iterable[Pod], api_pods: Iterable[ApiPod]) -> dict[str, ApiPod]:
+    """By the runtime's uid, the API's objects of these pods: a mirror pod has their name too."""
+    names = {pod.uid: pod.title for pod in pods}
+    return {
+        each.runtime_uid: each for each in api_pods if names.get(each.runtime_uid) == each.title
+    }
 
 
 def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
@@ -40,6 +67,8 @@ def present(
     }
     for pod in api_pods:
         uid, named = pod.runtime_uid, _named(pod)
+        if uid in pods and pod.title != pods[uid].title:
+            continue
         if uid in pods:
             pods[uid] = msgspec.structs.replace(
                 pods[uid], named=named, unequal=unequal_cpu(pod), batch_excess=_batch_excess(pod)

@@ -50,7 +50,8 @@ class ApiPod(msgspec.Struct, frozen=True):
     `deleted`: it has a deletion timestamp. `created_at` and `started_at` (0 before the kubelet has
     started it) are in nanoseconds since 1970. `requests` and `limits` of the pod as a whole
     override those of its containers, `overhead` is added: amounts and `resized` as in ApiContainer.
-    `preempts`: its preemption policy allows evictions. `nominated`: its nominated node."""
+    `preempts`: its preemption policy allows evictions. `nominated`: its nominated node.
+    `controlling_node`: the uid of its node's Node object where that controls it."""
 
     uid: str
     namespace: str
@@ -74,6 +75,7 @@ class ApiPod(msgspec.Struct, frozen=True):
     started_at: int = 0
     nominated: str = ""
     resized: dict[str, int] = {}
+    controlling_node: str = ""
 
     @property
     def pod_level(self) -> bool:
@@ -176,7 +178,24 @@ def value(raw: PodObject) -> ApiPod:
         _nanoseconds(title, "status.startTime", status.start_time),
         status.nominated_node_name or "",
         {name: amount for name, amount in resized.items() if name in requests},
+        _controlling_node(raw),
     )
+
+
+def _controlling_node(raw: PodObject) -> str:
+    for each in raw.metadata.owner_references or ():
+        node = each.kind, each.api_version, each.name
+        if each.controller and node == (NODE_KIND, "v1", raw.spec.node_name):
+            return each.uid[:_LONGEST_UID]
+    return ""
+
+
+class _RawOwner(msgspec.Struct, frozen=True, rename="camel"):
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
 
 
 class _RawMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
@@ -185,6 +204,7 @@ class _RawMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     resource_version: str = ""
+    owner_references: tuple[_RawOwner, ...] | None = None
 
 
 class _RawResources(msgspec.Struct, frozen=True):
@@ -252,6 +272,7 @@ class PodObject(msgspec.Struct, frozen=True):
 
 
 _decoder: Final = msgspec.json.Decoder(PodObject)
+_LONGEST_UID: Final = 64
 _NEVER: Final = "Never"
 _RESIZE_PENDING: Final = "PodResizePending"
 _INFEASIBLE: Final = "Infeasible"

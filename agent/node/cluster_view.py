@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from agent.allocate.present import metadata_by_uid
+from agent.allocate.present import metadata_by_uid, vouched
 from agent.host import files
 from agent.kube import auth
 from agent.kube.auth import AccessError
@@ -51,9 +51,9 @@ small pages."""
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """One state of the cluster. `node` None: unknown, or the object does not exist. `pods_listed`:
-    all pods of the node are known, by the API's uid. `devices`: the Device object when the agent
-    started, None while unknown."""
+    """One state of the cluster. `node` None: unknown, or the object does not exist. `pods`: by the
+    API's uid, without mirror pods that its kubelet did not write. `pods_listed`: all are known.
+    `devices`: the Device object when the agent started, None while unknown."""
 
     node: ApiNode | None = None
     pods: dict[str, ApiPod] = {}
@@ -181,7 +181,7 @@ class ClusterWatches:
     def now(self) -> ClusterState:
         """The current state."""
         with self._lock:
-            return ClusterState(self._node, dict(self._pods), self._pods_listed)
+            return ClusterState(self._node, vouched(self._pods, self._node), self._pods_listed)
 
     def troubles(self) -> tuple[str, ...]:
         """The reasons why watches fail at present."""

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.present import in_api
 from agent.allocate.visibility.container_devices import (
     NO_ISOLATION,
     Isolation,
@@ -104,8 +105,8 @@ def visibility(
     allocation of a scheduler; `before`: the holders at the last call. Of two pods that claim one
     device, the one that held it gets it, then the one whose containers exist, then the older one.
     On a node without GPUs none is hidden."""
-    known = {each.runtime_uid: each for each in asked}
     ordered = sorted(pods, key=lambda pod: (not pod.containers, pod.created_at, pod.uid))
+    known = in_api(ordered, asked)
     decided = pod_visibility(
         [
             DevicePod(

@@ -6,8 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import present as rule
-from agent.allocate.present import coming, metadata_by_uid
-from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiContainer, ApiPod, Phase
+from agent.allocate.present import coming, in_api, metadata_by_uid, vouched
+from agent.model.apiobjects import (
+    CONFIG_HASH,
+    CONFIG_MIRROR,
+    ApiContainer,
+    ApiNode,
+    ApiPod,
+    Phase,
+)
 from agent.model.pod.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.pod.pods import Container, ContainerState, Pod, PodMetadata
 from agent.model.pod.qos import QOS_LABEL
@@ -80,10 +87,54 @@ def test_two_pods_with_one_name_are_separate() -> None:
 def test_a_static_pod_and_its_mirror_are_one_and_the_mirrors_annotations_are_ignored() -> None:
     marks = {CONFIG_MIRROR: "hash", CONFIG_HASH: "hash", RESOURCE_STATUS: "api"}
     mirror = msgspec.structs.replace(api_pod("api-uid"), annotations=marks)
-    named = msgspec.structs.replace(running("hash"), named=())
-    assert present([mirror], [running("hash")]) == (named,)
+    named = msgspec.structs.replace(running("hash", "api-uid"), named=())
+    assert present([mirror], [running("hash", "api-uid")]) == (named,)
     (waiting,) = present([mirror], [])
     assert waiting.uid == "hash"
+
+
+def mirror_of(victim: str, uid: str, name: str = "", node: str = "n-uid") -> ApiPod:
+    marks = {CONFIG_MIRROR: victim, CONFIG_HASH: victim}
+    sized = (ApiContainer("main", {"cpu": 2000}, {"cpu": 4000}),)
+    return msgspec.structs.replace(
+        api_pod(uid, name=name),
+        annotations=marks,
+        labels={QOS_LABEL: "LSR"},
+        containers=sized,
+        controlling_node=node,
+    )
+
+
+def by_uid(*pods: ApiPod) -> dict[str, ApiPod]:
+    return {each.uid: each for each in pods}
+
+
+def test_a_tenants_mirror_pod_changes_nothing_of_the_pod_whose_uid_it_names() -> None:
+    """Even one that the Node controls has another name than the runtime's pod with this uid."""
+    victim, fake = running("victim"), mirror_of("victim", "fake")
+    assert present([fake], [victim]) == (victim,)
+    assert in_api([victim], [fake]) == {}
+    assert in_api([victim], [fake, api_pod("victim")]) == {"victim": api_pod("victim")}
+    real = mirror_of("victim", "real", "victim")
+    assert in_api([victim], [fake, real]) == in_api([victim], [real, fake]) == {"victim": real}
+
+
+def test_a_mirror_pod_that_its_node_does_not_control_does_not_exist() -> None:
+    node = ApiNode("n-uid")
+    real, other = mirror_of("a", "real"), mirror_of("b", "other", node="another-uid")
+    tenants = mirror_of("c", "tenants", node="")
+    plain = api_pod("plain")
+    assert vouched(by_uid(real, other, tenants, plain), node) == by_uid(real, plain)
+    for unknown in (None, ApiNode()):
+        assert vouched(by_uid(real, tenants, plain), unknown) == by_uid(real, plain)
+
+
+def test_a_uid_that_two_pods_answer_to_is_no_mirrors() -> None:
+    node = ApiNode("n-uid")
+    one, two = mirror_of("a", "one"), mirror_of("a", "two")
+    plain, fake = api_pod("plain"), mirror_of("plain", "fake")
+    assert vouched(by_uid(one, two, plain, fake), node) == by_uid(plain)
+    assert vouched(by_uid(one, mirror_of("a", "tenants", node="")), node) == by_uid(one)
 
 
 def test_only_metadata_that_decisions_read_is_merged() -> None:

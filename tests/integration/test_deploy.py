@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from agent.allocate.present import vouched
 from agent.kube.cluster import patch, same_version
+from agent.model.apiobjects import ApiNode, from_object
 from agent.model.devices import device_object
 from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.nrt import node_status, resource_topology
@@ -162,6 +164,7 @@ def _in_force(cluster: Cluster) -> bool:
         own
         and _refuses(cluster, pod(annotations=CPUS), ALICE)
         and _refuses(cluster, binding("free", "gpu", **CPUS), Who("system:kube-scheduler"))
+        and _refuses(cluster, mirror_pod(cluster), ALICE)
         and _refuses(cluster, pod(qos="LSR", cpu=("500m", "500m")), ALICE)
         and _refuses(cluster, pod(annotations={RESOURCE_SPEC: "x"}), ALICE)
         and _refuses(cluster, binding("free", "gpu"), ALICE)
@@ -200,6 +203,10 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
     "topolet-binding-allocations": (
         lambda it: it.try_binding(binding("free", **CPUS), ALICE),
         lambda it: it.try_binding(binding("free", **CPUS), OURS),
+    ),
+    "topolet-mirror-pods": (
+        lambda it: it.try_pod(mirror_pod(it)),
+        lambda it: it.try_pod(mirror_pod(it), KUBELET),
     ),
     "topolet-own-node": (
         lambda it: it.api.apply(device_object.encode("node-2", (GPU,)), AGENT_1, "topolet"),
@@ -247,6 +254,16 @@ ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
 def finalized(*finalizers: str) -> Object:
     body = device_object.encode("node-1", (GPU,))
     body["metadata"]["finalizers"] = list(finalizers)
+    return body
+
+
+def mirror_pod(cluster: Cluster, **annotations: str) -> Object:
+    """As the kubelet of node-1 writes it."""
+    marks = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "h", **annotations}
+    uid = cluster.api.request("GET", "/api/v1/nodes/node-1")["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": uid, "controller": True}
+    body = pod(annotations=marks, nodeName="node-1")
+    body["metadata"]["ownerReferences"] = [owner]
     return body
 
 
@@ -307,14 +324,26 @@ def test_only_configured_accounts_change_a_pods_allocation(
 
 
 def test_the_mirror_of_a_static_pod_may_have_the_annotations_of_its_file(cluster: Cluster) -> None:
-    marks = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "h", **CPUS}
-    owners = [{"apiVersion": "v1", "kind": "Node", "name": "node-1", "controller": True}]
-    body = pod(annotations=marks, nodeName="node-1")
-    uid = cluster.api.request("GET", "/api/v1/nodes/node-1")["metadata"]["uid"]
-    body["metadata"]["ownerReferences"] = [{**each, "uid": uid} for each in owners]
+    body = mirror_pod(cluster, **CPUS)
     assert cluster.try_pod(body, KUBELET)
-    with pytest.raises(RefusedError, match="may not set"):
+    with pytest.raises(RefusedError, match=r"may not (set|create the mirror)"):
         cluster.try_pod(body, ALICE)
+
+
+def test_a_mirror_pod_that_the_server_lets_pass_is_the_kubelets_own(cluster: Cluster) -> None:
+    """The agent believes one that its Node controls."""
+    made = from_object(cluster.try_pod(mirror_pod(cluster), KUBELET))
+    node = ApiNode(made.controlling_node)
+    assert node.uid
+    assert vouched({made.uid: made}, node) == {made.uid: made}
+    without = mirror_pod(cluster)
+    del without["metadata"]["ownerReferences"]
+    for body, who in ((without, KUBELET), (mirror_pod(cluster), ALICE)):
+        with pytest.raises(RefusedError):
+            cluster.try_pod(body, who)
+    marks = {"metadata": {"annotations": {"kubernetes.io/config.mirror": "h"}}}
+    with pytest.raises(RefusedError):
+        cluster.change_pod(marks, ALICE)
 
 
 def test_a_binding_carries_allocations_of_configured_accounts_only(cluster: Cluster) -> None:

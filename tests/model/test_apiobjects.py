@@ -101,6 +101,26 @@ def test_a_mirror_pod_has_the_uid_of_its_static_pod(annotations: dict[str, str],
 
 
 @pytest.mark.parametrize(
+    ("changed", "uid"),
+    [
+        ({}, "n-1"),
+        ({"name": "other"}, ""),
+        ({"kind": "ReplicaSet"}, ""),
+        ({"apiVersion": "apps/v1"}, ""),
+        ({"controller": False}, ""),
+        ({"controller": None}, ""),
+        ({"uid": "x" * 1000}, "x" * 64),
+    ],
+)
+def test_the_node_that_controls_a_pod(changed: dict[str, Any], uid: str) -> None:
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n-1", "controller": True}
+    other = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "n", "uid": "d"}
+    it = from_object(body(ownerReferences=[other, owner | changed]))
+    assert it.controlling_node == uid
+    assert from_object(body()).controlling_node == ""
+
+
+@pytest.mark.parametrize(
     ("broken", "message"),
     [
         (body(uid=None), "Pod ns/p: metadata: .*missing required field `uid`"),

@@ -12,7 +12,7 @@ import pytest
 from agent.allocate.visibility.container_devices import Isolation
 from agent.hooks import admission
 from agent.hooks.requests import CreateContainer
-from agent.model.apiobjects import ApiContainer, ApiPod, Phase
+from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiContainer, ApiPod, Phase
 from agent.model.devices.device_files import CardFiles, DeviceFiles
 from agent.model.devices.holding import DeviceHolding, Form, HoldingSource
 from agent.model.devices.visibility import VisibleGpu
@@ -59,6 +59,21 @@ def test_requests_divide_a_pods_cards() -> None:
     seen = {name: [each.uuid for each in of.gpus or ()] for name, of in it.containers.items()}
     assert seen == {"a": ["GPU-0"], "b": ["GPU-1"]}
     assert it.each.gpus == ()
+
+
+def test_a_tenants_mirror_pod_changes_no_devices_of_the_pod_whose_uid_it_names() -> None:
+    """By its requests another container got the cards, or none could be divided."""
+    fake = msgspec.structs.replace(
+        api_pod("p", c=2),
+        uid="fake",
+        name="fake",
+        annotations={CONFIG_MIRROR: "p", CONFIG_HASH: "p"},
+        controlling_node="n-uid",
+    )
+    victim = api_pod("p", a=1, b=1, c=0)
+    expected = visibility([given("p", BOTH)], [victim], FILES)
+    for asked in ([victim, fake], [fake, victim]):
+        assert visibility([given("p", BOTH)], asked, FILES) == expected
 
 
 def test_without_requests_all_containers_see_all_cards() -> None:
