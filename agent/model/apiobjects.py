@@ -9,7 +9,14 @@ from typing import Final
 
 import msgspec
 
-from agent.model.objects import ObjectError, ObjectMetadata, converted, decoded
+from agent.model.objects import (
+    ObjectError,
+    ObjectMetadata,
+    ObjectOwner,
+    controller,
+    converted,
+    decoded,
+)
 from agent.model.pod.qos import CPU_OWNERS, QOS_LABEL, KubeClass
 from agent.model.quantities import Quantity, QuantityError, cpu, milli, whole
 
@@ -178,24 +185,8 @@ def value(raw: PodObject) -> ApiPod:
         _nanoseconds(title, "status.startTime", status.start_time),
         status.nominated_node_name or "",
         {name: amount for name, amount in resized.items() if name in requests},
-        _controlling_node(raw),
+        controller(metadata.owner_references or (), "v1", NODE_KIND, raw.spec.node_name),
     )
-
-
-def _controlling_node(raw: PodObject) -> str:
-    for each in raw.metadata.owner_references or ():
-        node = each.kind, each.api_version, each.name
-        if each.controller and node == (NODE_KIND, "v1", raw.spec.node_name):
-            return each.uid[:_LONGEST_UID]
-    return ""
-
-
-class _RawOwner(msgspec.Struct, frozen=True, rename="camel"):
-    api_version: str = ""
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    controller: bool | None = None
 
 
 class _RawMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
@@ -204,7 +195,7 @@ class _RawMetadata(ObjectMetadata, frozen=True, rename="camel", kw_only=True):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     resource_version: str = ""
-    owner_references: tuple[_RawOwner, ...] | None = None
+    owner_references: tuple[ObjectOwner, ...] | None = None
 
 
 class _RawResources(msgspec.Struct, frozen=True):
@@ -272,7 +263,6 @@ class PodObject(msgspec.Struct, frozen=True):
 
 
 _decoder: Final = msgspec.json.Decoder(PodObject)
-_LONGEST_UID: Final = 64
 _NEVER: Final = "Never"
 _RESIZE_PENDING: Final = "PodResizePending"
 _INFEASIBLE: Final = "Infeasible"

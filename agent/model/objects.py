@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 Value = TypeVar("Value")
 
 _LONGEST_NAME: Final = 253
+_LONGEST_UID: Final = 64
 
 
 class ObjectError(ValueError):
@@ -36,6 +37,28 @@ class ObjectMetadata(ObjectIdentity, frozen=True, rename="camel"):
 
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
+
+
+class ObjectOwner(msgspec.Struct, frozen=True, rename="camel"):
+    """An owner reference."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+def controller(owners: Iterable[ObjectOwner], api_version: str, kind: str, name: str) -> str:
+    """The uid of the object, where it is the controller among the owners; "" otherwise."""
+    for each in owners:
+        if each.controller and (each.api_version, each.kind, each.name) == (
+            api_version,
+            kind,
+            name,
+        ):
+            return each.uid[:_LONGEST_UID]
+    return ""
 
 
 def converted(body: object, kind: str, into: type[Value]) -> Value:
