@@ -55,7 +55,7 @@ def test_help_lists_every_command_and_each_has_its_own_help() -> None:
         (["proxy", "--config=/nowhere/x.toml"], 2, "/nowhere/x.toml"),
         (["proxy", "--listen=a.sock"], 1, "endpoint 'a.sock' is not unix:///absolute/path"),
         (["proxy", "--listen=/run/x.sock", "--runtime-endpoint=/run/x.sock"], 1, "same socket"),
-        (["agent", "--http="], 1, "not in a cluster (--kubeconfig says where one is, --standalone"),
+        (["agent", "--http="], 1, "not in a cluster (--kubeconfig names one, --standalone"),
         (["webhook", "--webhook-failure-policy=Perhaps"], 2, "webhook-failure-policy"),
         (["webhook", "--webhook-https=nowhere", "--kubeconfig=/nowhere/x"], 1, "/nowhere/x"),
         (["scheduler", "--lease-seconds=1"], 2, "lease-seconds"),

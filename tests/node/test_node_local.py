@@ -228,7 +228,7 @@ def test_reserved_cpus_and_options_of_the_kubelet(tmp_path: Path) -> None:
     assert len(chosen) == 2
     assert not chosen & first_core
     announce(world, agent, "half", 1)
-    assert "no whole number of cores" in decided(world, "half").blocked
+    assert "not a whole number of cores" in decided(world, "half").blocked
     assert pool(world) == CpuSet.parse("0-7") - chosen
 
 

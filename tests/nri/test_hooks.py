@@ -280,7 +280,8 @@ def test_a_failed_creation_frees_its_cpus(world: World, caplog: pytest.LogCaptur
     world.end(it, pod("p"))
     assert not [each for each in world.grants.all(None) if each.answered_at is None]
     assert (
-        "ns/p main: was not created after the plugin's answer; other plugins are on" in caplog.text
+        "ns/p main: was not created after the plugin's answer; other plugins are connected"
+        in caplog.text
     )
     assert world.conflicts.found == {("undone", "pinner (4711)"): 1}
 

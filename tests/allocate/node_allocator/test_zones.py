@@ -111,7 +111,7 @@ def test_a_node_with_unknown_pods_is_refused_to_pods_that_use_zones() -> None:
     refused = there.offer(request_of(plain(1)))
     assert isinstance(refused, Refused)
     assert refused.unresolvable
-    assert "other pods than those known here" in refused.text()
+    assert "other pods than the scheduler knows" in refused.text()
     assert fits(there, pod("b", {"cpu": 1, "memory": 1}))
     lasting = there.offer(request_of(plain(9)))
     assert isinstance(lasting, Refused)
