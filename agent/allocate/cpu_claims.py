@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from agent.allocate.node_local.claim import Demand, LocalOutcome
+from agent.allocate.node_local.claim import LocalInput, LocalOutcome
 from agent.allocate.node_local.policy import outcome_by_pod
 from agent.allocate.reserved_cpus import KubeletAssignments, KubeletCpus, PoolRules, some_share
 from agent.allocate.shares import kubelet_may_own, pool_class, sidecars, whole_cpus
@@ -399,13 +399,13 @@ class ClaimAdmission:
         if kept:
             self.owners.append(Owner(pod.uid, pod.title, pod.qos, "", str(kept)))
 
-    def give_local(self, demand: Demand) -> LocalOutcome:
+    def give_local(self, local: LocalInput) -> LocalOutcome:
         """Admits the claims of a node-local policy."""
         owners = {owner.uid for owner in self.owners}
         others = msgspec.structs.replace(
-            demand,
-            claims=tuple(each for each in demand.claims if each.uid not in owners),
-            sharing=frozenset(each for each in demand.sharing if each[0] not in owners),
+            local,
+            claims=tuple(each for each in local.claims if each.uid not in owners),
+            sharing=frozenset(each for each in local.sharing if each[0] not in owners),
         )
         outcome = outcome_by_pod(others, self.ls)
         gone = self.ls - outcome.pool

@@ -31,7 +31,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from agent.allocate.cpu_claims import ClaimRefusal, RefusalCause, admit_claims
-from agent.allocate.node_local.claim import Alignment, Demand, LocalOutcome, Move, Share
+from agent.allocate.node_local.claim import Alignment, LocalInput, LocalOutcome, Move, Share
 from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given
 from agent.allocate.shares import claims, numa_nodes, pool_class, shared_cpus, sidecars
 from agent.model.bounds import reason as shortened
@@ -78,7 +78,7 @@ def decide(
     owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
     rules: PoolRules = DEFAULT_RULES,
-    local: Demand | None = None,
+    local: LocalInput | None = None,
 ) -> Decision:
     """`owned_before`: by pod uid, the CPUs of owners in the last decision, with the offline ones
     that are kept for them (empty after a reboot). `running_on`: by pod uid, the CPUs of its running

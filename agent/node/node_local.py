@@ -20,7 +20,7 @@ from agent.allocate import layout as layouts
 from agent.allocate.kubelet.cpu_assignment import NotEnoughCpusError
 from agent.allocate.kubelet.static_policy import PolicyStartError, StaticOptions, check_options
 from agent.allocate.layout import Layout
-from agent.allocate.node_local.claim import Demand, LocalPolicy, LocalRequest, LocalRules
+from agent.allocate.node_local.claim import LocalInput, LocalPolicy, LocalRequest, LocalRules
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import cpus_for
 from agent.allocate.shares import may_own, whole_cpus
@@ -77,7 +77,7 @@ class NodeLocalCpus:
         self._yielding = kubelet_static
         return "none" if kubelet_static else self._policy.value
 
-    def demand(
+    def decision_input(
         self,
         topology: Topology,
         pods: tuple[Pod, ...],
@@ -86,7 +86,7 @@ class NodeLocalCpus:
         last: Mapping[tuple[str, str], LocalOwner],
         by_claim: Mapping[str, Collection[str]] = MappingProxyType({}),
         device_nodes: DeviceNodes | None = MappingProxyType({}),
-    ) -> Demand:
+    ) -> LocalInput:
         """`holds`: by container id, the CPUs of its cgroup; `last`: by pod uid and container name,
         the last decision; `by_claim`: by pod uid, the containers with CPUs of a resource claim
         (DRA); they get no other CPUs. While `device_nodes` are not known, None, no container moves
@@ -123,7 +123,7 @@ class NodeLocalCpus:
         coming_pages = any(each.hugepages and not each.owned for each in located)
         nodes = [each.id for each in topology.numa_nodes] if coming_pages else []
         hugepages = huge_pages(self._root, nodes)
-        return Demand(rules, located, union(others), frozenset(sharing), hugepages)
+        return LocalInput(rules, located, union(others), frozenset(sharing), hugepages)
 
 
 def _located(claims: Collection[LocalRequest], device_nodes: DeviceNodes) -> Iterator[LocalRequest]:

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import msgspec
 
 from agent.allocate import pools
-from agent.allocate.node_local.claim import Demand
+from agent.allocate.node_local.claim import LocalInput
 from agent.allocate.pools import Decision
 from agent.allocate.present import admitted, present
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
@@ -81,7 +81,7 @@ DecisionInputs = tuple[
     dict[str, CpuSet],
     dict[str, CpuSet],
     PoolRules,
-    Demand | None,
+    LocalInput | None,
 ]
 """The arguments of `pools.decide`."""
 
@@ -215,7 +215,7 @@ class Reconciler:
         announced = self._announced_containers.missing_from(node.pods, time.monotonic())
         local = None
         if node.cpu_policy != "none":
-            local = self._node_local.demand(
+            local = self._node_local.decision_input(
                 seen.topology,
                 node.pods,
                 announced,

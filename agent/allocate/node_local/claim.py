@@ -140,7 +140,7 @@ class LocalDecision(msgspec.Struct, frozen=True):
     alignments: tuple[Alignment, ...] = ()
 
 
-class Demand(msgspec.Struct, frozen=True):
+class LocalInput(msgspec.Struct, frozen=True):
     """The input of a node-local decision. `held`: the CPUs in the cgroups of all containers without
     a claim. `sharing`: pod uid and name of containers that qualify for CPUs of their own and can't
     get any. `hugepages`: as in Sharing."""

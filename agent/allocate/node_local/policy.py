@@ -32,9 +32,9 @@ from agent.allocate.kubelet.static_policy import AllocationRefused, RefusalReaso
 from agent.allocate.node_local.claim import (
     Alignment,
     Book,
-    Demand,
     LocalAllocation,
     LocalDecision,
+    LocalInput,
     LocalOutcome,
     LocalPolicy,
     LocalRequest,
@@ -50,15 +50,15 @@ from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from agent.model.snapshot import LocalOwner
 
 
-def outcome_by_pod(demand: Demand, free: CpuSet) -> LocalOutcome:
+def outcome_by_pod(local: LocalInput, free: CpuSet) -> LocalOutcome:
     """`free`: the CPUs that are shared before the decision. The pool never becomes empty: every pod
     has a sandbox, which shares it.
     """
-    unavailable = CpuSet.from_int(demand.rules.layout.cpus) - free
-    sharing = Sharing(unavailable, users=True, held=demand.held, hugepages=demand.hugepages)
-    decision = decide(demand.rules, demand.claims, sharing)
+    unavailable = CpuSet.from_int(local.rules.layout.cpus) - free
+    sharing = Sharing(unavailable, users=True, held=local.held, hugepages=local.hugepages)
+    decision = decide(local.rules, local.claims, sharing)
     by_uid: dict[str, list[LocalRequest]] = {}
-    for claim in sorted(demand.claims, key=lambda each: each.key):
+    for claim in sorted(local.claims, key=lambda each: each.key):
         by_uid.setdefault(claim.uid, []).append(claim)
     answers = decision.answers
     owners = tuple(
@@ -78,7 +78,7 @@ def outcome_by_pod(demand: Demand, free: CpuSet) -> LocalOutcome:
         )
         for uid, claims in by_uid.items()
     }
-    for uid, name in sorted(demand.sharing):
+    for uid, name in sorted(local.sharing):
         share = shares.get(uid, Share())
         shares[uid] = msgspec.structs.replace(share, blocked={**share.blocked, name: ""})
     return LocalOutcome(

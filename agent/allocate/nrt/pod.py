@@ -26,7 +26,7 @@ class PartKind(enum.StrEnum):
     SIDECAR = "sidecar container"
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RequestedAmount(msgspec.Struct, frozen=True):
     """A request for an amount above 0. `held`: a NUMA node must have it free; otherwise it must
     only report the resource, because CPUs and memory of pods that are not aligned come from any
     node. `of_machine`: if NUMA nodes do not report the resource, it may come from
@@ -45,7 +45,7 @@ class PodPart(msgspec.Struct, frozen=True):
     kind: PartKind
     name: str
     requests: dict[str, int]
-    asked: tuple[Asked, ...]
+    asked: tuple[RequestedAmount, ...]
     exclusive_milli: int = 0
 
     @property
@@ -174,9 +174,9 @@ def _part(kind: PartKind, name: str, requests: dict[str, int], aligned: bool) ->
     return PodPart(kind, name, requests, _asked(requests, aligned), own)
 
 
-def _asked(requests: Mapping[str, int], aligned: bool) -> tuple[Asked, ...]:
+def _asked(requests: Mapping[str, int], aligned: bool) -> tuple[RequestedAmount, ...]:
     return tuple(
-        Asked(
+        RequestedAmount(
             resource,
             amount,
             aligned or not _of_compute(resource),
