@@ -15,7 +15,7 @@ import pytest
 from agent.cgroup.hierarchy import Hierarchy
 from agent.model.settings.agent import AgentSettings
 from agent.node import kubelet_configuration
-from agent.node.kubelet_process import KubeletProcess, find, ours
+from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find
 from tests.fixtures.cgroups import remove_cgroups
 from tests.integration.harness import TestNode
 from tests.integration.kubelet.standalone import Kubelet
@@ -172,7 +172,7 @@ def test_the_kubelet_is_found_among_all_of_them(impostors: Impostors, kubelet: K
     there = found()
     assert kubelet.pid in there
     assert not strangers & there.keys()
-    it = ours(tuple(there.values()), "/", str(kubelet.root))
+    it = FoundKubelets(tuple(there.values())).of_folder("/", str(kubelet.root))
     assert it is not None
     assert it.pid == kubelet.pid
     settings = AgentSettings(kubelet_dir=str(kubelet.root))
