@@ -102,7 +102,7 @@ class Journal:
         entries = (*_sorted(originals), *_sorted(values))
         lines = [json.dumps(msgspec.to_builtins(each)) + "\n" for each in entries]
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            files.make_folders(str(self.path.parent))
             files.replace(str(self.path), "".join(lines).encode("ascii"), durable=True, mode=0o600)
         except OSError as error:
             raise JournalError(f"cannot write {str(self.path)!r}: {error.strerror}") from error

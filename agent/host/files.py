@@ -138,6 +138,15 @@ def replace(path: str, data: bytes, *, durable: bool, mode: int = 0o644) -> None
             os.close(folder_fd)
 
 
+def make_folders(path: str) -> None:
+    """As os.makedirs; nobody else may write to any new folder, whatever the umask. Raises
+    OSError."""
+    if path and not os.path.isdir(path):
+        make_folders(os.path.dirname(path))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o755)
+
+
 def boot_id() -> str:
     """The kernel's id of this boot, the same in every container, "" without one."""
     try:

@@ -49,6 +49,7 @@ class Listener:
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+            os.fchmod(self.socket.fileno(), mode)  # before anybody can connect
             self.socket.bind(temporary)
             os.chmod(temporary, mode)
             self.socket.listen(_BACKLOG)

@@ -201,7 +201,7 @@ class Registration:
 
     def write(self) -> None:
         """Replaces the file of an earlier agent, if it differs. Raises OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        files.make_folders(str(self._folder))
         if _read(self._path) != self._config:
             files.replace(str(self._path), msgspec.json.encode(self._config), durable=False)
 

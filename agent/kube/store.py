@@ -96,7 +96,7 @@ class EmbeddedStore:
         text = yaml.dump(wanted, Dumper=_Dumper, sort_keys=False, width=100_000)
         path = self._path(kind, name)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            files.make_folders(os.path.dirname(path))
             files.replace(path, text.encode(), durable=False, mode=0o644)
         except OSError as error:
             raise StoreError(f"{kind} {name} in {path}: {error}") from error

@@ -63,7 +63,7 @@ def prepare(by: VisibilityPolicy) -> VisibilityPolicy:
     folder = by.isolation.lock_folder
     if not by.isolation.library:
         return by
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, mode=0o755, exist_ok=True)
     trouble = _lock_folder_trouble(folder)
     if not trouble:
         os.chmod(folder, 0o1777)

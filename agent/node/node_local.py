@@ -314,7 +314,7 @@ class CpuNotices:
 
     def _write(self, folder: str, now: Notice) -> None:
         path = self._tree.path(folder)
-        os.makedirs(path, mode=0o755, exist_ok=True)
+        files.make_folders(path)
         files.replace(f"{path}/{notice.FILE_NAME}", notice.encode(now), durable=False)
 
     def _found(self, decision: Decision) -> dict[tuple[str, str], Notice]:

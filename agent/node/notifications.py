@@ -48,8 +48,8 @@ class NotificationSocket:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+        os.fchmod(self._socket.fileno(), 0o600)  # before anybody can connect
         self._socket.bind(path)
-        os.chmod(path, 0o600)
         self._inode = os.stat(path).st_ino
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._notified = select.poll()

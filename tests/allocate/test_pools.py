@@ -791,6 +791,15 @@ def test_owner_without_online_cpus_shares_and_regains_them_one_by_one(rival: str
     assert not decision.pods["a"].exclusive
 
 
+@pytest.mark.parametrize("rival", ["4-7", "5", "0-5"])
+def test_owner_keeps_its_cpus_from_a_pod_that_a_set_clock_made_older(rival: str) -> None:
+    """A clock that was set back gives a new pod an earlier time."""
+    owner, new = pod("a", "LSE", "4-7", created_at=5), pod("b", "LSE", rival, created_at=1)
+    decision = decided(machine(2, 4), owner, new, pod("c"), owned_before=("a",))
+    assert wanted(decision)["a"] == "4-7"
+    assert [each.uid for each in decision.refusals] == ["b"]
+
+
 def test_claim_of_offline_cpus_reserves_nothing_for_a_pod_that_never_owned_them() -> None:
     steps = [machine(2, 4, offline=each) for each in ("4-7", "")]
     late = pod("late", "LSE", "4-7", created_at=5)

@@ -1,0 +1,115 @@
+"""The mode of every file, folder and socket that Topolet creates, with a umask that removes
+nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.cgroup.journal import Journal, Original
+from agent.host import locks
+from agent.host.listener import Listener
+from agent.host.locks import Lock
+from agent.koordinator.server import Registration
+from agent.kube.store import EmbeddedStore
+from agent.model.apiobjects import ApiNode
+from agent.model.notice import Notice
+from agent.node.cluster_view import ClusterCache, ClusterState
+from agent.node.node_local import CpuNotices
+from agent.node.notifications import NotificationSocket
+from agent.node.publisher import Publisher
+from agent.scheduler.leader.lease_dir import IdentityFile, SentBindings
+from agent.scheduler.state.pod_info import PodName
+from tests.node.test_publisher import publish
+
+EXPECTED = {
+    "agent.lock": "-rw-------",
+    "cluster.json": "-rw-------",
+    "containers": "drwxr-xr-x",
+    "containers/u": "drwxr-xr-x",
+    "containers/u/c": "drwxr-xr-x",
+    "containers/u/c/cpus": "-rw-r--r--",
+    "door.lock": "-rw-------",
+    "doorbell.sock": "srw-------",
+    "hooks": "drwxr-xr-x",
+    "hooks/topolet.json": "-rw-r--r--",
+    "journal": "-rw-------",
+    "lease": "drwx------",
+    "lease/identity": "-rw-------",
+    "objects": "drwxr-xr-x",
+    "objects/node": "drwxr-xr-x",
+    "objects/node/n.yaml": "-rw-r--r--",
+    "proxy.sock": "srw-------",
+    "proxy.sock.lock": "-rw-------",
+    "sent": "drwx------",
+    "sent/BINDING": "-rw-------",
+    "snapshot.json": "-rw-r--r--",
+}
+"""What others may read: the CPUs and devices of pods, for containers and for the commands that show
+them."""
+
+
+@pytest.fixture(autouse=True)
+def _without_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+class _Source:
+    def now(self) -> ClusterState:
+        return ClusterState()
+
+
+def _modes(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        name = "sent/BINDING" if name.startswith("sent/") else name
+        found[name] = stat.filemode(path.lstat().st_mode)
+    return dict(sorted(found.items()))
+
+
+def test_every_created_file_has_its_mode(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    door = locks.lock_for_plugin(str(state), 0)
+    assert stat.filemode(state.stat().st_mode) == "drwxr-xr-x"
+    agent = Lock(str(state / "agent.lock"))
+    bell = NotificationSocket(str(state / "doorbell.sock"))
+    front = Listener(str(state / "proxy.sock"))
+    Journal(state / "journal").update([Original("/kubepods/a", "0-3")])
+    publish(Publisher(str(state / "snapshot.json"), "boot"))
+    cache = ClusterCache(_Source(), str(state / "cluster.json"))
+    cache.update(ClusterState(node=ApiNode("u")), ())
+    CpuNotices(str(state))._write("containers/u/c", Notice("0-3", 1))
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"a": "b"}}}
+    EmbeddedStore(str(state / "objects")).apply(node)
+    Registration(str(state / "hooks"), "/a.sock", "Ignore", ("PreRunPodSandbox",)).write()
+    identity = IdentityFile(str(state / "lease"), "new")
+    sent = SentBindings(str(state / "sent"), valid=True, give_up=lambda reason: None)
+    sent.began(PodName("ns", "p", "u"), "n", {})
+    try:
+        assert _modes(state) == EXPECTED
+    finally:
+        identity.close()
+        front.close()
+        bell.close()
+        agent.release()
+        door.release()
+
+
+def test_no_socket_is_open_to_others_even_without_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the moment before a mode is set either."""
+    monkeypatch.setattr(os, "chmod", lambda *given, **options: None)
+    bell = NotificationSocket(str(tmp_path / "bell"))
+    front = Listener(str(tmp_path / "front"))
+    modes = {stat.filemode((tmp_path / each).stat().st_mode) for each in ("bell", "front")}
+    bell.close()
+    front.close()
+    assert modes == {"srw-------"}

@@ -1,0 +1,34 @@
+"""The wall clock can be set back and forth: only what is listed here reads it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+AGENT = Path(__file__).resolve().parents[1] / "agent"
+READS = re.compile(
+    r"time\.(?:time|time_ns|localtime|ctime)|(?:datetime\.)?datetime\.(?:now|utcnow|today)"
+)
+REASONS = {
+    "node.reconcile": "the age of an announced pod, beside the runtime's times of other pods, also "
+    "of the wall clock: an owner that has its CPUs keeps them from an older pod",
+    "node.devices": "the time of a condition, as the API has it",
+    "discover.gpureport": "NVML's samples have the wall clock's time",
+    "kube.events": "the time of an Event",
+    "scheduler.leader.election": "the times in a Lease, which no candidate compares with its clock",
+    "scheduler.state.pods_api": "the time of a condition",
+}
+
+
+def reading() -> Iterator[str]:
+    for path in sorted(AGENT.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        names = (each for each in ast.walk(tree) if isinstance(each, ast.Attribute))
+        if any(READS.fullmatch(ast.unparse(each)) for each in names):
+            yield path.relative_to(AGENT).with_suffix("").as_posix().replace("/", ".")
+
+
+def test_every_use_of_the_wall_clock_has_a_reason() -> None:
+    assert sorted(reading()) == sorted(REASONS)
