@@ -21,6 +21,7 @@ CHECK := $(PYTEST) -m "not long" --fuzz 0.1 tests $(addprefix --ignore=tests/, t
 # Property tests, without those that start servers.
 FUZZ := $(BIN)/python -m pytest -n 2 -m hypothesis --fuzz 8 tests \
 	$(addprefix --ignore=tests/,cluster integration vm)
+PARSERS := $(BIN)/python -m tests.parsers --count 100000 --seed $$$$
 
 # Once for each further version of kube-apiserver: the suites that talk to one, without those that need
 # a kube-scheduler of the same version or a whole node.
@@ -31,7 +32,7 @@ API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
 	bind evictor gpulinks outage scheduler_process scheduler_state))
 
 .PHONY: run check test test-all test-fuzz test-api-servers test-cluster plan-tests prepare-tests \
-	all-suites fuzz api-servers lint clean
+	all-suites fuzz api-servers audit lint clean
 
 run: $(VENV)/.run
 	@demo/prepare run
@@ -47,10 +48,10 @@ check: lint $(VENV)/.test
 test: prepare-tests
 	$(BIN)/python -m tests.alone $(WORKED) -m "not long"
 
-# Its three parts run one after the other, also after one has failed.
+# Its four parts run one after the other, also after one has failed.
 test-all: ALL := -a
 test-all: prepare-tests
-	@$(MAKE) --no-print-directory --keep-going all-suites fuzz api-servers
+	@$(MAKE) --no-print-directory --keep-going all-suites fuzz api-servers audit
 
 test-fuzz: prepare-tests fuzz
 
@@ -62,12 +63,17 @@ all-suites:
 
 fuzz:
 	$(FUZZ)
+	$(PARSERS)
 
 api-servers:
 	@failed=; for version in $(API_SERVERS); do \
 		echo "Against kube-apiserver $$version:"; \
 		TOPOLET_APISERVER=$$version $(PYTEST) $(API_SERVER_SUITES) || failed="$$failed $$version"; \
 	done; [ -z "$$failed" ] || { echo "Failed against kube-apiserver$$failed"; exit 1; }
+
+# Known holes of the dependencies, where a source of them can be reached.
+audit: $(VENV)/.audit
+	@$(BIN)/python -m tests.audit
 
 # A whole cluster, with a guest as its second node.
 test-cluster: prepare-tests
@@ -107,6 +113,10 @@ $(VENV)/.run: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+$(VENV)/.audit: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,audit]'
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/bin/python pyproject.toml

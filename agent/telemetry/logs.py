@@ -64,7 +64,7 @@ class _Place:
 
     def __init__(self, now: float) -> None:
         self.at = now
-        self.room = float(BURST)
+        self.room: float = BURST
         self.left_out = 0
 
 

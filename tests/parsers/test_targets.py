@@ -12,14 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.parsers.calls import decoding
-from tests.parsers.target import run
+from tests.parsers.target import Target, run
 from tests.parsers.targets import targets
 from tests.parsers.untried import UNTRIED
 
 COUNT = int(os.environ.get("TOPOLET_FUZZ_INPUTS", "10000"))
-SLOW = 5
-"""Targets that write a file for each input try this part of the inputs."""
-
 _FOLDER = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
 TARGETS = list(targets(Path(_FOLDER.name)))
 
@@ -33,8 +30,10 @@ def _silent() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=[each.name for each in TARGETS])
-def test_a_parser_returns_a_value_or_raises_its_declared_error(target: object) -> None:
-    run(target, COUNT)  # type: ignore[arg-type]
+def test_a_parser_returns_a_value_or_raises_its_declared_error(
+    target: Target, pytestconfig: pytest.Config
+) -> None:
+    run(target, round(COUNT * min(1, pytestconfig.getoption("fuzz"))))
 
 
 def test_every_parser_has_a_target_or_a_reason_for_having_none() -> None:
