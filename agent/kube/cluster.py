@@ -338,7 +338,7 @@ def _list_contains(seen: object, wanted: list[Object], key: str) -> bool:
     if not isinstance(seen, list):
         return False
     found = {_key_of(each, key): each for each in seen}
-    return all(_contains(found.get(each[key]), each) for each in wanted)
+    return all(_contains(found.get(_key_of(each, key)), each) for each in wanted)
 
 
 def _key_of(entry: object, key: str) -> str:

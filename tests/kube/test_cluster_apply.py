@@ -182,6 +182,7 @@ def test_equal_quantities_are_not_a_difference() -> None:
     "stored",
     [
         {"metadata": {"managedFields": 5}, "zones": [5, {"name": []}], "status": {"capacity": 5}},
+        {"metadata": {"managedFields": []}, "zones": [[], {"name": "other"}]},
         {"metadata": {"managedFields": [{"fieldsV1": {"f:zones": 5}}]}, "spec": {"devices": [5]}},
         {
             "metadata": {
