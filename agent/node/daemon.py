@@ -58,8 +58,9 @@ from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Trigger, Triggers
 from agent.rpc.grpc import RpcError
-from agent.telemetry.http import Health, HttpResponse, HttpServer
+from agent.telemetry.http import Health, HttpServer
 from agent.telemetry.metrics import AgentMetrics
+from agent.telemetry.page import METRICS_TYPE, HttpResponse
 
 if TYPE_CHECKING:
     from agent.node.corrected import CorrectedPodResources, Serve
@@ -109,9 +110,7 @@ def run(
     agent = _Agent(settings, serve, closing, standalone=standalone)
     agent.reconciler.exclude = exclude
     pages = {
-        "/metrics": lambda: HttpResponse(
-            200, _metrics(agent.metrics, frontend), "text/plain; version=0.0.4"
-        ),
+        "/metrics": lambda: HttpResponse(200, _metrics(agent.metrics, frontend), METRICS_TYPE),
         "/healthz": agent.health.alive,
         "/readyz": agent.health.ready,
     }

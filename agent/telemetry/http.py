@@ -4,30 +4,16 @@ the reconcile loop that /healthz and /readyz report.
 
 from __future__ import annotations
 
-import http.server
 import logging
-import socket
-import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
 
-import msgspec
-
+from agent.host.loop import Loop
 from agent.model.settings.options import host_port
+from agent.telemetry.page import HttpResponse, PageServer
 
 log = logging.getLogger(__name__)
-
-
-class HttpResponse(msgspec.Struct, frozen=True):
-    """A page: status, text, content type."""
-
-    status: int
-    text: str
-    content_type: str = "text/plain; charset=utf-8"
-
-
-Pages = Mapping[str, Callable[[], HttpResponse]]
 
 
 class HttpError(RuntimeError):
@@ -35,52 +21,43 @@ class HttpError(RuntimeError):
 
 
 class HttpServer:
-    """Serves until `close`. `port` is the actual one where the address has port 0."""
+    """Serves pages, by path, on a thread of its own until `close`. `port` is the actual one where
+    the address has port 0."""
 
-    def __init__(self, address: str, pages: Pages) -> None:
+    def __init__(self, address: str, pages: Mapping[str, Callable[[], HttpResponse]]) -> None:
         """Raises SettingsError for an invalid address, HttpError for one in use."""
         host, port = host_port(address)
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            timeout = 10
-
-            def do_GET(self) -> None:
-                page = pages.get(self.path.partition("?")[0])
-                answer = page() if page else HttpResponse(404, "no such page\n")
-                body = answer.text.encode()
-                self.send_response(answer.status)
-                self.send_header("Content-Type", answer.content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Scrapes are not logged."""
-
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-            def server_bind(self) -> None:
-                """Omits the lookup of the host's name, which waits for a DNS that is down."""
-                socketserver.TCPServer.server_bind(self)
-
+        self._closing = False
+        self._loop = Loop()
         try:
-            self._server = Server((host, port), Handler)
+            self._server = PageServer(
+                self._loop, host, port, {path.encode(): page for path, page in pages.items()}
+            )
         except OSError as error:
+            self._loop.close()
             raise HttpError(f"cannot listen on {address}: {error.strerror}") from error
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="http", daemon=True, kwargs={"poll_interval": 5}
-        )
+        self.port = self._server.port
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stops listening."""
-        threading.Thread(target=self._server.shutdown, daemon=True).start()
-        self._server.server_close()
+        self._closing = True
+        self._loop.stop()
+        self._thread.join(_JOIN_SECONDS)
+        if not self._thread.is_alive():
+            self._server.close()
+            self._loop.close()
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._loop.run()
+            except Exception:  # the supervisor: a page that fails must not end the others
+                log.exception("a page failed")
 
 
+_JOIN_SECONDS = 2.0
 _STALE_SECONDS = 5.0
 
 

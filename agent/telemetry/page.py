@@ -7,12 +7,26 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
 
 from agent.host.loop import READ, WRITE, Loop, Timer
 
 log = logging.getLogger(__name__)
 
-Pages = Mapping[bytes, Callable[[], str]]
+
+class HttpResponse(msgspec.Struct, frozen=True):
+    """A page: status, text, content type."""
+
+    status: int
+    text: str
+    content_type: str = "text/plain; charset=utf-8"
+
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+Pages = Mapping[bytes, Callable[[], HttpResponse]]
+_PHRASES: Final = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 
 _LARGEST_REQUEST_BYTES = 8192
 _PATIENCE_SECONDS = 10.0
@@ -101,7 +115,11 @@ class _Connection:
         if not piece or len(self._request) > _LARGEST_REQUEST_BYTES:
             self._close()
         elif b"\r\n\r\n" in self._request:
-            self._answer = self._respond()
+            try:
+                self._answer = self._respond()
+            except Exception:
+                self._close()
+                raise
             self._loop.modify(self._client.fileno(), WRITE)
 
     def _send(self) -> None:
@@ -114,9 +132,11 @@ class _Connection:
         words = self._request.split(b"\r\n", 1)[0].split(b" ")
         path = words[1].partition(b"?")[0] if len(words) == 3 and words[0] == b"GET" else b""
         page = self._pages.get(path)
-        status, body = ("200 OK", page().encode()) if page else ("404 Not Found", b"no such page\n")
+        answer = page() if page else HttpResponse(404, "no such page\n")
+        body = answer.text.encode()
         head = (
-            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, '')}\r\n"
+            f"Content-Type: {answer.content_type}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + body
@@ -136,7 +156,10 @@ def serve_pages(
     metrics too."""
     if address is None:
         return None
-    pages = {b"/metrics": page, b"/healthz": lambda: "ok\n"}
+    pages = {
+        b"/metrics": lambda: HttpResponse(200, page(), METRICS_TYPE),
+        b"/healthz": lambda: HttpResponse(200, "ok\n"),
+    }
     try:
         return PageServer(loop, *address, pages)
     except OSError as error:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from agent.model.settings.options import SettingsError
-from agent.telemetry.http import HttpError, HttpResponse, HttpServer
+from agent.telemetry.http import HttpError, HttpServer
+from agent.telemetry.page import HttpResponse
+from tests.waiting import eventually
 
 PAGES = {
     "/ok": lambda: HttpResponse(200, "fine ✓\n"),
@@ -36,7 +38,19 @@ def test_pages(server: HttpServer) -> None:
     assert get(server, "/ok?x=1") == (200, "fine ✓\n", "text/plain; charset=utf-8")
     assert get(server, "/no") == (503, "wait\n", "text/x")
     assert get(server, "/none")[0] == 404
-    assert get(server, "/ok", "POST")[0] == 501
+    assert get(server, "/ok", "POST")[0] == 404
+
+
+def test_a_page_that_fails_ends_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> HttpResponse:
+        raise ValueError("odd")
+
+    server = HttpServer("127.0.0.1:0", {**PAGES, "/fails": fails})
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"GET /fails HTTP/1.1\r\n\r\n")
+        eventually("the failure is logged", lambda: "a page failed" in caplog.text)
+        assert get(server, "/ok")[0] == 200
+    server.close()
 
 
 def test_a_port_in_use_is_named(server: HttpServer) -> None:

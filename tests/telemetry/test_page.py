@@ -10,10 +10,13 @@ import pytest
 
 from agent.host.loop import Loop
 from agent.telemetry import page
-from agent.telemetry.page import PageServer
+from agent.telemetry.page import METRICS_TYPE, HttpResponse, PageServer
 
 Ask = Callable[[bytes], bytes]
-PAGES = {b"/metrics": lambda: "up 1\n", b"/big": lambda: "x" * 4_000_000}
+PAGES = {
+    b"/metrics": lambda: HttpResponse(200, "up 1\n", METRICS_TYPE),
+    b"/big": lambda: HttpResponse(200, "x" * 4_000_000),
+}
 
 
 class Served:

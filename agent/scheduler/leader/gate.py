@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from agent.host.daemon import seconds_to_boundary
 from agent.host.log_once import Problem
 from agent.kube.errors import StoreError
 from agent.scheduler.leader.election import Leadership
@@ -114,7 +116,7 @@ class LeaderGate:
             if leading and (begins or self._state.behind() is not None):
                 self._catch_up(term)
             else:
-                self._wake.wait(RETRY_SECONDS)
+                self._wake.wait(seconds_to_boundary(time.monotonic(), RETRY_SECONDS))
                 self._wake.clear()
 
     def _mark(self, term: int) -> None:
