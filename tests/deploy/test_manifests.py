@@ -54,9 +54,12 @@ NOT_LISTED = (
     "overlays/webhook/binders.yaml",
     "overlays/scheduler-evict/flag.yaml",
     "components/cri-o/agent.yaml",
+    "components/kubelet-configz/agent.yaml",
+    "components/kubelet-configz/rbac.yaml",
+    "authorization/agents.yaml",
     "policies/variables.yaml",
 )
-"""Patches, and variables."""
+"""Patches, the objects of components, variables, and a file of the API server."""
 # The roles that Kubernetes has for a kube-scheduler.
 THEIR_ROLES = (
     "system:kube-scheduler",
@@ -244,7 +247,6 @@ def test_the_agents_role_has_exactly_the_used_verbs() -> None:
         ("", "pods"): {"list", "watch"},
         ("", "nodes"): {"get", "list", "watch", "patch"},
         ("", "nodes/status"): {"patch"},
-        ("", "nodes/configz"): {"get"},
         ("topology.node.k8s.io", "noderesourcetopologies"): own,
         ("scheduling.koordinator.sh", "devices"): own,
         ("events.k8s.io", "events"): {"create", "patch"},
@@ -324,6 +326,34 @@ def assert_paths(pod: dict[str, Any]) -> str:
     socket = socket_path(settings.runtime_endpoint)
     assert os.path.dirname(socket) in mounts
     return socket
+
+
+@pytest.mark.parametrize("overlay", ["reconcile", "nri"])
+def test_only_the_component_kubelet_configz_lets_the_agent_ask_kubelets(
+    overlay: str, tmp_path: Path
+) -> None:
+    made = kustomization(tmp_path, f"overlays/{overlay}", ("kubelet-configz",))
+    asking = kustomized_folder(made, tmp_path)
+    for found, roles, url in (
+        (kustomized(overlay, tmp_path), [], ""),
+        (asking, ["topolet-agent-configz"], "https://$(NODE_IP):10250/configz"),
+    ):
+        (pod,) = (each["spec"]["template"]["spec"] for each in found if each["kind"] == "DaemonSet")
+        container = next(each for each in pod["containers"] if each["name"] == "agent")
+        given = options.plain(arguments(container)[1:], agent_command.SETTINGS)
+        assert given is not None
+        settings = options.load(given, agent_command.SETTINGS)
+        assert settings.kubelet_configz == url
+        assert bool(settings.kubelet_token_file) == bool(url)
+        if url:
+            names = [each["name"] for each in container["env"]]
+            assert names.index("NODE_IP") < names.index("KUBELET_CONFIGZ"), "its value names that"
+        assert [
+            each["metadata"]["name"]
+            for each in found
+            if each["kind"] == "ClusterRole"
+            and any("nodes/configz" in rule["resources"] for rule in each["rules"])
+        ] == roles
 
 
 @pytest.mark.parametrize("overlay", ["reconcile", "proxy", "nri", "scheduler"])

@@ -41,7 +41,9 @@ def etcd_flags(data: Path, client: str, peer: str) -> tuple[str, ...]:
     )
 
 
-def server_flags(pki: Path, etcd: str, port: int) -> tuple[str, ...]:
+def server_flags(
+    pki: Path, etcd: str, port: int, authorization: str = "--authorization-mode=Node,RBAC"
+) -> tuple[str, ...]:
     """Of a kube-apiserver with the certificates and keys of that folder. As kubeadm configures it,
     where a test can tell."""
     return (
@@ -51,7 +53,7 @@ def server_flags(pki: Path, etcd: str, port: int) -> tuple[str, ...]:
         f"--tls-cert-file={pki}/apiserver.crt",
         f"--tls-private-key-file={pki}/apiserver.key",
         f"--client-ca-file={pki}/ca.crt",
-        "--authorization-mode=Node,RBAC",
+        authorization,
         "--enable-admission-plugins=NodeRestriction",
         "--profiling=false",
         f"--service-account-key-file={pki}/sa.pub",
@@ -79,6 +81,7 @@ class ApiServer:
         self.authority.client("admin", "system:masters")
         self.authority.signing_key("sa")
         self.admin = Transport(self.access())
+        self.authorization = "--authorization-mode=Node,RBAC"
 
     def access(self, token: str | None = None) -> FileAccess:
         """The administrator's access, or that of the token in a file."""
@@ -110,7 +113,12 @@ class ApiServer:
         self._run(
             "kube-apiserver",
             str(self._program),
-            *server_flags(self.folder, f"http://127.0.0.1:{self._etcd_port}", self._port),
+            *server_flags(
+                self.folder,
+                f"http://127.0.0.1:{self._etcd_port}",
+                self._port,
+                self.authorization,
+            ),
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
             "--endpoint-reconciler-type=none",
@@ -324,8 +332,9 @@ class ApiServer:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[ApiServer]:
-    """Skips the test if the programs are not available."""
+def running(folder: Path, authorization: Path | None = None) -> Iterator[ApiServer]:
+    """Skips the test if the programs are not available. `authorization`: the file of its
+    authorizers."""
     programs = []
     for name in ("etcd", "kube-apiserver"):
         program = tools.kubernetes(name)
@@ -333,6 +342,8 @@ def running(folder: Path) -> Iterator[ApiServer]:
             pytest.skip(program)
         programs.append(program)
     server = ApiServer(folder, *programs)
+    if authorization is not None:
+        server.authorization = f"--authorization-config={authorization}"
     try:
         server.start()
         yield server
