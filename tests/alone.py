@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-MOST_FAILURES = 4
+MAX_FAILURES = 4
 SUITES = (
     "tests/cgroup/",
     "tests/cluster/",
@@ -49,7 +49,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def worth_a_second_try(failed: Sequence[str]) -> bool:
     """The suites of the ids of failed tests."""
-    return 0 < len(failed) <= MOST_FAILURES and all(
+    return 0 < len(failed) <= MAX_FAILURES and all(
         "::" in each and each.startswith(SUITES) for each in failed
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.alone import MOST_FAILURES, worth_a_second_try
+from tests.alone import MAX_FAILURES, worth_a_second_try
 from tests.skips import ROOT
 
 ONE = "tests/integration/test_kill.py::test_it[a b]"
@@ -19,8 +19,8 @@ ONE = "tests/integration/test_kill.py::test_it[a b]"
     [
         ([], False),
         ([ONE], True),
-        ([ONE] * MOST_FAILURES, True),
-        ([ONE] * (MOST_FAILURES + 1), False),
+        ([ONE] * MAX_FAILURES, True),
+        ([ONE] * (MAX_FAILURES + 1), False),
         (["tests/model/test_cpuset.py::test_it"], False),
         ([ONE, "tests/model/test_cpuset.py::test_it"], False),
         (["tests/integration/test_kill.py"], False),

@@ -22,7 +22,7 @@ from agent.allocate.numa.hint import NodeStatus
 from agent.allocate.policies_in_force import PROFILES, NodePolicies, Profile
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.policies import ExclusivePolicy, resource_spec
-from agent.model.nrt.node_annotations import MOST_AMPLIFICATION
+from agent.model.nrt.node_annotations import MAX_AMPLIFICATION
 from agent.model.pod.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
@@ -63,7 +63,7 @@ class TopologyOptions(msgspec.Struct, frozen=True):
     binds_memory: bool = False
 
     def __post_init__(self) -> None:
-        if not -math.inf < self.cpu_ratio <= MOST_AMPLIFICATION:
+        if not -math.inf < self.cpu_ratio <= MAX_AMPLIFICATION:
             raise ValueError(f"cpu_ratio: {self.cpu_ratio} is not an amplification ratio")
         if self.max_ref < 1:
             raise ValueError(f"max_ref: {self.max_ref} pods cannot share a CPU")

@@ -206,7 +206,7 @@ def _whose(owners: tuple[Owner, ...], rules: PoolRules) -> str:
 
 T = TypeVar("T")
 
-MOST_COMING: Final = 32
+MAX_COMING: Final = 32
 """The number of a pod's containers, in the order of its spec, that are decided before the runtime
 has them. A kubelet creates one after the other, and existing ones are always decided."""
 
@@ -226,7 +226,7 @@ def counting(pod: Pod, names: Collection[str]) -> set[str]:
     present = _present(pod)
     to_come = names if pod.named is None else pod.named
     coming = (name for name in to_come if name in names and name not in present)
-    return {*islice(coming, MOST_COMING), *(name for name in names if name in present)}
+    return {*islice(coming, MAX_COMING), *(name for name in names if name in present)}
 
 
 def _present(pod: Pod) -> set[str]:

@@ -84,7 +84,7 @@ def numa_nodes(pod: Pod) -> tuple[int, ...]:
 
 _SHARES_PER_CPU: Final = 1024
 _LEAST_SHARES: Final = 2
-_MOST_SHARES: Final = 262_144
+_MAX_SHARES: Final = 262_144
 """The kubelet's upper bound of cpu shares; shares at this bound do not show the request."""
 
 
@@ -94,7 +94,7 @@ def whole_cpus(shares: int) -> int:
     container without requests in a pod with pod-level resources has the minimum of shares.
     """
     cpus, rest = divmod(shares, _SHARES_PER_CPU)
-    return 0 if rest or shares < 0 or shares >= _MOST_SHARES else cpus
+    return 0 if rest or shares < 0 or shares >= _MAX_SHARES else cpus
 
 
 def unequal_resources(shares: int, quota_microseconds: int, period_microseconds: int) -> str:
@@ -106,7 +106,7 @@ def unequal_resources(shares: int, quota_microseconds: int, period_microseconds:
         return ""
     limit_milli = quota_microseconds * 1000 // period_microseconds
     of_limit = max(_LEAST_SHARES, limit_milli * _SHARES_PER_CPU // 1000)
-    if min(of_limit, _MOST_SHARES) == shares:
+    if min(of_limit, _MAX_SHARES) == shares:
         return ""
     requested_milli = -(-shares * 1000 // _SHARES_PER_CPU)
     limit = cpu(limit_milli) if limit_milli else "not set"

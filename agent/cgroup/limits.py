@@ -26,7 +26,7 @@ from agent.model.cpu.cpuset import CpuSet
 from agent.model.snapshot import (
     LEAST_QUOTA_MICROSECONDS,
     LEAST_SHARES,
-    MOST_SHARES,
+    MAX_SHARES,
     PERIOD_MICROSECONDS,
     UNLIMITED,
     CgroupLimits,
@@ -51,7 +51,7 @@ _MEMORY: Final = (MEMORY, MEMORY_MAX)
 _ALL_MEMORY: Final = 2**63 - 2**20
 """Without a limit v1 shows the largest number of whole pages, which is not below this."""
 _ENDLESS: Final = 2**64
-_MOST_WEIGHT: Final = 10_000
+_MAX_WEIGHT: Final = 10_000
 
 
 class _Field(msgspec.Struct, frozen=True):
@@ -174,14 +174,14 @@ def quota_of_max(text: str) -> int:
 
 def weight(shares: int) -> int:
     """The kubelet's formula."""
-    bound = min(max(shares, LEAST_SHARES), MOST_SHARES)
-    return 1 + (bound - LEAST_SHARES) * (_MOST_WEIGHT - 1) // (MOST_SHARES - LEAST_SHARES)
+    bound = min(max(shares, LEAST_SHARES), MAX_SHARES)
+    return 1 + (bound - LEAST_SHARES) * (_MAX_WEIGHT - 1) // (MAX_SHARES - LEAST_SHARES)
 
 
 def shares_of_weight(cpu_weight: int) -> int:
     """The fewest shares that give this weight."""
     steps = max(cpu_weight, 1) - 1
-    return LEAST_SHARES - (-steps * (MOST_SHARES - LEAST_SHARES) // (_MOST_WEIGHT - 1))
+    return LEAST_SHARES - (-steps * (MAX_SHARES - LEAST_SHARES) // (_MAX_WEIGHT - 1))
 
 
 def memory_text(limit_bytes: int, file: str) -> str:
@@ -228,7 +228,7 @@ def _amount(file: str, text: str) -> Fraction | int:
         limit = memory_of(text)
         return _ENDLESS if limit == UNLIMITED else limit // resource.getpagesize()
     if file == SHARES:
-        return min(max(int(text), LEAST_SHARES), MOST_SHARES)
+        return min(max(int(text), LEAST_SHARES), MAX_SHARES)
     if file in (WEIGHT, MIGRATE):
         return int(text)
     raise ValueError(f"{file!r} is not a file of limits")

@@ -65,7 +65,7 @@ from agent.model.pod.qos import QoS
 from agent.model.quantities import milli, whole
 from agent.model.settings.plugin_args import Rules, defaults
 
-_MOST_QUIRKS: Final = 3
+_MAX_QUIRKS: Final = 3
 
 _PROFILE: Final = msgspec.structs.replace(PROFILES["koordinator"], label_first=True)
 """The scheduler of the vectors: the plugin's defaults; the node's label overrides the kubelet."""
@@ -95,7 +95,7 @@ def judge_node(case: dict[str, Any]) -> CaseVerdict:
     if _value(ours) == theirs:
         return CaseVerdict(True, ours)
     applying = [quirk for quirk in QUIRKS if quirk.applies(case)]
-    for count in range(1, _MOST_QUIRKS + 1):
+    for count in range(1, _MAX_QUIRKS + 1):
         for some in combinations(applying, count):
             if _value(_answer(case, some)) == theirs:
                 return CaseVerdict(False, ours, some[0].difference.name)

@@ -9,15 +9,15 @@ from typing import Final
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.cpu.topology import Cpu, NumaNode, Topology
 
-_MOST_CPUS: Final = 65_536
+_MAX_CPUS: Final = 65_536
 
 
 def cpus(shape: Sequence[float], numbering: str, caches: int | None = None) -> tuple[Cpu, ...]:
     """`shape`: sockets, NUMA nodes per socket (0.5: a node spans two sockets), cores per node,
     threads per core. `caches`: L3 caches of the whole machine. Raises ValueError for impossible
     values."""
-    if not math.prod(shape) <= _MOST_CPUS:
-        raise ValueError(f"shape {list(shape)} has more than {_MOST_CPUS} CPUs")
+    if not math.prod(shape) <= _MAX_CPUS:
+        raise ValueError(f"shape {list(shape)} has more than {_MAX_CPUS} CPUs")
     sockets, nodes_per_socket, cores_per_node, threads = shape
     nodes = round(sockets * nodes_per_socket)
     cores = nodes * int(cores_per_node)

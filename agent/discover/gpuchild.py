@@ -82,8 +82,8 @@ _WAIT_MILLISECONDS: Final = 200
 """For events, in the thread that answers requests: a request waits for it, an event does not."""
 
 _NVLINK_XIDS: Final = frozenset({74, *range(144, 151)})
-_MOST_FAILURES: Final = 5
-_MOST_LAST_EVENTS: Final = 100
+_MAX_FAILURES: Final = 5
+_MAX_LAST_EVENTS: Final = 100
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -136,7 +136,7 @@ class _Child:
         except NvmlError as error:
             # Some drivers report a lost card by this error, and repeat it at once.
             self._failures += 1
-            if self._failures > _MOST_FAILURES:
+            if self._failures > _MAX_FAILURES:
                 raise DriverGoneError("nvmlEventSetWait", error.code, error.fault) from None
             self._poll.poll(_WAIT_MILLISECONDS)
             return
@@ -148,7 +148,7 @@ class _Child:
         """The last events of a lost card, at most as many as the driver keeps."""
         if events.silent:
             return
-        for _ in range(_MOST_LAST_EVENTS):
+        for _ in range(_MAX_LAST_EVENTS):
             try:
                 event = events.within(0)
             except DriverGoneError:

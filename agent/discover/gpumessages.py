@@ -9,7 +9,7 @@ import msgspec
 from agent.model.devices.gpus import GpuEvent, GpuReport
 
 BUFFER_BYTES: Final = 1 << 16
-MOST_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 16 << 20
 """Of one line; a longer one is an error."""
 
 
@@ -54,7 +54,7 @@ class Lines:
     def feed(self, received: bytes) -> list[bytes]:
         self._rest += received
         *whole, rest = self._rest.split(b"\n")
-        if len(rest) > MOST_BYTES:
-            raise ValueError(f"a line of more than {MOST_BYTES} bytes")
+        if len(rest) > MAX_BYTES:
+            raise ValueError(f"a line of more than {MAX_BYTES} bytes")
         self._rest = rest
         return [bytes(each) for each in whole]

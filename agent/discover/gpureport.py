@@ -26,7 +26,7 @@ from agent.model.devices.gpus import (
     pci_address,
 )
 
-_MOST_LINKS: Final = 36
+_MAX_LINKS: Final = 36
 _ENDS: Final = {0: LinkEnd.GPU, 1: LinkEnd.NPU, 2: LinkEnd.SWITCH}
 _LINKS_LAST: Final = 60
 """The number of reports for which links and pairs stay valid: the fabric manager activates links at
@@ -139,7 +139,7 @@ class InventoryReader:
 
     def _links_of(self, handle: Any) -> tuple[NvLink, ...]:
         links = []
-        for number in range(_MOST_LINKS):
+        for number in range(_MAX_LINKS):
             try:
                 up = self._nvml.maybe("nvmlDeviceGetNvLinkState", handle, number)
                 if up:

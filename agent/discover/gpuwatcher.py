@@ -131,7 +131,7 @@ class GpuTiming(msgspec.Struct, frozen=True):
     answer: float = 30.0
     first_answer: float = 120.0
     retry: float = 1.0
-    most_retry: float = 300.0
+    max_retry: float = 300.0
 
 
 TIMING: Final = GpuTiming()
@@ -139,7 +139,7 @@ TIMING: Final = GpuTiming()
 _KEPT: Final = 4
 """Most entries that wait for `take`."""
 
-_MOST_ENDS: Final = 3
+_MAX_ENDS: Final = 3
 """Ends of children without an answer in between. A single end may have another cause, such as lack
 of memory; after this many the driver's library is the cause."""
 
@@ -214,7 +214,7 @@ class GpuWatcher:
         return news
 
     def _run(self) -> None:
-        pause, most = 0.0, self._timing.most_retry
+        pause, most = 0.0, self._timing.max_retry
         while not self._stopping:
             if self._stuck is not None and not self._stuck.ended():
                 # No second child while one hangs in the kernel.
@@ -252,7 +252,7 @@ class GpuWatcher:
 
     def _without(self, error: SessionError) -> GpuReport:
         self._ends = self._ends + 1 if error.fault == CHILD_ENDED else 0
-        if self._ends < _MOST_ENDS:
+        if self._ends < _MAX_ENDS:
             return GpuReport(error.fault, error.message)
         return GpuReport(NO_ANSWER, "the process that calls NVML ends repeatedly")
 

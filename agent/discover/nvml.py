@@ -28,7 +28,7 @@ MEMORY_V2: Final = pynvml.nvmlMemory_v2
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _TRIES: Final = 3
-_MOST_LINKS: Final = 8
+_MAX_LINKS: Final = 8
 
 _ENDED: Final = {
     pynvml.NVML_ERROR_UNINITIALIZED: "SessionLost",
@@ -170,7 +170,7 @@ def _candidates(driver_root: str) -> list[str]:
 
 def _followed(root: str, path: str) -> str:
     """The target of a link below the root, which is written relative to the root."""
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         try:
             target = os.readlink(path)
         except OSError:

@@ -25,7 +25,7 @@ from agent.model.notifications import (
 )
 from agent.model.snapshot import Snapshot
 
-MOST_KEPT = 1024
+MAX_KEPT = 1024
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class SnapshotFile:
 
     def _read(self) -> None:
         try:
-            new = snapshots.decode(files.read(self._path, snapshots.MOST_BYTES))
+            new = snapshots.decode(files.read(self._path, snapshots.MAX_BYTES))
         except OSError as error:
             if error.errno != errno.EFBIG:
                 self._stamp = None  # the file may be valid: it is read at the next call
@@ -87,7 +87,7 @@ class Notifier:
         self._path = path
         self._session = session
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._kept: deque[bytes] = deque(maxlen=MOST_KEPT)
+        self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)
         self.sent = 0
         self.undelivered = 0
 

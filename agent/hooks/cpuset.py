@@ -282,7 +282,7 @@ def _batch(pod: Pod, container_name: str) -> CgroupLimits:
     return batch.containers.get(container_name, NO_LIMITS) if batch else NO_LIMITS
 
 
-MOST_GRANTS = 256
+MAX_GRANTS = 256
 """The most grants that are kept one by one."""
 
 
@@ -307,7 +307,7 @@ _STARTING: Final = CpuGrant("", "a pod whose container is being started", None)
 class Grants:
     """Every creation since the agent's last pass, by a number of its own and by container id. A new
     process does not know the creations of the last one: until the agent's next pass a grant without
-    CPUs represents them. It also represents the oldest beyond MOST_GRANTS: memory must stay bounded
+    CPUs represents them. It also represents the oldest beyond MAX_GRANTS: memory must stay bounded
     while no agent runs.
 
     A start uses the cpuset that the runtime had when the start began: containerd reads the spec
@@ -370,7 +370,7 @@ class Grants:
         start = self._starts[number]
         start.ended_at = time.monotonic_ns()
         ended = [each for each, start in self._starts.items() if start.ended_at is not None]
-        for each in ended[:-MOST_GRANTS]:
+        for each in ended[:-MAX_GRANTS]:
             del self._starts[each]
         return start.listed_at != _listed_at(snapshot)
 
@@ -396,7 +396,7 @@ class Grants:
             self._ids = {each: number for each, number in self._ids.items() if number in self._open}
 
     def _fold(self) -> None:
-        if len(self._open) <= MOST_GRANTS:
+        if len(self._open) <= MAX_GRANTS:
             return
         answered = [number for number, each in self._open.items() if each.answered_at is not None]
         folded = set(answered[: len(answered) // 2])

@@ -85,14 +85,14 @@ def announced(pod: PodAnnounced, created_at: int) -> Pod:
     )
 
 
-_MOST_PAGE_SIZES: Final = 16
+_MAX_PAGE_SIZES: Final = 16
 
 
 def hugepages(limits: Iterable[tuple[str, int]]) -> dict[int, int]:
     """By page size, the bytes of a request's or a spec's limits. A kubelet sets a limit for each
     page size of the machine, 0 for those that the container does not request."""
     found = {}
-    for size, limit_bytes in islice(limits, _MOST_PAGE_SIZES):
+    for size, limit_bytes in islice(limits, _MAX_PAGE_SIZES):
         with contextlib.suppress(QuantityError):
             if limit_bytes > 0 and (page := page_bytes(size)) > 0:
                 found[page] = limit_bytes

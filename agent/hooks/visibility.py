@@ -43,7 +43,7 @@ from agent.model.verdict import Wait
 
 _ALL: Final = "all"
 _LONGEST: Final = 64
-_MOST_NAMES: Final = 1024
+_MAX_NAMES: Final = 1024
 """More GPUs than a node has: each name is compared with each GPU."""
 
 
@@ -170,7 +170,7 @@ def unallocated(
     none must not get those of its image, unless it serves the node's devices or reaches them in any
     case."""
     names = list(dict.fromkeys(carried.names()))
-    if len(names) > _MOST_NAMES:
+    if len(names) > _MAX_NAMES:
         raise TakenError(f"its request names {len(names)} GPUs")
     _refuse_names_of_others(uid, names, node, given=given)
     _refuse_nodes_of_others(uid, carried, node)

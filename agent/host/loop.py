@@ -14,7 +14,7 @@ READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
 HANG_UP: Final = select.EPOLLHUP
 
-_MOST_EVENTS: Final = 64
+_MAX_EVENTS: Final = 64
 """Of one poll; by default each poll allocates memory for a thousand."""
 
 OnReady = Callable[[int], None]
@@ -83,7 +83,7 @@ class Loop:
             if timers and (seconds := timers[0][0] - now()) <= 0:
                 self._run_timers()
                 seconds = 0
-            for fd, events in poll(seconds, _MOST_EVENTS):
+            for fd, events in poll(seconds, _MAX_EVENTS):
                 if fd in ready:
                     ready[fd](events)
 
@@ -100,7 +100,7 @@ class Loop:
         ready = self._ready
         if self._timers:
             seconds = self._until_timer(seconds)
-        for fd, events in self._epoll.poll(seconds, _MOST_EVENTS):
+        for fd, events in self._epoll.poll(seconds, _MAX_EVENTS):
             on_ready = ready.get(fd)
             if on_ready is not None:
                 on_ready(events)

@@ -13,13 +13,13 @@ import msgspec
 _ALLOWED = "Cpus_allowed_list:"
 _ARGV0_BYTES: Final = 4096
 """The longest path (PATH_MAX)."""
-_MOST_ARGV_BYTES: Final = 256 << 10
+_MAX_ARGV_BYTES: Final = 256 << 10
 """Of a command line; the kernel allows megabytes."""
-_MOST_STATUS_BYTES: Final = 1 << 20
+_MAX_STATUS_BYTES: Final = 1 << 20
 """The line of groups holds up to 65,536 numbers (NGROUPS_MAX)."""
-_MOST_CGROUP_BYTES: Final = 128 << 10
+_MAX_CGROUP_BYTES: Final = 128 << 10
 """One line for each hierarchy, with a path."""
-_MOST_NAME_BYTES: Final = 64
+_MAX_NAME_BYTES: Final = 64
 
 
 class ProcessGoneError(Exception):
@@ -63,23 +63,23 @@ class Process:
 
     def argv(self) -> list[str]:
         """The arguments of the command line, also empty ones."""
-        text = self._read("cmdline", _MOST_ARGV_BYTES + 1)
-        if len(text) > _MOST_ARGV_BYTES:
+        text = self._read("cmdline", _MAX_ARGV_BYTES + 1)
+        if len(text) > _MAX_ARGV_BYTES:
             raise UnreadableError(
-                f"process {self.pid}: its command line is longer than {_MOST_ARGV_BYTES} bytes"
+                f"process {self.pid}: its command line is longer than {_MAX_ARGV_BYTES} bytes"
             )
         return os.fsdecode(text.removesuffix(b"\0")).split("\0")
 
     def name(self) -> str:
         """The name of the executed file, unless the process set another: 15 bytes at most."""
-        return os.fsdecode(self._read("comm", _MOST_NAME_BYTES).removesuffix(b"\n"))
+        return os.fsdecode(self._read("comm", _MAX_NAME_BYTES).removesuffix(b"\n"))
 
     def groups(self) -> dict[str, str]:
         """The cgroups by the controllers of their hierarchy, "" for v2, relative to the reader's
         cgroup namespace (cgroup_namespaces(7))."""
         found = {}
         # The name of a group may hold any byte but a line end and NUL.
-        for line in self._read("cgroup", _MOST_CGROUP_BYTES).split(b"\n"):
+        for line in self._read("cgroup", _MAX_CGROUP_BYTES).split(b"\n"):
             _, _, rest = line.partition(b":")
             controllers, colon, group = rest.partition(b":")
             if colon:
@@ -87,7 +87,7 @@ class Process:
         return found
 
     def status(self) -> ProcessStatus:
-        text = self._read("status", _MOST_STATUS_BYTES).decode("ascii", "replace")
+        text = self._read("status", _MAX_STATUS_BYTES).decode("ascii", "replace")
         fields = dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
         try:
             return ProcessStatus(

@@ -49,8 +49,8 @@ HOOKS: Final = (
 FILE: Final = "topolet.json"
 _THREADS: Final = 128
 """A held call keeps one, and others must not wait for it."""
-_MOST_CALLS: Final = 256
-_MOST_MESSAGE_BYTES: Final = 8 << 20
+_MAX_CALLS: Final = 256
+_MAX_MESSAGE_BYTES: Final = 8 << 20
 """koord-runtime-proxy takes requests of 4 MiB, and adds what it knows of the pod."""
 _LOCK_SECONDS: Final = 3.0
 """How long a Topolet proxy or plugin may take to end."""
@@ -155,7 +155,7 @@ class HookServer:
 def _grpc_server(path: str, service: HookService) -> GrpcServer:
     """Raises OSError."""
     methods = {f"{hook}Hook": _method(service, hook) for hook in service.hooks}
-    return GrpcServer(path, SERVICE, methods, _THREADS, _MOST_CALLS, _MOST_MESSAGE_BYTES)
+    return GrpcServer(path, SERVICE, methods, _THREADS, _MAX_CALLS, _MAX_MESSAGE_BYTES)
 
 
 def _method(service: HookService, hook: str) -> Method:

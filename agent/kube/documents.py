@@ -6,7 +6,7 @@ import os
 import stat
 from typing import Any, Final
 
-MOST_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 4 << 20
 
 
 class DocumentError(ValueError):
@@ -14,14 +14,14 @@ class DocumentError(ValueError):
 
 
 def text(path: str) -> bytes:
-    """The content of a regular file of at most MOST_BYTES. A pipe or a device in its place is an
+    """The content of a regular file of at most MAX_BYTES. A pipe or a device in its place is an
     error at once. Raises OSError and DocumentError."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise DocumentError("is not a regular file")
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise DocumentError(f"is larger than {MOST_BYTES} bytes")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise DocumentError(f"is larger than {MAX_BYTES} bytes")
     return content
 
 

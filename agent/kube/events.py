@@ -2,8 +2,8 @@
 
 An object has one Event for each reason and note; repetitions extend its series (Kubernetes, Event
 Series, KEP 383). A thread sends Events at a bounded rate and keeps those that the API server can't
-take yet; when it keeps MOST of them, it drops new ones. The API server deletes an Event after an
-hour by default, so the caller records a lasting cause again.
+take yet; when it keeps MAX_EVENTS of them, it drops new ones. The API server deletes an Event after
+an hour by default, so the caller records a lasting cause again.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from agent.kube.errors import (
 from agent.kube.schedule import Backoff
 from agent.kube.transport import Transport, segment
 
-MOST: Final = 1000
+MAX_EVENTS: Final = 1000
 """Events that are kept, including those that were sent."""
 AGAIN_SECONDS: Final = 60.0
 """The time between two updates of the series of one Event."""
 BURST: Final = 20
 """Events that may be sent without a pause; after these, one in REFILL_SECONDS."""
 REFILL_SECONDS: Final = 5.0
-MOST_NOTE: Final = 1024
-MOST_INSTANCE: Final = 128
+MAX_NOTE: Final = 1024
+MAX_INSTANCE: Final = 128
 """Bytes of a note and of a reporting instance that the API server takes (Kubernetes,
 pkg/apis/core/validation/events.go)."""
 
@@ -92,7 +92,7 @@ class Recorder:
         """`controller`, `instance` and `action`: fields of every Event."""
         self._transport = transport
         self._controller = controller
-        self._instance = instance[:MOST_INSTANCE]
+        self._instance = instance[:MAX_INSTANCE]
         self._action = action
         self._results = results
         self._clock = clock
@@ -108,7 +108,7 @@ class Recorder:
 
     def record(self, regarding: Regarding, reason: str, note: str) -> None:
         """Records one occurrence, the first or another one."""
-        note = note.encode()[:MOST_NOTE].decode(errors="ignore")
+        note = note.encode()[:MAX_NOTE].decode(errors="ignore")
         with self._changed:
             key = EventKey(regarding, reason, note)
             series = self._series.pop(key, None)
@@ -130,7 +130,7 @@ class Recorder:
             self._thread.join(_JOIN_SECONDS)
 
     def _room(self) -> bool:
-        if len(self._series) < MOST:
+        if len(self._series) < MAX_EVENTS:
             return True
         oldest = next((key for key, each in self._series.items() if each.sent), None)
         if oldest is None:
@@ -231,9 +231,9 @@ def _name(key: EventKey) -> str:
     """Returns the same name for the same Event after a restart of the agent."""
     text = "\0".join((key.regarding.uid, key.reason, key.note))
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return f"{key.regarding.name[:_MOST_OBJECT_NAME].rstrip('-.')}.{digest}"
+    return f"{key.regarding.name[:_MAX_OBJECT_NAME].rstrip('-.')}.{digest}"
 
 
 _JOIN_SECONDS: Final = 2.0
-_MOST_OBJECT_NAME: Final = 253 - len(".") - 16
+_MAX_OBJECT_NAME: Final = 253 - len(".") - 16
 """Characters of the object's name in an Event's name, which is a DNS subdomain."""

@@ -18,7 +18,7 @@ from agent.host import files
 from agent.model import bounds
 from agent.model.bounds import JsonError
 
-_MOST_BYTES: Final = 32 << 20
+_MAX_BYTES: Final = 32 << 20
 """A thousand times a large node's file."""
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
@@ -68,7 +68,7 @@ def read(path: str, decode: Callable[[bytes], Some], absent: Some) -> Some:
 def load(path: str) -> bytes | None:
     """None for an absent file. Raises StateFileError."""
     try:
-        return files.read(path, _MOST_BYTES)
+        return files.read(path, _MAX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -25,17 +25,17 @@ OBJECT_VALUE_BYTES: Final = 32 << 10
 OBJECT_LIST_BYTES: Final = 256 << 10
 """Of one that lists all CPUs, pods or devices of a node: the limit of the API server."""
 
-MOST_CONTAINERS: Final = 256
+MAX_CONTAINERS: Final = 256
 """Of a pod, in one of its annotations."""
-MOST_NODES: Final = 1_024
+MAX_NODES: Final = 1_024
 """NUMA nodes: the kernel's maximum (CONFIG_NODES_SHIFT)."""
-MOST_CPUS: Final = 8_192
+MAX_CPUS: Final = 8_192
 """The kernel's maximum (CONFIG_NR_CPUS)."""
-MOST_RESOURCES: Final = 64
+MAX_RESOURCES: Final = 64
 """Resources in one list of amounts."""
-MOST_DEVICES: Final = 1_024
+MAX_DEVICES: Final = 1_024
 """Of one type on a node."""
-MOST_PODS: Final = 4_096
+MAX_PODS: Final = 4_096
 """Of a node, in a list of one of its objects, with one container or resource for each."""
 
 REASON_CHARACTERS: Final = 300

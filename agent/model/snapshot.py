@@ -23,7 +23,7 @@ PERIOD_MICROSECONDS: Final = 100_000
 """The kernel's default period, to which every quota here refers."""
 LEAST_QUOTA_MICROSECONDS: Final = 1_000
 LEAST_SHARES: Final = 2
-MOST_SHARES: Final = 262_144
+MAX_SHARES: Final = 262_144
 """The kernel's bounds: it clamps shares to these, and refuses a smaller quota."""
 
 
@@ -121,7 +121,7 @@ CpuPolicy: TypeAlias = Literal["none", "static", "dynamic"]
 """How the node itself gives containers their own CPUs (agent.allocate.node_local)."""
 
 
-MOST_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 16 << 20
 """A reader accepts no larger snapshot. 4,000 pods with 4,000 containers fit: the agent bounds what
 each adds (`allocate.named`)."""
 

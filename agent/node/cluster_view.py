@@ -234,7 +234,7 @@ def cluster_objects(settings: AgentSettings, node_name: str, *, standalone: bool
     )
 
 
-MOST_BYTES: Final = 32 << 20
+MAX_BYTES: Final = 32 << 20
 """The largest file: the annotations of 370 pods, each of the greatest length."""
 _NODE_KEYS = ("node.koordinator.sh/", "topolet.io/")
 
@@ -317,7 +317,7 @@ class ClusterCache:
 
     def _stored(self) -> CachedState:
         try:
-            return bounds.decode(_decoder, files.read(self._path, MOST_BYTES))
+            return bounds.decode(_decoder, files.read(self._path, MAX_BYTES))
         except FileNotFoundError:
             return CachedState()
         except (OSError, JsonError) as error:
@@ -353,16 +353,16 @@ _MIRROR_KEYS: Final = {CONFIG_MIRROR: 256, CONFIG_HASH: 256}
 
 def _pod_of_node(text: bytes) -> ApiPod:
     """The part of a pod of this node that the agent keeps, from an object's JSON: what
-    `pod_metadata` keeps, the keys of a mirror pod, and MOST_CONTAINERS of its containers. Omits the
+    `pod_metadata` keeps, the keys of a mirror pod, and MAX_CONTAINERS of its containers. Omits the
     resource version, which changes with every write of the status. Raises ObjectError."""
     pod = apiobjects.decode(text)
     read = pod_metadata(pod.labels, pod.annotations)
-    containers = pod.containers[: bounds.MOST_CONTAINERS]
+    containers = pod.containers[: bounds.MAX_CONTAINERS]
     return msgspec.structs.replace(
         pod,
         labels=read.labels,
         annotations=read.annotations | bounds.kept(pod.annotations, _MIRROR_KEYS),
         containers=containers,
-        init_containers=pod.init_containers[: bounds.MOST_CONTAINERS - len(containers)],
+        init_containers=pod.init_containers[: bounds.MAX_CONTAINERS - len(containers)],
         resource_version="",
     )

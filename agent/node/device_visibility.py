@@ -51,8 +51,8 @@ def policy(settings: AgentSettings) -> VisibilityPolicy:
     return VisibilityPolicy(settings.unasked_gpus, settings.gpu_cdi_kind, isolation)
 
 
-MOST_LOCK_BYTES: Final = 16 << 20
-MOST_LOCK_FILES: Final = 16_384
+MAX_LOCK_BYTES: Final = 16 << 20
+MAX_LOCK_FILES: Final = 16_384
 
 
 def prepare(by: VisibilityPolicy) -> VisibilityPolicy:
@@ -75,10 +75,10 @@ def _lock_folder_trouble(folder: str) -> str:
     if os.stat(folder).st_dev == os.stat(os.path.dirname(folder)).st_dev:
         return f"{folder} is not a file system of its own"
     found = os.statvfs(folder)
-    if found.f_blocks * found.f_frsize > MOST_LOCK_BYTES:
-        return f"the file system {folder} has more than {MOST_LOCK_BYTES} bytes"
-    if not 0 < found.f_files <= MOST_LOCK_FILES:
-        return f"the file system {folder} has room for more than {MOST_LOCK_FILES} files"
+    if found.f_blocks * found.f_frsize > MAX_LOCK_BYTES:
+        return f"the file system {folder} has more than {MAX_LOCK_BYTES} bytes"
+    if not 0 < found.f_files <= MAX_LOCK_FILES:
+        return f"the file system {folder} has room for more than {MAX_LOCK_FILES} files"
     return ""
 
 

@@ -44,9 +44,9 @@ _ANSWERS: Final = frozenset({"version", "help", "h"})
 
 
 _ROOT_UIDS: Final = (0, 0, 0, 0)
-_MOST_ABOVE: Final = 64
+_MAX_ABOVE: Final = 64
 """Ancestors of a kubelet."""
-_MOST_DOUBTS: Final = 8
+_MAX_DOUBTS: Final = 8
 """Reported by one search: a pod may have thousands of processes that call themselves kubelet."""
 _TRIES: Final = 3
 """Attempts: when an ancestor ends, its child gets another parent."""
@@ -106,7 +106,7 @@ def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
     # A kubelet that starts a program appears twice until its child executes it.
     alike = {(each.pid, each.argv) for each in found}
     kubelets = [each for each in found if (each.parent, each.argv) not in alike]
-    return FoundKubelets(tuple(kubelets), tuple(doubts[:_MOST_DOUBTS]))
+    return FoundKubelets(tuple(kubelets), tuple(doubts[:_MAX_DOUBTS]))
 
 
 def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProcess | None:
@@ -145,14 +145,14 @@ def _below_pods(proc: str, process: Process, own_group: str | None) -> bool:
 def _one_of_pods(proc: str, pid: int, own_group: str | None) -> bool:
     """Whether this process or an ancestor belongs to a pod. Raises ProcessGoneError,
     UnreadableError."""
-    for _ in range(_MOST_ABOVE):
+    for _ in range(_MAX_ABOVE):
         if pid == 0:
             return False
         with Process(proc, pid) as above:
             if _of_pods(above, own_group):
                 return True
             pid = above.status().parent
-    raise UnreadableError(f"process {pid}: it has more than {_MOST_ABOVE} ancestors")
+    raise UnreadableError(f"process {pid}: it has more than {_MAX_ABOVE} ancestors")
 
 
 def _of_pods(process: Process, own_group: str | None) -> bool:

@@ -28,11 +28,11 @@ from agent.model.notifications import (
 from agent.model.pod.pods import Pod
 
 LARGEST_BYTES = 1 << 18
-MOST_NOTIFICATIONS = 1024
-MOST_BYTES = 1 << 20
+MAX_NOTIFICATIONS = 1024
+MAX_BYTES = 1 << 20
 """The most that one wait returns: a flood of notifications must neither block the agent nor fill
 its memory."""
-MOST_SESSIONS = 16
+MAX_SESSIONS = 16
 """The most sessions that are followed; there are two while one proxy drains and the next serves."""
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ class NotificationSocket:
             os.read(self._woken, 4096)
         received: list[Notification | SessionEnded] = []
         received_bytes = 0
-        for _ in range(MOST_NOTIFICATIONS):
-            if received_bytes >= MOST_BYTES:
+        for _ in range(MAX_NOTIFICATIONS):
+            if received_bytes >= MAX_BYTES:
                 break
             try:
                 datagram = self._socket.recv(LARGEST_BYTES)
@@ -91,7 +91,7 @@ class NotificationSocket:
         pod = notification.pod if isinstance(notification, ContainerAnnounced) else notification
         if isinstance(pod, PodAnnounced) and pod.session is not None:
             self._sessions[FrontendSession(*pod.session)] = None
-            if len(self._sessions) > MOST_SESSIONS:
+            if len(self._sessions) > MAX_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
 
     def _ended_sessions(self) -> list[SessionEnded]:
@@ -129,7 +129,7 @@ class NotificationSocket:
 
 PATIENCE_SECONDS = 300.0
 """How long an announced pod keeps its claim: a kubelet allows 4 minutes for RunPodSandbox."""
-MOST = 256
+MAX_ANNOUNCED = 256
 """The most announced pods, and containers, that are kept: a kubelet creates a few at a time. The
 oldest are dropped first."""
 
@@ -162,7 +162,7 @@ class Announced:
             now_seconds + PATIENCE_SECONDS,
             notification.session,
         )
-        if len(self._pods) > MOST:
+        if len(self._pods) > MAX_ANNOUNCED:
             del self._pods[next(iter(self._pods))]
 
     def drop(self, uid: str) -> None:
@@ -237,7 +237,7 @@ class AnnouncedContainers:
             now_seconds + PATIENCE_SECONDS,
             notification.pod.session,
         )
-        if len(self._containers) > MOST:
+        if len(self._containers) > MAX_ANNOUNCED:
             del self._containers[next(iter(self._containers))]
 
     def drop(self, uid: str, name: str) -> None:

@@ -38,11 +38,11 @@ AGAIN_SECONDS = 30.0
 
 class ReportPace(msgspec.Struct, frozen=True):
     """A report is delivered when there was no newer one for `settle_seconds`, at the latest after
-    `most_seconds`. After `recheck_seconds` it is delivered again, to compare it with the stored
+    `max_seconds`. After `recheck_seconds` it is delivered again, to compare it with the stored
     object."""
 
     settle_seconds: float = 1.0
-    most_seconds: float = 10.0
+    max_seconds: float = 10.0
     recheck_seconds: float = 300.0
 
 
@@ -132,7 +132,7 @@ class Outbox:
         due = self._checked + (min(after, AGAIN_SECONDS) if self._taken else after)
         if self._pending_since is not None:
             settled = self._last_put + self._pace.settle_seconds
-            due = min(settled, self._pending_since + self._pace.most_seconds)
+            due = min(settled, self._pending_since + self._pace.max_seconds)
         return max(due, self._not_before)
 
     def _run(self) -> None:

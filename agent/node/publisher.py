@@ -135,7 +135,7 @@ class Publisher:
 
     def _stored(self) -> Snapshot | None:
         try:
-            return snapshots.decode(files.read(self._path, snapshots.MOST_BYTES))
+            return snapshots.decode(files.read(self._path, snapshots.MAX_BYTES))
         except FileNotFoundError:
             return None
         except (OSError, snapshots.SnapshotError) as error:

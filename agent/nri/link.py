@@ -27,7 +27,7 @@ _REGISTRATION_SECONDS: Final = 12.0
 pkg/adaptation/adaptation.go, acceptPluginConnections; DefaultPluginRegistrationTimeout)."""
 _ASK_AGAIN_SECONDS: Final = 0.005
 _READ_BYTES: Final = 1 << 18
-_MOST_UNSENT_BYTES: Final = 8 << 20
+_MAX_UNSENT_BYTES: Final = 8 << 20
 
 
 class _PluginConnection:
@@ -174,7 +174,7 @@ class _PluginConnection:
             self.close(error.strerror or repr(error))
             return
         # A runtime that does not read its replies must not send more calls.
-        interest = (READ if len(unsent) < _MOST_UNSENT_BYTES else 0) | (WRITE if unsent else 0)
+        interest = (READ if len(unsent) < _MAX_UNSENT_BYTES else 0) | (WRITE if unsent else 0)
         if interest != self._interest:
             self._interest = interest
             self._loop.modify(self._socket.fileno(), interest)

@@ -42,10 +42,10 @@ _EVENTS: Final = {
     "RemoveContainer": pb.REMOVE_CONTAINER,
 }
 _LONGEST_TIMEOUT_SECONDS: Final = 600.0
-_MOST_HELD: Final = 1_024
-_MOST_HELD_BYTES: Final = 40 << 20
+_MAX_HELD: Final = 1_024
+_MAX_HELD_BYTES: Final = 40 << 20
 """Held calls and their requests: a runtime makes one call at a time."""
-_MOST_REPORTED_BYTES: Final = 32 << 20
+_MAX_REPORTED_BYTES: Final = 32 << 20
 """Of the kept fields of all pods and containers of a node."""
 _LONGEST_NAME: Final = 100
 _FIRST_WITHOUT_DEADLOCK: Final = (0, 12, 1)
@@ -237,9 +237,9 @@ class PluginService:
         pods_ = [messages.trimmed_sandbox(each) for each in piece.pods]
         containers_ = [messages.trimmed_container(each) for each in piece.containers]
         self._reported_bytes += sum(each.ByteSize() for each in (*pods_, *containers_))
-        if self._reported_bytes > _MOST_REPORTED_BYTES:
+        if self._reported_bytes > _MAX_REPORTED_BYTES:
             self._pods, self._containers, self._reported_bytes = {}, [], 0
-            most = f"{_MOST_REPORTED_BYTES} bytes are the most"
+            most = f"{_MAX_REPORTED_BYTES} bytes are the most"
             incoming.refuse(Code.RESOURCE_EXHAUSTED, f"too many pods and containers: {most}")
             return
         self._pods |= {each.id: each for each in pods_}
@@ -317,7 +317,7 @@ class PluginService:
 
     def _has_room(self, incoming: Incoming) -> bool:
         held_bytes = self._held_bytes + len(incoming.payload)
-        return held_bytes <= _MOST_HELD_BYTES and len(self._held) < _MOST_HELD
+        return held_bytes <= _MAX_HELD_BYTES and len(self._held) < _MAX_HELD
 
     def _answer(self, call: PluginCall) -> Verdict:
         if isinstance(call.request, CreateContainer):

@@ -12,11 +12,11 @@ Observe = Callable[[bytes, float, float], None]
 """Takes the method's path, the seconds of a call that has ended, and the relay's share of them."""
 
 OTHERS: Final = b"other"
-_MOST_METHODS: Final = 128
+_MAX_METHODS: Final = 128
 """Clients choose the names: methods beyond this number count as one."""
-_MOST_CALLS: Final = 4_096
+_MAX_CALLS: Final = 4_096
 """Calls of one connection that are timed; further ones are not."""
-_MOST_NOTES: Final = 64
+_MAX_NOTES: Final = 64
 
 
 class Meter:
@@ -37,7 +37,7 @@ class Meter:
         """The path under which the method is counted."""
         if path in self.in_flight:
             return path
-        if len(self.in_flight) >= _MOST_METHODS:
+        if len(self.in_flight) >= _MAX_METHODS:
             path = OTHERS
         self.in_flight.setdefault(path, 0)
         return path
@@ -67,7 +67,7 @@ class Timing:
         noted = self.noted.copy()
         self._notes.append((self.arrived, perf_counter(), noted))
         self.noted.clear()
-        if len(self._notes) >= _MOST_NOTES or len(noted) > _MOST_NOTES:
+        if len(self._notes) >= _MAX_NOTES or len(noted) > _MAX_NOTES:
             self.settle()
 
     def stays(self, number: int, path: bytes) -> None:
@@ -106,7 +106,7 @@ class Timing:
         self._meter.timings.discard(self)
 
     def _begin(self, number: int, path: bytes, arrived: float, share: float) -> None:
-        if len(self._open) < _MOST_CALLS and number not in self._open:
+        if len(self._open) < _MAX_CALLS and number not in self._open:
             path = self._meter.name(path)
             self._meter.in_flight[path] += 1
             self._open[number] = path, arrived, share

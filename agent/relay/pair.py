@@ -110,7 +110,7 @@ class Port:
 
 _HIGH_WATER_BYTES: Final = 1 << 19
 """Unsent bytes for one end that stop reading from the other."""
-_MOST_ANSWER_BYTES: Final = 4 * _HIGH_WATER_BYTES
+_MAX_ANSWER_BYTES: Final = 4 * _HIGH_WATER_BYTES
 """Unsent bytes for a client that stop reading from it: it does not read the relay's answers."""
 _SEND_BUFFER_BYTES: Final = 1 << 18
 """The kernel doubles it: one receive fits in one send while the previous one is still unread."""
@@ -118,7 +118,7 @@ _CALL_SLICES: Final = 4
 """More than this number of receives from the upstream, without one from the client, is a stream."""
 _STREAM_SECONDS: Final = 0.001
 """A slower receive has no further bytes waiting."""
-_MOST_OF_MESSAGES_BYTES: Final = 1 << 16
+_MAX_OF_MESSAGES_BYTES: Final = 1 << 16
 """A larger slice belongs to one long message, whose sender waits until the relay has read it."""
 _CONNECT_RETRY_SECONDS: Final = 0.01
 _CONNECT_ATTEMPTS: Final = 200
@@ -235,7 +235,7 @@ class Pair:
         data = self._upstream.read(self._buffer)
         if data is None:
             return False
-        if len(data) > _MOST_OF_MESSAGES_BYTES:
+        if len(data) > _MAX_OF_MESSAGES_BYTES:
             self._slices = 0
         try:
             if self._from_upstream(data):
@@ -261,7 +261,7 @@ class Pair:
         if self._closed:
             return
         if upstream.broken and not upstream.eof:
-            while len(client.backlog) < _MOST_ANSWER_BYTES and self._read_upstream():
+            while len(client.backlog) < _MAX_ANSWER_BYTES and self._read_upstream():
                 pass
             upstream.eof = True
         hung_up = client.eof and client_events & HANG_UP
@@ -280,7 +280,7 @@ class Pair:
             not client.eof
             and not upstream.eof
             and len(upstream.backlog) < _HIGH_WATER_BYTES
-            and len(client.backlog) < _MOST_ANSWER_BYTES
+            and len(client.backlog) < _MAX_ANSWER_BYTES
             and self._relay.queued_bytes < _HIGH_WATER_BYTES
         )
         reads_upstream = not upstream.eof and len(client.backlog) < _HIGH_WATER_BYTES

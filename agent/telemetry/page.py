@@ -30,7 +30,7 @@ _PHRASES: Final = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 
 _LARGEST_REQUEST_BYTES = 8192
 _PATIENCE_SECONDS = 10.0
-_MOST_CONNECTIONS = 16
+_MAX_CONNECTIONS = 16
 _PAUSE_SECONDS = 1.0
 """Pause before the next accept when no file descriptor was left."""
 
@@ -68,7 +68,7 @@ class PageServer:
             self._loop.unregister(self._socket.fileno())
             self._pause = self._loop.after(_PAUSE_SECONDS, self._listen)
             return
-        if self._open >= _MOST_CONNECTIONS:
+        if self._open >= _MAX_CONNECTIONS:
             client.close()
             return
         self._open += 1

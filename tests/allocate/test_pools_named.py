@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.pools import MOST_COMING, counting, decide, of_spec
+from agent.allocate.pools import MAX_COMING, counting, decide, of_spec
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model import bounds
 from agent.model import snapshot as snapshots
@@ -52,10 +52,10 @@ SPEC = tuple(reversed(NAMES))
         (pod({}, named=()), set()),
         (pod({}, "c000", "c001", "other", named=()), {"c000", "c001"}),
         (pod({}, named=("other", "c007")), {"c007"}),
-        (pod({}, named=SPEC), set(SPEC[:MOST_COMING])),
+        (pod({}, named=SPEC), set(SPEC[:MAX_COMING])),
         (pod({}, *SPEC[:90], named=SPEC), set(SPEC)),
-        (pod({}), set(NAMES[:MOST_COMING])),
-        (pod({}, "c099"), {*NAMES[:MOST_COMING], "c099"}),
+        (pod({}), set(NAMES[:MAX_COMING])),
+        (pod({}, "c099"), {*NAMES[:MAX_COMING], "c099"}),
     ],
 )
 def test_present_containers_and_the_next_ones_of_the_spec_count(it: Pod, wanted: set[str]) -> None:
@@ -74,7 +74,7 @@ def test_the_number_of_counted_containers_is_bounded(
     counted = counting(it, names)
     assert counted <= names
     assert counted >= names & set(present)
-    assert len(counted) <= len(present) + MOST_COMING
+    assert len(counted) <= len(present) + MAX_COMING
     if spec is not None:
         assert counted <= {*spec, *present}
 
@@ -119,7 +119,7 @@ def test_an_annotation_beyond_the_spec_is_refused_as_a_whole() -> None:
 @pytest.mark.parametrize("kind", ["batch", "sidecars"])
 def test_a_snapshot_is_bounded_by_the_containers(named: tuple[str, ...] | None, kind: str) -> None:
     """However many containers an annotation names."""
-    names = [f"c{number:03}" for number in range(bounds.MOST_CONTAINERS)]
+    names = [f"c{number:03}" for number in range(bounds.MAX_CONTAINERS)]
     notes = batch(*names)
     if kind == "sidecars":
         notes = {RESOURCE_STATUS: '{"cpuset": "1"}', SHARED_CONTAINERS: ",".join(names)}
@@ -141,7 +141,7 @@ def test_a_snapshot_is_bounded_by_the_containers(named: tuple[str, ...] | None, 
             {},
         )
     )
-    assert len(text) < BASE_BYTES + CONTAINER_BYTES * len(pods) * (11 + MOST_COMING)
+    assert len(text) < BASE_BYTES + CONTAINER_BYTES * len(pods) * (11 + MAX_COMING)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_messages_are_reassembled_however_they_are_split(
 
 
 def test_too_long_a_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpumessages, "MOST_BYTES", 100)
+    monkeypatch.setattr(gpumessages, "MAX_BYTES", 100)
     lines = Lines()
     assert lines.feed(b"x" * 100) == []
     with pytest.raises(ValueError, match="more than 100 bytes"):

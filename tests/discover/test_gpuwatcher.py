@@ -21,7 +21,7 @@ from tests.waiting import DEADLINE_SECONDS
 pytestmark = pytest.mark.skipif(fakenvml.missing() is not None, reason=str(fakenvml.missing()))
 
 NEVER = 3600.0
-QUICK = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, most_retry=0.1)
+QUICK = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, max_retry=0.1)
 ASKED = GpuTiming(period=NEVER, least=0.0, answer=DEADLINE_SECONDS, retry=NEVER)
 """Queries only when it must."""
 
@@ -172,7 +172,7 @@ def test_a_hanging_driver_is_reported_and_queried_again_by_another_child(
     watch: Callable[..., Watch],
 ) -> None:
     machine = gpumachines.mixed()
-    timing = GpuTiming(period=0.05, answer=0.5, retry=0.02, most_retry=0.1)
+    timing = GpuTiming(period=0.05, answer=0.5, retry=0.02, max_retry=0.1)
     here = watch(machine, timing)
     here.until(good)
     here.driver.tell(machine.but(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))

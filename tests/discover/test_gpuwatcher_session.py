@@ -75,7 +75,7 @@ def test_a100_hgx(start: Start) -> None:
         Ancestor.SYSTEM,
     ]
     reading = report.readings[0]
-    assert (reading.sm_mhz, reading.sm_most_mhz, reading.memory_mhz) == (1410, 1410, 1593)
+    assert (reading.sm_mhz, reading.sm_max_mhz, reading.memory_mhz) == (1410, 1410, 1593)
     assert (reading.gpu_percent, reading.memory_percent) == (30, 10)
     assert (reading.power_milliwatts, reading.energy_millijoules) == (70123, 1000)
     assert (reading.ecc_uncorrected, reading.recovery_action, reading.processes) == (0, 0, ())

@@ -32,7 +32,7 @@ from tests.faults.launcher import Launcher
 from tests.faults.node import PlayedNode, Pod, large_machine, this_machine
 
 KILLS_PER_LIFE = 50
-MOST_RESTORE_KILLS = 5
+MAX_RESTORE_KILLS = 5
 MOMENT_SECONDS = 0.03
 SANDBOX_SECONDS = 30.0
 WRONGS = ("lost_pins", "overlaps", "illegal", "unjournalled", "not_restored", "crashes")
@@ -211,8 +211,8 @@ class Life:
 
     def _restore(self) -> None:
         node, launcher = self._node, self._launcher
-        for attempt in range(MOST_RESTORE_KILLS + 1):
-            last = attempt == MOST_RESTORE_KILLS
+        for attempt in range(MAX_RESTORE_KILLS + 1):
+            last = attempt == MAX_RESTORE_KILLS
             launcher.start(
                 node.restore_words, node.cgroups, 0 if last else self._choice.randint(1, 60)
             )

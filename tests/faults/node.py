@@ -26,8 +26,8 @@ from tests.faults.runtime import PlayedRuntime
 from tests.fixtures import trees
 
 CLASSES = ("LSE", "LSR", "LS", "BE", "")
-MOST_PODS = 12
-MOST_CONTAINERS = 2
+MAX_PODS = 12
+MAX_CONTAINERS = 2
 _PARENTS = {"BE": "/kubepods/besteffort"}
 
 
@@ -160,8 +160,8 @@ class PlayedNode:
 
     def churn(self, choice: random.Random) -> None:
         """One random change."""
-        changes = [self.create_pod] * (3 if len(self.pods) < MOST_PODS // 2 else 1)
-        if len(self.pods) >= MOST_PODS:
+        changes = [self.create_pod] * (3 if len(self.pods) < MAX_PODS // 2 else 1)
+        if len(self.pods) >= MAX_PODS:
             changes = []
         if self.pods:
             changes += [self.creates, self.creates, self.starts, self.starts]
@@ -218,7 +218,7 @@ class PlayedNode:
 
     def creates(self, choice: random.Random) -> None:
         pod = choice.choice(list(self.pods.values()))
-        if len(pod.containers) < MOST_CONTAINERS:
+        if len(pod.containers) < MAX_CONTAINERS:
             self.create(pod, starts=choice.random() < 0.5)
 
     def starts(self, choice: random.Random) -> None:

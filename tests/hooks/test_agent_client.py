@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.hooks.agent_client import MOST_KEPT, Notifier, SnapshotFile
+from agent.hooks.agent_client import MAX_KEPT, Notifier, SnapshotFile
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.notifications import (
@@ -88,7 +88,7 @@ def test_snapshot_of_another_boot_is_ignored_even_with_one_in_force(path: Path) 
 def test_too_large_a_file_leaves_the_last_snapshot_in_force_and_is_reported_once(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(snapshots, "MOST_BYTES", len(snapshots.encode(EMPTY)))
+    monkeypatch.setattr(snapshots, "MAX_BYTES", len(snapshots.encode(EMPTY)))
     file = SnapshotFile(str(path), BOOT)
     write(path, EMPTY)
     assert file.current() == EMPTY
@@ -161,7 +161,7 @@ def test_creations_are_reported_once_when_the_agent_returns(
 
 
 def test_absent_agent_costs_bounded_memory(notifier: Notifier, tmp_path: Path) -> None:
-    for number in range(MOST_KEPT + 5):
+    for number in range(MAX_KEPT + 5):
         notifier.notify(Created(f"c{number}", RequestedResources()))
     received_all: list[Notification] = []
     while (received := received_by_agent(tmp_path / "bell", notifier, SnapshotRequest())) != [
@@ -171,5 +171,5 @@ def test_absent_agent_costs_bounded_memory(notifier: Notifier, tmp_path: Path) -
             notification for notification in received if notification != SnapshotRequest()
         ]
     assert received_all == [
-        Created(f"c{number}", RequestedResources()) for number in range(5, MOST_KEPT + 5)
+        Created(f"c{number}", RequestedResources()) for number in range(5, MAX_KEPT + 5)
     ]

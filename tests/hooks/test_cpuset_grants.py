@@ -2,7 +2,7 @@ import time
 
 import msgspec
 
-from agent.hooks.cpuset import MOST_GRANTS, CpuGrant, Grants
+from agent.hooks.cpuset import MAX_GRANTS, CpuGrant, Grants
 from agent.model.cpu.cpuset import CpuSet
 from tests.proxy.exchanges import EMPTY
 
@@ -53,13 +53,13 @@ def test_unknown_grant_number_is_ignored() -> None:
 def test_absent_agent_costs_bounded_memory_and_no_grant_is_lost() -> None:
     grants = Grants()
     under_way = grants.open(GRANT)
-    for each in range(10 * MOST_GRANTS):
+    for each in range(10 * MAX_GRANTS):
         grants.answered(grants.open(GRANT), f"c{each}")
     kept = grants.all(EMPTY)
-    assert len(kept) <= MOST_GRANTS + 2
+    assert len(kept) <= MAX_GRANTS + 2
     assert kept[0].may_hold(CpuSet([7])), "the folded ones may hold anything"
     assert grants.of("c0") is None
-    assert grants.of(f"c{10 * MOST_GRANTS - 1}") is not None
+    assert grants.of(f"c{10 * MAX_GRANTS - 1}") is not None
     looked_now(grants)
     assert grants.all(EMPTY) == (GRANT,)
     grants.answered(under_way, "late")
@@ -70,7 +70,7 @@ def test_starts_without_an_agent_cost_bounded_memory() -> None:
     grants = Grants()
     before = msgspec.structs.replace(EMPTY, listed_at=1)
     starting = grants.start(before)
-    for _ in range(10 * MOST_GRANTS):
+    for _ in range(10 * MAX_GRANTS):
         grants.started(grants.start(EMPTY), EMPTY)
-    assert len(grants._starts) <= MOST_GRANTS + 1
+    assert len(grants._starts) <= MAX_GRANTS + 1
     assert grants.started(starting, EMPTY)

@@ -59,10 +59,10 @@ def as_many_containers_as_fit() -> dict[str, str]:
 def as_much_as_is_read() -> dict[str, str]:
     """Every annotation at its bound, and the rest of the allowed size in one that is not read."""
     amounts = {"kubernetes.io/batch-cpu": "1000"}
-    names = [f"c{number}" for number in range(bounds.MOST_CONTAINERS)]
+    names = [f"c{number}" for number in range(bounds.MAX_CONTAINERS)]
     spec = {"containers": {name: {"limits": amounts} for name in names}}
     nodes = [{"node": 0, "resources": {"cpu": "1"}}] * 300
-    devices = {"gpu": [{"minor": minor % 8} for minor in range(bounds.MOST_DEVICES)]}
+    devices = {"gpu": [{"minor": minor % 8} for minor in range(bounds.MAX_DEVICES)]}
     notes = {
         EXTENDED_RESOURCE_SPEC: _padded(spec, bounds.POD_LIST_BYTES),
         RESOURCE_STATUS: _padded({"numaNodeResources": nodes}, bounds.POD_TEXT_BYTES),

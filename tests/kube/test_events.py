@@ -201,16 +201,16 @@ def test_failing_event_does_not_delay_others(
 def test_number_of_requests_and_of_notes_is_bounded(
     monkeypatch: pytest.MonkeyPatch, server: Server, api: Api, recorder: Recorder, results: Results
 ) -> None:
-    monkeypatch.setattr(events, "MOST", events.BURST + 5)
+    monkeypatch.setattr(events, "MAX_EVENTS", events.BURST + 5)
     monkeypatch.setattr(events, "REFILL_SECONDS", 3600.0)
-    for number in range(events.MOST + 7):
+    for number in range(events.MAX_EVENTS + 7):
         recorder.record(POD, "R", f"note {number}")
     eventually("a burst is written", lambda: results.count("written") == events.BURST)
     assert len(server.requests) == events.BURST
     for number in range(events.BURST + 100):
         recorder.record(POD, "R", f"more {number}")
     assert results.count("dropped") > 0
-    assert len(recorder._series) <= events.MOST
+    assert len(recorder._series) <= events.MAX_EVENTS
 
 
 def test_long_node_name_is_truncated(server: Server, api: Api, results: Results) -> None:
@@ -226,7 +226,7 @@ def test_long_node_name_is_truncated(server: Server, api: Api, results: Results)
 def test_long_note_is_truncated(api: Api, recorder: Recorder, results: Results) -> None:
     recorder.record(POD, "R", "ü" * 2000)
     eventually("it is written", lambda: results == ["written"])
-    assert len(api.only["note"].encode()) <= events.MOST_NOTE
+    assert len(api.only["note"].encode()) <= events.MAX_NOTE
 
 
 @pytest.mark.parametrize(

@@ -156,17 +156,17 @@ def listed(entry: str, count: int) -> str:
     [
         (
             annotations.RESOURCE_STATUS,
-            bounds.MOST_NODES,
+            bounds.MAX_NODES,
             lambda n: '{"cpuSharedPools":' + listed('{"node":0}', n) + "}",
         ),
         (
             annotations.RESOURCE_STATUS,
-            bounds.MOST_NODES,
+            bounds.MAX_NODES,
             lambda n: '{"numaNodeResources":' + listed('{"node":0}', n) + "}",
         ),
         (
             annotations.RESOURCE_STATUS,
-            bounds.MOST_RESOURCES,
+            bounds.MAX_RESOURCES,
             lambda n: json.dumps(
                 {
                     "numaNodeResources": [
@@ -177,37 +177,37 @@ def listed(entry: str, count: int) -> str:
         ),
         (
             annotations.SHARED_CONTAINERS,
-            bounds.MOST_CONTAINERS,
+            bounds.MAX_CONTAINERS,
             lambda n: ",".join(f"c{each}" for each in range(n)),
         ),
         (
             annotations.EXTENDED_RESOURCE_SPEC,
-            bounds.MOST_CONTAINERS,
+            bounds.MAX_CONTAINERS,
             lambda n: json.dumps({"containers": {f"c{each}": {} for each in range(n)}}),
         ),
         (
             annotations.DEVICE_ALLOCATED,
-            bounds.MOST_DEVICES,
+            bounds.MAX_DEVICES,
             lambda n: '{"gpu":' + listed('{"minor":0}', n) + "}",
         ),
         (
             annotations.DEVICE_ALLOCATED,
-            bounds.MOST_RESOURCES,
+            bounds.MAX_RESOURCES,
             lambda n: json.dumps({f"type{each}": [] for each in range(n)}),
         ),
         (
             holding.DEVICES_CHECKPOINTS,
-            bounds.MOST_PODS,
+            bounds.MAX_PODS,
             lambda n: listed("{}", n),
         ),
         (
             holding.GPU_CHECKPOINTS,
-            bounds.MOST_PODS,
+            bounds.MAX_PODS,
             lambda n: listed("{}", n),
         ),
         (
             listing.GONE_MINORS,
-            bounds.MOST_DEVICES,
+            bounds.MAX_DEVICES,
             lambda n: json.dumps({"rdma": {str(each): each for each in range(n)}}),
         ),
     ],

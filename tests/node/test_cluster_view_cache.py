@@ -176,7 +176,7 @@ def test_a_cache_beyond_its_bound_is_empty(
     path = tmp_path / "cluster.json"
     cache(path).update(assigned(api_pod("a", "LS")), ["a"])
     assert cache(path).known != CachedState()
-    monkeypatch.setattr(cluster_view, "MOST_BYTES", 10)
+    monkeypatch.setattr(cluster_view, "MAX_BYTES", 10)
     assert cache(path).known == CachedState()
     assert "more than 10 bytes" in caplog.text
 

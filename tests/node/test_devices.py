@@ -77,7 +77,7 @@ class Node:
 
     def another(self, *, withhold: bool = False, files: DeviceFiles = NO_FILES) -> DeviceView:
         """The view of an agent that restarts."""
-        timing = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, most_retry=0.1)
+        timing = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, max_retry=0.1)
         root, environment = str(self.driver.root), self.driver.environment
 
         def watch() -> GpuWatcher:

@@ -79,7 +79,7 @@ def test_invalid_datagram_is_dropped_and_the_next_received(
 def test_endless_notifications_do_not_delay_a_pass(
     ears: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "MOST_NOTIFICATIONS", 3)
+    monkeypatch.setattr(notifications, "MAX_NOTIFICATIONS", 3)
     for _ in range(5):
         notifier.notify(SnapshotRequest())
     assert [len(ears.wait(10)), len(ears.wait(10))] == [3, 2]
@@ -89,7 +89,7 @@ def test_notifications_of_one_wait_are_bounded_in_bytes(
     ears: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of hostile pods are as large as the bounds of their annotations allow."""
-    monkeypatch.setattr(notifications, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(notifications, "MAX_BYTES", 50_000)
     notes = dict.fromkeys(ANNOTATIONS, "x" * 200000)
     pod = announced_pod("uid", "ns", "p", {}, notes, "/kubepods")
     for _ in range(2):

@@ -19,7 +19,7 @@ from agent.node.outbox import AGAIN_SECONDS, Outbox, ReportPace
 from agent.telemetry.metrics import AgentMetrics
 from tests.waiting import eventually
 
-PACE = ReportPace(settle_seconds=1, most_seconds=10, recheck_seconds=300)
+PACE = ReportPace(settle_seconds=1, max_seconds=10, recheck_seconds=300)
 
 
 def report(name: str) -> Report:

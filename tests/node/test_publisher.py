@@ -101,7 +101,7 @@ def test_torn_file_is_replaced(path: Path, torn: bytes) -> None:
 
 def test_a_file_beyond_the_bound_is_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(Publisher(str(path), "boot"))
-    monkeypatch.setattr(snapshots, "MOST_BYTES", 10)
+    monkeypatch.setattr(snapshots, "MAX_BYTES", 10)
     publisher = Publisher(str(path), "boot")
     assert publisher.generation == 0
     publish(publisher)

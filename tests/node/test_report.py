@@ -8,7 +8,7 @@ from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.nrt import resource_topology
 from agent.model.nrt.node_annotations import (
-    MOST_REFUSED,
+    MAX_REFUSED,
     REFUSED_CLAIMS,
     NodeConfiguration,
     NodeReservation,
@@ -186,10 +186,10 @@ def test_refused_claims_are_named_while_they_are_refused() -> None:
 def test_the_list_of_refused_claims_is_bounded() -> None:
     store = Remembering()
     many = ",".join(str(cpu) for cpu in range(1, 8000, 2))
-    refused = [pod(f"p{number:04}", "LSE", many) for number in range(MOST_REFUSED + 9)]
+    refused = [pod(f"p{number:04}", "LSE", many) for number in range(MAX_REFUSED + 9)]
     assert report(ClusterReporter("n", store), *reversed(refused))
     listed = [each["uid"] for each in notes(store)["refused-claims"]]
-    assert listed == [each.uid for each in refused[:MOST_REFUSED]]
+    assert listed == [each.uid for each in refused[:MAX_REFUSED]]
     text = store.applied[-1]["metadata"]["annotations"][REFUSED_CLAIMS]
-    assert len(refused_claims({REFUSED_CLAIMS: text})) == MOST_REFUSED
+    assert len(refused_claims({REFUSED_CLAIMS: text})) == MAX_REFUSED
     assert len(text) < 32 << 10

@@ -13,7 +13,7 @@ Text = TypeVar("Text", str, bytes)
 Mutation = Callable[[random.Random, Sequence[Any]], Any]
 """Makes one input of the examples."""
 
-_MOST_CHANGES: Final = 3
+_MAX_CHANGES: Final = 3
 
 _BARE: Final = (
     "9" * 5_000,
@@ -63,7 +63,7 @@ _ENCODED: Final = (
 def of_text(rng: random.Random, seeds: Sequence[str]) -> str:
     """A text with parts of others, extreme values and single characters changed."""
     text = rng.choice(seeds)
-    for _ in range(rng.randint(1, _MOST_CHANGES)):
+    for _ in range(rng.randint(1, _MAX_CHANGES)):
         text = _changed(rng, text, rng.choice(seeds), WORDS)
     return text
 
@@ -80,7 +80,7 @@ def of_name(rng: random.Random, seeds: Sequence[str]) -> str:
 def of_bytes(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
     """The same of bytes, with flipped bits."""
     data = rng.choice(seeds)
-    for _ in range(rng.randint(1, _MOST_CHANGES)):
+    for _ in range(rng.randint(1, _MAX_CHANGES)):
         if data and rng.random() < 0.4:
             at = rng.randrange(len(data))
             data = data[:at] + bytes((data[at] ^ 1 << rng.randrange(8),)) + data[at + 1 :]
@@ -93,7 +93,7 @@ def of_json(rng: random.Random, seeds: Sequence[str]) -> str:
     """JSON with values replaced, removed, added and moved; sometimes not JSON any more."""
     value = json.loads(rng.choice(seeds))
     bare: list[str] = []
-    for _ in range(rng.randint(1, _MOST_CHANGES)):
+    for _ in range(rng.randint(1, _MAX_CHANGES)):
         value = _replaced(rng, value, bare, json.loads(rng.choice(seeds)))
     text = json.dumps(value)
     for place, each in enumerate(bare):
@@ -112,7 +112,7 @@ def of_json_bytes(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
 def of_values(rng: random.Random, seeds: Sequence[Any]) -> Any:
     """Decoded JSON, as a YAML reader or another decoder returns it."""
     value = rng.choice(seeds)
-    for _ in range(rng.randint(1, _MOST_CHANGES)):
+    for _ in range(rng.randint(1, _MAX_CHANGES)):
         value = _replaced(rng, value, None, rng.choice(seeds))
     return value
 
@@ -120,7 +120,7 @@ def of_values(rng: random.Random, seeds: Sequence[Any]) -> Any:
 def of_message(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
     """A protobuf message with fields changed, repeated, removed and moved."""
     message = rng.choice(seeds)
-    for _ in range(rng.randint(1, _MOST_CHANGES)):
+    for _ in range(rng.randint(1, _MAX_CHANGES)):
         message = _message(rng, message, 0)
     return of_bytes(rng, (message,)) if rng.random() < 0.2 else message
 

@@ -65,7 +65,7 @@ from tests.parsers import mutations
 from tests.parsers.target import Target
 
 _VECTORS: Final = Path(__file__).parents[1] / "data/vectors/kubelet-state-files.jsonl"
-_MOST_OF_EACH: Final = 6
+_MAX_OF_EACH: Final = 6
 
 
 def _pod_config(message: Any) -> Any:
@@ -557,7 +557,7 @@ def _koordinator() -> Iterator[Target]:
 def _state_files(name: str) -> list[bytes]:
     rows = [json.loads(line) for line in _VECTORS.read_text().splitlines()]
     found = [row["content"] for row in rows if row.get("file") == name and "content" in row]
-    return [each.encode() for each in found[:_MOST_OF_EACH]]
+    return [each.encode() for each in found[:_MAX_OF_EACH]]
 
 
 _BLOCK: Final = {"numaAffinity": [0], "type": "memory", "size": 512}

@@ -12,12 +12,12 @@ import msgspec
 
 from tests.parsers.mutations import Mutation
 
-MOST_CPU_SECONDS: Final = 2.0
+MAX_CPU_SECONDS: Final = 2.0
 """Of one input; 9,000 bytes take milliseconds."""
-MOST_BYTES: Final = 96 << 20
+MAX_BYTES: Final = 96 << 20
 """How much the process may grow, with inputs, values and the allocator's rest of all of them."""
-_MOST_MESSAGE_CHARACTERS: Final = 64 << 10
-_MOST_BITS: Final = 512
+_MAX_MESSAGE_CHARACTERS: Final = 64 << 10
+_MAX_BITS: Final = 512
 """Of a number in a value. A quantity has 30 digits and an exponent of two digits."""
 _VALUES_EVERY: Final = 16
 _APART: Final = 2**32
@@ -62,7 +62,7 @@ def run(target: Target, count: int, seed: int = 0, first: int = 0) -> None:
             where = f"{target.name}: seed {seed}, number {number}: {each!r:.2000}"
             raise SlipError(where) from error
     grown = _peak_bytes() - before
-    if grown > MOST_BYTES:
+    if grown > MAX_BYTES:
         raise SlipError(f"{target.name}: seed {seed}: the process grew by {grown} bytes")
 
 
@@ -72,13 +72,13 @@ def _tried(target: Target, given: Any, with_value: bool) -> None:
         value = target.read(given)
     except target.raises as error:
         message = str(error)
-        assert len(message) <= _MOST_MESSAGE_CHARACTERS, f"a message of {len(message)} characters"
+        assert len(message) <= _MAX_MESSAGE_CHARACTERS, f"a message of {len(message)} characters"
         assert not target.names or any(each in message for each in target.names), message
     else:
         if with_value:
             _check(value)
     took = time.thread_time() - began
-    assert took <= MOST_CPU_SECONDS, f"took {took:.1f} s of CPU time"
+    assert took <= MAX_CPU_SECONDS, f"took {took:.1f} s of CPU time"
 
 
 def _check(value: object) -> None:
@@ -88,7 +88,7 @@ def _check(value: object) -> None:
     while waiting:
         each = waiting.pop()
         if isinstance(each, int):
-            assert each.bit_length() <= _MOST_BITS, f"a number of {each.bit_length()} bits"
+            assert each.bit_length() <= _MAX_BITS, f"a number of {each.bit_length()} bits"
         elif isinstance(each, dict):
             waiting += (*each, *each.values())
         elif isinstance(each, list | tuple):

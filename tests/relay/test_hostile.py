@@ -29,14 +29,14 @@ PEAK_MB = 32
 PEAK_TAKEN_MB = 96
 """If it holds requests: Limits.held_bytes, and the decompressed size of one of them, twice."""
 STREAMS = 100_000
-MOST_STREAMS = 20
+MAX_STREAMS = 20
 """Of one connection at the backend; beyond it refuses."""
 CLIENTS = 200
 PER_CLIENT_KB = 32
 LIMITS = [
     ("grpc.max_receive_message_length", 80 << 20),
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_concurrent_streams", MOST_STREAMS),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
 ]
 HUGE_REPLY = bytes(48 << 20)
 
@@ -53,7 +53,7 @@ class Backend(grpc.GenericRpcHandler):
 @pytest.fixture(scope="module")
 def back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("back") / "back.sock"
-    server = grpc.server(futures.ThreadPoolExecutor(CLIENTS + MOST_STREAMS), options=LIMITS)
+    server = grpc.server(futures.ThreadPoolExecutor(CLIENTS + MAX_STREAMS), options=LIMITS)
     server.add_generic_rpc_handlers((Backend(),))
     server.add_insecure_port(f"unix:{path}")
     server.start()

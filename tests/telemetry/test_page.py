@@ -115,7 +115,7 @@ def test_slow_client_is_closed(monkeypatch: pytest.MonkeyPatch, served: Served) 
 def test_too_many_connections_are_closed_and_their_slots_are_freed(
     monkeypatch: pytest.MonkeyPatch, served: Served
 ) -> None:
-    monkeypatch.setattr(page, "_MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(page, "_MAX_CONNECTIONS", 2)
     first, second = served.connect(), served.connect()
     first.sendall(b"GET")
     second.sendall(b"GET")

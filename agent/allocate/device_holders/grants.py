@@ -28,7 +28,7 @@ from agent.model.pod.pod_resources import PodName, PodResources
 _CPUSET_PREFIX: Final = "DRA_CPUSET_"
 """The prefix of a claim's uid."""
 CPU_DRIVER: Final = "dra.cpu"
-_MOST_NAMES: Final = 1024
+_MAX_NAMES: Final = 1024
 """More names than a node has devices; runtimes do not create containers with unknown devices."""
 
 
@@ -58,7 +58,7 @@ def of_carriers(
         (answer or HoldingSource.ENVIRONMENT, _named(carriers)),
     )
     for source, names in carried:
-        for resource, name in islice(dict.fromkeys(names), _MOST_NAMES):
+        for resource, name in islice(dict.fromkeys(names), _MAX_NAMES):
             named.setdefault((source, resource), []).append(name)
     written = answer or HoldingSource.ENVIRONMENT
     claims = (
@@ -73,7 +73,7 @@ def of_carriers(
         ),
         *(
             ReportedDevices(uid, container, CPU_DRIVER, (value,), written, claim)
-            for claim, value in islice(claims, _MOST_NAMES)
+            for claim, value in islice(claims, _MAX_NAMES)
         ),
     ]
     if carriers.nodes and not carriers.privileged:

@@ -37,7 +37,7 @@ _TAKING: Final = frozenset({Form.WHOLE, Form.REPLICA, Form.INSTANCE})
 _SHOWN: Final = frozenset({HoldingSource.CONTAINER, HoldingSource.ENVIRONMENT})
 """What a container shows, and may have kept since before the pod got its allocation."""
 
-_MOST_SHOWN: Final = 8
+_MAX_SHOWN: Final = 8
 
 _LONGEST: Final = 64
 
@@ -91,7 +91,7 @@ def resolve_holdings(
             grant = msgspec.structs.replace(grant, names=kept)
         read = meaning(grant, keys)
         title = f"pod {grant.uid}, {grant.container}: {grant.resource or grant.source.value}"
-        shown = read.unknown[:_MOST_SHOWN]
+        shown = read.unknown[:_MAX_SHOWN]
         alone = list(read.unknown) if written else []
         if not written:
             problems += [f"{title}: {_quoted(each)} is not a device of this node" for each in shown]
@@ -112,7 +112,7 @@ def resolve_holdings(
             if not known or (known[0].source is holding.source and holding not in known):
                 known.append(holding)
         if alone:
-            some = ", ".join(map(_quoted, alone[:_MOST_SHOWN]))
+            some = ", ".join(map(_quoted, alone[:_MAX_SHOWN]))
             unproven.append(
                 f"{title}: it names devices that neither the kubelet nor the runtime gave it, which"
                 f" do not count: {some} ({len(alone)} in all)"

@@ -36,7 +36,7 @@ from agent.model.cpu.policies import GpuObjective
 Matrix = tuple[tuple[int, ...], ...]
 """The value of each pair, symmetric, 0 or more; the diagonal is ignored."""
 
-MOST: Final = 16
+MAX_GPUS: Final = 16
 """GPUs: a table has an entry for each of their sets."""
 
 _FASTEST: Final = 1 << 48
@@ -288,8 +288,8 @@ def _order(mask: int) -> tuple[int, ...]:
 def _checked(matrix: Matrix) -> None:
     """Raises ValueError with the fault."""
     count = len(matrix)
-    if count > MOST:
-        raise ValueError(f"links of {count} GPUs: at most {MOST}")
+    if count > MAX_GPUS:
+        raise ValueError(f"links of {count} GPUs: at most {MAX_GPUS}")
     for i, row in enumerate(matrix):
         if len(row) != count:
             raise ValueError(f"links of GPU {i}: {len(row)} for {count} GPUs")

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.devices.gpu_sets import MOST, GpuTable, Matrix, table
+from agent.allocate.devices.gpu_sets import MAX_GPUS, GpuTable, Matrix, table
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
 from agent.allocate.score import points
 from agent.model.cpu.policies import GpuObjective, Strategy
@@ -263,7 +263,7 @@ def links_of(
     """The table for an inventory of these GPUs; None without reported pairs, or with too many GPUs
     for a table. A pair that is not reported has the value 0."""
     minors = sorted({minor for pair in reported for minor in pair})
-    if not 0 < len(minors) <= MOST:
+    if not 0 < len(minors) <= MAX_GPUS:
         return None
     values = {pair: pair_value(link, objective) for pair, link in reported.items()}
     near = {pair: _nearness(link) for pair, link in reported.items()}
@@ -279,7 +279,7 @@ def linked(
     """`near`: how near the GPUs of each pair are, more is nearer. None if there are too many GPUs
     for a table. Raises ValueError for a matrix that is not symmetric."""
     places = tuple(minors)
-    if len(places) > MOST:
+    if len(places) > MAX_GPUS:
         return None
     return LinkTable(places, table(matrix, objective, near), places == tuple(range(len(places))))
 

@@ -231,7 +231,7 @@ def preferred_misfit(node: ZonedNode, pod: ZonedPod) -> Misfit | None:
 
 
 _NONE: Final = (0, 0)
-_MOST_STEPS: Final = 40_000
+_MAX_STEPS: Final = 40_000
 _USUAL_NODES: Final = 8
 
 
@@ -246,7 +246,7 @@ def _preferred_mask(
     that size to look at."""
     sizes = _sizes(node, asked)
     count = max(sizes.values(), default=0)
-    if not count or comb(len(node.zones), count) * len(node.zones) > _MOST_STEPS:
+    if not count or comb(len(node.zones), count) * len(node.zones) > _MAX_STEPS:
         return 0
     for name, size in sizes.items():
         if size != count:

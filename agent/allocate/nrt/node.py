@@ -192,7 +192,7 @@ def _take(amounts: dict[Key, int], keys: Iterable[Key], amount: int) -> None:
             amounts[key] = max(0, amounts[key] - amount)
 
 
-MOST_MISSING: Final = 16
+MAX_MISSING: Final = 16
 """The most of the last started pods that may be missing in a report."""
 
 
@@ -220,7 +220,7 @@ def freshness(reported: str | None, known: Sequence[int], gone: Sequence[int] = 
     one last."""
     if reported is None:
         return Freshness(NrtFreshness.UNREPORTED)
-    most = min(len(known), MOST_MISSING)
+    most = min(len(known), MAX_MISSING)
     for past in range(len(gone) + 1):
         before = gone[len(gone) - past :]
         for missing in range(most + 1):

@@ -28,7 +28,7 @@ _Amounts: TypeAlias = Mapping[str, int]
 
 _BEST: Final = 100
 
-_MOST_STEPS: Final = 30_000
+_MAX_STEPS: Final = 30_000
 """Enough for every set of 16 NUMA nodes."""
 
 
@@ -142,7 +142,7 @@ def spread(node: ZonedNode, available: _Available, asked: Mapping[str, int]) -> 
 class _Search:
     """Searches the sets of a given size in lexicographic order for the first one with the least
     span that has all that is needed. A branch is cut if the rest can't be enough or can't be
-    closer. After MOST_STEPS steps the best set so far counts."""
+    closer. After MAX_STEPS steps the best set so far counts."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class _Search:
     def best(self, count: int) -> tuple[int, tuple[int, ...]] | None:
         """The sum of distances over all ordered pairs (also of a place with itself), and the
         set."""
-        self._count, self._steps, self._best = count, _MOST_STEPS, None
+        self._count, self._steps, self._best = count, _MAX_STEPS, None
         self._extend((), 0, 0, self._needs)
         return self._best
 

@@ -245,7 +245,7 @@ def sum_functions(allocated: Iterable[VirtualFunctions]) -> VirtualFunctions:
     return sets
 
 
-_MOST_DEVICES: Final = msgspec.Meta(max_length=bounds.MOST_DEVICES)
+_MAX_DEVICES: Final = msgspec.Meta(max_length=bounds.MAX_DEVICES)
 
 
 class _Function(msgspec.Struct, frozen=True):
@@ -253,21 +253,21 @@ class _Function(msgspec.Struct, frozen=True):
 
 
 class _Extension(msgspec.Struct, frozen=True):
-    vfs: Annotated[tuple[_Function, ...], _MOST_DEVICES] | None = None
+    vfs: Annotated[tuple[_Function, ...], _MAX_DEVICES] | None = None
 
 
 class _Allocation(msgspec.Struct, frozen=True):
     minor: int
     id: str = ""
     resources: (
-        Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MOST_RESOURCES)] | None
+        Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MAX_RESOURCES)] | None
     ) = None
     extension: _Extension | None = None
 
 
 _ByType = Annotated[
-    dict[str, Annotated[tuple[_Allocation, ...], _MOST_DEVICES] | None],
-    msgspec.Meta(max_length=bounds.MOST_RESOURCES),
+    dict[str, Annotated[tuple[_Allocation, ...], _MAX_DEVICES] | None],
+    msgspec.Meta(max_length=bounds.MAX_RESOURCES),
 ]
 _decoder: Final = msgspec.json.Decoder(_ByType | None)
 

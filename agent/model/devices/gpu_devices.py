@@ -138,8 +138,8 @@ def unknown_cordons(annotations: Mapping[str, str], cards: Iterable[Gpu]) -> tup
 def _cordoned_names(annotations: Mapping[str, str]) -> set[str]:
     """UUIDs in lower case, addresses as the kernel writes them; NVIDIA's tools write both
     differently."""
-    listed = annotations.get(CORDONED_GPUS, "").split(",", bounds.MOST_DEVICES)
-    named = (each.strip() for each in listed[: bounds.MOST_DEVICES])
+    listed = annotations.get(CORDONED_GPUS, "").split(",", bounds.MAX_DEVICES)
+    named = (each.strip() for each in listed[: bounds.MAX_DEVICES])
     return {pci_address(each) or each.lower() for each in named} - {""}
 
 

@@ -134,5 +134,5 @@ def _name(holding: DeviceHolding) -> str:
 
 
 _decoder: Final = msgspec.json.Decoder(
-    Annotated[tuple[CheckpointEntry, ...], msgspec.Meta(max_length=bounds.MOST_PODS)] | None
+    Annotated[tuple[CheckpointEntry, ...], msgspec.Meta(max_length=bounds.MAX_PODS)] | None
 )

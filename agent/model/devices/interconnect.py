@@ -107,15 +107,15 @@ _ANCESTORS: Final[dict[_Name, Ancestor]] = {
 }
 _NAMES: Final = {ancestor: name for name, ancestor in _ANCESTORS.items()}
 
-_Minor = Annotated[int, msgspec.Meta(ge=0, lt=bounds.MOST_DEVICES)]
-_MOST_LINKS: Final = 1_000
+_Minor = Annotated[int, msgspec.Meta(ge=0, lt=bounds.MAX_DEVICES)]
+_MAX_LINKS: Final = 1_000
 _FASTEST: Final = 10**9
 
 
 class _Entry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     pairs: tuple[tuple[_Minor, _Minor], ...]
     ancestor: _Name | None = None
-    nvlinks: Annotated[int, msgspec.Meta(ge=0, le=_MOST_LINKS)] = 0
+    nvlinks: Annotated[int, msgspec.Meta(ge=0, le=_MAX_LINKS)] = 0
     mb_per_second: Annotated[int, msgspec.Meta(ge=0, le=_FASTEST)] = 0
     switched: bool = False
 
@@ -127,7 +127,7 @@ def _entry(link: GpuLink, found: list[tuple[int, int]]) -> _Entry:
 
 _NVLINK: Final = "NVLink"
 
-_MOST_CARDS: Final = 16
+_MAX_CARDS: Final = 16
 """The most cards of a node for which all halvings can be tried."""
 
 _Matrix = tuple[tuple[int, ...], ...]
@@ -173,7 +173,7 @@ def link_matrix(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> Links:
 
 
 def gpu_partitions(links: Links) -> PartitionTable:
-    """The table, empty without links between cards and for more than `_MOST_CARDS` cards. If the
+    """The table, empty without links between cards and for more than `_MAX_CARDS` cards. If the
     two directions of a link differ, the slower one counts. Raises ValueError for a matrix that is
     not square."""
     count = len(links.minors)
@@ -182,7 +182,7 @@ def gpu_partitions(links: Links) -> PartitionTable:
         raise ValueError(f"links of {count} GPUs: the matrix is not {count} x {count}")
     if len(set(links.minors)) != count:
         raise ValueError(f"links of GPUs {links.minors}: a GPU is listed twice")
-    if count > _MOST_CARDS:
+    if count > _MAX_CARDS:
         return {}
     order = sorted(range(count), key=links.minors.__getitem__)
     matrix = tuple(tuple(min(rows[i][j], rows[j][i]) for j in order) for i in order)

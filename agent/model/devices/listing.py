@@ -42,7 +42,7 @@ FUNCTION_ID: Final = "topolet.io/function-id"
 INTERFACE_ID: Final = "topolet.io/interface-id"
 
 
-_MOST: Final = bounds.MOST_DEVICES
+_MAX_DEVICES: Final = bounds.MAX_DEVICES
 """The most devices of one type on a node, and the most removed ones that are stored."""
 
 
@@ -157,7 +157,7 @@ def with_numbers(ids: Iterable[str], known: Mapping[str, int]) -> dict[str, int]
     used: set[int] = set()
     for each in wanted:
         number = known.get(each, -1)
-        if 0 <= number < _MOST and number not in used:
+        if 0 <= number < _MAX_DEVICES and number not in used:
             found[each] = number
             used.add(number)
     used |= set(known.values())
@@ -183,7 +183,7 @@ def gone_minors(before: Minors, devices: Iterable[Device]) -> Minors:
     for kind, ids in sorted(before.items()):
         absent = [(number, each) for each, number in ids.items() if (kind, each) not in present]
         if absent:
-            found[kind] = {each: number for number, each in sorted(absent)[:_MOST]}
+            found[kind] = {each: number for number, each in sorted(absent)[:_MAX_DEVICES]}
     return found
 
 
@@ -197,9 +197,9 @@ def encode_gone(minors: Minors) -> dict[str, str]:
     return {GONE_MINORS: msgspec.json.encode(minors, order="sorted").decode()} if minors else {}
 
 
-_Ids = Annotated[dict[str, int], msgspec.Meta(max_length=_MOST)]
+_Ids = Annotated[dict[str, int], msgspec.Meta(max_length=_MAX_DEVICES)]
 _decoder: Final = msgspec.json.Decoder(
-    Annotated[dict[str, _Ids], msgspec.Meta(max_length=bounds.MOST_RESOURCES)] | None
+    Annotated[dict[str, _Ids], msgspec.Meta(max_length=bounds.MAX_RESOURCES)] | None
 )
 
 

@@ -84,41 +84,41 @@ class NodeReservation(msgspec.Struct, frozen=True, rename="camel", omit_defaults
         return amount
 
 
-MOST_AMPLIFICATION: Final = 1000
+MAX_AMPLIFICATION: Final = 1000
 
 
 def system_qos(annotations: Mapping[str, str]) -> SystemQos:
     """The annotation, without CPUs if it is absent. Raises AnnotationError."""
-    return decoded(annotations, SYSTEM_QOS, _system_qos, _MOST_BYTES) or SystemQos()
+    return decoded(annotations, SYSTEM_QOS, _system_qos, _MAX_BYTES) or SystemQos()
 
 
 def node_reservation(annotations: Mapping[str, str]) -> NodeReservation:
     """The annotation, an empty reservation if it is absent. Raises AnnotationError."""
-    return decoded(annotations, RESERVATION, _reservation, _MOST_BYTES) or NodeReservation()
+    return decoded(annotations, RESERVATION, _reservation, _MAX_BYTES) or NodeReservation()
 
 
 def cpu_normalization_ratio(annotations: Mapping[str, str]) -> float:
     """The speed of the node's CPUs relative to the CPUs that requests count in; 1 without the
     annotation. Raises AnnotationError."""
-    text = text_of(annotations, CPU_NORMALIZATION_RATIO, _MOST_BYTES)
+    text = text_of(annotations, CPU_NORMALIZATION_RATIO, _MAX_BYTES)
     try:
         ratio = float(text or 1)
     except ValueError:
         ratio = math.nan
-    if not 1 <= ratio <= _MOST_RATIO:
+    if not 1 <= ratio <= _MAX_RATIO:
         raise AnnotationError(
-            CPU_NORMALIZATION_RATIO, f"{text[:40]!r} is not a number from 1 to {_MOST_RATIO}"
+            CPU_NORMALIZATION_RATIO, f"{text[:40]!r} is not a number from 1 to {_MAX_RATIO}"
         )
     return ratio
 
 
 def amplification_ratios(annotations: Mapping[str, str]) -> dict[str, float]:
     """The amplification ratios above 1, by resource; at most 1000. Raises AnnotationError."""
-    ratios = decoded(annotations, AMPLIFICATION_RATIO, _ratios, _MOST_BYTES) or {}
+    ratios = decoded(annotations, AMPLIFICATION_RATIO, _ratios, _MAX_BYTES) or {}
     for name, ratio in ratios.items():
-        if not ratio <= MOST_AMPLIFICATION:
+        if not ratio <= MAX_AMPLIFICATION:
             raise AnnotationError(
-                AMPLIFICATION_RATIO, f"{name[:60]!r}: {ratio} is more than {MOST_AMPLIFICATION}"
+                AMPLIFICATION_RATIO, f"{name[:60]!r}: {ratio} is more than {MAX_AMPLIFICATION}"
             )
     return {name: ratio for name, ratio in ratios.items() if ratio > 1}
 
@@ -146,7 +146,7 @@ class RefusedClaim(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
-MOST_REFUSED: Final = 32
+MAX_REFUSED: Final = 32
 """The entries of the annotation refused-claims, the first ones by uid."""
 
 
@@ -247,18 +247,18 @@ def koordinator_annotations(
         POD_CPU_ALLOCS: _text(allocs),
         CPU_MANAGER_POLICY: _text(_cpu_manager_fields(configured)),
         **{key: text for key, value in optional.items() if (text := _text(value)) != "{}"},
-        **({REFUSED_CLAIMS: _text(refused[:MOST_REFUSED])} if refused else {}),
+        **({REFUSED_CLAIMS: _text(refused[:MAX_REFUSED])} if refused else {}),
     }
 
 
-_MOST_RATIO: Final = 100
-_MOST_BYTES: Final = bounds.OBJECT_VALUE_BYTES
+_MAX_RATIO: Final = 100
+_MAX_BYTES: Final = bounds.OBJECT_VALUE_BYTES
 _system_qos: Final = msgspec.json.Decoder(SystemQos | None)
 _reservation: Final = msgspec.json.Decoder(NodeReservation | None)
 _ratios: Final = msgspec.json.Decoder(dict[str, float] | None)
 _pools: Final = msgspec.json.Decoder(tuple[Pool, ...] | None)
 _refused: Final = msgspec.json.Decoder(
-    Annotated[tuple[RefusedClaim, ...], msgspec.Meta(max_length=MOST_REFUSED)] | None
+    Annotated[tuple[RefusedClaim, ...], msgspec.Meta(max_length=MAX_REFUSED)] | None
 )
 _cpu_manager_decoder: Final = msgspec.json.Decoder(CpuManager | None)
 _settings: Final = msgspec.json.Decoder(ReportedSettings | None)
@@ -275,14 +275,14 @@ class _Detail(msgspec.Struct, frozen=True):
 
 
 class _CpuTopology(msgspec.Struct, frozen=True):
-    detail: Annotated[tuple[_Detail, ...], msgspec.Meta(max_length=bounds.MOST_CPUS)] = ()
+    detail: Annotated[tuple[_Detail, ...], msgspec.Meta(max_length=bounds.MAX_CPUS)] = ()
 
 
 _cpu_topology: Final = msgspec.json.Decoder(_CpuTopology | None)
 
 
 _allocs: Final = msgspec.json.Decoder(
-    Annotated[tuple[PodCpuAlloc, ...], msgspec.Meta(max_length=bounds.MOST_PODS)] | None
+    Annotated[tuple[PodCpuAlloc, ...], msgspec.Meta(max_length=bounds.MAX_PODS)] | None
 )
 
 

@@ -193,7 +193,7 @@ def _owner(owner: OwnerReference) -> Object:
     }
 
 
-MOST_NUMA_NODES: Final = 1024
+MAX_NUMA_NODES_LIMIT: Final = 1024
 
 
 def decode(body: object) -> NodeTopology:
@@ -297,7 +297,7 @@ _POLICY_NAMES: Final = {
 def _max_numa_nodes(text: str) -> int | None:
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) <= 1:
         return None
-    return min(int(text), MOST_NUMA_NODES)
+    return min(int(text), MAX_NUMA_NODES_LIMIT)
 
 
 def _zones(raw: _Raw) -> list[Zone]:

@@ -93,7 +93,7 @@ class NumaNodeResources(msgspec.Struct, frozen=True):
     """The resources of one NUMA node that are allocated to a pod, as Kubernetes quantities."""
 
     node: int
-    resources: Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MOST_RESOURCES)] = {}
+    resources: Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MAX_RESOURCES)] = {}
 
 
 class SharedPool(msgspec.Struct, frozen=True):
@@ -109,10 +109,10 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     cpuset: str = ""
     numa_node_resources: Annotated[
-        tuple[NumaNodeResources, ...], msgspec.Meta(max_length=bounds.MOST_NODES)
+        tuple[NumaNodeResources, ...], msgspec.Meta(max_length=bounds.MAX_NODES)
     ] = ()
     cpu_shared_pools: Annotated[
-        tuple[SharedPool, ...], msgspec.Meta(max_length=bounds.MOST_NODES)
+        tuple[SharedPool, ...], msgspec.Meta(max_length=bounds.MAX_NODES)
     ] = ()
 
     def cpus(self) -> CpuSet:
@@ -211,8 +211,8 @@ def shared_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
     if not text:
         return ()
     found = {name.strip() for name in text.split(",")} - {""}
-    if len(found) > bounds.MOST_CONTAINERS:
-        why = f"names {len(found)} containers: at most {bounds.MOST_CONTAINERS}"
+    if len(found) > bounds.MAX_CONTAINERS:
+        why = f"names {len(found)} containers: at most {bounds.MAX_CONTAINERS}"
         raise AnnotationError(SHARED_CONTAINERS, why)
     return tuple(sorted(found))
 

@@ -24,7 +24,7 @@ from agent.model.quantities import Quantity, QuantityError, whole
 from agent.model.snapshot import (
     LEAST_QUOTA_MICROSECONDS,
     LEAST_SHARES,
-    MOST_SHARES,
+    MAX_SHARES,
     PERIOD_MICROSECONDS,
     UNLIMITED,
     CgroupLimits,
@@ -34,8 +34,8 @@ CPU_NAMES: Final = ("kubernetes.io/batch-cpu", "koordinator.sh/batch-cpu")
 """Resources in milli-CPU; the first one that is present counts."""
 MEMORY_NAMES: Final = ("kubernetes.io/batch-memory", "koordinator.sh/batch-memory")
 
-MOST_CPU_MILLI: Final = 10**8
-MOST_MEMORY_BYTES: Final = 2**50
+MAX_CPU_MILLI: Final = 10**8
+MAX_MEMORY_BYTES: Final = 2**50
 """No machine has more, and the kernel accepts a sum of many."""
 
 
@@ -49,7 +49,7 @@ class BatchResources(msgspec.Struct, frozen=True):
     memory_limit_bytes: int | None = None
 
 
-_Resources = Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MOST_RESOURCES)]
+_Resources = Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MAX_RESOURCES)]
 
 
 class _Amounts(msgspec.Struct, frozen=True):
@@ -59,8 +59,7 @@ class _Amounts(msgspec.Struct, frozen=True):
 
 class _Spec(msgspec.Struct, frozen=True):
     containers: (
-        Annotated[dict[str, _Amounts | None], msgspec.Meta(max_length=bounds.MOST_CONTAINERS)]
-        | None
+        Annotated[dict[str, _Amounts | None], msgspec.Meta(max_length=bounds.MAX_CONTAINERS)] | None
     ) = None
 
 
@@ -124,8 +123,8 @@ def _cpu_and_memory(field: str, amounts: Mapping[str, Quantity] | None) -> tuple
     """Raises QuantityError; its message begins with the field."""
     if not amounts:
         return 0, 0
-    cpu = _amount(field, amounts, CPU_NAMES, MOST_CPU_MILLI)
-    return cpu, _amount(field, amounts, MEMORY_NAMES, MOST_MEMORY_BYTES)
+    cpu = _amount(field, amounts, CPU_NAMES, MAX_CPU_MILLI)
+    return cpu, _amount(field, amounts, MEMORY_NAMES, MAX_MEMORY_BYTES)
 
 
 def _amount(field: str, amounts: Mapping[str, Quantity], names: tuple[str, ...], most: int) -> int:
@@ -188,7 +187,7 @@ def _quota(cpu_milli: int | None, ratio: float) -> int:
 
 
 def _shares(cpu_milli: int) -> int:
-    return min(max(LEAST_SHARES, cpu_milli * 1024 // 1000), MOST_SHARES)
+    return min(max(LEAST_SHARES, cpu_milli * 1024 // 1000), MAX_SHARES)
 
 
 def _bytes(limit: int | None) -> int:

@@ -23,7 +23,7 @@ DEVICES: Final = "devices"
 _ANY: Final = "*"
 _CLASSES: Final = (*QoS, DEVICES)
 _FAILS: Final = {"ignore": False, "fail": True}
-_MOST_SECONDS: Final = 60.0
+_MAX_SECONDS: Final = 60.0
 SANDBOX_SECONDS: Final = 0.05
 """The most that a sandbox is held unless an option names its hook: it only sleeps."""
 
@@ -111,8 +111,8 @@ def parse_deadlines(text: str, usual: float) -> Deadlines:
             seconds = float(value)
         except ValueError:
             raise FailurePolicyError(f"{rule!r}: {value!r} is not a number of seconds") from None
-        if not 0 <= seconds <= _MOST_SECONDS:
-            raise FailurePolicyError(f"{rule!r}: not between 0 and {_MOST_SECONDS:g} seconds")
+        if not 0 <= seconds <= _MAX_SECONDS:
+            raise FailurePolicyError(f"{rule!r}: not between 0 and {_MAX_SECONDS:g} seconds")
         by_hook[hook] = seconds
     return Deadlines(usual, by_hook)
 

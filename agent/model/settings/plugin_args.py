@@ -99,7 +99,7 @@ def defaults(kind: Rules) -> SchedulerArgs:
 
 
 _CPU_AND_MEMORY: Final = {"cpu": 1, "memory": 1}
-_MOST_WEIGHT: Final = 100
+_MAX_WEIGHT: Final = 100
 _Bind = Literal["FullPCPUs", "SpreadByPCPUs"]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -110,7 +110,7 @@ class _Fields(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
 
 class _Resource(_Fields, frozen=True):
     name: _Name
-    weight: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WEIGHT)] = 1
+    weight: Annotated[int, msgspec.Meta(ge=1, le=_MAX_WEIGHT)] = 1
 
 
 class _Strategy(_Fields, frozen=True):

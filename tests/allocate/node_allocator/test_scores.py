@@ -15,7 +15,7 @@ from agent.model.settings.plugin_args import decode
 from tests.allocate.node_allocator.builders import facts, pod
 
 GIB = 1 << 30
-MOST_CPU = decode(
+MAX_CPU = decode(
     {
         "kind": "CPUOrchestrationPluginArgs",
         "scoringStrategy": {"measures": ["Resources"], "resources": [{"name": "cpu"}]},
@@ -26,7 +26,7 @@ MOST_CPU = decode(
 def node(policy: NumaPolicy | None = None) -> NodeProperties:
     return msgspec.structs.replace(
         facts(policy=policy),
-        rules=AllocatorRules(scoring=MOST_CPU),
+        rules=AllocatorRules(scoring=MAX_CPU),
         allocatable={"cpu": 16_000, "memory": 32 * GIB},
     )
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.nrt.node import (
-    MOST_MISSING,
+    MAX_MISSING,
     Freshness,
     NrtFreshness,
     freshness,
@@ -71,8 +71,8 @@ def test_the_nodes_value_for_the_fingerprint_method(
 
 
 def test_only_a_limited_number_of_missing_pods_is_tried() -> None:
-    many = [fingerprint.pod_hash("ns", f"pod-{each}") for each in range(MOST_MISSING + 1)]
-    assert freshness(fingerprint_of(many[:1]), many) == Freshness(NrtFreshness.BEHIND, MOST_MISSING)
+    many = [fingerprint.pod_hash("ns", f"pod-{each}") for each in range(MAX_MISSING + 1)]
+    assert freshness(fingerprint_of(many[:1]), many) == Freshness(NrtFreshness.BEHIND, MAX_MISSING)
     assert freshness(fingerprint_of([]), many) == Freshness(NrtFreshness.OTHER)
 
 

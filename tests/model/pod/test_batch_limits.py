@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.pod.batch import (
-    MOST_CPU_MILLI,
-    MOST_MEMORY_BYTES,
+    MAX_CPU_MILLI,
+    MAX_MEMORY_BYTES,
     BatchLimits,
     BatchResources,
     batch_limits,
@@ -30,7 +30,7 @@ FULL = BatchResources(500, 1000, GIB, 2 * GIB)
             CgroupLimits(UNLIMITED, 2, 7),
         ),
         (
-            BatchResources(MOST_CPU_MILLI, MOST_CPU_MILLI),
+            BatchResources(MAX_CPU_MILLI, MAX_CPU_MILLI),
             CgroupLimits(10_000_000_000, 262_144, UNLIMITED),
         ),
     ],
@@ -87,10 +87,10 @@ def test_a_be_pod_without_amounts_has_no_batch_limits() -> None:
 
 amounts = st.builds(
     BatchResources,
-    st.integers(0, MOST_CPU_MILLI),
-    st.none() | st.integers(1, MOST_CPU_MILLI),
+    st.integers(0, MAX_CPU_MILLI),
+    st.none() | st.integers(1, MAX_CPU_MILLI),
     st.just(0),
-    st.none() | st.integers(1, MOST_MEMORY_BYTES),
+    st.none() | st.integers(1, MAX_MEMORY_BYTES),
 )
 
 
