@@ -109,7 +109,7 @@ class Admission:
             if waits and snapshot is not None and cpuset.local_request(request, snapshot):
                 creation.announced = True
                 notification = ContainerAnnounced(
-                    request.pod, request.container_name, request.asked.shares, request.hugepages
+                    request.pod, request.container_name, request.requested.shares, request.hugepages
                 )
             creation.waiting.notify(self._notifier.notify, notification)
             return Wait()
@@ -169,7 +169,7 @@ class Admission:
         if isinstance(creation, Creation):
             notification = creation.failed()
             if container_id:
-                notification = Created(container_id, creation.request.asked, creation.kept)
+                notification = Created(container_id, creation.request.requested, creation.kept)
         self._notifier.notify(notification)
 
     def abandoned(self, creation: Creation) -> None:
@@ -222,10 +222,10 @@ class Admission:
         if snapshot is None:
             return
         wanted = snapshot.containers.get(request.container_id) if may_be_ours else None
-        if wanted is not None and wanted.limits.shares == request.asked.shares:
+        if wanted is not None and wanted.limits.shares == request.requested.shares:
             return
-        if snapshot.cpu_policy != "none" and request.asked.shares:
-            self._notifier.notify(Resized(request.container_id, request.asked))
+        if snapshot.cpu_policy != "none" and request.requested.shares:
+            self._notifier.notify(Resized(request.container_id, request.requested))
 
     def _granted(
         self, creation: Creation, answer: Keep | Override, snapshot: Snapshot | None
@@ -233,7 +233,7 @@ class Admission:
         """Grants the CPUs and limits of the answer to the container."""
         request = creation.request
         given = answer.wanted if isinstance(answer, Override) else NOTHING
-        cpus = requested_cpus(request.asked.cpuset if given.cpuset is None else given.cpuset)
+        cpus = requested_cpus(request.requested.cpuset if given.cpuset is None else given.cpuset)
         creation.grant = self._grants.open(
             CpuGrant(request.pod.uid, creation.pod_title, cpus, given)
         )

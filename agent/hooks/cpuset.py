@@ -128,7 +128,7 @@ def create(
             own = grant.uid == pod.uid and grant.exclusive
             if not own and not grant.seen_by(snapshot) and grant.may_hold(cpus):
                 return Wait(f"a new container of {grant.title} may hold one of CPUs {cpus}")
-    return _override(wanted, request.asked)
+    return _override(wanted, request.requested)
 
 
 def fallback(
@@ -141,8 +141,8 @@ def fallback(
     pod = announced(request.pod, 0)
     if snapshot is None or _given_by_kubelet(request, snapshot):
         return Keep()
-    if snapshot.kubelet_static and kubelet_may_own(pod) and request.asked.cpuset:
-        answer = _without_owned(request.asked.cpuset, snapshot)
+    if snapshot.kubelet_static and kubelet_may_own(pod) and request.requested.cpuset:
+        answer = _without_owned(request.requested.cpuset, snapshot)
         if isinstance(answer, Override) and not answer.cpus:
             return Wait("other pods own all the CPUs that it requests")
         return answer
@@ -153,7 +153,7 @@ def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
     """The number of CPUs that the container may own by the node-local policy in force."""
     if snapshot.cpu_policy == "none":
         return 0
-    cpus = whole_cpus(request.asked.shares)
+    cpus = whole_cpus(request.requested.shares)
     return cpus if cpus and may_own(announced(request.pod, 0)) else 0
 
 
@@ -173,10 +173,10 @@ def update(request: UpdateContainer, snapshot: Snapshot | None, granted: CpuGran
     request without other pods' CPUs. A request without cpuset gets one too: the runtime would
     restore the cpuset that it remembers from the creation."""
     if snapshot is not None and request.container_id in snapshot.containers:
-        return _override(snapshot.containers[request.container_id], request.asked)
+        return _override(snapshot.containers[request.container_id], request.requested)
     if granted is not None:
-        return _override(granted.given, request.asked)
-    if snapshot is None or not request.asked.cpuset:
+        return _override(granted.given, request.requested)
+    if snapshot is None or not request.requested.cpuset:
         return Keep()
     return Wait("the agent does not know this container")
 
@@ -184,7 +184,7 @@ def update(request: UpdateContainer, snapshot: Snapshot | None, granted: CpuGran
 def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answer:
     """The answer for an unknown container: the CPUs of its request without those of other
     owners."""
-    return _without_owned(request.asked.cpuset, snapshot) if snapshot else Keep()
+    return _without_owned(request.requested.cpuset, snapshot) if snapshot else Keep()
 
 
 def changes(
@@ -195,20 +195,22 @@ def changes(
     if isinstance(answer, Keep):
         return UNCHANGED
     mounts = (Mount(cpus_folder, MOUNTED_AT),) if cpus_folder else ()
-    return msgspec.structs.replace(missing(answer.wanted, request.asked), mounts=mounts)
+    return msgspec.structs.replace(missing(answer.wanted, request.requested), mounts=mounts)
 
 
-def missing(wanted: Wanted, asked: RequestedResources) -> Changes:
+def missing(wanted: Wanted, requested: RequestedResources) -> Changes:
     """The wanted values that the request lacks."""
     limits = wanted.limits
-    lifted = UNLIMITED if wanted.lifts_quota and asked.quota_microseconds > 0 else None
+    lifted = UNLIMITED if wanted.lifts_quota and requested.quota_microseconds > 0 else None
     mems = None if limits.mems is None else str(limits.mems)
     return Changes(
-        cpuset=_changed(wanted.cpuset, asked.cpuset),
-        mems=_changed(mems, asked.mems),
-        shares=_changed(limits.shares, asked.shares),
-        quota_microseconds=_changed(limits.quota_microseconds or lifted, asked.quota_microseconds),
-        memory_limit_bytes=_changed(limits.memory_limit_bytes, asked.memory_limit_bytes),
+        cpuset=_changed(wanted.cpuset, requested.cpuset),
+        mems=_changed(mems, requested.mems),
+        shares=_changed(limits.shares, requested.shares),
+        quota_microseconds=_changed(
+            limits.quota_microseconds or lifted, requested.quota_microseconds
+        ),
+        memory_limit_bytes=_changed(limits.memory_limit_bytes, requested.memory_limit_bytes),
     )
 
 
@@ -217,22 +219,22 @@ def _given_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet:
     of a Guaranteed pod that request whole CPUs, and no others (pkg/kubelet/cm/cpumanager,
     policy_static.go, guaranteedCPUs). The quota of such a container equals its request, or is
     removed: another quota is that of a pod with pod-level resources, which gets none."""
-    whole = whole_cpus(request.asked.shares) if snapshot.kubelet_static else 0
+    whole = whole_cpus(request.requested.shares) if snapshot.kubelet_static else 0
     if not whole or not kubelet_may_own(announced(request.pod, 0)):
         return EMPTY
-    quota = request.asked.quota_microseconds
+    quota = request.requested.quota_microseconds
     if quota > 0 and quota != whole * PERIOD_MICROSECONDS:
         return EMPTY
     try:
-        cpus = CpuSet.parse(request.asked.cpuset)
+        cpus = CpuSet.parse(request.requested.cpuset)
     except CpuSetError:
         return EMPTY
     return cpus if len(cpus) == whole else EMPTY
 
 
-def _override(wanted: Wanted, asked: RequestedResources) -> Keep | Override:
+def _override(wanted: Wanted, requested: RequestedResources) -> Keep | Override:
     """The kubelet's CPUs in the request are never older than the agent's decision."""
-    if wanted.kubelet and asked.cpuset:
+    if wanted.kubelet and requested.cpuset:
         wanted = msgspec.structs.replace(wanted, cpuset=None)
     keeps = wanted.unmanaged and not wanted.exclusive
     return Keep() if keeps else Override(wanted)

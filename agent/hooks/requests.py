@@ -41,7 +41,7 @@ class CreateContainer(msgspec.Struct, frozen=True):
 
     pod: PodAnnounced
     container_name: str
-    asked: RequestedResources = RequestedResources()
+    requested: RequestedResources = RequestedResources()
     hugepages: dict[int, int] = {}
 
 
@@ -49,7 +49,7 @@ class UpdateContainer(msgspec.Struct, frozen=True):
     """A request to update a container."""
 
     container_id: str
-    asked: RequestedResources = RequestedResources()
+    requested: RequestedResources = RequestedResources()
 
 
 def announced_pod(
@@ -154,11 +154,11 @@ class Changes(msgspec.Struct, frozen=True):
         """The fields of Limits that the request keeps."""
         return tuple(name for name in _LIMITS if getattr(self, name) is None)
 
-    def over(self, asked: RequestedResources) -> RequestedResources:
+    def over(self, requested: RequestedResources) -> RequestedResources:
         """The values that the runtime gets in the end."""
         names = RequestedResources.__struct_fields__
         changed = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return msgspec.structs.replace(asked, **changed)
+        return msgspec.structs.replace(requested, **changed)
 
 
 UNCHANGED: Final = Changes()

@@ -55,13 +55,13 @@ class Containers:
         self._present = {each.id: each for each in containers}
         self._expected = {}
         for each in self._present.values():
-            self.expect(each.id, each.asked.cpuset)
+            self.expect(each.id, each.requested.cpuset)
 
     def put(self, container: NriContainer) -> None:
         """The container exists."""
         self.version += 1
         self._present[container.id] = container
-        self.expect(container.id, container.asked.cpuset)
+        self.expect(container.id, container.requested.cpuset)
 
     def expect(self, container_id: str, cpuset: str) -> None:
         """The runtime has these CPUs for a container, or they were requested."""
@@ -71,9 +71,9 @@ class Containers:
     def requested(self, container_id: str, asked: RequestedResources) -> None:
         """The runtime was asked for these values; an unreported container stays unknown."""
         before = self._present.get(container_id)
-        if before is not None and before.asked != asked:
+        if before is not None and before.requested != asked:
             self.version += 1
-            self._present[container_id] = msgspec.structs.replace(before, asked=asked)
+            self._present[container_id] = msgspec.structs.replace(before, requested=asked)
             self.expect(container_id, asked.cpuset)
 
     def drop(self, container_id: str) -> None:
@@ -84,10 +84,10 @@ class Containers:
     def __contains__(self, container_id: str) -> bool:
         return container_id in self._present
 
-    def asked(self, container_id: str) -> RequestedResources | None:
+    def values_of(self, container_id: str) -> RequestedResources | None:
         """The values that the runtime was asked for last, None for an unreported container."""
         present = self._present.get(container_id)
-        return None if present is None else present.asked
+        return None if present is None else present.requested
 
     def changed_by_others(self, container: NriContainer) -> str | None:
         """The last requested cpuset, when the runtime has another one than the container had or was
@@ -96,7 +96,7 @@ class Containers:
         UpdateContainerResources): a request may show a container as it was before a change that has
         ended."""
         expected = self._expected.get(container.id)
-        if not expected or container.asked.cpuset in expected:
+        if not expected or container.requested.cpuset in expected:
             return None
         return expected[-1]
 
@@ -105,7 +105,7 @@ class Containers:
         must not be created yet is not changed either."""
         for each in self._present.values():
             wanted = snapshot.containers.get(each.id, NOTHING)
-            changes = missing(wanted, each.asked)
+            changes = missing(wanted, each.requested)
             if changes != UNCHANGED and not wanted.blocked:
                 yield each, changes
 
@@ -174,7 +174,7 @@ class Updater:
 
     def _send(self, container: NriContainer, changes: Changes, snapshot: Snapshot) -> None:
         wanted = snapshot.containers[container.id]
-        asked = changes.over(container.asked)
+        asked = changes.over(container.requested)
         # Whatever is changed, the runtime writes all values that it stores.
         cpus = requested_cpus(asked.cpuset)
         title = f"container {container.title}"
@@ -188,7 +188,7 @@ class Updater:
                 self._grants.answered(grant, container.id)
                 self.updates += 1
                 self._refused.pop(container.id, None)
-                present = self._containers.asked(container.id)
+                present = self._containers.values_of(container.id)
                 if present is not None:
                     self._containers.requested(container.id, changes.over(present))
                 self._verify(container, changes)

@@ -74,7 +74,7 @@ class NriHooks:
         snapshot = self._snapshots.current()
         differing = list(self._containers.differing(snapshot)) if snapshot else []
         for each, changes in differing:
-            self._containers.requested(each.id, changes.over(each.asked))
+            self._containers.requested(each.id, changes.over(each.requested))
         return {each.id: changes for each, changes in differing}
 
     def pod_announced(self, pod: PodAnnounced) -> None:
@@ -99,7 +99,7 @@ class NriHooks:
         answer = self._admission.update(call.state)
         if isinstance(answer, Changes):
             self._changing[call.container.id] = call.state
-            if cpuset := answer.over(call.state.request.asked).cpuset:
+            if cpuset := answer.over(call.state.request.requested).cpuset:
                 self._containers.expect(call.container.id, cpuset)
         return answer
 
@@ -149,7 +149,7 @@ class NriHooks:
     def _check(self, container: NriContainer) -> None:
         """Whether another writer changed the container's CPUs."""
         if (asked := self._containers.changed_by_others(container)) is not None:
-            self._conflicts.changed(container.title, asked, container.asked.cpuset)
+            self._conflicts.changed(container.title, asked, container.requested.cpuset)
 
     def _waiting(self, call: PluginCall, hook: str) -> Waiting:
         return Waiting(call.started, min(self._deadlines.of(hook), call.budget_seconds))

@@ -37,13 +37,13 @@ _CHARACTER: Final = "c"
 
 
 class NriContainer(msgspec.Struct, frozen=True):
-    """A container in the runtime's report; `asked`: its values now or at its start. `pid` is 0 when
-    it does not run or is unknown."""
+    """A container in the runtime's report; `requested`: its values now or at its start. `pid` is 0
+    when it does not run or is unknown."""
 
     id: str
     pod_uid: str
     title: str
-    asked: RequestedResources
+    requested: RequestedResources
     pid: int = 0
 
 
@@ -86,12 +86,12 @@ def seen(container: pb.Container, sandbox: pb.PodSandbox | None) -> NriContainer
         container.id,
         pod_uid(of_pod.uid, of_pod.namespace, of_pod.name),
         f"{of_pod.namespace}/{of_pod.name} {container.name}",
-        asked(container.linux.resources),
+        requested_resources(container.linux.resources),
         container.pid,
     )
 
 
-def asked(resources: pb.LinuxResources) -> RequestedResources:
+def requested_resources(resources: pb.LinuxResources) -> RequestedResources:
     """The values of a request, or of a container."""
     cpu = resources.cpu
     return RequestedResources(

@@ -273,12 +273,14 @@ class PluginService:
         if method == "CreateContainer":
             pod, name = messages.pod(event.pod), event.container.name
             hugepages = messages.requested_hugepages(event.container)
-            request = CreateContainer(pod, name, container.asked, hugepages)
+            request = CreateContainer(pod, name, container.requested, hugepages)
             mounted = frozenset(each.destination for each in event.container.mounts)
             carried = partial(messages.carried, event.container)
             call = PluginCall(container, request, self._budget_seconds, mounted, carried)
         else:
-            change = UpdateContainer(container.id, messages.asked(event.linux_resources))
+            change = UpdateContainer(
+                container.id, messages.requested_resources(event.linux_resources)
+            )
             call = PluginCall(container, change, self._budget_seconds)
         self._ask(call, incoming)
 

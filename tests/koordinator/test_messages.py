@@ -43,7 +43,7 @@ def test_the_oom_score_survives_a_new_cpuset() -> None:
 def test_a_new_quota_comes_with_its_period() -> None:
     requested = request(cpu_quota=20_000, cpu_period=10_000)
     result = merged(requested, messages.response(requested, Changes(quota_microseconds=50_000)))
-    assert messages.create(result).asked.quota_microseconds == 50_000
+    assert messages.create(result).requested.quota_microseconds == 50_000
     assert result.container_resources.cpu_period == 100_000
 
 
@@ -96,7 +96,7 @@ def test_a_merged_response_gives_the_request_with_the_changes(
 ) -> None:
     requested = request(**resources)
     result = merged(requested, messages.response(requested, changes))
-    assert messages.create(result).asked == changes.over(messages.create(requested).asked)
+    assert messages.create(result).requested == changes.over(messages.create(requested).requested)
     for kept in (requested, result):
         for name in ("cpu_quota", "cpu_period", "cpu_shares", "memory_limit_in_bytes"):
             kept.container_resources.ClearField(name)
@@ -113,7 +113,7 @@ def test_fields_of_a_create_request() -> None:
     assert read.pod.labels == {"koordinator.sh/qosClass": "LSE"}
     assert read.pod.cgroup_parent == "/kubepods/podu"
     assert read.container_name == "main"
-    assert read.asked == RequestedResources("0-1", "", 512, 20_000, 0)
+    assert read.requested == RequestedResources("0-1", "", 512, 20_000, 0)
 
 
 @pytest.mark.parametrize("uid", ["u", ""])

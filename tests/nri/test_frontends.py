@@ -68,7 +68,7 @@ def merged(requested: RequestedResources, changes: nri_pb2.LinuxResources) -> Re
     """As the runtime merges a plugin's values into its own: set values override."""
     resources = in_nri(requested)
     resources.MergeFrom(changes)
-    return messages.asked(resources)
+    return messages.requested_resources(resources)
 
 
 @given(WANTED, ASKED)
@@ -83,7 +83,7 @@ def test_frontends_create_the_same_container(wanted: Wanted, requested: Requeste
     changes = cpuset.changes(by_plugin, Override(wanted))
     rewritten = cri.create_request_with(raw, changes) or raw
     adjustment = messages.adjustment(changes, ()) or nri_pb2.ContainerAdjustment()
-    assert cri.create_container(rewritten).asked == changes.over(requested)
+    assert cri.create_container(rewritten).requested == changes.over(requested)
     assert merged(requested, adjustment.linux.resources) == changes.over(requested)
 
 
@@ -93,13 +93,13 @@ def test_frontends_update_a_container_in_the_same_way(
 ) -> None:
     message = cri_pb2.UpdateContainerResourcesRequest(container_id="c", linux=in_cri(requested))
     raw = message.SerializeToString()
-    by_plugin = UpdateContainer("c", messages.asked(in_nri(requested)))
+    by_plugin = UpdateContainer("c", messages.requested_resources(in_nri(requested)))
     assert cri.update_container(raw) == by_plugin
     changes = cpuset.changes(by_plugin, Override(wanted))
     rewritten = cri.update_request_with(raw, changes) or raw
     update = messages.update("c", changes)
     assert update.container_id == "c"
-    assert cri.update_container(rewritten).asked == changes.over(requested)
+    assert cri.update_container(rewritten).requested == changes.over(requested)
     assert merged(requested, update.linux.resources) == changes.over(requested)
 
 

@@ -182,7 +182,7 @@ def test_stored_containers_do_not_grow_with_environments(world: World) -> None:
     assert sum(each.ByteSize() for each in service._containers) < 1_000
     world.runtime.synchronize()
     ((_, listed),) = world.plugin.told
-    assert [each.asked.cpuset for each in listed] == ["0-3"] * 5
+    assert [each.requested.cpuset for each in listed] == ["0-3"] * 5
 
 
 def test_the_plugin_synchronises_in_chunks(world: World) -> None:
@@ -219,7 +219,7 @@ def test_a_creation_is_passed_to_the_hook_and_adjusted(up: World) -> None:
     assert isinstance(call.request, CreateContainer)
     assert call.request.pod.labels == {QOS_LABEL: "LSR"}
     assert call.request.pod.cgroup_parent == "/kubepods/podu"
-    assert (call.request.container_name, call.request.asked) == (
+    assert (call.request.container_name, call.request.requested) == (
         "main",
         RequestedResources(quota_microseconds=50_000),
     )
