@@ -22,8 +22,8 @@ from agent.rpc.grpc import RpcError
 from tests.waiting import eventually
 
 CALL_SECONDS = 1.0
-MOST_SECONDS = 20.0
-MOST_GROWTH_BYTES = 96 << 20
+MAX_SECONDS = 20.0
+MAX_GROWTH_BYTES = 96 << 20
 """A reply may have 16 MiB, which exist as bytes and as a message."""
 
 CALLS: dict[str, Callable[[Cri], object]] = {
@@ -143,9 +143,9 @@ def test_every_call_ends_with_an_answer_or_an_rpc_error(tmp_path: Path, answer: 
             began = time.monotonic()
             with contextlib.suppress(RpcError):
                 call(cri)
-            assert time.monotonic() - began < MOST_SECONDS
+            assert time.monotonic() - began < MAX_SECONDS
             cri.close()
-    assert _grown_bytes(before) < MOST_GROWTH_BYTES
+    assert _grown_bytes(before) < MAX_GROWTH_BYTES
 
 
 @pytest.mark.parametrize("answer", [_endless_headers, _endless_pings, _wrong_bytes, _wrong_status])
@@ -158,4 +158,4 @@ def test_events_of_a_hostile_runtime_end_no_thread(tmp_path: Path, answer: Answe
         eventually("two connections have ended", lambda: len(heard) >= 2)
         assert events._thread.is_alive()
         events.close()
-    assert _grown_bytes(before) < MOST_GROWTH_BYTES
+    assert _grown_bytes(before) < MAX_GROWTH_BYTES
