@@ -119,7 +119,7 @@ class Enforcement:
         before a snapshot gives the CPUs to others. `announced`: the cgroup_parent of announced pods
         by uid."""
         groups = announced_groups(announced)
-        narrowed, failures = self._announced.narrow(announced_cpusets(groups, decision))
+        narrowed, failures = self._announced.narrow(cpus_of_others(groups, decision))
         sandboxes = sandbox_cpusets(runtime.pods, decision)
         placed, failed = self._announced.widen(sandboxes, narrowed)
         failures += failed
@@ -354,16 +354,24 @@ def announced_groups(cgroup_parents: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def announced_cpusets(groups: Mapping[str, str], decision: Decision) -> dict[str, CpuSet]:
-    """By group: the CPUs of an announced pod, which its sandbox or a container of it may get. Pods
-    with a container to which the agent gives no CPUs are missing."""
-    wanted = {}
+def cpus_of_others(groups: Mapping[str, str], decision: Decision) -> dict[str, CpuSet]:
+    """By group of an announced pod: the CPUs that other pods own or have from a DRA driver, without
+    those that the pod may use. Pods with a container to which the agent gives no CPUs are
+    missing."""
+    pools = pool_cpus(decision.ls_pools) | pool_cpus(decision.be_pools) | decision.system
+    apart = {
+        uid: union(_parsed(each.cpuset) or EMPTY for each in of_pod.containers.values()) - pools
+        for uid, of_pod in (decision.pods.items() if groups else ())
+    }
+    taken = {}
     for group, uid in groups.items():
         of_pod = decision.pods[uid]
         cpusets = [_parsed(each.cpuset) for each in (of_pod.each, *of_pod.containers.values())]
-        if (cpus := union(each for each in cpusets if each)) and None not in cpusets:
-            wanted[group] = cpus
-    return wanted
+        if (own := union(each for each in cpusets if each)) and None not in cpusets:
+            owned = union(owner.cpus for owner in decision.owners if owner.uid != uid)
+            others = union(apart[other] for other in apart.keys() - {uid})
+            taken[group] = (owned | others) - own
+    return taken
 
 
 def wanted_limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CgroupLimits]:

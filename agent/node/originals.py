@@ -134,9 +134,11 @@ _UNTIL_SANDBOX: Final = "until its sandbox has CPUs of its own"
 
 
 class AnnouncedPods:
-    """Gives the cgroup of an announced pod the CPUs that its sandbox should have: the runtime makes
-    a sandbox with those of the pod. Once the sandbox has a cpuset of its own, the pod's cgroup gets
-    its original CPUs back: they must contain whatever its containers get later.
+    """Takes the CPUs of other pods from the cgroup of an announced pod: the runtime makes a sandbox
+    with those of the pod. Once the sandbox has a cpuset of its own, the pod's cgroup gets its
+    original CPUs back: they must contain whatever its containers get later. It keeps every other
+    CPU, because a runtime may run the monitor of a container there (CRI-O: conmon, on
+    `infra_ctr_cpuset`).
 
     The journal marks these cgroups, so that the next agent gives them back too.
     """
@@ -148,19 +150,23 @@ class AnnouncedPods:
             group for group, each in journal.originals.items() if each.note == _UNTIL_SANDBOX
         }
 
-    def narrow(self, wanted: Mapping[str, CpuSet]) -> tuple[dict[str, CpuSet], list[str]]:
-        """Journals the cgroups that have other CPUs too. Returns those to write, and the
-        failures."""
+    def narrow(self, others: Mapping[str, CpuSet]) -> tuple[dict[str, CpuSet], list[str]]:
+        """`others`: by group, the CPUs that its sandbox must not begin with. Journals the cgroups
+        that have some of them. Returns the CPUs of those to write, and the failures."""
         new = []
-        for group, cpus in wanted.items():
+        wanted = {}
+        for group, taken in others.items():
             try:
                 own = self._hierarchy.own_cpus(group)
-                has_others = not self._hierarchy.effective_cpus(group) <= cpus
+                cpus = self._original(group)
             except CgroupError as error:
                 log.debug("%s", error)
                 continue
+            if left := cpus - taken:
+                wanted[group] = left
             # A v1 cgroup without CPUs could not be given back: it can't inherit.
-            if has_others and group not in self._narrowed and (own or self._hierarchy.version == 2):
+            can_return = bool(own) or self._hierarchy.version == 2
+            if left and left != cpus and group not in self._narrowed and can_return:
                 new.append(Original(group, str(own), _UNTIL_SANDBOX))
         failures = []
         try:
@@ -169,6 +175,13 @@ class AnnouncedPods:
         except JournalError as error:
             failures.append(str(error))
         return {group: wanted[group] for group in wanted.keys() & self._narrowed}, failures
+
+    def _original(self, group: str) -> CpuSet:
+        """The CPUs of the group while none is taken from it. Raises CgroupError."""
+        if group not in self._narrowed:
+            return self._hierarchy.effective_cpus(group)
+        own = CpuSet.parse(self._journal.originals[group].cpus)
+        return own or self._hierarchy.effective_cpus(parent(group))
 
     def widen(
         self, sandboxes: Mapping[str, CpuSet], announced: Collection[str]

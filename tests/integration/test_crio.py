@@ -11,10 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from agent.cri.client import Cri
+from agent.hooks import cri as hooks
+from agent.hooks.agent_client import Notifier
+from agent.model import snapshot as snapshots
 from agent.proto import cri_pb2 as pb
 from tests import tools
 from tests.fixtures import image
-from tests.fixtures.cgroups import MOUNTS
+from tests.fixtures.cgroups import MOUNTS, make_cgroup
 from tests.fixtures.crio import WORKLOAD, Crio
 from tests.fixtures.pods import kill_container, remove_pod, run_pod
 from tests.integration.harness import NO_PASS, TestNode, built_or_skip, fresh_node, kernel_group
@@ -105,6 +108,24 @@ def test_nothing_of_a_pod_is_on_an_owners_cpu(both: TestNode) -> None:
     owner = both.direct.container_placement(lse).pid
     eventually("the owner is alone", lambda: processes_on(both, 1) == {owner})
     assert both.direct.container_placement(ls).pid in processes_on(both, 0)
+
+
+def test_containers_are_created_while_the_agent_is_away_after_the_notification(
+    both: TestNode,
+) -> None:
+    """CRI-O makes the monitor on CPU 0, which the cgroup of an owner of CPU 1 must have."""
+    spec = both.spec("lse", "LSE", "1")
+    make_cgroup(spec.cgroup_parent())
+    run_pod(both.proxied, both.spec("ls", "LS"))
+    request = pb.RunPodSandboxRequest(config=spec.config())
+    notifier = Notifier(str(both.state / "doorbell.sock"))
+    assert notifier.notify(hooks.run_pod_sandbox(request.SerializeToString()))
+    notifier.close()
+    snapshot = both.state / "snapshot.json"
+    eventually("CPU 1 has an owner", lambda: snapshots.decode(snapshot.read_bytes()).owners)
+    both.kill_agent()
+    _, lse = run_pod(both.proxied, spec)
+    assert both.cpus(lse) == "1"
 
 
 def test_an_update_keeps_the_cpus(both: TestNode) -> None:

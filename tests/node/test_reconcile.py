@@ -28,7 +28,7 @@ from agent.model.notifications import (
     SnapshotRequest,
 )
 from agent.model.pod import pods as podvalues
-from agent.model.pod.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pod_resources import (
     ClaimedDevice,
     ContainerResources,
@@ -230,23 +230,24 @@ def test_announced_pod_follows_the_pool_and_gets_its_cpus_back_when_its_sandbox_
     assert world.cpus(pod) == "0,2"
     world.runtime.listed_sandboxes.remove(owner)
     agent.reconcile()
-    assert world.cpus(pod) == "0-2", "its containers get the CPUs of this snapshot"
+    assert world.cpus(pod) == "0-2"
     agent.notified([PodFailed("new")])
     agent.reconcile()
     assert world.cpus(pod) == "0-3"
     assert "/kubepods/burstable/podnew" not in Journal(world.state / "journal")
 
 
-def test_announced_owner_has_its_cpus_and_those_of_its_sidecars(world: World) -> None:
-    notes = {RESOURCE_STATUS: '{"cpuset": "3"}', SHARED_CONTAINERS: '["side"]'}
+def test_announced_pod_keeps_all_cpus_that_no_other_pod_owns(world: World) -> None:
+    """A runtime may run the monitor of a container on any of them."""
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
-    for uid, of_pod in (("alone", {RESOURCE_STATUS: '{"cpuset": "2"}'}), ("both", notes)):
+    for uid, claim in (("first", "2"), ("second", "3")):
         world.group(f"kubepods/pod{uid}")
-        agent.notified([PodAnnounced(uid, "ns", uid, {}, of_pod, f"/kubepods/pod{uid}")])
+        notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
+        agent.notified([PodAnnounced(uid, "ns", uid, {}, notes, f"/kubepods/pod{uid}")])
     agent.reconcile()
-    assert world.cpus("kubepods/podalone") == "2"
-    assert world.cpus("kubepods/podboth") == "0,3"
+    assert world.cpus("kubepods/podfirst") == "0,2"
+    assert world.cpus("kubepods/podsecond") == "0,3"
 
 
 @pytest.mark.parametrize("cgroup_parent", ["", "/kubepods", "/kubepods/podabsent"])

@@ -248,7 +248,7 @@ def test_each_move_to_better_cpus_lowers_the_cost(data: st.DataObject) -> None:
                 (_distance(node.layout, claim, each), fit.cost(each.mask))
                 for each in (move.source, move.target)
             )
-            if claim.hugepages and move.reason is not MoveReason.REPLACE:
+            if claim.hugepages and move.reason in (MoveReason.DEFRAGMENT, MoveReason.MAKE_ROOM):
                 before, after = (
                     set(node.layout.node_ids(each.mask)) for each in (move.source, move.target)
                 )
