@@ -253,10 +253,12 @@ def decided(topology: Topology, pods: tuple[Pod, ...], policy: CpuPolicy) -> Dec
     for present in (early, early[1::2], (*early[1::2], *pods), pods):
         again = True
         while again:
-            demand = None
+            decision_input = None
             if policy != "none":
-                demand = local.demand(topology, tuple(present), (), {}, last)
-            decision = pools.decide(topology, tuple(present), KubeletCpus(), {}, {}, local=demand)
+                decision_input = local.decision_input(topology, tuple(present), (), {}, last)
+            decision = pools.decide(
+                topology, tuple(present), KubeletCpus(), {}, {}, local=decision_input
+            )
             last = {(each.uid, each.name): each for each in decision.local_owners}
             again = decision.again
     return decision

@@ -1,4 +1,4 @@
-"""The API server of a simulated cluster, which answers at once: lists, watches, Bindings.
+"""The API server of a simulated cluster, which answers at once: lists, watches, Bindings, a Lease.
 
 It is a separate process: `python -m benchmarks.stubapi NODES PODS` prints its port and serves until
 its stdin ends.
@@ -11,8 +11,10 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
+from urllib.parse import parse_qs
 
 from tests.fixtures import fleet
 
@@ -21,6 +23,7 @@ POD: Final = "/api/v1/pods"
 TOPOLOGY: Final = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 DEVICE: Final = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 BUDGET: Final = "/apis/policy/v1/poddisruptionbudgets"
+LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/"
 _VERSION: Final = 1000
 _GROUP: Final = 400
 """Events written at once."""
@@ -84,6 +87,7 @@ class Server:
         self._lock = threading.Lock()
         self._version = _VERSION
         self._watching: list[socket.socket] = []
+        self._lease: dict[str, Any] | None = None
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port = self._listening.getsockname()[1]
 
@@ -110,9 +114,12 @@ class Server:
             _reply(connection, b"{}", 200 if gone else 404)
             if gone:
                 self._send_event("DELETED", gone)
+        elif path.startswith(LEASES):
+            self._answer_lease(connection, method, body)
         elif path in (NODE, POD, TOPOLOGY, DEVICE, BUDGET):
             if "watch=true" in query:
                 self._watch(connection, path, "sendInitialEvents" in query)
+                self._end_watch(connection, int(parse_qs(query)["timeoutSeconds"][0]))
             else:
                 self._list(connection, path, query)
         elif path in (TOPOLOGY.rpartition("/")[0], DEVICE.rpartition("/")[0]):
@@ -152,6 +159,27 @@ class Server:
         if path == POD:
             with self._lock:
                 self._watching.append(connection)
+
+    def _end_watch(self, connection: socket.socket, seconds: int) -> None:
+        """As an API server does: a bookmark, and the end of the response after its time."""
+        time.sleep(seconds)
+        with self._lock:
+            if connection in self._watching:
+                self._watching.remove(connection)
+            metadata = {"name": "", "resourceVersion": str(self._version)}
+        _chunk(connection, _event("BOOKMARK", {"metadata": metadata}))
+        connection.sendall(b"0\r\n\r\n")
+
+    def _answer_lease(self, connection: socket.socket, method: str, body: bytes) -> None:
+        with self._lock:
+            if method in ("POST", "PUT"):
+                self._version += 1
+                self._lease = _versioned(json.loads(body), self._version)
+            lease = self._lease
+        if lease is None:
+            _reply(connection, b'{"kind":"Status","code":404}', 404)
+        else:
+            _reply(connection, json.dumps(lease).encode(), 201 if method == "POST" else 200)
 
     def _send_event(self, kind: str, pod: dict[str, Any]) -> None:
         with self._lock:
