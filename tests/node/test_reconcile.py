@@ -410,3 +410,18 @@ def test_a_pass_that_decides_nothing_again_repairs_what_another_process_wrote(
     world.container(sandbox, "late")
     agent.reconcile()
     assert world.cpus("kubepods/burstable/podls/c-ls-late") == "0,2-3"
+
+
+def test_a_sandbox_whose_cgroup_is_gone_fails_no_pass(world: World) -> None:
+    sandbox = world.sandbox("ls", "LS")
+    group = f"kubepods/burstable/podls/{sandbox.id}"
+    world.group(group)
+    world.container(sandbox)
+    owner = world.sandbox("own", "LSE", "1")
+    agent = world.agent()
+    agent.reconcile()
+    assert world.cpus(group) == "0,2-3"
+    shutil.rmtree(world.cpuset / group)
+    world.container(owner)
+    agent.reconcile()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
