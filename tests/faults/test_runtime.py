@@ -15,6 +15,7 @@ from agent.cgroup.hierarchy import Hierarchy
 from agent.cri.client import Cri
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
+from tests.cri import test_hostile_runtime as hostile
 from tests.faults.conftest import Around
 from tests.fixtures.ports import free_port
 from tests.integration.harness import eventually
@@ -73,6 +74,24 @@ def observer(around: Around) -> Iterator[RuntimeView]:
     around.node.runtime.relent()
     cri.close()
     hierarchy.close()
+
+
+@pytest.mark.parametrize("answer", hostile.ANSWERS, ids=[each.__name__ for each in hostile.ANSWERS])
+def test_hostile_runtime_makes_the_agent_unready_and_loses_nothing(
+    around: Around, answer: hostile.Answer
+) -> None:
+    """Endless, slow and wrong answers to every call."""
+    node, port = around.node, free_port()
+    own, ls = around.running("LSE", "1-2"), around.running("LS")
+    around.start(f"--http=127.0.0.1:{port}", "--period-seconds=0.1")
+    eventually("ready", lambda: page(port, "readyz")[0] == 200)
+    node.stop_runtime()
+    with hostile.serving(node.socket_path, answer):
+        eventually("not ready", lambda: page(port, "readyz")[0] == 503)
+        assert page(port, "healthz")[0] == 200
+        assert (around.cpus(own), around.cpus(ls)) == ("1-2", "0,3-15")
+        assert around.launcher.running
+    node.socket_path.unlink()
 
 
 def test_one_hanging_status_hides_no_container_and_is_retried_later(

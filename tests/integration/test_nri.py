@@ -17,6 +17,12 @@ import pytest
 
 from agent.cri.client import Cri
 from agent.hooks.requests import Changes
+from agent.model.pod.annotations import (
+    DEVICE_ALLOCATED,
+    EXTENDED_RESOURCE_SPEC,
+    RESOURCE_STATUS,
+    SHARED_CONTAINERS,
+)
 from agent.nri import conflicts
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
@@ -285,6 +291,57 @@ def test_environments_and_answers_beyond_one_buffer_are_received(plugged: Plugge
     environment = json.loads(status.info["info"])["runtimeSpec"]["process"]["env"]
     assert f"GIVEN={large}" in environment
     assert [each for each in environment if each.startswith("PATH=")] == ["PATH=/bin"]
+
+
+HOSTILE = {
+    "nesting": {RESOURCE_STATUS: "[" * 200_000},
+    "numbers": {RESOURCE_STATUS: f'{{"numaNodeResources": [{{"node": {"9" * 4_000}}}]}}'},
+    "claim of all CPUs": {RESOURCE_STATUS: '{"cpuset": "0-65535"}'},
+    "claim of the owner's CPU": {RESOURCE_STATUS: '{"cpuset": "1"}'},
+    "containers": {
+        EXTENDED_RESOURCE_SPEC: '{"containers":{' + '"c":{},' * 30_000 + '"d":{}}}',
+        SHARED_CONTAINERS: "a," * 100_000,
+    },
+    "devices": {DEVICE_ALLOCATED: '{"gpu":[' + '{"minor":0},' * 15_000 + '{"minor":-1}]}'},
+    "keys": {f"example.com/{number}": "x" for number in range(20_000)},
+    "CDI names": {"cdi.k8s.io/a": "nvidia.com/gpu=" + "9" * 100_000},
+}
+"""Annotations of the size that the API allows, as the proxy gets them in tests/relay/hostile.py and
+tests/integration/test_hostile_pods.py."""
+
+
+def test_hostile_annotations_end_neither_the_plugin_nor_an_owners_cpus(both: PluggedNode) -> None:
+    node = both.node
+    _, owner = run_pod(node.direct, node.spec("own", "LSE", "1"))
+    for number, notes in enumerate(HOSTILE.values()):
+        for qos in ("", "LSE"):
+            spec = node.spec(f"hostile-{number}-{qos.lower()}", qos, annotations=notes)
+            with contextlib.suppress(RpcError):
+                _, container = run_pod(node.direct, spec)
+                assert node.cpus(container) == "0", spec.name
+            assert node.cpus(owner) == "1", spec.name
+    assert both.metric("topolet_nri_hook_errors_total") == 0
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+    _, later = run_pod(node.direct, node.spec("later", "LS"))
+    assert node.cpus(later) == "0"
+
+
+@pytest.mark.parametrize("size_bytes", [3 << 20, 5 << 20], ids=["within", "beyond a message"])
+def test_a_huge_environment_costs_its_own_container_alone(
+    both: PluggedNode, size_bytes: int
+) -> None:
+    node = both.node
+    _, owner = run_pod(node.direct, node.spec("own", "LSE", "1"))
+    spec = node.spec("huge")
+    request = create_request(spec, run_sandbox(node.direct, spec))
+    for number in range(size_bytes // 65_536):
+        request.config.envs.add(key=f"V{number}", value=b"x" * 65_000)
+    with contextlib.suppress(RpcError):
+        create_container(node.direct, request)
+    assert node.cpus(owner) == "1"
+    _, later = run_retrying(node, node.spec("later", "LS"))
+    eventually("a later container shares the pool", lambda: node.cpus(later) == "0")
+    assert both.metric("topolet_nri_hook_errors_total") == 0
 
 
 def test_only_one_kind_of_frontend_runs(plugged: PluggedNode) -> None:

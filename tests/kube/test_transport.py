@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -262,3 +263,24 @@ def test_one_connection_is_kept_per_concurrent_request(server: Server) -> None:
     transport.close()
     assert len(server.requests) == 15
     assert len({each.connection for each in server.requests}) == 5
+
+
+@pytest.mark.parametrize("code", [200, 401, 403, 404, 409, 410, 422, 429, 500, 503])
+def test_no_token_is_in_logs_or_errors(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    token = "s3cr3t-token-of-the-agent"
+    (tmp_path / "token").write_text(token)
+    caplog.set_level(logging.DEBUG)
+    server.answer = lambda server, connection, request: reply(
+        connection, code, status(code, "Reason", "text")
+    )
+    access = FileAccess(server.url, token=str(tmp_path / "token"))
+    found = ""
+    with contextlib.closing(Transport(access, limits=LIMITS)) as transport:
+        try:
+            transport.get("/x")
+        except errors.KubeError as error:
+            found = f"{error!r} {error.__cause__!r}"
+    assert server.requests[0].headers["authorization"] == f"Bearer {token}"
+    assert token not in caplog.text + found + repr(access)
