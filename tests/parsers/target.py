@@ -18,7 +18,9 @@ MAX_BYTES: Final = 96 << 20
 """How much the process may grow, with inputs, values and the allocator's rest of all of them."""
 _MAX_MESSAGE_CHARACTERS: Final = 64 << 10
 _MAX_BITS: Final = 512
-"""Of a number in a value. A quantity has 30 digits and an exponent of two digits."""
+"""Of a number in a value that is longer than its text. A quantity has 30 digits and an exponent of
+two digits."""
+_BITS_OF_CHARACTER: Final = 4
 _VALUES_EVERY: Final = 16
 _APART: Final = 2**32
 
@@ -76,19 +78,19 @@ def _tried(target: Target, given: Any, with_value: bool) -> None:
         assert not target.names or any(each in message for each in target.names), message
     else:
         if with_value:
-            _check(value)
+            _check(value, max(_MAX_BITS, _BITS_OF_CHARACTER * len(repr(given))))
     took = time.thread_time() - began
     assert took <= MAX_CPU_SECONDS, f"took {took:.1f} s of CPU time"
 
 
-def _check(value: object) -> None:
-    """Whether the numbers in the value are small, so that no user of it computes with millions of
-    digits."""
+def _check(value: object, max_bits: int) -> None:
+    """Whether no number in the value is larger than its text: no user of it computes with millions
+    of digits."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
         if isinstance(each, int):
-            assert each.bit_length() <= _MAX_BITS, f"a number of {each.bit_length()} bits"
+            assert each.bit_length() <= max_bits, f"a number of {each.bit_length()} bits"
         elif isinstance(each, dict):
             waiting += (*each, *each.values())
         elif isinstance(each, list | tuple):
