@@ -63,7 +63,8 @@ class Carried(msgspec.Struct, frozen=True):
     """All parts of a request that may name devices, in its order. `environment`: the values of
     NVIDIA_VISIBLE_DEVICES that are not the image's. `mounts`: paths in the container that name
     devices (`visibility.mounted`), with any source. `annotations`: those that CDI reads. `serving`:
-    it mounts a folder through which the kubelet or others find the node's devices."""
+    it mounts a folder through which the kubelet or others find the node's devices. `of_pod`: the
+    annotations of the pod that CDI may read (`visibility.of_pod`), which no frontend can change."""
 
     environment: tuple[str, ...] = ()
     preload: str = ""
@@ -73,14 +74,16 @@ class Carried(msgspec.Struct, frozen=True):
     nodes: tuple[CarriedNode, ...] = ()
     privileged: bool = False
     serving: bool = False
+    of_pod: tuple[str, ...] = ()
 
     def names(self) -> Iterator[str]:
         """The names of GPUs, without their kind, from every carrier but device nodes. A text that
         is no CDI name is the name of a GPU."""
-        for each in self._listed():
-            kind, name = kind_and_name(each)
-            if not kind or is_gpu_kind(kind):
-                yield name
+        return _gpu_names(self._listed())
+
+    def names_of_pod(self) -> Iterator[str]:
+        """Those that are in annotations of the pod."""
+        return _gpu_names(name for value in self.of_pod for name in split(value))
 
     def claimed(self) -> Iterator[tuple[str, str]]:
         """Names by other kinds of NVIDIA's that may give cards: those of its driver for claims
@@ -97,10 +100,17 @@ class Carried(msgspec.Struct, frozen=True):
         for value in self.environment:
             if value not in NOTHING_NAMED and value != MOUNT_ROOT:
                 yield from split(value)
-        for _, value in self.annotations:
+        for value in (*(value for _, value in self.annotations), *self.of_pod):
             yield from split(value)
         yield from self.cdi_devices
         yield from filter(None, map(mounted, self.mounts))
+
+
+def _gpu_names(listed: Iterable[str]) -> Iterator[str]:
+    for each in listed:
+        kind, name = kind_and_name(each)
+        if not kind or is_gpu_kind(kind):
+            yield name
 
 
 def is_gpu_kind(kind: str) -> bool:

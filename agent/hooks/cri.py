@@ -155,6 +155,10 @@ def carried(message: bytes) -> Carried:
         for each in found[_ANNOTATIONS]
         if visibility.is_cdi_annotation(key := text(each, 1))
     ]
+    sandbox = merged(message, _SANDBOX_CONFIG)
+    of_pod: dict[str, str] = {}
+    if visibility.CDI_ANNOTATIONS.encode() in sandbox:
+        of_pod = string_map(sandbox, _POD_ANNOTATIONS)
     places = [text(each, _CONTAINER_PATH) for each in found[_MOUNTS]]
     return Carried(
         environment=tuple(value for name, value in variables if name == visibility.VISIBLE_DEVICES),
@@ -165,6 +169,7 @@ def carried(message: bytes) -> Carried:
         nodes=tuple(_carried_node(each) for each in found[_NODES]),
         privileged=bool(number(merged(message, *_SECURITY_CONTEXT), _PRIVILEGED)),
         serving=any(carriers.serves(text(each, _HOST_PATH)) for each in found[_MOUNTS]),
+        of_pod=visibility.of_pod(of_pod),
     )
 
 

@@ -142,6 +142,7 @@ def device_changes(
     if visible.gpus is None:
         own = unallocated(uid, carried, node)
     else:
+        _refuse_annotations_of_pod(uid, carried, visible.gpus, node)
         own = rewritten(carried, visible.gpus, node.cdi_kind)
     removed, added = list(own.removed_nodes), list(own.nodes)
     for device_type, nodes in sorted(visible.nodes.items()):
@@ -159,6 +160,18 @@ def device_changes(
         nodes=tuple(added),
         removed_nodes=tuple(removed),
     )
+
+
+def _refuse_annotations_of_pod(
+    uid: str, carried: Carried, gpus: Sequence[VisibleGpu], node: NodeVisibility
+) -> None:
+    """Raises TakenError or UnhonouredError for a GPU that the container must not see: a runtime may
+    read the pod's annotations, and they can't be changed."""
+    names = list(carried.names_of_pod())
+    _refuse_names_of_others(uid, names, node, given=True)
+    for name in names:
+        if not any(carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus):
+            raise UnhonouredError(f"an annotation of its pod names another GPU: {name[:_LONGEST]}")
 
 
 def unallocated(
@@ -180,6 +193,8 @@ def unallocated(
     ):
         return UNCHANGED
     denied = node.unasked == "deny" and _ALL in map(str.lower, names)
+    if denied and any(map(carriers.names_all, carried.names_of_pod())):
+        raise TakenError("an annotation of its pod names all GPUs")
     asks = bool(names or carried.environment) or any(
         carriers.is_card_node(each.host_path) for each in carried.nodes
     )
@@ -331,14 +346,10 @@ def _in_annotations(
     """None when no name is left."""
     for key, value in annotations:
         names = visibility.split(value)
-        yield (
-            (key, ",".join(_in_list(names, gpus)) or None)
-            if any(map(carriers.names_gpu, names))
-            else (
-                key,
-                value,
-            )
-        )
+        if any(map(carriers.names_gpu, names)):
+            yield key, ",".join(_in_list(names, gpus)) or None
+        else:
+            yield key, value
 
 
 def _written(gpus: Iterable[VisibleGpu], present: Iterable[str]) -> Iterator[str]:

@@ -61,6 +61,7 @@ def carried(request: pb.ContainerResourceHookRequest) -> Carried:
         environment=() if value is None else (value,),
         preload=request.container_envs.get(carriers.PRELOAD, ""),
         mounts=(carriers.mount_path("unseen"),) if value == visibility.MOUNT_ROOT else (),
+        of_pod=visibility.of_pod(request.pod_annotations),
     )
 
 

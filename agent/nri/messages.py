@@ -109,7 +109,7 @@ def requested_hugepages(container: pb.Container) -> dict[int, int]:
     return hugepages((each.page_size, each.limit) for each in limits)
 
 
-def carried(container: pb.Container) -> Carried:
+def carried(container: pb.Container, sandbox: pb.PodSandbox) -> Carried:
     """The devices that a request to create a container names. CDI has edited it already; the
     image's environment can't be distinguished from the request's, and `all` counts as the image's.
     For a privileged container runtimes list every node of the host, which it did not request."""
@@ -148,6 +148,7 @@ def carried(container: pb.Container) -> Carried:
         ),
         privileged=privileged,
         serving=any(carriers.serves(each.source) for each in container.mounts),
+        of_pod=visibility.of_pod(sandbox.annotations),
     )
 
 

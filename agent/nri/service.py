@@ -275,7 +275,7 @@ class PluginService:
             hugepages = messages.requested_hugepages(event.container)
             request = CreateContainer(pod, name, container.requested, hugepages)
             mounted = frozenset(each.destination for each in event.container.mounts)
-            carried = partial(messages.carried, event.container)
+            carried = partial(messages.carried, event.container, event.pod)
             call = PluginCall(container, request, self._budget_seconds, mounted, carried)
         else:
             change = UpdateContainer(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent.hooks import carriers, cri, visibility
 from agent.hooks.carriers import Carried
 from agent.hooks.visibility import TakenError, device_changes, unallocated
+from agent.koordinator import messages as koordinator_messages
 from agent.model.devices.visibility import (
     MOUNT_ROOT,
     NodeDevice,
@@ -22,7 +23,7 @@ from agent.model.devices.visibility import (
     kind_and_name,
 )
 from agent.nri import messages
-from agent.proto import cri_pb2, nri_pb2
+from agent.proto import cri_pb2, koordinator_hooks_pb2, nri_pb2
 from tests.conftest import DATA
 from tests.hooks import gpuruntime
 from tests.hooks.gpuruntime import CARDS, node
@@ -183,7 +184,7 @@ def by_nri(carrier: str, text: str) -> Carried:
         container.mounts.add(destination=text, source="/dev/null")
     else:
         container.annotations["nvidia.cdi.k8s.io/p"] = text
-    return messages.carried(container)
+    return messages.carried(container, nri_pb2.PodSandbox())
 
 
 @pytest.mark.parametrize("read", [by_cri, by_nri])
@@ -207,6 +208,58 @@ def test_every_spelling_of_all_counts_as_the_images_by_nri(value: str) -> None:
     hidden = NodeVisibility(node(CARDS[0].uuid).held, "hide")
     changes = device_changes("other", by_nri("env", value), Visibility(), hidden)
     assert changes.environment == ((ENV, "void"),)
+
+
+def annotated_by_cri(key: str, value: str) -> Carried:
+    message = cri_pb2.CreateContainerRequest()
+    message.sandbox_config.annotations[key] = value
+    return cri.carried(message.SerializeToString())
+
+
+def annotated_by_nri(key: str, value: str) -> Carried:
+    sandbox = nri_pb2.PodSandbox(annotations={key: value})
+    return messages.carried(nri_pb2.Container(), sandbox)
+
+
+def annotated_for_koordinator(key: str, value: str) -> Carried:
+    request = koordinator_hooks_pb2.ContainerResourceHookRequest(pod_annotations={key: value})
+    return koordinator_messages.carried(request)
+
+
+@pytest.mark.parametrize("read", [annotated_by_cri, annotated_by_nri, annotated_for_koordinator])
+@pytest.mark.parametrize(
+    "key",
+    ["cdi.k8s.io/x", "nvidia.cdi.k8s.io", "nvidia.cdi.k8s.io/pod", "nvidia.cdi.k8s.io/container.m"],
+)
+def test_annotations_of_a_pod_give_no_card_of_another(
+    key: str, read: Callable[[str, str], Carried]
+) -> None:
+    """NVIDIA's NRI plugin reads them, and CRI-O copies them to containers, where NVIDIA's runtime
+    prefers them to the environment."""
+    held, free = CARDS[0].uuid, CARDS[1].uuid
+    own = Visibility((VisibleGpu(free, "1"),))
+    for name in (held, "0", "all", "+0"):
+        kinds = ("nvidia.com/gpu=", "runtime.nvidia.com/gpu=", "")
+        for found in (read(key, f"{kind}{name}") for kind in kinds):
+            with pytest.raises(TakenError):
+                device_changes("other", found, own, node(held))
+            if name != "all":
+                with pytest.raises(TakenError):
+                    device_changes("other", found, Visibility(), node(held))
+    every = NodeVisibility(node(held).held, "deny")
+    with pytest.raises(TakenError, match="names all GPUs"):
+        device_changes("other", read(key, "nvidia.com/gpu=all"), Visibility(), every)
+    mine = read(key, f"nvidia.com/gpu={free}")
+    assert device_changes("other", mine, own, node(held)).environment == ((ENV, free),)
+    assert device_changes("other", mine, Visibility(), node(held)).environment == ()
+    with pytest.raises(visibility.UnhonouredError, match="annotation of its pod names another GPU"):
+        device_changes("other", mine, Visibility(()), node(held))
+
+
+def test_other_annotations_of_a_pod_name_no_devices() -> None:
+    for key in ("note", "cdi.example/x", "xcdi.k8s.io/x"):
+        for read in (annotated_by_cri, annotated_by_nri, annotated_for_koordinator):
+            assert read(key, f"nvidia.com/gpu={CARDS[0].uuid}") == Carried()
 
 
 PIECES = st.sampled_from(

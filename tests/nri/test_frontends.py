@@ -135,9 +135,9 @@ def test_frontends_show_the_same_devices(
         by_relay = visibility.rewritten(carried(raw), cards)
     except UnhonouredError as error:
         with pytest.raises(UnhonouredError, match=re.escape(str(error))):
-            visibility.rewritten(messages.carried(container), cards)
+            visibility.rewritten(messages.carried(container, nri_pb2.PodSandbox()), cards)
         return
-    by_plugin = visibility.rewritten(messages.carried(container), cards)
+    by_plugin = visibility.rewritten(messages.carried(container, nri_pb2.PodSandbox()), cards)
     config = cri_pb2.CreateContainerRequest.FromString(
         cri.create_request_with(raw, by_relay) or raw
     ).config

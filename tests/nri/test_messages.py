@@ -26,7 +26,7 @@ def test_every_carrier_of_a_container_is_read() -> None:
     container.CDI_devices.add(name="nvidia.com/gpu=GPU-3")
     container.linux.devices.add(path="/dev/nvidia1", type="c", major=195, minor=1)
     container.linux.devices.add(path="/dev/sda", type="b", major=8, minor=0)
-    assert messages.carried(container) == Carried(
+    assert messages.carried(container, pb.PodSandbox()) == Carried(
         environment=("GPU-1",),
         preload="/x.so",
         mounts=(f"{MOUNT_ROOT}/GPU-2",),
@@ -62,13 +62,13 @@ def test_device_nodes_of_a_privileged_container_are_not_requests(
         )
         for key in rule.keys() & {"major", "minor"}:
             getattr(added, key).value = rule[key]
-    found = messages.carried(container)
+    found = messages.carried(container, pb.PodSandbox())
     assert (found.privileged, bool(found.nodes)) == (privileged, not privileged)
 
 
 def test_all_in_the_environment_comes_from_the_image() -> None:
-    assert messages.carried(pb.Container(env=[ENV + b"=all"])) == Carried()
-    assert messages.carried(pb.Container()) == Carried()
+    assert messages.carried(pb.Container(env=[ENV + b"=all"]), pb.PodSandbox()) == Carried()
+    assert messages.carried(pb.Container(), pb.PodSandbox()) == Carried()
 
 
 def test_removed_devices_are_marked_and_denied_by_number() -> None:

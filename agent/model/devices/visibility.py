@@ -8,6 +8,7 @@ getAllocateResponse)."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from posixpath import normpath
 from typing import Final, Literal, TypeAlias
 
@@ -39,6 +40,18 @@ def is_uuid(text: str) -> bool:
 def is_cdi_annotation(key: str) -> bool:
     """Whether the CRI runtime, or NVIDIA's OCI runtime, reads CDI names from this annotation."""
     return f".{key.partition('/')[0]}".endswith(f".{CDI_ANNOTATIONS}") and "/" in key
+
+
+def of_pod(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """The values of a pod's annotations that may give its containers devices by CDI. NVIDIA's NRI
+    plugin reads them (container toolkit: cmd/nvidia-ctk-installer/container/runtime/nri/plugin.go,
+    parseCDIDevices), and CRI-O copies them to containers (internal/factory/container/container.go,
+    SpecAddAnnotations), where NVIDIA's OCI runtime prefers them to the environment."""
+    return tuple(
+        value
+        for key, value in sorted(annotations.items())
+        if f".{key.partition('/')[0]}".endswith(f".{CDI_ANNOTATIONS}")
+    )
 
 
 def cleaned(path: str) -> str:
