@@ -9,12 +9,14 @@ import threading
 from typing import Final
 
 from agent.host.daemon import Ending
+from agent.http.peers import NodeAddresses
+from agent.http.requests import Reply
+from agent.http.routes import Route
+from agent.http.server import HttpServer
 from agent.kube import auth
 from agent.kube.auth import FileAccess
 from agent.model.settings.scheduler import SchedulerSettings
 from agent.scheduler import process
-from agent.scheduler.extender.http_routes import Reply, Route
-from agent.scheduler.extender.server import Server
 
 VERBS: Final = ("filter", "prioritize", "bind")
 
@@ -42,7 +44,8 @@ def bare(port: int) -> None:
         return Reply(200, b"{}")
 
     routes = {f"/{verb}": Route("POST", lambda _: Reply(200, answer)) for verb in VERBS}
-    server = Server(f"127.0.0.1:{port}", {**routes, "/answer": Route("POST", set_answer)}, None)
+    answering = {**routes, "/answer": Route("POST", set_answer)}
+    server = HttpServer(f"127.0.0.1:{port}", answering, process.LIMITS, NodeAddresses())
     ended = threading.Event()
     with Ending(ended.set):
         server.start()

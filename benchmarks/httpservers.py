@@ -1,8 +1,10 @@
 """HTTP servers for the scheduler's extender: the exchange of the bytes of a filter request.
 
 Each server is a separate process and answers without a decision. The client calls the servers in
-turns, on one open connection and on four at the same time. gunicorn is not a dependency: `pip
-install gunicorn` for its rows.
+turns, on one open connection and on four at the same time. Then each holds idle connections, and
+then attackers of other addresses send a byte of a request's head now and then on as many as they
+can, while the client of the server's own address asks for its health on a new connection each time.
+The other servers are no dependencies: `pip install cheroot gunicorn uvicorn` for their rows.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import Row, alone, arguments, percentile, report
 from peers.processes import rss_mb
 
-SERVERS = ("cheroot", "stdlib", "gunicorn")
+SERVERS = ("ours", "cheroot", "stdlib", "gunicorn", "uvicorn")
+LIBRARIES = ("cheroot", "gunicorn", "uvicorn")
+IDLE = 200
+ATTACKERS = 400
+ADDRESSES = 16
+PROBE_SECONDS = 3.0
+"""The longest that the kubelet waits, as the manifests have it."""
 PEER = Path(__file__).resolve().parent / "peers" / "httpserver.py"
 ROUNDS = 10
 
@@ -136,10 +144,71 @@ def rows(peers: list[Peer], names: int, connections: int, calls: int) -> list[Ro
     ]
 
 
+def held(port: int, number: int, sent: bytes) -> list[socket.socket]:
+    """Connections of other addresses of the loopback, that have sent this."""
+    made = []
+    for index in range(number):
+        source = (f"127.0.1.{index % ADDRESSES + 1}", 0)
+        each = socket.create_connection(("127.0.0.1", port), PROBE_SECONDS, source_address=source)
+        each.sendall(sent)
+        each.setblocking(False)
+        made.append(each)
+    return made
+
+
+def idle_row(peer: Peer) -> list[Row]:
+    """The memory with connections that have said nothing."""
+    before = rss_mb(peer.pid)
+    connections = held(peer.port, IDLE, b"")
+    time.sleep(1)
+    grown = rss_mb(peer.pid) - before
+    for each in connections:
+        each.close()
+    return [alone(f"{peer.name}_{IDLE}_idle_connections_grow_mb", grown, "MB")]
+
+
+def attack_rows(peer: Peer, probes: int) -> list[Row]:
+    """The time of a probe, and how many failed, while attackers hold what they get."""
+    ended, took, failed = threading.Event(), [], 0
+    connections = held(peer.port, ATTACKERS, b"GET /healthz HTTP/1.1\r\nX: ")
+
+    def drip() -> None:
+        while not ended.wait(0.5):
+            for each in connections:
+                with suppress(OSError):
+                    each.send(b"a")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    for _ in range(probes):
+        start = time.perf_counter()
+        try:
+            with socket.create_connection(("127.0.0.1", peer.port), PROBE_SECONDS) as probe:
+                probe.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                if not probe.recv(100).startswith(b"HTTP/1.1 200"):
+                    raise ConnectionError
+        except OSError:
+            failed += 1
+        took.append((time.perf_counter() - start) * 1e3)
+    ended.set()
+    dripping.join()
+    grown = rss_mb(peer.pid)
+    for each in connections:
+        each.close()
+    return [
+        {
+            **alone(f"{peer.name}_probe_under_attack", percentile(took, 50), "ms"),
+            "p99": percentile(took, 99),
+        },
+        alone(f"{peer.name}_probes_failed_of_{probes}", failed, ""),
+        alone(f"{peer.name}_under_attack_mb", grown, "MB"),
+    ]
+
+
 def main() -> None:
     options = arguments(__doc__)
     calls = 20 if options.quick else 100
-    missing = [name for name in SERVERS if name == "gunicorn" and find_spec(name) is None]
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
     found: list[Row] = [
         {"case": each, "unit": "ms", "skipped": f"{each} is not installed"} for each in missing
     ]
@@ -152,6 +221,9 @@ def main() -> None:
         for each in peers:
             found.append(alone(f"{each.name}_started_mb", before[each.name], "MB"))
             found.append(alone(f"{each.name}_rss_mb", rss_mb(each.pid), "MB"))
+            found += idle_row(each)
+        for each in peers:
+            found += attack_rows(each, 10 if options.quick else 50)
     report(found, options.output)
 
 

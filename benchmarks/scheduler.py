@@ -34,7 +34,6 @@ import msgspec
 from agent.scheduler.extender import extender
 from benchmarks import nodefilter, stubapi, zonefilter
 from benchmarks.common import Row, alone, arguments, compared, percentile, report
-from benchmarks.peers import packages
 from tests.fixtures import fleet
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -155,11 +154,9 @@ def free_port() -> int:
 
 
 def started(stack: ExitStack, module: str, *arguments: str) -> subprocess.Popen[str]:
-    server = packages.cached("cheroot", ("cheroot",))
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(server)} if server else None,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

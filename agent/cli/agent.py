@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
 from agent.host.locks import LockedError
+from agent.http.server import HttpListenError
 from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError
 from agent.model.settings.agent import AgentSettings
@@ -17,7 +18,6 @@ from agent.model.settings.options import SettingsError, socket_path
 from agent.node import daemon
 from agent.node.daemon import Frontend
 from agent.telemetry import logs
-from agent.telemetry.http import HttpError
 
 if TYPE_CHECKING:
     import argparse
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except (
         LockedError,
-        HttpError,
+        HttpListenError,
         CgroupError,
         ConfigurationError,
         SettingsError,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,26 +14,23 @@ from agent.telemetry import logs
 Kind = TypeVar("Kind", SchedulerSettings, WebhookSettings)
 
 
-def serve(
-    arguments: argparse.Namespace, kind: type[Kind], name: str, process: Callable[[Kind], None]
-) -> int:
+def serve(arguments: argparse.Namespace, kind: type[Kind], process: Callable[[Kind], None]) -> int:
     """Returns the exit code. `process` imports its modules when it is called, ends with SIGTERM,
-    and raises AccessError, FaultError, SettingsError and StartError."""
+    and raises AccessError, CertificateError, FaultError, HttpListenError and SettingsError."""
     try:
         settings = options.load(arguments, kind)
-        if importlib.util.find_spec("cheroot") is None:
-            raise SettingsError(f"the {name} needs cheroot: pip install 'topolet[scheduler]'")
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)
     from agent.host.daemon import FaultError
+    from agent.http.certificates import CertificateError
+    from agent.http.server import HttpListenError
     from agent.kube.auth import AccessError
-    from agent.scheduler.extender.connections import StartError
 
     try:
         process(settings)
     except SettingsError as error:
         return options.fail(error, 2)
-    except (AccessError, FaultError, StartError) as error:
+    except (AccessError, CertificateError, FaultError, HttpListenError) as error:
         return options.fail(error)
     return 0

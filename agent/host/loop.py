@@ -7,6 +7,7 @@ import itertools
 import os
 import select
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -45,6 +46,7 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._stopped = False
+        self._calls: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.register(self._wake, READ, self._woken)
 
@@ -69,6 +71,12 @@ class Loop:
 
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
         return self.at(time.monotonic() + seconds, call)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Calls once, soon; safe in threads. Does nothing after `close`."""
+        self._calls.append(function)
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
         """`run` returns after the callback in progress; safe in signal handlers and threads."""
@@ -110,9 +118,12 @@ class Loop:
     def close(self) -> None:
         self._epoll.close()
         os.close(self._wake)
+        self._wake = -1
 
     def _woken(self, events: int) -> None:
         os.eventfd_read(self._wake)
+        while self._calls:
+            self._calls.popleft()()
 
     def _until_timer(self, seconds: float) -> float:
         while self._timers and self._timers[0][2].call is None:

@@ -25,6 +25,11 @@ from agent.discover.sysfs import DiscoveryError
 from agent.host.daemon import Ending, one_arena, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.locks import Lock
+from agent.http.limits import ConnectionLimits
+from agent.http.peers import node_addresses
+from agent.http.requests import Reply
+from agent.http.routes import METRICS, Route
+from agent.http.server import HttpServer, ServerLimits
 from agent.kube.errors import StoreError
 from agent.kubelet.statefile import StateFileError
 from agent.model import snapshot
@@ -58,9 +63,8 @@ from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Trigger, Triggers
 from agent.rpc.grpc import RpcError
-from agent.telemetry.http import Health, HttpServer
+from agent.telemetry.health import Health
 from agent.telemetry.metrics import AgentMetrics
-from agent.telemetry.page import METRICS_TYPE, HttpResponse
 
 if TYPE_CHECKING:
     from agent.node.corrected import CorrectedPodResources, Serve
@@ -68,6 +72,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OPEN_FILES = 16_384
+HTTP_LIMITS: Final = ServerLimits(
+    ConnectionLimits(connections=96, reserved=16, each_peer=24), threads=4
+)
 _PODS_CHANGED = frozenset({Trigger.TREE, Trigger.RUNTIME, Trigger.KUBELET})
 """Triggers after which the kubelet may have assigned or released devices or CPUs."""
 
@@ -98,24 +105,22 @@ def run(
 ) -> None:
     """Runs until SIGTERM or SIGINT. Does not change any cpuset at its end. SIGHUP reads the
     settings again. `serve` makes the server of corrected PodResources; None: they are not served.
-    `standalone`: without a cluster. Raises LockedError, HttpError, CgroupError, SettingsError,
-    ConfigurationError, StoreError or OSError when it can't start, OSError when its state folder is
-    removed."""
+    `standalone`: without a cluster. Raises LockedError, HttpListenError, CgroupError,
+    SettingsError, ConfigurationError, StoreError or OSError when it can't start, OSError when its
+    state folder is removed."""
     one_arena()
     return_large_blocks()
     exclude = excluded(settings)
     node_local.check_kubelet(settings)
+    node = node_addresses(settings.node_addresses)
     _keep_files_open()
     closing = ExitStack()
     agent = _Agent(settings, serve, closing, standalone=standalone)
     agent.reconciler.exclude = exclude
-    pages = {
-        "/metrics": lambda: HttpResponse(200, _metrics(agent.metrics, frontend), METRICS_TYPE),
-        "/healthz": agent.health.alive,
-        "/readyz": agent.health.ready,
-    }
     if settings.http:
-        closing.callback(HttpServer(settings.http, pages).close)
+        served = HttpServer(settings.http, _routes(agent, frontend), HTTP_LIMITS, node)
+        served.start()
+        closing.callback(served.close)
     loop = _Loop(agent, settings, read_again)
     closing.callback(loop.triggers.close)
     signal.signal(signal.SIGHUP, lambda number, frame: loop.reload())
@@ -317,8 +322,16 @@ def _corrected(settings: AgentSettings, serve: Serve) -> CorrectedPodResources:
     return CorrectedPodResources(options.socket_path(settings.pod_resources_socket), serve)
 
 
-def _metrics(metrics: AgentMetrics, frontend: Frontend | None) -> str:
-    return metrics.render() + (frontend.page() if frontend else "")
+def _routes(agent: _Agent, frontend: Frontend | None) -> dict[str, Route]:
+    def metrics(_: bytes) -> Reply:
+        page = agent.metrics.render() + (frontend.page() if frontend else "")
+        return Reply(200, page.encode(), METRICS)
+
+    return {
+        "/metrics": Route("GET", metrics),
+        "/healthz": Route("GET", lambda _: agent.health.alive()),
+        "/readyz": Route("GET", lambda _: agent.health.ready()),
+    }
 
 
 def _keep_files_open() -> None:

@@ -20,6 +20,7 @@ from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.loop import Loop
+from agent.http.peers import node_addresses
 from agent.model.settings import failure_policy, options
 from agent.model.settings.frontends import NriSettings
 from agent.nri import messages
@@ -27,8 +28,7 @@ from agent.nri.conflicts import Conflicts, connected_processes
 from agent.nri.containers import Containers, Updater
 from agent.nri.hooks import NriHooks
 from agent.nri.link import PluginLink
-from agent.telemetry.frontend_metrics import Counts, render
-from agent.telemetry.page import serve_pages
+from agent.telemetry.frontend_metrics import Counts, render, serve_pages
 
 LOCK_SECONDS = 3.0
 """How long another Topolet plugin may take to end: the runtime waits 5 s for a registration."""
@@ -44,6 +44,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
     state folder can't be written."""
     path = options.socket_path(settings.nri_socket)
     pages_at = options.host_port(settings.nri_http) if settings.nri_http else None
+    node = node_addresses(settings.node_addresses)
     policies, deadlines = failure_policy.failure_policies(settings)
     lock = locks.lock_for_plugin(settings.state_dir, LOCK_SECONDS)
     name = launched.name if launched else settings.nri_name
@@ -74,6 +75,7 @@ def run(settings: NriSettings, launched: Launched | None) -> None:
         pages = serve_pages(
             loop,
             pages_at,
+            node,
             lambda: metrics_page(
                 link, admission.outcomes, updater, conflicts, containers, notifier, snapshots
             ),

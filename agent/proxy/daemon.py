@@ -15,12 +15,19 @@ from agent.host import locks
 from agent.host.daemon import Ending, ServiceManager, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.loop import Loop
+from agent.http.peers import node_addresses
 from agent.model.settings import failure_policy, options
 from agent.model.settings.frontends import ProxySettings
 from agent.proxy.gate import CpusetGate
 from agent.relay.server import RelayServer
-from agent.telemetry.frontend_metrics import Counts, Histogram, Histograms, Metric, render
-from agent.telemetry.page import serve_pages
+from agent.telemetry.frontend_metrics import (
+    Counts,
+    Histogram,
+    Histograms,
+    Metric,
+    render,
+    serve_pages,
+)
 
 log = logging.getLogger(__name__)
 _TOTAL_SECONDS: Final = (
@@ -39,6 +46,7 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
     lock = locks.lock_for_relay(settings.state_dir)
     runtime = options.socket_path(settings.runtime_endpoint)
     pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
+    node = node_addresses(settings.node_addresses)
     return_large_blocks()
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
@@ -63,6 +71,7 @@ def run(settings: ProxySettings, listening: socket.socket) -> None:
         pages = serve_pages(
             loop,
             pages_at,
+            node,
             lambda: metrics_page(server, admission.outcomes, notifier, snapshots, latencies),
         )
         manager.keep_alive(loop)

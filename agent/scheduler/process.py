@@ -11,6 +11,11 @@ from typing import Final
 
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.daemon import Ending, Faults, Periodic, one_arena
+from agent.http.certificates import CertificateFiles
+from agent.http.limits import ConnectionLimits
+from agent.http.peers import node_addresses
+from agent.http.routes import Route
+from agent.http.server import HttpServer, ServerLimits
 from agent.kube import auth, documents
 from agent.kube.auth import Access
 from agent.kube.documents import DocumentError
@@ -21,13 +26,10 @@ from agent.model.objects import ObjectError
 from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
 from agent.model.settings.plugin_args import Rules, SchedulerArgs
-from agent.model.settings.scheduler import SchedulerSettings
-from agent.scheduler.extender import extender, server
-from agent.scheduler.extender.connections import CertificateFiles
+from agent.model.settings.scheduler import SchedulerSettings, split_names
+from agent.scheduler.extender import extender
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
-from agent.scheduler.extender.http_routes import Route
-from agent.scheduler.extender.server import Server
 from agent.scheduler.leader import election
 from agent.scheduler.leader.election import AlwaysLeader, Leader, LeaseTimes
 from agent.scheduler.leader.gate import LeaderGate
@@ -66,8 +68,23 @@ READ_LIMITS: Final = ResponseLimits(connect_seconds=0.5, read_seconds=0.5, whole
 that it receives a reason."""
 
 # kube-scheduler sends binds in parallel, without a limit of its own; its scheduling loop waits for
-# the other verbs only.
-LIMITS: Final = server.ServerLimits(threads=64, request_seconds=5.0)
+# the other verbs only. All its connections have one address.
+LIMITS: Final = ServerLimits(
+    ConnectionLimits(
+        connections=320,
+        reserved=64,
+        each_peer=192,
+        reply_seconds=5.0,
+        idle_seconds=120.0,
+        head_bytes=64 << 10,
+        body_bytes=8 << 20,
+        bodies_bytes=64 << 20,
+    ),
+    threads=64,
+)
+PAGE_LIMITS: Final = ServerLimits(
+    ConnectionLimits(connections=48, reserved=16, each_peer=16), threads=3
+)
 
 _PAGES: Final = ("/healthz", "/readyz", "/metrics")
 
@@ -107,11 +124,6 @@ def allocator_rules(args: SchedulerArgs, shares: Strategy) -> AllocatorRules:
     )
 
 
-def client_names(text: str) -> frozenset[str]:
-    """Splits at commas."""
-    return frozenset(filter(None, map(str.strip, text.split(","))))
-
-
 def agent_labels(text: str) -> dict[str, str]:
     """Parses KEY=VALUE separated by commas. Raises SettingsError."""
     labels = {}
@@ -130,7 +142,7 @@ def agent_selector(settings: SchedulerSettings) -> AgentSelector:
 
 def run(settings: SchedulerSettings) -> None:
     """Runs until SIGTERM, or until a thread fails: the other threads would answer from a stale
-    state. Raises AccessError, CertificateError, FaultError, ServerStartError and SettingsError."""
+    state. Raises AccessError, CertificateError, FaultError, HttpListenError and SettingsError."""
     one_arena()
     args = scheduler_args(settings.scheduler_args_file)
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
@@ -338,7 +350,7 @@ class _Parts:
         )
 
 
-def servers(settings: SchedulerSettings, routes: Mapping[str, Route]) -> list[Server]:
+def servers(settings: SchedulerSettings, routes: Mapping[str, Route]) -> list[HttpServer]:
     """Returns the extender's server as the first one. Raises CertificateError and SettingsError."""
     certificate = None
     if settings.tls_certificate_file:
@@ -347,15 +359,12 @@ def servers(settings: SchedulerSettings, routes: Mapping[str, Route]) -> list[Se
         )
     elif settings.client_ca_file:
         raise SettingsError("client-ca-file: requires tls-certificate-file")
-    names = client_names(settings.client_names)
+    names = split_names(settings.client_names)
     if names and not settings.client_ca_file:
         raise SettingsError("client-names: requires client-ca-file")
-    found = [Server(settings.extender_address, routes, certificate, LIMITS, names)]
+    node = node_addresses(settings.node_addresses)
+    found = [HttpServer(settings.extender_address, routes, LIMITS, node, certificate, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}
-        found.append(
-            Server(
-                settings.scheduler_http, pages, limits=server.ServerLimits(threads=2, waiting=32)
-            )
-        )
+        found.append(HttpServer(settings.scheduler_http, pages, PAGE_LIMITS, node))
     return found

@@ -3,7 +3,9 @@
 For the Binding of a pod it reads the pod from the API server, and allows or denies the Binding. A
 Binding does not contain its pod, so an admission policy can't select the Bindings of pods with
 GPUs. By the matchConditions of the configuration, the API server does not send the Bindings of
-accounts that may bind such pods.
+accounts that may bind such pods. Anybody who reaches the port can send a review, and would learn
+from the answer whether a pod exists and what it requests. So the webhook reads pods only for a
+caller with a client certificate, and without a CA of such certificates it reads none.
 
 To a new pod with GPUs that names no scheduler it gives Topolet's. It does that for API servers
 without MutatingAdmissionPolicy, by the rule of deploy/policies/gpu-scheduler.yaml."""
@@ -14,11 +16,18 @@ import base64
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Final, Literal
 
 import msgspec
 
 from agent.host.daemon import Ending
+from agent.http.certificates import CertificateFiles
+from agent.http.limits import ConnectionLimits
+from agent.http.peers import node_addresses
+from agent.http.requests import BadRequestError, Reply
+from agent.http.routes import Route, text_reply
+from agent.http.server import HttpServer, ServerLimits
 from agent.kube import auth
 from agent.kube.errors import NotFoundError, StoreError
 from agent.kube.kinds import pod_path
@@ -28,11 +37,8 @@ from agent.model.apiobjects import ApiPod
 from agent.model.bounds import JsonError
 from agent.model.nrt.node_status import GPU
 from agent.model.objects import ObjectError
-from agent.model.settings.scheduler import WebhookSettings
-from agent.scheduler.extender import server
-from agent.scheduler.extender.connections import CertificateFiles
-from agent.scheduler.extender.http_routes import TEXT, BadRequestError, Reply, Route
-from agent.scheduler.extender.server import Server
+from agent.model.settings.options import SettingsError
+from agent.model.settings.scheduler import WebhookSettings, split_names
 
 # The same as in deploy/policies/gpu-scheduler.yaml.
 GPU_PREFIX: Final = GPU
@@ -145,17 +151,25 @@ def scheduled(request: AdmissionRequest, scheduler: str) -> AdmissionVerdict:
 
 
 def judge(
-    request: AdmissionRequest, look_up: LookUp, on_failure: FailurePolicy
+    request: AdmissionRequest, look_up: LookUp | None, on_failure: FailurePolicy
 ) -> AdmissionVerdict:
     """Denies the Binding of a pod that requests GPUs.
 
-    `on_failure` applies if the pod can't be read. A pod that does not exist is denied too, since it
-    may be created a moment later.
+    `on_failure` applies if the pod can't be read, or if there is no `look_up`. A pod that does not
+    exist is denied too, since it may be created a moment later.
     """
     user = request.user_info.username
     if not request.binds:
         return AdmissionVerdict()
     title = f"{request.namespace}/{request.pod}"
+    if look_up is None:
+        if on_failure == "Ignore":
+            return AdmissionVerdict(warning=f"pod {title} was not read before it was bound")
+        message = (
+            f"{user} may not bind pod {title}: only configured accounts may, since the webhook "
+            "reads no pods without client-ca-file"
+        )
+        return AdmissionVerdict(AdmissionStatus(403, "Forbidden", message))
     try:
         pod = look_up(request.namespace, request.pod)
     except LookUpError as error:
@@ -274,6 +288,19 @@ _DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 # Shorter than the API server's timeoutSeconds, so that it receives a reason.
 LOOK_UP_LIMITS: Final = ResponseLimits(connect_seconds=2.0, read_seconds=4.0, whole_seconds=4.0)
+# The API servers have few addresses. A review has a pod, of at most 3 MiB in the API server.
+LIMITS: Final = ServerLimits(
+    ConnectionLimits(
+        connections=256,
+        reserved=32,
+        each_peer=96,
+        idle_seconds=120.0,
+        head_bytes=16 << 10,
+        body_bytes=4 << 20,
+        bodies_bytes=24 << 20,
+    ),
+    threads=16,
+)
 
 
 def pods(transport: Transport) -> LookUp:
@@ -290,8 +317,9 @@ def pods(transport: Transport) -> LookUp:
     return look_up
 
 
-def routes(look_up: LookUp, on_failure: FailurePolicy, scheduler: str) -> dict[str, Route]:
-    """The routes of the webhook, by path. `scheduler`: the schedulerName of pods with GPUs."""
+def routes(look_up: LookUp | None, on_failure: FailurePolicy, scheduler: str) -> dict[str, Route]:
+    """The routes of the webhook, by path. With `look_up`, only a client with a certificate may send
+    Bindings. `scheduler`: the schedulerName of pods with GPUs."""
 
     def reviewed(body: bytes) -> AdmissionRequest:
         try:
@@ -313,30 +341,45 @@ def routes(look_up: LookUp, on_failure: FailurePolicy, scheduler: str) -> dict[s
         return Reply(200, encode(request.uid, verdict))
 
     return {
-        PATH: Route("POST", admit),
+        PATH: Route("POST", admit, certified=look_up is not None),
         POD_PATH: Route("POST", mutate),
-        "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", TEXT)),
+        "/healthz": Route("GET", lambda _: text_reply(200, "ok")),
     }
 
 
 def run(settings: WebhookSettings) -> None:
-    """Runs until SIGTERM. Raises AccessError, CertificateError, ServerStartError and
+    """Runs until SIGTERM. Raises AccessError, CertificateError, HttpListenError and
     SettingsError."""
+    if settings.client_names and not settings.client_ca_file:
+        raise SettingsError("client-names: requires client-ca-file")
+    node = node_addresses(settings.node_addresses)
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
-    limits = server.ServerLimits()
-    transport = Transport(
-        access,
-        user_agent="topolet-webhook",
-        limits=LOOK_UP_LIMITS,
-        connections=limits.threads,
+    # The kubelet's probes and new pods come without a certificate.
+    certificate = CertificateFiles(
+        settings.tls_certificate_file,
+        settings.tls_key_file,
+        settings.client_ca_file,
+        client_optional=True,
     )
-    answers = routes(pods(transport), settings.webhook_failure_policy, settings.scheduler_name)
-    certificate = CertificateFiles(settings.tls_certificate_file, settings.tls_key_file)
-    webhook_server = Server(settings.webhook_https, answers, certificate, limits)
-    ended = threading.Event()
-    with Ending(ended.set):
-        webhook_server.start()
-        log.info("webhook listens on port %d", webhook_server.port)
-        ended.wait()
-        webhook_server.close()
-    transport.close()
+    with ExitStack() as closing:
+        look_up = None
+        if settings.client_ca_file:
+            transport = Transport(
+                access,
+                user_agent="topolet-webhook",
+                limits=LOOK_UP_LIMITS,
+                connections=LIMITS.threads,
+            )
+            closing.callback(transport.close)
+            look_up = pods(transport)
+        else:
+            log.warning("without client-ca-file the webhook reads no pods (docs/webhook.md)")
+        answers = routes(look_up, settings.webhook_failure_policy, settings.scheduler_name)
+        names = split_names(settings.client_names)
+        served = HttpServer(settings.webhook_https, answers, LIMITS, node, certificate, names)
+        ended = threading.Event()
+        with Ending(ended.set):
+            served.start()
+            log.info("webhook listens on port %d", served.port)
+            ended.wait()
+            served.close()

@@ -1,20 +1,28 @@
 """Metrics of the frontends (proxy, NRI plugin, Koordinator's hook server) in the Prometheus text
-format: the format, and the metrics that every frontend has under its own prefix.
+format: the format, the metrics that every frontend has under its own prefix, and their page.
 
 They do not use prometheus-client, whose import takes a process from 9 to 23 MB (docs/decisions.md).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 import msgspec
 
 from agent.hooks.agent_client import Notifier, SnapshotFile
 from agent.hooks.requests import Outcomes
+from agent.host.loop import Loop
+from agent.http.listener import PageListener
+from agent.http.peers import NodeAddresses
+from agent.http.requests import Reply
+from agent.http.routes import METRICS, Route, text_reply
+
+log = logging.getLogger(__name__)
 
 
 class Metric(msgspec.Struct, frozen=True):
@@ -165,3 +173,21 @@ class Counts(msgspec.Struct, frozen=True):
 def _resident_bytes() -> int:
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def serve_pages(
+    loop: Loop, address: tuple[str, int] | None, node: NodeAddresses, page: Callable[[], str]
+) -> PageListener | None:
+    """Returns None without an address, and for a port in use: the process does its work without
+    metrics too."""
+    if address is None:
+        return None
+    routes = {
+        "/metrics": Route("GET", lambda _: Reply(200, page().encode(), METRICS)),
+        "/healthz": Route("GET", lambda _: text_reply(200, "ok")),
+    }
+    try:
+        return PageListener(loop, address, routes, node)
+    except OSError as error:
+        log.warning("no metrics on %s port %d: %s", *address, error)
+        return None

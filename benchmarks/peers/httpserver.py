@@ -11,23 +11,43 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from agent.scheduler.extender.http_routes import Reply, Route
-
 THREADS = 16
+JSON = "application/json"
 
 
-def answered(body: bytes) -> Reply:
+def answered(path: str, body: bytes) -> bytes:
     """Returns the request, which is as large as an answer with all its nodes."""
-    return Reply(200, body)
+    return b"ok" if path == "/healthz" else body
 
 
-ROUTES = {"/filter": Route("POST", answered)}
+def ours() -> None:
+    from agent.http.limits import ConnectionLimits
+    from agent.http.peers import NodeAddresses
+    from agent.http.requests import Reply
+    from agent.http.routes import Route
+    from agent.http.server import HttpServer, ServerLimits
 
+    class OneNode(NodeAddresses):
+        """The benchmark's attackers are other machines."""
 
-def cheroot() -> None:
-    from agent.scheduler.extender.server import Server
+        def local(self, peer: str, own: str) -> bool:
+            return peer == own
 
-    server = Server("127.0.0.1:0", ROUTES)
+    routes = {
+        "/filter": Route("POST", lambda body: Reply(200, body)),
+        "/healthz": Route("GET", lambda _: Reply(200, b"ok")),
+    }
+    # As the scheduler's, which is not imported: this is the memory of a server alone.
+    connections = ConnectionLimits(
+        connections=320,
+        reserved=64,
+        each_peer=192,
+        idle_seconds=120.0,
+        body_bytes=8 << 20,
+        bodies_bytes=64 << 20,
+    )
+    limits = ServerLimits(connections, THREADS)
+    server = HttpServer("0.0.0.0:0", routes, limits, OneNode())
     server.start()
     print(server.port, flush=True)
     threading.Event().wait()
@@ -41,12 +61,16 @@ def stdlib() -> None:
         disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
-            reply = answered(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(reply.status)
-            self.send_header("Content-Type", reply.content_type)
-            self.send_header("Content-Length", str(len(reply.body)))
+            reply = answered(self.path, self.rfile.read(int(self.headers["Content-Length"] or 0)))
+            self.send_response(200)
+            self.send_header("Content-Type", JSON)
+            self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
-            self.wfile.write(reply.body)
+            self.wfile.write(reply)
+
+        def do_GET(self) -> None:
+            self.headers["Content-Length"] = "0"
+            self.do_POST()
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -57,17 +81,26 @@ def stdlib() -> None:
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(self)
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("0.0.0.0", 0), Handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()
 
 
 def application(environ: dict[str, Any], start: Callable[..., object]) -> list[bytes]:
     """WSGI."""
-    reply = answered(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
-    headers = [("Content-Type", reply.content_type), ("Content-Length", str(len(reply.body)))]
-    start("200 OK", headers)
-    return [reply.body]
+    size = int(environ.get("CONTENT_LENGTH") or 0)
+    reply = answered(environ["PATH_INFO"], environ["wsgi.input"].read(size))
+    start("200 OK", [("Content-Type", JSON), ("Content-Length", str(len(reply)))])
+    return [reply]
+
+
+def cheroot() -> None:
+    from cheroot.wsgi import Server
+
+    server = Server(("0.0.0.0", 0), application, numthreads=THREADS)
+    server.prepare()
+    print(server.bind_addr[1], flush=True)
+    server.serve()
 
 
 def gunicorn() -> None:
@@ -77,7 +110,7 @@ def gunicorn() -> None:
     class One(BaseApplication):  # type: ignore[misc, unused-ignore]
         def load_config(self) -> None:
             options: dict[str, Any] = {
-                "bind": "127.0.0.1:0",
+                "bind": "0.0.0.0:0",
                 "worker_class": "gthread",
                 "workers": 1,
                 "threads": THREADS,
@@ -96,5 +129,49 @@ def gunicorn() -> None:
     One().run()
 
 
+def uvicorn() -> None:
+    """asyncio and h11; handlers that compute would need threads in addition."""
+    import uvicorn as library
+
+    async def served(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        reply = answered(scope["path"], bytes(body))
+        headers = [
+            (b"content-type", JSON.encode()),
+            (b"content-length", str(len(reply)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": reply})
+
+    class Announced(library.Server):  # type: ignore[misc, unused-ignore]
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            print(self.servers[0].sockets[0].getsockname()[1], flush=True)
+
+    settings = library.Config(
+        served,
+        host="0.0.0.0",
+        port=0,
+        log_level="error",
+        lifespan="off",
+        http="h11",
+        loop="asyncio",
+        timeout_keep_alive=120,
+    )
+    Announced(settings).run()
+
+
+KINDS = {
+    "ours": ours,
+    "cheroot": cheroot,
+    "stdlib": stdlib,
+    "gunicorn": gunicorn,
+    "uvicorn": uvicorn,
+}
+
 if __name__ == "__main__":
-    {"cheroot": cheroot, "stdlib": stdlib, "gunicorn": gunicorn}[sys.argv[1]]()
+    KINDS[sys.argv[1]]()

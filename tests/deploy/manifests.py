@@ -139,9 +139,17 @@ def kustomized_folder(folder: Path, home: Path) -> list[Object]:
     return list(yaml.safe_load_all(built.stdout))
 
 
+NODE_ADDRESS = "127.0.0.1"
+
+
 def arguments(container: Object) -> list[str]:
-    """Those of a container; variables with a value are replaced, as the kubelet does it."""
-    values = {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
+    """Those of a container; variables with a value, and the node's address, are replaced, as the
+    kubelet does it."""
+    values = {
+        each["name"]: each.get("value", NODE_ADDRESS)
+        for each in container.get("env", ())
+        if "value" in each or each["valueFrom"] == {"fieldRef": {"fieldPath": "status.hostIP"}}
+    }
     return [
         re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), each)
         for each in container["args"]

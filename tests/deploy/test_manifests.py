@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.deploy.manifests import (
     AGENT,
     DEPLOY,
     EVERYTHING,
+    NODE_ADDRESS,
     ROOT,
     SCHEDULER,
     account,
@@ -52,6 +54,7 @@ NOT_LISTED = (
     "overlays/nri/agent.yaml",
     "overlays/nvidia/agent.yaml",
     "overlays/webhook/binders.yaml",
+    "components/webhook-client-ca/webhook.yaml",
     "overlays/scheduler-evict/flag.yaml",
     "components/cri-o/agent.yaml",
     "components/kubelet-configz/agent.yaml",
@@ -369,6 +372,66 @@ def test_with_the_component_cri_o_the_agent_has_its_socket(overlay: str, tmp_pat
     text = yaml.safe_dump(theirs).replace("/run/crio/crio.sock", "/run/containerd/containerd.sock")
     again = yaml.safe_load(text.replace("/run/crio", "/run/containerd"))
     assert [_sorted(each) for each in again] == [_sorted(each) for each in ours]
+
+
+def containers() -> Iterator[tuple[str, dict[str, Any]]]:
+    """All with a port, with the component of their pod."""
+    for kind in ("DaemonSet", "Deployment"):
+        for each in of_kind(kind).values():
+            template = each["spec"]["template"]
+            for container in template["spec"]["containers"]:
+                if container.get("ports") and "args" in container:
+                    yield template["metadata"]["labels"]["app.kubernetes.io/component"], container
+    yield "agent", pod_of("nri")["containers"][1]
+
+
+def test_every_port_knows_the_addresses_from_which_the_kubelet_probes() -> None:
+    for _, container in containers():
+        assert f"--node-addresses={NODE_ADDRESS}" in arguments(container)
+
+
+def test_network_policies_leave_a_port_to_those_who_need_it() -> None:
+    """The webhook's callers are not pods: docs/webhook.md has a policy for it."""
+    policies = {
+        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: each["spec"]
+        for each in of_kind("NetworkPolicy").values()
+    }
+    assert set(policies) == {"agent", "scheduler"}
+    for component, container in containers():
+        if component == "webhook":
+            continue
+        policy = policies[component]
+        assert policy["policyTypes"] == ["Ingress"]
+        named = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+        for port in container["ports"]:
+            assert {port["name"], port["containerPort"]} & named
+        for rule in policy["ingress"]:
+            assert rule["from"], "an empty list allows all"
+    (callers,) = policies["scheduler"]["ingress"][0]["from"]
+    labels = of_kind("Deployment")["topolet-kube-scheduler"]["spec"]["template"]["metadata"][
+        "labels"
+    ]
+    assert callers == {"podSelector": {"matchLabels": labels}}
+
+
+def test_with_the_component_the_webhook_asks_its_callers_for_a_certificate(tmp_path: Path) -> None:
+    made = kustomization(tmp_path, "overlays/webhook", ("webhook-client-ca",))
+    (pod,) = (
+        each["spec"]["template"]["spec"]
+        for each in kustomized_folder(made, tmp_path)
+        if each["kind"] == "Deployment" and each["metadata"]["name"] == "topolet-webhook"
+    )
+    (container,) = pod["containers"]
+    command, *flags = arguments(container)
+    given = options.plain(flags, webhook_command.SETTINGS)
+    assert given is not None
+    settings = options.load(given, webhook_command.SETTINGS)
+    mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    folder, _, name = settings.client_ca_file.rpartition("/")
+    assert name == "ca.crt"
+    assert mounted[folder] in {each["name"] for each in pod["volumes"]}
+    assert settings.client_names == "topolet-webhook-caller"
+    assert (command, settings.webhook_failure_policy) == ("webhook", "Fail")
 
 
 def _sorted(value: Any) -> Any:

@@ -86,7 +86,7 @@ def test_the_leader_labels_the_pod_that_its_role_and_policy_let_it_label() -> No
     (container,) = pod_of("topolet-scheduler")["containers"]
     namespace, name = label.pod_of(settings().leader_pod)
     assert namespace == of_kind("Service")["topolet-scheduler"]["metadata"]["namespace"]
-    (variable,) = container["env"]
+    variable = next(each for each in container["env"] if each["name"] == "POD_NAME")
     assert name == f"$({variable['name']})"
     assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     assert "patch" in rules("topolet-scheduler")["", "pods"]

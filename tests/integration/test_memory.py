@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT_MB, AGENT_ABOVE_BARE_MB, PROXY_MB = 42, 33, 18
-HEAVY = {"asyncio", "cheroot", "grpc", "kubernetes", "pydantic", "pynvml"}
+HEAVY = {"asyncio", "grpc", "kubernetes", "pydantic", "pynvml"}
 
 
 def measured() -> dict[str, dict[str, Any]]:

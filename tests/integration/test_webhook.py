@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
+import http.client
 import json
 import os
 import re
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agent.host import files
+from agent.scheduler import webhook as webhook_
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import ROOT, SCHEDULER, objects, of_kind
 from tests.fixtures.ports import free_port
@@ -25,6 +29,7 @@ from tests.integration import bystanders, deployed
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.command import Command
+from tests.scheduler.test_webhook_admission import review
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -33,6 +38,7 @@ ALICE = Who()
 OURS = Who(SCHEDULER)
 KUBE_SCHEDULER = Who("system:kube-scheduler", "")
 WEBHOOK = Who("system:serviceaccount:topolet-system:topolet-webhook", "system:serviceaccounts")
+CALLER = "topolet-webhook-caller"
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
 MUTATING = "topolet-gpu-scheduler"
 """The webhook, and the policy that it stands in for: the server of these tests has no binding of
@@ -50,6 +56,8 @@ class Webhook(Command):
         self.folder = folder
         self.authority = Authority(folder)
         self.authority.server("tls")
+        self.callers = Authority(folder / "callers")
+        self.callers.client(CALLER)
         self.port = free_port()
         self._kubeconfig = kubeconfig
 
@@ -59,6 +67,8 @@ class Webhook(Command):
             f"--webhook-https=127.0.0.1:{self.port}",
             f"--tls-certificate-file={self.folder / 'tls.crt'}",
             f"--tls-key-file={self.folder / 'tls.key'}",
+            f"--client-ca-file={self.callers.folder / 'ca.crt'}",
+            f"--client-names={CALLER}",
             f"--kubeconfig={self._kubeconfig}",
             *flags,
         )
@@ -138,6 +148,35 @@ def configuration(webhook: Webhook, kind: str = KINDS[0]) -> Object:
     return made  # type: ignore[no-any-return]
 
 
+@contextlib.contextmanager
+def shows_a_certificate(apiserver: ApiServer, webhook: Webhook) -> Iterator[None]:
+    """The API server shows the certificate of CALLER to webhooks, as docs/webhook.md has it; only
+    the names of the files and of the webhook's host are others here."""
+    page = (ROOT / "docs" / "webhook.md").read_text()
+    blocks = re.findall(
+        r"^```yaml\n(apiVersion: (?:apiserver|v1\n# kubeconfig).*?)```$", page, re.M | re.S
+    )
+    admission, access = (yaml.safe_load(each) for each in blocks)
+    folder = webhook.callers.folder
+    (plugin,) = admission["plugins"]
+    plugin["configuration"]["kubeConfigFile"] = str(folder / "kubeconfig")
+    (user,) = access["users"]
+    assert user["name"] == "topolet-webhook.topolet-system.svc"
+    user["name"] = f"127.0.0.1:{webhook.port}"
+    for each in ("client-certificate", "client-key"):
+        suffix = "crt" if each == "client-certificate" else "key"
+        user["user"][each] = str(folder / f"{CALLER}.{suffix}")
+    local = {**user, "name": f"localhost:{webhook.port}"}
+    access["users"] = [user, local]
+    (folder / "kubeconfig").write_text(yaml.safe_dump(access))
+    (folder / "admission.yaml").write_text(yaml.safe_dump(admission))
+    apiserver.restart_server(f"--admission-control-config-file={folder / 'admission.yaml'}")
+    try:
+        yield
+    finally:
+        apiserver.restart_server()
+
+
 @pytest.fixture(scope="module")
 def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     api = deployed.administrator(apiserver, "webhook-deployer")
@@ -165,7 +204,8 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
     config = folder / "kubeconfig"
     token = apiserver.token("topolet-system", "topolet-webhook")
     config.write_text(json.dumps(kubeconfig(apiserver, token)))
-    with Webhook(folder, config) as webhook:
+    (folder / "callers").mkdir()
+    with Webhook(folder, config) as webhook, shows_a_certificate(apiserver, webhook):
         webhook.start()
         made = Cluster(api, webhook)
         for kind in KINDS:
@@ -222,6 +262,21 @@ def test_an_allowed_binding_is_made(cluster: Cluster) -> None:
     cluster.bind("once", OURS, dry=False)
     seen = cluster.api.request("GET", "/api/v1/namespaces/hooked/pods/once")
     assert seen["spec"]["nodeName"] == "node-1"
+
+
+def test_a_caller_without_the_certificate_learns_nothing_about_pods(cluster: Cluster) -> None:
+    """Anybody who reaches the port can send a review."""
+    trust = ssl.create_default_context(cafile=str(cluster.webhook.folder / "ca.crt"))
+    answers = set()
+    for name in ("gpu", "plain", "none"):
+        made = http.client.HTTPSConnection("127.0.0.1", cluster.webhook.port, context=trust)
+        with contextlib.closing(made):
+            body = json.dumps(review(name=name, namespace="hooked"))
+            made.request("POST", webhook_.PATH, body, {"Content-Type": "application/json"})
+            reply = made.getresponse()
+            answers.add((reply.status, reply.read()))
+    ((status, text),) = answers
+    assert (status, b"client certificate" in text) == (403, True)
 
 
 def test_a_missing_pod_is_not_bound(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from agent.allocate.device_holders import grants
 from agent.allocate.devices import partitions
 from agent.allocate.node_allocator.answer import spec_text
 from agent.cgroup import names
+from agent.http.requests import BadRequestError
 from agent.kube import cluster, errors, kinds, transport, wire
 from agent.kube.errors import MalformedError
 from agent.kube.transport import Query, Transport
@@ -36,7 +37,6 @@ from agent.model.pod.annotations import AnnotationError
 from agent.model.quantities import QuantityError
 from agent.scheduler import webhook
 from agent.scheduler.extender import extender
-from agent.scheduler.extender.http_routes import BadRequestError
 from agent.scheduler.leader import election
 from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.state import koordinator_reservations, records

@@ -27,6 +27,7 @@ from agent.hooks.requests import UNCHANGED, Changes
 from agent.hooks.visibility import TakenError, UnhonouredError, device_changes
 from agent.host import kernel_events
 from agent.host.processes import Process, UnreadableError, allowed_cpus, pids
+from agent.http import requests
 from agent.koordinator import messages as koordinator_messages
 from agent.koordinator import server
 from agent.kube import documents, store
@@ -298,6 +299,17 @@ def _runtime() -> Iterator[Target]:
             "rpc.grpc:percent_decode",
         ),
         (unary.ProtocolError,),
+    )
+    yield Target(
+        "the head of an HTTP request",
+        lambda raw: requests.parse_head(raw + b"\r\n\r\n"),
+        mutations.of_bytes,
+        (
+            b"POST /filter?a=b HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\nConnection: close",
+            b"GET http://a/%62 HTTP/1.0\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue",
+        ),
+        ("http.requests:_content_length", "http.requests:_path"),
+        (requests.BadRequestError,),
     )
     yield Target(
         "header blocks",

@@ -11,6 +11,7 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "allocate.nrt.score:_balanced_allocation",
         "allocate.score:spread",
         "cgroup.limits:text",
+        "http.limits:_Place.age_order",
         "kube.events:Recorder.__init__",
         "kube.listwatch:ListWatch._watch",
         "model.nrt.pod_holdings:device_portions",
@@ -21,7 +22,6 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "nri.ttrpc:Incoming.refuse",
         "nri.ttrpc:Session.call",
         "rpc.grpc:timeout_value",
-        "scheduler.extender.server:Server.port",
         "telemetry.logs:Logfmt.format",
         "telemetry.metrics:DeviceMetrics.collect",
         "telemetry.schedulermetrics:_Read.collect",
@@ -35,6 +35,8 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
         "cgroup.limits:_value",
         "cgroup.values:LimitsPass._write",
         "host.kernel_events:_decode",
+        "http.peers:ipv4_gateways",
+        "http.peers:ipv6_gateways",
         "nri.conflicts:_holders",
         "nri.conflicts:_sockets",
         "telemetry.frontend_metrics:_resident_bytes",
@@ -67,8 +69,5 @@ UNTRIED: Final[dict[str, tuple[str, ...]]] = {
     "tests/relay/fuzz_frames.py and tests/relay/fuzz_relay.py try the relay": (
         "relay.calls:HookedCalls._collect",
         "relay.streams:ReplyTap._read_prefix",
-    ),
-    "tests/scheduler/extender/test_server.py tries what the HTTP library does with a request": (
-        "scheduler.extender.server:_Gateway._body",
     ),
 }

@@ -15,19 +15,20 @@ import pytest
 
 from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.host.daemon import FaultError
+from agent.http.peers import NodeAddresses
+from agent.http.server import HttpServer
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.cpu.policies import GpuObjective, Strategy
 from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
 from agent.model.settings.plugin_args import Rules, ZoneScoring
-from agent.model.settings.scheduler import SchedulerSettings
+from agent.model.settings.scheduler import SchedulerSettings, split_names
 from agent.scheduler import process
 from agent.scheduler.extender import extender
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.extender import ExtenderPreemptionArgs, ExtenderPreemptionResult
 from agent.scheduler.extender.handlers import ExtenderHandlers
-from agent.scheduler.extender.server import Server
 from agent.scheduler.state.binder import Binder, ReservationExpiry
 from agent.scheduler.state.group_reservations import GroupReservations
 from agent.scheduler.state.pod_info import PodInfoCache
@@ -99,7 +100,7 @@ def test_an_invalid_file_is_named(tmp_path: Path, text: str, message: str) -> No
     [("", set()), ("a", {"a"}), (" a, b.c ,,", {"a", "b.c"}), (",", set())],
 )
 def test_names_of_clients(text: str, names: set[str]) -> None:
-    assert process.client_names(text) == names
+    assert split_names(text) == names
 
 
 def test_the_agents_of_the_manifests_are_selected() -> None:
@@ -146,6 +147,7 @@ def test_every_node_allocates_by_the_settings() -> None:
         ({"tls_certificate_file": "", "client_names": "a"}, "client-names"),
         ({"tls_certificate_file": "", "extender_address": "nowhere"}, "'nowhere'"),
         ({"tls_certificate_file": "", "scheduler_http": "nowhere"}, "'nowhere'"),
+        ({"tls_certificate_file": "", "node_addresses": "x"}, "node-addresses: 'x'"),
     ],
 )
 def test_inconsistent_settings(changes: dict[str, str], message: str) -> None:
@@ -191,7 +193,7 @@ def test_binds_that_wait_for_the_api_server_do_not_delay_a_filter() -> None:
             known, groups, binder.bind, pod_infos, EquivalenceCache(known), unchanged
         )
         routes = extender.routes(verbs, lambda: None, extender.metrics())
-        server = Server("127.0.0.1:0", routes, limits=process.LIMITS)
+        server = HttpServer("127.0.0.1:0", routes, process.LIMITS, NodeAddresses())
         server.start()
         for body in bodies:
             post(server.port, "filter", {"Pod": body, "NodeNames": ["a"]})

@@ -6,11 +6,13 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from agent.http.requests import BadRequestError
+from agent.http.routes import HttpRequest, dispatch
 from agent.kube.auth import FileAccess
 from agent.kube.transport import ResponseLimits, Transport
-from agent.scheduler.extender.http_routes import BadRequestError
 from agent.scheduler.webhook import PATH, POD_PATH, LookUp, LookUpError, gpus, pods, routes
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
@@ -84,6 +86,36 @@ def test_the_page_answers_reviews(
     assert [each for each in caplog.messages if each.startswith("refused: alice may not bind")]
     with pytest.raises(BadRequestError, match="AdmissionReview"):
         admit.handle(b"{}")
+
+
+def test_only_a_caller_with_a_certificate_learns_about_pods(
+    server: Server, look_up: LookUp
+) -> None:
+    server.answer = lambda _, connection, request: reply(connection, 200, POD)
+    body = json.dumps(review()).encode()
+    request = HttpRequest("POST", PATH, "application/json", body)
+    served = routes(look_up, "Fail", "ours")
+    refused = dispatch(served, request)
+    assert refused.status == 403
+    assert b"client certificate" in refused.body
+    assert not server.requests, "the pod was read"
+    certified = msgspec.structs.replace(request, certified=True)
+    assert b"nvidia.com/gpu" in dispatch(served, certified).body
+    probe = HttpRequest("GET", "/healthz", "", b"")
+    assert dispatch(served, probe).status == 200
+    new = json.dumps(created(ONE_GPU)).encode()
+    mutation = HttpRequest("POST", POD_PATH, "application/json", new)
+    assert dispatch(served, mutation).status == 200, "it says only what the request has"
+
+
+def test_without_a_client_ca_all_pods_have_the_same_answer() -> None:
+    served = routes(None, "Fail", "ours")
+    answers = set()
+    for name in ("with-gpu", "without-gpu", "absent"):
+        body = json.dumps(review(name=name)).encode()
+        reply_ = dispatch(served, HttpRequest("POST", PATH, "application/json", body))
+        answers.add(reply_.body.replace(name.encode(), b"NAME"))
+    assert len(answers) == 1
 
 
 def created(resources: object, *, init: bool = False, **spec: Any) -> dict[str, Any]:

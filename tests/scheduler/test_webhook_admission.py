@@ -94,6 +94,29 @@ def answered(
     return response
 
 
+@pytest.mark.parametrize("resource", ["pods/binding", "bindings"])
+def test_without_a_client_ca_the_answer_says_nothing_about_the_pod(resource: str) -> None:
+    """Anybody who reaches the port can send a review."""
+    request = decode(json.dumps(review(resource=resource)).encode())
+    refused = judge(request, None, "Fail").refusal
+    assert refused is not None
+    assert (refused.code, refused.reason) == (403, "Forbidden")
+    assert refused.message == (
+        "alice may not bind pod gpu/p: only configured accounts may, since the webhook reads no "
+        "pods without client-ca-file"
+    )
+    ignored = judge(request, None, "Ignore")
+    assert (ignored.refusal, ignored.warning) == (
+        None,
+        "pod gpu/p was not read before it was bound",
+    )
+
+
+def test_without_a_client_ca_other_requests_are_allowed() -> None:
+    request = decode(json.dumps(review(resource="pods")).encode())
+    assert judge(request, None, "Fail").refusal is None
+
+
 GPU_POD = pod(limits={"nvidia.com/gpu": "1"})
 
 

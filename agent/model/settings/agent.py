@@ -13,6 +13,7 @@ from agent.model.settings.options import (
     HOOK_FAILURE_POLICY,
     KUBECONFIG,
     LOG_LEVEL,
+    NODE_ADDRESSES,
     RUNTIME_ENDPOINT,
     SERVICE_ACCOUNT_DIR,
     STATE_DIR,
@@ -21,6 +22,7 @@ from agent.model.settings.options import (
     HookFailurePolicy,
     Kubeconfig,
     LogLevel,
+    NodeAddresses,
     Options,
     RuntimeEndpoint,
     ServiceAccountDir,
@@ -237,6 +239,7 @@ class AgentSettings(DoctorSettings, frozen=True):
         str,
         msgspec.Meta(description="agent: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"),
     ] = "0.0.0.0:9326"
+    node_addresses: NodeAddresses = NODE_ADDRESSES
     hook_server_socket: Annotated[
         str,
         msgspec.Meta(

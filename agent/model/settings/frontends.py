@@ -11,12 +11,14 @@ from agent.model.settings.options import (
     HOOK_DEADLINES,
     HOOK_FAILURE_POLICY,
     LOG_LEVEL,
+    NODE_ADDRESSES,
     RUNTIME_ENDPOINT,
     STATE_DIR,
     HoldSeconds,
     HookDeadlines,
     HookFailurePolicy,
     LogLevel,
+    NodeAddresses,
     Options,
     RuntimeEndpoint,
     StateDir,
@@ -34,6 +36,7 @@ class ProxySettings(Options, frozen=True):
     proxy_http: Annotated[
         str, msgspec.Meta(description="proxy: ADDRESS:PORT of /metrics and /healthz; empty: none")
     ] = "127.0.0.1:9327"
+    node_addresses: NodeAddresses = NODE_ADDRESSES
     hold_seconds: HoldSeconds = HOLD_SECONDS
     hook_deadlines: HookDeadlines = HOOK_DEADLINES
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY
@@ -77,6 +80,7 @@ class NriSettings(Options, frozen=True):
         str,
         msgspec.Meta(description="NRI plugin: ADDRESS:PORT of /metrics and /healthz; empty: none"),
     ] = "127.0.0.1:9328"
+    node_addresses: NodeAddresses = NODE_ADDRESSES
     hold_seconds: HoldSeconds = HOLD_SECONDS
     hook_deadlines: HookDeadlines = HOOK_DEADLINES
     hook_failure_policy: HookFailurePolicy = HOOK_FAILURE_POLICY

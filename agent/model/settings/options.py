@@ -70,6 +70,15 @@ TlsCertificateFile = Annotated[
 TLS_CERTIFICATE_FILE: Final = "/etc/topolet/tls/tls.crt"
 TlsKeyFile = Annotated[str, msgspec.Meta(description="the key of tls-certificate-file")]
 TLS_KEY_FILE: Final = "/etc/topolet/tls/tls.key"
+NodeAddresses = Annotated[
+    str,
+    msgspec.Meta(
+        description="addresses of this process's node, separated by commas: the HTTP port keeps "
+        "capacity free for clients with these addresses, the loopback's, the port's own, and, in "
+        "a pod, its gateway's"
+    ),
+]
+NODE_ADDRESSES: Final = ""
 LogLevel = Annotated[
     str,
     msgspec.Meta(pattern="^(debug|info|warning|error)$", description="lowest level to log"),

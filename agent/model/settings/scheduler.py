@@ -9,11 +9,13 @@ import msgspec
 from agent.model.settings.options import (
     KUBECONFIG,
     LOG_LEVEL,
+    NODE_ADDRESSES,
     SERVICE_ACCOUNT_DIR,
     TLS_CERTIFICATE_FILE,
     TLS_KEY_FILE,
     Kubeconfig,
     LogLevel,
+    NodeAddresses,
     Options,
     ServiceAccountDir,
     TlsCertificateFile,
@@ -29,6 +31,25 @@ SchedulerName = Annotated[
     ),
 ]
 SCHEDULER_NAME: Final = "topolet-scheduler"
+ClientCaFile = Annotated[
+    str,
+    msgspec.Meta(
+        description="the CA of the clients' certificates; read again when it changes; empty: any "
+        "client that reaches the scheduler's port can bind pods, and the webhook reads no pods"
+    ),
+]
+ClientNames = Annotated[
+    str,
+    msgspec.Meta(
+        description="accepted names of a client's certificate, separated by commas; empty: any "
+        "certificate of client-ca-file"
+    ),
+]
+
+
+def split_names(text: str) -> frozenset[str]:
+    """The names of `client_names`."""
+    return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
 class SchedulerSettings(Options, frozen=True):
@@ -45,20 +66,8 @@ class SchedulerSettings(Options, frozen=True):
             "/readyz, /healthz and /metrics"
         ),
     ] = "0.0.0.0:9444"
-    client_ca_file: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: the CA of the clients' certificates; read again when it "
-            "changes; empty: any client that reaches the port can bind pods"
-        ),
-    ] = ""
-    client_names: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: accepted names of a client's certificate, separated by commas; "
-            "empty: any certificate of client-ca-file"
-        ),
-    ] = ""
+    client_ca_file: ClientCaFile = ""
+    client_names: ClientNames = ""
     scheduler_http: Annotated[
         str,
         msgspec.Meta(
@@ -66,6 +75,7 @@ class SchedulerSettings(Options, frozen=True):
             "for clients without a certificate; empty: none"
         ),
     ] = "127.0.0.1:9329"
+    node_addresses: NodeAddresses = NODE_ADDRESSES
     scheduler_name: SchedulerName = SCHEDULER_NAME
     scheduler_args_file: Annotated[
         str,
@@ -176,8 +186,11 @@ class WebhookSettings(Options, frozen=True):
         str,
         msgspec.Meta(description="webhook: ADDRESS:PORT of its pages and of /healthz, with TLS"),
     ] = "0.0.0.0:9443"
+    node_addresses: NodeAddresses = NODE_ADDRESSES
     tls_certificate_file: TlsCertificateFile = TLS_CERTIFICATE_FILE
     tls_key_file: TlsKeyFile = TLS_KEY_FILE
+    client_ca_file: ClientCaFile = ""
+    client_names: ClientNames = ""
     webhook_failure_policy: Annotated[
         Literal["Fail", "Ignore"],
         msgspec.Meta(

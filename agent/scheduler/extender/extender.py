@@ -16,11 +16,12 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
+from agent.http.requests import BadRequestError, Reply
+from agent.http.routes import TEXT, Route, text_reply
 from agent.model import apiobjects, bounds
 from agent.model.apiobjects import ApiPod, PodObject
 from agent.model.bounds import JsonError
 from agent.model.objects import ObjectError, ObjectIdentity
-from agent.scheduler.extender.http_routes import TEXT, BadRequestError, Reply, Route, text_reply
 from agent.telemetry.schedulermetrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)

@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.http.requests import BadRequestError, Reply
+from agent.http.routes import Route
 from agent.scheduler.extender import extender
 from agent.scheduler.extender.extender import (
     ExtenderArgs,
@@ -15,7 +17,6 @@ from agent.scheduler.extender.extender import (
     ExtenderPreemptionArgs,
     ExtenderPreemptionResult,
 )
-from agent.scheduler.extender.http_routes import BadRequestError, Reply, Route
 from agent.telemetry.schedulermetrics import SchedulerMetrics
 from tests.scheduler.extender.test_extender_types import ARGS, BINDING, META, POD, text
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.http.requests import BadRequestError
 from agent.scheduler.extender import extender
 from agent.scheduler.extender.extender import (
     ExtenderBindingArgs,
@@ -17,7 +18,6 @@ from agent.scheduler.extender.extender import (
     MetaPod,
     MetaVictims,
 )
-from agent.scheduler.extender.http_routes import BadRequestError
 
 # As a kube-scheduler of version 1.36 sent it, shortened: no kind, no apiVersion.
 POD: dict[str, Any] = {

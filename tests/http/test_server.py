@@ -17,17 +17,44 @@ import msgspec
 import pytest
 
 from agent.host import files
-from agent.scheduler.extender import connections
-from agent.scheduler.extender.connections import CertificateError, CertificateFiles
-from agent.scheduler.extender.http_routes import BadRequestError, Reply, Route, text_reply
-from agent.scheduler.extender.server import Server, ServerLimits, ServerStartError
+from agent.http.certificates import CertificateError, CertificateFiles, certificate_names
+from agent.http.limits import ConnectionLimits
+from agent.http.peers import NodeAddresses
+from agent.http.requests import BadRequestError, Reply
+from agent.http.routes import Route, text_reply
+from agent.http.server import HttpListenError, HttpServer, ServerLimits
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-LIMITS = ServerLimits(
-    body_bytes=1000, header_bytes=2000, request_seconds=DEADLINE_SECONDS, threads=4, waiting=8
+CONNECTIONS = ConnectionLimits(
+    connections=40,
+    reserved=8,
+    each_peer=32,
+    hello_seconds=DEADLINE_SECONDS,
+    head_seconds=DEADLINE_SECONDS,
+    body_seconds=DEADLINE_SECONDS,
+    reply_seconds=DEADLINE_SECONDS,
+    idle_seconds=120.0,
+    head_bytes=2000,
+    body_bytes=1000,
+    bodies_bytes=20_000,
 )
-HASTY = msgspec.structs.replace(LIMITS, request_seconds=1.0)
+LIMITS = ServerLimits(CONNECTIONS, threads=4)
+
+
+def limited(**fields: Any) -> ServerLimits:
+    """LIMITS with other limits of connections."""
+    connections = msgspec.structs.replace(CONNECTIONS, **fields)
+    return msgspec.structs.replace(LIMITS, connections=connections)
+
+
+def patient(**fields: Any) -> ServerLimits:
+    """Without an end of any phase."""
+    phases = ("hello", "head", "body", "reply")
+    return limited(**{f"{each}_seconds": 3600.0 for each in phases}, **fields)
+
+
+HASTY = limited(body_seconds=1.0, reply_seconds=1.0)
 """For clients that never finish."""
 
 # More than the buffers of two sockets.
@@ -68,12 +95,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return certified(tmp_path_factory.mktemp("certificates"))
 
 
-Started = Callable[..., Server]
+Started = Callable[..., HttpServer]
 
 
 @pytest.fixture(scope="module")
 def started(authority: Authority) -> Iterator[Started]:
-    servers: list[Server] = []
+    servers: list[HttpServer] = []
 
     def start(
         limits: ServerLimits = LIMITS,
@@ -81,8 +108,8 @@ def started(authority: Authority) -> Iterator[Started]:
         shown: Authority | None = authority,
         client_ca: str = "",
         clients: Sequence[str] = (),
-    ) -> Server:
-        server = Server(
+    ) -> HttpServer:
+        server = HttpServer(
             "127.0.0.1:0",
             {
                 "/echo": Route("POST", echo),
@@ -92,8 +119,9 @@ def started(authority: Authority) -> Iterator[Started]:
                 "/large": Route("GET", lambda _: Reply(200, b"x" * LARGE_BYTES)),
                 "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
             },
-            shown and CertificateFiles(*paths(shown), client_ca),
             limits,
+            NodeAddresses(),
+            shown and CertificateFiles(*paths(shown), client_ca),
             clients,
         )
         server.start()
@@ -106,7 +134,7 @@ def started(authority: Authority) -> Iterator[Started]:
 
 
 @pytest.fixture(scope="module")
-def server(started: Started) -> Server:
+def server(started: Started) -> HttpServer:
     return started()
 
 
@@ -114,14 +142,14 @@ def paths(authority: Authority) -> tuple[str, str]:
     return str(authority.folder / "server.crt"), str(authority.folder / "server.key")
 
 
-def connection(server: Server, authority: Authority) -> http.client.HTTPSConnection:
+def connection(server: HttpServer, authority: Authority) -> http.client.HTTPSConnection:
     trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
     return http.client.HTTPSConnection(
         "127.0.0.1", server.port, context=trust, timeout=DEADLINE_SECONDS
     )
 
 
-def plainly(server: Server) -> http.client.HTTPConnection:
+def plainly(server: HttpServer) -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
 
 
@@ -137,7 +165,7 @@ def exchange(
     return reply.status, reply.read().decode()
 
 
-def test_several_answers_on_one_connection(server: Server, authority: Authority) -> None:
+def test_several_answers_on_one_connection(server: HttpServer, authority: Authority) -> None:
     made = connection(server, authority)
     assert exchange(made, "GET", "/healthz") == (200, "ok\n")
     assert exchange(made, "POST", "/echo?timeout=5s", b"hello") == (200, '"hello"')
@@ -169,7 +197,7 @@ def test_several_answers_on_one_connection(server: Server, authority: Authority)
     ],
 )
 def test_invalid_requests_get_an_error(
-    server: Server,
+    server: HttpServer,
     authority: Authority,
     method: str,
     path: str,
@@ -187,7 +215,7 @@ def test_invalid_requests_get_an_error(
     made.close()
 
 
-def test_a_503_closes_the_connection(plain: Server) -> None:
+def test_a_503_closes_the_connection(plain: HttpServer) -> None:
     """A connection that stays open would always reach this process."""
     made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
     assert exchange(made, "GET", "/away") == (503, "another leads\n")
@@ -196,7 +224,7 @@ def test_a_503_closes_the_connection(plain: Server) -> None:
 
 
 def test_an_incomplete_request_does_not_block_the_server(started: Started) -> None:
-    limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, stop_seconds=1)
+    limits = msgspec.structs.replace(patient(), stop_seconds=1)
     server = started(limits, shown=None)
     with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as half:
         half.sendall(b"POST /echo HTTP/1.1\r\n")
@@ -211,7 +239,7 @@ def test_an_incomplete_request_does_not_block_the_server(started: Started) -> No
 
 @pytest.mark.parametrize("length", ["-1", "-1000000", "x", "", "1e3"])
 def test_an_invalid_length_is_refused_before_the_body_is_read(
-    server: Server, authority: Authority, length: str
+    server: HttpServer, authority: Authority, length: str
 ) -> None:
     made = connection(server, authority)
     made.putrequest("POST", "/echo")
@@ -230,9 +258,9 @@ def raw(either: http.client.HTTPConnection) -> socket.socket:
     return either.sock
 
 
-def posted(body: bytes, length: int | None = None) -> bytes:
+def posted(body: bytes, length: int | None = None, path: str = "/echo") -> bytes:
     size = len(body) if length is None else length
-    head = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
 
 
@@ -252,7 +280,7 @@ def test_pipelined_requests_are_answered_in_order(
     either.close()
 
 
-def test_an_incomplete_request_is_a_bad_request(plain: Server) -> None:
+def test_an_incomplete_request_is_a_bad_request(plain: HttpServer) -> None:
     with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
         sock.sendall(posted(b"no", length=3))
         sock.shutdown(socket.SHUT_WR)
@@ -274,7 +302,7 @@ def test_an_incomplete_request_is_a_bad_request(plain: Server) -> None:
         (b"GET /healthz HTTP/9.9\r\n\r\n", 505),
     ],
 )
-def test_unusual_requests(plain: Server, request_bytes: bytes, status: int) -> None:
+def test_unusual_requests(plain: HttpServer, request_bytes: bytes, status: int) -> None:
     with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
         sock.sendall(request_bytes)
         with http.client.HTTPResponse(sock, method=request_bytes[:4].strip().decode()) as reply:
@@ -283,7 +311,7 @@ def test_unusual_requests(plain: Server, request_bytes: bytes, status: int) -> N
             reply.read()
 
 
-def test_plain_http_gets_an_error(server: Server) -> None:
+def test_plain_http_gets_an_error(server: HttpServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"this port serves HTTPS only" in plain.recv(4096)
@@ -293,7 +321,7 @@ def test_a_connection_without_a_request_occupies_no_thread(
     started: Started, authority: Authority
 ) -> None:
     """More clients than threads; their requests would never end."""
-    server = started(msgspec.structs.replace(LIMITS, request_seconds=3600.0))
+    server = started(patient())
     silent = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(LIMITS.threads + 1)
@@ -310,8 +338,7 @@ def test_many_incomplete_requests_delay_other_clients_only_shortly(
     started: Started, authority: Authority, tls: bool
 ) -> None:
     """More clients than threads; without other clients each would have all the time it needs."""
-    limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, waiting=64)
-    server = started(limits, shown=authority if tls else None)
+    server = started(patient(), shown=authority if tls else None)
     halves = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(3 * LIMITS.threads)
@@ -337,9 +364,9 @@ def test_few_connections_without_a_request_are_kept(
     spoken = kept.sock
     silent = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
-        for _ in range(3 * LIMITS.waiting)
+        for _ in range(3 * CONNECTIONS.connections)
     ]
-    for each in silent[: -LIMITS.waiting // 2]:
+    for each in silent[: -CONNECTIONS.connections]:
         assert each.recv(1) == b"", "the oldest is closed first"
     assert exchange(kept, "GET", "/healthz") == (200, "ok\n")
     assert kept.sock is spoken, "an answered connection stays"
@@ -348,11 +375,10 @@ def test_few_connections_without_a_request_are_kept(
         each.close()
 
 
-def test_requests_beyond_the_queue_are_closed_at_once(started: Started) -> None:
+def test_requests_beyond_the_limit_are_closed_at_once(started: Started) -> None:
     """A connection that only garbage collection closes would keep a file descriptor."""
     held = Held()
     server = started(msgspec.structs.replace(LIMITS, threads=1), held, shown=None)
-    request_bytes = b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     many: list[socket.socket] = []
     ended: set[socket.socket] = set()
 
@@ -365,16 +391,16 @@ def test_requests_beyond_the_queue_are_closed_at_once(started: Started) -> None:
                 except ConnectionError:
                     pass
                 ended.add(each)
-        return len(ended) == len(many) - 1 - LIMITS.waiting
+        return len(ended) == len(many) - CONNECTIONS.connections
 
     gc.disable()
     try:
-        for _ in range(2 * LIMITS.waiting):
+        for _ in range(2 * CONNECTIONS.connections):
             made = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-            made.sendall(request_bytes + b"Content-Length: 0\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                made.sendall(posted(b"", path="/held"))
             made.setblocking(False)
             many.append(made)
-            held.asked.wait(DEADLINE_SECONDS)
         eventually("the others end", all_but_those_that_wait)
     finally:
         gc.enable()
@@ -383,7 +409,7 @@ def test_requests_beyond_the_queue_are_closed_at_once(started: Started) -> None:
             each.close()
 
 
-def test_an_answered_connection_occupies_a_thread_shortly(plain: Server) -> None:
+def test_an_answered_connection_occupies_a_thread_shortly(plain: HttpServer) -> None:
     """More clients than threads."""
     kept = [
         http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
@@ -397,7 +423,7 @@ def test_an_answered_connection_occupies_a_thread_shortly(plain: Server) -> None
 
 
 def test_an_incomplete_handshake_is_dropped_in_time(started: Started, authority: Authority) -> None:
-    server = started(HASTY)
+    server = started(limited(hello_seconds=2.0))
     halves = [
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(LIMITS.threads + 1)
@@ -413,13 +439,13 @@ def test_an_incomplete_handshake_is_dropped_in_time(started: Started, authority:
 
 
 @pytest.fixture(scope="module")
-def plain(started: Started) -> Server:
+def plain(started: Started) -> HttpServer:
     return started(shown=None)
 
 
 @pytest.fixture(params=["plain", "tls"])
 def either(
-    request: pytest.FixtureRequest, server: Server, plain: Server, authority: Authority
+    request: pytest.FixtureRequest, server: HttpServer, plain: HttpServer, authority: Authority
 ) -> http.client.HTTPConnection:
     if request.param == "tls":
         return connection(server, authority)
@@ -488,7 +514,7 @@ def test_a_slow_reader_is_dropped_in_time(
     hasty.close()
 
 
-def test_several_answers_on_one_plain_connection(plain: Server) -> None:
+def test_several_answers_on_one_plain_connection(plain: HttpServer) -> None:
     made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
     assert exchange(made, "POST", "/echo", b"hello") == (200, '"hello"')
     first = made.sock
@@ -499,7 +525,7 @@ def test_several_answers_on_one_plain_connection(plain: Server) -> None:
 
 
 def shown_by(
-    server: Server, authority: Authority, name: str, of: Authority | None = None
+    server: HttpServer, authority: Authority, name: str, of: Authority | None = None
 ) -> http.client.HTTPSConnection:
     """A connection of a client with a certificate for that name."""
     trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
@@ -587,10 +613,10 @@ def test_an_invalid_client_ca_is_named(authority: Authority, tmp_path: Path) -> 
     ],
 )
 def test_names_of_a_certificate(certificate: dict[str, Any], names: set[str]) -> None:
-    assert connections.certificate_names(certificate) == names
+    assert certificate_names(certificate) == names
 
 
-def serial(server: Server, authority: Authority) -> str:
+def serial(server: HttpServer, authority: Authority) -> str:
     made = connection(server, authority)
     made.connect()
     found = made.sock.getpeercert()
@@ -660,14 +686,13 @@ def test_requests_in_progress_end_before_the_server_stops(
     made.close()
 
 
-def accepts(server: Server) -> bool:
+def accepts(server: HttpServer) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", server.port)) == 0
 
 
-# cheroot leaves the socket that it could not bind to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_address_in_use_is_named(server: Server, authority: Authority) -> None:
-    second = Server(f"127.0.0.1:{server.port}", {}, CertificateFiles(*paths(authority)))
-    with pytest.raises(ServerStartError, match=f"127.0.0.1:{server.port}.*in use"):
+def test_an_address_in_use_is_named(server: HttpServer, authority: Authority) -> None:
+    certificate = CertificateFiles(*paths(authority))
+    second = HttpServer(f"127.0.0.1:{server.port}", {}, LIMITS, NodeAddresses(), certificate)
+    with pytest.raises(HttpListenError, match=f"127.0.0.1:{server.port}.*in use"):
         second.start()

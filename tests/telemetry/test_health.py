@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from agent.telemetry.http import Health
+from agent.telemetry.health import Health
 
 
 class Clock:
@@ -15,23 +15,23 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     it = Clock()
-    monkeypatch.setattr("agent.telemetry.http.time.monotonic", it)
+    monkeypatch.setattr("agent.telemetry.health.time.monotonic", it)
     return it
 
 
 def test_ready_after_the_first_successful_pass_until_one_fails_or_is_missing(clock: Clock) -> None:
     health = Health(0.5)
-    assert (health.ready().status, health.ready().text) == (503, "no pass has ended yet\n")
+    assert (health.ready().status, health.ready().body) == (503, b"no pass has ended yet\n")
     health.begin()
     health.end("")
     assert health.ready().status == 200
     health.end("the runtime does not answer")
-    assert (health.ready().status, health.ready().text) == (503, "the runtime does not answer\n")
+    assert (health.ready().status, health.ready().body) == (503, b"the runtime does not answer\n")
     health.end("")
     clock.now += 4.9
     assert health.ready().status == 200
     clock.now += 0.2
-    assert health.ready().text == "the snapshot is 5 s old\n"
+    assert health.ready().body == b"the snapshot is 5 s old\n"
 
 
 def test_alive_while_passes_begin_whatever_their_result(clock: Clock) -> None:
@@ -42,7 +42,7 @@ def test_alive_while_passes_begin_whatever_their_result(clock: Clock) -> None:
         health.end("bad")
     assert health.alive().status == 200
     clock.now += 20.1
-    assert (health.alive().status, health.alive().text) == (503, "no pass for 20 s\n")
+    assert (health.alive().status, health.alive().body) == (503, b"no pass for 20 s\n")
 
 
 def test_a_long_period_has_a_longer_timeout(clock: Clock) -> None:

@@ -1,0 +1,148 @@
+"""TLS of a server: certificate, key and the CA of clients from files, which are read again when
+they change, and a connection's stream over TLS. Importing this module loads ssl (5 MB)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any, Final
+
+from agent.host.files import Stamp, stamp
+from agent.host.loop import READ, WRITE
+
+log = logging.getLogger(__name__)
+
+
+class CertificateError(RuntimeError):
+    """The certificate files can't be read at the start; the message names them."""
+
+
+class CertificateFiles:
+    """Reads the files again when they change. While certificate and key do not match, as when only
+    one of them was replaced yet, the previous ones stay in use."""
+
+    def __init__(
+        self, certificate: str, key: str, client_ca: str = "", *, client_optional: bool = False
+    ) -> None:
+        """`client_ca`: a client must show a certificate of that CA; empty for none.
+        `client_optional`: it may connect without one too. Raises CertificateError."""
+        self._paths = (certificate, key, client_ca) if client_ca else (certificate, key)
+        self._client_ca = client_ca
+        self.client_optional = client_optional
+        self._refused: Stamp | None = None
+        self._stamp = stamp(*self._paths)
+        self._context = self._read()
+
+    def context(self) -> ssl.SSLContext:
+        """Returns the same context while the files are the same."""
+        now = stamp(*self._paths)
+        if now not in (self._stamp, self._refused):
+            try:
+                self._context = self._read()
+            except CertificateError as error:
+                log.warning("the previous certificate stays in use: %s", error)
+                self._refused = now
+            else:
+                log.info("certificate %s was replaced", self._paths[0])
+                self._stamp = now
+        return self._context
+
+    def stream(self, accepted: socket.socket) -> TlsStream:
+        """A connection over TLS. Raises OSError."""
+        return TlsStream(accepted, self.context())
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A client could let the server compute handshakes on one connection without end.
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        try:
+            context.load_cert_chain(*self._paths[:2])
+        except (OSError, ValueError) as error:
+            certificate, key = self._paths[:2]
+            raise CertificateError(f"certificate {certificate}, key {key}: {error}") from error
+        if self._client_ca:
+            context.verify_mode = ssl.CERT_OPTIONAL if self.client_optional else ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(self._client_ca)
+            except (OSError, ValueError) as error:
+                raise CertificateError(f"client CA {self._client_ca}: {error}") from error
+        return context
+
+
+def certificate_names(certificate: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the common name and the alternative names, of any kind, of a certificate as
+    SSLSocket.getpeercert returns it."""
+    subject = certificate.get("subject", ())
+    common = (value for part in subject for key, value in part if key == "commonName")
+    return frozenset((*common, *(value for _, value in certificate.get("subjectAltName", ()))))
+
+
+class TlsStream:
+    """A connection over TLS, as `connection.ByteStream`; all calls raise OSError."""
+
+    def __init__(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
+        """`accepted` does not block; it is detached, or closed after an OSError."""
+        try:
+            self._socket = context.wrap_socket(
+                accepted, server_side=True, do_handshake_on_connect=False
+            )
+        except OSError:
+            accepted.close()
+            raise
+        self.names: frozenset[str] | None = None
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def hello(self) -> int:
+        """Continues the handshake; returns the events that it waits for, 0 at its end. Then `names`
+        are those of the client's certificate, None if it has shown none."""
+        try:
+            self._socket.do_handshake()
+        except ssl.SSLWantReadError:
+            return READ
+        except ssl.SSLWantWriteError:
+            return WRITE
+        except ssl.SSLError as error:
+            if error.reason == "HTTP_REQUEST":
+                with contextlib.suppress(OSError):
+                    socket.socket.send(self._socket, _NO_TLS)
+            raise
+        shown = self._socket.getpeercert()
+        self.names = certificate_names(shown) if shown else None
+        return 0
+
+    def receive(self, buffer: memoryview) -> int | None:
+        try:
+            return self._socket.recv_into(buffer)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+            return None
+
+    def pending(self) -> bool:
+        """Whether received bytes wait that the kernel does not report."""
+        return bool(self._socket.pending())
+
+    def send(self, data: memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+
+    def end_sending(self) -> None:
+        """What is received after it is not decrypted, and of no use."""
+        with contextlib.suppress(OSError):
+            self._socket.unwrap()  # sends the end, and does not wait for the client's
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+_NO_TLS: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\n"
+    b"this port serves HTTPS only\n"
+)

@@ -1,0 +1,68 @@
+"""HTTP routes, each a function of a JSON body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.http.requests import BadRequestError, Reply
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain; charset=utf-8"
+METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+log = logging.getLogger(__name__)
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One path. `handle` takes the body, empty unless the method is POST; a server with threads
+    calls it in several at once. It may raise BadRequestError. `certified`: the client must have
+    shown a certificate that the server accepts."""
+
+    method: str
+    handle: Callable[[bytes], Reply]
+    certified: bool = False
+
+
+class HttpRequest(msgspec.Struct, frozen=True):
+    """`body` is None if the request has no Content-Length. `certified`: whether the client has
+    shown an accepted certificate."""
+
+    method: str
+    path: str
+    content_type: str
+    body: bytes | None
+    certified: bool = False
+
+
+def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:
+    """Returns the reply of the request's route, or an error if there is none. A fault of the route
+    is logged, and its reply is 500: one request ends no other."""
+    route = routes.get(request.path)
+    if route is None:
+        return text_reply(404, f"no such path; the paths are {', '.join(sorted(routes))}")
+    if request.method != route.method:
+        refusal = text_reply(405, f"this path accepts {route.method} only")
+        return msgspec.structs.replace(refusal, allow=route.method)
+    if route.certified and not request.certified:
+        return text_reply(403, "this path needs a client certificate with an accepted name")
+    if route.method == "POST":
+        if request.body is None:
+            return text_reply(411, "the Content-Length is missing")
+        if request.content_type.partition(";")[0].strip().lower() != JSON:
+            return text_reply(415, f"the Content-Type is not {JSON}")
+    try:
+        return route.handle(request.body or b"" if route.method == "POST" else b"")
+    except BadRequestError as error:
+        return text_reply(error.status, str(error))
+    except Exception:
+        log.exception("the request %s failed", request.path)
+        return text_reply(500, "an internal error")
+
+
+def text_reply(status: int, text: str) -> Reply:
+    """A line of text."""
+    return Reply(status, f"{text}\n".encode(), TEXT)

@@ -1,0 +1,176 @@
+"""The HTTP server of the agent, the scheduler and the webhook: one thread with an epoll loop for
+all connections, and threads for complete requests.
+
+So a client occupies a thread only while its request is handled: a handshake, a head, a body and the
+rest of a reply that a client takes slowly are the loop's.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from agent.host.loop import Loop
+from agent.http.connection import HttpConnection, PlainStream
+from agent.http.limits import ConnectionLimits, Turns
+from agent.http.listener import HttpListener
+from agent.http.peers import NodeAddresses
+from agent.http.routes import HttpRequest, Route, dispatch
+from agent.model.settings.options import host_port
+
+if TYPE_CHECKING:
+    from agent.http.certificates import CertificateFiles  # loads ssl
+
+_RESERVED_THREADS: Final = 1
+"""For requests from the node, so that probes wait for no other client's requests."""
+
+
+class HttpListenError(RuntimeError):
+    """The server can't listen on its address; the message names it."""
+
+
+class ServerLimits(msgspec.Struct, frozen=True):
+    """`threads`: requests that are handled at a time. `stop_seconds`: for requests in flight when
+    the server stops."""
+
+    connections: ConnectionLimits
+    threads: int
+    stop_seconds: float = 5.0
+
+
+class HttpServer:
+    """Serves from `start` to `close`. `port` is the actual port if the address has port 0."""
+
+    def __init__(
+        self,
+        address: str,
+        routes: Mapping[str, Route],
+        limits: ServerLimits,
+        node: NodeAddresses,
+        certificate: CertificateFiles | None = None,
+        clients: Collection[str] = (),
+    ) -> None:
+        """`routes` are by path. Without a certificate the server serves plain HTTP. `clients` are
+        the accepted names in client certificates, if the certificate files have a client CA; empty
+        accepts any. Raises SettingsError for an invalid address."""
+        self._address = address
+        self._host_port = host_port(address)
+        self._routes = routes
+        self._limits = limits
+        self._node = node
+        self._certificate = certificate
+        self._clients = frozenset(clients)
+        self._waiting = _Waiting(limits.threads)
+        self._threads: list[threading.Thread] = []
+        self._loop = Loop()
+        self._listener: HttpListener | None = None
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    def start(self) -> None:
+        """Returns when the server listens. Raises HttpListenError."""
+        try:
+            self._listener = HttpListener(
+                self._loop,
+                self._host_port,
+                self._limits.connections,
+                self._requested,
+                self._node,
+                self._certificate.stream if self._certificate else PlainStream,
+                self._clients,
+            )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            self._loop.close()
+            raise HttpListenError(f"cannot listen on {self._address}: {reason}") from error
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        assert self._listener is not None
+        return self._listener.port
+
+    def close(self) -> None:
+        """Stops accepting connections, and lets requests in flight end."""
+        if not self._thread.is_alive():
+            return
+        self._loop.stop()
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self) -> None:
+        """The loop's thread."""
+        listener = self._listener
+        assert listener is not None
+        self._loop.run()
+        listener.drain()
+        self._loop.run_on(lambda: not listener.connections, self._limits.stop_seconds)
+        listener.close()
+        self._waiting.close()
+
+    def _requested(self, connection: HttpConnection, request: HttpRequest) -> None:
+        self._waiting.put(connection, request)
+        if not self._waiting.served and len(self._threads) < self._limits.threads:
+            name = f"http-{len(self._threads)}"
+            self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
+            self._threads[-1].start()
+
+    def _serve(self) -> None:
+        """A thread for requests."""
+        while (taken := self._waiting.take()) is not None:
+            connection, request = taken
+            encoded = memoryview(connection.encoded(dispatch(self._routes, request)))
+            sent = connection.send_at_once(encoded)
+            self._waiting.end(connection.local)
+            self._loop.call(functools.partial(connection.send, encoded[sent:]))
+
+
+class _Waiting:
+    """The requests that wait for a thread; safe in all threads."""
+
+    def __init__(self, threads: int) -> None:
+        self._changed = threading.Condition()
+        self._turns: Turns[tuple[HttpConnection, HttpRequest]] = Turns(
+            threads, _RESERVED_THREADS if threads > 1 else 0
+        )
+        self._idle = 0
+        self._open = 0
+        self._closed = False
+
+    @property
+    def served(self) -> bool:
+        """Whether enough threads are idle for the requests that wait."""
+        with self._changed:
+            return self._idle >= self._open
+
+    def put(self, connection: HttpConnection, request: HttpRequest) -> None:
+        with self._changed:
+            self._turns.put(connection.peer, connection.local, (connection, request))
+            self._open += 1
+            self._changed.notify()
+
+    def take(self) -> tuple[HttpConnection, HttpRequest] | None:
+        """Waits for a request; None at the end."""
+        with self._changed:
+            self._idle += 1
+            while (taken := self._turns.take()) is None:
+                if self._closed:
+                    return None
+                self._changed.wait()
+            self._idle -= 1
+            self._open -= 1
+            return taken[0]
+
+    def end(self, local: bool) -> None:
+        """A request has its reply."""
+        with self._changed:
+            self._turns.end(local)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

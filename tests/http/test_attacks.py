@@ -1,0 +1,346 @@
+"""Clients with real sockets that want the places, the threads, the memory or the time of a server,
+while a probe of the node and a request of another address have to be answered.
+
+The phases have no end here: only the limits of connections help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.host.loop import Loop
+from agent.http.certificates import CertificateFiles
+from agent.http.limits import ConnectionLimits
+from agent.http.listener import PageListener
+from agent.http.peers import NodeAddresses
+from agent.http.requests import Reply
+from agent.http.routes import Route
+from agent.http.server import HttpServer, ServerLimits
+from tests.integration.apiserver.certificates import Authority
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+LIMITS = ConnectionLimits(
+    connections=28,
+    reserved=8,
+    each_peer=8,
+    hello_seconds=3600.0,
+    head_seconds=3600.0,
+    body_seconds=3600.0,
+    reply_seconds=3600.0,
+    idle_seconds=3600.0,
+    head_bytes=4096,
+    body_bytes=1 << 20,
+    bodies_bytes=4 << 20,
+)
+NODE = "127.0.0.1"
+OTHER = "127.0.0.2"
+ATTACKERS = [f"127.0.1.{number}" for number in range(1, 7)]
+SOCKETS = 2 * LIMITS.connections
+LARGE_BYTES = 8 << 20
+
+
+class OneNode(NodeAddresses):
+    """All addresses of these tests are the loopback's; one of them is the node's."""
+
+    def local(self, peer: str, own: str) -> bool:
+        return peer == NODE
+
+
+class Attack(msgspec.Struct, frozen=True):
+    """What each socket sends first and then, again and again."""
+
+    first: bytes
+    then: bytes = b""
+
+
+POST = b"POST /held HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: "
+ATTACKS = {
+    "idle": Attack(b""),
+    "slow_loris": Attack(b"GET /healthz HTTP/1.1\r\nX-Slow: ", b"a"),
+    "hello": Attack(b"\x16\x03\x01\x40\x00\x01", b"\x00"),
+    "huge_headers": Attack(b"GET /healthz HTTP/1.1\r\n", b"X-Filler: " + b"a" * 900 + b"\r\n"),
+    "endless_body": Attack(POST + b"1048576\r\n\r\n", b"a" * 4096),
+    "longer_than_allowed": Attack(POST + b"999999999999\r\n\r\n", b"a" * 4096),
+    "endless_chunks": Attack(
+        b"POST /held HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"400\r\n" + b"a" * 1024
+    ),
+    "pipelining": Attack(b"", b"GET /healthz HTTP/1.1\r\n\r\n" * 40),
+    "no_reading": Attack(b"", b"GET /large HTTP/1.1\r\n\r\n"),
+    "busy_handlers": Attack(POST + b"2\r\n\r\n{}"),
+}
+
+
+class Attackers:
+    """Sockets of many addresses that send for ever, and connect again when they are closed."""
+
+    def __init__(self, port: int, attack: Attack, tls: ssl.SSLContext | None = None) -> None:
+        self.rounds = 0
+        self._port = port
+        self._attack = attack
+        self._tls = tls
+        self._sockets: list[socket.socket | None] = [None] * SOCKETS
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Attackers:
+        self._thread.start()
+        eventually("all have sent", lambda: self.rounds >= 3)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        for each in self._sockets:
+            if each is not None:
+                each.close()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            for number, each in enumerate(self._sockets):
+                if self._ended.is_set():
+                    return
+                if each is None:
+                    with contextlib.suppress(OSError):
+                        self._sockets[number] = self._connected(number)
+                    continue
+                try:
+                    if self._closed(each):
+                        raise ConnectionResetError
+                    if self._attack.then:
+                        each.send(self._attack.then)
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    continue
+                except OSError:
+                    each.close()
+                    self._sockets[number] = None
+            self.rounds += 1
+
+    def _closed(self, each: socket.socket) -> bool:
+        if self._attack is ATTACKS["no_reading"] or isinstance(each, ssl.SSLSocket):
+            return False
+        try:
+            return each.recv(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+
+    def _connected(self, number: int) -> socket.socket:
+        source = (ATTACKERS[number % len(ATTACKERS)], 0)
+        made = socket.create_connection((NODE, self._port), 5, source_address=source)
+        try:
+            if self._tls is not None:
+                made = self._tls.wrap_socket(made, server_hostname=NODE)
+            if self._attack.first:
+                made.sendall(self._attack.first)
+        except OSError:
+            made.close()
+            raise
+        made.setblocking(False)
+        return made
+
+
+class Held:
+    """A route that answers when the test ends."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def __call__(self, _: bytes) -> Reply:
+        self.ended.wait(DEADLINE_SECONDS)
+        return Reply(200, b"{}")
+
+
+Started = Callable[[Held], tuple[int, Callable[[], None]]]
+
+
+def routes(held: Held) -> dict[str, Route]:
+    return {
+        "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
+        "/large": Route("GET", lambda _: Reply(200, b"x" * LARGE_BYTES, "text/plain")),
+        "/held": Route("POST", held),
+    }
+
+
+def threaded(
+    held: Held, certificate: CertificateFiles | None = None
+) -> tuple[int, Callable[[], None]]:
+    limits = ServerLimits(LIMITS, threads=4, stop_seconds=0.1)
+    server = HttpServer("0.0.0.0:0", routes(held), limits, OneNode(), certificate)
+    server.start()
+    return server.port, server.close
+
+
+def paged(held: Held) -> tuple[int, Callable[[], None]]:
+    loop = Loop()
+    limits = msgspec.structs.replace(LIMITS, idle_seconds=0.0, body_bytes=0, bodies_bytes=0)
+    server = PageListener(loop, ("0.0.0.0", 0), routes(held), OneNode(), limits)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+
+    def close() -> None:
+        assert thread.is_alive(), "the loop has ended"
+        loop.stop()
+        thread.join()
+        server.close()
+        loop.close()
+
+    return server.port, close
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    made = Authority(tmp_path_factory.mktemp("certificates"))
+    made.server("server")
+    return made
+
+
+def secure(folder: Path) -> CertificateFiles:
+    """As the extender's port: a client needs a certificate."""
+    return CertificateFiles(
+        str(folder / "server.crt"), str(folder / "server.key"), str(folder / "ca.crt")
+    )
+
+
+def status(port: int, source: str, tls: ssl.SSLContext | None = None) -> int:
+    """Of a request for the health, on a connection of its own."""
+    made: http.client.HTTPConnection
+    if tls is None:
+        made = http.client.HTTPConnection(
+            NODE, port, timeout=DEADLINE_SECONDS, source_address=(source, 0)
+        )
+    else:
+        made = http.client.HTTPSConnection(
+            NODE, port, timeout=DEADLINE_SECONDS, source_address=(source, 0), context=tls
+        )
+    with contextlib.closing(made):
+        made.request("GET", "/healthz", headers={"Connection": "close"})
+        return made.getresponse().status
+
+
+def served(port: int, source: str, tls: ssl.SSLContext | None = None) -> Callable[[], bool]:
+    def once() -> bool:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return status(port, source, tls) == 200
+        return False
+
+    return once
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    it = Held()
+    yield it
+    it.ended.set()
+
+
+@pytest.mark.parametrize("name", [each for each in ATTACKS if each != "hello"])
+def test_a_probe_of_the_node_is_answered_under_attack(held: Held, name: str) -> None:
+    port, close = threaded(held)
+    try:
+        with Attackers(port, ATTACKS[name]):
+            for _ in range(5):
+                assert status(port, NODE) == 200
+            if name != "busy_handlers":
+                eventually("another client is answered", served(port, OTHER))
+        held.ended.set()
+        eventually("the attackers' places are free again", served(port, OTHER))
+    finally:
+        held.ended.set()
+        close()
+
+
+PAGE_ATTACKS = [each for each in ATTACKS if each not in ("hello", "busy_handlers")]
+
+
+@pytest.mark.parametrize("name", PAGE_ATTACKS)
+def test_a_probe_of_the_plugin_and_of_the_proxy_is_answered_under_attack(
+    held: Held, name: str
+) -> None:
+    port, close = paged(held)
+    try:
+        with Attackers(port, ATTACKS[name]):
+            for _ in range(5):
+                assert status(port, NODE) == 200
+            eventually("another client is answered", served(port, OTHER))
+    finally:
+        close()
+
+
+@pytest.mark.parametrize("name", ["idle", "hello"])
+def test_clients_without_a_certificate_do_not_keep_out_the_extenders_own(
+    held: Held, authority: Authority, name: str
+) -> None:
+    authority.client("kube-scheduler")
+    folder = authority.folder
+    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    trust.load_cert_chain(folder / "kube-scheduler.crt", folder / "kube-scheduler.key")
+    port, close = threaded(held, secure(folder))
+    try:
+        kept = http.client.HTTPSConnection(
+            NODE, port, timeout=DEADLINE_SECONDS, source_address=(OTHER, 0), context=trust
+        )
+        with contextlib.closing(kept):
+            kept.request("GET", "/healthz")
+            assert kept.getresponse().read() == b"ok\n"
+            first = kept.sock
+            with Attackers(port, ATTACKS[name]):
+                for _ in range(5):
+                    kept.request("GET", "/healthz")
+                    assert kept.getresponse().read() == b"ok\n"
+                assert kept.sock is first, "the connection of an answered client was closed"
+                eventually("a new connection is answered", served(port, OTHER, trust))
+                eventually("the node is answered", served(port, NODE, trust))
+    finally:
+        close()
+
+
+@pytest.mark.parametrize("name", ["slow_loris", "endless_body", "no_reading"])
+def test_attacks_over_tls(held: Held, authority: Authority, name: str) -> None:
+    folder = authority.folder
+    trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    files = CertificateFiles(str(folder / "server.crt"), str(folder / "server.key"))
+    port, close = threaded(held, files)
+    try:
+        unchecked = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        with Attackers(port, ATTACKS[name], unchecked):
+            for _ in range(3):
+                assert status(port, NODE, trust) == 200
+            eventually("another client is answered", served(port, OTHER, trust))
+    finally:
+        close()
+
+
+def _left(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_requests_in_flight_take_no_more_memory_than_their_limit(held: Held) -> None:
+    """Each body is within the limit of one; together they are beyond that of all."""
+    port, close = threaded(held)
+    whole = LIMITS.bodies_bytes // LIMITS.body_bytes
+    try:
+        with contextlib.ExitStack() as stack:
+            senders = []
+            for number in range(whole + 2):
+                made = stack.enter_context(
+                    socket.create_connection(
+                        (NODE, port), DEADLINE_SECONDS, source_address=(ATTACKERS[number], 0)
+                    )
+                )
+                made.sendall(POST + b"1048576\r\n\r\n" + b"a" * 1_000_000)
+                senders.append(made)
+            eventually("the oldest has left", lambda: _left(senders[0]))
+            assert status(port, OTHER) == 200
+    finally:
+        close()

@@ -1,0 +1,241 @@
+"""Who may stay connected, whatever the clients do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+)
+
+from agent.http.limits import ConnectionLimits, ConnectionPhase, FullError, Places, Turns
+
+LIMITS = ConnectionLimits(
+    connections=6, reserved=2, each_peer=3, body_bytes=100, bodies_bytes=150, idle_seconds=60.0
+)
+PEERS = st.sampled_from(["a", "b", "c"])
+WAITING = tuple(each for each in ConnectionPhase if each is not ConnectionPhase.HANDLING)
+
+
+class Clients(RuleBasedStateMachine):
+    """Clients connect, send and vanish in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: Places[int] = Places(LIMITS)
+        self.now = 0.0
+        self.number = 0
+        self.peers: dict[int, str] = {}
+        self.local: dict[int, bool] = {}
+        self.phases: dict[int, ConnectionPhase] = {}
+        self.bytes: Counter[int] = Counter()
+
+    keys = Bundle("keys")
+
+    def forget(self, key: int) -> None:
+        for each in (self.peers, self.local, self.phases):
+            del each[key]
+        del self.bytes[key]
+
+    @rule(target=keys, peer=PEERS, local=st.booleans())
+    def connect(self, peer: str, local: bool) -> object:
+        self.now += 1
+        self.number += 1
+        before = dict(self.phases)
+        locals_before = sum(self.local.values())
+        try:
+            victim = self.places.admit(self.number, peer, local, self.now)
+        except FullError:
+            assert not local or locals_before >= LIMITS.reserved, "a probe is refused"
+            remote = [key for key in self.peers if not self.local[key]]
+            mine = [key for key in remote if self.peers[key] == peer]
+            assert any(
+                each and all(before[key] is ConnectionPhase.HANDLING for key in each)
+                for each in (mine, remote, list(before))
+            ), "refused while a connection was idle"
+            return multiple()
+        if victim is not None:
+            assert before[victim] is not ConnectionPhase.HANDLING, "a request in progress is lost"
+            self.forget(victim)
+        self.peers[self.number], self.local[self.number] = peer, local
+        self.phases[self.number] = ConnectionPhase.HELLO
+        return self.number
+
+    @rule(key=keys, phase=st.sampled_from(ConnectionPhase))
+    def enter(self, key: int, phase: ConnectionPhase) -> None:
+        if key in self.phases:
+            self.now += 1
+            self.places.enter(key, phase, self.now)
+            self.phases[key] = phase
+
+    @rule(key=keys, held=st.integers(0, 120))
+    def hold(self, key: int, held: int) -> None:
+        if key in self.phases:
+            victim = self.places.hold(key, held)
+            self.bytes[key] = held
+            if victim is not None:
+                assert victim == key or self.phases[victim] is ConnectionPhase.BODY
+                self.forget(victim)
+
+    @rule(key=consumes(keys))
+    def leave(self, key: int) -> None:
+        self.places.remove(key)
+        if key in self.phases:
+            self.forget(key)
+
+    @rule()
+    def out_of_descriptors(self) -> None:
+        victim = self.places.shed()
+        idle = [key for key, phase in self.phases.items() if phase is not ConnectionPhase.HANDLING]
+        assert (victim is None) is (not idle)
+        if victim is not None:
+            assert victim in idle
+            self.forget(victim)
+
+    @invariant()
+    def no_limit_is_exceeded(self) -> None:
+        assert set(self.places) == set(self.phases)
+        assert len(self.places) <= LIMITS.connections
+        remote = [key for key, local in self.local.items() if not local]
+        assert len(remote) <= LIMITS.connections - LIMITS.reserved
+        of_peer = Counter(self.peers[key] for key in remote)
+        assert all(number <= LIMITS.each_peer for number in of_peer.values())
+
+    @invariant()
+    def late_ones_are_those_whose_phase_has_lasted_too_long(self) -> None:
+        late = {key for key, _ in self.places.late(self.now + 59)}
+        short = {
+            key
+            for key, phase in self.phases.items()
+            if phase not in (ConnectionPhase.HANDLING, ConnectionPhase.IDLE)
+        }
+        assert short <= late
+        ends = self.places.next_end()
+        assert (ends is None) is all(
+            each is ConnectionPhase.HANDLING for each in self.phases.values()
+        )
+        if ends is not None:
+            assert self.places.late(ends)
+            assert not self.places.late(ends - 0.001)
+        assert all(self.phases[key] is not ConnectionPhase.HANDLING for key in late)
+
+
+TestClients = Clients.TestCase
+TestClients.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def filled(limits: ConnectionLimits = LIMITS) -> Places[str]:
+    """Four remote connections of two peers, the first of each the older."""
+    places: Places[str] = Places(limits)
+    for now, key in enumerate(("a1", "b1", "a2", "b2")):
+        assert places.admit(key, key[0], False, float(now)) is None
+    return places
+
+
+def test_the_oldest_idle_connection_is_closed_for_a_new_one() -> None:
+    places = filled()
+    assert places.admit("c1", "c", False, 9.0) == "a1"
+    assert places.admit("c2", "c", False, 9.0) == "b1"
+
+
+def test_a_client_that_had_an_answer_stays_longer_than_one_that_never_asked() -> None:
+    places = filled()
+    places.enter("a1", ConnectionPhase.REPLY, 4.0)
+    places.enter("a1", ConnectionPhase.IDLE, 4.0)
+    assert places.admit("c1", "c", False, 9.0) == "b1"
+
+
+def test_a_byte_now_and_then_makes_no_client_younger() -> None:
+    """Only a phase that begins counts, and a dripped head begins none."""
+    places = filled()
+    assert [key for key, _ in places.late(5.5)] == ["a1"]
+    assert [key for key, _ in places.late(7.5)] == ["a1", "b1", "a2"]
+
+
+def test_a_peer_closes_its_own_connections_first() -> None:
+    places = filled()
+    assert places.admit("a3", "a", False, 9.0) == "a1"
+    places.enter("a2", ConnectionPhase.HANDLING, 9.0)
+    places.enter("a3", ConnectionPhase.HANDLING, 9.0)
+    assert places.admit("a4", "a", False, 9.0) == "b1"
+
+
+def test_a_probe_is_admitted_while_pods_hold_every_place_with_requests() -> None:
+    places = filled()
+    for each in ("a1", "b1", "a2", "b2"):
+        places.enter(each, ConnectionPhase.HANDLING, 5.0)
+    assert places.admit("probe", "node", True, 6.0) is None
+
+
+def test_a_crowd_is_one_request_in_each_place() -> None:
+    places = filled()
+    for each in ("a1", "b1", "a2"):
+        places.enter(each, ConnectionPhase.HANDLING, 5.0)
+    assert not places.crowded()
+    places.enter("b2", ConnectionPhase.HANDLING, 5.0)
+    assert places.crowded()
+    places.remove("b2")
+    assert not places.crowded()
+
+
+def test_endless_bodies_end_the_oldest_one() -> None:
+    places = filled()
+    for each in ("a1", "b1"):
+        places.enter(each, ConnectionPhase.BODY, 5.0 + int(each == "b1"))
+    assert places.hold("a1", 100) is None
+    assert places.hold("b1", 100) == "a1"
+
+
+def test_a_request_in_progress_keeps_its_body_while_others_send() -> None:
+    places = filled()
+    places.hold("a1", 100)
+    places.enter("a1", ConnectionPhase.HANDLING, 5.0)
+    places.enter("b1", ConnectionPhase.BODY, 6.0)
+    assert places.hold("b1", 100) == "b1"
+
+
+@given(
+    st.lists(st.tuples(PEERS, st.booleans()), max_size=40),
+    st.integers(2, 4),
+    st.data(),
+)
+def test_turns(asked: list[tuple[str, bool]], threads: int, data: st.DataObject) -> None:
+    """Each request gets a thread once, in the order of its peer; one thread is the node's own."""
+    turns: Turns[int] = Turns(threads, 1)
+    for number, (peer, local) in enumerate(asked):
+        turns.put(peer, local, number)
+    running: list[bool] = []
+    order: list[int] = []
+    while len(order) < len(asked) or running:
+        taken = turns.take() if len(running) < threads else None
+        if taken is not None:
+            order.append(taken[0])
+            running.append(taken[1])
+            assert asked[taken[0]][1] is taken[1]
+        else:
+            assert running, "a thread is idle while a request waits"
+            turns.end(running.pop(data.draw(st.integers(0, len(running) - 1))))
+        assert running.count(False) <= threads - 1
+    assert sorted(order) == list(range(len(asked)))
+    for each in set(asked):
+        mine = [number for number in order if asked[number] == each]
+        assert mine == sorted(mine)
+
+
+def test_many_requests_of_one_peer_do_not_delay_the_first_of_another() -> None:
+    turns: Turns[str] = Turns(3, 1)
+    for number in range(5):
+        turns.put("a", False, f"a{number}")
+    turns.put("b", False, "b0")
+    taken = [turns.take(), turns.take()]
+    assert taken == [("a0", False), ("b0", False)]
+    assert turns.take() is None, "the last thread is reserved"
+    turns.put("kubelet", True, "probe")
+    assert turns.take() == ("probe", True)

@@ -1,0 +1,133 @@
+"""The HTTP port of a process with one loop, in its real loop, run by a thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from agent.host.loop import Loop
+from agent.http.limits import ConnectionLimits
+from agent.http.listener import PAGE_LIMITS, PageListener
+from agent.http.peers import NodeAddresses
+from agent.http.requests import Reply
+from agent.http.routes import Route
+from tests.waiting import DEADLINE_SECONDS
+
+ROUTES = {
+    "/metrics": Route("GET", lambda _: Reply(200, b"up 1\n", "text/plain")),
+    "/big": Route("GET", lambda _: Reply(200, b"x" * 4_000_000, "text/plain")),
+}
+
+
+class Served:
+    def __init__(self, limits: ConnectionLimits = PAGE_LIMITS) -> None:
+        self.loop = Loop()
+        self.server = PageListener(self.loop, ("127.0.0.1", 0), ROUTES, NodeAddresses(), limits)
+        self.thread = threading.Thread(target=self.loop.run)
+        self.thread.start()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.port), DEADLINE_SECONDS)
+
+    def ask(self, request: bytes) -> bytes:
+        with self.connect() as client:
+            client.sendall(request)
+            return everything(client)
+
+    def close(self) -> None:
+        assert self.thread.is_alive(), "the loop has ended"
+        self.loop.stop()
+        self.thread.join(DEADLINE_SECONDS)
+        self.server.close()
+        self.loop.close()
+
+
+def everything(client: socket.socket) -> bytes:
+    """Until the server closes; a reset counts as an end too."""
+    answer = b""
+    try:
+        while piece := client.recv(1 << 16):
+            answer += piece
+    except ConnectionResetError:
+        pass
+    return answer
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    it = Served()
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def hasty() -> Iterator[Served]:
+    it = Served(msgspec.structs.replace(PAGE_LIMITS, head_seconds=0.05))
+    yield it
+    it.close()
+
+
+def test_page_and_length(served: Served) -> None:
+    head, _, body = served.ask(b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n").partition(
+        b"\r\n\r\n"
+    )
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"Content-Length: 5" in head
+    assert body == b"up 1\n"
+
+
+def test_a_page_larger_than_a_socket_buffer(served: Served) -> None:
+    _, _, body = served.ask(b"GET /big HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
+    assert len(body) == 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /other HTTP/1.1\r\n\r\n", b"404"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"405"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 1\r\n\r\nx", b"413"),
+        (b"GET\r\n\r\n", b"400"),
+        (b"\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x00\xff\xfe\r\n\r\n", b"400"),
+        (b"GET /" + b"a" * 20_000, b"414"),
+        (b"GET / HTTP/1.1\r\na: " + b"a" * 20_000, b"431"),
+    ],
+)
+def test_everything_else_is_refused(served: Served, request_: bytes, status: bytes) -> None:
+    assert served.ask(request_).startswith(b"HTTP/1.1 " + status)
+
+
+def test_request_in_pieces(served: Served) -> None:
+    with served.connect() as client:
+        for piece in (b"GET /met", b"rics HTTP/1.1\r\n\r", b"\n"):
+            client.sendall(piece)
+        assert everything(client).endswith(b"up 1\n")
+
+
+def test_a_client_that_disconnects_early_does_not_affect_others(served: Served) -> None:
+    for request in (b"", b"GET /big HTTP/1.1\r\n\r\n"):
+        with served.connect() as client:
+            client.sendall(request)
+    assert served.ask(b"GET /metrics HTTP/1.1\r\n\r\n").endswith(b"up 1\n")
+
+
+def test_one_request_a_connection_whatever_is_pipelined(served: Served) -> None:
+    answer = served.ask(b"GET /metrics HTTP/1.1\r\n\r\n" * 300)
+    assert answer.count(b"up 1\n") == 1
+    assert b"Connection: close" in answer
+
+
+def test_a_slow_client_is_told_and_closed(hasty: Served) -> None:
+    with hasty.connect() as client:
+        client.sendall(b"GET /metrics")
+        assert everything(client).startswith(b"HTTP/1.1 408")
+
+
+def test_a_silent_client_is_closed(hasty: Served) -> None:
+    with hasty.connect() as client:
+        assert everything(client) == b""
