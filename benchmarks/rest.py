@@ -27,8 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import msgspec
 
-from agent.telemetry.http import HttpServer
-from agent.telemetry.page import HttpResponse
+from agent.http.peers import NodeAddresses
+from agent.http.routes import Route, text_reply
+from agent.http.server import HttpServer
+from agent.node.daemon import HTTP_LIMITS
 from benchmarks.common import Row, alone, arguments, compared, report
 from benchmarks.scheduler import ROOT, free_port, started
 from tests.node.world import World
@@ -75,7 +77,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def probe_row(probes: int, pause_seconds: float) -> Row:
-    ours = HttpServer("127.0.0.1:0", {"/readyz": lambda: HttpResponse(200, "ok\n")})
+    routes = {"/readyz": Route("GET", lambda _: text_reply(200, "ok"))}
+    ours = HttpServer("127.0.0.1:0", routes, HTTP_LIMITS, NodeAddresses())
+    ours.start()
     base = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=base.serve_forever, daemon=True).start()
     samples = [
