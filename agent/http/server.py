@@ -34,8 +34,9 @@ class HttpListenError(RuntimeError):
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """`threads`: requests that are handled at a time. `stop_seconds`: for requests in flight when
-    the server stops."""
+    """`threads`: requests that are handled at a time; 0: the loop's thread handles them, one
+    request a connection (`idle_seconds` is 0), which saves two switches of threads.
+    `stop_seconds`: for requests in flight when the server stops."""
 
     connections: ConnectionLimits
     threads: int
@@ -112,6 +113,9 @@ class HttpServer:
         self._waiting.close()
 
     def _requested(self, connection: HttpConnection, request: HttpRequest) -> None:
+        if not self._limits.threads:
+            connection.respond(dispatch(self._routes, request))
+            return
         self._waiting.put(connection, request)
         if not self._waiting.served and len(self._threads) < self._limits.threads:
             name = f"http-{len(self._threads)}"

@@ -73,7 +73,7 @@ log = logging.getLogger(__name__)
 
 OPEN_FILES = 16_384
 HTTP_LIMITS: Final = ServerLimits(
-    ConnectionLimits(connections=96, reserved=16, each_peer=24), threads=4
+    ConnectionLimits(connections=96, reserved=16, each_peer=24), threads=0
 )
 _PODS_CHANGED = frozenset({Trigger.TREE, Trigger.RUNTIME, Trigger.KUBELET})
 """Triggers after which the kubelet may have assigned or released devices or CPUs."""

@@ -178,6 +178,15 @@ def threaded(
     return server.port, server.close
 
 
+def unthreaded(held: Held) -> tuple[int, Callable[[], None]]:
+    """As the agent's port."""
+    connections = msgspec.structs.replace(LIMITS, idle_seconds=0.0, body_bytes=0, bodies_bytes=0)
+    limits = ServerLimits(connections, threads=0, stop_seconds=0.1)
+    server = HttpServer("0.0.0.0:0", routes(held), limits, OneNode())
+    server.start()
+    return server.port, server.close
+
+
 def paged(held: Held) -> tuple[int, Callable[[], None]]:
     loop = Loop()
     limits = msgspec.structs.replace(LIMITS, idle_seconds=0.0, body_bytes=0, bodies_bytes=0)
@@ -258,6 +267,18 @@ def test_a_probe_of_the_node_is_answered_under_attack(held: Held, name: str) -> 
 
 
 PAGE_ATTACKS = [each for each in ATTACKS if each not in ("hello", "busy_handlers")]
+
+
+@pytest.mark.parametrize("name", PAGE_ATTACKS)
+def test_a_probe_of_the_agent_is_answered_under_attack(held: Held, name: str) -> None:
+    port, close = unthreaded(held)
+    try:
+        with Attackers(port, ATTACKS[name]):
+            for _ in range(5):
+                assert status(port, NODE) == 200
+            eventually("another client is answered", served(port, OTHER))
+    finally:
+        close()
 
 
 @pytest.mark.parametrize("name", PAGE_ATTACKS)
