@@ -23,6 +23,9 @@ SCOPE_PREFIXES: Final = ("cri-containerd", "crio", "docker")
 """The prefixes of containerd, CRI-O and Docker before a container's id in a scope's name."""
 
 _SLICE: Final = ".slice"
+_MAX_UNIT_CHARACTERS: Final = 255
+"""Of a name (systemd: src/basic/unit-name.h, UNIT_NAME_MAX). The path of a slice has the names of
+all slices above it."""
 _KUBEPODS: Final = "kubepods"
 # The parent of containers whose pod does not name one; containerd's is its namespace.
 _DEFAULT_PARENTS: Final = {"cri-containerd": "/k8s.io", "crio": "/crio", "docker": "/docker"}
@@ -41,7 +44,7 @@ def slice_group(unit: str) -> str | None:
     if stem == "-":
         return "/"
     words = stem.split("-")
-    if stem == unit or "/" in unit or "" in words:
+    if stem == unit or "/" in unit or "" in words or len(unit) > _MAX_UNIT_CHARACTERS:
         return None
     return "".join(f"/{'-'.join(words[: end + 1])}{_SLICE}" for end in range(len(words)))
 

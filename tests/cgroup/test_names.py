@@ -27,6 +27,8 @@ BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UI
         ("a.scope", None),
         ("a/b.slice", None),
         ("", None),
+        ("a-" * 100_000 + "a.slice", None),
+        ("a" * 250 + ".slice", None),
     ],
 )
 def test_slice_expansion(unit: str, group: str | None) -> None:

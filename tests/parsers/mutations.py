@@ -14,6 +14,8 @@ Mutation = Callable[[random.Random, Sequence[Any]], Any]
 """Makes one input of the examples."""
 
 _MAX_CHANGES: Final = 3
+_MAX_CHARACTERS: Final = 1 << 20
+"""Of an input, which may be repeated several times."""
 
 _BARE: Final = (
     "9" * 5_000,
@@ -126,6 +128,10 @@ def of_message(rng: random.Random, seeds: Sequence[bytes]) -> bytes:
 
 
 def _changed(rng: random.Random, text: Text, other: Text, words: Sequence[Text]) -> Text:
+    return _changed_anyhow(rng, text, other, words)[:_MAX_CHARACTERS]
+
+
+def _changed_anyhow(rng: random.Random, text: Text, other: Text, words: Sequence[Text]) -> Text:
     size = len(text)
     at = rng.randint(0, size)
     end = min(size, at + rng.choice((0, 1, 1, 2, 8, size)))
