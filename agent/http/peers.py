@@ -4,19 +4,23 @@ addresses count as one peer.
 A process on the host sees such a client with its own address, or with a loopback address. In a pod
 the client has an address of the node, which the pod knows from the downward API, or that of the
 bridge, which is the pod's gateway (the plugins bridge and ptp of CNI).
+
+Addresses are compared in the kernel's form: ipaddress would take the proxy 0.3 MB.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
+import socket
 import struct
 from collections.abc import Collection
 from typing import Final
 
 from agent.model.settings.options import SettingsError
 
-_IPV6_NETWORK_BITS: Final = 64
+_IPV6_NETWORK_BYTES: Final = 8
+_IPV4_IN_IPV6: Final = bytes(10) + b"\xff\xff"
+_IPV6_LOOPBACK: Final = bytes(15) + b"\x01"
 _MOST_ROUTES_BYTES: Final = 1 << 16
 _NET: Final = "/proc/self/net"
 
@@ -33,7 +37,7 @@ class NodeAddresses:
     def local(self, peer: str, own: str) -> bool:
         """Whether the client at `peer` is on the node of the server, which it reached at `own`."""
         client, server = _address(peer), _address(own)
-        if client.is_loopback or client == server or client in self._configured:
+        if _is_loopback(client) or client == server or client in self._configured:
             return True
         in_pod = bool(self._configured) and server not in self._configured
         return in_pod and client in self._gateways
@@ -50,11 +54,11 @@ def node_addresses(configured: str, net: str = _NET) -> NodeAddresses:
 def peer_name(address: str) -> str:
     """The name under which the connections of an address are counted: an IPv6 host has as many
     addresses as it likes in its network of 64 bits."""
-    parsed = _address(address)
-    if parsed.version == 4:
-        return str(parsed)
-    network = ipaddress.ip_network((parsed, _IPV6_NETWORK_BITS), strict=False)
-    return str(network)
+    packed = _address(address)
+    if len(packed) == 4:
+        return socket.inet_ntop(socket.AF_INET, packed)
+    network = packed[:_IPV6_NETWORK_BYTES] + bytes(len(packed) - _IPV6_NETWORK_BYTES)
+    return f"{socket.inet_ntop(socket.AF_INET6, network)}/{8 * _IPV6_NETWORK_BYTES}"
 
 
 def ipv4_gateways(text: str) -> list[str]:
@@ -63,7 +67,7 @@ def ipv4_gateways(text: str) -> list[str]:
     lines = (line.split() for line in text.splitlines()[1:])
     numbers = {words[2] for words in lines if len(words) > 2}
     return [
-        str(ipaddress.IPv4Address(struct.pack("=I", int(number, 16))))
+        socket.inet_ntop(socket.AF_INET, struct.pack("=I", int(number, 16)))
         for number in sorted(numbers)
         if re.fullmatch("[0-9A-Fa-f]{8}", number) and int(number, 16)
     ]
@@ -74,19 +78,25 @@ def ipv6_gateways(text: str) -> list[str]:
     lines = (line.split() for line in text.splitlines())
     numbers = {words[4] for words in lines if len(words) > 4}
     return [
-        str(ipaddress.IPv6Address(bytes.fromhex(number)))
+        socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
         for number in sorted(numbers)
         if re.fullmatch("[0-9a-f]{32}", number) and int(number, 16)
     ]
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _address(text: str) -> bytes:
+    """4 bytes, also of an IPv4 address in IPv6's form, or 16."""
+    plain = text.partition("%")[0]
+    family = socket.AF_INET6 if ":" in plain else socket.AF_INET
     try:
-        found = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
+        packed = socket.inet_pton(family, plain)
+    except (OSError, ValueError):
         raise SettingsError(f"node-addresses: {text[:60]!r} is not an address") from None
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
+    return packed.removeprefix(_IPV4_IN_IPV6) if len(packed) == 16 else packed
+
+
+def _is_loopback(packed: bytes) -> bool:
+    return packed == _IPV6_LOOPBACK or (len(packed) == 4 and packed[0] == 127)
 
 
 def _read(path: str) -> str:
