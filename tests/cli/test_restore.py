@@ -30,6 +30,7 @@ def test_every_value_is_restored_after_a_crash(
             path = root / folder / "/".join(GROUP.split("/")[1 : depth + 1])
             path.mkdir(parents=True, exist_ok=True)
             (path / file).write_text(f"{text}\n")
+    (root / "memory" / GROUP[1:] / "memory.usage_in_bytes").write_text("4096\n")
     state.mkdir()
     hierarchy, journal = Hierarchy(str(root)), Journal(state / "journal")
     assert writer.apply(hierarchy, journal, {GROUP: CpuSet([1])}).ok
