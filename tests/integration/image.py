@@ -256,7 +256,6 @@ def _wheels(cache: Path) -> Path:
         *project["build-system"]["requires"],
         *project["project"]["dependencies"],
         *project["project"]["optional-dependencies"]["hookserver"],
-        *project["project"]["optional-dependencies"]["scheduler"],
     ]
     digest = hashlib.sha256("\n".join(sorted(wanted)).encode()).hexdigest()[:8]
     ready = cache / f"wheels-{digest}"
