@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -128,3 +130,15 @@ def test_a_longer_head_is_refused(text: bytes, status: int) -> None:
     with pytest.raises(BadRequestError, match="maximum of 50") as error:
         head_end(bytearray(text), 0, 50)
     assert error.value.status == status
+
+
+@pytest.mark.parametrize("blanks", [b" ", b"\t", b" \t"])
+def test_a_header_of_many_blanks_costs_linear_time(blanks: bytes) -> None:
+    """Any neighbour on the network may send one, and one loop serves all connections."""
+    many = blanks * 4_000
+    began = time.thread_time()
+    with pytest.raises(BadRequestError, match="not NAME: VALUE"):
+        parse_head(b"GET / HTTP/1.1\r\na:" + many + b"\0\r\n\r\n")
+    found = parse_head(b"GET / HTTP/1.1\r\nContent-Type:" + many + b"a b" + many + b"\r\n\r\n")
+    assert found.content_type == "a b"
+    assert time.thread_time() - began < 1

@@ -307,6 +307,7 @@ def _runtime() -> Iterator[Target]:
         (
             b"POST /filter?a=b HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\nConnection: close",
             b"GET http://a/%62 HTTP/1.0\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue",
+            b"GET / HTTP/1.1\r\nAccept:" + b" " * 2_000 + b"a" + b"\t" * 2_000,
         ),
         ("http.requests:_content_length", "http.requests:_path"),
         (requests.BadRequestError,),
