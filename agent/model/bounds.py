@@ -81,6 +81,6 @@ def decode(decoder: msgspec.json.Decoder[Value], text: bytes | str) -> Value:
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
-        raise JsonError(str(error)) from None
+        raise JsonError(reason(str(error))) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise JsonError(f"is not JSON: {error}") from None

@@ -116,7 +116,8 @@ def decode(body: bytes) -> AdmissionRequest:
         raise ReviewError(f"AdmissionReview: {error}") from None
     if (review.api_version, review.kind) != (_VERSION, _KIND):
         raise ReviewError(
-            f"AdmissionReview: {review.kind} of {review.api_version} is not {_KIND} of {_VERSION}"
+            f"AdmissionReview: {review.kind[:60]} of {review.api_version[:60]} "
+            f"is not {_KIND} of {_VERSION}"
         )
     if not review.request.uid:
         raise ReviewError("AdmissionReview: request.uid is empty")

@@ -69,3 +69,9 @@ def test_names_on_the_wire_are_those_of_earlier_versions() -> None:
     assert encode(Created("c", RequestedResources("0-1"))) == (
         b'{"type":"created","container_id":"c","asked":{"cpuset":"0-1"},"kept":[]}'
     )
+
+
+def test_an_error_does_not_repeat_a_hostile_datagram() -> None:
+    with pytest.raises(NotificationError) as raised:
+        decode(b'{"type": "' + b"9" * 200_000 + b'"}')
+    assert len(str(raised.value)) < 400
