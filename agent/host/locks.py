@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import struct
 import time
 from typing import Final, NamedTuple
@@ -79,7 +78,8 @@ class SharedLock:
 
     def session(self) -> FrontendSession:
         """A new session of this holder, which ends with the lock. Raises OSError."""
-        session = FrontendSession(os.fstat(self._descriptor).st_ino, random.getrandbits(62))
+        byte = int.from_bytes(os.urandom(8), "big") >> 2
+        session = FrontendSession(os.fstat(self._descriptor).st_ino, byte)
         wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, session.byte, 1, 0)
         fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, wanted)
         return session
