@@ -6,6 +6,7 @@ import heapq
 import itertools
 import os
 import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -47,6 +48,8 @@ class Loop:
         self._order = itertools.count()
         self._stopped = False
         self._calls: deque[Callable[[], None]] = deque()
+        self._open = threading.Lock()
+        """Held while the wake-up descriptor is written to, or closed."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.register(self._wake, READ, self._woken)
 
@@ -74,9 +77,10 @@ class Loop:
 
     def call(self, function: Callable[[], None]) -> None:
         """Calls once, soon; safe in threads. Does nothing after `close`."""
-        self._calls.append(function)
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
+        with self._open:
+            if self._wake >= 0:
+                self._calls.append(function)
+                os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
         """`run` returns after the callback in progress; safe in signal handlers and threads."""
@@ -116,9 +120,10 @@ class Loop:
             self._run_timers()
 
     def close(self) -> None:
-        self._epoll.close()
-        os.close(self._wake)
-        self._wake = -1
+        with self._open:
+            self._epoll.close()
+            os.close(self._wake)
+            self._wake = -1
 
     def _woken(self, events: int) -> None:
         os.eventfd_read(self._wake)

@@ -2,6 +2,8 @@ import os
 import threading
 import time
 
+import pytest
+
 from agent.host.loop import READ, WRITE, Loop
 
 
@@ -117,3 +119,19 @@ def test_a_stopped_loop_that_runs_on_does_not_spin() -> None:
     loop.run_on(until, 0.1)
     assert len(looks) <= 3
     loop.close()
+
+
+def test_a_thread_that_calls_while_the_loop_closes_uses_no_closed_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, write = Loop(), os.eventfd_write
+    closing = threading.Thread(target=loop.close)
+
+    def delayed(descriptor: int, value: int) -> None:
+        closing.start()
+        closing.join(0.2)
+        write(descriptor, value)
+
+    monkeypatch.setattr(os, "eventfd_write", delayed)
+    loop.call(lambda: None)
+    closing.join()
