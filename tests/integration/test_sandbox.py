@@ -145,7 +145,7 @@ def test_proxy_killed_while_it_makes_a_sandbox_leaves_no_claim(
         call.start()
         try:
             eventually("runc makes the sandbox", (runc.folder / "held").exists)
-            assert owners(node) == ["default/dead"]
+            eventually("the pod owns CPU 1", lambda: owners(node) == ["default/dead"])
             node.kill_proxy()
             call.join()
         finally:
