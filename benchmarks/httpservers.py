@@ -4,7 +4,8 @@ Each server is a separate process and answers without a decision. The client cal
 turns, on one open connection and on four at the same time. Then each holds idle connections, and
 then attackers of other addresses send a byte of a request's head now and then on as many as they
 can, while the client of the server's own address asks for its health on a new connection each time.
-The other servers are no dependencies: `pip install cheroot gunicorn uvicorn` for their rows.
+The project does not depend on the other servers: install them for their rows
+(`pip install cheroot gunicorn uvicorn`).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _REFUSALS = frozenset({errno.EBUSY, errno.EINVAL, errno.ERANGE})
 """Errors of a value that the state of the group does not allow. All others are the machine's."""
 
 
-class _Unfit(CgroupError):  # noqa: N818 - a rule of the kernel, not a fault
+class _UnfitValueError(CgroupError):
     """The value was not written, because the state of the group does not allow it."""
 
 
@@ -141,7 +141,7 @@ class LimitsPass:
         if step.file in USE and not files.grows(step.file, step.old, step.new):
             used = int(self._present(step.group, USE[step.file]))
             if used > files.memory_of(step.new):
-                raise _Unfit(f"{step.group!r} uses more than {step.new} bytes")
+                raise _UnfitValueError(f"{step.group!r} uses more than {step.new} bytes")
         if step.file == MEMORY:
             both = self._controllers.read(step.group, MEMORY_AND_SWAP)
             if both is not None and files.grows(MEMORY, both, step.new):
@@ -190,7 +190,7 @@ def _refused(reason: Exception | str) -> bool:
         return False
     cause = reason.__cause__
     by_kernel = isinstance(cause, OSError) and cause.errno in _REFUSALS
-    return by_kernel or isinstance(reason, _Unfit)
+    return by_kernel or isinstance(reason, _UnfitValueError)
 
 
 def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite]:

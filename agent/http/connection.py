@@ -171,8 +171,8 @@ class HttpConnection:
 
     def expire(self, phase: ConnectionPhase) -> None:
         """The phase has lasted too long."""
-        asked = phase is ConnectionPhase.BODY or (phase is ConnectionPhase.HEAD and self._received)
-        if asked:
+        begun = phase is ConnectionPhase.BODY or (phase is ConnectionPhase.HEAD and self._received)
+        if begun:
             self._refuse(text_reply(408, "the request did not end in time"))
         else:
             self.close()

@@ -58,7 +58,7 @@ def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:
         return route.handle(request.body or b"" if route.method == "POST" else b"")
     except BadRequestError as error:
         return text_reply(error.status, str(error))
-    except Exception:
+    except Exception:  # the one guard around a route
         log.exception("the request %s failed", request.path)
         return text_reply(500, "an internal error")
 

@@ -292,7 +292,7 @@ def read_configz(
             opener.add_handler(http.HTTPSHandler(context=_verifying(ca_file, kubelet_dir)))
         answer = opener.open(request, timeout=CONFIGZ_SECONDS)
         if answer is None:
-            raise ConfigurationError(f"{url}: is no https, http or file URL")
+            raise ConfigurationError(f"{url}: the scheme must be https, http or file")
         with answer:
             raw = _body(answer)
         content = json.loads(raw)

@@ -44,7 +44,7 @@ class Freed(msgspec.Struct, frozen=True):
 
 class Applied(msgspec.Struct, frozen=True):
     """What was written; `titles`: pod and container by group; `failures`: of other kinds.
-    `refused`: limits that pods' own cgroups do not take, which are no failures."""
+    `refused`: limits that pods' own cgroups do not accept; they are not in `failures`."""
 
     cpusets: tuple[WriteOutcome, ...]
     values: ValueOutcome

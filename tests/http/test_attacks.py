@@ -269,23 +269,13 @@ def test_a_probe_of_the_node_is_answered_under_attack(held: Held, name: str) -> 
 PAGE_ATTACKS = [each for each in ATTACKS if each not in ("hello", "busy_handlers")]
 
 
+@pytest.mark.parametrize("serve", [unthreaded, paged])
 @pytest.mark.parametrize("name", PAGE_ATTACKS)
-def test_a_probe_of_the_agent_is_answered_under_attack(held: Held, name: str) -> None:
-    port, close = unthreaded(held)
-    try:
-        with Attackers(port, ATTACKS[name]):
-            for _ in range(5):
-                assert status(port, NODE) == 200
-            eventually("another client is answered", served(port, OTHER))
-    finally:
-        close()
-
-
-@pytest.mark.parametrize("name", PAGE_ATTACKS)
-def test_a_probe_of_the_plugin_and_of_the_proxy_is_answered_under_attack(
-    held: Held, name: str
+def test_a_probe_of_a_server_in_one_loop_is_answered_under_attack(
+    held: Held, name: str, serve: Callable[[Held], tuple[int, Callable[[], None]]]
 ) -> None:
-    port, close = paged(held)
+    """The agent's server, and the page of the plugin and of the proxy."""
+    port, close = serve(held)
     try:
         with Attackers(port, ATTACKS[name]):
             for _ in range(5):

@@ -539,6 +539,17 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
     assert patch(gone, seen, "topolet", subresource="status") is None
 
 
+def created_or_refused(cluster: Cluster, body: Object, message: str | None) -> None:
+    """Creates the pod in a dry run; `message`: a pattern of its refusal, None if there is none."""
+    if "resources" in body["spec"] and cluster.server.minor < 34:
+        pytest.skip("pod-level resources are off by default in this kube-apiserver")
+    if message is None:
+        assert cluster.try_pod(body)
+        return
+    with pytest.raises(RefusedError, match=message):
+        cluster.try_pod(body)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -562,13 +573,7 @@ def test_an_agent_changes_only_its_keys_of_its_node(cluster: Cluster) -> None:
 def test_owners_of_cpus_request_whole_ones(
     cluster: Cluster, body: Object, message: str | None
 ) -> None:
-    if "resources" in body["spec"] and cluster.server.minor < 34:
-        pytest.skip("pod-level resources are off by default in this kube-apiserver")
-    if message is None:
-        assert cluster.try_pod(body)
-        return
-    with pytest.raises(RefusedError, match=message):
-        cluster.try_pod(body)
+    created_or_refused(cluster, body, message)
 
 
 BATCH = {"kubernetes.io/batch-cpu": "1k", "kubernetes.io/batch-memory": "1Gi"}
@@ -625,13 +630,7 @@ def with_sidecar(body: Object, resource: str = "cpu") -> Object:
 def test_no_author_takes_a_class_or_batch_resources_that_the_pod_does_not_have(
     cluster: Cluster, body: Object, message: str | None
 ) -> None:
-    if "resources" in body["spec"] and cluster.server.minor < 34:
-        pytest.skip("pod-level resources are off by default in this kube-apiserver")
-    if message is None:
-        assert cluster.try_pod(body)
-        return
-    with pytest.raises(RefusedError, match=f"topolet-classes.*{message}"):
-        cluster.try_pod(body)
+    created_or_refused(cluster, body, message and f"topolet-classes.*{message}")
 
 
 @pytest.mark.parametrize("subresource", ["", "/status"])

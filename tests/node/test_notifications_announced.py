@@ -111,7 +111,7 @@ def test_announcement_of_a_pod_that_ended_in_the_api_ends(phase: Phase) -> None:
 
 
 def test_announcement_of_a_pod_that_the_api_server_never_had_stays() -> None:
-    """A static pod, or one of which the kubelet's watch told before the agent's."""
+    """A static pod, or one that the kubelet's watch reported before the agent's."""
     announced = Announced()
     announced.add(NOTIFICATION, 0.0, 7)
     for pods in ({}, in_api("v", Phase.FAILED), {}):

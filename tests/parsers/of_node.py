@@ -902,10 +902,10 @@ def _cluster_memory(path: str) -> object:
 
 
 class _NoSource:
-    """A source of the cluster's state that is never asked."""
+    """The parser of the stored file does not read the cluster's state."""
 
     def now(self) -> cluster_view.ClusterState:
-        raise NotImplementedError
+        raise AssertionError("only the stored file is read")
 
 
 def _identity(path: str) -> object:
