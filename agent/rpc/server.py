@@ -3,6 +3,7 @@ grpcio, so only services that are switched on import it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -50,20 +51,40 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, handlers),)
         )
+        self._path = path
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        self._inode = self._bind(service)
+
+    def _bind(self, service: str) -> int:
+        """gRPC takes no socket, and the mode of one that it binds is that of the umask: it binds in
+        a folder that others can't enter. Returns the socket's inode."""
+        private = f"{self._path}.new"
+        socket = f"{private}/s"
+        os.makedirs(private, exist_ok=True)
         try:
-            self._server.add_insecure_port(f"unix://{path}")
-        except RuntimeError as error:
-            raise OSError(f"{service}: can't listen on {path}: {error}") from None
-        os.chmod(path, 0o600)
+            os.chmod(private, 0o700)
+            try:
+                self._server.add_insecure_port(f"unix://{socket}")
+            except RuntimeError as error:
+                raise OSError(f"{service}: can't listen on {self._path}: {error}") from None
+            os.chmod(socket, 0o600)
+            inode = os.lstat(socket).st_ino
+            os.rename(socket, self._path)
+        finally:
+            os.rmdir(private)
+        return inode
 
     def start(self) -> None:
         """Starts to answer calls."""
         self._server.start()
 
     def stop(self, grace_seconds: float) -> None:
-        """Returns when the open calls have ended, or after `grace_seconds`."""
+        """Returns when the open calls have ended, or after `grace_seconds`; removes the socket,
+        unless another server replaced it."""
         self._server.stop(grace_seconds).wait()
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
