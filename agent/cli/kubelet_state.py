@@ -95,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
         lines, code = described(found), 0 if all(each.whole for each in found) else 1
     try:
         if arguments.output == "json":
-            json.dump(body(shown), sys.stdout, indent=1)
+            # A device plugin's answer has a container's environment, which may be secret.
+            json.dump(body(shown), sys.stdout, indent=1, default=lambda raw: f"{len(raw)} bytes")
             print(flush=True)
         else:
             width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
@@ -119,14 +120,14 @@ def read(folder: str) -> list[StateFile]:
 
 
 def body(shown: object) -> Any:
-    """As JSON values: CPU sets as Linux lists, bytes as base64."""
+    """As JSON values, and bytes: CPU sets as Linux lists."""
 
     def listed(value: Any) -> Any:
         if isinstance(value, CpuSet):
             return str(value)
         raise NotImplementedError(type(value))
 
-    return msgspec.to_builtins(shown, enc_hook=listed)
+    return msgspec.to_builtins(shown, builtin_types=(bytes,), enc_hook=listed)
 
 
 def described(found: list[StateFile]) -> Iterator[str]:

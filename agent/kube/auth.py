@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from agent.host.files import Stamp, stamp
+from agent.kube import documents
 from agent.kube.errors import StoreError
 
 
@@ -196,8 +197,10 @@ class KubeconfigAccess:
             config.load_kube_config(
                 self._path, self._context, client_configuration=configuration, persist_config=False
             )
-        except (config.ConfigException, YAMLError, OSError, ValueError, TypeError) as error:
+        except (config.ConfigException, OSError) as error:
             raise AccessError(f"kubeconfig {self._path}: {error}") from error
+        except (YAMLError, ValueError, TypeError) as error:
+            raise AccessError(f"kubeconfig {self._path}: {documents.fault(error)}") from error
         self._configuration = configuration
         self._files = FileAccess(
             configuration.host,

@@ -34,4 +34,15 @@ def read(path: str) -> Any:
     try:
         return yaml.load(content, loader)
     except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
-        raise DocumentError(str(error)) from error
+        raise DocumentError(fault(error)) from error
+
+
+def fault(error: Exception) -> str:
+    """What is wrong, and where, by an error of a YAML reader. Quotes nothing of the file, which may
+    have secrets: `password: *s3cr3t` is an alias that is not defined."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return "is not YAML"
+    problem: str = getattr(error, "problem", None) or "can't be read"
+    unquoted = problem.partition("'")[0].rstrip(" ,:")
+    return f"is not YAML: line {mark.line + 1}, column {mark.column + 1}: {unquoted}"

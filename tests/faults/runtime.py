@@ -26,9 +26,9 @@ _PREFIX = "/runtime.v1.RuntimeService/"
 class PlayedRuntime(grpc.GenericRpcHandler):
     """`sandboxes`, `containers` and `placements` by id; change them while holding `lock`.
 
-    `hanging`: names of methods, and ids of containers and sandboxes, that get no answer until
-    `relent`; `asked`: those of them that were called. `put_in_force`: what an update does to the
-    group of a running container.
+    `environment`: of every container, as NAME=VALUE. `hanging`: names of methods, and ids of
+    containers and sandboxes, that get no answer until `relent`; `asked`: those of them that were
+    called. `put_in_force`: what an update does to the group of a running container.
     """
 
     def __init__(self, path: Path, put_in_force: Callable[[str, CpuSet], None]) -> None:
@@ -37,6 +37,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         self.sandboxes: dict[str, Sandbox] = {}
         self.containers: dict[str, RuntimeContainer] = {}
         self.placements: dict[str, Placement] = {}
+        self.environment: tuple[str, ...] = ()
         self.hanging: frozenset[str] = frozenset()
         self.asked: list[str] = []
         self._relented = threading.Event()
@@ -136,7 +137,10 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         place = self._place(wanted, context)
         resources = {"cpu": {"cpus": place.cpuset}}
         linux = {"cgroupsPath": place.cgroups_path, "resources": resources}
-        return {"pid": place.pid, "runtimeSpec": {"linux": linux}}
+        spec = {"linux": linux, "process": {"env": self.environment}}
+        pairs = [each.partition("=") for each in self.environment]
+        envs = [{"key": name, "value": value} for name, _, value in pairs]
+        return {"pid": place.pid, "config": {"envs": envs}, "runtimeSpec": spec}
 
     def _place(self, wanted: str, context: grpc.ServicerContext) -> Placement:
         with self.lock:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -75,6 +76,36 @@ def test_invalid_kubeconfig_is_named(tmp_path: Path, content: bytes | None) -> N
         path.write_bytes(content)
     with pytest.raises(AccessError, match=str(path)):
         KubeconfigAccess(str(path))
+
+
+@pytest.mark.parametrize(
+    "value", ["*s3cr3t", "!s3cr3t", "'s3cr3t", "s3cr3t: s3cr3t", "%s3cr3t", "&s3cr3t *s3cr3t"]
+)
+def test_no_secret_of_a_faulty_kubeconfig_is_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: str
+) -> None:
+    """A password that begins as an alias, a tag or a text that does not end."""
+    caplog.set_level(logging.DEBUG)
+    path = tmp_path / "config"
+    path.write_text(f"users:\n- name: u\n  user:\n    password: {value}\n")
+    with pytest.raises(AccessError, match=str(path)) as refused:
+        KubeconfigAccess(str(path))
+    assert "s3cr3t" not in f"{refused.value} {caplog.text}"
+
+
+@pytest.mark.parametrize("content", ["s3cr3t-token\ns3cr3t", "s3cr3t-\u00e9"])
+def test_no_part_of_a_wrong_credential_is_shown(tmp_path: Path, content: str) -> None:
+    Authority(tmp_path).client("me")
+    (tmp_path / "token").write_text(content)
+    with pytest.raises(AccessError, match="token") as refused:
+        FileAccess("https://x", token=str(tmp_path / "token")).headers()
+    assert "s3cr3t" not in str(refused.value)
+    key = (tmp_path / "me.key").read_text().splitlines()
+    (tmp_path / "me.key").write_text("\n".join([key[0], "s3cr3t", *key[2:]]))
+    certificate = str(tmp_path / "me.crt")
+    with pytest.raises(AccessError, match=r"me\.key") as refused:
+        FileAccess("https://x", certificate=certificate, key=str(tmp_path / "me.key")).tls()
+    assert not any(line in str(refused.value) for line in ("s3cr3t", *key[2:-1]))
 
 
 def test_kubeconfig_without_its_package_names_the_extra(

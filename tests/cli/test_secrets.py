@@ -1,0 +1,136 @@
+"""No command prints, and no agent logs, secrets of pods, of the kubelet and of files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.cli.main import main
+from agent.model.pod.annotations import RESOURCE_STATUS
+from tests.faults.conftest import Around
+from tests.faults.launcher import Launcher
+from tests.faults.node import PlayedNode, large_machine
+from tests.waiting import eventually
+
+SECRET = "s3cr3t"
+"""A part of each of these values."""
+ANSWER = base64.b64encode(b"\x0a\x0f\x0a\x05TOKEN\x12\x06" + SECRET.encode()).decode()
+"""A ContainerAllocateResponse with one variable."""
+ENVIRONMENT = (f"DB_PASSWORD={SECRET}-of-the-database", f"NOTE={SECRET}")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[PlayedNode]:
+    """An owner, a pod whose claim can't be honoured and one whose claim can't be read, all with
+    secrets; a kubelet whose device plugin gave one to a container."""
+    played = large_machine(tmp_path, 1)
+    played.runtime.environment = ENVIRONMENT
+    for qos, claim in (("LSE", "1-2"), ("LSR", "90-95"), ("LSE", "1-2"), ("LS", "")):
+        pod = played.add(qos, claim)
+        played.create(pod, starts=True)
+        sandbox = played.runtime.sandboxes[pod.sandbox_id]
+        notes = {**sandbox.annotations, "example.com/token": SECRET, "note": f"Bearer {SECRET}"}
+        labels = {**sandbox.labels, "example.com/token": SECRET}
+        played.runtime.sandboxes[pod.sandbox_id] = msgspec.structs.replace(
+            sandbox, annotations=notes, labels=labels
+        )
+    sandbox = played.runtime.sandboxes[played.add("LSE", "1").sandbox_id]
+    sandbox.annotations[RESOURCE_STATUS] = json.dumps({"cpuset": [SECRET], "token": SECRET})
+    _write_checkpoint(tmp_path / "kubelet")
+    yield played
+    played.close()
+
+
+def _write_checkpoint(kubelet: Path) -> None:
+    entry = {
+        "PodUID": "u",
+        "ContainerName": "main",
+        "ResourceName": "example.com/card",
+        "DeviceIDs": {"-1": ["card-0"]},
+        "AllocResp": ANSWER,
+    }
+    folder = kubelet / "device-plugins"
+    folder.mkdir()
+    data = {"PodDeviceEntries": [entry], "RegisteredDevices": {"example.com/card": ["card-0"]}}
+    text = json.dumps({"Data": data, "Checksum": 0})
+    (folder / "kubelet_internal_checkpoint").write_text(text)
+
+
+COMMANDS = (
+    ("doctor",),
+    ("doctor", "--output=json"),
+    ("kubelet-state",),
+    ("kubelet-state", "--output=json"),
+    ("kubelet-state", "--write-kubelet-state"),
+    ("topology", "--output=json"),
+    ("topology", "--owners"),
+    ("restore",),
+)
+
+
+def _has_owners(node: PlayedNode) -> bool:
+    snapshot = node.snapshot()
+    return snapshot is not None and bool(snapshot.owners)
+
+
+def _shown(text: str) -> bool:
+    return SECRET in text or ANSWER in text
+
+
+def test_no_command_prints_a_secret(
+    node: PlayedNode,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nor does the agent log one at its lowest level, which includes all others."""
+    with Launcher(tmp_path) as launcher:
+        around = Around(node, launcher)
+        around.start("--log-level=debug")
+        eventually("the owner is in the snapshot", lambda: _has_owners(node))
+        launcher.kill()
+        assert not _shown(launcher.log())
+        snapshot = node.state / "snapshot.json"
+        assert not _shown(snapshot.read_text())
+    caplog.set_level(logging.DEBUG)
+    common = dict(word[2:].split("=", 1) for word in node.restore_words[1:])
+    for command in COMMANDS:
+        of_command = {"topology": ("state-dir",)}.get(command[0], tuple(common))
+        words = [f"--{name}={common[name]}" for name in of_command]
+        if command[0] in ("doctor", "kubelet-state"):
+            words.append(f"--kubelet-dir={tmp_path / 'kubelet'}")
+        caplog.clear()
+        main([*command, *words])
+        printed = capfd.readouterr()
+        assert printed.out + printed.err, command
+        assert "Traceback" not in printed.err
+        assert not _shown(printed.out + printed.err + caplog.text), command
+
+
+@pytest.mark.parametrize("name", ["doctor", "agent", "proxy", "scheduler", "webhook"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        f'token = "{SECRET}"',
+        f'token = "{SECRET}',
+        f"{SECRET} = [",
+        f'kubeconfig = ["{SECRET}"]',
+        f'[kubeconfig]\ntoken = "{SECRET}"',
+    ],
+    ids=["unknown", "unended", "key", "type", "table"],
+)
+def test_a_faulty_file_of_options_is_not_quoted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, content: str
+) -> None:
+    path = tmp_path / "topolet.toml"
+    path.write_text(content)
+    assert main([name, f"--config={path}"]) == 2
+    printed = capfd.readouterr()
+    assert printed.err.startswith("topolet: ")
+    assert SECRET not in printed.out + printed.err
