@@ -13,15 +13,15 @@ from tests.structure.figures import Figures, measure
 _PACKAGE = Path(__file__).resolve().parents[2] / "agent"
 _GENERATED = frozenset({"proto"})
 _LIMITS = {
-    "modules": 266,
+    "modules": 274,
     "short_modules": 20,
     "largest_module": 430,
-    "single_importer": 49,
+    "single_importer": 54,
     "longest_chain": 16,
     "duplicate_classes": 0,
     "constructor_arguments": 10,
     "citations": 0,
-    "code_lines": 44_086,
+    "code_lines": 45_053,
 }
 _MEANINGS = {
     "modules": "modules",

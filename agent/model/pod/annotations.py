@@ -189,6 +189,17 @@ def with_cpus(text: str, cpus: CpuSet, node_of: Mapping[int, int]) -> str:
     return msgspec.json.encode(fields).decode()
 
 
+def with_allocation(text: str, cpus: CpuSet, amounts: Mapping[int, Mapping[str, int]]) -> str:
+    """The resource-status `text` with this allocation instead of its own. Unknown fields stay.
+    Raises AnnotationError."""
+    texts = {RESOURCE_STATUS: text}
+    fields = decoded(texts, RESOURCE_STATUS, _object_decoder, bounds.POD_TEXT_BYTES) or {}
+    for name in ("cpuset", _NODES, "cpuSharedPools"):
+        fields.pop(name, None)
+    allocation = msgspec.json.decode(status_text(cpus, amounts), type=dict[str, Any])
+    return msgspec.json.encode(fields | allocation).decode()
+
+
 _CPU_RESOURCES = ("cpu", "kubernetes.io/batch-cpu")
 _NO_STATUS = ResourceStatus()
 _NODES = "numaNodeResources"

@@ -13,6 +13,7 @@ from agent.model.pod.annotations import (
     ResourceStatus,
     SharedPool,
     resource_status,
+    with_allocation,
     with_cpus,
 )
 
@@ -191,3 +192,14 @@ def test_numa_nodes_follow_the_cpus(
 def test_an_invalid_status_gets_no_other_cpus() -> None:
     with pytest.raises(AnnotationError, match="resource-status"):
         with_cpus("{", CpuSet([1]), NODES)
+
+
+def test_another_allocation_replaces_the_one_of_a_text() -> None:
+    before = {"cpuset": "0,8", "cpuSharedPools": [{"node": 0}], "other": {"field": 1}}
+    amounts = {1: {"cpu": 1500, "memory": 7}}
+    found = json.loads(with_allocation(json.dumps(before), CpuSet.parse("8-9"), amounts))
+    assert found == {
+        "other": {"field": 1},
+        "cpuset": "8-9",
+        "numaNodeResources": [{"node": 1, "resources": {"cpu": "1500m", "memory": "7"}}],
+    }

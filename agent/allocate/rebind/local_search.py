@@ -1,0 +1,212 @@
+"""Improves the places of a node step by step, until nothing more is found.
+
+Each trial removes some pods and gives them places again, one after the other. A trial counts if the
+measures got better, none got worse than at the beginning, and not too many pods are moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from agent.allocate.rebind.arrangement import Arrangement
+from agent.allocate.rebind.placed_pods import Measures
+from agent.allocate.rebind.places import best_place
+
+TRIALS: Final = 600
+"""The most pods that are removed in one search, so that its time is bounded."""
+PARTNERS: Final = 6
+"""The pods that are tried to make room for one pod."""
+
+
+def improve(arrangement: Arrangement, most_moves: int) -> None:
+    """Improves the places in `arrangement`."""
+    search = _Search(arrangement, most_moves)
+    while search.once():
+        pass
+    search.place_all_again()
+    search.undo_idle_moves()
+
+
+class _Search:
+    def __init__(self, arrangement: Arrangement, most_moves: int) -> None:
+        self._arrangement = arrangement
+        self._most_moves = most_moves
+        self._trials = TRIALS
+
+    def once(self) -> bool:
+        """Whether one round of all kinds of trials improved the measures."""
+        before = self._arrangement.measures()
+        for index in self._misplaced():
+            if not self._single(index):
+                self._with_partners(index)
+        for index in self._beside_free_threads():
+            self._single(index)
+        self._empty_numa_nodes()
+        return self._trials > 0 and self._arrangement.measures() < before
+
+    def place_all_again(self) -> None:
+        """Places all pods again, the largest first, if some are still badly placed."""
+        if self._misplaced():
+            everything = sorted(
+                self._movable(), key=lambda index: (-self._arrangement.wanted(index), index)
+            )
+            self._trials = len(everything)
+            self._try(everything)
+
+    def undo_idle_moves(self) -> None:
+        """Undoes the moves without which the measures are the same."""
+        arrangement = self._arrangement
+        for index in arrangement.moved():
+            now, at = arrangement.measures(), arrangement.places[index]
+            arrangement.remove(index)
+            if arrangement.allowed(index, arrangement.pods[index].place):
+                arrangement.put(index, arrangement.pods[index].place)
+                if arrangement.measures() <= now:
+                    continue
+                arrangement.remove(index)
+            arrangement.put(index, at)
+
+    # trials
+    def _try(self, indices: Sequence[int], avoided: int | None = None) -> bool:
+        """Removes these pods and places them in this order. `avoided`: see `best_place`."""
+        arrangement = self._arrangement
+        if self._trials <= 0:
+            return False
+        self._trials -= len(indices)
+        now = arrangement.measures()
+        before = [arrangement.places[index] for index in indices]
+        for index in indices:
+            arrangement.remove(index)
+        done: list[int] = []
+        for index in indices:
+            place = best_place(arrangement, index, avoided)
+            if not place:
+                break
+            arrangement.put(index, place)
+            done.append(index)
+        if len(done) == len(indices) and self._counts(now):
+            return True
+        for index in done:
+            arrangement.remove(index)
+        for index, place in zip(indices, before, strict=True):
+            arrangement.put(index, place)
+        return False
+
+    def _counts(self, now: Measures) -> bool:
+        arrangement = self._arrangement
+        measures = arrangement.measures()
+        return (
+            measures < now
+            and measures.no_worse_than(arrangement.before)
+            and len(arrangement.moved()) <= self._most_moves
+        )
+
+    def _single(self, index: int) -> bool:
+        return self._try((index,))
+
+    def _with_partners(self, index: int) -> bool:
+        """The pod gets its place first, then the pods whose CPUs it may have taken."""
+        if any(self._try((index, partner)) for partner in self._partners(index)):
+            return True
+        crossings, _ = self._arrangement.misfit(index, self._arrangement.places[index])
+        if crossings <= 0 or not self._arrangement.pods[index].owner:
+            return False
+        return any(self._try((index, *leaving)) for leaving in self._rooms(index))
+
+    # which pods
+    def _misplaced(self) -> list[int]:
+        """The pods with crossings or broken cores, the worst first."""
+        arrangement = self._arrangement
+        found = []
+        for index in self._movable():
+            crossings, broken = arrangement.misfit(index, arrangement.places[index])
+            if crossings > 0 or broken > 0:
+                found.append((-crossings, -broken, index))
+        return [index for *_, index in sorted(found)]
+
+    def _movable(self) -> Iterator[int]:
+        return (
+            index
+            for index in range(len(self._arrangement.pods))
+            if self._arrangement.movable(index)
+        )
+
+    def _partners(self, index: int) -> list[int]:
+        """Owners on the cores of the pod, then owners on its NUMA nodes with as many CPUs."""
+        arrangement, layout = self._arrangement, self._arrangement.layout
+        place = arrangement.places[index]
+        if not arrangement.pods[index].owner:
+            return []
+        cores = layout.expand(layout.touched(place))
+        nodes = layout.of_nodes(layout.node_ids(place))
+        found = []
+        for other in self._movable():
+            there = arrangement.places[other]
+            if other == index or not arrangement.pods[other].owner or not there & nodes:
+                continue
+            size = abs(there.bit_count() - place.bit_count())
+            found.append((not there & cores, size, other))
+        return [other for *_, other in sorted(found)[:PARTNERS]]
+
+    def _rooms(self, index: int) -> Iterator[list[int]]:
+        """For each NUMA node, the fullest last, pods that leave it so that the pod fits: the
+        largest ones that are not more than needed, then the smallest one that is enough."""
+        arrangement = self._arrangement
+        free = arrangement.node.assignable & ~arrangement.held | arrangement.places[index]
+        need = arrangement.wanted(index)
+        areas = sorted(
+            arrangement.areas.items(), key=lambda area: (-(area[1] & free).bit_count(), area[0])
+        )
+        for _, cpus in areas:
+            missing = need - (cpus & free).bit_count()
+            sizes = sorted(
+                (
+                    (arrangement.places[other].bit_count(), other)
+                    for other in self._movable()
+                    if other != index
+                    and arrangement.pods[other].owner
+                    and not arrangement.places[other] & ~cpus
+                ),
+                key=lambda each: (-each[0], each[1]),
+            )
+            leaving = []
+            for size, other in sizes:
+                if 0 < size <= missing:
+                    leaving.append(other)
+                    missing -= size
+            if missing > 0:
+                larger = [each for each in sizes if each[0] >= missing and each[1] not in leaving]
+                leaving += [larger[-1][1]] if larger else []
+            if leaving and len(leaving) < self._most_moves:
+                yield leaving
+
+    def _beside_free_threads(self) -> list[int]:
+        """The owners on cores that are free in part, the smallest first."""
+        arrangement, layout = self._arrangement, self._arrangement.layout
+        free = arrangement.node.assignable & ~arrangement.held
+        part = layout.touched(free) & ~layout.whole(free)
+        if part.bit_count() < 2:
+            return []
+        cores = layout.expand(part)
+        found = [
+            (arrangement.places[index].bit_count(), index)
+            for index in self._movable()
+            if arrangement.pods[index].owner and arrangement.places[index] & cores
+        ]
+        return [index for _, index in sorted(found)]
+
+    def _empty_numa_nodes(self) -> None:
+        """Moves all pods off NUMA nodes, those with the fewest pods first."""
+        arrangement = self._arrangement
+        groups = []
+        for id_, cpus in arrangement.areas.items():
+            here = [
+                index
+                for index, place in enumerate(arrangement.places)
+                if (place & cpus if arrangement.pods[index].owner else place >> id_ & 1)
+            ]
+            if here and all(map(arrangement.movable, here)) and len(here) <= self._most_moves:
+                groups.append((len(here), id_, here))
+        for _, id_, here in sorted(groups):
+            here.sort(key=lambda index: (-arrangement.wanted(index), index))
+            self._try(here, id_)

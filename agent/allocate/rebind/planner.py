@@ -1,0 +1,122 @@
+"""The plan: which pods move where, in which steps, and what it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.allocate.rebind import exhaustive_search, local_search
+from agent.allocate.rebind.arrangement import Arrangement
+from agent.allocate.rebind.placed_pods import Measures, PlacedNode
+from agent.allocate.rebind.steps import ordered
+from agent.model.cpu.cpuset import EMPTY, CpuSet, members
+
+
+class PodPlace(msgspec.Struct, frozen=True):
+    """`cpus`: the CPUs that a pod owns. `cpu_milli`: by NUMA node, of a pod that shares CPUs.
+    `memory`: by NUMA node and resource, of a pod whose memory follows its place."""
+
+    cpus: CpuSet = EMPTY
+    cpu_milli: dict[int, int] = {}
+    memory: dict[int, dict[str, int]] = {}
+
+
+class PodMove(msgspec.Struct, frozen=True):
+    """A pod gets another place. A plan has a pod in several moves if it first goes to other CPUs,
+    to make room."""
+
+    uid: str
+    title: str
+    source: PodPlace
+    target: PodPlace
+
+
+class RebindPlan(msgspec.Struct, frozen=True):
+    """`moves`: in their order; between them no CPU has two owners."""
+
+    moves: tuple[PodMove, ...]
+    before: Measures
+    after: Measures
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """The moved pods, each once, sorted."""
+        return tuple(sorted({move.uid for move in self.moves}))
+
+
+class NoPlan(msgspec.Struct, frozen=True):
+    """At least one reason."""
+
+    reasons: tuple[str, ...]
+
+
+def plan(node: PlacedNode, most_moves: int | None = None) -> RebindPlan | NoPlan:
+    """`most_moves`: how many pods may move, None: all. The same input gives the same plan."""
+    arrangement = Arrangement(node)
+    limit = len(node.pods) if most_moves is None else most_moves
+    if node.pods and limit < 1:
+        return NoPlan(("no pod may move now",))
+    local_search.improve(arrangement, limit)
+    exhaustive_search.best(arrangement, limit)
+    if arrangement.measures() == arrangement.before:
+        return NoPlan(_why_none(node, arrangement))
+    moves = _moves(arrangement)
+    if moves is None:
+        return NoPlan(("pods would have to exchange their CPUs, and no CPU is free in between",))
+    return RebindPlan(moves, arrangement.before, arrangement.measures())
+
+
+def _why_none(node: PlacedNode, arrangement: Arrangement) -> tuple[str, ...]:
+    bound = exhaustive_search.lower_bound(arrangement)
+    if not node.pods:
+        return ("no pod owns CPUs or is bound to NUMA nodes",)
+    fixed = [pod for pod in node.pods if pod.fixed]
+    why = [f"pod {pod.title} is not moved: {pod.fixed}" for pod in fixed]
+    if len(fixed) == len(node.pods):
+        return tuple(why)
+    if arrangement.before == bound:
+        return ("no pods could be placed better", *why)
+    return ("no moves were found that improve the places of pods", *why)
+
+
+def _moves(arrangement: Arrangement) -> tuple[PodMove, ...] | None:
+    now = {i: pod.place for i, pod in enumerate(arrangement.pods) if pod.owner}
+    wanted = {index: arrangement.places[index] for index in now}
+    held = 0
+    for cpus in now.values():
+        held |= cpus
+    steps = ordered(now, wanted, arrangement.node.assignable & ~held)
+    if steps is None:
+        return None
+    found = []
+    for step in steps:
+        found.append(_move(arrangement, step.pod, now[step.pod], step.cpus))
+        now[step.pod] = step.cpus
+    for index in arrangement.moved():
+        if index not in now:
+            found.append(
+                _move(arrangement, index, arrangement.pods[index].place, arrangement.places[index])
+            )
+    return tuple(found)
+
+
+def _move(arrangement: Arrangement, index: int, source: int, target: int) -> PodMove:
+    pod = arrangement.pods[index]
+    return PodMove(
+        pod.uid,
+        pod.title,
+        _pod_place(arrangement, index, source),
+        _pod_place(arrangement, index, target),
+    )
+
+
+def _pod_place(arrangement: Arrangement, index: int, place: int) -> PodPlace:
+    pod = arrangement.pods[index]
+    memory = arrangement.memory_at(index, place) if pod.memory else {}
+    if pod.owner:
+        return PodPlace(CpuSet.from_int(place), memory=memory)
+    milli: Mapping[int, int] = pod.cpu_milli or {}
+    if place != pod.place:
+        milli = dict.fromkeys(members(place), sum(milli.values()))
+    return PodPlace(cpu_milli=dict(milli), memory=memory)
