@@ -21,11 +21,14 @@ from agent.allocate.layout import NOTHING_HELD, CpuRefCounts, Layout
 from agent.allocate.numa.hint import NodeStatus
 from agent.allocate.policies_in_force import PROFILES, NodePolicies, Profile
 from agent.model.cpu.cpuset import EMPTY, CpuSet
-from agent.model.cpu.policies import ExclusivePolicy, resource_spec
+from agent.model.cpu.policies import (
+    ExclusivePolicy,
+)
 from agent.model.nrt.node_annotations import MAX_AMPLIFICATION
 from agent.model.pod.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
+    resource_spec,
     resource_status,
     status_text,
 )

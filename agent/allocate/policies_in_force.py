@@ -35,11 +35,13 @@ from agent.model.cpu.policies import (
     ExclusivePolicy,
     NumaExclusive,
     NumaPolicy,
-    NumaSpec,
-    ResourceSpec,
     Strategy,
     kubelet_numa_policy,
-    label_faults,
+)
+from agent.model.nrt.node_annotations import label_faults
+from agent.model.pod.annotations import (
+    NumaSpec,
+    ResourceSpec,
 )
 from agent.model.pod.qos import QoS
 

@@ -12,7 +12,15 @@ from typing import Final
 import msgspec
 
 from agent.model.apiobjects import ApiPod
-from agent.model.cpu.policies import BindPolicy, NumaSpec, ResourceSpec, numa_spec, resource_spec
+from agent.model.cpu.policies import (
+    BindPolicy,
+)
+from agent.model.pod.annotations import (
+    NumaSpec,
+    ResourceSpec,
+    numa_spec,
+    resource_spec,
+)
 from agent.model.pod.qos import PriorityClass, QoS
 
 

@@ -44,7 +44,11 @@ from agent.conformance.node_numa_differences import (
     RecordedAllocation,
 )
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, Strategy, resource_spec
+from agent.model.cpu.policies import (
+    BindPolicy,
+    ExclusivePolicy,
+    Strategy,
+)
 from agent.model.nrt import resource_topology
 from agent.model.nrt.node_annotations import (
     AMPLIFICATION_RATIO,
@@ -59,6 +63,7 @@ from agent.model.pod.annotations import (
     NUMA_TOPOLOGY_SPEC,
     RESOURCE_SPEC,
     RESOURCE_STATUS,
+    resource_spec,
     resource_status,
 )
 from agent.model.pod.qos import QoS

@@ -7,12 +7,15 @@ repeats all of it as a JSON text, which is the valid one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
+from agent.host import kernel_events
+from agent.host.kernel_events import Inotify
 from agent.kubelet import statefile
 from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.cpu.cpuset import EMPTY, CpuSet, CpuSetError, union
@@ -67,6 +70,37 @@ def read(path: str) -> CpuManagerState:
     """An absent file means a kubelet without a policy, or no kubelet. Raises StateFileError, also
     for a wrong checksum."""
     return statefile.read(path, decode, CpuManagerState())
+
+
+class CpuManagerStateWatch:
+    """Reports changes of the file, which the kubelet replaces. The folder may appear late."""
+
+    def __init__(self, folder: str) -> None:
+        """Raises OSError when the limit of inotify instances is reached."""
+        self._folder = folder
+        self._queue = Inotify()
+        self.watching = False
+        self.try_again()
+
+    def fileno(self) -> int:
+        return self._queue.fileno()
+
+    def try_again(self) -> None:
+        """Watches the folder once it exists."""
+        if not self.watching:
+            with contextlib.suppress(OSError):
+                self._queue.watch(self._folder, kernel_events.MOVED_TO | kernel_events.CLOSE_WRITE)
+                self.watching = True
+
+    def read(self) -> bool:
+        """Whether the file has changed."""
+        events = self._queue.read()
+        if any(each.mask & kernel_events.IGNORED for each in events):
+            self.watching = False
+        return any(each.name == FILE_NAME or each.mask & kernel_events.OVERFLOW for each in events)
+
+    def close(self) -> None:
+        self._queue.close()
 
 
 @functools.lru_cache(maxsize=1)  # the agent reads it often, the kubelet rarely writes it

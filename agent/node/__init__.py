@@ -1,12 +1,12 @@
 """The agent of a node.
 
-`daemon` builds the parts and runs a pass of the reconcile loop (`reconcile`) on every trigger
-(`triggers`, `notifications`). A pass reads views of the runtime, the cluster, the kubelet and the
-devices (`runtime_view`, `cluster_view`, `kubelet_view`, `devices`, `device_visibility`), lets
-`agent.allocate` decide, and carries the decision out: `enforcement` writes cgroups and updates the
-runtime, `publisher` replaces the snapshot that the frontends read, `report` and `change_log` inform
-the cluster and people. `originals` and the journal keep what the values were before. A source that
-fails stops what depends on it and nothing else (`sources`).
+`daemon` builds the parts. `loop` runs a pass (`reconcile`) on every trigger (`triggers`,
+`notifications`), and keeps the health that the agent reports. A pass reads views of the runtime,
+the cluster, the kubelet and the devices (`runtime_view`, `cluster_view`, `kubelet_view`, `devices`,
+`device_visibility`), lets `agent.allocate` decide, and carries the decision out: `enforcement`
+writes cgroups and updates the runtime, `publisher` replaces the snapshot that the frontends read,
+`report` and `change_log` inform the cluster and people. `originals` and the journal keep what the
+values were before. A source that fails stops what depends on it and nothing else (`sources`).
 
 `doctor`, `takeover` and `originals.restore` are commands; they need no agent.
 """

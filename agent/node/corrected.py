@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from agent.allocate.visibility.pod_devices import DeviceVisibility
 from agent.kubelet.podresources import CorrectedLister, Known
 from agent.model.cpu.cpuset import EMPTY, CpuSet
 from agent.model.devices.device_files import DeviceFiles
@@ -27,7 +28,6 @@ from agent.model.pod.pod_resources import (
 )
 from agent.model.pod.pods import Pod
 from agent.model.snapshot import PodWanted, Wanted
-from agent.node.device_visibility import DeviceVisibility
 from agent.node.devices import DeviceState
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,4 @@
-"""The agent's process: it builds the parts, runs a pass of the reconcile loop on every trigger, and
-serves metrics and health."""
+"""The agent's process: it builds the parts, runs the loop, and serves metrics and health."""
 
 from __future__ import annotations
 
@@ -8,20 +7,16 @@ import logging
 import os
 import resource
 import signal
-import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
-
-import msgspec
 
 from agent.cgroup.hierarchy import Controllers, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.names import own_root
 from agent.cri.client import Cri
 from agent.discover.cpus import TopologyView
-from agent.discover.sysfs import DiscoveryError
 from agent.host.daemon import Ending, one_arena, return_large_blocks
 from agent.host.files import boot_id
 from agent.host.locks import Lock
@@ -30,13 +25,8 @@ from agent.http.peers import node_addresses
 from agent.http.requests import Reply
 from agent.http.routes import METRICS, Route
 from agent.http.server import HttpServer, ServerLimits
-from agent.kube.errors import StoreError
-from agent.kubelet.statefile import StateFileError
-from agent.model import snapshot
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
-from agent.model.settings.options import SettingsError
-from agent.model.snapshot import ExclusionError, Patterns
 from agent.node import device_visibility, node_local
 from agent.node.change_log import PodEvents
 from agent.node.cluster_view import ClusterCache, ClusterView, cluster_objects
@@ -51,19 +41,18 @@ from agent.node.kubelet_view import (
     PodResourcesStateView,
     PodResourcesView,
 )
+from agent.node.loop import Health, PassLoop, excluded
 from agent.node.node_configuration import NodeObject
 from agent.node.node_local import CpuNotices
 from agent.node.notifications import NotificationSocket
 from agent.node.outbox import ReportPace
 from agent.node.publisher import Publisher
-from agent.node.reconcile import ReconcileError, Reconciler
+from agent.node.reconcile import Reconciler
 from agent.node.report import ClusterReporter, Reporter
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
-from agent.node.triggers import Trigger, Triggers
-from agent.rpc.grpc import RpcError
-from agent.telemetry.health import Health
+from agent.node.triggers import Triggers
 from agent.telemetry.metrics import AgentMetrics
 
 if TYPE_CHECKING:
@@ -75,8 +64,6 @@ OPEN_FILES = 16_384
 HTTP_LIMITS: Final = ServerLimits(
     ConnectionLimits(connections=96, reserved=16, each_peer=24), threads=0
 )
-_PODS_CHANGED = frozenset({Trigger.TREE, Trigger.RUNTIME, Trigger.KUBELET})
-"""Triggers after which the kubelet may have assigned or released devices or CPUs."""
 
 
 class Frontend(Protocol):
@@ -121,8 +108,20 @@ def run(
         served = HttpServer(settings.http, _routes(agent, frontend), HTTP_LIMITS, node)
         served.start()
         closing.callback(served.close)
-    loop = _Loop(agent, settings, read_again)
-    closing.callback(loop.triggers.close)
+    triggers = agent.triggers(settings)
+    closing.callback(triggers.close)
+    loop = PassLoop(
+        settings,
+        read_again,
+        agent.notification_socket,
+        triggers,
+        agent.reconciler,
+        agent.health,
+        agent.metrics,
+        agent.devices,
+        agent.pod_resources,
+        agent.kubelet_configuration,
+    )
     signal.signal(signal.SIGHUP, lambda number, frame: loop.reload())
     with Ending(loop.stop):
         agent.cluster.start()
@@ -157,7 +156,7 @@ class _Agent:
         closing.callback(Lock(str(state / "agent.lock")).release)
         hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
         closing.callback(hierarchy.close)
-        self.hierarchy_root = hierarchy.path
+        self._hierarchy_root = hierarchy.path
         self.metrics = AgentMetrics()
         self.health = Health(settings.period_seconds)
         by_source = self.metrics.source_troubles.labels
@@ -218,6 +217,17 @@ class _Agent:
             DeviceVisibilityView(self.devices, visibility_policy),
         )
 
+    def triggers(self, settings: AgentSettings) -> Triggers:
+        """Watches the host from now on."""
+        return Triggers(
+            self.notification_socket,
+            self._hierarchy_root,
+            settings.kubelet_dir,
+            options.socket_path(settings.runtime_endpoint),
+            self.cluster.news,
+            self.sources,
+        )
+
     def _enforcement(
         self, settings: AgentSettings, hierarchy: Hierarchy, cri: Cri, closing: ExitStack
     ) -> Enforcement:
@@ -240,80 +250,6 @@ class _Agent:
             notices,
             migrate_memory=settings.migrate_memory,
         )
-
-
-class _Loop:
-    """Runs a pass on every trigger, and rests between passes."""
-
-    def __init__(
-        self, agent: _Agent, settings: AgentSettings, read_again: Callable[[], AgentSettings]
-    ) -> None:
-        self._agent = agent
-        self._settings = settings
-        self._read_again = read_again
-        self.triggers = Triggers(
-            agent.notification_socket,
-            agent.hierarchy_root,
-            settings.kubelet_dir,
-            options.socket_path(settings.runtime_endpoint),
-            agent.cluster.news,
-            agent.sources,
-        )
-        self._stopping = self._asked_to_reload = False
-
-    def reload(self) -> None:
-        """Reads the settings again before the next pass. For a signal's handler."""
-        self._asked_to_reload = True
-        self._agent.notification_socket.wake()
-
-    def stop(self) -> None:
-        """Ends `run` after the present pass. For a signal's handler."""
-        self._stopping = True
-        self._agent.notification_socket.wake()
-
-    def run(self) -> None:
-        """Raises OSError when the state folder is removed."""
-        socket = self._agent.notification_socket
-        next_pass = pause_seconds = 0.0
-        while not self._stopping:
-            received = socket.wait(next_pass - time.monotonic(), pause_seconds)
-            self._agent.reconciler.notified(received)
-            began = time.monotonic()
-            triggers = self.triggers.take() | ({Trigger.NOTIFICATION} if received else set())
-            if not triggers and began >= next_pass:
-                triggers = {Trigger.CLOCK}
-            self._prepare(triggers)
-            next_pass = began + self._pass(triggers, began)
-            pause_seconds = self.triggers.cooldown(self._settings, time.monotonic() - began)
-            if socket.lost():
-                folder = self._settings.state_dir
-                raise OSError(f"{folder} was removed or given to another agent")
-
-    def _prepare(self, triggers: Set[Trigger]) -> None:
-        """Refreshes the sources that a trigger concerns, and reads the settings again."""
-        agent = self._agent
-        for each in triggers:
-            agent.metrics.triggers.labels(each.value).inc()
-        if agent.devices is not None and Trigger.HOTPLUG in triggers:
-            agent.devices.rescan()
-        if triggers & _PODS_CHANGED:
-            agent.pod_resources.ask()
-        if self._asked_to_reload or Trigger.KUBELET in triggers:
-            agent.kubelet_configuration.ask()
-        if self._asked_to_reload:
-            self._asked_to_reload = False
-            self._settings = reloaded(self._settings, self._read_again, agent.reconciler)
-
-    def _pass(self, triggers: Set[Trigger], began: float) -> float:
-        """One pass; returns after how many seconds from `began` the next one is due."""
-        agent, settings = self._agent, self._settings
-        healthy = _reconcile(agent.reconciler, agent.health, agent.metrics)
-        pause = self.triggers.pause(settings, healthy, triggers, began)
-        if agent.reconciler.again:
-            pause = min(pause, settings.period_seconds)
-        agent.health.rest(pause)
-        agent.metrics.pause_seconds.set(pause)
-        return pause
 
 
 def _corrected(settings: AgentSettings, serve: Serve) -> CorrectedPodResources:
@@ -339,60 +275,3 @@ def _keep_files_open() -> None:
     container."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(OPEN_FILES, hard)), hard))
-
-
-def _reconcile(node: Reconciler, health: Health, metrics: AgentMetrics) -> bool:
-    health.begin()
-    start = time.monotonic()
-    error = ""
-    try:
-        node.reconcile()
-    except RpcError as failure:
-        error = f"the runtime does not answer: {failure}"
-    except (DiscoveryError, StateFileError, StoreError, ReconcileError, OSError) as failure:
-        error = str(failure)
-    except Exception as failure:  # the supervisor: a fault must not end the loop
-        error = f"the pass failed: {failure!r}"
-        if health.is_new(error):
-            log.exception("the pass failed")
-    else:
-        metrics.pass_seconds.observe(time.monotonic() - start)
-    metrics.passes.labels("failed" if error else "ok").inc()
-    health.end(error)
-    return not error
-
-
-LIVE: Final = ("exclude", "period_seconds", "full_pass_seconds", "log_level")
-"""Options that a reload applies."""
-
-
-def excluded(settings: AgentSettings) -> Patterns:
-    """Raises SettingsError."""
-    try:
-        return snapshot.parse_patterns(settings.exclude)
-    except ExclusionError as error:
-        raise SettingsError(f"exclude: {error}") from None
-
-
-def reloaded(
-    old: AgentSettings, read_again: Callable[[], AgentSettings], node: Reconciler
-) -> AgentSettings:
-    """Returns the settings to use. An invalid file leaves the old ones in force; a changed option
-    that needs a restart is logged."""
-    try:
-        new = read_again()
-        node.exclude = excluded(new)
-    except SettingsError as error:
-        log.error("the old settings stay in force: %s", error)
-        return old
-    logging.getLogger().setLevel(new.log_level.upper())
-    now = msgspec.structs.replace(old, **{name: getattr(new, name) for name in LIVE})
-    fixed = [
-        field.encode_name
-        for field in options.options(AgentSettings)
-        if getattr(now, field.name) != getattr(new, field.name)
-    ]
-    if fixed:
-        log.warning("these changed options need a restart: %s", ", ".join(fixed))
-    log.info("the settings were read again")
-    return now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -16,9 +16,10 @@ from agent.allocate.visibility.container_devices import (
     container_device_requests,
 )
 from agent.allocate.visibility.pod_devices import (
+    UNDECIDED,
     DevicePod,
+    DeviceVisibility,
     Holders,
-    PodVisibility,
     held,
     pod_visibility,
 )
@@ -80,17 +81,6 @@ def _lock_folder_trouble(folder: str) -> str:
     if not 0 < found.f_files <= MAX_LOCK_FILES:
         return f"the file system {folder} has room for more than {MAX_LOCK_FILES} files"
     return ""
-
-
-class DeviceVisibility(msgspec.Struct, frozen=True):
-    """`pods` by uid: those to which a scheduler gave devices."""
-
-    pods: Mapping[str, PodVisibility]
-    node: NodeVisibility
-
-
-UNDECIDED: Final = DeviceVisibility({}, NodeVisibility())
-"""Too early to decide: pods with devices wait."""
 
 
 def visibility(
@@ -160,21 +150,6 @@ class DeviceVisibilityView:
         asked = cluster.pods.values()
         decided = visibility(pods, asked, state.files, state.existing, self._policy, before)
         return state, decided
-
-
-def holders(now: DeviceVisibility | None, before: Holders, present: Collection[str]) -> Holders:
-    """The holders of each device. A pod on the node (`present`, by uid) without a decision keeps
-    its devices."""
-    decided = now.pods if now else {}
-    found: dict[str, set[str]] = {}
-    for uid, pod in decided.items():
-        for device in pod.devices:
-            found.setdefault(device, set()).add(uid)
-    for device, uids in before.items():
-        for uid in uids:
-            if uid not in decided and uid in present:
-                found.setdefault(device, set()).add(uid)
-    return found
 
 
 def _held_otherwise(

@@ -18,7 +18,6 @@ from agent.allocate.reserved_cpus import PoolRules, cpus_for, reserved_cpus
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.apiobjects import ApiNode
 from agent.model.cpu.cpuset import EMPTY
-from agent.model.cpu.policies import label_faults
 from agent.model.cpu.topology import Topology
 from agent.model.nrt.node_annotations import (
     NUMA_MEMORY_POLICY,
@@ -26,6 +25,7 @@ from agent.model.nrt.node_annotations import (
     NodeReservation,
     SystemQos,
     cpu_normalization_ratio,
+    label_faults,
     node_reservation,
     system_qos,
 )

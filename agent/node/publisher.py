@@ -8,7 +8,7 @@ from collections.abc import Collection
 import msgspec
 
 from agent.allocate.pools import Decision
-from agent.allocate.visibility.pod_devices import Holders
+from agent.allocate.visibility.pod_devices import DeviceVisibility, Holders, holders
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
@@ -23,7 +23,6 @@ from agent.model.snapshot import (
     Snapshot,
     Wanted,
 )
-from agent.node.device_visibility import DeviceVisibility, holders
 from agent.node.sources import SourceName, Sources
 
 

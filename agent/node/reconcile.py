@@ -32,6 +32,7 @@ from agent.allocate.node_local.claim import LocalInput
 from agent.allocate.pools import Decision
 from agent.allocate.present import admitted, present
 from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
+from agent.allocate.visibility.pod_devices import DeviceVisibility
 from agent.discover.cpus import TopologyView
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.cpu.topology import Topology
@@ -49,7 +50,7 @@ from agent.model.nrt.node_annotations import NodeConfiguration
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CpuPolicy, Patterns, excludes, excludes_any
 from agent.node.cluster_view import ClusterCache, ClusterState
-from agent.node.device_visibility import DeviceVisibility, DeviceVisibilityView
+from agent.node.device_visibility import DeviceVisibilityView
 from agent.node.devices import DeviceState
 from agent.node.enforcement import Enforcement, Freed
 from agent.node.kubelet_view import KubeletState, KubeletView

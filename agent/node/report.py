@@ -9,6 +9,7 @@ import msgspec
 from agent.allocate.cpu_claims import ClaimRefusal
 from agent.allocate.pools import Decision
 from agent.allocate.reserved_cpus import KubeletCpus, given_away
+from agent.allocate.visibility.pod_devices import UNDECIDED, DeviceVisibility
 from agent.model import bounds
 from agent.model.apiobjects import ApiPod, Phase
 from agent.model.cpu.cpuset import EMPTY, CpuSet
@@ -25,7 +26,6 @@ from agent.model.pod.qos import label_faults
 from agent.model.snapshot import PodWanted
 from agent.node.change_log import ChangeRecorder, NodeFaults, PodEvents
 from agent.node.cluster_view import ClusterState
-from agent.node.device_visibility import UNDECIDED, DeviceVisibility
 from agent.node.devices import DeviceState
 from agent.node.kubelet_view import PodResourcesState
 from agent.node.node_configuration import rules

@@ -22,10 +22,12 @@ from agent.cgroup.hierarchy import CPUS, MEMS
 from agent.cri.events import ContainerEvents
 from agent.host import kernel_events
 from agent.host.kernel_events import Inotify, Uevents
-from agent.kubelet import cpu_manager_state
+from agent.kubelet.cpu_manager_state import CpuManagerStateWatch
 from agent.model.settings.agent import AgentSettings
 from agent.node.notifications import NotificationSocket
 from agent.node.sources import SourceName, Sources
+
+log = logging.getLogger(__name__)
 
 SETTLE_SECONDS: Final = 5.0
 """A container's cgroup exists before the runtime lists it as running, and some runtimes have no
@@ -75,14 +77,14 @@ class Triggers:
         """A change in the cluster sets `cluster_news` and ends the wait for notifications."""
         self._sources = sources or Sources()
         self._tree: CgroupWatch | None = None
-        self._kubelet: KubeletWatch | None = None
+        self._kubelet: CpuManagerStateWatch | None = None
         self._uevents: Uevents | None = None
         self._last_event = -SETTLE_SECONDS
         with self._reported_if_missing(SourceName.CGROUP_WATCH):
             self._tree = CgroupWatch(hierarchy_root)
             notification_socket.also_wake_on(self._tree.fileno())
         with self._reported_if_missing(SourceName.KUBELET_WATCH):
-            self._kubelet = KubeletWatch(kubelet_dir)
+            self._kubelet = CpuManagerStateWatch(kubelet_dir)
             notification_socket.also_wake_on(self._kubelet.fileno())
         with self._reported_if_missing(SourceName.UEVENTS):
             self._uevents = Uevents()
@@ -285,40 +287,3 @@ def place_below(parent: GroupKind, name: str) -> GroupKind | None:
     if parent is GroupKind.QOS:
         return GroupKind.POD
     return GroupKind.CONTAINER if parent is GroupKind.POD else None
-
-
-class KubeletWatch:
-    """The state file of the kubelet's CPU manager, which is replaced. Its folder may appear
-    late."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._queue = Inotify()
-        self.watching = False
-        self.try_again()
-
-    def fileno(self) -> int:
-        return self._queue.fileno()
-
-    def try_again(self) -> None:
-        """Watches the folder once it exists."""
-        if not self.watching:
-            with contextlib.suppress(OSError):
-                self._queue.watch(self._folder, kernel_events.MOVED_TO | kernel_events.CLOSE_WRITE)
-                self.watching = True
-
-    def read(self) -> bool:
-        """Whether the file has changed."""
-        events = self._queue.read()
-        if any(each.mask & kernel_events.IGNORED for each in events):
-            self.watching = False
-        return any(
-            each.name == cpu_manager_state.FILE_NAME or each.mask & kernel_events.OVERFLOW
-            for each in events
-        )
-
-    def close(self) -> None:
-        self._queue.close()
-
-
-log = logging.getLogger(__name__)

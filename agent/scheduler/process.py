@@ -239,7 +239,7 @@ class _Parts:
             freeze_garbage()
 
         former = FormerBindings(candidate.sent, bindings) if candidate.sent is not None else None
-        self._gate = LeaderGate(leadership, self._watches, settled, former)
+        self._gate = LeaderGate(leadership, self._watches, settled, former, self._label)
         corrections = Corrections(transport(), cluster, self._leads)
         conditions = ClaimConditions(transport(), cluster, self._leads)
         expiry = ReservationExpiry(cluster, groups, bindings)
@@ -283,7 +283,7 @@ class _Parts:
             self._gate.reason,
             metrics,
             {"preempt": self._preemption_unavailable},
-            self._unready,
+            self._gate.unready,
         )
 
     def start(self, closing: ExitStack) -> None:
@@ -310,18 +310,6 @@ class _Parts:
         """Whether this process leads and knows the cluster."""
         return self._gate.reason() is None
 
-    def _unready(self) -> str | None:
-        """Returns why this process is not Ready; None if it is. Without the label, clients find the
-        leader because no other process is Ready."""
-        if self._label is None:
-            return self._gate.reason()
-        return self._gate.unready() or self._label.unready()
-
-    def _acquired(self) -> None:
-        self._gate.begin()
-        if self._label is not None:
-            self._label.hurry()
-
     def _preemption_unavailable(self) -> str | None:
         """Returns why no victims may be selected now; None if they may."""
         return stale({disruption_budgets.PLURAL: self._budgets}, self._stale_seconds)
@@ -346,7 +334,7 @@ class _Parts:
             settings.lease_name,
             identity,
             times=times,
-            acquired=self._acquired,
+            acquired=lambda: self._gate.begin(),
         )
 
 

@@ -24,9 +24,11 @@ from agent.model.cpu.policies import (
     ExclusivePolicy,
     NumaExclusive,
     NumaPolicy,
+    Strategy,
+)
+from agent.model.pod.annotations import (
     NumaSpec,
     ResourceSpec,
-    Strategy,
 )
 from agent.model.pod.qos import QoS
 from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer

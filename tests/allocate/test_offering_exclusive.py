@@ -17,8 +17,10 @@ from agent.model.cpu.policies import (
     BindPolicy,
     ExclusivePolicy,
     NumaPolicy,
-    ResourceSpec,
     Strategy,
+)
+from agent.model.pod.annotations import (
+    ResourceSpec,
 )
 from tests.allocate.nodes import allocated, claim, facts, owner
 

@@ -19,8 +19,10 @@ from agent.model.cpu.policies import (
     BindPolicy,
     ExclusivePolicy,
     NumaPolicy,
-    ResourceSpec,
     Strategy,
+)
+from agent.model.pod.annotations import (
+    ResourceSpec,
 )
 from tests.allocate.nodes import GIB, allocated, claim, facts, owner, sharer
 

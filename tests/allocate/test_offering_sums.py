@@ -15,7 +15,14 @@ from agent.allocate.offering import Declined
 from agent.allocate.policies_in_force import NodePolicies, Profile
 from agent.allocate.resource_request import ResourceRequest
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.policies import NUMA_STRATEGIES, BindPolicy, NumaPolicy, ResourceSpec
+from agent.model.cpu.policies import (
+    NUMA_STRATEGIES,
+    BindPolicy,
+    NumaPolicy,
+)
+from agent.model.pod.annotations import (
+    ResourceSpec,
+)
 from agent.model.pod.qos import QoS
 from tests.allocate.machines import MACHINES
 

@@ -11,9 +11,11 @@ from agent.model.cpu.policies import (
     ExclusivePolicy,
     NumaExclusive,
     NumaPolicy,
+    Strategy,
+)
+from agent.model.pod.annotations import (
     NumaSpec,
     ResourceSpec,
-    Strategy,
 )
 from agent.model.pod.qos import QoS
 

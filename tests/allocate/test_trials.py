@@ -12,8 +12,13 @@ from agent.allocate.reasons import Rejection
 from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Trials
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.policies import BindPolicy, ResourceSpec
+from agent.model.cpu.policies import (
+    BindPolicy,
+)
 from agent.model.cpu.topology import Cpu
+from agent.model.pod.annotations import (
+    ResourceSpec,
+)
 from tests.allocate.nodes import owner
 from tests.allocate.test_offering_sums import nodes, owners, sharers
 

@@ -15,8 +15,15 @@ from agent.allocate.resource_request import ResourceRequest
 from agent.allocate.trials import Trials
 from agent.conformance import machines
 from agent.model.cpu.cpuset import CpuSet
-from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, NumaPolicy, ResourceSpec
+from agent.model.cpu.policies import (
+    BindPolicy,
+    ExclusivePolicy,
+    NumaPolicy,
+)
 from agent.model.cpu.topology import Cpu
+from agent.model.pod.annotations import (
+    ResourceSpec,
+)
 from agent.model.pod.qos import QoS
 from tests.allocate.nodes import GIB, claim
 

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.kubelet import statefile
-from agent.kubelet.cpu_manager_state import CpuManagerState, decode, encode, read
+from agent.kubelet.cpu_manager_state import (
+    FILE_NAME,
+    CpuManagerState,
+    CpuManagerStateWatch,
+    decode,
+    encode,
+    read,
+)
 from agent.kubelet.statefile import Checked, StateFileError
 from agent.model.cpu.cpuset import EMPTY, CpuSet, union
 from tests.conftest import DATA
@@ -327,3 +334,25 @@ FIELDS = ["policyName", "entries", "podEntries", "cpuSet", "data", "originals", 
 def test_any_json_is_a_state_or_a_state_file_error(value: Any) -> None:
     with contextlib.suppress(StateFileError):
         assert decode(json.dumps(value).encode()).problems is not None
+
+
+def test_the_watch_reports_a_replaced_file_of_a_folder_that_appears_late(tmp_path: Path) -> None:
+    folder = tmp_path / "kubelet"
+    watch = CpuManagerStateWatch(str(folder))
+    with contextlib.closing(watch):
+        assert not watch.watching
+        folder.mkdir()
+        watch.try_again()
+        assert watch.watching
+        assert not watch.read()
+        (folder / "other").write_text("{}")
+        assert not watch.read()
+        (folder / "new").write_text("{}")
+        (folder / "new").rename(folder / FILE_NAME)
+        assert watch.read()
+        assert not watch.read()
+        (folder / "other").unlink()
+        (folder / FILE_NAME).unlink()
+        folder.rmdir()
+        watch.read()
+        assert not watch.watching

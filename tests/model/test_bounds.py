@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from agent.allocate.device_holders import grants
 from agent.allocate.devices import partitions
 from agent.model import bounds
-from agent.model.cpu import policies
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices import device_allocation, holding, interconnect, listing
 from agent.model.devices.device_object import GPU_PARTITIONS
@@ -45,8 +44,8 @@ READERS: list[tuple[str, Read, int]] = [
     (annotations.EXTENDED_RESOURCE_SPEC, batch.batch_resources, LIST),
     (annotations.DEVICE_ALLOCATED, device_allocation.allocated_devices, LIST),
     (annotations.DEVICE_ALLOCATED, device_allocation.virtual_functions, LIST),
-    (annotations.RESOURCE_SPEC, policies.resource_spec, WORD),
-    (annotations.NUMA_TOPOLOGY_SPEC, policies.numa_spec, WORD),
+    (annotations.RESOURCE_SPEC, annotations.resource_spec, WORD),
+    (annotations.NUMA_TOPOLOGY_SPEC, annotations.numa_spec, WORD),
     (device_allocation.DEVICE_ALLOCATE_HINT, device_allocation.device_preferences, WORD),
     (device_allocation.DEVICE_JOINT_ALLOCATE, device_allocation.device_preferences, WORD),
     (device_allocation.GPU_PARTITION_SPEC, device_allocation.device_preferences, WORD),

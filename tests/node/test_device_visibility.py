@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from agent.allocate.visibility.container_devices import Isolation
+from agent.allocate.visibility.pod_devices import UNDECIDED
 from agent.hooks import admission
 from agent.hooks.requests import CreateContainer
 from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiContainer, ApiPod, Phase
@@ -22,7 +23,7 @@ from agent.model.pod.pods import Pod
 from agent.model.settings.agent import AgentSettings
 from agent.model.snapshot import Snapshot
 from agent.model.verdict import Wait
-from agent.node.device_visibility import UNDECIDED, policy, prepare, visibility
+from agent.node.device_visibility import policy, prepare, visibility
 from tests.builders import pod, running
 
 FILES = DeviceFiles(

@@ -13,7 +13,7 @@ from agent.model.pod.pods import Container, ContainerState
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.options import SettingsError
 from agent.model.snapshot import CgroupLimits
-from agent.node import daemon
+from agent.node import loop
 from agent.node.originals import OriginalValues
 from agent.node.reconcile import Reconciler
 from tests.node.world import World
@@ -105,7 +105,7 @@ def test_reloaded_settings_change_only_reloadable_options(
     caplog.set_level(logging.INFO)
     agent, old = world.agent(), AgentSettings()
     new = AgentSettings(exclude="kube-system", period_seconds=2.0, http="127.0.0.1:1")
-    now = daemon.reloaded(old, lambda: new, agent)
+    now = loop.reloaded(old, lambda: new, agent)
     assert (now.exclude, now.period_seconds, now.http) == ("kube-system", 2.0, old.http)
     assert agent.exclude == ("kube-system",)
     assert "these changed options need a restart: http" in caplog.text
@@ -123,6 +123,6 @@ def test_invalid_reloaded_settings_change_nothing(
             raise SettingsError("topolet.toml: no such file")
         return AgentSettings(exclude="a/b/c/d")
 
-    assert daemon.reloaded(old, read_again, agent) == old
+    assert loop.reloaded(old, read_again, agent) == old
     assert agent.exclude == ("prod",)
     assert "the old settings stay in force" in caplog.text

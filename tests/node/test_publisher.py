@@ -7,13 +7,12 @@ import pytest
 
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus
-from agent.allocate.visibility.pod_devices import PodVisibility
+from agent.allocate.visibility.pod_devices import DeviceVisibility, PodVisibility
 from agent.model import snapshot as snapshots
 from agent.model.cpu.cpuset import CpuSet
 from agent.model.devices.visibility import NodeDevice, NodeVisibility, Visibility, VisibleGpu
 from agent.model.pod.pods import Container, ContainerState, Pod
 from agent.model.snapshot import CgroupLimits, PodWanted, Snapshot, Wanted
-from agent.node.device_visibility import DeviceVisibility
 from agent.node.publisher import Publisher
 from tests.builders import machine, pod, running
 

@@ -169,17 +169,17 @@ _TEXTS: Final[list[tuple[str, Read, tuple[str, ...], tuple[str, ...]]]] = [
     (
         annotations.RESOURCE_SPEC,
         lambda texts: (
-            policies.resource_spec(texts),
+            annotations.resource_spec(texts),
             spec_text(texts[annotations.RESOURCE_SPEC], policies.BindPolicy.DEFAULT, forced=True),
         ),
         ('{"preferredCPUBindPolicy": "FullPCPUs", "preferredCPUExclusivePolicy": "None"}',),
-        ("model.cpu.policies:resource_spec", "allocate.node_allocator.answer:spec_text"),
+        ("model.pod.annotations:resource_spec", "allocate.node_allocator.answer:spec_text"),
     ),
     (
         annotations.NUMA_TOPOLOGY_SPEC,
-        policies.numa_spec,
+        annotations.numa_spec,
         ('{"numaTopologyPolicy": "Restricted", "singleNUMANodeExclusive": "Required"}',),
-        ("model.cpu.policies:numa_spec",),
+        ("model.pod.annotations:numa_spec",),
     ),
     (
         device_allocation.DEVICE_ALLOCATE_HINT,
@@ -358,7 +358,9 @@ def _plain_annotations() -> Iterator[Target]:
     )
     yield Target(
         "labels of a Node",
-        lambda text: policies.label_faults(dict.fromkeys(policies._LABEL_VALUES, text)),
+        lambda text: node_annotations.label_faults(
+            dict.fromkeys(node_annotations._LABEL_VALUES, text)
+        ),
         mutations.of_text,
         ("FullPCPUsOnly", "SingleNUMANode"),
         (),

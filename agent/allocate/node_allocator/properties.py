@@ -35,7 +35,6 @@ from agent.model.cpu.policies import (
     GpuObjective,
     NumaPolicy,
     Strategy,
-    label_faults,
 )
 from agent.model.cpu.topology import Cpu
 from agent.model.devices import interconnect
@@ -50,6 +49,7 @@ from agent.model.nrt.node_annotations import (
     CpuManager,
     ReportedSettings,
     amplification_ratios,
+    label_faults,
     node_reservation,
     reported_settings,
     system_qos,

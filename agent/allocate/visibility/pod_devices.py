@@ -25,7 +25,14 @@ from agent.allocate.visibility.container_devices import (
 from agent.model.devices.device_allocation import AllocatedDevice, allocated_devices
 from agent.model.devices.device_files import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices.device_object import DeviceType
-from agent.model.devices.visibility import DeviceNode, NodeDevice, Visibility, VisibleGpu, is_uuid
+from agent.model.devices.visibility import (
+    DeviceNode,
+    NodeDevice,
+    NodeVisibility,
+    Visibility,
+    VisibleGpu,
+    is_uuid,
+)
 from agent.model.nrt.node_status import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.pod.annotations import AnnotationError
 
@@ -60,6 +67,17 @@ class PodVisibility(msgspec.Struct, frozen=True):
     each: Visibility
     containers: dict[str, Visibility] = {}
     devices: frozenset[str] = frozenset()
+
+
+class DeviceVisibility(msgspec.Struct, frozen=True):
+    """`pods` by uid: those to which a scheduler gave devices."""
+
+    pods: Mapping[str, PodVisibility]
+    node: NodeVisibility
+
+
+UNDECIDED: Final = DeviceVisibility({}, NodeVisibility())
+"""Too early to decide: pods with devices wait."""
 
 
 def pod_visibility(
@@ -305,6 +323,21 @@ def _nodes(
     if not devices:
         return ()
     return (*common, *(node for each in devices for node in each.nodes))
+
+
+def holders(now: DeviceVisibility | None, before: Holders, present: Collection[str]) -> Holders:
+    """The holders of each device. A pod on the node (`present`, by uid) without a decision keeps
+    its devices."""
+    decided = now.pods if now else {}
+    found: dict[str, set[str]] = {}
+    for uid, pod in decided.items():
+        for device in pod.devices:
+            found.setdefault(device, set()).add(uid)
+    for device, uids in before.items():
+        for uid in uids:
+            if uid not in decided and uid in present:
+                found.setdefault(device, set()).add(uid)
+    return found
 
 
 def held(files: DeviceFiles, pods: Mapping[str, PodVisibility]) -> tuple[NodeDevice, ...]:

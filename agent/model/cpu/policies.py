@@ -1,19 +1,13 @@
 """The policies and strategies of CPU, NUMA and GPU orchestration.
 
-Settings and the kubelet's configuration name them. Pods name them in two of Koordinator's
-annotations, `resource-spec` and `numa-topology-spec`, Nodes in labels
-(apis/extension/numa_aware.go)."""
+Settings, the kubelet's configuration and pods' annotations (`model.pod.annotations`) name them, and
+labels of Nodes (Koordinator: apis/extension/numa_aware.go)."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
-from typing import Final, TypeVar
-
-import msgspec
-
-from agent.model.bounds import unknown_value
-from agent.model.pod.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, AnnotationError, decoded
+from collections.abc import Mapping
+from typing import Final
 
 
 class BindPolicy(enum.StrEnum):
@@ -99,79 +93,6 @@ class TopologyManagerScope(enum.StrEnum):
     POD = "pod"
 
 
-class ResourceSpec(msgspec.Struct, frozen=True):
-    """`required` None: nothing is required. DEFAULT in either place: the configured policy. No
-    exclusive policy is configured, so the proposal's `Default` is NONE."""
-
-    preferred: BindPolicy = BindPolicy.DEFAULT
-    required: BindPolicy | None = None
-    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
-
-
-class NumaSpec(msgspec.Struct, frozen=True):
-    """`policy` None: the node's policy. `exclusive` None: the default of the policy."""
-
-    policy: NumaPolicy | None = None
-    exclusive: NumaExclusive | None = None
-
-
-class _ResourceSpecText(msgspec.Struct, frozen=True):
-    preferred_bind: str = msgspec.field(default="", name="preferredCPUBindPolicy")
-    required_bind: str = msgspec.field(default="", name="requiredCPUBindPolicy")
-    exclusive: str = msgspec.field(default="", name="preferredCPUExclusivePolicy")
-
-
-class _NumaSpecText(msgspec.Struct, frozen=True):
-    policy: str = msgspec.field(default="", name="numaTopologyPolicy")
-    exclusive: str = msgspec.field(default="", name="singleNUMANodeExclusive")
-
-
-_resource_spec_decoder = msgspec.json.Decoder(_ResourceSpecText | None)
-_numa_spec_decoder = msgspec.json.Decoder(_NumaSpecText | None)
-_Policy = TypeVar("_Policy", bound=enum.StrEnum)
-
-
-def resource_spec(annotations: Mapping[str, str]) -> ResourceSpec:
-    """Absent fields have their defaults. Raises AnnotationError, which names the field."""
-    text = decoded(annotations, RESOURCE_SPEC, _resource_spec_decoder)
-    if text is None:
-        return ResourceSpec()
-
-    def parsed(kind: type[_Policy], value: str, field: str) -> _Policy | None:
-        return _parsed(kind, value, RESOURCE_SPEC, field)
-
-    return ResourceSpec(
-        parsed(BindPolicy, text.preferred_bind, "preferredCPUBindPolicy") or BindPolicy.DEFAULT,
-        parsed(BindPolicy, text.required_bind, "requiredCPUBindPolicy"),
-        parsed(
-            ExclusivePolicy,
-            "" if text.exclusive == BindPolicy.DEFAULT else text.exclusive,
-            "preferredCPUExclusivePolicy",
-        )
-        or ExclusivePolicy.NONE,
-    )
-
-
-def numa_spec(annotations: Mapping[str, str]) -> NumaSpec:
-    """Absent fields have their defaults. Raises AnnotationError, which names the field."""
-    text = decoded(annotations, NUMA_TOPOLOGY_SPEC, _numa_spec_decoder)
-    if text is None:
-        return NumaSpec()
-    return NumaSpec(
-        _parsed(NumaPolicy, text.policy, NUMA_TOPOLOGY_SPEC, "numaTopologyPolicy"),
-        _parsed(NumaExclusive, text.exclusive, NUMA_TOPOLOGY_SPEC, "singleNUMANodeExclusive"),
-    )
-
-
-def _parsed(kind: type[_Policy], value: str, key: str, field: str) -> _Policy | None:
-    if not value:
-        return None
-    try:
-        return kind(value)
-    except ValueError:
-        raise AnnotationError(key, unknown_value(field, value, kind)) from None
-
-
 def kubelet_numa_policy(text: str) -> NumaPolicy | None:
     """A topology manager policy in any spelling: the kubelet's (`single-numa-node`), the seven of
     NodeResourceTopology (`SingleNUMANodePodLevel`) and Koordinator's; None if unknown.
@@ -231,20 +152,3 @@ BIND_VALUES: Final[Mapping[str, BindPolicy | None]] = {
 """`PCPUOnly`: the fine-grained CPU orchestration proposal writes the same policy in two ways."""
 STRATEGY_VALUES: Final = {str(each): each for each in NUMA_STRATEGIES}
 NUMA_VALUES: Final = {str(each): each for each in NumaPolicy}
-_LABEL_VALUES: Final[Mapping[str, Collection[str]]] = {
-    NUMA_LABEL: NUMA_VALUES,
-    NUMA_LABEL_OF_PROPOSAL: NUMA_VALUES,
-    BIND_LABEL: BIND_VALUES,
-    STRATEGY_LABEL: STRATEGY_VALUES,
-    PARTITION_LABEL: tuple(GpuPartitionPolicy),
-}
-
-
-def label_faults(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """A message for each label of a Node or Device object whose value is unknown, and which
-    therefore has no effect."""
-    return tuple(
-        unknown_value(f"label {key}", value, known)
-        for key, known in _LABEL_VALUES.items()
-        if (value := labels.get(key)) and value not in known
-    )

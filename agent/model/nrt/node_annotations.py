@@ -1,4 +1,4 @@
-"""The annotations of a Node and of its NodeResourceTopology about CPUs, as values.
+"""The annotations and labels of a Node and of its NodeResourceTopology about CPUs, as values.
 
 Keys and formats are Koordinator's (apis/extension/numa_aware.go,
 pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). A Node's annotations reserve CPUs
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Final
 
@@ -17,6 +17,17 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.cpu.cpuset import EMPTY, MAX_ID, CpuSet, CpuSetError
+from agent.model.cpu.policies import (
+    BIND_LABEL,
+    BIND_VALUES,
+    NUMA_LABEL,
+    NUMA_LABEL_OF_PROPOSAL,
+    NUMA_VALUES,
+    PARTITION_LABEL,
+    STRATEGY_LABEL,
+    STRATEGY_VALUES,
+    GpuPartitionPolicy,
+)
 from agent.model.cpu.topology import Cpu, Topology
 from agent.model.nrt.resource_topology import L3_CPUS, NodeTopology
 from agent.model.pod.annotations import AnnotationError, cpu_list, decoded, text_of
@@ -40,6 +51,25 @@ CPU_MANAGER_POLICY = "kubelet.koordinator.sh/cpu-manager-policy"
 AGENT_SETTINGS: Final = "topolet.io/agent-settings"
 
 Object = dict[str, Any]
+
+
+_LABEL_VALUES: Final[Mapping[str, Collection[str]]] = {
+    NUMA_LABEL: NUMA_VALUES,
+    NUMA_LABEL_OF_PROPOSAL: NUMA_VALUES,
+    BIND_LABEL: BIND_VALUES,
+    STRATEGY_LABEL: STRATEGY_VALUES,
+    PARTITION_LABEL: tuple(GpuPartitionPolicy),
+}
+
+
+def label_faults(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """A message for each label of a Node or Device object whose value is unknown, and which
+    therefore has no effect."""
+    return tuple(
+        bounds.unknown_value(f"label {key}", value, known)
+        for key, known in _LABEL_VALUES.items()
+        if (value := labels.get(key)) and value not in known
+    )
 
 
 class SystemQos(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

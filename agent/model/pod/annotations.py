@@ -3,6 +3,7 @@ where noted."""
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
@@ -10,8 +11,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from agent.model import bounds
-from agent.model.bounds import JsonError
+from agent.model.bounds import JsonError, unknown_value
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
+from agent.model.cpu.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 from agent.model.quantities import Quantity, QuantityError, cpu, milli, whole
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
@@ -73,6 +75,79 @@ def cpu_list(key: str, field: str, text: str) -> CpuSet:
         return CpuSet.parse(text)
     except CpuSetError as error:
         raise AnnotationError(key, f"{field}: {error}") from None
+
+
+class ResourceSpec(msgspec.Struct, frozen=True):
+    """`required` None: nothing is required. DEFAULT in either place: the configured policy. No
+    exclusive policy is configured, so the proposal's `Default` is NONE."""
+
+    preferred: BindPolicy = BindPolicy.DEFAULT
+    required: BindPolicy | None = None
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+
+
+class NumaSpec(msgspec.Struct, frozen=True):
+    """`policy` None: the node's policy. `exclusive` None: the default of the policy."""
+
+    policy: NumaPolicy | None = None
+    exclusive: NumaExclusive | None = None
+
+
+class _ResourceSpecText(msgspec.Struct, frozen=True):
+    preferred_bind: str = msgspec.field(default="", name="preferredCPUBindPolicy")
+    required_bind: str = msgspec.field(default="", name="requiredCPUBindPolicy")
+    exclusive: str = msgspec.field(default="", name="preferredCPUExclusivePolicy")
+
+
+class _NumaSpecText(msgspec.Struct, frozen=True):
+    policy: str = msgspec.field(default="", name="numaTopologyPolicy")
+    exclusive: str = msgspec.field(default="", name="singleNUMANodeExclusive")
+
+
+_resource_spec_decoder = msgspec.json.Decoder(_ResourceSpecText | None)
+_numa_spec_decoder = msgspec.json.Decoder(_NumaSpecText | None)
+_Policy = TypeVar("_Policy", bound=enum.StrEnum)
+
+
+def resource_spec(annotations: Mapping[str, str]) -> ResourceSpec:
+    """Absent fields have their defaults. Raises AnnotationError, which names the field."""
+    text = decoded(annotations, RESOURCE_SPEC, _resource_spec_decoder)
+    if text is None:
+        return ResourceSpec()
+
+    def parsed(kind: type[_Policy], value: str, field: str) -> _Policy | None:
+        return _parsed(kind, value, RESOURCE_SPEC, field)
+
+    return ResourceSpec(
+        parsed(BindPolicy, text.preferred_bind, "preferredCPUBindPolicy") or BindPolicy.DEFAULT,
+        parsed(BindPolicy, text.required_bind, "requiredCPUBindPolicy"),
+        parsed(
+            ExclusivePolicy,
+            "" if text.exclusive == BindPolicy.DEFAULT else text.exclusive,
+            "preferredCPUExclusivePolicy",
+        )
+        or ExclusivePolicy.NONE,
+    )
+
+
+def numa_spec(annotations: Mapping[str, str]) -> NumaSpec:
+    """Absent fields have their defaults. Raises AnnotationError, which names the field."""
+    text = decoded(annotations, NUMA_TOPOLOGY_SPEC, _numa_spec_decoder)
+    if text is None:
+        return NumaSpec()
+    return NumaSpec(
+        _parsed(NumaPolicy, text.policy, NUMA_TOPOLOGY_SPEC, "numaTopologyPolicy"),
+        _parsed(NumaExclusive, text.exclusive, NUMA_TOPOLOGY_SPEC, "singleNUMANodeExclusive"),
+    )
+
+
+def _parsed(kind: type[_Policy], value: str, key: str, field: str) -> _Policy | None:
+    if not value:
+        return None
+    try:
+        return kind(value)
+    except ValueError:
+        raise AnnotationError(key, unknown_value(field, value, kind)) from None
 
 
 class _ReservationName(msgspec.Struct, frozen=True):

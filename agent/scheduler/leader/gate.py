@@ -6,47 +6,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from agent.host.daemon import seconds_to_boundary
 from agent.host.log_once import Problem
 from agent.kube.errors import StoreError
 from agent.scheduler.leader.election import Leadership
+from agent.scheduler.leader.label import LeaderLabel
+from agent.scheduler.leader.lease_dir import FormerBindings
+from agent.scheduler.state.watches import Watches
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0
-
-
-Wait = Callable[[float], bool]
-"""Pauses for a number of seconds; returns True to stop."""
-
-
-class FormerRequests(Protocol):
-    """The part of FormerBindings that the gate uses."""
-
-    @property
-    def open(self) -> bool: ...
-
-    def finish(self, continues: bool, wait: Wait) -> bool: ...
-
-
-class WatchState(Protocol):
-    """The part of Watches that the gate uses."""
-
-    @property
-    def synced(self) -> bool: ...
-
-    @property
-    def problems(self) -> tuple[str, ...]: ...
-
-    def stale(self) -> str | None: ...
-
-    def behind(self) -> str | None: ...
-
-    def mark_behind(self) -> None: ...
-
-    def catch_up(self, wait: Wait) -> bool: ...
 
 
 class LeaderGate:
@@ -56,16 +28,19 @@ class LeaderGate:
     def __init__(
         self,
         leader: Leadership,
-        state: WatchState,
+        watches: Watches,
         settled: Callable[[], None] = lambda: None,
-        former: FormerRequests | None = None,
+        former: FormerBindings | None = None,
+        label: LeaderLabel | None = None,
     ) -> None:
         """`settled` is called before the first answer of a leader. `former`: what a former process
-        with the same identity has sent and is not known to have failed or succeeded."""
+        with the same identity has sent and is not known to have failed or succeeded. `label`: of
+        this process's pod, if a Service selects the leader by it."""
         self._leader = leader
-        self._state = state
+        self._watches = watches
         self._settled = settled
         self._former = former
+        self._label = label
         self._lock = threading.Lock()
         self._marked_term = 0
         self._caught_up = 0
@@ -79,7 +54,7 @@ class LeaderGate:
         if not self._leader.leading:
             holder = self._leader.holder
             leader = f"the leader is {holder}" if holder else "no replica is the leader"
-            return "; ".join(filter(None, (leader, self._state.stale())))
+            return "; ".join(filter(None, (leader, self._watches.stale())))
         if (unknown := self._unknown()) is not None:
             return unknown
         if self._caught_up != self._leader.term:
@@ -87,16 +62,21 @@ class LeaderGate:
         return None
 
     def unready(self) -> str | None:
-        """Returns why this process can't do what it is there for; None if it can: a leader answers,
-        and a standby knows the cluster and can acquire the lease."""
-        if self._leader.leading:
-            return self.reason()
-        return self._unknown() or self._leader.trouble
+        """Returns why this process is not Ready; None if it is. Without the label, clients find the
+        leader because no other process is Ready. With it, a leader that answers is Ready, and so is
+        a standby that knows the cluster and can acquire the lease."""
+        if self._label is None or self._leader.leading:
+            reason = self.reason()
+        else:
+            reason = self._unknown() or self._leader.trouble
+        return reason or (self._label.unready() if self._label is not None else None)
 
     def begin(self) -> None:
         """The leader has acquired the lease: from now on the watches are behind. Does not block."""
         self._mark(self._leader.term)
         self._wake.set()
+        if self._label is not None:
+            self._label.hurry()
 
     def start(self) -> None:
         self._thread.start()
@@ -113,7 +93,7 @@ class LeaderGate:
             leading, begins = self._leader.leading, self._caught_up != term
             if leading:
                 self._mark(term)
-            if leading and (begins or self._state.behind() is not None):
+            if leading and (begins or self._watches.behind() is not None):
                 self._catch_up(term)
             else:
                 self._wake.wait(seconds_to_boundary(time.monotonic(), RETRY_SECONDS))
@@ -125,13 +105,13 @@ class LeaderGate:
         with self._lock:
             if self._marked_term != term:
                 self._marked_term = term
-                self._state.mark_behind()
+                self._watches.mark_behind()
 
     def _unknown(self) -> str | None:
         """Returns why the state of the cluster is not known; None if it is."""
-        if not self._state.synced:
-            return "; ".join(("not all objects are listed yet", *self._state.problems))
-        return self._state.stale()
+        if not self._watches.synced:
+            return "; ".join(("not all objects are listed yet", *self._watches.problems))
+        return self._watches.stale()
 
     def _catch_up(self, term: int) -> None:
         def wait(seconds: float) -> bool:
@@ -142,8 +122,8 @@ class LeaderGate:
                 if not self._former.finish(self._leader.continues, wait):
                     return
                 # The watches may have listed their objects before that.
-                self._state.mark_behind()
-            if self._state.catch_up(wait):
+                self._watches.mark_behind()
+            if self._watches.catch_up(wait):
                 if self._caught_up != term:
                     self._settled()
                     log.info("all pods bound before this term are known")

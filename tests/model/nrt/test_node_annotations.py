@@ -17,6 +17,7 @@ from agent.model.nrt.node_annotations import (
     PodCpuAlloc,
     koordinator_annotations,
     kubelet_allocated,
+    label_faults,
     node_reservation,
     only_kubelet_allocated,
     shared_pools,
@@ -172,3 +173,44 @@ def test_without_the_other_owners_the_kubelets_cpus_are_the_same(
 @pytest.mark.parametrize("text", ["{", '[{"uid":1}]', "[" * 9999])
 def test_allocs_that_cannot_be_read_are_not_changed(text: str) -> None:
     assert only_kubelet_allocated(text) == text
+
+
+PREFIX = "node.koordinator.sh/"
+
+
+@pytest.mark.parametrize(
+    ("label", "known", "unknown"),
+    [
+        (
+            "cpu-bind-policy",
+            ["None", "FullPCPUsOnly", "SpreadByPCPUs", "PCPUOnly"],
+            ["FullPCPUs", "none"],
+        ),
+        (
+            "numa-allocate-strategy",
+            ["MostAllocated", "LeastAllocated", "DistributeEvenly"],
+            ["BalancedAllocation", "Most"],
+        ),
+        (
+            "numa-topology-policy",
+            ["None", "BestEffort", "Restricted", "SingleNUMANode"],
+            ["single-numa-node"],
+        ),
+        (
+            "numa-topology-alignment-policy",
+            ["None", "BestEffort", "Restricted", "SingleNUMANode"],
+            ["SingleNUMANodePodLevel"],
+        ),
+        ("gpu-partition-policy", ["Honor", "Prefer"], ["honor"]),
+        ("numa-memory-policy", ["", "any"], []),
+        ("gpu-model", ["x"], []),
+    ],
+)
+def test_labels_with_unknown_values_are_faults(
+    label: str, known: list[str], unknown: list[str]
+) -> None:
+    for value in ["", *known]:
+        assert label_faults({PREFIX + label: value}) == ()
+    for value in unknown:
+        (fault,) = label_faults({PREFIX + label: value})
+        assert fault == f"label {PREFIX}{label}: {value!r} is not one of {', '.join(known)}"

@@ -70,6 +70,20 @@ class Former:
         return True
 
 
+class Label:
+    """The label of the process's pod; `problem`: why it may be wrong."""
+
+    def __init__(self) -> None:
+        self.hurried = 0
+        self.problem: str | None = None
+
+    def hurry(self) -> None:
+        self.hurried += 1
+
+    def unready(self) -> str | None:
+        return self.problem
+
+
 @pytest.fixture
 def leader() -> Leader:
     return Leader()
@@ -236,9 +250,10 @@ def test_watches_that_start_after_the_first_attempt_catch_up_by_their_first_list
     assert state.marks == 1, "before the thread has started"
 
 
-def test_a_standby_is_ready_when_it_knows_the_cluster(
-    gate: LeaderGate, leader: Leader, state: State
+def test_with_a_label_a_standby_is_ready_when_it_knows_the_cluster(
+    leader: Leader, state: State
 ) -> None:
+    gate = LeaderGate(leader, state, label=Label())
     state.problems = ("watch of /api/v1/pods: 403",)
     leader.holder = "other"
     assert gate.unready() == "not all objects are listed yet; watch of /api/v1/pods: 403"
@@ -252,6 +267,27 @@ def test_a_standby_is_ready_when_it_knows_the_cluster(
     assert gate.unready() == "lease n/l: 403"
     leader.leading = True
     assert gate.unready() == gate.reason()
+
+
+def test_without_a_label_a_standby_is_not_ready(
+    gate: LeaderGate, leader: Leader, state: State
+) -> None:
+    state.synced, leader.holder = True, "other"
+    assert gate.unready() == "the leader is other"
+
+
+def test_a_process_whose_label_may_be_wrong_is_not_ready(leader: Leader, state: State) -> None:
+    label = Label()
+    gate = LeaderGate(leader, state, label=label)
+    gate.start()
+    answers(gate, leader, state)
+    assert (label.hurried, gate.unready()) == (1, None)
+    label.problem = "the label is not written yet"
+    assert gate.unready() == label.problem
+    leader.leading = False
+    assert gate.unready() == label.problem
+    assert gate.reason() == "no replica is the leader"
+    gate.stop()
 
 
 def test_a_single_replica_leads(state: State) -> None:

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from agent.telemetry.health import Health
+from agent.node.loop import Health
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     it = Clock()
-    monkeypatch.setattr("agent.telemetry.health.time.monotonic", it)
+    monkeypatch.setattr("agent.node.loop.time.monotonic", it)
     return it
 
 

@@ -1,0 +1,223 @@
+"""The agent's loop: it runs a pass on every trigger, rests between passes, reads the settings again
+on request, and keeps the health that /healthz and /readyz report.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Set
+from typing import Final
+
+import msgspec
+
+from agent.discover.sysfs import DiscoveryError
+from agent.http.requests import Reply
+from agent.http.routes import text_reply
+from agent.kube.errors import StoreError
+from agent.kubelet.statefile import StateFileError
+from agent.model import snapshot
+from agent.model.settings import options
+from agent.model.settings.agent import AgentSettings
+from agent.model.settings.options import SettingsError
+from agent.model.snapshot import ExclusionError, Patterns
+from agent.node.devices import DeviceView
+from agent.node.kubelet_configuration import KubeletConfigurationView
+from agent.node.kubelet_view import PodResourcesView
+from agent.node.notifications import NotificationSocket
+from agent.node.reconcile import ReconcileError, Reconciler
+from agent.node.triggers import Trigger, Triggers
+from agent.rpc.grpc import RpcError
+from agent.telemetry.metrics import AgentMetrics
+
+log = logging.getLogger(__name__)
+
+_PODS_CHANGED = frozenset({Trigger.TREE, Trigger.RUNTIME, Trigger.KUBELET})
+"""Triggers after which the kubelet may have assigned or released devices or CPUs."""
+_STALE_SECONDS: Final = 5.0
+
+
+class Health:
+    """Whether passes run and succeed."""
+
+    def __init__(self, period_seconds: float) -> None:
+        self._patience_seconds = max(_STALE_SECONDS, 4 * period_seconds)
+        self._begun = time.monotonic()
+        self._succeeded: float | None = None
+        self._error = "no pass has ended yet"
+        self._pause_seconds = 0.0
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._begun = time.monotonic()
+
+    def end(self, error: str) -> None:
+        """The pass ended, with "" for success. Logs a new error."""
+        if self.is_new(error):
+            log.error("%s", error)
+        self._error = error
+        if not error:
+            self._succeeded = time.monotonic()
+
+    def rest(self, pause_seconds: float) -> None:
+        """The next pass begins only after this time."""
+        self._pause_seconds = pause_seconds
+
+    def is_new(self, error: str) -> bool:
+        """Whether the last pass ended otherwise: a lasting error is logged once."""
+        return bool(error) and error != self._error
+
+    def alive(self) -> Reply:
+        """503 when passes have stopped."""
+        silent = time.monotonic() - self._begun
+        if silent > self._pause_seconds + 4 * self._patience_seconds:
+            return text_reply(503, f"no pass for {silent:.0f} s")
+        return text_reply(200, "ok")
+
+    def ready(self) -> Reply:
+        """503 unless the last pass succeeded (so the runtime answers) and is recent."""
+        if self._error:
+            return text_reply(503, f"{self._error}")
+        age = time.monotonic() - (self._succeeded or 0)
+        if age > self._pause_seconds + self._patience_seconds:
+            return text_reply(503, f"the snapshot is {age:.0f} s old")
+        return text_reply(200, "ok")
+
+
+class PassLoop:
+    """`run` ends after `stop`. Signal handlers call `reload` and `stop`."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        read_again: Callable[[], AgentSettings],
+        socket: NotificationSocket,
+        triggers: Triggers,
+        reconciler: Reconciler,
+        health: Health,
+        metrics: AgentMetrics,
+        devices: DeviceView | None,
+        pod_resources: PodResourcesView,
+        kubelet_configuration: KubeletConfigurationView,
+    ) -> None:
+        """The last three are refreshed after the triggers that concern them."""
+        self._settings = settings
+        self._read_again = read_again
+        self._socket = socket
+        self._triggers = triggers
+        self._reconciler = reconciler
+        self._health = health
+        self._metrics = metrics
+        self._devices = devices
+        self._pod_resources = pod_resources
+        self._kubelet_configuration = kubelet_configuration
+        self._stopping = self._reload_requested = False
+
+    def reload(self) -> None:
+        """Reads the settings again before the next pass."""
+        self._reload_requested = True
+        self._socket.wake()
+
+    def stop(self) -> None:
+        """Ends `run` after the present pass."""
+        self._stopping = True
+        self._socket.wake()
+
+    def run(self) -> None:
+        """Raises OSError when the state folder is removed."""
+        socket = self._socket
+        next_pass = pause_seconds = 0.0
+        while not self._stopping:
+            received = socket.wait(next_pass - time.monotonic(), pause_seconds)
+            self._reconciler.notified(received)
+            began = time.monotonic()
+            triggers = self._triggers.take() | ({Trigger.NOTIFICATION} if received else set())
+            if not triggers and began >= next_pass:
+                triggers = {Trigger.CLOCK}
+            self._prepare(triggers)
+            next_pass = began + self._pass(triggers, began)
+            pause_seconds = self._triggers.cooldown(self._settings, time.monotonic() - began)
+            if socket.lost():
+                folder = self._settings.state_dir
+                raise OSError(f"{folder} was removed or given to another agent")
+
+    def _prepare(self, triggers: Set[Trigger]) -> None:
+        """Refreshes the sources that a trigger concerns, and reads the settings again."""
+        for each in triggers:
+            self._metrics.triggers.labels(each.value).inc()
+        if self._devices is not None and Trigger.HOTPLUG in triggers:
+            self._devices.rescan()
+        if triggers & _PODS_CHANGED:
+            self._pod_resources.ask()
+        if self._reload_requested or Trigger.KUBELET in triggers:
+            self._kubelet_configuration.ask()
+        if self._reload_requested:
+            self._reload_requested = False
+            self._settings = reloaded(self._settings, self._read_again, self._reconciler)
+
+    def _pass(self, triggers: Set[Trigger], began: float) -> float:
+        """One pass; returns after how many seconds from `began` the next one is due."""
+        healthy = self._reconcile()
+        pause = self._triggers.pause(self._settings, healthy, triggers, began)
+        if self._reconciler.again:
+            pause = min(pause, self._settings.period_seconds)
+        self._health.rest(pause)
+        self._metrics.pause_seconds.set(pause)
+        return pause
+
+    def _reconcile(self) -> bool:
+        """Whether the pass succeeded."""
+        self._health.begin()
+        start = time.monotonic()
+        error = ""
+        try:
+            self._reconciler.reconcile()
+        except RpcError as failure:
+            error = f"the runtime does not answer: {failure}"
+        except (DiscoveryError, StateFileError, StoreError, ReconcileError, OSError) as failure:
+            error = str(failure)
+        except Exception as failure:  # the supervisor: a fault must not end the loop
+            error = f"the pass failed: {failure!r}"
+            if self._health.is_new(error):
+                log.exception("the pass failed")
+        else:
+            self._metrics.pass_seconds.observe(time.monotonic() - start)
+        self._metrics.passes.labels("failed" if error else "ok").inc()
+        self._health.end(error)
+        return not error
+
+
+LIVE: Final = ("exclude", "period_seconds", "full_pass_seconds", "log_level")
+"""Options that a reload applies."""
+
+
+def excluded(settings: AgentSettings) -> Patterns:
+    """Raises SettingsError."""
+    try:
+        return snapshot.parse_patterns(settings.exclude)
+    except ExclusionError as error:
+        raise SettingsError(f"exclude: {error}") from None
+
+
+def reloaded(
+    old: AgentSettings, read_again: Callable[[], AgentSettings], node: Reconciler
+) -> AgentSettings:
+    """Returns the settings to use. An invalid file leaves the old ones in force; a changed option
+    that needs a restart is logged."""
+    try:
+        new = read_again()
+        node.exclude = excluded(new)
+    except SettingsError as error:
+        log.error("the old settings stay in force: %s", error)
+        return old
+    logging.getLogger().setLevel(new.log_level.upper())
+    now = msgspec.structs.replace(old, **{name: getattr(new, name) for name in LIVE})
+    fixed = [
+        field.encode_name
+        for field in options.options(AgentSettings)
+        if getattr(now, field.name) != getattr(new, field.name)
+    ]
+    if fixed:
+        log.warning("these changed options need a restart: %s", ", ".join(fixed))
+    log.info("the settings were read again")
+    return now
