@@ -55,7 +55,11 @@ def optional(read: Callable[[Tree, str], CpuSet | None], tree: Tree, path: str) 
 
 def optional_integer(tree: Tree, path: str) -> int | None:
     """A decimal number, None where the text is something else."""
-    text = tree.text(path)
+    return number(tree.text(path))
+
+
+def number(text: str | None) -> int | None:
+    """A decimal number, None for another text, or for more digits than any of the kernel's."""
     return int(text) if text is not None and _INTEGER.fullmatch(text) else None
 
 

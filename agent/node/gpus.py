@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent.discover.sysfs import SysfsReader
+from agent.discover.sysfs import SysfsReader, number
 from agent.host.files import Tree
 from agent.model.devices import gpu_devices, gpu_health
 from agent.model.devices.gpu_actions import GpuActions
@@ -123,6 +123,6 @@ def _booted(root: str) -> int | None:
     stat = SysfsReader(Tree(root)).text("proc/stat") or ""
     for line in stat.splitlines():
         name, _, value = line.partition(" ")
-        if name == "btime" and value.isdecimal():
-            return int(value)
+        if name == "btime":
+            return number(value)
     return None

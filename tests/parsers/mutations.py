@@ -15,7 +15,7 @@ Mutation = Callable[[random.Random, Sequence[Any]], Any]
 
 _MAX_CHANGES: Final = 3
 _MAX_CHARACTERS: Final = 1 << 20
-"""Of an input, which may be repeated several times."""
+"""Of an input, which may be repeated several times, and of its parts: what is cut takes memory."""
 
 _BARE: Final = (
     "9" * 5_000,
@@ -99,7 +99,7 @@ def of_json(rng: random.Random, seeds: Sequence[str]) -> str:
         value = _replaced(rng, value, bare, json.loads(rng.choice(seeds)))
     text = json.dumps(value)
     for place, each in enumerate(bare):
-        text = text.replace(f'"\\ue000{place}"', each)
+        text = text.replace(f'"\\ue000{place}"', each, _MAX_CHARACTERS // len(each) + 1)
     if rng.random() < 0.15:
         text = _changed(rng, text, rng.choice(seeds), WORDS)
     return text
@@ -141,7 +141,8 @@ def _changed_anyhow(rng: random.Random, text: Text, other: Text, words: Sequence
     if what < 0.65:
         return text[:at] + text[end:]
     if what < 0.8:
-        return text[:at] + text[at:end] * rng.choice((2, 3, 40)) + text[end:]
+        part, times = text[at:end], rng.choice((2, 3, 40))
+        return text[:at] + part * min(times, _MAX_CHARACTERS // max(len(part), 1) + 1) + text[end:]
     start = rng.randint(0, len(other))
     return text[:at] + other[start : start + rng.randint(0, 40)] + text[end:]
 

@@ -1009,9 +1009,8 @@ def _kernel(folder: Path) -> Iterator[Target]:
             "discover.sysfs:SysfsReader.char_device",
             "discover.sysfs:SysfsReader.hexadecimal",
             "discover.sysfs:integer",
+            "discover.sysfs:number",
             "discover.sysfs:numbered",
-            "discover.sysfs:optional_integer",
-            "node.gpus:_booted",
         ),
         (DiscoveryError,),
     )
