@@ -6,15 +6,19 @@ kubelet uses the proxy; in the other one nothing of it is, and the kubelet uses 
 start in turns, one at a time. A ratio is that of the medians; the time of a stage is from the
 request that creates the pod. `cpu_KIND_PROCESS`: the CPU time that a process uses for a pod's start
 and end. `cpu_at_rest_PROCESS`: CPU seconds an hour of a process while 30 pods run, and what it does
-in that time: `proxy_calls_at_rest`, `agent_passes_at_rest`.
+in that time: `proxy_calls_at_rest`, `agent_passes_at_rest`. `cpu_at_rest_proxy` is compared with
+relays in C and in Python that interpret nothing, in the proxy's place.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,6 +52,8 @@ PROCESSES = {
     "kube-apiserver": ("kube-apiserver",),
 }
 """By name: the first words of the command line."""
+RELAYS = ("bare_relay", "bare_relay.py")
+RELAY_SOCKET = "/run/topolet/relay.sock"
 
 # Prints the CPU seconds, in steps of 10 ms, of the processes whose command lines start with the
 # given words, by name, in JSON.
@@ -134,7 +140,8 @@ def measured(cluster: Cluster, name: str, **words: Any) -> dict[str, float]:
 
 def cpu_seconds(cluster: Cluster) -> dict[str, float]:
     machine = cluster.nodes[HOST].machine
-    text = machine.run(sys.executable, "-c", _TIMES, json.dumps(PROCESSES))
+    processes = PROCESSES | {name: (name,) for name in RELAYS}
+    text = machine.run(sys.executable, "-c", _TIMES, json.dumps(processes))
     seconds: dict[str, float] = json.loads(text)
     return seconds
 
@@ -154,15 +161,50 @@ def rest_rows(cluster: Cluster, seconds: float) -> list[Row]:
     cluster.wait_running(*names)
     time.sleep(SETTLE_SECONDS)
     done_before = work_done(cluster)
+    used, passed = used_at_rest(cluster, seconds)
+    done = work_done(cluster)
+    rows = [alone(name, (done[name] - done_before[name]) / passed * 3600, "/h") for name in done]
+    rows += [alone(f"cpu_at_rest_{name}", used[name], "s/h") for name in PROCESSES]
+    with tempfile.TemporaryDirectory() as folder:
+        for relay, words in relays(Path(folder)).items():
+            base = used_behind(cluster, relay, words, seconds)
+            rows.append(compared(f"cpu_at_rest_proxy_{relay}", used["proxy"], base, relay, "s/h"))
+    return rows
+
+
+def used_at_rest(cluster: Cluster, seconds: float) -> tuple[dict[str, float], float]:
+    """The CPU seconds an hour of each process, and the seconds that the measurement took."""
     before, began = cpu_seconds(cluster), time.monotonic()
     time.sleep(seconds)
     after, passed = cpu_seconds(cluster), time.monotonic() - began
-    done = work_done(cluster)
-    work = [alone(name, (done[name] - done_before[name]) / passed * 3600, "/h") for name in done]
-    return work + [
-        alone(f"cpu_at_rest_{name}", (after[name] - before[name]) / passed * 3600, "s/h")
-        for name in PROCESSES
-    ]
+    return {name: (after[name] - before[name]) / passed * 3600 for name in after}, passed
+
+
+def relays(folder: Path) -> dict[str, tuple[str | Path, ...]]:
+    """The command of each relay that interprets nothing; that in C if it can be compiled."""
+    source = Path(podstarts.__file__).with_name("bare_relay.c")
+    commands: dict[str, tuple[str | Path, ...]] = {}
+    if shutil.which("gcc"):
+        subprocess.run(["gcc", "-O2", "-o", folder / "bare_relay", source], check=True)
+        commands["bare_relay"] = (folder / "bare_relay",)
+    commands["bare_relay.py"] = (sys.executable, source.with_suffix(".py"))
+    return commands
+
+
+def used_behind(
+    cluster: Cluster, relay: str, command: tuple[str | Path, ...], seconds: float
+) -> float:
+    """The CPU seconds an hour of a relay that the kubelet uses instead of the proxy."""
+    node = cluster.nodes[HOST]
+    node.machine.start(relay, *command, RELAY_SOCKET, RUNTIME.removeprefix("unix://"))
+    node.restart_kubelet(containerRuntimeEndpoint=f"unix://{RELAY_SOCKET}")
+    cluster.wait_node_ready(HOST)
+    time.sleep(SETTLE_SECONDS)
+    used, _ = used_at_rest(cluster, seconds)
+    node.restart_kubelet(containerRuntimeEndpoint=None)
+    node.machine.end(relay)
+    node.machine.remove(RELAY_SOCKET)
+    return used[relay]
 
 
 def main() -> None:
