@@ -117,6 +117,8 @@ class Host:
         self.root = trees.write(str(folder / "machine"), trees.machine(2, 1, 1, 3, 1))
         (folder / "machine" / "proc").mkdir(exist_ok=True)
         self.kubelet: dict[str, CpuSet] = {}
+        self.classes: dict[str, QoS] = {}
+        """By pod uid; of removed pods too: an announced pod owns CPUs until it is forgotten."""
         self.static = False
 
     def twin(self, folder: Path) -> Host:
@@ -192,9 +194,6 @@ class Host:
             for each in self.containers(ContainerState.RUNNING)
         }
 
-    def qos(self, uid: str) -> QoS:
-        return QoS(self.sandbox_of(uid).labels.get(QOS_LABEL, "LS"))
-
     def shared(self, held: dict[str, CpuSet], owned: dict[str, CpuSet]) -> set[tuple[str, str]]:
         """A container's group and the group of an owner's container on whose CPUs it is; an owner
         by pod uid. BE may be on those of every class except LSE, and on the kubelet's only for
@@ -206,12 +205,12 @@ class Host:
             for group, uid in running.items()
             if owner in owned
             and uid != owner
-            and not (self.qos(uid) is QoS.BE and self.with_be(owner))
+            and not (self.classes[uid] is QoS.BE and self.with_be(owner))
             and held[group] & held[other] & owned[owner]
         }
 
     def with_be(self, owner: str) -> bool:
-        qos = self.qos(owner)
+        qos = self.classes[owner]
         return qos is QoS.LSR if owner in self.kubelet else qos is not QoS.LSE
 
 
@@ -268,6 +267,7 @@ class Churn(RuleBasedStateMachine):
         """`aside`: its second container is a sidecar that stays on the pool."""
         self.pods += 1
         uid = f"p{self.pods}"
+        self.host.classes[uid] = QoS(qos or "LS")
         parent = f"{PARENTS['' if guaranteed else qos]}/pod{uid}"
         labels = {QOS_LABEL: qos} if qos else {}
         notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
@@ -370,7 +370,9 @@ class Churn(RuleBasedStateMachine):
     @precondition(lambda self: self.uids())
     @rule(data=st.data())
     def delete_pod(self, data: st.DataObject) -> None:
-        uid = self.some(data, self.uids())
+        self.remove_pod(self.some(data, self.uids()))
+
+    def remove_pod(self, uid: str) -> None:
         for each in [
             each for each in self.host.runtime.listed_containers if each.sandbox_id == f"s-{uid}"
         ]:
@@ -652,4 +654,15 @@ def test_created_owners_that_change_cpus_with_each_other_start_on_their_own(
     assert [state.host.runtime.placements[each.id].cpuset for each in (first, second)] == ["1", "2"]
     state.started(first)
     state.started(second)
+    state.teardown()
+
+
+@pytest.mark.parametrize("machine", [Churn, Churn2])
+def test_a_pod_may_begin_while_a_removed_one_is_still_announced(machine: type[Churn]) -> None:
+    state = machine()
+    state.begins([])
+    state.create_pod("LSE", "0", True)
+    state.remove_pod("p1")
+    state.create_pod("BE", "", True)
+    assert state.owned() == {"p1": CpuSet([0])}
     state.teardown()
