@@ -13,7 +13,7 @@ from agent.cli.main import COMMANDS
 from agent.model.settings import options
 from agent.model.settings.agent import AgentSettings
 from agent.model.settings.frontends import NriSettings, ProxySettings
-from agent.model.settings.scheduler import SchedulerSettings, WebhookSettings
+from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings, WebhookSettings
 
 PAGE = pathlib.Path(__file__).with_name("options.md")
 
@@ -31,7 +31,14 @@ def page() -> str:
         "| option | default | commands | meaning |",
         "|---|---|---|---|",
     ]
-    kinds = (AgentSettings, ProxySettings, NriSettings, SchedulerSettings, WebhookSettings)
+    kinds = (
+        AgentSettings,
+        ProxySettings,
+        NriSettings,
+        SchedulerSettings,
+        ExplainSettings,
+        WebhookSettings,
+    )
     fields = {field.name: field for kind in kinds for field in options.options(kind)}
     for field in fields.values():
         kind = field.type

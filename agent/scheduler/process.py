@@ -26,7 +26,7 @@ from agent.model.objects import ObjectError
 from agent.model.settings import plugin_args
 from agent.model.settings.options import SettingsError
 from agent.model.settings.plugin_args import Rules, SchedulerArgs
-from agent.model.settings.scheduler import SchedulerSettings, split_names
+from agent.model.settings.scheduler import ExplainSettings, SchedulerSettings, split_names
 from agent.scheduler.extender import extender
 from agent.scheduler.extender.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender.handlers import ExtenderHandlers, QueueingExtender
@@ -135,7 +135,7 @@ def agent_labels(text: str) -> dict[str, str]:
     return labels
 
 
-def agent_selector(settings: SchedulerSettings) -> AgentSelector:
+def agent_selector(settings: SchedulerSettings | ExplainSettings) -> AgentSelector:
     """Raises SettingsError."""
     return AgentSelector(agent_labels(settings.agent_selector), settings.agent_namespace)
 

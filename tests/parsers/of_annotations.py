@@ -15,8 +15,9 @@ from agent.http.requests import BadRequestError
 from agent.kube import cluster, errors, kinds, transport, wire
 from agent.kube.errors import MalformedError
 from agent.kube.transport import Query, Transport
-from agent.model import apiobjects, quantities
+from agent.model import apiobjects, explanation, quantities
 from agent.model.apiobjects import GroupError
+from agent.model.bounds import JsonError
 from agent.model.cpu import policies
 from agent.model.cpu.cpuset import CpuSet, CpuSetError
 from agent.model.devices import (
@@ -40,6 +41,7 @@ from agent.scheduler.extender import extender
 from agent.scheduler.leader import election
 from agent.scheduler.preemption import disruption_budgets
 from agent.scheduler.state import koordinator_reservations, records
+from agent.view import explanation as words
 from tests.parsers import mutations
 from tests.parsers.target import Target
 
@@ -839,6 +841,35 @@ def _requests() -> Iterator[Target]:
         (webhook.ReviewError,),
         ("AdmissionReview: ",),
     )
+    yield Target(
+        "explanations",
+        lambda text: words.draw(explanation.decode(text).explanations[0]),
+        of_json,
+        (_json(_EXPLANATIONS),),
+        ("model.explanation:decode",),
+        (JsonError, IndexError),
+    )
+
+
+_EXPLANATIONS: Final = {
+    "schemaVersion": 1,
+    "explanations": [
+        {
+            "pod": "ns/p",
+            "causes": [
+                {
+                    "code": "c",
+                    "message": "m",
+                    "objects": [{"kind": "Node", "name": "n", "field": "f"}],
+                }
+            ],
+            "winner": "n",
+            "nodes": [
+                {"node": "n", "offer": {"score": 5, "amounts": {"0": {"cpu": 1}}, "merged": [0]}}
+            ],
+        }
+    ],
+}
 
 
 def _values() -> Iterator[Target]:

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from agent.allocate.device_holders import grants
 from agent.allocate.device_holders import names as holder_names
+from agent.allocate.node_allocator.properties import AllocatorRules
 from agent.cgroup import limits
 from agent.cgroup.journal import Journal
 from agent.cgroup.names import _roots
@@ -49,6 +50,7 @@ from agent.model.devices.device_object import Device, DeviceTopology
 from agent.model.devices.holding import HoldingSource, ReportedDevices
 from agent.model.devices.visibility import Mount
 from agent.model.notifications import NotificationError
+from agent.model.objects import ObjectError
 from agent.model.pod.qos import QoS
 from agent.model.snapshot import SnapshotError
 from agent.model.verdict import Code, Refuse
@@ -61,7 +63,9 @@ from agent.proto import cri_pb2, koordinator_hooks_pb2, nri_pb2, podresources_pb
 from agent.rpc import frames, grpc, headers, unary
 from agent.rpc.grpc import MessageError, RpcError
 from agent.rpc.headers import HeaderError
+from agent.scheduler.explain import saved
 from agent.scheduler.leader import lease_dir
+from agent.scheduler.state.records import AgentSelector
 from tests.parsers import mutations
 from tests.parsers.target import Target
 
@@ -855,6 +859,28 @@ def _own_files(folder: Path) -> Iterator[Target]:
             {"metadata": {"name": "n", "resourceVersion": "5"}, "spec": {"nodeName": "n"}},
             (DocumentError, StoreError),
         ),
+        (
+            "saved objects",
+            _from_saved,
+            ("kube.documents:_of_file",),
+            {
+                "kind": "PodList",
+                "items": [
+                    {
+                        "metadata": {"name": "p", "annotations": {"a": "b"}},
+                        "spec": {
+                            "containers": [{"name": "c", "resources": {"limits": {"cpu": 1}}}]
+                        },
+                    },
+                    {
+                        "kind": "Deployment",
+                        "metadata": {"name": "d"},
+                        "spec": {"template": {"spec": {"nodeName": "n", "priority": 5}}},
+                    },
+                ],
+            },
+            (DocumentError, ObjectError),
+        ),
     ):
         path = folder / name.replace(" ", "-")
 
@@ -919,6 +945,14 @@ def _identity(path: str) -> object:
 
 def _from_store(path: str) -> object:
     return store._served("Pod ns/p", documents.read(path))
+
+
+def _from_saved(path: str) -> object:
+    found = list(documents.saved_objects(path))
+    of_cluster = saved.SavedCluster(found, AgentSelector(), AllocatorRules())
+    moved = list(saved.drained_pods(of_cluster.pods.values(), "n"))
+    pods = [saved.saved_pod(each, "ns", new=number % 2 == 0) for number, each in enumerate(found)]
+    return pods, len(moved)
 
 
 _TREE: Final = {

@@ -26,7 +26,7 @@ from agent.allocate.devices.inventory import Inventory, NodeDevices
 from agent.allocate.devices.need import typed
 from agent.allocate.devices.request import DeviceRefusal, DeviceRequest, TypeRequest
 from agent.allocate.node_allocation import NodeAllocation, PodAllocation
-from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
+from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause, Refused, refused
 from agent.allocate.node_allocator.assigned_pods import (
     AssignedPod,
     DeviceOverlap,
@@ -127,14 +127,15 @@ class NodeAllocator:
         if pod_request.uid in self._holdings:
             return self.without((pod_request.uid,)).offer(pod_request)
         if pod_request.unequal:
-            class_ = pod_request.resources.qos
-            return refused(Missing(f"{pod_request.unequal}: {class_} pods need equal amounts"))
+            text = f"{pod_request.unequal}: {pod_request.resources.qos} pods need equal amounts"
+            return refused(Missing(text, MissingCause.CPU_LIMIT_DIFFERS))
         if properties.cpus is None and Needs.CPUS in pod_request.needs:
-            return refused(Missing(f"node {properties.name} has no usable NodeResourceTopology"))
+            text = f"node {properties.name} has no usable NodeResourceTopology"
+            return refused(Missing(text, MissingCause.NO_REPORT))
         if pod_request.unserved and properties.cpus is not None and properties.cpus.kubelet_static:
             reason = pod_request.unserved
             text = f"the kubelet's static CPU policy assigns it no CPUs: {reason}"
-            return refused(Missing(text))
+            return refused(Missing(text, MissingCause.STATIC_KUBELET))
         if not pod_request.needs and not properties.aligns_all:
             by_zones = self._by_zones(pod_request)
             if isinstance(by_zones, Refused):
@@ -282,16 +283,17 @@ class NodeAllocator:
     def _unfit(self, pod_request: PodRequest) -> Missing | None:
         properties = self._properties
         if properties.inventory is None:
-            return Missing(f"node {properties.name} has no Device object")
+            text = f"node {properties.name} has no Device object"
+            return Missing(text, MissingCause.NO_DEVICE_OBJECT)
         gpu = pod_request.devices.requests.get(DeviceType.GPU) if pod_request.devices else None
         if gpu is not None and gpu.shared:
             if pod_request.isolation and pod_request.isolation != properties.isolation:
                 there = properties.isolation or "none"
-                return Missing(
-                    f"GPU isolation provider: requested {pod_request.isolation}, available {there}"
-                )
+                text = f"requested {pod_request.isolation}, available {there}"
+                return Missing(f"GPU isolation provider: {text}", MissingCause.GPU_ISOLATION)
             if not properties.shares_gpus:
-                return Missing("GPUs of this model are not divided")
+                text = "GPUs of this model are not divided"
+                return Missing(text, MissingCause.GPU_NOT_DIVIDED)
         return None
 
     def _provider(
@@ -382,7 +384,10 @@ _FREE: Final = Price(0, 0, 0)
 _NO_INVENTORY: Final = Inventory({})
 _GPU: Final = DeviceType.GPU.value
 _OTHERS: Final = "cards outside"
-_UNKNOWN_PODS: Final = "the report of its NUMA nodes counts other pods than the scheduler knows"
+_STALE: Final = Missing(
+    "the report of its NUMA nodes counts other pods than the scheduler knows",
+    MissingCause.STALE_REPORT,
+)
 
 
 def _granted(
@@ -409,7 +414,7 @@ def _granted(
 
 
 def _misfit(lack: ZonesLack) -> Refused:
-    return Refused((lack.misfit or Missing(_UNKNOWN_PODS),), lack.unresolvable)
+    return Refused((lack.misfit or _STALE,), lack.unresolvable)
 
 
 def _declined(answer: Declined, devices: DeviceHintProvider | None) -> Refused:

@@ -3,6 +3,7 @@ none."""
 
 from __future__ import annotations
 
+import enum
 from typing import Any, Final
 
 import msgspec
@@ -96,11 +97,34 @@ class Granted(msgspec.Struct, frozen=True):
         return None
 
 
+class MissingCause(enum.StrEnum):
+    """Stable names of what no eviction provides."""
+
+    NODE_UNKNOWN = "node-unknown"
+    NO_REPORT = "no-report"
+    """The node has no NodeResourceTopology, or an invalid one."""
+    NO_DEVICE_OBJECT = "no-device-object"
+    """The node has no Device object, or an invalid one."""
+    NO_AGENT = "no-agent"
+    AGENT_NOT_READY = "agent-not-ready"
+    STALE_REPORT = "stale-report"
+    """The NodeResourceTopology counts other pods than the scheduler knows."""
+    CPU_LIMIT_DIFFERS = "cpu-limit-differs"
+    """The CPU limit of an LSE or LSR pod differs from its request."""
+    STATIC_KUBELET = "static-kubelet"
+    """The kubelet's static CPU policy would not assign CPUs to the pod."""
+    GPU_ISOLATION = "gpu-isolation"
+    """Parts of the node's GPUs are enforced by another library."""
+    GPU_NOT_DIVIDED = "gpu-not-divided"
+    """GPUs of the node's model are not divided."""
+
+
 class Missing(msgspec.Struct, frozen=True):
     """Something that no eviction can provide: the node lacks it, or the pod's own fields do; `text`
     names it."""
 
     text: str
+    cause: MissingCause
 
 
 Why = Rejection | DeviceRefusal | Misfit | Missing
@@ -115,11 +139,11 @@ class Refused(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """A message for people: the missing resources with the requested and the available
         amounts."""
-        return "; ".join(map(_text, self.reasons))
+        return "; ".join(map(text_of, self.reasons))
 
     def summary(self) -> str:
         """The same without amounts and NUMA nodes, which differ between similar nodes."""
-        return "; ".join(map(_summary, self.reasons))
+        return "; ".join(map(summary_of, self.reasons))
 
 
 def refused(*reasons: Why) -> Refused:
@@ -175,14 +199,15 @@ def _is_unresolvable(why: Why) -> bool:
     return isinstance(why, Missing) or why.cause in _LASTING
 
 
-def _text(why: Why) -> str:
+def text_of(why: Why) -> str:
+    """A message for people."""
     if isinstance(why, Missing):
         return why.text
     if isinstance(why, Misfit):
         return why.text()
     if isinstance(why, DeviceRefusal):
         return f"{why.type}: {_TEXTS[why.cause]}"
-    summary = _summary(why)
+    summary = summary_of(why)
     more = [why.detail] if why.detail else []
     if why.asked is not None:
         more.append(f"requested {_amount(why.resource, why.asked)}")
@@ -193,11 +218,12 @@ def _text(why: Why) -> str:
     return f"{summary} ({', '.join(more)})" if more else summary
 
 
-def _summary(why: Why) -> str:
+def summary_of(why: Why) -> str:
+    """The same without amounts and NUMA nodes, which differ between similar nodes."""
     if isinstance(why, Misfit):
         return why.summary()
     if not isinstance(why, Rejection):
-        return _text(why)
+        return text_of(why)
     return f"{why.resource}: {_TEXTS[why.reason]}" if why.resource else _TEXTS[why.reason]
 
 

@@ -46,6 +46,38 @@ ClientNames = Annotated[
     ),
 ]
 
+SchedulerArgsFile = Annotated[
+    str,
+    msgspec.Meta(
+        description="scheduler: file with a CPUOrchestrationPluginArgs or NodeNUMAResourceArgs "
+        "that configures how nodes are scored; empty: the former's defaults"
+    ),
+]
+GpuShares = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^(MostAllocated|LeastAllocated)$",
+        description="scheduler: a part of a GPU comes from the card with the least left for "
+        "parts, so that other cards stay whole (MostAllocated), or with the most",
+    ),
+]
+GPU_SHARES: Final = "MostAllocated"
+AgentLabels = Annotated[
+    str,
+    msgspec.Meta(
+        description="scheduler: labels of the agent's pods, KEY=VALUE separated by commas; "
+        "only nodes with a Ready one offer CPUs and devices; empty: all nodes"
+    ),
+]
+AGENT_LABELS: Final = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
+AgentNamespace = Annotated[
+    str,
+    msgspec.Meta(
+        description="scheduler: the namespace of these pods, so that no other pod can pass for "
+        "one; empty: any"
+    ),
+]
+
 
 def split_names(text: str) -> frozenset[str]:
     """The names of `client_names`."""
@@ -77,35 +109,10 @@ class SchedulerSettings(Options, frozen=True):
     ] = "127.0.0.1:9329"
     node_addresses: NodeAddresses = NODE_ADDRESSES
     scheduler_name: SchedulerName = SCHEDULER_NAME
-    scheduler_args_file: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: file with a CPUOrchestrationPluginArgs or NodeNUMAResourceArgs "
-            "that configures how nodes are scored; empty: the former's defaults"
-        ),
-    ] = ""
-    gpu_shares: Annotated[
-        str,
-        msgspec.Meta(
-            pattern="^(MostAllocated|LeastAllocated)$",
-            description="scheduler: a part of a GPU comes from the card with the least left for "
-            "parts, so that other cards stay whole (MostAllocated), or with the most",
-        ),
-    ] = "MostAllocated"
-    agent_selector: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: labels of the agent's pods, KEY=VALUE separated by commas; "
-            "only nodes with a Ready one offer CPUs and devices; empty: all nodes"
-        ),
-    ] = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
-    agent_namespace: Annotated[
-        str,
-        msgspec.Meta(
-            description="scheduler: the namespace of these pods, so that no other pod can pass for "
-            "one; empty: any"
-        ),
-    ] = ""
+    scheduler_args_file: SchedulerArgsFile = ""
+    gpu_shares: GpuShares = GPU_SHARES
+    agent_selector: AgentLabels = AGENT_LABELS
+    agent_namespace: AgentNamespace = ""
     best_node_only: Annotated[
         bool,
         msgspec.Meta(
@@ -175,6 +182,17 @@ class SchedulerSettings(Options, frozen=True):
         ),
     ] = 30
     log_level: LogLevel = LOG_LEVEL
+
+
+class ExplainSettings(Options, frozen=True):
+    """`topolet explain`. The options of the scheduler have its names, so that its file can be
+    given."""
+
+    scheduler_name: SchedulerName = SCHEDULER_NAME
+    scheduler_args_file: SchedulerArgsFile = ""
+    gpu_shares: GpuShares = GPU_SHARES
+    agent_selector: AgentLabels = AGENT_LABELS
+    agent_namespace: AgentNamespace = ""
 
 
 class WebhookSettings(Options, frozen=True):

@@ -99,7 +99,7 @@ class SchedulerCache:
         allocation on every node. A reservation whose Binding was accepted is overdue after
         `expiry_seconds`."""
         self.lock = threading.RLock()
-        self._agents = agents
+        self.agents = agents
         self._rules = rules
         self._expiry_seconds = expiry_seconds
         self._clock = clock
@@ -132,7 +132,7 @@ class SchedulerCache:
             state = self._states.get(name)
             if state is None:
                 return "the node is not known"
-            return state.ineligibility(pod_request.needs, agents=self._agents)
+            return state.ineligibility(pod_request.needs, agents=self.agents)
 
     def device_resources(self) -> frozenset[str]:
         """Those that the Device objects of all nodes list."""

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.allocator import StaleOfferError
-from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
+from agent.allocate.node_allocator.answer import Granted, Missing, MissingCause, Refused, refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.model.apiobjects import PodGroup
 from agent.scheduler.state.cluster import ReserveError, SchedulerCache
@@ -131,7 +131,8 @@ class GroupReservations:
         members = self._members(reserved) if reserved else {}
         state = self._cluster.node(node)
         if state is None:
-            return refused(Missing(f"node {node} does not exist"))
+            text = f"node {node} does not exist"
+            return refused(Missing(text, MissingCause.NODE_UNKNOWN))
         number = self._size(group, len(members))
         found = state.allocator.offer_all(parts(group, pod_request, number))
         if isinstance(found, Refused):

@@ -11,6 +11,7 @@ import msgspec
 from agent.allocate import node_score
 from agent.allocate.devices.need import listed_resources
 from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Missing, MissingCause
 from agent.allocate.node_allocator.pod_request import Needs
 from agent.allocate.node_allocator.properties import (
     AllocatorRules,
@@ -252,7 +253,8 @@ class NodeInfo:
         `agents`: a node must have an agent to give CPUs or devices."""
         key = needs.value
         if key not in self._ineligibilities:
-            self._ineligibilities[key] = self._check_eligibility(needs, agents)
+            lack = self.lack(needs, agents=agents)
+            self._ineligibilities[key] = None if lack is None else lack.text
         return self._ineligibilities[key]
 
     def _properties(self) -> NodeProperties:
@@ -300,17 +302,20 @@ class NodeInfo:
         topology = self.topology
         return isinstance(topology, NodeTopology) and zones_matter(topology, self._rules.zones.type)
 
-    def _check_eligibility(self, needs: Needs, agents: bool) -> str | None:
+    def lack(self, needs: Needs, *, agents: bool) -> Missing | None:
+        """What such a pod lacks here even when the node is empty, None if nothing."""
         if self.node is None:
-            return "the node is not known"
+            return Missing("the node is not known", MissingCause.NODE_UNKNOWN)
         if Needs.CPUS in needs and not isinstance(self.topology, NodeTopology):
-            return _missing("NodeResourceTopology", self.topology)
+            return _missing("NodeResourceTopology", self.topology, MissingCause.NO_REPORT)
         if Needs.DEVICES in needs and not isinstance(self.devices, DeviceObject):
-            return _missing("Device", self.devices)
+            return _missing("Device", self.devices, MissingCause.NO_DEVICE_OBJECT)
         if Needs.LISTED in needs and isinstance(self.devices, Unreadable):
-            return self.devices.text
+            return Missing(self.devices.text, MissingCause.NO_DEVICE_OBJECT)
         if agents and needs & (Needs.CPUS | Needs.DEVICES) and not self.agent_ready:
-            return "its agent is not Ready" if self._agents else "it has no agent"
+            if self._agents:
+                return Missing("its agent is not Ready", MissingCause.AGENT_NOT_READY)
+            return Missing("it has no agent", MissingCause.NO_AGENT)
         return None
 
 
@@ -342,5 +347,6 @@ def _refused_claims(topology: NodeTopology | Unreadable | None) -> dict[str, str
     return {each.uid: each.reason or "no reason" for each in found}
 
 
-def _missing(kind: str, found: Unreadable | object | None) -> str:
-    return found.text if isinstance(found, Unreadable) else f"it has no {kind}"
+def _missing(kind: str, found: Unreadable | object | None, cause: MissingCause) -> Missing:
+    text = found.text if isinstance(found, Unreadable) else f"it has no {kind}"
+    return Missing(text, cause)

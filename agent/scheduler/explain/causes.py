@@ -1,0 +1,358 @@
+"""The causes of a refusal, each with the objects that an operator can change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from agent.allocate.devices.request import DeviceCause, DeviceRefusal
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import (
+    Missing,
+    MissingCause,
+    Refused,
+    Why,
+    summary_of,
+    text_of,
+)
+from agent.allocate.node_allocator.assigned_pods import held_devices
+from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.nrt.filter import Misfit, MisfitCause
+from agent.allocate.policies_in_force import PROFILES
+from agent.allocate.reasons import Reason, Rejection
+from agent.model.cpu.cpuset import CpuSet, members
+from agent.model.cpu.policies import (
+    BIND_LABEL,
+    NUMA_LABEL,
+    PARTITION_LABEL,
+    NumaPolicy,
+)
+from agent.model.devices.device_allocation import DEVICE_ALLOCATE_HINT, DEVICE_JOINT_ALLOCATE
+from agent.model.devices.device_object import GPU_PARTITIONS
+from agent.model.explanation import Cause, ObjectField
+from agent.model.nrt.node_annotations import AMPLIFICATION_RATIO
+from agent.model.pod.annotations import (
+    GPU_ISOLATION_PROVIDER,
+    NUMA_TOPOLOGY_SPEC,
+    RESOURCE_SPEC,
+    SHARED_CONTAINERS,
+)
+
+REPORT: Final = "NodeResourceTopology"
+KUBELET: Final = "KubeletConfiguration"
+NODE_RESOURCES: Final = "node-resources"
+HELD_BY_PLUGIN: Final = "devices-held-by-plugin"
+RESERVED_CPUS: Final = "reserved-cpus"
+FULL_SWITCH: Final = "full-switch"
+REQUESTS: Final = "spec.containers[*].resources.requests"
+LIMITS: Final = "spec.containers[*].resources.limits"
+
+PodTitle = Callable[[str], str]
+"""The title of a pod by its uid, "" if the reader may not see it."""
+
+
+def causes_of(
+    refusal: Refused, allocator: NodeAllocator, request: PodRequest, title: PodTitle
+) -> tuple[Cause, ...]:
+    """The causes of a node's refusal, and what else explains them: cards that device plugins gave
+    away, and CPUs that the kubelet reserves."""
+    found = [cause_of(why, allocator, request) for why in refusal.reasons]
+    for why in refusal.reasons:
+        if isinstance(why, DeviceRefusal) and why.cause in _FEW_DEVICES:
+            found += _held_by_plugin(why, allocator, title)
+        elif isinstance(why, Rejection) and why.reason in _FEW_CPUS:
+            found += _reserved(why, allocator)
+    return tuple(found)
+
+
+def cause_of(why: Why, allocator: NodeAllocator, request: PodRequest) -> Cause:
+    """One reason with its amounts, and the objects to change."""
+    node, text, summary = allocator.properties.name, text_of(why), summary_of(why)
+    pod = request.title
+    if isinstance(why, Missing):
+        return missing_cause(why, node, pod)
+    if isinstance(why, DeviceRefusal):
+        return _device_cause(why, allocator, request)
+    if isinstance(why, Misfit):
+        return Cause(
+            why.cause,
+            text,
+            summary,
+            why.resource,
+            why.asked,
+            why.available,
+            why.nodes,
+            tuple(_object(each, node, pod) for each in _misfit_objects(why)),
+        )
+    return Cause(
+        why.reason,
+        text,
+        summary,
+        why.resource,
+        why.asked,
+        why.available,
+        why.nodes,
+        tuple(_object(each, node, pod) for each in _rejection_objects(why, allocator)),
+    )
+
+
+def missing_cause(why: Missing, node: str, pod: str) -> Cause:
+    """What a node lacks for every such pod, or the pod's own fields."""
+    objects = tuple(_object(each, node, pod) for each in _MISSING_OBJECTS[why.cause])
+    return Cause(why.cause, text_of(why), summary_of(why), objects=objects)
+
+
+def node_resource_causes(
+    allocator: NodeAllocator, request: PodRequest, pods: int = 1
+) -> Iterator[Cause]:
+    """The resources of which the whole node has too little left (kube-scheduler,
+    NodeResourcesFit)."""
+    node, allocatable = allocator.properties.name, allocator.properties.allocatable
+    own = allocator.holdings.get(request.uid)
+    there = sum(not each.reservation for each in allocator.holdings.values()) - (own is not None)
+    wanted = {name: amount * pods for name, amount in request.requests.items()} | {"pods": pods}
+    used = {**allocator.requested, "pods": there}
+    for name, amount in wanted.items():
+        taken = used.get(name, 0)
+        if own is not None and name != "pods":
+            taken -= own.requests.get(name, 0)
+        left = max(0, allocatable.get(name, 0) - taken)
+        if amount > left and (name in allocatable or name != "pods"):
+            unit = "milli-CPU" if name == "cpu" else name
+            summary = f"the Node has too little {unit} left"
+            yield Cause(
+                NODE_RESOURCES,
+                f"{summary} (requested {amount}, available {left})",
+                summary,
+                name,
+                amount,
+                left,
+                objects=(
+                    ObjectField("Pod", request.title, REQUESTS),
+                    ObjectField("Node", node, f"status.allocatable.{name}, or its pods"),
+                ),
+            )
+
+
+_FEW_DEVICES: Final = (DeviceCause.INSUFFICIENT, DeviceCause.JOINT, DeviceCause.SCOPE)
+_FEW_CPUS: Final = (
+    Reason.NOT_ENOUGH_CPUS,
+    Reason.BIND_POLICY_UNMET,
+    Reason.NUMA_UNSATISFIED,
+    Reason.NUMA_INSUFFICIENT,
+)
+
+
+def _device_cause(why: DeviceRefusal, allocator: NodeAllocator, request: PodRequest) -> Cause:
+    node, places = allocator.properties.name, _DEVICE_OBJECTS[why.cause]
+    text, summary, code = text_of(why), summary_of(why), f"device-{why.cause}"
+    devices = request.devices
+    asked = devices.requests.get(why.type) if devices else None
+    free = _free(allocator, why.type, asked.per) if asked else None
+    joint = devices.preferences.joint if devices else None
+    if joint is not None and asked and free is not None and free >= asked.count:
+        code, places = FULL_SWITCH, _DEVICE_OBJECTS[DeviceCause.JOINT]
+        summary = f"{why.type}: not enough are free under the switches of the other devices"
+        text = f"{summary} (requested {asked.count}, free on the whole node {free})"
+    elif why.cause is DeviceCause.INSUFFICIENT and asked and free is not None:
+        text = f"{summary} (requested {asked.count}, available {free})"
+    return Cause(
+        code,
+        text,
+        summary,
+        why.type,
+        asked.count if asked else None,
+        free,
+        objects=tuple(_object(each, node, request.title) for each in places),
+    )
+
+
+def _free(allocator: NodeAllocator, kind: str, part: Mapping[str, int]) -> int | None:
+    """The devices of a type that have that much left."""
+    inventory = allocator.properties.inventory
+    if inventory is None or kind not in inventory.fleets:
+        return None
+    devices = held_devices(inventory, allocator.holdings, allocator.properties.imported)
+    return sum(
+        all(left.get(name, amount) >= amount for name, amount in part.items())
+        for minor, left in devices.stocks[kind].free.items()
+        if inventory.fleets[kind].healthy >> minor & 1
+    )
+
+
+def _held_by_plugin(
+    why: DeviceRefusal, allocator: NodeAllocator, title: PodTitle
+) -> Iterator[Cause]:
+    """The devices that pods have from their device plugin, without an allocation of a scheduler."""
+    node, holders, minors = allocator.properties.name, [], set()
+    for uid, held in allocator.properties.imported.items():
+        own = allocator.holdings.get(uid)
+        given = own.devices if own is not None else {}
+        of_pod = {at[1] for at in held.devices if at[0] == why.type and at not in given}
+        if of_pod:
+            minors |= of_pod
+            holders.append(title(uid))
+    if minors:
+        summary = f"device plugins gave {why.type} devices to pods without a scheduler's allocation"
+        listed = ",".join(map(str, sorted(minors)))
+        named = sorted(filter(None, holders))
+        pods = tuple(ObjectField("Pod", each, "spec.schedulerName") for each in named)
+        yield Cause(
+            HELD_BY_PLUGIN,
+            f"{summary}: {why.type} {listed}",
+            summary,
+            why.type,
+            None,
+            len(minors),
+            objects=(*pods, ObjectField("Node", node, f"its pods with {why.type} of a plugin")),
+        )
+
+
+def _reserved(why: Rejection, allocator: NodeAllocator) -> Iterator[Cause]:
+    """The CPUs that the kubelet keeps from owners, if the pod lacks CPU."""
+    cpus = allocator.properties.cpus
+    if (
+        cpus is None
+        or why.resource != "cpu"
+        or cpus.owners_on_reserved
+        or not cpus.kubelet_reserved
+    ):
+        return
+    node, count = allocator.properties.name, len(cpus.kubelet_reserved)
+    summary = "the kubelet reserves CPUs, which no pod may own"
+    yield Cause(
+        RESERVED_CPUS,
+        f"{summary}: {cpus.kubelet_reserved}",
+        summary,
+        "cpu",
+        None,
+        count * 1000,
+        objects=reserved_objects(node),
+    )
+
+
+def reserved_objects(node: str) -> tuple[ObjectField, ...]:
+    """What decides whether pods may own the CPUs that a kubelet reserves."""
+    return (
+        ObjectField(KUBELET, node, "reservedSystemCPUs"),
+        ObjectField("DaemonSet", "topolet-agent", "the argument --owners-on-reserved"),
+    )
+
+
+def reserved_by_kubelet(allocator: NodeAllocator, cpus: CpuSet) -> CpuSet:
+    """Those of the CPUs that the kubelet reserves and that the agent gives to no owner."""
+    options = allocator.properties.cpus
+    if options is None or options.owners_on_reserved:
+        return CpuSet()
+    return CpuSet(members(cpus.mask & options.kubelet_reserved.mask))
+
+
+_Place = tuple[str, str]
+"""A kind and a field; the name follows from the kind."""
+
+
+def _object(place: _Place, node: str, pod: str) -> ObjectField:
+    kind, field = place
+    return ObjectField(kind, pod if kind == "Pod" else node, field)
+
+
+def _annotation(kind: str, key: str) -> _Place:
+    return kind, f"metadata.annotations[{key}]"
+
+
+def _label(kind: str, key: str) -> _Place:
+    return kind, f"metadata.labels[{key}]"
+
+
+_POD_REQUESTS: Final = ("Pod", REQUESTS)
+_NODE_PODS: Final = ("Node", "its pods")
+_POD_SPEC: Final = _annotation("Pod", RESOURCE_SPEC)
+_NUMA_SPEC: Final = _annotation("Pod", NUMA_TOPOLOGY_SPEC)
+_DEVICE: Final = ("Device", "spec.devices")
+
+
+def _rejection_objects(why: Rejection, allocator: NodeAllocator) -> tuple[_Place, ...]:
+    cpus = allocator.properties.cpus
+    policies = cpus.policies if cpus is not None else None
+    match why.reason:
+        case Reason.BIND_POLICY_CONFLICT | Reason.NOT_GUARANTEED:
+            kubelet = policies is not None and policies.full_pcpus_only
+            of_node = (
+                (KUBELET, "cpuManagerPolicyOptions[full-pcpus-only]")
+                if kubelet
+                else _label("Node", BIND_LABEL)
+            )
+            own = _POD_SPEC if why.reason is Reason.BIND_POLICY_CONFLICT else ("Pod", LIMITS)
+            return own, of_node
+        case Reason.NUMA_POLICY_CONFLICT:
+            return _NUMA_SPEC, _numa_policy_place(allocator)
+        case Reason.NUMA_UNALIGNED:
+            return _POD_REQUESTS, _NODE_PODS, _numa_policy_place(allocator)
+        case _:
+            return _REJECTION_OBJECTS[why.reason]
+
+
+def _numa_policy_place(allocator: NodeAllocator) -> _Place:
+    """Who sets the NUMA policy of the node."""
+    cpus = allocator.properties.cpus
+    if cpus is not None:
+        kubelet, label = cpus.policies.numa_kubelet, cpus.policies.numa_label
+        profile = cpus.profile or PROFILES["koordinator"]
+        if kubelet not in (None, NumaPolicy.NONE) and not (profile.label_first and label):
+            return KUBELET, "topologyManagerPolicy"
+    return _label("Node", NUMA_LABEL)
+
+
+def _misfit_objects(why: Misfit) -> tuple[_Place, ...]:
+    if why.cause is MisfitCause.NOT_ON_NODE:
+        return _POD_REQUESTS, ("Node", f"status.allocatable.{why.resource}")
+    if why.cause is MisfitCause.NOT_IN_ZONES:
+        return (REPORT, f"zones[*].resources[{why.resource}]"), _POD_REQUESTS
+    return _POD_REQUESTS, _NODE_PODS, (KUBELET, "topologyManagerPolicy")
+
+
+_REJECTION_OBJECTS: Final[dict[Reason, tuple[_Place, ...]]] = {
+    Reason.ARCHITECTURE: (_POD_SPEC,),
+    Reason.CPU_NOT_INTEGER: (_POD_REQUESTS,),
+    Reason.SMT_ALIGNMENT: (_POD_REQUESTS, _POD_SPEC),
+    Reason.NO_CPU_TOPOLOGY: ((REPORT, "its report of CPUs"), ("Node", "the agent's pod")),
+    Reason.NO_NUMA_RESOURCES: ((REPORT, "zones"), ("Node", "the agent's pod")),
+    Reason.AMPLIFIED_CPU: (_annotation("Node", AMPLIFICATION_RATIO), _POD_REQUESTS, _NODE_PODS),
+    Reason.NOT_ENOUGH_CPUS: (_POD_REQUESTS, _NODE_PODS),
+    Reason.BIND_POLICY_UNMET: (_POD_SPEC, _POD_REQUESTS, _NODE_PODS),
+    Reason.NUMA_UNSATISFIED: (_POD_REQUESTS, _NODE_PODS, _NUMA_SPEC),
+    Reason.NUMA_INSUFFICIENT: (_POD_REQUESTS, _NODE_PODS, _NUMA_SPEC),
+    Reason.NUMA_COMPANION: (_POD_REQUESTS, _NODE_PODS, _NUMA_SPEC),
+    Reason.NO_POOL_FITS: (("Pod", LIMITS), _NODE_PODS),
+}
+_JOINT: Final = _annotation("Pod", DEVICE_JOINT_ALLOCATE)
+_DEVICE_OBJECTS: Final[dict[DeviceCause, tuple[_Place, ...]]] = {
+    DeviceCause.INSUFFICIENT: (_POD_REQUESTS, _NODE_PODS, _DEVICE),
+    DeviceCause.NO_DEVICES: (_DEVICE, _POD_REQUESTS),
+    DeviceCause.SEVERAL_TYPES: (_DEVICE,),
+    DeviceCause.UNEVEN: (_POD_REQUESTS,),
+    DeviceCause.NO_VIRTUAL_FUNCTIONS: (_DEVICE, _annotation("Pod", DEVICE_ALLOCATE_HINT)),
+    DeviceCause.SCOPE: (_JOINT, _annotation("Pod", DEVICE_ALLOCATE_HINT), _NODE_PODS),
+    DeviceCause.NO_TOPOLOGY: (("Device", "spec.devices[*].topology"),),
+    DeviceCause.NO_PARTITION_TABLE: (_annotation("Device", GPU_PARTITIONS),),
+    DeviceCause.PARTITION_SIZE: (_POD_REQUESTS, _label("Node", PARTITION_LABEL)),
+    DeviceCause.PARTITION: (_NODE_PODS, _label("Node", PARTITION_LABEL)),
+    DeviceCause.JOINT: (_JOINT, _NODE_PODS, _DEVICE),
+}
+_AGENT: Final = ("Node", "the agent's pod")
+_MISSING_OBJECTS: Final[dict[MissingCause, tuple[_Place, ...]]] = {
+    MissingCause.NODE_UNKNOWN: (("Node", "metadata.name"),),
+    MissingCause.NO_REPORT: ((REPORT, "the object"), _AGENT),
+    MissingCause.NO_DEVICE_OBJECT: (("Device", "the object"), _AGENT),
+    MissingCause.NO_AGENT: (_AGENT,),
+    MissingCause.AGENT_NOT_READY: (_AGENT,),
+    MissingCause.STALE_REPORT: ((REPORT, "the fingerprint of its pods"), _AGENT),
+    MissingCause.CPU_LIMIT_DIFFERS: (("Pod", LIMITS),),
+    MissingCause.STATIC_KUBELET: (
+        _POD_REQUESTS,
+        _annotation("Pod", SHARED_CONTAINERS),
+        (KUBELET, "cpuManagerPolicy"),
+    ),
+    MissingCause.GPU_ISOLATION: (_label("Pod", GPU_ISOLATION_PROVIDER), ("Node", "its GPUs")),
+    MissingCause.GPU_NOT_DIVIDED: (_POD_REQUESTS,),
+}

@@ -1,0 +1,385 @@
+"""Explains pods on the state of the cluster: the verdict of every node with its reasons, the node
+that the pod gets and why, and what the pod itself waits for.
+
+Nothing is cached and nothing changes: nodes are asked one after the other, as in the first filter
+of such a pod. With several pods, each gets its node on a copy before the next one is looked at. The
+checks are Topolet's, and the sums of the whole node; kube-scheduler's other plugins (taints,
+affinity, volumes, ...) may reject a node that has room here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
+from agent.allocate.numa.hint import ids
+from agent.model.apiobjects import ApiPod, GroupError
+from agent.model.explanation import (
+    BoundFacts,
+    Cause,
+    EvictionFacts,
+    Explanation,
+    GroupFacts,
+    NodeVerdict,
+    NumaTrial,
+    ObjectField,
+    OfferFacts,
+    PolicyFact,
+)
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.scheduler.explain import causes
+from agent.scheduler.preemption.disruption_budgets import Budgets
+from agent.scheduler.preemption.victim_selection import NodeSnapshots, select_victims
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.pod_info import PodInfo, parts, pod_info
+
+INVALID: Final = "invalid-pod"
+OTHER_SCHEDULER: Final = "other-scheduler"
+BINDING_OPEN: Final = "binding-open"
+CLAIM_REFUSED: Final = "claim-refused"
+GROUP_WAITS: Final = "group-waits"
+GROUP_ELSEWHERE: Final = "group-elsewhere"
+GROUP_SIZE: Final = "group-size"
+GROUP_FULL: Final = "group-full"
+NO_ROOM_FOR_GROUP: Final = "no-room-for-group"
+BUDGET_PROTECTS: Final = "budget-protects"
+DRAINED: Final = "drained"
+NOMINATED: Final = "nominated"
+
+MAX_NODES: Final = 5_000
+"""Nodes that one explanation looks at."""
+MAX_EVICTION_NODES: Final = 16
+"""Nodes for which an explanation looks for victims, and the sets of pods tried on each."""
+_EVICTION_TRIALS: Final = 100
+# As the cache of results: the lock is free for binds and watches between two nodes.
+_PAUSE_SECONDS: Final = 0.00005
+_GROUP_FIELD: Final = "metadata.annotations[topolet.io/group]"
+
+
+class Explainer:
+    """Safe for many threads. `scheduler`: the name in `spec.schedulerName` of the pods that Topolet
+    places. `names`: whether the reader may see the names of all pods and budgets. `nominated`: the
+    nodes that are kept for other pods."""
+
+    def __init__(
+        self,
+        cluster: SchedulerCache,
+        scheduler: str,
+        *,
+        budgets: Budgets | None = None,
+        names: bool = False,
+        nominated: Callable[[PodInfo], frozenset[str]] = lambda info: frozenset(),
+    ) -> None:
+        self._cluster = cluster
+        self._scheduler = scheduler
+        self._budgets = budgets or Budgets()
+        self._names = names
+        self._nominated = nominated
+
+    def explain_all(
+        self, pods: Iterable[ApiPod], drained: Sequence[str] = ()
+    ) -> tuple[Explanation, ...]:
+        """Each pod in turn, on the room that the pods before it leave. No pod gets a drained
+        node."""
+        copies: dict[str, NodeAllocator] = {}
+        return tuple(self._explain(pod, drained, copies) for pod in pods)
+
+    def explain_request(self, info: PodInfo) -> Explanation:
+        """A pod of this scheduler that was read before."""
+        return self._of_info(info, self._scheduler, (), {})
+
+    def _explain(
+        self, pod: ApiPod, drained: Sequence[str], copies: dict[str, NodeAllocator]
+    ) -> Explanation:
+        try:
+            info = pod_info(pod, self._cluster.device_resources())
+        except (PodRequestError, GroupError) as error:
+            objects = (ObjectField("Pod", pod.title, "metadata.annotations, or its requests"),)
+            cause = Cause(INVALID, str(error), str(error), objects=objects)
+            return Explanation(pod.title, pod.scheduler, causes=(cause,), drained=tuple(drained))
+        return self._of_info(info, pod.scheduler, drained, copies)
+
+    def _of_info(
+        self,
+        info: PodInfo,
+        scheduler: str,
+        drained: Sequence[str],
+        copies: dict[str, NodeAllocator],
+    ) -> Explanation:
+        group = self._group(info)
+        verdicts, granted = [], {}
+        names = self._node_names()
+        nominated = self._nominated(info)
+        for name in names[:MAX_NODES]:
+            verdict, offer = self._on_node(info, group, name, drained, nominated, copies)
+            verdicts.append(verdict)
+            if offer is not None:
+                granted[name] = offer
+            time.sleep(_PAUSE_SECONDS)
+        winner = min(granted, key=lambda name: _rank(granted[name], name), default="")
+        if winner:
+            self._commit(winner, granted[winner], copies)
+        elif not copies and (group is None or group.known):
+            verdicts = self._with_evictions(info, verdicts)
+        own = self._own_causes(info, scheduler, group, winner)
+        return Explanation(
+            info.pod.title,
+            scheduler,
+            tuple(
+                each.name.lower() for each in Needs if each in info.pod_request.needs and each.name
+            ),
+            own,
+            group,
+            self._bound(info),
+            winner,
+            tuple(verdicts),
+            max(0, len(names) - MAX_NODES),
+            tuple(drained),
+        )
+
+    def _node_names(self) -> list[str]:
+        return sorted(each.name for each in self._cluster.nodes())
+
+    def _group(self, info: PodInfo) -> GroupFacts | None:
+        """What the scheduler knows of the group counts only for a pod that it knows as a member:
+        its uid shows that the reader may read a pod of that group."""
+        group, cluster = info.group, self._cluster
+        if group is None:
+            return None
+        with cluster.lock:
+            bound, waiting = cluster.bound_members(group), cluster.waiting_members(group)
+            if info.pod.uid not in bound and info.pod.uid not in waiting:
+                return GroupFacts(group.title, group.size)
+            size = next((each.group.size for each in bound.values() if each.group), group.size)
+            node = cluster.group_node(group) or ""
+            return GroupFacts(group.title, size, len(bound), len(waiting), node)
+
+    def _on_node(
+        self,
+        info: PodInfo,
+        group: GroupFacts | None,
+        name: str,
+        drained: Sequence[str],
+        nominated: frozenset[str],
+        copies: dict[str, NodeAllocator],
+    ) -> tuple[NodeVerdict, Granted | None]:
+        if name in drained:
+            return _refused(name, DRAINED, "the node counts as drained", "Node", name), None
+        if name in nominated:
+            text = "the node is nominated for a more important pod"
+            return _refused(name, NOMINATED, text, "Node", name, "its nominated pod"), None
+        if group is not None and group.node and name != group.node:
+            text = f"{group.group} is on node {group.node}"
+            return _refused(name, GROUP_ELSEWHERE, text, "Pod", info.pod.title, _GROUP_FIELD), None
+        with self._cluster.lock:
+            state = self._cluster.node(name)
+            allocator = copies.get(name) or (state.allocator if state is not None else None)
+            if state is None or allocator is None:
+                text = "the node was deleted meanwhile"
+                return _refused(name, DRAINED, text, "Node", name), None
+            lack = state.lack(info.pod_request.needs, agents=self._cluster.agents)
+            if lack is not None:
+                cause = causes.missing_cause(lack, name, info.pod.title)
+                return NodeVerdict(name, (cause,)), None
+            return self._offer(allocator, info, group)
+
+    def _offer(
+        self, allocator: NodeAllocator, info: PodInfo, group: GroupFacts | None
+    ) -> tuple[NodeVerdict, Granted | None]:
+        """The caller holds the lock."""
+        name, request = allocator.properties.name, info.pod_request
+        missing = 1 if group is None else max(1, group.size - group.placed)
+        if info.group is not None and group is not None and group.known:
+            # The room that is reserved for the group is free for the group.
+            allocator = allocator.without([info.group.part(each) for each in range(group.size)])
+        of_node = tuple(causes.node_resource_causes(allocator, request, missing))
+        found = allocator.offer(request)
+        if isinstance(found, Refused):
+            of_offer = causes.causes_of(found, allocator, request, self._title)
+            return NodeVerdict(name, (*of_offer, *of_node), not found.unresolvable), None
+        if of_node:
+            return NodeVerdict(name, of_node, resolvable=True), None
+        if info.group is not None and missing > 1:
+            whole = allocator.offer_all(parts(info.group, request, missing))
+            if isinstance(whole, Refused):
+                text = f"no room for all {missing} members that have no node: {whole.text()}"
+                objects = (
+                    ObjectField("Pod", info.pod.title, _GROUP_FIELD),
+                    ObjectField("Node", name, "its pods"),
+                )
+                summary = "no room for the whole group"
+                cause = Cause(NO_ROOM_FOR_GROUP, text, summary, objects=objects)
+                return NodeVerdict(name, (cause,), not whole.unresolvable), None
+        return NodeVerdict(name, offer=_facts(found)), found
+
+    def _commit(self, node: str, granted: Granted, copies: dict[str, NodeAllocator]) -> None:
+        """Places the pod on a copy of the node."""
+        with self._cluster.lock:
+            state = self._cluster.node(node)
+            if state is None:
+                return
+            if node not in copies:
+                copies[node] = state.allocator.without(())
+            copies[node].record(granted.holding())
+
+    def _own_causes(
+        self, info: PodInfo, scheduler: str, group: GroupFacts | None, winner: str
+    ) -> tuple[Cause, ...]:
+        pod, found = info.pod.title, []
+        if scheduler != self._scheduler:
+            text = f"{scheduler or 'the default scheduler'} places this pod"
+            text = f"{text}, and not {self._scheduler}"
+            found.append(_cause(OTHER_SCHEDULER, text, ("Pod", pod, "spec.schedulerName")))
+        kept = self._cluster.reservation(info.pod.uid)
+        if kept is not None and kept.sent:
+            text = f"an earlier Binding to {kept.node} may take effect"
+            found.append(_cause(BINDING_OPEN, text, ("Node", kept.node, "nothing: wait")))
+        if group is not None and info.group is not None:
+            found += _group_causes(group, info, winner)
+        return (*found, *self._refused_claim(info))
+
+    def _refused_claim(self, info: PodInfo) -> tuple[Cause, ...]:
+        cluster, uid = self._cluster, info.pod.uid
+        with cluster.lock:
+            pod = cluster.pod(uid)
+            state = cluster.node(pod.node) if pod is not None else None
+            if pod is None or state is None or pod.assigned is None:
+                return ()
+            _, reason = state.claim_refusals().get(uid, ("", ""))
+            if not reason:
+                return ()
+            claimed = pod.assigned.allocation.cpus
+            reserved = causes.reserved_by_kubelet(state.allocator, claimed)
+        field = f"metadata.annotations[{RESOURCE_STATUS}]"
+        objects: tuple[ObjectField, ...] = (ObjectField("Pod", info.pod.title, field),)
+        if reserved:
+            objects = (*causes.reserved_objects(pod.node), *objects)
+        text = f"node {pod.node} refuses the claim of CPUs {claimed}: {reason}"
+        if reserved:
+            text = f"{text}; the kubelet reserves CPUs {reserved}"
+        summary = "its node refuses its claim of CPUs"
+        return (Cause(CLAIM_REFUSED, text, summary, objects=objects),)
+
+    def _bound(self, info: PodInfo) -> BoundFacts | None:
+        with self._cluster.lock:
+            pod = self._cluster.pod(info.pod.uid)
+            if pod is None or pod.assigned is None:
+                return None
+            allocation = pod.assigned.allocation
+            by_type: dict[str, tuple[int, ...]] = {}
+            for kind, minor in sorted(pod.assigned.devices):
+                by_type[kind] = (*by_type.get(kind, ()), minor)
+            nodes = tuple(sorted(allocation.amounts))
+            return BoundFacts(pod.node, str(allocation.cpus), nodes, by_type)
+
+    def _with_evictions(self, info: PodInfo, verdicts: Sequence[NodeVerdict]) -> list[NodeVerdict]:
+        """Adds the pods whose eviction would make room, on the first nodes where that may help."""
+        found, tried = [], 0
+        for each in verdicts:
+            if each.resolvable and tried < MAX_EVICTION_NODES and info.pod_request.preempts:
+                tried += 1
+                each = self._with_eviction(info, each)
+            found.append(each)
+        return found
+
+    def _with_eviction(self, info: PodInfo, verdict: NodeVerdict) -> NodeVerdict:
+        snapshot = NodeSnapshots(self._cluster).take(verdict.node, info.pod_request, info.group)
+        if snapshot is None:
+            return verdict
+        chosen = select_victims(
+            snapshot.allocator,
+            snapshot.potential_victims,
+            self._cluster.requirements(info),
+            self._budgets,
+            resources=snapshot.resources,
+            trials=_EVICTION_TRIALS,
+        )
+        if chosen is None:
+            return verdict
+        budgets = {
+            budget.title: budget
+            for each in chosen.victims
+            for budget in self._budgets.covering(each.namespace, each.name, each.labels)
+        }
+        full = tuple(sorted(title for title, each in budgets.items() if each.allowed < 1))
+        victims = tuple(each.title for each in chosen.victims)
+        facts = EvictionFacts(
+            len(victims),
+            chosen.violations,
+            victims if self._names else (),
+            full if self._names else (),
+        )
+        found = verdict.causes
+        if chosen.violations:
+            named = [("PodDisruptionBudget", each, "spec") for each in facts.budgets]
+            named = named or [("PodDisruptionBudget", "", "spec")]
+            text = f"PodDisruptionBudgets protect {chosen.violations} of the {len(victims)} pods"
+            text = f"{text} whose eviction would make room"
+            found = (*found, _cause(BUDGET_PROTECTS, text, *named))
+        return msgspec.structs.replace(verdict, causes=found, eviction=facts)
+
+    def _title(self, uid: str) -> str:
+        pod = self._cluster.pod(uid) if self._names else None
+        return pod.title if pod is not None else ""
+
+
+def _rank(granted: Granted, node: str) -> tuple[Any, ...]:
+    return -granted.score, granted.order, node
+
+
+def _group_causes(group: GroupFacts, info: PodInfo, winner: str) -> list[Cause]:
+    asked = info.group.size if info.group is not None else group.size
+    where = ("Pod", info.pod.title, _GROUP_FIELD)
+    if asked != group.size:
+        text = f"{group.group} has size {group.size}, not {asked}"
+        return [_cause(GROUP_SIZE, text, where)]
+    if group.placed >= group.size:
+        return [_cause(GROUP_FULL, f"{group.group} has all {group.size} members", where)]
+    if not winner and group.known:
+        place = f"node {group.node}" if group.node else "one node"
+        text = f"{group.group} waits for room for {group.size - group.placed} pods on {place}"
+        if group.known < group.size:
+            text = f"{text}; {group.size - group.known} members do not exist"
+        return [_cause(GROUP_WAITS, text, where)]
+    return []
+
+
+def _cause(code: str, text: str, *places: tuple[str, str, str]) -> Cause:
+    return Cause(code, text, text, objects=tuple(ObjectField(*each) for each in places))
+
+
+def _refused(
+    node: str, code: str, text: str, kind: str, name: str, field: str = "spec.unschedulable"
+) -> NodeVerdict:
+    return NodeVerdict(node, (_cause(code, text, (kind, name, field)),))
+
+
+def _facts(granted: Granted) -> OfferFacts:
+    offer, allocation = granted.offer, granted.device_allocation
+    by_type = allocation.devices if allocation is not None else {}
+    devices = {kind: tuple(each.minor for each in chosen) for kind, chosen in by_type.items()}
+    if offer is None:
+        return OfferFacts(granted.score, granted.order, devices=devices)
+    why, merged = offer.why, offer.why.merged
+    return OfferFacts(
+        granted.score,
+        granted.order,
+        str(offer.allocation.cpus),
+        offer.allocation.amounts,
+        devices,
+        tuple(PolicyFact(each.policy, each.value, each.source) for each in why.policies),
+        tuple(
+            NumaTrial(each.nodes, each.score, each.rejection.reason if each.rejection else "")
+            for each in why.candidates
+        ),
+        None if merged is None or merged.mask is None else ids(merged.mask),
+        tuple(merged.causes) if merged is not None else (),
+        tuple(each.value for each in why.steps),
+        offer.price.split_cores,
+    )

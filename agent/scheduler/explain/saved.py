@@ -1,0 +1,168 @@
+"""The state of the cluster from saved objects, and pods from YAML files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from agent.allocate.node_allocator.properties import AllocatorRules
+from agent.kube import documents, kinds
+from agent.kube.documents import DocumentError
+from agent.kube.objects import Change, ChangeKind, Object, ObjectKey
+from agent.model import apiobjects, objects
+from agent.model.apiobjects import ApiPod
+from agent.model.objects import ObjectError
+from agent.model.pod.annotations import DEVICE_ALLOCATED, RESOURCE_STATUS
+from agent.scheduler.preemption import disruption_budgets
+from agent.scheduler.preemption.disruption_budgets import Budgets
+from agent.scheduler.state import koordinator_reservations, records
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.scheduler.state.records import AgentSelector
+
+_WHAT_IF: Final = "what-if"
+
+
+class SavedCluster:
+    """The objects of one moment. `problems`: what can't be read, which counts as missing. A kind
+    that the scheduler does not read is ignored."""
+
+    def __init__(
+        self, saved: Iterable[Object], agents: AgentSelector, rules: AllocatorRules
+    ) -> None:
+        self.cluster = SchedulerCache(agents=bool(agents.labels), rules=rules)
+        self.budgets = Budgets()
+        self.pods: dict[ObjectKey, Object] = {}
+        self.problems: list[str] = []
+        by_kind: dict[str, list[Object]] = {}
+        for each in saved:
+            by_kind.setdefault(each["kind"], []).append(each)
+        # In the order of their start, before the reports that count them.
+        pods = sorted(map(_with_uid, by_kind.get(kinds.POD.name, [])), key=_started_at)
+        self.pods = {_key(each, "default"): each for each in pods}
+        cluster, devices = self.cluster, by_kind.get(kinds.DEVICE.name, [])
+        self._tell(by_kind.get(kinds.NODE.name, []), records.node, cluster.nodes_changed)
+        self._tell(pods, records.pods(agents), cluster.pods_changed)
+        reports = by_kind.get(kinds.TOPOLOGY.name, [])
+        self._tell(reports, records.topology, cluster.topologies_changed)
+        self._tell(devices, records.devices, cluster.devices_changed)
+        self._tell(
+            by_kind.get(kinds.RESERVATION.name, []),
+            koordinator_reservations.reservation,
+            cluster.koordinator_reservations_changed,
+        )
+        budgets = by_kind.get(disruption_budgets.KIND, [])
+        self._tell(budgets, disruption_budgets.read, self.budgets.changed)
+
+    def _tell(
+        self,
+        saved: Iterable[Object],
+        read: Callable[[bytes], Any],
+        changed: Callable[[list[Change[Any]]], None],
+    ) -> None:
+        for each in saved:
+            try:
+                value = read(documents.as_json(each))
+            except ObjectError as error:
+                self.problems.append(str(error))
+                continue
+            except DocumentError as error:
+                self.problems.append(f"{each['kind']} {objects.title(each)}: {error}")
+                continue
+            if isinstance(value, records.Unreadable):
+                self.problems.append(value.text)
+            changed([Change(ChangeKind.ADDED, _key(each), value)])
+
+
+def saved_pod(found: Object, namespace: str, *, new: bool) -> ApiPod:
+    """A pod, or the pod that a workload would create. `new`: as it would be before it is placed.
+    Requests that are not set are the limits, as the API server sets them. Raises ObjectError."""
+    template = _mapping(found.get("spec")).get("template")
+    if found.get("kind") != kinds.POD.name and isinstance(template, dict):
+        of_workload = _mapping(found.get("metadata"))
+        metadata = {**_mapping(template.get("metadata")), "name": of_workload.get("name", "")}
+        metadata["namespace"] = of_workload.get("namespace", namespace)
+        found, new = {"kind": "Pod", "metadata": metadata, "spec": template.get("spec")}, True
+    body = {**found, "metadata": {"namespace": namespace, **_mapping(found.get("metadata"))}}
+    if new:
+        body = _unplaced(body)
+    body["spec"] = _with_requests(_mapping(body.get("spec")))
+    return apiobjects.from_object(_with_uid(body))
+
+
+def drained_pods(pods: Iterable[Object], node: str) -> Iterator[Object]:
+    """The pods that a drain of the node evicts, as they are created again: all but those of
+    DaemonSets, mirrors of static pods, and pods that ended. The most important first."""
+    found = [
+        each
+        for each in pods
+        if _mapping(each.get("spec")).get("nodeName") == node and _is_evicted(each)
+    ]
+    found.sort(key=_priority, reverse=True)
+    return iter(found)
+
+
+def _priority(pod: Object) -> int:
+    priority = _mapping(pod.get("spec")).get("priority")
+    return priority if isinstance(priority, int) else 0
+
+
+def _is_evicted(pod: Object) -> bool:
+    metadata = _mapping(pod.get("metadata"))
+    owners = metadata.get("ownerReferences")
+    kinds_of_owners = [_mapping(each).get("kind") for each in _listed(owners)]
+    return (
+        apiobjects.CONFIG_MIRROR not in _mapping(metadata.get("annotations"))
+        and "DaemonSet" not in kinds_of_owners
+        and "Node" not in kinds_of_owners
+        and _mapping(pod.get("status")).get("phase") not in ("Succeeded", "Failed")
+    )
+
+
+def _unplaced(body: Object) -> Object:
+    """Without what a scheduler and the kubelet wrote."""
+    metadata = {**body["metadata"]}
+    metadata.pop("uid", None)
+    written = (RESOURCE_STATUS, DEVICE_ALLOCATED)
+    notes = _mapping(metadata.get("annotations"))
+    metadata["annotations"] = {key: notes[key] for key in notes if key not in written}
+    spec = {key: each for key, each in _mapping(body.get("spec")).items() if key != "nodeName"}
+    return {"kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _with_requests(spec: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(spec)
+    for kind in ("containers", "initContainers"):
+        if isinstance(containers := spec.get(kind), list):
+            found[kind] = [_with_container_requests(_mapping(each)) for each in containers]
+    return found
+
+
+def _with_container_requests(container: Object) -> Object:
+    resources = _mapping(container.get("resources"))
+    requests = {**_mapping(resources.get("limits")), **_mapping(resources.get("requests"))}
+    return {**container, "resources": {**resources, "requests": requests}}
+
+
+def _with_uid(body: Object) -> Object:
+    """An object from a file that no API server has seen has no uid."""
+    metadata = _mapping(body.get("metadata"))
+    if metadata.get("uid"):
+        return body
+    return {**body, "metadata": {**metadata, "uid": f"{_WHAT_IF} {objects.title(body)}"}}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _key(body: Object, namespace: str = "") -> ObjectKey:
+    metadata = _mapping(body.get("metadata"))
+    return ObjectKey(str(metadata.get("namespace", namespace)), str(metadata.get("name", "")))
+
+
+def _started_at(body: Object) -> str:
+    return str(_mapping(body.get("status")).get("startTime", ""))

@@ -1,0 +1,167 @@
+"""An explanation in words: whether the pod gets a node, why, and what to change if it gets none."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from agent.model.explanation import (
+    BoundFacts,
+    Cause,
+    EvictionFacts,
+    Explanation,
+    NodeVerdict,
+    ObjectField,
+    OfferFacts,
+)
+from agent.view.format import count
+
+_MOST_OBJECTS: Final = 3
+_MOST_SUMMARIES: Final = 4
+BEYOND: Final = (
+    "Looked at: Topolet's rules and the sums of each Node. kube-scheduler's other plugins (taints, "
+    "affinity, volumes, ...) may also reject a node."
+)
+
+
+def draw(found: Explanation, width: int = 100) -> str:
+    """The whole explanation: the result, the pod's own causes, the winning offer and a paragraph
+    for each other node."""
+    lines = _wrapped(_headline(found), width)
+    for cause in found.causes:
+        lines += _cause_lines(cause, width, "  ")
+    if found.bound is not None:
+        lines += _wrapped(_bound(found.bound), width, "  ")
+    verdicts = sorted(found.nodes, key=lambda each: (each.node != found.winner, each.node))
+    for verdict in verdicts:
+        lines += ["", *_verdict_lines(verdict, verdict.node == found.winner, width)]
+    if found.nodes_left_out:
+        lines += ["", f"{count(found.nodes_left_out, 'node')} not looked at."]
+    lines += ["", *_wrapped(BEYOND, width)]
+    return "\n".join(lines) + "\n"
+
+
+def note(found: Explanation) -> str:
+    """One sentence for each group of nodes with the same cause, without amounts, so that it stays
+    the same while amounts change. Nodes that are drained or of another group are not named."""
+    texts = [_said(each.summary, each.objects) for each in found.causes]
+    firsts = [each.causes[0] for each in found.nodes if each.causes]
+    by_summary = Counter(each.summary for each in firsts)
+    objects = {each.summary: each.objects for each in reversed(firsts)}
+    for summary, number in by_summary.most_common(_MOST_SUMMARIES):
+        several = number > 1
+        placed = tuple(_of_any(each) if several else each for each in objects[summary])
+        texts.append(f"{count(number, 'node')}: {_said(summary, placed)}")
+    if (left := len(by_summary) - _MOST_SUMMARIES) > 0:
+        texts.append(count(left, "further reason"))
+    nodes = len(found.nodes) + found.nodes_left_out
+    return f"0 of {count(nodes, 'node')} have room. " + " ".join(f"{each}." for each in texts)
+
+
+def _headline(found: Explanation) -> str:
+    nodes = len(found.nodes) + found.nodes_left_out
+    with_room = sum(each.offer is not None for each in found.nodes)
+    text = f"Pod {found.pod}"
+    if found.drained:
+        text = f"{text}, with {', '.join(found.drained)} drained"
+    if found.winner:
+        return f"{text}: node {found.winner} is the best of {with_room} of {count(nodes, 'node')}."
+    if any(each.objects for each in found.causes) and not found.nodes:
+        return f"{text}: no node was looked at."
+    return f"{text}: none of {count(nodes, 'node')} has room."
+
+
+def _bound(bound: BoundFacts) -> str:
+    parts = [f"CPUs {bound.cpus}"] if bound.cpus else []
+    if bound.numa_nodes:
+        parts.append(f"NUMA nodes {_ids(bound.numa_nodes)}")
+    parts += [f"{kind} {_ids(minors)}" for kind, minors in sorted(bound.devices.items())]
+    held = f" with {', '.join(parts)}" if parts else ""
+    return f"It is on node {bound.node}{held}. Below: as if it were scheduled again now."
+
+
+def _verdict_lines(verdict: NodeVerdict, wins: bool, width: int) -> list[str]:
+    if verdict.offer is not None:
+        return _offer_lines(verdict.node, verdict.offer, wins, width)
+    lines = [f"{verdict.node}: no room"]
+    for cause in verdict.causes:
+        lines += _cause_lines(cause, width, "  ")
+    if verdict.eviction is not None:
+        lines += _wrapped(_eviction(verdict.eviction), width, "  ")
+    return lines
+
+
+def _offer_lines(node: str, offer: OfferFacts, wins: bool, width: int) -> list[str]:
+    parts = [f"score {offer.score}"]
+    if offer.cpus:
+        parts.append(f"CPUs {offer.cpus}")
+    if offer.amounts:
+        parts.append(f"NUMA nodes {_ids(sorted(offer.amounts))}")
+    parts += [f"{kind} {_ids(minors)}" for kind, minors in sorted(offer.devices.items())]
+    lines = _wrapped(f"{node}: {'best' if wins else 'room'}, {', '.join(parts)}", width)
+    if not wins:
+        return lines
+    if offer.policies:
+        policies = (f"{each.policy} {each.value} ({each.source})" for each in offer.policies)
+        lines += _wrapped(f"policies in force: {', '.join(policies)}", width, "  ")
+    for trial in offer.tried:
+        result = f"lacks {trial.rejected}" if trial.rejected else f"score {trial.score}"
+        lines.append(f"  tried NUMA nodes {_ids(trial.numa_nodes)}: {result}")
+    if offer.merged is not None:
+        causes = f" (not preferred: {', '.join(offer.merge_causes)})" if offer.merge_causes else ""
+        lines += _wrapped(f"hints together: NUMA nodes {_ids(offer.merged)}{causes}", width, "  ")
+    if offer.steps:
+        lines += _wrapped(f"CPUs chosen by: {', '.join(offer.steps)}", width, "  ")
+    return lines
+
+
+def _eviction(eviction: EvictionFacts) -> str:
+    text = f"The eviction of {count(eviction.pods, 'pod')} of lower priority would make room"
+    if eviction.victims:
+        text = f"{text}: {', '.join(eviction.victims)}"
+    return f"{text}."
+
+
+def _cause_lines(cause: Cause, width: int, indent: str) -> list[str]:
+    lines = _wrapped(cause.message, width, indent)
+    if cause.objects:
+        lines += _wrapped(f"change {_places(cause.objects)}", width, f"{indent}  ")
+    return lines
+
+
+def _said(summary: str, objects: Sequence[ObjectField]) -> str:
+    return f"{summary}; change {_places(objects)}" if objects else summary
+
+
+def _places(objects: Iterable[ObjectField]) -> str:
+    return ", or ".join(map(_place, list(objects)[:_MOST_OBJECTS]))
+
+
+def _place(where: ObjectField) -> str:
+    return f"{f'{where.kind} {where.name}'.rstrip()}: {where.field}"
+
+
+def _of_any(where: ObjectField) -> ObjectField:
+    """The same field of any such object, if it is not the pod's."""
+    return where if where.kind == "Pod" else ObjectField(where.kind, "", where.field)
+
+
+def _ids(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return list(_lines(text, max(width, 40), indent))
+
+
+def _lines(text: str, width: int, indent: str) -> Iterator[str]:
+    yield from textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

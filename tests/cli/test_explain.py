@@ -1,0 +1,151 @@
+"""The command `topolet explain` on saved objects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.cli.main import main
+from agent.model.pod.annotations import RESOURCE_STATUS
+from tests.fixtures import fleet
+from tests.fixtures.fleet import CARDS, SMALL, carder, owner
+
+Object = dict[str, Any]
+NAME = "--scheduler-name=topolet"
+
+
+def kind(name: str, body: Object) -> Object:
+    return {"apiVersion": "v1", **body, "kind": name}
+
+
+def saved(folder: Path, *pods: Object) -> str:
+    """Two small nodes and one with cards, as `kubectl get -o yaml` writes them, with these pods."""
+    machines = {"a": SMALL, "b": SMALL, "c": CARDS}
+    nodes, reports, devices = [], [], []
+    for name, model in machines.items():
+        machine = fleet.Machine(model)
+        nodes.append(kind("Node", machine.node(name)))
+        reports.append(kind("NodeResourceTopology", machine.topology(name)))
+        devices.append(kind("Device", machine.devices(name)))
+    agents = [of_daemon_set(fleet.agent(name)) for name in machines]
+    (folder / "nodes.yaml").write_text(yaml.safe_dump({"kind": "NodeList", "items": nodes}))
+    (folder / "reports.json").write_text(json.dumps({"kind": "List", "items": reports}))
+    (folder / "devices.yml").write_text(yaml.safe_dump_all(devices))
+    listed = [kind("Pod", each) for each in (*agents, *pods)]
+    (folder / "pods.yaml").write_text(yaml.safe_dump({"kind": "List", "items": listed}))
+    return f"--objects={folder}"
+
+
+def of_daemon_set(body: Object) -> Object:
+    body["metadata"]["ownerReferences"] = [{"kind": "DaemonSet", "name": "d", "uid": "u"}]
+    return body
+
+
+def bound(name: str, node: str, cpus: str, **spec: Any) -> Object:
+    body = owner(8, 8).pod(name, node=node)
+    body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
+    body["spec"].update(spec)
+    return body
+
+
+def test_a_pod_from_the_saved_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    objects = saved(tmp_path, owner(40, 8).pod("p"))
+    assert main(["explain", "p", objects, NAME]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("Pod default/p: node c is the best of 1 of 3 nodes.\n")
+    assert "policies in force:" in told
+    assert "a: no room" in told
+
+
+def test_a_pod_that_gets_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    objects = saved(tmp_path, carder(16).pod("p"))
+    assert main(["explain", "p", objects, NAME, "-o", "json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schemaVersion"] == 1
+    (found,) = answer["explanations"]
+    assert (found["pod"], found["winner"]) == ("default/p", "")
+    by_node = {each["node"]: each["causes"][0] for each in found["nodes"]}
+    assert by_node["c"]["code"] == "device-insufficient"
+    assert (by_node["c"]["requested"], by_node["c"]["available"]) == (16, 8)
+    assert by_node["c"]["objects"][0]["kind"] == "Pod"
+
+
+def test_what_if_for_a_workload_that_is_not_there_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    objects = saved(folder)
+    pod = owner(8, 8).pod("ignored")
+    pod["spec"]["containers"][0]["resources"].pop("requests")
+    template = {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": pod["spec"]}
+    workload = {"kind": "Deployment", "metadata": {"name": "web"}, "spec": {"template": template}}
+    file = tmp_path / "web.yaml"
+    file.write_text(yaml.safe_dump(workload))
+    assert main(["explain", str(file), "--what-if", objects, NAME, "-n", "shop"]) == 0
+    assert capsys.readouterr().out.startswith("Pod shop/web: node ")
+
+
+def test_what_if_frees_what_the_pod_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    objects = saved(tmp_path, bound("p", "a", "0-7"))
+    assert main(["explain", "p", objects, NAME]) == 0
+    assert "It is on node a with CPUs 0-7" in capsys.readouterr().out
+    assert main(["explain", "p", objects, NAME, "--what-if"]) == 0
+    assert "It is on node" not in capsys.readouterr().out
+
+
+def test_what_if_a_node_is_drained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pods of the node get room one after the other; those of DaemonSets stay."""
+    daemon = of_daemon_set(bound("daemon", "c", "80-87"))
+    pods = [bound(f"p{each}", "c", f"{each * 8}-{each * 8 + 7}") for each in range(9)]
+    objects = saved(tmp_path, daemon, *pods)
+    assert main(["explain", "--what-if-drained=c", objects, NAME, "-o", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)["explanations"]
+    winners = [each["winner"] for each in found]
+    # Two nodes of 32 CPUs have room for four pods of 8 each.
+    assert sorted(filter(None, winners)) == ["a"] * 4 + ["b"] * 4
+    assert [each["pod"] for each in found if not each["winner"]] == ["default/p8"]
+    assert all(each["drained"] == ["c"] for each in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["p"], "pod default/p is not among the saved objects"),
+        ([], "POD is missing"),
+        (["p", "--what-if-drained=z"], "node z is not among the saved objects"),
+        (["/nowhere/p.yaml"], "/nowhere/p.yaml"),
+    ],
+)
+def test_a_question_without_an_answer(
+    words: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", *words, saved(tmp_path), NAME]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_an_unreadable_object_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = owner(4, 4).pod("broken")
+    broken["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "much"
+    objects = saved(tmp_path, broken, owner(4, 4).pod("p"))
+    assert main(["explain", "p", objects, NAME]) == 0
+    assert "Pod default/broken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [", "- 1", "[]", '{"kind": 5}', "{kind: PodList, items: [1]}"]
+)
+def test_a_file_without_objects(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = saved(tmp_path)
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    assert main(["explain", "p", objects, NAME]) == 2
+    assert str(file) in capsys.readouterr().err

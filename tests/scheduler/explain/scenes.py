@@ -1,0 +1,96 @@
+"""A cluster of made-up nodes whose pods are explained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.model.apiobjects import from_object
+from agent.model.explanation import Cause, Explanation
+from agent.model.pod.annotations import RESOURCE_STATUS
+from agent.scheduler.explain.explainer import Explainer
+from agent.scheduler.preemption.disruption_budgets import Budget, Budgets
+from agent.scheduler.state import records
+from agent.scheduler.state.cluster import SchedulerCache
+from agent.view import explanation as words
+from tests.fixtures import fleet
+from tests.fixtures.fleet import Kind, Model
+from tests.scheduler import clusters
+
+Object = dict[str, Any]
+SCHEDULER = "topolet"
+
+
+class Scene:
+    """Nodes by name, with their agents, and pods on them."""
+
+    def __init__(self, **models: Model) -> None:
+        self.cluster: SchedulerCache = clusters.cluster(models)
+        self.budgets = Budgets()
+        self.objects = {name: fleet.Machine(model) for name, model in models.items()}
+
+    def relabel(self, name: str, labels: dict[str, str], annotations: dict[str, str]) -> None:
+        """Adds labels and annotations to a Node."""
+        body = self.objects[name].node(name)
+        body["metadata"]["labels"] |= labels
+        body["metadata"]["annotations"] = annotations
+        self.node(body)
+
+    def node(self, body: Object) -> None:
+        read = records.node(json.dumps(body).encode())
+        self.cluster.nodes_changed([_change(body, read)])
+
+    def topology(self, body: Object) -> None:
+        read = records.topology(json.dumps(body).encode())
+        self.cluster.topologies_changed([_change(body, read)])
+
+    def devices(self, body: Object) -> None:
+        read = records.devices(json.dumps(body).encode())
+        self.cluster.devices_changed([_change(body, read)])
+
+    def run(
+        self, kind: Kind, name: str, node: str, cpus: str = "", uid: str = "", **annotations: str
+    ) -> None:
+        """A pod that is bound to a node, with these exclusive CPUs."""
+        body = kind.pod(name, uid=uid, node=node)
+        if cpus:
+            body["metadata"]["annotations"][RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
+        body["metadata"]["annotations"] |= annotations
+        self.tell(body)
+
+    def tell(self, body: Object) -> None:
+        """A pod as the watch reports it."""
+        clusters.tell(self.cluster, body)
+
+    def cpus(self, name: str, numa_node: int, count: int) -> str:
+        """The first CPUs of a NUMA node of the node."""
+        of_node = [cpu for cpu, node in self.cluster.numa_nodes(name).items() if node == numa_node]
+        return ",".join(map(str, sorted(of_node)[:count]))
+
+    def protect(self, namespace: str, name: str, budget: Budget) -> None:
+        self.budgets.changed([Change(ChangeKind.ADDED, ObjectKey(namespace, name), budget)])
+
+    def explain(
+        self, *bodies: Object, drained: Sequence[str] = (), names: bool = True
+    ) -> tuple[Explanation, ...]:
+        explainer = Explainer(self.cluster, SCHEDULER, budgets=self.budgets, names=names)
+        return explainer.explain_all(map(from_object, bodies), drained)
+
+    def explained(self, body: Object) -> Explanation:
+        return self.explain(body)[0]
+
+    def told(self, body: Object) -> str:
+        """The words for an operator, on one line."""
+        return " ".join(words.draw(self.explained(body)).split())
+
+
+def _change(body: Object, value: Any) -> Change[Any]:
+    return Change(ChangeKind.MODIFIED, ObjectKey("", body["metadata"]["name"]), value)
+
+
+def causes(found: Explanation, node: str = "a") -> dict[str, Cause]:
+    """The causes of one node by code."""
+    verdict = next(each for each in found.nodes if each.node == node)
+    return {each.code: each for each in verdict.causes}

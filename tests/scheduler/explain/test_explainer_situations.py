@@ -1,0 +1,192 @@
+"""Ten situations that operators ask about: the words name the object to change."""
+
+from __future__ import annotations
+
+import json
+
+from agent.model.apiobjects import GROUP_ANNOTATION
+from agent.model.cpu.policies import BIND_LABEL
+from agent.model.devices.holding import GPU_CHECKPOINTS
+from agent.model.nrt.node_annotations import (
+    AMPLIFICATION_RATIO,
+    CPU_MANAGER_POLICY,
+    REFUSED_CLAIMS,
+)
+from agent.model.objects import LabelSelector
+from agent.model.pod.annotations import DEVICE_ALLOCATED
+from agent.scheduler.explain import causes as codes
+from agent.scheduler.explain import explainer
+from agent.scheduler.preemption.disruption_budgets import Budget
+from tests.fixtures.fleet import CARDS, SINGLE, SMALL, carder, owner, plain, sharer
+from tests.scheduler import zonednodes
+from tests.scheduler.explain.scenes import SCHEDULER, Scene, causes
+
+ON_ONE = '{"numaTopologyPolicy":"SingleNUMANode"}'
+NUMA_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
+JOINT = "scheduling.koordinator.sh/device-joint-allocate"
+
+
+def test_no_numa_node_has_enough_cpus() -> None:
+    scene = Scene(a=SMALL)
+    for node in (0, 1):
+        scene.run(owner(10, 4), f"on{node}", "a", scene.cpus("a", node, 10))
+    pod = owner(8, 4).pod("p")
+    pod["metadata"]["annotations"][NUMA_SPEC] = ON_ONE
+    told = scene.told(pod)
+    assert "none of 1 node has room" in told
+    assert "cpu: no NUMA nodes that the policy admits (requested 8, available" in told
+    assert "Pod default/p: spec.containers[*].resources.requests, or Node a: its pods" in told
+
+
+def test_cards_held_by_a_device_plugin() -> None:
+    scene = Scene(a=CARDS)
+    body = scene.objects["a"].devices("a")
+    held = [
+        {
+            "podUID": "uid-plugged",
+            "containerName": "c",
+            "resourceName": "nvidia.com/gpu",
+            "deviceIDs": [f"a-GPU-{minor}" for minor in range(8)],
+        }
+    ]
+    body["metadata"]["annotations"] = {GPU_CHECKPOINTS: json.dumps(held)}
+    scene.devices(body)
+    scene.run(plain("1", "1Gi"), "plugged", "a")
+    pod = carder(1).pod("p")
+    cause = causes(scene.explained(pod))[codes.HELD_BY_PLUGIN]
+    assert cause.available == 8
+    told = scene.told(pod)
+    assert "device plugins gave gpu devices to pods without a scheduler's allocation" in told
+    assert "Pod default/plugged: spec.schedulerName" in told
+
+
+def test_a_stale_report() -> None:
+    scene = Scene()
+    zones = {each: {"cpu": 8000, "memory": 4 * zonednodes.GIB} for each in (0, 1)}
+    scene.node(zonednodes.node("z", zones))
+    scene.topology(zonednodes.topology("z", zones, pods=("gone",)))
+    pod = zonednodes.pod("p", {"cpu": "2", "memory": "1"}, schedulerName=SCHEDULER)
+    assert "stale-report" in causes(scene.explained(pod), "z")
+    told = scene.told(pod)
+    assert "counts other pods than the scheduler knows" in told
+    assert "NodeResourceTopology z: the fingerprint of its pods" in told
+
+
+def test_a_policy_that_refuses() -> None:
+    scene = Scene(a=SMALL, b=SINGLE)
+    scene.relabel("a", {BIND_LABEL: "SpreadByPCPUs"}, {})
+    pod = owner(4, 4, "FullPCPUs").pod("p")
+    told = scene.told(pod)
+    assert "the node has another CPU bind policy" in told
+    assert f"Node a: metadata.labels[{BIND_LABEL}]" in told
+    restricted = sharer("2", 4, "Restricted").pod("q")
+    told = scene.told(restricted)
+    assert "the node has another NUMA policy" in told
+    assert "KubeletConfiguration b: topologyManagerPolicy" in told
+
+
+def test_a_group_that_waits() -> None:
+    scene = Scene(a=SMALL)
+    pods = []
+    for number in range(3):
+        pod = owner(10, 4).pod(f"m{number}")
+        pod["metadata"]["annotations"] |= {GROUP_ANNOTATION: "training/3", NUMA_SPEC: ON_ONE}
+        pods.append(pod)
+        scene.tell(pod)
+    found = scene.explained(pods[0])
+    assert found.group is not None
+    assert found.group.waiting == 3
+    assert [each.code for each in found.causes] == [explainer.GROUP_WAITS]
+    assert explainer.NO_ROOM_FOR_GROUP in causes(found)
+    told = scene.told(pods[0])
+    assert "group default/training waits for room for 3 pods on one node" in told
+    assert f"Pod default/m0: metadata.annotations[{GROUP_ANNOTATION}]" in told
+
+
+def test_a_budget_that_protects() -> None:
+    scene = Scene(a=SMALL)
+    kept = owner(28, 4)
+    body = kept.pod("kept", node="a")
+    body["metadata"]["labels"]["app"] = "db"
+    body["spec"]["priority"] = 9000
+    body["metadata"]["annotations"]["scheduling.koordinator.sh/resource-status"] = json.dumps(
+        {"cpuset": "0-27"}
+    )
+    scene.tell(body)
+    scene.protect("default", "db", Budget("default", "db", LabelSelector({"app": "db"}), 0))
+    pod = owner(8, 4).pod("p")
+    found = scene.explained(pod)
+    assert explainer.BUDGET_PROTECTS in causes(found)
+    told = scene.told(pod)
+    assert "PodDisruptionBudgets protect 1 of the 1 pods whose eviction would make room" in told
+    assert "PodDisruptionBudget default/db: spec" in told
+    hidden = scene.explain(pod, names=False)[0]
+    assert "default/db" not in repr(hidden)
+    assert "default/kept" not in repr(hidden)
+
+
+def test_an_owner_on_reserved_cpus() -> None:
+    scene = Scene(a=SMALL)
+    body = scene.objects["a"].topology("a")
+    notes = body["metadata"].setdefault("annotations", {})
+    notes[CPU_MANAGER_POLICY] = json.dumps({"policy": "none", "reservedCPUs": "0-1"})
+    refused = {"namespace": "default", "name": "p", "uid": "uid-p", "reason": "CPUs 0-1 are kept"}
+    notes[REFUSED_CLAIMS] = json.dumps([{**refused, "cpuset": "0-3"}])
+    scene.topology(body)
+    scene.run(owner(4, 4), "p", "a", "0-3")
+    found = scene.explained(owner(4, 4).pod("p", node="a"))
+    assert [each.code for each in found.causes] == [explainer.CLAIM_REFUSED]
+    told = scene.told(owner(4, 4).pod("p", node="a"))
+    assert "node a refuses the claim of CPUs 0-3" in told
+    assert "KubeletConfiguration a: reservedSystemCPUs" in told
+    assert "--owners-on-reserved" in told
+
+
+def test_cpus_that_the_kubelet_reserves_are_missing() -> None:
+    scene = Scene(a=SMALL)
+    body = scene.objects["a"].topology("a")
+    notes = body["metadata"].setdefault("annotations", {})
+    notes[CPU_MANAGER_POLICY] = json.dumps({"policy": "none", "reservedCPUs": "0-3"})
+    scene.topology(body)
+    cause = causes(scene.explained(owner(30, 4).pod("p")))[codes.RESERVED_CPUS]
+    assert cause.message.endswith(": 0-3")
+    assert cause.objects[0].kind == "KubeletConfiguration"
+
+
+def test_a_full_switch() -> None:
+    scene = Scene(a=CARDS)
+    cards = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
+    held = {
+        "gpu": [{"minor": each, "resources": cards} for each in range(4)],
+        "rdma": [{"minor": 1, "resources": {"koordinator.sh/rdma": "100"}}],
+    }
+    scene.run(carder(4, rdma=100), "other", "a", **{DEVICE_ALLOCATED: json.dumps(held)})
+    pod = carder(2, rdma=1).pod("p")
+    pod["metadata"]["annotations"][JOINT] = json.dumps(
+        {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}
+    )
+    assert codes.FULL_SWITCH in causes(scene.explained(pod))
+    told = scene.told(pod)
+    assert "rdma: not enough are free under the switches of the other devices" in told
+    assert f"Pod default/p: metadata.annotations[{JOINT}]" in told
+
+
+def test_an_amplified_node() -> None:
+    scene = Scene(a=SMALL)
+    scene.relabel("a", {}, {AMPLIFICATION_RATIO: '{"cpu": 2}'})
+    pod = owner(20, 4).pod("p")
+    assert "amplified-cpu" in causes(scene.explained(pod))
+    told = scene.told(pod)
+    assert "cpu: not enough amplified CPU" in told
+    assert f"Node a: metadata.annotations[{AMPLIFICATION_RATIO}]" in told
+
+
+def test_a_pod_of_another_scheduler() -> None:
+    scene = Scene(a=SMALL)
+    pod = owner(4, 4).pod("p")
+    pod["spec"]["schedulerName"] = "default-scheduler"
+    found = scene.explained(pod)
+    assert [each.code for each in found.causes] == [explainer.OTHER_SCHEDULER]
+    told = scene.told(pod)
+    assert "default-scheduler places this pod" in told
+    assert "Pod default/p: spec.schedulerName" in told
