@@ -18,6 +18,7 @@ from agent.allocate.shares import unequal_resources
 from agent.hooks.requests import hugepages
 from agent.model import bounds, wire
 from agent.model.devices import visibility
+from agent.model.notifications import RequestedResources
 from agent.model.pod.pods import ContainerState, pod_metadata, pod_uid
 from agent.model.snapshot import PERIOD_MICROSECONDS, UNLIMITED, Wanted
 from agent.model.verdict import Code
@@ -65,19 +66,15 @@ class Placement(msgspec.Struct, frozen=True):
     """Where a container or sandbox is, and the values that the runtime keeps of it, by its verbose
     status; "" or 0 for absent ones.
 
-    `cgroups_path` is the OCI spec's (`/parent/ID` or `slice:prefix:ID`), `cpuset` the one in the
-    spec that the container starts with. `carriers`: what it shows of its devices, None where that
+    `cgroups_path` is the OCI spec's (`/parent/ID` or `slice:prefix:ID`), `resources` those in the
+    spec, with which the container starts. `carriers`: what it shows of its devices, None where that
     was not asked for. `hugepages`: by page size, the limits in bytes. `unequal`: of a sandbox,
     where the pod's CPU limit differs from its request."""
 
     pid: int = 0
     cgroup_parent: str = ""
     cgroups_path: str = ""
-    cpuset: str = ""
-    mems: str = ""
-    quota_microseconds: int = 0
-    shares: int = 0
-    memory_limit_bytes: int = 0
+    resources: RequestedResources = RequestedResources()
     carriers: Carriers | None = None
     hugepages: dict[int, int] = {}
     unequal: str = ""
@@ -258,11 +255,7 @@ def _placement(info: dict[str, str]) -> Placement:
         found.pid,
         config.cgroup_parent,
         spec.cgroups_path,
-        cpu.cpus,
-        cpu.mems,
-        cpu.quota or 0,
-        cpu.shares or 0,
-        memory.limit or 0,
+        RequestedResources(cpu.cpus, cpu.mems, cpu.shares or 0, cpu.quota or 0, memory.limit or 0),
         # Without the hugetlb controller the spec has no limits.
         hugepages=hugepages(
             (each.size_in_spec or each.page_size, each.limit)

@@ -13,8 +13,9 @@ class NotificationError(ValueError):
 
 
 class RequestedResources(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The resources of a container in a request: "" and 0 for those that it does not set. A quota
-    or memory limit of -1 means no limit. The quota is per 100,000 microseconds."""
+    """The resources of a container in a request, or in the spec that a runtime made of it: "" and 0
+    for those that it does not set. A quota or memory limit of -1 means no limit. The quota is per
+    100,000 microseconds, in a spec per period of that."""
 
     cpuset: str = ""
     mems: str = ""

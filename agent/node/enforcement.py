@@ -284,7 +284,8 @@ class Enforcement:
                 continue
             placements[container.id] = remembered
             # An NRI plugin applies the last snapshot until it reads the next.
-            if of_container.cpuset is not None and of_container.cpuset == remembered.cpuset:
+            cpuset = remembered.resources.cpuset
+            if of_container.cpuset is not None and of_container.cpuset == cpuset:
                 after[container.id] = CpuSet.parse(of_container.cpuset)
                 where = of_container.cpuset
                 log.info("%s %s: will start on %s", pod.title, container.name, where)
@@ -298,7 +299,7 @@ def _containers(runtime: RuntimeState) -> Iterable[Container]:
 
 def _starting(runtime: RuntimeState, container: Container, topology: Topology) -> CpuSet:
     try:
-        return CpuSet.parse(runtime.starts_with[container.id].cpuset) or topology.online
+        return CpuSet.parse(runtime.starts_with[container.id].resources.cpuset) or topology.online
     except (KeyError, CpuSetError):
         return topology.online
 

@@ -176,15 +176,15 @@ def _cpus(wanted: Wanted) -> CpuSet:
 
 def remembers(placement: Placement, wanted: Wanted) -> bool:
     """Whether the runtime stores the wanted values of a container."""
-    limits = wanted.limits
+    limits, present = wanted.limits, placement.resources
     quota = limits.quota_microseconds
-    if wanted.lifts_quota and placement.quota_microseconds > 0:
+    if wanted.lifts_quota and present.quota_microseconds > 0:
         return False
     pairs = (
-        (wanted.cpuset, placement.cpuset),
-        (None if limits.mems is None else str(limits.mems), placement.mems),
-        (quota, placement.quota_microseconds),
-        (limits.shares, placement.shares),
-        (limits.memory_limit_bytes, placement.memory_limit_bytes),
+        (wanted.cpuset, present.cpuset),
+        (None if limits.mems is None else str(limits.mems), present.mems),
+        (quota, present.quota_microseconds),
+        (limits.shares, present.shares),
+        (limits.memory_limit_bytes, present.memory_limit_bytes),
     )
-    return all(asked is None or asked == present for asked, present in pairs)
+    return all(value is None or value == stored for value, stored in pairs)

@@ -152,7 +152,7 @@ class RuntimeView:
                 self._grants[each.id] = grants.of_carriers(uid, each.name, placement.carriers)
             starts_with[each.id] = placement
             if each.id not in self._unanswered:
-                self._shares[each.id] = placement.shares
+                self._shares[each.id] = placement.resources.shares
                 self._hugepages[each.id] = placement.hugepages
                 self._stale.discard(each.id)
             if each.state is ContainerState.RUNNING and group is None:
@@ -194,7 +194,8 @@ class RuntimeView:
             if placement is None:
                 continue
             self._ended[each.id] = placement
-            ended = EndedContainer(each.name, each.created_at, placement.shares, placement.cpuset)
+            ran = placement.resources
+            ended = EndedContainer(each.name, each.created_at, ran.shares, ran.cpuset)
             found.setdefault(each.sandbox_id, []).append(ended)
         return found
 

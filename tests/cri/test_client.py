@@ -122,7 +122,7 @@ def test_a_sandbox_of_containerd_shows_the_sums_of_its_pod(resources: object, un
     spec = {"linux": {"cgroupsPath": "/kubepods/podp/s", "resources": {"cpu": {"shares": 2}}}}
     found = Answering({"pid": 7, "config": {"linux": linux}, "runtimeSpec": spec})
     placement = found.sandbox_placement("s")
-    assert (placement.cgroup_parent, placement.shares) == ("/kubepods/podp", 2)
+    assert (placement.cgroup_parent, placement.resources.shares) == ("/kubepods/podp", 2)
     assert placement.unequal == unequal
 
 

@@ -291,7 +291,7 @@ class PlayedNode:
         """Starts it on the CPUs of the runtime's record, which the agent may have changed."""
         group = f"{pod.parent}/{container.id}"
         with self.runtime.lock:
-            prepared = self.runtime.placements[container.id].cpuset
+            prepared = self.runtime.placements[container.id].resources.cpuset
             self._make(group, CpuSet.parse(prepared) if prepared else None, process=True)
             self.runtime.containers[container.id] = msgspec.structs.replace(
                 self.runtime.containers[container.id], state=ContainerState.RUNNING

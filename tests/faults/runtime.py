@@ -135,7 +135,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
 
     def _info(self, wanted: str, context: grpc.ServicerContext) -> dict[str, object]:
         place = self._place(wanted, context)
-        resources = {"cpu": {"cpus": place.cpuset}}
+        resources = {"cpu": {"cpus": place.resources.cpuset}}
         linux = {"cgroupsPath": place.cgroups_path, "resources": resources}
         spec = {"linux": linux, "process": {"env": self.environment}}
         pairs = [each.partition("=") for each in self.environment]
@@ -157,7 +157,9 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         with self.lock:
             place = self._place(update.container_id, context)
             if cpuset:
-                self.placements[update.container_id] = msgspec.structs.replace(place, cpuset=cpuset)
+                self.placements[update.container_id] = msgspec.structs.replace(
+                    place, resources=msgspec.structs.replace(place.resources, cpuset=cpuset)
+                )
                 if self.containers[update.container_id].state is ContainerState.RUNNING:
                     self._put_in_force(place.cgroups_path, CpuSet.parse(cpuset))
         return pb.UpdateContainerResourcesResponse().SerializeToString()

@@ -121,10 +121,10 @@ def test_resize_in_place_to_a_fraction_of_a_cpu_returns_to_the_pool(node: TestNo
     )
     # The agent's update of the runtime with the pool must not restore the quota before the resize,
     # or its absence, for longer than the notification of the resize takes.
-    placement = lambda: node.direct.container_placement(container)  # noqa: E731
+    resources = lambda: node.direct.container_placement(container).resources  # noqa: E731
     eventually(
         "the runtime has both",
-        lambda: (placement().cpuset, placement().quota_microseconds) == ("0-1", 50_000),
+        lambda: (resources().cpuset, resources().quota_microseconds) == ("0-1", 50_000),
     )
     assert node.kernel_value(container, "cpu", "cpu.cfs_quota_us") == "50000"
 

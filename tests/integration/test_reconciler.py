@@ -51,7 +51,7 @@ def test_container_that_waits_for_its_start_starts_on_the_current_pool(node: Tes
     spec = node.spec("ls", "LS")
     ls = create_container(node.direct, create_request(spec, run_sandbox(node.direct, spec)))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    eventually("prepared", lambda: node.direct.container_placement(ls).cpuset == "0")
+    eventually("prepared", lambda: node.direct.container_placement(ls).resources.cpuset == "0")
     start_container(node.direct, ls)
     assert node.cpus(ls) == "0"
     # LS was moved when the sandbox of LSE was listed, perhaps before its container.
@@ -66,10 +66,12 @@ def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: Test
     owner, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     eventually("LS on 0", lambda: node.cpus(ls) == "0")
     eventually(
-        "the runtime has the cpuset", lambda: node.direct.container_placement(ls).cpuset == "0"
+        "the runtime has the cpuset",
+        lambda: node.direct.container_placement(ls).resources.cpuset == "0",
     )
     eventually(
-        "the runtime has the cpuset", lambda: node.direct.container_placement(lse).cpuset == "1"
+        "the runtime has the cpuset",
+        lambda: node.direct.container_placement(lse).resources.cpuset == "1",
     )
     node.kill_agent()
     for container in (ls, lse):
@@ -82,7 +84,8 @@ def test_runtime_does_not_restore_its_old_cpuset_with_its_next_update(node: Test
     remove_pod(node.direct, owner)
     eventually("LS on 0-1", lambda: node.cpus(ls) == "0-1")
     eventually(
-        "the runtime has the cpuset", lambda: node.direct.container_placement(ls).cpuset == "0-1"
+        "the runtime has the cpuset",
+        lambda: node.direct.container_placement(ls).resources.cpuset == "0-1",
     )
 
 
@@ -207,7 +210,8 @@ def test_runtime_update_of_another_field_does_not_restore_old_cpus(
     # Otherwise that call may come after the one below, and correct a change that the agent has not
     # seen yet.
     eventually(
-        "the runtime has the cpuset", lambda: node.direct.container_placement(ls).cpuset == "0"
+        "the runtime has the cpuset",
+        lambda: node.direct.container_placement(ls).resources.cpuset == "0",
     )
     linux = pb.LinuxContainerResources(cpuset_cpus="0-1", cpu_shares=512)
     request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)

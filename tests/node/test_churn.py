@@ -45,7 +45,7 @@ from agent.node.reconcile import ReconcileError, Reconciler
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from tests.cgroup.kernel import Kernel, ModelHierarchy
 from tests.fixtures import trees
-from tests.node.world import Kubelet, ListedRuntime, Objects, reconciler
+from tests.node.world import Kubelet, ListedRuntime, Objects, reconciler, with_resources
 
 CPUS = CpuSet(range(6))
 PARENTS = {
@@ -96,8 +96,8 @@ class Runtime(ListedRuntime):
 
     def update(self, container_id: str, wanted: Wanted) -> None:
         placement = self.placements[container_id]
-        cpuset = wanted.cpuset or placement.cpuset
-        self.placements[container_id] = msgspec.structs.replace(placement, cpuset=cpuset)
+        cpuset = wanted.cpuset or placement.resources.cpuset
+        self.placements[container_id] = with_resources(placement, cpuset=cpuset)
 
 
 class Host:
@@ -323,7 +323,7 @@ class Churn(RuleBasedStateMachine):
         runtime.listed_containers.append(container)
         runtime.placements[container.id] = Placement(
             cgroups_path=f"{self.host.pod_group(uid)}/{container.id}",
-            cpuset=str(self.host.kubelet.get(uid, wanted.cpuset)),
+            resources=RequestedResources(str(self.host.kubelet.get(uid, wanted.cpuset))),
         )
         self.agent.notified([Created(container.id, RequestedResources())])
         self.settled = False
@@ -344,7 +344,7 @@ class Churn(RuleBasedStateMachine):
             container, state=ContainerState.RUNNING
         )
         held = {group: host.kernel.effective(group) for group in host.kernel.cpus}
-        host.make(placement.cgroups_path, CpuSet.parse(placement.cpuset))
+        host.make(placement.cgroups_path, CpuSet.parse(placement.resources.cpuset))
         held[placement.cgroups_path] = host.kernel.effective(placement.cgroups_path)
         owned = self.owned()
         bad = [pair for pair in host.shared(held, owned) if placement.cgroups_path in pair]
@@ -630,11 +630,11 @@ def test_a_created_owner_does_not_get_a_cpu_that_another_container_still_has(
     state.widen("p2", 1)
     state.reconcile(SnapshotRequest())
     (created,) = state.host.containers(ContainerState.CREATED)
-    assert state.host.runtime.placements[created.id].cpuset == "2"
+    assert state.host.runtime.placements[created.id].resources.cpuset == "2"
     state.kernel_relents()
     state.reconcile(SnapshotRequest())
     state.reconcile(SnapshotRequest())
-    assert state.host.runtime.placements[created.id].cpuset == "1-2"
+    assert state.host.runtime.placements[created.id].resources.cpuset == "1-2"
     state.started(created)
     state.teardown()
 
@@ -651,7 +651,9 @@ def test_created_owners_that_change_cpus_with_each_other_start_on_their_own(
     state.host.write_kubelet()
     state.reconcile(SnapshotRequest())
     first, second = state.host.containers(ContainerState.CREATED)
-    assert [state.host.runtime.placements[each.id].cpuset for each in (first, second)] == ["1", "2"]
+    assert [
+        state.host.runtime.placements[each.id].resources.cpuset for each in (first, second)
+    ] == ["1", "2"]
     state.started(first)
     state.started(second)
     state.teardown()

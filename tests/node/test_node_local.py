@@ -38,7 +38,7 @@ from agent.node import node_local
 from agent.node.kubelet_view import PodResourcesAnswer
 from agent.node.node_local import NodeLocalCpus
 from agent.node.reconcile import Reconciler
-from tests.node.world import World
+from tests.node.world import World, with_resources
 
 STATIC = NodeLocalCpus("static")
 
@@ -253,7 +253,7 @@ def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptur
     for cpus in (3, 1):
         current = world.runtime.placements["c-g-main"]
         assert world.cpus("kubepods/burstable/podls/c-ls-main") == str(pool(world))
-        changed = msgspec.structs.replace(current, shares=1024 * cpus)
+        changed = with_resources(current, shares=1024 * cpus)
         world.runtime.placements["c-g-main"] = changed
         agent.notified([Resized("c-g-main", RequestedResources(shares=1024 * cpus))])
         agent.reconcile()
@@ -270,7 +270,7 @@ def test_resize_without_a_notification_is_found(world: World) -> None:
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
     current = world.runtime.placements["c-g-main"]
-    world.runtime.placements["c-g-main"] = msgspec.structs.replace(current, shares=1024)
+    world.runtime.placements["c-g-main"] = with_resources(current, shares=1024)
     agent.reconcile()
     assert len(CpuSet.parse(world.cpus(group))) == 1
 
@@ -288,7 +288,7 @@ def test_container_resized_to_a_fraction_shares_with_its_requested_quota(
         assert world.limit(lifted, "cpu.cfs_quota_us") == "-1"
     agent = world.agent(STATIC)
     current = world.runtime.placements["c-g-main"]
-    world.runtime.placements["c-g-main"] = msgspec.structs.replace(current, shares=1536)
+    world.runtime.placements["c-g-main"] = with_resources(current, shares=1536)
     agent.notified(
         [Resized("c-g-main", RequestedResources(shares=1536, quota_microseconds=150_000))]
     )
@@ -413,7 +413,7 @@ def test_container_that_starts_sharing_gets_the_pool_in_its_file(world: World) -
     sandbox = guaranteed(world, "g")
     start(world, world.agent(NodeLocalCpus("dynamic")), sandbox, 2)
     placement = world.runtime.placements["c-g-main"]
-    world.runtime.placements["c-g-main"] = msgspec.structs.replace(placement, shares=1536)
+    world.runtime.placements["c-g-main"] = with_resources(placement, shares=1536)
     world.agent(NodeLocalCpus("dynamic")).reconcile()
     assert cpus_file(world, "g") == {"cpus": "0-3", "generation": 2}
 

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -24,7 +23,7 @@ from agent.model.notifications import (
 )
 from agent.model.snapshot import CpuPolicy
 from agent.node.node_local import NodeLocalCpus
-from tests.node.world import World
+from tests.node.world import World, with_resources
 
 ALL = CpuSet.parse("0-7")
 CPUS = st.integers(1, 4)
@@ -146,9 +145,7 @@ class Churn(RuleBasedStateMachine):
         had = CpuSet.parse(owners[uid])
         container = self.running[uid]
         placement = self.world.runtime.placements[container.id]
-        self.world.runtime.placements[container.id] = msgspec.structs.replace(
-            placement, shares=1024 * cpus
-        )
+        self.world.runtime.placements[container.id] = with_resources(placement, shares=1024 * cpus)
         self.requests[uid] = cpus
         self.agent.notified([Resized(container.id, RequestedResources(shares=1024 * cpus))])
         self.agent.reconcile()

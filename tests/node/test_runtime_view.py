@@ -15,7 +15,7 @@ from agent.model.pod.pods import ContainerState, Pod
 from agent.model.verdict import Code
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
-from tests.node.world import World
+from tests.node.world import World, with_resources
 
 
 @pytest.fixture
@@ -94,10 +94,10 @@ def test_hanging_status_is_requested_again_later(
     assert pods(observer).keys() == {"p", "q"}
     del world.runtime.failing[hung.id]
     place = world.runtime.placements[hung.id]
-    world.runtime.placements[hung.id] = msgspec.structs.replace(place, cpuset="1")
-    assert observer.observe().starts_with[hung.id].cpuset == ""
+    world.runtime.placements[hung.id] = with_resources(place, cpuset="1")
+    assert observer.observe().starts_with[hung.id].resources.cpuset == ""
     now += 61
-    assert observer.observe().starts_with[hung.id].cpuset == "1"
+    assert observer.observe().starts_with[hung.id].resources.cpuset == "1"
 
 
 def test_two_sandboxes_of_a_pod_are_one_pod(world: World, observer: RuntimeView) -> None:
@@ -149,9 +149,9 @@ def test_pid_of_another_service_is_not_taken_for_the_container(
 def test_created_container_has_the_values_of_its_start(world: World, observer: RuntimeView) -> None:
     container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
     placement = world.runtime.placements[container.id]
-    world.runtime.placements[container.id] = msgspec.structs.replace(placement, cpuset="1-2")
+    world.runtime.placements[container.id] = with_resources(placement, cpuset="1-2")
     observed = observer.observe()
-    assert observed.starts_with[container.id].cpuset == "1-2"
+    assert observed.starts_with[container.id].resources.cpuset == "1-2"
     assert groups(observed.pods[0]) == {container.id: None}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,7 @@ from agent.kube.store import EmbeddedStore
 from agent.model import apiobjects
 from agent.model import snapshot as snapshots
 from agent.model.apiobjects import ApiPod
+from agent.model.notifications import RequestedResources
 from agent.model.pod.annotations import RESOURCE_STATUS
 from agent.model.pod.pods import ContainerState
 from agent.model.pod.qos import QOS_LABEL
@@ -55,6 +57,12 @@ LIMITS = {
     },
 }
 """The files of a cgroup v1 group without limits and processes."""
+
+
+def with_resources(placement: Placement, **changes: Any) -> Placement:
+    """The placement with other values of these resources."""
+    resources = msgspec.structs.replace(placement.resources, **changes)
+    return msgspec.structs.replace(placement, resources=resources)
 
 
 class ListedRuntime(Cri):
@@ -292,7 +300,10 @@ class World:
         it = RuntimeContainer(f"c-{of.uid}-{name}{suffix}", of.id, name, state, created_at)
         self.runtime.listed_containers.append(it)
         path = f"{self.runtime.placements[of.id].cgroup_parent}/{it.id}"
-        placement = Placement(cgroups_path=path, cpuset=cpuset, shares=1024 * cpus or 2)
+        placement = Placement(
+            cgroups_path=path,
+            resources=RequestedResources(cpuset, shares=1024 * cpus or 2),
+        )
         self.runtime.placements[it.id] = placement
         if state is ContainerState.RUNNING:
             self.group(path.lstrip("/"), cpuset or self.cpus(""))
@@ -308,5 +319,5 @@ class World:
         found = self.runtime.placements[container.id]
         group = self.cpuset / found.cgroups_path.lstrip("/")
         held = (group / "cpuset.cpus").read_text().strip()
-        self.runtime.placements[container.id] = msgspec.structs.replace(found, cpuset=held)
+        self.runtime.placements[container.id] = with_resources(found, cpuset=held)
         shutil.rmtree(group)

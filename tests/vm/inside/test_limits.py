@@ -193,8 +193,8 @@ def check_cpus_that_go_offline(
 
 def remembered(node: TestNode, container: str) -> tuple[int, str]:
     """The runtime's value."""
-    placement = node.direct.container_placement(container)
-    return placement.quota_microseconds, placement.cpuset
+    resources = node.direct.container_placement(container).resources
+    return resources.quota_microseconds, resources.cpuset
 
 
 def value(node: TestNode, container: str, file: str) -> str:
