@@ -65,7 +65,7 @@ def folder(root: Path) -> None:
     ("content", "reason"),
     [
         (None, "No such file or directory"),
-        ("a: [", "while parsing"),
+        ("a: [", "is not YAML"),
         ("cpuManagerPolicy: [static]", "cpuManagerPolicy"),
         ("- a", "must be an object"),
         ("a: 'x\0'", ""),
